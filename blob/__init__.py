@@ -1,0 +1,43 @@
+"""Bytes under keys, with put-if-absent: what storage must do, and the stores that do it."""
+
+from persist.blob.errors import (
+    Conflict,
+    CorruptBlob,
+    Corruption,
+    IncompatibleVersion,
+    Indeterminate,
+    InvalidUsage,
+    PersistError,
+    Unavailable,
+)
+from persist.blob.file import FileBlob
+from persist.blob.fsspec import FsspecBlob
+from persist.blob.locate import open_blob
+from persist.blob.memory import MemoryBlob
+from persist.blob.metered import Count, MeteredBlob
+from persist.blob.protocol import Blob, BlobEntry, check_key
+from persist.blob.s3 import S3Blob
+from persist.blob.unreliable import Fault, UnreliableBlob
+
+__all__ = [
+    "Blob",
+    "BlobEntry",
+    "Conflict",
+    "CorruptBlob",
+    "Corruption",
+    "Count",
+    "Fault",
+    "FileBlob",
+    "FsspecBlob",
+    "IncompatibleVersion",
+    "Indeterminate",
+    "InvalidUsage",
+    "MemoryBlob",
+    "MeteredBlob",
+    "PersistError",
+    "S3Blob",
+    "Unavailable",
+    "UnreliableBlob",
+    "check_key",
+    "open_blob",
+]

@@ -1,0 +1,121 @@
+"""What storage must do: bytes under keys, with one atomic operation.
+
+A key is a relative, `/`-separated path of UTF-8 text. Keys sort by their UTF-8 bytes. A `Blob` has no
+notion of time, collections or formats; everything above it relies on these promises:
+
+- `create` is atomic: of any number of concurrent calls for one key at most one returns True, whatever process or
+  machine it runs in (exactly one, if none of them raised), and the key then holds that call's bytes for ever after
+  (until `set` or `delete`).
+- No reader ever sees part of a value: `get` returns one whole value that somebody stored.
+- A call that returned is durable and visible to every later call of every client (`list` included).
+- An error is determinate (`Unavailable`: nothing happened) or not (`Indeterminate`: it may have, or may yet).
+  `create` does not retry by itself after an indeterminate failure, so False always means that the key exists,
+  though it may be this client's own earlier attempt that put it there.
+"""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+from persist.blob.errors import InvalidUsage
+
+KEY_BYTES_MAX = 900  # S3 allows 1024 including the location's prefix.
+SEGMENT_BYTES_MAX = 200  # Linux file names end at 255 bytes, and temporary files add to the name.
+TEMPORARY_PREFIX = ".tmp-"
+
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+
+
+@dataclass(frozen=True, slots=True)
+class BlobEntry:
+    """One line of a listing: the key, its value's length in bytes, and the store's time of its last change."""
+
+    key: str
+    bytes: int
+    modified_s: float
+
+
+class Blob(Protocol):
+    """A store of immutable-by-convention values under keys. All methods may be called from any thread."""
+
+    @property
+    def url(self) -> str:
+        """Where this is, for messages; never contains credentials."""
+        ...
+
+    def get(self, key: str, range: tuple[int, int] | None = None) -> bytes | None:
+        """Return the value at key, or None when there is none.
+
+        Args:
+            key: where to look.
+            range: bytes `[start, end)` to return; cut at the end of the value, so possibly empty.
+        """
+        ...
+
+    def set(self, key: str, value: bytes) -> None:
+        """Store value at key, replacing what was there."""
+        ...
+
+    def create(self, key: str, value: bytes) -> bool:
+        """Store value at key if there is none; return whether this call stored it."""
+        ...
+
+    def list(self, prefix: str, start_after: str | None = None) -> Iterator[BlobEntry]:
+        """Yield entries whose key starts with prefix, in key order, those after start_after only.
+
+        Lazy: a page (up to 1,000 entries on S3) is fetched when the iteration reaches it.
+        """
+        ...
+
+    def delete(self, key: str) -> None:
+        """Remove key; a key that does not exist is no error."""
+        ...
+
+    def close(self) -> None:
+        """Free sockets and other resources; idempotent."""
+        ...
+
+
+def check_key(key: str) -> str:
+    """Return key, or raise InvalidUsage when it could escape its prefix or cannot be stored everywhere."""
+    problem = _problem(key)
+    if problem is not None:
+        shown = repr(key) if len(key) <= 80 else f"{key[:80]!r}…"
+        raise InvalidUsage(f"blob key {shown} is not allowed: {problem}. Use a shorter or plainer key.")
+    return key
+
+
+def is_key(key: str) -> bool:
+    """Tell whether key is one that check_key accepts; listings leave out names that are not."""
+    return _problem(key) is None
+
+
+def check_range(range: tuple[int, int]) -> tuple[int, int]:
+    """Return range, or raise InvalidUsage unless it is `[start, end)` with 0 <= start <= end."""
+    start, end = range
+    if not 0 <= start <= end:
+        raise InvalidUsage(
+            f"range=({start}, {end}) is not allowed: give bytes [start, end) with 0 <= start <= end; "
+            "an end beyond the value is cut"
+        )
+    return range
+
+
+def _problem(key: str) -> str | None:
+    segments = key.split("/")
+    if not {"", ".", ".."}.isdisjoint(segments):
+        return "a key is segments joined by '/', none of them empty, '.' or '..'"
+    if _CONTROL.search(key):
+        return "it has control characters"
+    if any(s.startswith(TEMPORARY_PREFIX) for s in segments):
+        return f"{TEMPORARY_PREFIX!r} is kept for temporary files"
+    try:
+        lengths = [len(s.encode()) for s in segments]
+    except UnicodeEncodeError:
+        return "it is not valid Unicode text"
+    if sum(lengths) + len(segments) - 1 > KEY_BYTES_MAX:
+        return f"it is longer than {KEY_BYTES_MAX} bytes of UTF-8"
+    if max(lengths) > SEGMENT_BYTES_MAX:
+        return f"a segment is longer than {SEGMENT_BYTES_MAX} bytes of UTF-8"
+    return None

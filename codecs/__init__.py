@@ -1,0 +1,46 @@
+"""Typed values and Parquet batches to bytes and back: columns, never time or the log."""
+
+from persist.codecs.codec import Binary, Codec, Int64, Json, Unit, Utf8
+from persist.codecs.consolidation import consolidate
+from persist.codecs.errors import CodecMismatch, DiffOverflow, InvalidUpdate, SchemaMismatch
+from persist.codecs.key_range import KeyRange, key_ranges
+from persist.codecs.ordering import canonical, order_keys, sort_indices
+from persist.codecs.part import Part, decode_part, encode_parts
+from persist.codecs.scalars import is_flat, scalar_from_json, scalar_to_json
+from persist.codecs.schema import CollectionSchema, Side
+from persist.codecs.types import check_type, type_from_json, type_to_json
+from persist.codecs.updates import TIME_MAX, to_rows, to_tuples, to_updates
+
+__all__ = [
+    "TIME_MAX",
+    "Binary",
+    "Codec",
+    "CodecMismatch",
+    "CollectionSchema",
+    "DiffOverflow",
+    "Int64",
+    "InvalidUpdate",
+    "Json",
+    "KeyRange",
+    "Part",
+    "SchemaMismatch",
+    "Side",
+    "Unit",
+    "Utf8",
+    "canonical",
+    "check_type",
+    "consolidate",
+    "decode_part",
+    "encode_parts",
+    "is_flat",
+    "key_ranges",
+    "order_keys",
+    "scalar_from_json",
+    "scalar_to_json",
+    "sort_indices",
+    "to_rows",
+    "to_tuples",
+    "to_updates",
+    "type_from_json",
+    "type_to_json",
+]

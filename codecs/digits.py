@@ -1,0 +1,354 @@
+"""Sorting rows through 64-bit digits: the fast way to one order over columns of every flat type.
+
+A digit is a function from row numbers to uint64 values whose order never contradicts the order of the rows.
+The digits of all columns, left to right, most significant first, are together the whole order. Sorting packs
+as many leading digits as fit into 64 bits (less their smallest value, so that a common prefix costs nothing),
+sorts the packed integers, and looks again only at rows that tied. Rows that tie because they are equal are
+found by one comparison with their neighbour, so duplicates, which are what a history of updates is full of,
+end the work rather than prolong it.
+
+The packed integers are sorted together with their row numbers where both fit into 64 bits, and else by
+numpy's stable argsort, a timsort, which is fast on what a set of parts is, a concatenation of sorted runs.
+Measured on 1M rows in 10 sorted runs either takes a tenth of the time of Acero's sort.
+
+Where a column has no cheap digits, or more than `WORDS_MAX` of them, Acero sorts the rows that are still
+tied.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as pt
+
+Rows: TypeAlias = npt.NDArray[np.int64]
+Bits: TypeAlias = npt.NDArray[np.uint64]
+Flags: TypeAlias = npt.NDArray[np.bool_]
+
+WORDS_MAX = 16  # Strings of up to 128 bytes are ordered without Acero.
+_DIGIT_BITS = 64
+_SAMPLE_ROWS = 1024
+_SIGN = np.uint64(1 << 63)
+# Byte masks that keep the first 0..8 bytes of a big-endian word.
+_KEEP = np.array([((1 << 64) - 1) ^ ((1 << (64 - 8 * kept)) - 1) for kept in range(9)], dtype=np.uint64)
+
+
+@dataclass(frozen=True, slots=True)
+class Digit:
+    """`values(rows)` is uint64[len(rows)], None standing for all rows; costly ones are worth avoiding."""
+
+    values: Callable[[Rows | None], Bits]
+    costly: bool = False
+
+
+class RowSorter:
+    """Sorts the rows of some columns, all of them or one subset at a time; a subset may be sorted in any
+    thread.
+
+    Args:
+        columns: flat arrays of one length n, floats canonical (see `ordering.canonical`).
+    """
+
+    def __init__(self, columns: Sequence[pa.Array]) -> None:
+        n = len(columns[0]) if columns else 0
+        self._columns = columns
+        self._digits: list[Digit] = []
+        self._exact = True  # Whether rows that tie on all digits are equal.
+        self._packed = np.zeros(n, dtype=np.uint64)
+        if n > 1:
+            self._digits, self._exact = _digits_of(columns)
+            self._packed = _pack(self._digits, None, self._packed)
+
+    def halves(self) -> list[Rows]:
+        """All rows as two subsets of similar size: those of the first sort before those of the second."""
+        sample = np.sort(self._packed[:: max(len(self._packed) // _SAMPLE_ROWS, 1)])
+        below = self._packed < sample[len(sample) // 2]
+        return [np.flatnonzero(below), np.flatnonzero(~below)]
+
+    def sort(self, rows: Rows | None = None) -> tuple[Rows, Flags]:
+        """Sort rows, or all, stably: rows that are equal keep the order in which they are given.
+
+        Returns:
+            int64[m], the row numbers in order, and bool[m], true where a row (in that order) differs from the
+            one before.
+        """
+        packed = self._packed if rows is None else self._packed[rows]
+        order = np.arange(len(packed), dtype=np.int64) if rows is None else rows
+        if bool((packed[1:] < packed[:-1]).any()):
+            within = _stable_order(packed)
+            order, packed = (within if rows is None else rows[within]), packed[within]
+        starts = np.ones(len(packed), dtype=np.bool_)
+        np.not_equal(packed[1:], packed[:-1], out=starts[1:])
+        self._settle_ties(order, starts)
+        return order, starts
+
+    def _settle_ties(self, order: Rows, starts: Flags) -> None:
+        """Finish, in place, an order by `_packed` alone."""
+        columns, digits = self._columns, list(self._digits)
+        positions = np.flatnonzero(_tied(starts))
+        while (digits or not self._exact) and (
+            positions := _unequal_runs(columns, order, starts, positions)
+        ).size:
+            rows, runs = order[positions], _run_numbers(starts[positions])
+            if not digits:
+                order[positions] = rows = rows[_acero_order(columns, rows, runs)]
+                starts[positions[1:]] |= _differs(columns, rows)
+                return
+            packed = _pack(digits, rows, runs)
+            within = _stable_order(packed)
+            order[positions], packed = rows[within], packed[within]
+            starts[positions[1:]] = packed[1:] != packed[:-1]
+            positions = positions[_tied(starts[positions])]
+
+
+def dense_ranks(columns: Sequence[pa.Array]) -> Rows:
+    """int64[n]: 0 for the smallest distinct row of columns, 1 for the next, …; NULL is the largest value."""
+    order, starts = RowSorter(columns).sort()
+    ranks = np.empty(len(order), dtype=np.int64)
+    ranks[order] = np.cumsum(starts) - 1
+    return ranks
+
+
+def _stable_order(packed: Bits) -> Rows:
+    """The stable order of packed integers."""
+    least = packed.min()
+    row_bits = len(packed).bit_length()
+    if int(packed.max() - least).bit_length() + row_bits > _DIGIT_BITS:
+        order: Rows = np.argsort(packed, kind="stable")
+        return order
+    # Row numbers fit below the values: sorting values is several times as fast as sorting indices by them.
+    pairs = (packed - least) << np.uint64(row_bits)
+    pairs |= np.arange(len(packed), dtype=np.uint64)
+    pairs.sort()
+    pairs &= np.uint64((1 << row_bits) - 1)
+    ordered: Rows = pairs.view(np.int64)
+    return ordered
+
+
+def _tied(starts: Flags) -> Flags:
+    """Which rows, in order, are in a run of more than one."""
+    tied = ~starts
+    tied[:-1] |= tied[1:]
+    return tied
+
+
+def _run_numbers(starts: Flags) -> Bits:
+    numbers: Bits = np.cumsum(starts).astype(np.uint64)
+    return numbers
+
+
+def _unequal_runs(columns: Sequence[pa.Array], order: Rows, starts: Flags, positions: Rows) -> Rows:
+    """Those of positions (whole runs of tied rows) whose run holds rows that are not all equal."""
+    if positions.size == 0:
+        return positions
+    differs = np.zeros(len(positions), dtype=np.bool_)
+    differs[1:] = _differs(columns, order[positions])
+    inside = starts[positions]
+    differs[inside] = False
+    runs = np.cumsum(inside) - 1
+    unequal = np.zeros(int(runs[-1]) + 1, dtype=np.bool_)
+    unequal[runs[differs]] = True
+    kept: Rows = positions[unequal[runs]]
+    return kept
+
+
+def _differs(columns: Sequence[pa.Array], rows: Rows) -> Flags:
+    """bool[len(rows) - 1]: whether each of rows differs from the one before it in any column."""
+    differs = np.zeros(max(len(rows) - 1, 0), dtype=np.bool_)
+    taken_rows = pa.array(rows)
+    for column in columns:
+        differs |= neighbours_differ(column.take(taken_rows))
+    return differs
+
+
+def neighbours_differ(array: pa.Array) -> Flags:
+    """bool[n - 1]: where a value of a flat canonical array differs from the one before; NULL equals NULL."""
+    if pt.is_floating(array.type):  # By bits: NaN equals itself.
+        array = array.view(pa.int32() if pt.is_float32(array.type) else pa.int64())
+    differs = pc.not_equal(array[1:], array[:-1])
+    if array.null_count == 0:
+        return _flags(differs)
+    valid = _flags(array.is_valid())
+    found: Flags = _flags(differs.fill_null(False)) | (valid[1:] != valid[:-1])
+    return found
+
+
+def _acero_order(columns: Sequence[pa.Array], rows: Rows, runs: Bits) -> Rows:
+    """The stable order of rows by run number, then columns."""
+    taken_rows = pa.array(rows)
+    arrays = [pa.array(runs), *(column.take(taken_rows) for column in columns)]
+    names = [str(i) for i in range(len(arrays))]
+    table = pa.RecordBatch.from_arrays(arrays, names=names)
+    indices = pc.sort_indices(table, sort_keys=[(name, "ascending") for name in names])
+    order: Rows = indices.to_numpy().astype(np.int64)
+    return order
+
+
+def _pack(digits: list[Digit], rows: Rows | None, packed: Bits) -> Bits:
+    """Append to packed as many bits of digits as fit in 64, and drop those bits from digits.
+
+    A costly digit is only ever the first: what comes before it may tell the rows apart, or all that tie may
+    be equal. Sound on a subset of the rows too: only the order of rows within one run of equal `packed`
+    matters then, and these are equal in everything dropped before.
+    """
+    used = int(packed.max()).bit_length()
+    packs_any = False
+    while digits and used < _DIGIT_BITS and not (packs_any and digits[0].costly):
+        digit = digits.pop(0)
+        values = digit.values(rows)
+        packs_any = True
+        if used == 0 and (not digits or digits[0].costly):
+            return values
+        least = values.min()
+        values = values - least
+        width = int(values.max()).bit_length()
+        room = _DIGIT_BITS - used
+        if width > room:
+            digits.insert(0, _low_bits(digit, least, width - room))
+            values >>= np.uint64(width - room)
+            width = room
+        packed = values if used == 0 else (packed << np.uint64(width)) | values
+        used += width
+    return packed
+
+
+def _low_bits(digit: Digit, base: np.uint64, width: int) -> Digit:
+    mask = np.uint64((1 << width) - 1)
+    return Digit(lambda rows: (digit.values(rows) - base) & mask, costly=digit.costly)
+
+
+def _digits_of(columns: Sequence[pa.Array]) -> tuple[list[Digit], bool]:
+    """The digits of columns, and whether rows that tie on all of them are equal."""
+    digits: list[Digit] = []
+    for column in columns:
+        more, exact = _column_digits(column)
+        if column.null_count:
+            more.insert(0, _of_values(_flags(column.is_null()).astype(np.uint64)))
+        if more and not _is_cheap(column.type):
+            more[0] = replace(more[0], costly=True)
+        digits += more
+        if not exact:
+            return digits, False
+    return digits, True
+
+
+def _column_digits(column: pa.Array) -> tuple[list[Digit], bool]:
+    """The digits of one column; those of NULL rows, which a digit before has set apart, are all the same."""
+    kind = column.type
+    if pt.is_decimal(kind):
+        return _decimal_digits(column), True
+    if pt.is_fixed_size_binary(kind) or pt.is_binary(kind) or pt.is_string(kind):
+        return _bytes_digits(column)
+    if pt.is_large_binary(kind) or pt.is_large_string(kind):
+        return _bytes_digits(column)
+    if pt.is_boolean(kind):
+        return [_of_values(_flags(column.fill_null(False)).astype(np.uint64))], True
+    return [_fixed_width_digit(column)], True
+
+
+def _is_cheap(kind: pa.DataType) -> bool:
+    return bool(pt.is_primitive(kind))
+
+
+def _of_values(values: Bits) -> Digit:
+    return Digit(lambda rows: values if rows is None else values[rows])
+
+
+def _fixed_width_digit(column: pa.Array) -> Digit:
+    """The digit of an integer, temporal or floating column, computed when it is asked for."""
+    kind = column.type
+    width = kind.bit_width // 8
+    prefix = "u" if pt.is_unsigned_integer(kind) else "i"
+    raw = np.frombuffer(column.buffers()[1], dtype=f"{prefix}{width}")[
+        column.offset : column.offset + len(column)
+    ]
+    raw = _without_nulls(column, raw)
+
+    def values_of(rows: Rows | None) -> Bits:
+        chosen = raw if rows is None else raw[rows]
+        if pt.is_unsigned_integer(kind):
+            return chosen.astype(np.uint64, copy=False)
+        values = chosen.astype(np.int64, copy=False)
+        if pt.is_floating(kind):  # Of two negative numbers the one with the larger bits is smaller.
+            values = np.where(values < 0, values ^ np.int64((1 << 63) - 1), values)
+        digit: Bits = values.view(np.uint64) ^ _SIGN
+        return digit
+
+    return Digit(values_of)
+
+
+def _without_nulls(column: pa.Array, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Values with those of NULL rows, which are arbitrary, replaced by one value that widens no range."""
+    if column.null_count == 0:
+        return values
+    valid = _flags(column.is_valid())
+    fill = values[int(np.argmax(valid))] if valid.any() else 0
+    return np.where(valid, values, np.asarray(fill, dtype=values.dtype))
+
+
+def _decimal_digits(column: pa.Array) -> list[Digit]:
+    words = column.type.bit_width // 64
+    raw = np.frombuffer(column.buffers()[1], dtype=np.uint64).reshape(-1, words)
+    raw = raw[column.offset : column.offset + len(column)]
+    limbs: list[Bits] = [_without_nulls(column, raw[:, limb]) for limb in reversed(range(words))]
+    return [_of_values(limbs[0] ^ _SIGN), *map(_of_values, limbs[1:])]
+
+
+def _bytes_digits(column: pa.Array) -> tuple[list[Digit], bool]:
+    """Eight bytes at a time, zeros after the end; then the length, for `a` sorts before `a` and a zero."""
+    begin, length, data = _byte_ranges(column)
+    shortest, longest = int(length.min()), int(length.max())
+    words = -(-longest // 8)
+    digits = [_word_digit(begin, length, data, word) for word in range(min(words, WORDS_MAX))]
+    if words > WORDS_MAX:
+        return digits, False
+    if shortest < longest:
+        digits.append(_of_values(length.astype(np.uint64)))
+    return digits, True
+
+
+def _byte_ranges(column: pa.Array) -> tuple[Rows, Rows, npt.NDArray[np.uint8]]:
+    """Where each value begins, its length (0 for NULL), and the bytes, at least 8 of them."""
+    buffers, kind, n = column.buffers(), column.type, len(column)
+    if pt.is_fixed_size_binary(kind):
+        begin = np.arange(column.offset, column.offset + n, dtype=np.int64) * kind.byte_width
+        length = np.full(n, kind.byte_width, dtype=np.int64)
+    else:
+        dtype = "i8" if pt.is_large_binary(kind) or pt.is_large_string(kind) else "i4"
+        stored = np.frombuffer(buffers[1], dtype=dtype)[column.offset : column.offset + n + 1]
+        offsets = stored.astype(np.int64, copy=False)
+        begin, length = offsets[:-1], np.diff(offsets)
+    if column.null_count:
+        length = length * _flags(column.is_valid())
+    data = np.frombuffer(buffers[-1] or b"", dtype=np.uint8)
+    if data.size < 8:
+        data = np.concatenate([data, np.zeros(8 - data.size, dtype=np.uint8)])
+    return begin, length, data
+
+
+def _word_digit(begin: Rows, length: Rows, data: npt.NDArray[np.uint8], word: int) -> Digit:
+    windows: npt.NDArray[Any] = np.ndarray((data.size - 7,), dtype=">u8", buffer=data, strides=(1,))
+    skipped = 8 * word
+
+    def values_of(rows: Rows | None) -> Bits:
+        start, left = (begin, length) if rows is None else (begin[rows], length[rows])
+        start, left = start + skipped, left - skipped
+        if left.min() >= 8:  # Every value has all eight bytes: twice as fast.
+            return windows[start].astype(np.uint64)
+        # The last window may begin before the word; shift the bytes that precede it out.
+        window = np.minimum(start, np.int64(data.size - 8))
+        shift = np.minimum(start - window, np.int64(7)).astype(np.uint64) * np.uint64(8)
+        kept = _KEEP[np.clip(left, np.int64(0), np.int64(8))]
+        values: Bits = (windows[window].astype(np.uint64) << shift) & kept
+        return values
+
+    return Digit(values_of)
+
+
+def _flags(array: pa.Array) -> Flags:
+    flags: Flags = array.to_numpy(zero_copy_only=False)
+    return flags

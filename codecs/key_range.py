@@ -1,0 +1,130 @@
+"""Slices of the key space: which parts, and which rows of a sorted part, hold the keys of an interval.
+
+A *bound* is a whole key in the JSON form in which part descriptors carry keys (`Part.keys`). Bounds are compared in
+the order of rows (see `persist.codecs.ordering`): NULL after everything, NaN after every number, strings by code point,
+which is the order of their UTF-8 bytes. `key_ranges` cuts where the sampled keys of the parts say that
+there are about equally many rows on both sides; since all rows of one key fall into one slice, slices can be
+consolidated independently.
+"""
+
+import bisect
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Any
+
+import pyarrow as pa
+
+from persist.codecs.part import Part
+from persist.codecs.scalars import scalar_from_json, scalar_to_json
+from persist.codecs.schema import CollectionSchema
+
+Bound = list[Any]
+Orderable = tuple[tuple[int, Any], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class KeyRange:
+    """Keys with `lower <= key < upper`; None means no bound on that side."""
+
+    lower: Bound | None = None
+    upper: Bound | None = None
+
+    @property
+    def is_all(self) -> bool:
+        """Whether every key is inside."""
+        return self.lower is None and self.upper is None
+
+    def may_overlap(self, part: Part, schema: CollectionSchema) -> bool:
+        """Return False only if no key of part is inside."""
+        if self.is_all or part.keys is None:
+            return True
+        order = key_order(schema)
+        return not (
+            (self.lower is not None and order(part.keys[-1]) < order(self.lower))
+            or (self.upper is not None and order(part.keys[0]) >= order(self.upper))
+        )
+
+    def rows(self, keys: pa.Table, schema: CollectionSchema) -> tuple[int, int]:
+        """Return the interval `[start, end)` of rows that are inside, given the sorted key columns of a part.
+
+        Cost: O(log rows) comparisons.
+        """
+        order = key_order(schema)
+        columns = [keys[name] for name in schema.key_names]
+
+        def key_at(row: int) -> Orderable:
+            return order([scalar_to_json(column[row]) for column in columns])
+
+        rows = range(len(keys))
+        start = 0 if self.lower is None else bisect.bisect_left(rows, order(self.lower), key=key_at)
+        end = len(keys) if self.upper is None else bisect.bisect_left(rows, order(self.upper), key=key_at)
+        return start, max(start, end)
+
+    def bracket(self, part: Part, schema: CollectionSchema) -> tuple[int, int]:
+        """Return an interval of rows of part that holds all rows that are inside, from the sampled keys alone."""
+        if self.is_all or part.keys is None:
+            return 0, part.rows
+        order = key_order(schema)
+        sampled = [order(key) for key in part.keys]
+        at = sample_rows(part.rows, len(sampled))
+        start, end = 0, part.rows
+        if self.lower is not None:
+            start = at[max(0, bisect.bisect_left(sampled, order(self.lower)) - 1)]
+        if self.upper is not None:
+            following = bisect.bisect_left(sampled, order(self.upper))
+            end = at[following] if following < len(at) else part.rows
+        return start, max(start, end)
+
+
+def key_ranges(parts: Sequence[Part], schema: CollectionSchema, count: int) -> list[KeyRange]:
+    """Return at most count ranges that cover the key space and hold about equally many rows of parts.
+
+    There is only one when keys cannot be compared from their descriptors (a nested key field, or very long keys).
+    """
+    if count <= 1 or not schema.key_names or any(part.keys is None for part in parts):
+        return [KeyRange()]
+    order = key_order(schema)
+    weighted = sorted(
+        (
+            (key, part.rows / len(part.keys))
+            for part in parts
+            if part.keys is not None
+            for key in part.keys
+        ),
+        key=lambda sample: order(sample[0]),
+    )
+    step = sum(rows for _, rows in weighted) / count
+    cuts: list[Bound] = []
+    passed, first = 0.0, order(weighted[0][0]) if weighted else ()
+    for key, rows in weighted:
+        if passed >= step * (len(cuts) + 1) and order(key) != (order(cuts[-1]) if cuts else first):
+            cuts.append(key)
+        passed += rows
+    return [KeyRange(a, b) for a, b in zip([None, *cuts], [*cuts, None], strict=True)]
+
+
+def sample_rows(rows: int, samples: int) -> list[int]:
+    """Return the row positions at which a part of that many rows was sampled: evenly, first and last included."""
+    return [i * (rows - 1) // (samples - 1) for i in range(samples)] if samples > 1 else [0] * samples
+
+
+def key_order(schema: CollectionSchema) -> Callable[[Bound], Orderable]:
+    """Return the function that makes keys in JSON form comparable in the order of rows."""
+    orders = [_value_order(field.type) for field in schema.key.fields]
+
+    def order(key: Bound) -> Orderable:
+        return tuple((1, 0) if v is None else (0, of(v)) for of, v in zip(orders, key, strict=True))
+
+    return order
+
+
+def _value_order(type_: pa.DataType) -> Callable[[Any], Any]:
+    if pa.types.is_floating(type_):
+        return lambda text: (1, 0.0) if math.isnan(float(text)) else (0, float(text))
+    if pa.types.is_decimal(type_):
+        return Decimal
+    if pa.types.is_binary(type_) or pa.types.is_large_binary(type_) or pa.types.is_fixed_size_binary(type_):
+        return lambda text: scalar_from_json(text, type_).as_py()
+    return lambda value: value

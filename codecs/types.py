@@ -1,0 +1,233 @@
+"""Which Arrow types a field may have, and how a type is written down in the log.
+
+Grammar, part of the storage format (JSON, chosen to be read by a person; Arrow's own IPC form was rejected
+because it is binary, carries metadata, and spells one type in several ways):
+
+    type  = flat | {"list": type} | {"large_list": type} | {"fixed_size_list": type, "size": n}
+          | {"struct": [[name, type], ...]} | {"map": [type, type]}
+    flat  = "bool" | "int8" … "int64" | "uint8" … "uint64" | "float16" | "float32" | "float64"
+          | "string" | "large_string" | "binary" | "large_binary" | "date32" | "date64"
+          | "fixed_size_binary[16]" | "time32[s]" | "time64[us]" | "timestamp[us]" | "timestamp[us, tz=UTC]"
+          | "duration[us]" | "decimal128(38, 10)" | "decimal256(76, 10)"
+
+A type has exactly one such form, and reading it back gives the *plain* type: inner fields nullable, without
+metadata, list items named "item". So two schemas are equal exactly when their JSON is.
+
+Not supported, with the reason: unions, run-end and dictionary encodings (not a type but an encoding), views
+(Parquet gives back the type without "view"), intervals and `null` (Arrow cannot order them), extension types
+(their meaning is outside Arrow), and what Parquet cannot hold: structs without fields, fixed sizes of 0,
+decimals with a scale below 0 or above their precision, decimal32 and decimal64 (they come back as
+decimal128).
+"""
+
+import re
+from functools import lru_cache
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.types as pat
+
+from persist.codecs.errors import SchemaMismatch
+
+Json = None | bool | int | float | str | list[Any] | dict[str, Any]
+
+DEPTH_MAX = 16
+SUPPORTED = (
+    "bool, int8 to int64, uint8 to uint64, float16, float32, float64, decimal128, decimal256, string, "
+    "large_string, "
+    "binary, large_binary, fixed_size_binary, date32, date64, time32, time64, timestamp, duration, and list, "
+    f"large_list, fixed_size_list, struct and map of these, nested up to {DEPTH_MAX} deep"
+)
+
+_NAMES = {
+    "bool": pa.bool_(),
+    "int8": pa.int8(),
+    "int16": pa.int16(),
+    "int32": pa.int32(),
+    "int64": pa.int64(),
+    "uint8": pa.uint8(),
+    "uint16": pa.uint16(),
+    "uint32": pa.uint32(),
+    "uint64": pa.uint64(),
+    "float16": pa.float16(),
+    "float32": pa.float32(),
+    "float64": pa.float64(),
+    "string": pa.string(),
+    "large_string": pa.large_string(),
+    "binary": pa.binary(),
+    "large_binary": pa.large_binary(),
+    "date32": pa.date32(),
+    "date64": pa.date64(),
+    "time32[s]": pa.time32("s"),
+    "time32[ms]": pa.time32("ms"),
+    "time64[us]": pa.time64("us"),
+    "time64[ns]": pa.time64("ns"),
+    **{f"timestamp[{unit}]": pa.timestamp(unit) for unit in ("s", "ms", "us", "ns")},
+    **{f"duration[{unit}]": pa.duration(unit) for unit in ("s", "ms", "us", "ns")},
+}
+_NAME_OF = {arrow_type: name for name, arrow_type in _NAMES.items()}
+_ZONED = re.compile(r"timestamp\[(s|ms|us|ns), tz=([A-Za-z0-9_+:/-]{1,64})\]")
+_DECIMAL = re.compile(r"decimal(128|256)\((0|[1-9][0-9]*), (0|[1-9][0-9]*)\)")
+_FIXED_BINARY = re.compile(r"fixed_size_binary\[([1-9][0-9]{0,8})\]")
+_FIXED_SIZE_MAX = 2**31 - 1
+
+
+def type_to_json(t: pa.DataType) -> Json:
+    """Return the one readable form of a supported type; raises ValueError for any other type."""
+    return _to_json(t, 1)
+
+
+def type_from_json(j: Json) -> pa.DataType:
+    """Return the plain type that `j` stands for; raises ValueError on what is no type."""
+    return _from_json(j, 1)
+
+
+def check_type(t: pa.DataType, where: str) -> None:
+    """Raise SchemaMismatch if a field cannot have type `t`.
+
+    Args:
+        t: the type asked for.
+        where: what has it, for the message, such as "key field 'id'".
+    """
+    if not isinstance(t, pa.DataType):
+        raise SchemaMismatch(
+            f"{where} has {t!r} for a type: give a pyarrow type, such as pa.int64() or pa.string()"
+        )
+    try:
+        type_to_json(t)
+        _check_zones(t)
+    except ValueError as error:
+        raise SchemaMismatch(f"{where} has type {t}, and {error}. Supported are {SUPPORTED}.") from error
+
+
+@lru_cache(maxsize=1024)
+def is_flat(t: pa.DataType) -> bool:
+    """Return whether a value of type `t` is one scalar rather than a list, struct or map of others."""
+    return not pat.is_nested(t)
+
+
+def is_number(t: pa.DataType) -> bool:
+    """Return whether `t` is one of the integers or floats."""
+    return bool(pat.is_integer(t) or pat.is_floating(t))
+
+
+@lru_cache(maxsize=1024)
+def has_floats(t: pa.DataType) -> bool:
+    """Return whether a value of type `t` is or contains a float, which has more bit patterns than values."""
+    return bool(pat.is_floating(t)) if is_flat(t) else any(has_floats(f.type) for f in children(t))
+
+
+def children(t: pa.DataType) -> list[pa.Field]:
+    """Return the fields directly inside a nested type: the items of a list, key and value of a map."""
+    if pat.is_map(t):
+        return [t.key_field, t.item_field]
+    return [t.field(i) for i in range(t.num_fields)]
+
+
+def with_children(t: pa.DataType, inner: list[pa.DataType]) -> pa.DataType:
+    """Return the nested type `t` with the types `inner` in place of those of its `children`."""
+    if pat.is_map(t):
+        return pa.map_(*inner)
+    if pat.is_struct(t):
+        return pa.struct([pa.field(f.name, i) for f, i in zip(children(t), inner, strict=True)])
+    if pat.is_fixed_size_list(t):
+        return pa.list_(inner[0], t.list_size)
+    return pa.large_list(inner[0]) if pat.is_large_list(t) else pa.list_(inner[0])
+
+
+def _to_json(t: pa.DataType, depth: int) -> Json:
+    if is_flat(t):
+        return _flat_to_json(t)
+    if depth > DEPTH_MAX:
+        raise ValueError(f"it is nested more than {DEPTH_MAX} deep")
+    if pat.is_struct(t):
+        _check_struct([f.name for f in children(t)])
+        return {"struct": [[f.name, _to_json(f.type, depth + 1)] for f in children(t)]}
+    if not (pat.is_map(t) or pat.is_list(t) or pat.is_large_list(t) or pat.is_fixed_size_list(t)):
+        raise ValueError(f"{t} is not supported")
+    inner = [_to_json(f.type, depth + 1) for f in children(t)]
+    if pat.is_map(t):
+        return {"map": inner}
+    if pat.is_fixed_size_list(t):
+        if t.list_size < 1:
+            raise ValueError("a fixed_size_list needs a size of 1 or more")
+        return {"fixed_size_list": inner[0], "size": t.list_size}
+    return {"large_list" if pat.is_large_list(t) else "list": inner[0]}
+
+
+def _flat_to_json(t: pa.DataType) -> str:
+    if (name := _NAME_OF.get(t)) is not None:
+        return name
+    if pat.is_decimal128(t) or pat.is_decimal256(t):
+        name = f"decimal{t.bit_width}({t.precision}, {t.scale})"
+    elif pat.is_fixed_size_binary(t) and not pat.is_decimal(t):
+        name = f"fixed_size_binary[{t.byte_width}]"
+    elif pat.is_timestamp(t):
+        name = f"timestamp[{t.unit}, tz={t.tz}]"
+    else:
+        raise ValueError(f"{t} is not supported")
+    _flat_from_json(name)
+    return name
+
+
+def _from_json(j: Json, depth: int) -> pa.DataType:
+    if isinstance(j, str):
+        return _flat_from_json(j)
+    if depth > DEPTH_MAX:
+        raise ValueError(f"it is nested more than {DEPTH_MAX} deep")
+    match j:
+        case {"list": inner, **rest} if not rest:
+            return pa.list_(_from_json(inner, depth + 1))
+        case {"large_list": inner, **rest} if not rest:
+            return pa.large_list(_from_json(inner, depth + 1))
+        case {"fixed_size_list": inner, "size": int(size), **rest} if not rest:
+            if isinstance(size, bool) or not 1 <= size <= _FIXED_SIZE_MAX:
+                raise ValueError(f"a fixed_size_list cannot have the size {size}")
+            return pa.list_(_from_json(inner, depth + 1), size)
+        case {"map": [key, value], **rest} if not rest:
+            return pa.map_(_from_json(key, depth + 1), _from_json(value, depth + 1))
+        case {"struct": list(fields), **rest} if not rest:
+            return _struct_from_json(fields, depth)
+    raise ValueError(f"{j!r:.80} is not the written form of a type")
+
+
+def _struct_from_json(fields: list[Any], depth: int) -> pa.DataType:
+    if not all(isinstance(f, list) and len(f) == 2 and isinstance(f[0], str) for f in fields):
+        raise ValueError(f"{fields!r:.80} is not the written form of a struct's fields")
+    _check_struct([name for name, _ in fields])
+    return pa.struct([pa.field(name, _from_json(inner, depth + 1)) for name, inner in fields])
+
+
+def _flat_from_json(name: str) -> pa.DataType:
+    if (known := _NAMES.get(name)) is not None:
+        return known
+    if match := _ZONED.fullmatch(name):
+        return pa.timestamp(match[1], tz=match[2])
+    if match := _FIXED_BINARY.fullmatch(name):
+        return pa.binary(int(match[1]))
+    if match := _DECIMAL.fullmatch(name):
+        precision, scale = int(match[2]), int(match[3])
+        if scale <= precision <= (38 if match[1] == "128" else 76) and precision >= 1:
+            return (pa.decimal128 if match[1] == "128" else pa.decimal256)(precision, scale)
+    raise ValueError(f"{name} is not supported")
+
+
+def _check_struct(names: list[str]) -> None:
+    if not names:
+        raise ValueError("a struct needs at least one field")
+    if len(set(names)) != len(names) or not all(names):
+        raise ValueError("the fields of a struct need names that are not empty and differ from each other")
+
+
+def _check_zones(t: pa.DataType) -> None:
+    """Refuse a time zone nobody knows now, rather than when a value is first read.
+
+    Not part of `type_from_json`: a stored schema must open on a machine with an older list of zones.
+    """
+    for field in [] if is_flat(t) else children(t):
+        _check_zones(field.type)
+    if pat.is_timestamp(t) and t.tz is not None:
+        try:
+            pa.lib.string_to_tzinfo(t.tz)
+        except Exception as error:
+            raise ValueError(f"{t.tz!r} is not a known time zone") from error

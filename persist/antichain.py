@@ -1,0 +1,66 @@
+"""Frontiers: antichains of times, which say how far a set of times reaches.
+
+A frontier `{t}` stands for the times `>= t` ("beyond" it); the empty frontier has no time beyond it. Times are
+totally ordered here, so an antichain holds one time or none. Frontiers are ordered by how far they have come:
+`Antichain(3) <= Antichain(5) <= Antichain()`. (Timely dataflow, `src/progress/frontier.rs`.)
+"""
+
+from dataclasses import dataclass
+
+from persist.blob import InvalidUsage
+from persist.codecs import TIME_MAX
+
+
+@dataclass(frozen=True, slots=True, init=False)
+class Antichain:
+    """A frontier over totally ordered integer times: `Antichain(11)`, or the empty one, `Antichain()`.
+
+    Attributes:
+        elements: the times, at most one of them, each in `[0, 2**63 - 1]`.
+    """
+
+    elements: tuple[int, ...]
+
+    def __init__(self, *elements: int) -> None:
+        for time in elements:
+            # One more than the greatest time of an update, so that a seal can cover all of them.
+            if not isinstance(time, int) or isinstance(time, bool) or not 0 <= time <= TIME_MAX + 1:
+                raise InvalidUsage(f"frontier time {time!r} is not an integer in [0, {TIME_MAX + 1}]")
+        object.__setattr__(self, "elements", (min(elements),) if elements else ())
+
+    @classmethod
+    def at(cls, frontier: "int | Antichain") -> "Antichain":
+        """Return frontier itself, or the frontier at a single time."""
+        return frontier if isinstance(frontier, Antichain) else cls(frontier)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no time is beyond this frontier: complete, for ever."""
+        return not self.elements
+
+    @property
+    def time(self) -> int | None:
+        """The least time beyond this frontier, or None when it is empty."""
+        return self.elements[0] if self.elements else None
+
+    def has_beyond(self, time: int) -> bool:
+        """Return whether time is beyond (greater than or equal to) this frontier."""
+        return any(element <= time for element in self.elements)
+
+    def __le__(self, other: "Antichain") -> bool:
+        return all(self.has_beyond(element) for element in other.elements)
+
+    def __lt__(self, other: "Antichain") -> bool:
+        return self != other and self <= other
+
+    def __ge__(self, other: "Antichain") -> bool:
+        return other <= self
+
+    def __gt__(self, other: "Antichain") -> bool:
+        return other < self
+
+    def __reduce__(self) -> "tuple[type[Antichain], tuple[int, ...]]":
+        return type(self), self.elements
+
+    def __repr__(self) -> str:
+        return f"Antichain({', '.join(map(str, self.elements))})"

@@ -1,0 +1,59 @@
+"""The updates of a collection in an interval of times: an exact change feed.
+
+Updates are consolidated per (key, value, time), ordered by time, then key, then value. The contents as of
+`lower - 1` plus the changes in `[lower, upper)` are the contents as of `upper - 1`, exactly.
+"""
+
+from collections.abc import Iterator
+from concurrent.futures import Executor
+from typing import Any
+
+import pyarrow as pa
+
+from persist.blob import Blob
+from persist.codecs import consolidate, to_tuples
+from persist.result import ArrowResult
+from persist.scan import Reading, Scan
+
+
+def read_changes(scan: Scan, blob: Blob, executor: Executor | None = None) -> pa.Table:
+    """Return the updates of one slice: its columns, `_time`, `_diff`. Memory: its updates.
+
+    Raises:
+        CorruptBlob: a part is missing or damaged.
+        DiffOverflow: the diffs of equal updates sum to more than int64 holds.
+    """
+    updates = scan.updates(blob, executor, with_time=True)
+    found = consolidate(updates, ["_time", *scan.columns])
+    return found.select([*scan.columns, "_time", "_diff"])
+
+
+class Changes(ArrowResult):
+    """The updates in `[lower, upper)`; see `Collection.changes`. Nothing is read until a method asks for it."""
+
+    def __init__(self, scan: Scan, reading: Reading) -> None:
+        self.lower = scan.time_lower
+        self.upper = scan.time_upper
+        self._scan = scan
+        self._reading = reading
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The columns asked for, `_time` and `_diff`."""
+        return pa.schema([self._scan.schema.arrow.field(n) for n in (*self._scan.columns, "_time", "_diff")])
+
+    def slices(self, count: int) -> list[Scan]:
+        """Return at most count plans for `read_changes` that together are these changes."""
+        return self._scan.slices(count)
+
+    def updates(self) -> Iterator[tuple[tuple[Any, Any], int, int]]:
+        """Yield `((key, value), time, diff)` tuples."""
+        for table in self._tables():
+            yield from to_tuples(table, self._scan.schema)
+
+    def _tables(self) -> Iterator[pa.Table]:
+        for scan in self._scan.time_slices():
+            yield read_changes(scan, *self._reading())
+
+    def __repr__(self) -> str:
+        return f"Changes({self.lower}, {self.upper}, columns={list(self._scan.columns)})"

@@ -1,0 +1,258 @@
+"""Group commit: one thread per client that turns what callers asked for into records of the log, in call order.
+
+While one PUT is in flight, callers queue up operations; the next record carries all of them. For one group:
+
+1. *Validate* each operation in order against a `Draft` of the newest known state. A rejection counts only if that
+   state is the newest there is, so the log is read before one is handed out.
+2. *Merge* what was accepted into the least number of mutations (`persist.operations`). Readers cannot tell, because a
+   record is atomic.
+3. *Create* the record at the next seqno. Whoever loses the race applies the winner's record and starts again at 1,
+   with the same uploads.
+
+Large writes are encoded and uploaded by a pool as soon as they are asked for; small ones are encoded here. What is
+asked for and not yet durable is bounded by `IN_FLIGHT_BYTES_MAX`: beyond it, callers wait.
+
+A blob is stored before the record that refers to it, never after. Uploads of rejected operations are deleted; after
+an indeterminate commit they are left, because the record may yet appear.
+"""
+
+import collections
+import logging
+import threading
+import uuid
+from collections.abc import Sequence
+from concurrent.futures import Executor, wait
+
+import pyarrow as pa
+
+from persist.blob import Blob
+from persist.checkpoint import checkpoint_due, write_checkpoint
+from persist.clock import Clock
+from persist.codecs import CollectionSchema
+from persist.errors import (
+    ClientClosed,
+    CollectionNotFound,
+    Conflict,
+    Corruption,
+    InvalidUsage,
+    PersistError,
+)
+from persist.follower import Follower
+from persist.future import CommitFuture, UnobservedErrors
+from persist.log import create_record
+from persist.operations import Operation, Step, Write, merge
+from persist.part_lists import move_out
+from persist.part_writer import PartWriter
+from persist.records import Append, Mutation, Record
+from persist.state import Draft, State
+
+SMALL_WRITE_BYTES_MAX = 64 << 10
+GROUP_BYTES_MAX = 16 << 20
+IN_FLIGHT_BYTES_MAX = 256 << 20
+
+logger = logging.getLogger("persist")
+
+
+class Committer:
+    """Owns the thread that commits; every method may be called from any thread."""
+
+    def __init__(self, blob: Blob, follower: Follower, pool: Executor, clock: Clock, writer_name: str) -> None:
+        self._blob = blob
+        self._follower = follower
+        self._pool = pool
+        self._clock = clock
+        self._writer_name = writer_name
+        self._parts = PartWriter(blob)
+        self.unobserved = UnobservedErrors()
+        self._changed = threading.Condition()
+        self._asked: collections.deque[Operation] = collections.deque()
+        self._in_flight_bytes = 0
+        self._closed = False
+        self._checkpointing = threading.Lock()
+        self._thread = threading.Thread(target=self._run, name="persist-committer", daemon=True)
+        self._thread.start()
+
+    def write_step(self, collection: str, schema: CollectionSchema, updates: pa.Table) -> Write:
+        """Return the step that adds updates (as from `to_updates`, not empty); start its upload if it is large."""
+        # numpy rather than Arrow's kernels: those cost more than all else for one row, and give up the GIL each time.
+        time_min = int(updates["_time"].to_numpy().min())
+        diffs = updates["_diff"].to_numpy()
+        largest = max(abs(int(diffs.min())), abs(int(diffs.max())))
+        # A small write is encoded together with others, so it must be sure not to overflow by itself.
+        size = updates.nbytes
+        is_small = size <= SMALL_WRITE_BYTES_MAX and largest * len(diffs) < 2**63
+        data = updates if is_small else self._pool.submit(self._parts.upload, collection, schema, updates)
+        return Write(collection, schema, time_min, size, data)
+
+    def submit(self, steps: Sequence[Step], names: dict[str, str]) -> CommitFuture:
+        """Queue an operation; return at once, or as soon as there is room for it.
+
+        Raises:
+            ClientClosed: `close` was called before.
+        """
+        size = sum(step.bytes for step in steps if isinstance(step, Write))
+        operation = Operation(tuple(steps), names, CommitFuture(self.unobserved), size)
+        with self._changed:
+            self._changed.wait_for(lambda: self._closed or self._has_room(operation.bytes))
+            if self._closed:
+                raise ClientClosed("a write")
+            self._in_flight_bytes += operation.bytes
+            self._asked.append(operation)
+            self._changed.notify_all()
+        return operation.future
+
+    def close(self) -> None:
+        """Finish what was asked for and end the thread; idempotent."""
+        self.request_stop()
+        self._thread.join()
+
+    def request_stop(self) -> None:
+        """Take no more operations, and let the thread end after those it has."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+    def _has_room(self, wanted_bytes: int) -> bool:
+        return self._in_flight_bytes == 0 or self._in_flight_bytes + wanted_bytes <= IN_FLIGHT_BYTES_MAX
+
+    def _run(self) -> None:
+        while group := self._next_group():
+            try:
+                self._commit(group)
+            except BaseException as error:  # Whatever it is, the callers must hear of it and the thread live on.
+                for operation in group:
+                    if not operation.future.done():
+                        operation.future.fail(error)
+            with self._changed:
+                self._in_flight_bytes -= sum(operation.bytes for operation in group)
+                self._changed.notify_all()
+
+    def _next_group(self) -> list[Operation]:
+        """Wait for operations and return those to commit together; none when the client was closed."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._asked or self._closed)
+            if not self._asked:
+                return []
+            first = self._asked[0]
+        wait(first.uploads)
+        group: list[Operation] = []
+        group_bytes = 0
+        with self._changed:
+            # What is ready must not wait for an upload that was asked for later.
+            while self._asked and group_bytes <= GROUP_BYTES_MAX and self._asked[0].is_ready:
+                group.append(self._asked.popleft())
+                group_bytes += group[-1].bytes
+        return group
+
+    def _commit(self, group: list[Operation]) -> None:
+        """Resolve the future of every operation of the group."""
+        operations = self._with_failed_uploads_rejected(group)
+        appends: dict[str, tuple[list[Write], Append | None]] = {}
+        while operations:
+            state, unreadable = self._state_for(operations)
+            accepted, rejected = _validate(state, operations, unreadable)
+            mutations = self._mutations(state, accepted, appends)
+            if (rejected or not mutations) and self._follower.refresh().seqno != state.seqno:
+                continue  # Nobody is refused, and nothing found done already, on the strength of an old state.
+            for operation, error in rejected:
+                self._reject(operation, error)
+            operations = accepted
+            if not mutations or self._create(state, mutations):
+                seqno = state.seqno + bool(mutations)
+                for operation in accepted:
+                    operation.future.set_result(seqno)
+                break
+
+    def _create(self, state: State, mutations: tuple[Mutation, ...]) -> bool:
+        """Try to be the record that follows state; return whether this was it."""
+        record = Record(
+            location=state.location or uuid.uuid4().hex,
+            seqno=state.seqno + 1,
+            commit=uuid.uuid4().hex,
+            writer=self._writer_name,
+            written_ms=self._clock.wall_ms(),
+            mutations=mutations,
+        )
+        winner = create_record(self._blob, record, self._clock)
+        self._follower.advance(winner or record)
+        if winner is None and checkpoint_due(record.seqno, len(state.entries)):
+            self._start_checkpoint()
+        return winner is None
+
+    def _with_failed_uploads_rejected(self, group: list[Operation]) -> list[Operation]:
+        uploaded = []
+        for operation in group:
+            error = next((e for upload in operation.uploads if (e := upload.exception())), None)
+            if error is None:
+                uploaded.append(operation)
+            else:
+                self._reject(operation, error)
+        return uploaded
+
+    def _state_for(self, operations: list[Operation]) -> tuple[State, dict[str, PersistError]]:
+        """Return a state with the contents of all collections concerned, and why some could not be read."""
+        unreadable: dict[str, PersistError] = {}
+        for id_ in {step.collection for operation in operations for step in operation.steps}:
+            try:
+                self._follower.load(id_)
+            except Corruption as error:
+                unreadable[id_] = error
+        return self._follower.state, unreadable
+
+    def _mutations(
+        self, state: State, accepted: list[Operation], appends: dict[str, tuple[list[Write], Append | None]]
+    ) -> tuple[Mutation, ...]:
+        """Return what the record must say; appends keeps what was encoded for an attempt that lost the race."""
+        mutations: list[Mutation] = []
+        for change in merge(accepted).values():
+            entry = state.entries.get(change.id)
+            contents = entry.contents if entry is not None else None
+            known = appends.get(change.id)
+            if known is None or known[0] != change.writes:
+                inline_bytes = contents.inline_bytes if contents is not None else 0
+                append = self._parts.append(change.id, change.writes, inline_bytes)
+                if append is not None and state.location is not None:
+                    append = move_out(self._blob, state.location, append)
+                appends[change.id] = (change.writes, append)
+            mutations += change.mutations(contents, appends[change.id][1])
+        return tuple(mutations)
+
+    def _reject(self, operation: Operation, error: BaseException) -> None:
+        for upload in operation.uploads:
+            if upload.exception() is None:
+                self._parts.discard(upload.result())
+        if isinstance(error, CollectionNotFound):
+            error = CollectionNotFound(operation.names.get(error.name, error.name), self._blob.url, error.known)
+        operation.future.fail(error)
+
+    def _start_checkpoint(self) -> None:
+        if self._checkpointing.acquire(blocking=False):
+            self._pool.submit(self._checkpoint, self._follower.state)
+
+    def _checkpoint(self, state: State) -> None:
+        """Make a checkpoint. One that fails is no caller's concern: the next one serves as well."""
+        try:
+            self._follower.adopt(state, write_checkpoint(self._blob, state))
+        except PersistError as error:
+            logger.warning("the checkpoint at seqno %d was not made: %s", state.seqno, error)
+        finally:
+            self._checkpointing.release()
+
+
+def _validate(
+    state: State, operations: list[Operation], unreadable: dict[str, PersistError]
+) -> tuple[list[Operation], list[tuple[Operation, PersistError]]]:
+    """Return the operations that may follow state in this order, and the others with the reason."""
+    draft = Draft(state)
+    accepted: list[Operation] = []
+    rejected: list[tuple[Operation, PersistError]] = []
+    for operation in operations:
+        broken = [unreadable[step.collection] for step in operation.steps if step.collection in unreadable]
+        try:
+            if broken:
+                raise broken[0]
+            draft.extend(operation.plan())
+            accepted.append(operation)
+        except (InvalidUsage, Conflict, Corruption) as error:
+            rejected.append((operation, error))
+    return accepted, rejected

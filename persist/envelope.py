@@ -1,0 +1,113 @@
+"""The frame around every JSON object on storage: a kind, a format version and a checksum.
+
+    object   = body-open `,"checksum":"` 32 hex digits `"}` LF
+    body-open = `{"persist":` kind `,"format":` version `,` … the kind's own fields, without the closing brace
+
+The checksum is xxh3_128 over all bytes before `,"checksum":`. It comes last so that it can be checked over raw
+bytes before anything is parsed, and the whole stays one line of JSON that any tool can read. It is verified before
+the version is looked at: damaged bytes are `CorruptBlob` and never mistaken for a newer version. This frame stays
+the same in every format version.
+"""
+
+from typing import TypeVar
+
+import msgspec
+import xxhash
+
+from persist.blob import Blob, CorruptBlob, IncompatibleVersion
+
+FORMAT = 1
+
+_OPEN = b',"checksum":"'
+_CLOSE = b'"}\n'
+_DIGEST_CHARS = 32
+_TAIL_BYTES = len(_OPEN) + _DIGEST_CHARS + len(_CLOSE)
+
+
+class Framed(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="persist", kw_only=True):
+    """Anything that is stored in this frame; subclasses name their kind as `tag`."""
+
+    format: int = FORMAT
+
+
+F = TypeVar("F", bound=Framed)
+
+
+class BlobRef(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A pointer to a blob together with what its bytes must be."""
+
+    blob: str
+    bytes: int
+    checksum: str
+
+
+class _Head(msgspec.Struct):
+    persist: str
+    format: int
+
+
+def encode_framed(value: Framed) -> bytes:
+    """Return value as one checksummed line of JSON."""
+    body = msgspec.json.encode(value)[:-1]
+    return b"".join((body, _OPEN, _digest(body), _CLOSE))
+
+
+def decode_framed(data: bytes, kind: type[F], key: str) -> F:
+    """Return the value of that kind in data, which was read from the blob key.
+
+    Raises:
+        CorruptBlob: data is not a whole, undamaged object of that kind.
+        IncompatibleVersion: it is undamaged and of a format version newer than this one.
+    """
+    body = _verified_body(data, key) + b"}"
+    try:
+        head = msgspec.json.decode(body, type=_Head)
+        if head.format > FORMAT:
+            raise IncompatibleVersion(key, head.format, FORMAT)
+        return msgspec.json.decode(body, type=kind)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise CorruptBlob(key, f"it is not a valid {kind.__name__.lower()}: {error}") from error
+
+
+def put_framed(blob: Blob, folder: str, value: Framed) -> BlobRef:
+    """Store value in folder under a name made of its content, and return the pointer to it."""
+    data = encode_framed(value)
+    checksum = xxhash.xxh3_128_hexdigest(data)
+    key = f"{folder}/{checksum}.json"
+    blob.set(key, data)
+    return BlobRef(blob=key, bytes=len(data), checksum=checksum)
+
+
+def get_framed(blob: Blob, ref: BlobRef, kind: type[F]) -> F:
+    """Return what ref points to.
+
+    Raises:
+        CorruptBlob: it is missing or is not what was stored there.
+    """
+    data = blob.get(ref.blob)
+    if data is None:
+        raise CorruptBlob(ref.blob, f"it is missing, and {ref.bytes} bytes with checksum {ref.checksum} belong there")
+    found = xxhash.xxh3_128_hexdigest(data)
+    if len(data) != ref.bytes or found != ref.checksum:
+        raise CorruptBlob(
+            ref.blob,
+            f"it has {len(data)} bytes with checksum {found}, and {ref.bytes} bytes with checksum {ref.checksum} belong there",
+        )
+    return decode_framed(data, kind, ref.blob)
+
+
+def _verified_body(data: bytes, key: str) -> bytes:
+    tail = data[-_TAIL_BYTES:]
+    if not (len(data) > _TAIL_BYTES and tail.startswith(_OPEN) and tail.endswith(_CLOSE)):
+        raise CorruptBlob(key, f"its {len(data)} bytes do not end in a checksum, so it was cut short or overwritten")
+    body = data[:-_TAIL_BYTES]
+    stored, computed = tail[len(_OPEN) : -len(_CLOSE)], _digest(body)
+    if stored != computed:
+        raise CorruptBlob(
+            key, f"checksum {computed.decode()} of its bytes differs from the stored {stored.decode(errors='replace')}"
+        )
+    return body
+
+
+def _digest(body: bytes) -> bytes:
+    return xxhash.xxh3_128_hexdigest(body).encode()

@@ -1,0 +1,130 @@
+"""A client's view of the log: the newest state it knows, kept up to date by reading the next seqno.
+
+One `Follower` per client, used from many threads. The state is replaced as a whole and only ever moves forward.
+`refresh` is linearizable: it returns a state that includes every record created before the call.
+"""
+
+import itertools
+import threading
+from collections.abc import Callable
+from typing import TypeVar
+
+from persist.blob import Blob, Conflict, CorruptBlob, InvalidUsage
+from persist.checkpoint import adopt_bases, load_contents, read_newest_checkpoint
+from persist.clock import Clock
+from persist.errors import CollectionNotFound
+from persist.log import read_record, record_key
+from persist.records import Record
+from persist.state import PENDING_MAX, CollectionState, State, apply
+
+T = TypeVar("T")
+
+POLL_FIRST_S = 0.005
+POLL_MAX_S = 1.0
+
+
+class Follower:
+    """Reads the log and answers what the state is."""
+
+    def __init__(self, blob: Blob, clock: Clock) -> None:
+        """Read the newest checkpoint and the records after it. Cost: one page of LIST, and a GET for each of these."""
+        self._blob = blob
+        self._clock = clock
+        self._tickets = itertools.count(1)
+        self._issued = 0
+        self._served = 0
+        self._lock = threading.RLock()
+        self._advanced = threading.Condition(self._lock)
+        self._state = read_newest_checkpoint(blob)
+        self.opened_at_seqno = self._state.seqno
+        self.refresh()
+
+    @property
+    def state(self) -> State:
+        """The newest state this client knows, without asking the store."""
+        return self._state
+
+    def refresh(self) -> State:
+        """Read all records there are; return the state after them. Cost: a GET for each, and one that finds none.
+
+        Callers that wait for each other share the requests of one of them, if it began after they asked.
+        """
+        self._issued = ticket = next(self._tickets)
+        with self._lock:
+            if self._served < ticket:
+                serves = self._issued
+                while (record := read_record(self._blob, self._state.seqno + 1)) is not None:
+                    self.advance(record)
+                self._served = serves
+            return self._state
+
+    def advance(self, record: Record) -> None:
+        """Apply a record that is in the log, unless it has been applied already."""
+        with self._lock:
+            if record.seqno <= self._state.seqno:
+                return
+            try:
+                self._state = apply(self._state, record)
+            except (ValueError, Conflict) as error:
+                raise CorruptBlob(record_key(record.seqno), f"it breaks a rule of the log: {error}") from error
+            for mutation in record.mutations:
+                entry = self._state.entries.get(mutation.collection)
+                if entry is not None and entry.contents is None and len(entry.pending) > PENDING_MAX:
+                    self.load(entry.id)
+            self._advanced.notify_all()
+
+    def load(self, id_: str) -> CollectionState | None:
+        """Return the contents of a collection in the newest known state, or None if it does not exist (any more)."""
+        with self._lock:
+            entry = self._state.entries.get(id_)
+            if entry is None or self._state.location is None:
+                return None
+            if entry.contents is None:
+                try:
+                    entry = load_contents(self._blob, self._state.location, entry)
+                except (InvalidUsage, Conflict) as error:
+                    raise CorruptBlob(f"log up to {self._state.seqno}", f"it breaks a rule: {error}") from error
+                self._state = self._state.with_entry(entry)
+            return entry.contents
+
+    def adopt(self, old: State, new: State) -> None:
+        """Take over the bases that a checkpoint of old has stored."""
+        with self._lock:
+            self._state = adopt_bases(self._state, old, new)
+
+    def current(self, id_: str, name: str) -> CollectionState:
+        """Refresh, and return the contents of a collection.
+
+        Raises:
+            CollectionNotFound: it does not exist, or not any more.
+        """
+        self.refresh()
+        return self.known(id_, name)
+
+    def known(self, id_: str, name: str) -> CollectionState:
+        """Like `current`, without a refresh."""
+        contents = self.load(id_)
+        if contents is None:
+            raise CollectionNotFound(name, self._blob.url, self._state.names())
+        return contents
+
+    def wait_for(self, look: Callable[[], T | None], timeout_s: float | None) -> T | None:
+        """Return the first answer of look that is not None, or None when timeout_s has passed.
+
+        It looks after a refresh, whenever this client commits, and at intervals that double from `POLL_FIRST_S` to
+        `POLL_MAX_S` while the log stands still.
+        """
+        ends_s = None if timeout_s is None else self._clock.monotonic_s() + timeout_s
+        pause_s, seen = POLL_FIRST_S, -2
+        while True:
+            seqno = self.refresh().seqno
+            if (answer := look()) is not None:
+                return answer
+            left_s = None if ends_s is None else ends_s - self._clock.monotonic_s()
+            if left_s is not None and left_s <= 0:
+                return None
+            pause_s = POLL_FIRST_S if seqno != seen else min(pause_s * 2, POLL_MAX_S)
+            seen = seqno
+            with self._advanced:
+                if self._state.seqno == seqno:
+                    self._advanced.wait(pause_s if left_s is None else min(pause_s, left_s))

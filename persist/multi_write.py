@@ -1,0 +1,59 @@
+"""Several writes and seals, of one or more collections, as one commit."""
+
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from persist.antichain import Antichain
+from persist.errors import InvalidUsage
+from persist.future import CommitFuture
+from persist.operations import Step
+
+if TYPE_CHECKING:
+    from persist.client import Client
+    from persist.collection import Collection
+
+
+class MultiWrite:
+    """Collects steps in a `with` block and commits them when it ends: all of them, or none (rule 6).
+
+    Nothing happens if the block raises. If it does not, leaving it waits until the commit is durable and raises its
+    error if it was rejected. Memory: everything written in the block.
+    """
+
+    def __init__(self, client: "Client") -> None:
+        self._client = client
+        self._steps: list[Step] = []
+        self._names: dict[str, str] = {}
+        self._ended = False
+
+    def write(self, collection: "Collection", updates: Any) -> None:
+        """Add updates to the commit; takes what `Collection.write` takes and checks them at once."""
+        self._add(collection, collection._write_steps(updates))
+
+    def seal(self, collection: "Collection", upper: int | Antichain) -> None:
+        """Add a seal to the commit. It comes after the writes before it and before those after it."""
+        self._add(collection, [collection._seal_step(upper)])
+
+    def _add(self, collection: "Collection", steps: list[Step]) -> None:
+        if self._ended:
+            raise InvalidUsage("this multi_write block has ended; open another one with client.multi_write()")
+        if collection.client is not self._client:
+            raise InvalidUsage(
+                f"collection {collection.name!r} belongs to another client; a commit covers the collections of one "
+                "location, so load it from the client that opened this block"
+            )
+        self._names[collection.id] = collection.name
+        self._steps += steps
+
+    def __enter__(self) -> "MultiWrite":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._ended = True
+        if kind is None:
+            self._commit().result()
+
+    def _commit(self) -> CommitFuture:
+        return self._client._submit("multi_write", self._steps, self._names)

@@ -1,0 +1,43 @@
+"""What a collection may be called. Names are kept in the log and never become part of a key or a path."""
+
+import re
+
+from persist.blob import InvalidUsage
+
+NAME_CHARS_MAX = 255
+
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
+
+
+def check_name(name: str) -> str:
+    """Return name, or raise InvalidUsage when it is not a good name for a collection."""
+    reason = _fault(name)
+    if reason is not None:
+        shown = repr(name if not isinstance(name, str) else name[:80])
+        raise InvalidUsage(
+            f"collection name {shown} is not allowed: {reason}. A name is 1 to {NAME_CHARS_MAX} characters of text without "
+            "'/', control characters or surrounding spaces, and is not '.' or '..'."
+        )
+    return name
+
+
+def _fault(name: object) -> str | None:
+    if not isinstance(name, str):
+        return f"it is a {type(name).__name__}"
+    if not name:
+        return "it is empty"
+    if len(name) > NAME_CHARS_MAX:
+        return f"it has {len(name)} characters"
+    if "/" in name or "\\" in name:
+        return "it contains a path separator"
+    if name in (".", "..") or ".." in name:
+        return "it contains '..' or is '.'"
+    if _CONTROL.search(name):
+        return "it contains a control character"
+    if name != name.strip():
+        return "it begins or ends with a space"
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return "it is not valid Unicode text"
+    return None

@@ -1,0 +1,50 @@
+"""Part lists too large for the record that appends them: kept in an object of their own.
+
+    list/<collection>/<xxh3_128 of the object>.json     frame "parts"
+
+In memory an `Append` always has its `parts`. On storage, a long list is replaced by `parts_in`, a pointer with a
+checksum. The object is written before the record that points to it, and its name is its content, so writing it
+twice is harmless.
+"""
+
+import msgspec
+
+from persist.blob import Blob, CorruptBlob
+from persist.codecs import Part
+from persist.envelope import Framed, get_framed, put_framed
+from persist.records import Append, BlobRef, Mutation
+
+PARTS_INLINE_MAX = 256
+
+
+class PartList(Framed, frozen=True, tag="parts"):
+    """The parts of one `Append`."""
+
+    location: str
+    collection: str
+    parts: tuple[Part, ...]
+
+
+def move_out(blob: Blob, location: str, append: Append) -> Append:
+    """Return append, with its part list also stored as an object if it is long. Cost: one PUT, or nothing."""
+    if len(append.parts) <= PARTS_INLINE_MAX:
+        return append
+    content = PartList(location=location, collection=append.collection, parts=append.parts)
+    return msgspec.structs.replace(append, parts_in=put_framed(blob, f"list/{append.collection}", content))
+
+
+def as_stored(mutation: Mutation) -> Mutation:
+    """Return mutation as it is written, without a part list that is stored elsewhere."""
+    if isinstance(mutation, Append) and mutation.parts_in is not None:
+        return msgspec.structs.replace(mutation, parts=())
+    return mutation
+
+
+def as_read(blob: Blob, location: str, mutation: Mutation) -> Mutation:
+    """Return mutation with its part list, which costs one GET if it is stored elsewhere."""
+    if not isinstance(mutation, Append) or mutation.parts_in is None or mutation.parts:
+        return mutation
+    content = get_framed(blob, mutation.parts_in, PartList)
+    if (content.location, content.collection) != (location, mutation.collection):
+        raise CorruptBlob(mutation.parts_in.blob, "it belongs to another collection, so blobs were exchanged")
+    return msgspec.structs.replace(mutation, parts=content.parts)

@@ -1,0 +1,82 @@
+"""Updates to parts: encoded, checksummed, and stored where the commit record will say.
+
+    part/<collection>/<uuid>.parquet
+
+Names are drawn anew for every upload, so nothing is ever overwritten and an upload that no record refers to is
+harmless. Small batches need no blob of their own: their bytes travel inside the record, as long as the collection's
+inline bytes stay under `INLINE_TOTAL_MAX`.
+"""
+
+import uuid
+from collections.abc import Iterable, Sequence
+
+import msgspec
+import pyarrow as pa
+
+from persist.blob import Blob, PersistError
+from persist.codecs import CollectionSchema, DiffOverflow, Part, encode_parts
+from persist.operations import Write
+from persist.records import Append
+
+INLINE_PART_MAX = 64 << 10
+INLINE_TOTAL_MAX = 1 << 20
+
+
+class PartWriter:
+    """Encodes updates and puts them where readers find them."""
+
+    def __init__(self, blob: Blob) -> None:
+        self._blob = blob
+
+    def upload(self, collection: str, schema: CollectionSchema, table: pa.Table) -> tuple[Part, ...]:
+        """Encode table and store its parts; return their descriptors. Cost: one PUT for each part.
+
+        Raises:
+            DiffOverflow: the diffs of equal updates sum to more than int64 holds.
+            Unavailable, Indeterminate: the store did not take a part; those stored before are deleted again.
+        """
+        stored: list[Part] = []
+        try:
+            for data, part in encode_parts(table, schema):
+                stored.append(self._put(collection, data, part))
+        except BaseException:
+            self.discard(stored)
+            raise
+        return tuple(stored)
+
+    def append(self, collection: str, writes: Sequence[Write], inline_bytes: int) -> Append | None:
+        """Return the mutation that adds all writes to a collection that has inline_bytes already; None if empty."""
+        parts = [part for write in writes if not isinstance(write.data, pa.Table) for part in write.data.result()]
+        small = [write for write in writes if isinstance(write.data, pa.Table)]
+        for data, part in _encoded_together(small):
+            if len(data) <= INLINE_PART_MAX and inline_bytes + len(data) <= INLINE_TOTAL_MAX:
+                parts.append(msgspec.structs.replace(part, inline=data))
+                inline_bytes += len(data)
+            else:
+                parts.append(self._put(collection, data, part))
+        return Append(collection, tuple(parts)) if parts else None
+
+    def discard(self, parts: Iterable[Part]) -> None:
+        """Delete parts that no record refers to. What cannot be deleted now is left to garbage collection."""
+        for part in parts:
+            if part.blob:
+                try:
+                    self._blob.delete(part.blob)
+                except PersistError:
+                    continue
+
+    def _put(self, collection: str, data: bytes, part: Part) -> Part:
+        key = f"part/{collection}/{uuid.uuid4().hex}.parquet"
+        self._blob.set(key, data)
+        return msgspec.structs.replace(part, blob=key)
+
+
+def _encoded_together(writes: Sequence[Write]) -> list[tuple[bytes, Part]]:
+    """Encode small writes as one batch, or each alone if their diffs overflow only when they are added up."""
+    if not writes:
+        return []
+    schema = writes[0].schema
+    try:
+        return encode_parts(pa.concat_tables([write.data for write in writes]), schema)
+    except DiffOverflow:
+        return [encoded for write in writes for encoded in encode_parts(write.data, schema)]

@@ -1,0 +1,54 @@
+"""The ways to take a result away: Arrow, pandas, Polars, or an iterator of record batches."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+
+from persist.blob import InvalidUsage
+
+BATCH_ROWS_MAX = 128 * 1024
+
+
+class ArrowResult:
+    """Base of everything that can be read as Arrow; subclasses yield tables, each of bounded size."""
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The Arrow schema of the result."""
+        raise NotImplementedError
+
+    def _tables(self) -> Iterator[pa.Table]:
+        raise NotImplementedError
+
+    def to_arrow(self) -> pa.Table:
+        """Return the whole result as one table."""
+        return pa.concat_tables([self.schema.empty_table(), *self._tables()])
+
+    def to_batches(self) -> Iterator[pa.RecordBatch]:
+        """Yield the result in record batches. Memory: one slice of the key space, not the whole result."""
+        for table in self._tables():
+            yield from table.to_batches(max_chunksize=BATCH_ROWS_MAX)
+
+    def to_pandas(self) -> Any:
+        """Return the whole result as a `pandas.DataFrame`."""
+        _require("pandas")
+        return self.to_arrow().to_pandas()
+
+    def to_polars(self) -> Any:
+        """Return the whole result as a `polars.DataFrame`."""
+        return _require("polars").from_arrow(self.to_arrow())
+
+    def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
+        """Export the result as an Arrow stream, so that `pl.DataFrame(result)` or DuckDB take it directly."""
+        reader = pa.RecordBatchReader.from_batches(self.schema, self.to_batches())
+        return reader.__arrow_c_stream__(requested_schema)
+
+
+def _require(package: str) -> Any:
+    try:
+        return __import__(package)
+    except ImportError as error:
+        raise InvalidUsage(
+            f"this needs the package {package}, which is not installed. pip install 'persist-collections[{package}]'"
+        ) from error

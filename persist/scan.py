@@ -1,0 +1,117 @@
+"""What a read will read, as a value, and how it is read.
+
+A `Scan` names parts, an interval of times, a slice of the key space, columns and a filter. It is planned from the
+state alone and can be cut into slices that are independent of each other: threads read them here, tasks in Spark.
+`updates` returns the matching updates of all parts as they are stored; `persist.snapshot` and `persist.changes` say
+what they amount to.
+
+Every blob is verified before one of its rows is believed.
+"""
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass, replace
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from persist.blob import Blob, CorruptBlob
+from persist.codecs import CollectionSchema, KeyRange, Part, decode_part, key_ranges
+
+Reading = Callable[[], tuple[Blob, Executor]]  # What a client reads with; raises ClientClosed after its close.
+
+SLICE_ROWS_TARGET = 2_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Scan:
+    """The updates of parts with `time_lower <= time < time_upper`, in a slice of the key space, that pass filter.
+
+    Attributes:
+        columns: the key and value columns wanted, in the order wanted.
+        filter: an expression over key and value columns, or None.
+    """
+
+    schema: CollectionSchema
+    parts: tuple[Part, ...]
+    time_lower: int
+    time_upper: int
+    columns: tuple[str, ...]
+    filter: pc.Expression | None = None
+    keys: KeyRange = KeyRange()
+
+    @property
+    def rows_max(self) -> int:
+        """An upper bound of the number of updates."""
+        return sum(part.rows for part in self.parts)
+
+    def pruned(self) -> "Scan":
+        """Return this scan without the parts that cannot hold any of its updates."""
+        kept = (
+            part
+            for part in self.parts
+            if part.time_min < self.time_upper
+            and part.time_max >= self.time_lower
+            and self.keys.may_overlap(part, self.schema)
+        )
+        return replace(self, parts=tuple(kept))
+
+    def slices(self, count: int) -> "list[Scan]":
+        """Return at most count scans that together are this one, of about equal size, in key order."""
+        ranges = key_ranges(self.parts, self.schema, count)
+        return [replace(self, keys=keys).pruned() for keys in ranges]
+
+    def slices_of_rows(self, rows_target: int = SLICE_ROWS_TARGET) -> "list[Scan]":
+        """Return slices of about rows_target updates each."""
+        return self.slices(max(1, -(-self.rows_max // rows_target)))
+
+    def time_slices(self, rows_target: int = SLICE_ROWS_TARGET) -> "list[Scan]":
+        """Return scans of about rows_target updates each that together are this one, in time order.
+
+        They are cut where parts begin in time, so a part that spans many times is read for each of its slices.
+        """
+        bounds, rows = [self.time_lower], 0
+        for part in sorted(self.parts, key=lambda part: part.time_min):
+            if rows >= rows_target and part.time_min > bounds[-1]:
+                bounds.append(part.time_min)
+                rows = 0
+            rows += part.rows
+        ends = [*bounds[1:], self.time_upper]
+        cut = (replace(self, time_lower=a, time_upper=b) for a, b in zip(bounds, ends, strict=True))
+        return [scan.pruned() for scan in cut]
+
+    def updates(self, blob: Blob, executor: Executor | None, *, with_time: bool) -> pa.Table:
+        """Return the updates: columns, then `_time` if asked for, then `_diff`. Memory: all of them.
+
+        Raises:
+            CorruptBlob: a part is missing or not what its descriptor says.
+            InvalidUsage: the filter does not fit the columns.
+        """
+        wanted = [*self.columns, *(["_time"] if with_time else []), "_diff"]
+        run = map if executor is None else executor.map
+        tables = list(run(lambda part: self._read(blob, part, wanted), self.parts))
+        if not tables:
+            return pa.schema([self.schema.arrow.field(name) for name in wanted]).empty_table()
+        return pa.concat_tables(tables)
+
+    def _read(self, blob: Blob, part: Part, wanted: Sequence[str]) -> pa.Table:
+        inside = part.time_min >= self.time_lower and part.time_max < self.time_upper
+        columns = list(wanted) if inside or "_time" in wanted else [*wanted, "_time"]
+        data = read_part(blob, part)
+        table = decode_part(data, part, self.schema, columns=columns, filter=self.filter, keys=self.keys)
+        if not inside:
+            time = table["_time"]
+            table = table.filter(
+                pc.and_(pc.greater_equal(time, self.time_lower), pc.less(time, self.time_upper))
+            )
+        return table.select(list(wanted))
+
+
+def read_part(blob: Blob, part: Part) -> bytes:
+    """Return the bytes of a part, not verified yet. Cost: one GET unless they are inline."""
+    if part.inline:
+        return part.inline
+    data = blob.get(part.blob)
+    if data is None:
+        raise CorruptBlob(part.blob, f"it is missing, and {part.bytes} bytes with checksum {part.checksum} belong there")
+    return data
