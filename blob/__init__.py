@@ -8,6 +8,8 @@ from persist.blob.errors import (
     Indeterminate,
     InvalidUsage,
     PersistError,
+    ReadOnlyStore,
+    StoreMisconfigured,
     Unavailable,
 )
 from persist.blob.file import FileBlob
@@ -16,7 +18,7 @@ from persist.blob.locate import open_blob
 from persist.blob.memory import MemoryBlob
 from persist.blob.metered import Count, MeteredBlob
 from persist.blob.protocol import Blob, BlobEntry, check_key
-from persist.blob.s3 import S3Blob
+from persist.blob.s3 import S3Blob, S3Options
 from persist.blob.unreliable import Fault, UnreliableBlob
 
 __all__ = [
@@ -35,7 +37,10 @@ __all__ = [
     "MemoryBlob",
     "MeteredBlob",
     "PersistError",
+    "ReadOnlyStore",
     "S3Blob",
+    "S3Options",
+    "StoreMisconfigured",
     "Unavailable",
     "UnreliableBlob",
     "check_key",

@@ -7,31 +7,36 @@ A value is a file; a key's segments are folders. How a value becomes visible:
     set:    temporary file -> write -> fsync -> rename over the name -> fsync of the folder
 
 A reader therefore sees all of a value or none, and a call that returned survives a power cut. `rename` would not be
-exclusive, and `O_EXCL` in place would leave torn files behind a killed process. New folders are synced in their
-parent. A temporary file is called `.tmp-<uuid>`, is never listed, and is removed by a later writer once it is an hour old.
+exclusive, and `O_EXCL` in place would leave torn files behind a killed process. A new folder is synced in its parent.
 
-Folders are made with mode 0700 and files with 0600: a location may hold what only its owner should read.
+A temporary file is called `.tmp-<uuid>` and is never listed. It stands in the root folder, so that the first write of a
+later client finds those that a killed process left by reading one folder, and removes them once they are an hour old.
+
+Folders are made with mode 0700 and files with 0600: a location may hold what only its owner should read. Symbolic links
+below the root are not followed. Folders that become empty stay.
 """
 
+import bisect
 import errno
 import os
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, TypeVar
+from stat import S_ISREG
 
-from persist.blob.errors import Indeterminate, InvalidUsage, PersistError, Unavailable
-from persist.blob.protocol import TEMPORARY_PREFIX, BlobEntry, check_key
+from persist.blob.errors import Indeterminate, InvalidUsage, PersistError, StoreMisconfigured, Unavailable
+from persist.blob.protocol import TEMPORARY_PREFIX, BlobEntry, check_key, check_range, is_key
 
 TEMPORARY_AGE_MAX_S = 3600.0
-
-T = TypeVar("T")
 
 
 class FileBlob:
     """Values as files under a folder, which the first write makes.
+
+    A write costs the fsync of a file and of a folder, about 5 ms.
 
     Args:
         path: the folder.
@@ -39,191 +44,259 @@ class FileBlob:
     """
 
     def __init__(self, path: str | os.PathLike[str], *, fsync: bool = True) -> None:
-        self._root = Path(path).expanduser().absolute()
+        self._root = str(Path(path).expanduser().absolute())
         self._fsync = fsync
-        self._swept = False
-        self._known_folders: set[Path] = set()
         self._lock = threading.Lock()
-        if self._root.exists() and not self._root.is_dir():
-            raise InvalidUsage(f"{self._root} is a file, and a location is a folder. Name a folder, or one to be made.")
+        self._swept = False
+        self._durable_folders: set[str] = set()  # As far as this object has seen to it.
+        self._check_root()
+
+    def __repr__(self) -> str:
+        return f"FileBlob({self._root!r})"
 
     @property
     def url(self) -> str:
-        return str(self._root)
+        """The absolute path of the folder."""
+        return self._root
 
     def get(self, key: str, range: tuple[int, int] | None = None) -> bytes | None:
+        """Return the value at key or its bytes `[start, end)`; None when there is none."""
         path = self._path(key)
-
-        def read() -> bytes | None:
-            try:
-                with open(path, "rb") as file:
-                    if range is None:
-                        return file.read()
-                    file.seek(range[0])
-                    return file.read(max(0, range[1] - range[0]))
-            except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
-                return None
-
-        return self._reporting("read", key, read)
+        start, end = check_range(range) if range is not None else (0, None)
+        try:
+            with open(path, "rb", buffering=0) as file:
+                if end is None:
+                    return file.readall()
+                length = min(end, os.fstat(file.fileno()).st_size) - start
+                file.seek(start)
+                return file.read(max(0, length))
+        except (FileNotFoundError, IsADirectoryError):
+            return None
+        except NotADirectoryError:
+            self._check_root()
+            return None
+        except OSError as error:
+            raise self._failed("read", path, error) from error
 
     def set(self, key: str, value: bytes) -> None:
-        self._write(key, value, self._replace)
+        """Store value at key, replacing what was there."""
+        self._write(key, value, os.rename)
 
     def create(self, key: str, value: bytes) -> bool:
-        path = self._path(key)
-        if path.exists():
-            return False
-        return self._write(key, value, self._link)
+        """Store value at key if there is none; return whether this call stored it."""
+        if os.path.isfile(self._path(key)):
+            return False  # Spares the loser of a race the writing; otherwise the link decides.
+        return self._write(key, value, os.link)
 
     def list(self, prefix: str, start_after: str | None = None) -> Iterator[BlobEntry]:
-        after = None if start_after is None else start_after.encode()
-        yield from self._walk(self._root, "", prefix.encode(), after)
+        """Yield entries whose key starts with prefix, in key order; a folder is read when the iteration reaches it."""
+        base = prefix.rpartition("/")[0]
+        if base and not is_key(base):
+            return  # No key can start so, and '..' must not be followed.
+        top = self._path(base) if base else self._root
+        try:
+            yield from self._walk(f"{base}/" if base else "", prefix, start_after or "")
+        except NotADirectoryError:
+            self._check_root()
+        except OSError as error:
+            raise self._failed("list", top, error) from error
 
     def delete(self, key: str) -> None:
+        """Remove key; a key that does not exist is no error."""
         path = self._path(key)
-
-        def remove() -> None:
-            try:
-                os.unlink(path)
-            except (FileNotFoundError, NotADirectoryError):
-                return
-            self._sync_folder(path.parent)
-
-        self._reporting("delete", key, remove)
+        try:
+            os.unlink(path)
+        except (FileNotFoundError, IsADirectoryError):
+            return
+        except NotADirectoryError:
+            self._check_root()
+            return
+        except OSError as error:
+            raise self._failed("delete", path, error) from error
+        self._sync_after(path)
 
     def close(self) -> None:
         """Do nothing: no file stays open between calls."""
 
-    def _path(self, key: str) -> Path:
-        return self._root.joinpath(*check_key(key).split("/"))
+    # Writing.
 
-    def _write(self, key: str, value: bytes, publish: Callable[[Path, Path], bool]) -> bool:
+    def _write(self, key: str, value: bytes, publish: Callable[[str, str], None]) -> bool:
+        """Write a temporary file and publish it at key's path; return False if a file is there that publish keeps."""
         path = self._path(key)
+        temporary = os.path.join(self._root, f"{TEMPORARY_PREFIX}{uuid.uuid4().hex}")
+        try:
+            self._prepare(os.path.dirname(path))
+            self._fill(temporary, value)
+            publish(temporary, path)
+        except (FileExistsError, IsADirectoryError, NotADirectoryError):
+            if publish is os.link and os.path.isfile(path):
+                return False
+            self._check_root()
+            raise self._occupied(key, path) from None
+        except OSError as error:
+            raise self._failed("write", path, error) from error
+        finally:
+            with suppress(OSError):
+                os.unlink(temporary)
+        self._sync_after(path)
+        return True
 
-        def write() -> bool:
-            self._sweep_once()
-            self._make_folder(path.parent)
-            temporary = path.parent / f"{TEMPORARY_PREFIX}{uuid.uuid4().hex}"
-            try:
-                self._write_file(temporary, value)
-                won = publish(temporary, path)
-            except BaseException:
-                temporary.unlink(missing_ok=True)
-                raise
-            try:
-                self._sync_folder(path.parent)
-            except OSError as error:
-                raise Indeterminate(f"{path} was written, and may not survive a crash: {error}") from error
-            return won
-
-        return self._reporting("write", key, write)
-
-    def _write_file(self, path: Path, value: bytes) -> None:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    def _fill(self, temporary: str, value: bytes) -> None:
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with open(descriptor, "wb", buffering=0) as file:
             view = memoryview(value)
             while view:
-                view = view[file.write(view) :]
+                view = view[file.write(view) :]  # A raw write may take less than all.
             if self._fsync:
                 os.fsync(descriptor)
 
-    @staticmethod
-    def _link(temporary: Path, path: Path) -> bool:
-        try:
-            os.link(temporary, path)
-            return True
-        except FileExistsError:
-            return False
-        finally:
-            os.unlink(temporary)
-
-    @staticmethod
-    def _replace(temporary: Path, path: Path) -> bool:
-        os.replace(temporary, path)
-        return True
-
-    def _make_folder(self, folder: Path) -> None:
-        if folder in self._known_folders and folder.is_dir():
+    def _prepare(self, folder: str) -> None:
+        """Make folder and those above it, each durable in its parent before a file below is acknowledged."""
+        if folder in self._durable_folders and os.path.isdir(folder):
             return
-        missing = [folder, *folder.parents]
-        for new in reversed([f for f in missing if not f.is_dir()]):
-            try:
-                os.mkdir(new, 0o700)
-            except FileExistsError:
-                if not new.is_dir():
-                    raise
-            # Another process may have made it and not synced it yet, so who needs it syncs it.
-            self._sync_folder(new.parent)
-        self._known_folders.add(folder)
+        with self._lock:
+            _make_folders(self._root, folder, sync=self._fsync)
+            self._durable_folders.add(folder)
+            if not self._swept:
+                self._swept = True
+                _remove_old_temporaries(self._root)
 
-    def _sync_folder(self, folder: Path) -> None:
+    def _sync_after(self, path: str) -> None:
+        """Make a change to path's folder durable. It has happened already, so a failure leaves the outcome open."""
         if not self._fsync:
             return
-        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
         try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-
-    def _sweep_once(self) -> None:
-        """Remove temporary files that a killed process left, at this client's first write."""
-        with self._lock:
-            if self._swept:
-                return
-            self._swept = True
-        oldest_s = time.time() - TEMPORARY_AGE_MAX_S
-        for folder, _, names in os.walk(self._root):
-            for name in names:
-                if name.startswith(TEMPORARY_PREFIX):
-                    left = Path(folder, name)
-                    try:
-                        if left.stat().st_mtime < oldest_s:
-                            left.unlink()
-                    except FileNotFoundError:
-                        continue
-
-    def _walk(self, folder: Path, above: str, prefix: bytes, after: bytes | None) -> Iterator[BlobEntry]:
-        """Yield entries in the order of their keys' bytes; folders that cannot hold any are not entered."""
-        try:
-            with os.scandir(folder) as found:
-                entries = [(above + e.name + "/" * e.is_dir(), e) for e in found if _is_visible(e)]
-        except (FileNotFoundError, NotADirectoryError):
-            return
+            _sync_folder(os.path.dirname(path))
         except OSError as error:
-            raise self._unavailable("list", above, error) from error
-        # A folder sorts as its name and a slash: "a-b" comes before "a/b", though "a" comes before "a-b".
-        for key, entry in sorted(entries, key=lambda pair: pair[0].encode()):
-            name = key.encode()
-            if key.endswith("/"):
-                inside = name.startswith(prefix) or prefix.startswith(name)
-                if inside and (after is None or after < name or after.startswith(name)):
-                    yield from self._walk(Path(entry.path), key, prefix, after)
-            elif name.startswith(prefix) and (after is None or name > after):
-                try:
-                    stat = entry.stat()
-                except FileNotFoundError:
-                    continue
-                yield BlobEntry(key, stat.st_size, stat.st_mtime)
+            raise Indeterminate(
+                f"{path} was changed, and may not survive a power cut: fsync of its folder failed "
+                f"({error.strerror}). Read it back before trying again."
+            ) from error
 
-    def _reporting(self, action: str, key: str, call: Callable[[], T]) -> T:
+    # Listing.
+
+    def _walk(self, folder: str, prefix: str, after: str) -> Iterator[BlobEntry]:
+        """Yield the entries below folder ('' or a key and '/') that match, in key order.
+
+        Text sorts by code point, which is the order of its UTF-8 bytes. A folder sorts as its name and a slash, as
+        its keys do: 'a-b' comes before 'a/b', though 'a' comes before 'a-b'.
+        """
+        keys = self._children(folder)
+        for key in keys[bisect.bisect_left(keys, prefix) :]:
+            if not key.startswith(prefix):
+                return  # Sorted, so no later one does.
+            is_folder = key.endswith("/")
+            if key <= after and not (is_folder and after.startswith(key)):
+                continue
+            if is_folder:
+                yield from self._walk(key, prefix, after)
+            elif (entry := self._entry(key)) is not None:
+                yield entry
+
+    def _children(self, folder: str) -> Sequence[str]:
         try:
-            return call()
-        except PersistError:
-            raise
-        except OSError as error:
-            raise self._unavailable(action, key, error) from error
+            with os.scandir(os.path.join(self._root, folder)) as entries:
+                keys = [
+                    f"{folder}{entry.name}/" if entry.is_dir(follow_symlinks=False) else folder + entry.name
+                    for entry in entries
+                ]
+        except FileNotFoundError:
+            return []
+        return sorted(key for key in keys if is_key(key.removesuffix("/")))
 
-    def _unavailable(self, action: str, key: str, error: OSError) -> PersistError:
-        tried = f"cannot {action} {key!r} in folder {self._root}: {error.strerror}"
-        if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-            return InvalidUsage(f"{tried}. Give this user the right to {action} there, or choose another folder.")
-        if error.errno in (errno.ENOTDIR, errno.EISDIR, errno.ENOTEMPTY):
-            return InvalidUsage(f"{tried}. A folder cannot hold both a key and keys below it; choose another folder.")
+    def _entry(self, key: str) -> BlobEntry | None:
+        try:
+            found = os.lstat(os.path.join(self._root, key))
+        except FileNotFoundError:
+            return None  # Deleted since its folder was read.
+        return BlobEntry(key, found.st_size, found.st_mtime) if S_ISREG(found.st_mode) else None
+
+    # Paths and errors.
+
+    def _path(self, key: str) -> str:
+        path = self._root
+        for segment in check_key(key).split("/"):
+            path = os.path.join(path, segment)
+            if os.path.islink(path):
+                raise InvalidUsage(
+                    f"blob key {key!r} is not allowed: {path} is a symbolic link, and those are not followed below the "
+                    "root of a location. Put a real folder or file in its place."
+                )
+        return path
+
+    def _check_root(self) -> None:
+        """Raise StoreMisconfigured when a file stands where the root or a folder above it should be."""
+        if obstacle := _first_non_folder(self._root):
+            raise StoreMisconfigured(
+                f"{self._root} cannot be a location: {obstacle} is a file. Name a folder, or one to be made."
+            )
+
+    def _occupied(self, key: str, path: str) -> InvalidUsage:
+        obstacle = os.path.relpath(_first_non_folder(path) or path, self._root)
+        kind = "a folder" if os.path.isdir(path) else "a value"
+        return InvalidUsage(
+            f"blob key {key!r} cannot be stored in folder {self._root}: {obstacle!r} is {kind} there, and a folder "
+            "cannot hold both a value 'a' and a value 'a/b'. Use another key."
+        )
+
+    def _failed(self, action: str, path: str, error: OSError) -> PersistError:
+        tried = f"cannot {action} {path} in folder {self._root}: {error.strerror}"
+        if error.errno == errno.EROFS:
+            return StoreMisconfigured(f"{tried}. The file system is mounted read-only: choose another folder.")
+        if error.errno in (errno.EACCES, errno.EPERM):
+            return StoreMisconfigured(
+                f"{tried}. Give this user the right to {action} there (and to make hard links), or choose another folder."
+            )
+        if error.errno in (errno.EOPNOTSUPP, errno.EXDEV):
+            return StoreMisconfigured(f"{tried}. An atomic create needs hard links: use an ordinary local file system.")
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            return Unavailable(f"{tried}. Nothing was changed. Free some space, then try again.")
         return Unavailable(f"{tried}. Nothing was changed; try again when the disk is well.")
 
-    def __repr__(self) -> str:
-        return f"FileBlob({self.url!r})"
+
+def _make_folders(root: str, folder: str, *, sync: bool) -> None:
+    """Make the folders down to folder, and see to it that each is durable in its parent.
+
+    A folder below the root that exists may have been made by a process that was killed before its fsync, so those are
+    synced whoever made them. Above the root only new folders are: we may have no right to open the others' parents.
+    """
+    chain = _with_parents(folder)
+    missing = [path for path in chain if not os.path.isdir(path)]
+    for path in missing:
+        try:
+            os.mkdir(path, 0o700)
+        except FileExistsError:
+            if not os.path.isdir(path):
+                raise  # Otherwise another process was faster.
+    if sync:
+        for path in chain:
+            if path in missing or len(path) > len(root):
+                _sync_folder(os.path.dirname(path))
 
 
-def _is_visible(entry: "os.DirEntry[Any]") -> bool:
-    return not entry.name.startswith(TEMPORARY_PREFIX)
+def _remove_old_temporaries(root: str) -> None:
+    oldest_s = time.time() - TEMPORARY_AGE_MAX_S
+    with os.scandir(root) as entries:
+        for entry in entries:
+            if entry.name.startswith(TEMPORARY_PREFIX):
+                with suppress(FileNotFoundError):  # Another process sweeps, too.
+                    if entry.stat(follow_symlinks=False).st_mtime < oldest_s:
+                        os.unlink(entry.path)
+
+
+def _with_parents(path: str) -> list[str]:
+    """Return path and the folders above it, the outermost first."""
+    return [str(p) for p in reversed((Path(path), *Path(path).parents))]
+
+
+def _first_non_folder(path: str) -> str:
+    """Return the outermost of path and the folders above it that is something else; '' when none is."""
+    return next((p for p in _with_parents(path) if os.path.exists(p) and not os.path.isdir(p)), "")
+
+
+def _sync_folder(folder: str) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -4,7 +4,7 @@ import os
 import re
 from collections.abc import Mapping
 from typing import Any
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote
 
 from persist.blob.errors import InvalidUsage
 from persist.blob.file import FileBlob
@@ -14,15 +14,15 @@ from persist.blob.options import as_bool, check_options
 from persist.blob.protocol import Blob
 from persist.blob.s3 import S3Blob
 
-_SCHEME = re.compile(r"^([A-Za-z][A-Za-z0-9+.-]*)://")
+_SCHEME = re.compile(r"^([A-Za-z][A-Za-z0-9+._-]*)://")
 
 
 def open_blob(url: str | os.PathLike[str], options: Mapping[str, Any] | None = None) -> Blob:
     """Return the store at url; nothing is asked of it yet, and nothing is created.
 
     Args:
-        url: a path, `file:///path`, `s3://bucket/prefix`, `memory://name`, `fsspec+<scheme>://…` or any other scheme
-            that fsspec knows.
+        url: a path (`~` is expanded), `file:///path`, `s3://bucket/prefix` (or s3a://), `memory://name`, any other
+            scheme that fsspec knows, or `fsspec+<scheme>://…` to have fsspec open what this library could, too.
         options: for the store; names it does not know are refused.
 
     Raises:
@@ -34,31 +34,46 @@ def open_blob(url: str | os.PathLike[str], options: Mapping[str, Any] | None = N
     match = _SCHEME.match(text)
     scheme = match.group(1).lower() if match else ""
     if scheme in ("", "file"):
-        path = text if not match else unquote(text[len("file://") :])
+        path = _path_of_file_url(text) if match else text
         return FileBlob(path, **check_options(options, {"fsync": as_bool}, "a folder"))
     if scheme == "memory":
         check_options(options, {}, "memory://")
-        return MemoryBlob.named(text[len("memory://") :])
-    if scheme == "s3":
+        return MemoryBlob.named(_memory_name(text))
+    if scheme in ("s3", "s3a"):
         bucket, prefix = _bucket_and_prefix(text)
-        return S3Blob(bucket, prefix, options or {})
+        return S3Blob(bucket, prefix, options)
     if scheme.startswith("fsspec+"):
-        return FsspecBlob(text[len("fsspec+") :], options or {})
+        return FsspecBlob(text[len("fsspec+") :], options)
     if scheme in known_protocols():
-        return FsspecBlob(text, options or {})
+        return FsspecBlob(text, options)
+    # The URL itself is not shown: what is unknown may hold a password.
     raise InvalidUsage(
-        f"{text!r} has the unknown scheme {scheme!r}. Known are: a path, file://, s3://, memory://, and what fsspec has: "
-        f"{', '.join(sorted(known_protocols()))}."
+        f"the location has the unknown scheme {scheme!r}. Known are: a path, file://, s3://, memory://, and what fsspec "
+        f"has: {', '.join(sorted(known_protocols()))}."
     )
 
 
+def _path_of_file_url(url: str) -> str:
+    path = unquote(url[len("file://") :]).removeprefix("localhost")
+    if not path.startswith("/"):
+        raise InvalidUsage(f"{url!r} is not of the form file:///absolute/path: it has {path.partition('/')[0]!r} for a host")
+    return path
+
+
+def _memory_name(url: str) -> str:
+    name = url[len("memory://") :].strip("/")
+    if not name:
+        raise InvalidUsage(f"{url!r} has no name: write memory://name, where name is one that this process shares")
+    return name
+
+
 def _bucket_and_prefix(url: str) -> tuple[str, str]:
-    parts = urlsplit(url)
-    if parts.username is not None or parts.query or parts.fragment:
+    bucket, _, prefix = url.partition("://")[2].partition("/")
+    if "@" in bucket:
         raise InvalidUsage(
-            "an s3 URL is s3://bucket/prefix, without user, query or fragment; credentials go into storage_options"
+            "the S3 URL has a user or password before its bucket. Credentials go into storage_options as access_key_id "
+            "and secret_access_key, where no log shows them."
         )
-    prefix = parts.path.strip("/")
-    if not parts.netloc or any(segment in ("", ".", "..") for segment in prefix.split("/") if prefix):
-        raise InvalidUsage(f"{url!r} is not of the form s3://bucket/prefix, with a prefix free of '.', '..' and '//'")
-    return parts.netloc, prefix
+    if not bucket:
+        raise InvalidUsage(f"{url!r} names no bucket: write s3://bucket/prefix")
+    return bucket, prefix.rstrip("/")

@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import ClassVar
 
-from persist.blob.protocol import BlobEntry, check_key
+from persist.blob.protocol import BlobEntry, check_key, check_range
 
 PAGE_ENTRIES = 1000
 
@@ -37,7 +37,7 @@ class MemoryBlob:
         found = self._values.get(check_key(key))
         if found is None:
             return None
-        return found[0] if range is None else found[0][slice(*range)]
+        return found[0] if range is None else found[0][slice(*check_range(range))]
 
     def set(self, key: str, value: bytes) -> None:
         with self._lock:

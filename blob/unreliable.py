@@ -3,7 +3,7 @@
 import random
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from enum import Enum
 from typing import TypeVar
 
@@ -35,6 +35,7 @@ class UnreliableBlob:
         chance: where randomness comes from; no random faults without it.
         unavailable, not_happened_doubtful, happened_but_failed, slow: probabilities of the faults of these names.
         sleep: what a slow call does first.
+        operations: which operations may fail by chance.
     """
 
     def __init__(
@@ -47,10 +48,12 @@ class UnreliableBlob:
         happened_but_failed: float = 0.0,
         slow: float = 0.0,
         sleep: Callable[[], None] = lambda: None,
+        operations: Collection[str] = ("create", "delete", "get", "list", "set"),
     ) -> None:
         self._inner = inner
         self._chance = chance
         self._sleep = sleep
+        self._operations = frozenset(operations)
         self._lock = threading.Lock()
         self._scripted: dict[str, deque[Fault]] = {}
         self._is_down = False
@@ -120,7 +123,7 @@ class UnreliableBlob:
                 fault = Fault.UNAVAILABLE
             elif scripted:
                 fault = scripted.popleft()
-            elif self._chance is None:
+            elif self._chance is None or operation not in self._operations:
                 fault = Fault.NONE
             else:
                 odds = [1 - sum(self._odds.values()), *self._odds.values()]

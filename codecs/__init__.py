@@ -5,13 +5,14 @@ from persist.codecs.consolidation import consolidate
 from persist.codecs.errors import CodecMismatch, DiffOverflow, InvalidUpdate, SchemaMismatch
 from persist.codecs.key_range import KeyRange, key_ranges
 from persist.codecs.ordering import canonical, order_keys, sort_indices
-from persist.codecs.part import Part, decode_part, encode_parts
+from persist.codecs.part import ROW_GROUP_ROWS, Part, decode_part, encode_parts
 from persist.codecs.scalars import is_flat, scalar_from_json, scalar_to_json
 from persist.codecs.schema import CollectionSchema, Side
 from persist.codecs.types import check_type, type_from_json, type_to_json
 from persist.codecs.updates import TIME_MAX, to_rows, to_tuples, to_updates
 
 __all__ = [
+    "ROW_GROUP_ROWS",
     "TIME_MAX",
     "Binary",
     "Codec",

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from functools import lru_cache
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
@@ -74,10 +75,20 @@ def _shown(column: pa.ChunkedArray, row: int) -> str:
     try:
         return cut(column[row].as_py())
     except (ValueError, OverflowError):
-        return str(column[row])
+        return " ".join(column.slice(row, 1).to_string().split())
 
 
 def _cast(column: pa.ChunkedArray, target: pa.DataType) -> pa.ChunkedArray:
+    if is_flat(target):
+        return _cast_flat(column, target)
+    try:
+        return column.cast(target)
+    except pa.ArrowInvalid:
+        # Arrow also casts the values outside of a slice and under NULLs; these do not count.
+        return column.take(np.arange(len(column))).cast(target)
+
+
+def _cast_flat(column: pa.ChunkedArray, target: pa.DataType) -> pa.ChunkedArray:
     source = column.type
     if pat.is_dictionary(source):
         return _cast(column.cast(source.value_type), target)

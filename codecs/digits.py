@@ -39,9 +39,14 @@ _KEEP = np.array([((1 << 64) - 1) ^ ((1 << (64 - 8 * kept)) - 1) for kept in ran
 
 @dataclass(frozen=True, slots=True)
 class Digit:
-    """`values(rows)` is uint64[len(rows)], None standing for all rows; costly ones are worth avoiding."""
+    """One digit of the column of that number.
 
-    values: Callable[[Rows | None], Bits]
+    `values(rows)` is uint64[len(rows)], None standing for all rows. Without values it stands for the rest of
+    a column, which only Acero can tell apart. A costly one begins a column that is worth avoiding.
+    """
+
+    values: Callable[[Rows | None], Bits] | None
+    column: int = 0
     costly: bool = False
 
 
@@ -57,10 +62,9 @@ class RowSorter:
         n = len(columns[0]) if columns else 0
         self._columns = columns
         self._digits: list[Digit] = []
-        self._exact = True  # Whether rows that tie on all digits are equal.
         self._packed = np.zeros(n, dtype=np.uint64)
         if n > 1:
-            self._digits, self._exact = _digits_of(columns)
+            self._digits = _digits_of(columns)
             self._packed = _pack(self._digits, None, self._packed)
 
     def halves(self) -> list[Rows]:
@@ -88,15 +92,18 @@ class RowSorter:
 
     def _settle_ties(self, order: Rows, starts: Flags) -> None:
         """Finish, in place, an order by `_packed` alone."""
-        columns, digits = self._columns, list(self._digits)
+        digits = list(self._digits)
         positions = np.flatnonzero(_tied(starts))
-        while (digits or not self._exact) and (
-            positions := _unequal_runs(columns, order, starts, positions)
-        ).size:
+        while digits:
+            positions, varying = _unequal_runs(self._columns, order, starts, positions)
+            if positions.size == 0:
+                return
+            digits = [digit for digit in digits if digit.column in varying]
             rows, runs = order[positions], _run_numbers(starts[positions])
-            if not digits:
+            if digits[0].values is None:
+                columns = [self._columns[i] for i in varying]
                 order[positions] = rows = rows[_acero_order(columns, rows, runs)]
-                starts[positions[1:]] |= _differs(columns, rows)
+                starts[positions[1:]] |= np.logical_or.reduce(_differs(columns, rows))
                 return
             packed = _pack(digits, rows, runs)
             within = _stable_order(packed)
@@ -141,28 +148,31 @@ def _run_numbers(starts: Flags) -> Bits:
     return numbers
 
 
-def _unequal_runs(columns: Sequence[pa.Array], order: Rows, starts: Flags, positions: Rows) -> Rows:
-    """Those of positions (whole runs of tied rows) whose run holds rows that are not all equal."""
+def _unequal_runs(
+    columns: Sequence[pa.Array], order: Rows, starts: Flags, positions: Rows
+) -> tuple[Rows, list[int]]:
+    """Which of positions (whole runs of tied rows) are in runs of rows that are not all equal.
+
+    Also returns the numbers of the columns that vary within a run: no other matters to the order any more.
+    """
     if positions.size == 0:
-        return positions
-    differs = np.zeros(len(positions), dtype=np.bool_)
-    differs[1:] = _differs(columns, order[positions])
-    inside = starts[positions]
-    differs[inside] = False
-    runs = np.cumsum(inside) - 1
+        return positions, []
+    begins = starts[positions]
+    inside = ~begins[1:]
+    differs = [found & inside for found in _differs(columns, order[positions])]
+    varying = [i for i, found in enumerate(differs) if found.any()]
+    runs = np.cumsum(begins) - 1
     unequal = np.zeros(int(runs[-1]) + 1, dtype=np.bool_)
-    unequal[runs[differs]] = True
+    for i in varying:
+        unequal[runs[1:][differs[i]]] = True
     kept: Rows = positions[unequal[runs]]
-    return kept
+    return kept, varying
 
 
-def _differs(columns: Sequence[pa.Array], rows: Rows) -> Flags:
-    """bool[len(rows) - 1]: whether each of rows differs from the one before it in any column."""
-    differs = np.zeros(max(len(rows) - 1, 0), dtype=np.bool_)
+def _differs(columns: Sequence[pa.Array], rows: Rows) -> list[Flags]:
+    """Per column bool[len(rows) - 1]: where a row of rows differs from the one before it."""
     taken_rows = pa.array(rows)
-    for column in columns:
-        differs |= neighbours_differ(column.take(taken_rows))
-    return differs
+    return [neighbours_differ(column.take(taken_rows)) for column in columns]
 
 
 def neighbours_differ(array: pa.Array) -> Flags:
@@ -198,8 +208,10 @@ def _pack(digits: list[Digit], rows: Rows | None, packed: Bits) -> Bits:
     used = int(packed.max()).bit_length()
     packs_any = False
     while digits and used < _DIGIT_BITS and not (packs_any and digits[0].costly):
+        if (values_of := digits[0].values) is None:
+            break
         digit = digits.pop(0)
-        values = digit.values(rows)
+        values = values_of(rows)
         packs_any = True
         if used == 0 and (not digits or digits[0].costly):
             return values
@@ -208,7 +220,8 @@ def _pack(digits: list[Digit], rows: Rows | None, packed: Bits) -> Bits:
         width = int(values.max()).bit_length()
         room = _DIGIT_BITS - used
         if width > room:
-            digits.insert(0, _low_bits(digit, least, width - room))
+            mask = np.uint64((1 << (width - room)) - 1)
+            digits.insert(0, replace(digit, values=_low_bits(values_of, least, mask), costly=False))
             values >>= np.uint64(width - room)
             width = room
         packed = values if used == 0 else (packed << np.uint64(width)) | values
@@ -216,42 +229,36 @@ def _pack(digits: list[Digit], rows: Rows | None, packed: Bits) -> Bits:
     return packed
 
 
-def _low_bits(digit: Digit, base: np.uint64, width: int) -> Digit:
-    mask = np.uint64((1 << width) - 1)
-    return Digit(lambda rows: (digit.values(rows) - base) & mask, costly=digit.costly)
+def _low_bits(
+    values_of: Callable[[Rows | None], Bits], base: np.uint64, mask: np.uint64
+) -> Callable[[Rows | None], Bits]:
+    return lambda rows: (values_of(rows) - base) & mask
 
 
-def _digits_of(columns: Sequence[pa.Array]) -> tuple[list[Digit], bool]:
-    """The digits of columns, and whether rows that tie on all of them are equal."""
+def _digits_of(columns: Sequence[pa.Array]) -> list[Digit]:
+    """The digits of all columns: rows that tie on all of them are equal."""
     digits: list[Digit] = []
-    for column in columns:
-        more, exact = _column_digits(column)
+    for i, column in enumerate(columns):
+        found = _column_digits(column)
         if column.null_count:
-            more.insert(0, _of_values(_flags(column.is_null()).astype(np.uint64)))
-        if more and not _is_cheap(column.type):
-            more[0] = replace(more[0], costly=True)
-        digits += more
-        if not exact:
-            return digits, False
-    return digits, True
+            found.insert(0, _of_values(_flags(column.is_null()).astype(np.uint64)))
+        costly = not pt.is_primitive(column.type)
+        digits += [replace(digit, column=i, costly=costly and digit is found[0]) for digit in found]
+    return digits
 
 
-def _column_digits(column: pa.Array) -> tuple[list[Digit], bool]:
+def _column_digits(column: pa.Array) -> list[Digit]:
     """The digits of one column; those of NULL rows, which a digit before has set apart, are all the same."""
     kind = column.type
     if pt.is_decimal(kind):
-        return _decimal_digits(column), True
+        return _decimal_digits(column)
     if pt.is_fixed_size_binary(kind) or pt.is_binary(kind) or pt.is_string(kind):
         return _bytes_digits(column)
     if pt.is_large_binary(kind) or pt.is_large_string(kind):
         return _bytes_digits(column)
     if pt.is_boolean(kind):
-        return [_of_values(_flags(column.fill_null(False)).astype(np.uint64))], True
-    return [_fixed_width_digit(column)], True
-
-
-def _is_cheap(kind: pa.DataType) -> bool:
-    return bool(pt.is_primitive(kind))
+        return [_of_values(_flags(column.fill_null(False)).astype(np.uint64))]
+    return [_fixed_width_digit(column)]
 
 
 def _of_values(values: Bits) -> Digit:
@@ -298,17 +305,17 @@ def _decimal_digits(column: pa.Array) -> list[Digit]:
     return [_of_values(limbs[0] ^ _SIGN), *map(_of_values, limbs[1:])]
 
 
-def _bytes_digits(column: pa.Array) -> tuple[list[Digit], bool]:
+def _bytes_digits(column: pa.Array) -> list[Digit]:
     """Eight bytes at a time, zeros after the end; then the length, for `a` sorts before `a` and a zero."""
     begin, length, data = _byte_ranges(column)
     shortest, longest = int(length.min()), int(length.max())
     words = -(-longest // 8)
     digits = [_word_digit(begin, length, data, word) for word in range(min(words, WORDS_MAX))]
     if words > WORDS_MAX:
-        return digits, False
+        return [*digits, Digit(None)]
     if shortest < longest:
         digits.append(_of_values(length.astype(np.uint64)))
-    return digits, True
+    return digits
 
 
 def _byte_ranges(column: pa.Array) -> tuple[Rows, Rows, npt.NDArray[np.uint8]]:

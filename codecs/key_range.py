@@ -15,8 +15,9 @@ from decimal import Decimal
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from persist.codecs.part import Part
+from persist.codecs.part import Part, decode_part
 from persist.codecs.scalars import scalar_from_json, scalar_to_json
 from persist.codecs.schema import CollectionSchema
 
@@ -44,6 +45,15 @@ class KeyRange:
         return not (
             (self.lower is not None and order(part.keys[-1]) < order(self.lower))
             or (self.upper is not None and order(part.keys[0]) >= order(self.upper))
+        )
+
+    def covers(self, part: Part, schema: CollectionSchema) -> bool:
+        """Return True only if every key of part is inside."""
+        if self.is_all or part.keys is None:
+            return self.is_all
+        order = key_order(schema)
+        return (self.lower is None or order(self.lower) <= order(part.keys[0])) and (
+            self.upper is None or order(part.keys[-1]) < order(self.upper)
         )
 
     def rows(self, keys: pa.Table, schema: CollectionSchema) -> tuple[int, int]:
@@ -77,6 +87,27 @@ class KeyRange:
             end = at[following] if following < len(at) else part.rows
         return start, max(start, end)
 
+    def decode(
+        self,
+        data: bytes,
+        part: Part,
+        schema: CollectionSchema,
+        *,
+        columns: Sequence[str],
+        filter: pc.Expression | None = None,
+    ) -> pa.Table:
+        """Verify and decode the updates of part whose keys are inside; arguments and errors as for `decode_part`.
+
+        Row groups without any of them are not decoded.
+        """
+        if self.covers(part, schema):
+            return decode_part(data, part, schema, columns=columns, filter=filter)
+        keys = [name for name in schema.key_names if name not in columns]
+        within = self.bracket(part, schema)
+        table = decode_part(data, part, schema, columns=[*columns, *keys], filter=filter, within=within)
+        start, end = self.rows(table, schema)
+        return table.slice(start, end - start).select(list(columns))
+
 
 def key_ranges(parts: Sequence[Part], schema: CollectionSchema, count: int) -> list[KeyRange]:
     """Return at most count ranges that cover the key space and hold about equally many rows of parts.
@@ -87,12 +118,7 @@ def key_ranges(parts: Sequence[Part], schema: CollectionSchema, count: int) -> l
         return [KeyRange()]
     order = key_order(schema)
     weighted = sorted(
-        (
-            (key, part.rows / len(part.keys))
-            for part in parts
-            if part.keys is not None
-            for key in part.keys
-        ),
+        ((key, part.rows / len(part.keys)) for part in parts if part.keys is not None for key in part.keys),
         key=lambda sample: order(sample[0]),
     )
     step = sum(rows for _, rows in weighted) / count

@@ -146,6 +146,7 @@ def decode_part(
     *,
     columns: Sequence[str] | None = None,
     filter: pc.Expression | None = None,
+    within: tuple[int, int] | None = None,
     use_threads: bool = True,
 ) -> pa.Table:
     """Verify a part's bytes, then read its updates.
@@ -158,6 +159,7 @@ def decode_part(
             read.
         filter: keeps the rows for which it is true; over any columns of the schema. Row groups whose
             statistics exclude it are not read.
+        within: an interval `[start, end)` of rows outside of which nothing is wanted; a hint, more may be returned.
         use_threads: whether Arrow may decode columns in parallel.
 
     Raises:
@@ -173,7 +175,12 @@ def decode_part(
         return from_parquet(buffer, schema.arrow, columns=names, rows=part.rows, use_threads=use_threads)
 
     if filter is None:
-        return _decoded(part, lambda: read_all(columns))
+        return _decoded(
+            part,
+            lambda: from_parquet(
+                buffer, schema.arrow, columns=columns, rows=part.rows, use_threads=use_threads, within=within
+            ),
+        )
     _decoded(part, lambda: read_all([]))
     try:
         return scan_parquet(buffer, schema.arrow, columns=columns, filter=filter, use_threads=use_threads)

@@ -22,7 +22,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pyarrow.types as pt
 
@@ -71,9 +70,18 @@ def to_parquet(table: pa.Table, *, sorted_by: int, row_group_rows: int) -> bytes
 
 
 def from_parquet(
-    data: pa.Buffer, schema: pa.Schema, *, columns: Sequence[str], rows: int, use_threads: bool
+    data: pa.Buffer,
+    schema: pa.Schema,
+    *,
+    columns: Sequence[str],
+    rows: int,
+    use_threads: bool,
+    within: tuple[int, int] | None = None,
 ) -> pa.Table:
     """Read columns of a file that must hold exactly schema and that many rows.
+
+    Args:
+        within: an interval `[start, end)` of rows; the row groups that hold some of them are read whole, others not.
 
     Raises:
         ValueError: the file says otherwise about itself.
@@ -81,7 +89,11 @@ def from_parquet(
     """
     with pq.ParquetFile(pa.BufferReader(data)) as file:
         _check_file(file, schema, rows)
-        table = file.read(columns=list(columns), use_threads=use_threads)
+        if within is not None:
+            groups, rows = _row_groups(file, within)
+            table = file.read_row_groups(groups, columns=list(columns), use_threads=use_threads)
+        else:
+            table = file.read(columns=list(columns), use_threads=use_threads)
     if table.num_rows != rows:
         raise ValueError(f"it holds {table.num_rows} rows, and its descriptor says {rows}")
     return _from_storage(table, schema, columns)
@@ -91,7 +103,10 @@ def scan_parquet(
     data: pa.Buffer, schema: pa.Schema, *, columns: Sequence[str], filter: pc.Expression, use_threads: bool
 ) -> pa.Table:
     """Read the rows of a file that filter keeps, skipping row groups whose statistics exclude it."""
-    fragment = ds.ParquetFileFormat().make_fragment(data)
+    # Here, because importing it imports pandas where there is one, which every worker process would wait for.
+    from pyarrow.dataset import ParquetFileFormat
+
+    fragment = ParquetFileFormat().make_fragment(data)
     projection = {name: pc.field(name) for name in columns}
     table = fragment.to_table(
         schema=fragment.physical_schema, columns=projection, filter=filter, use_threads=use_threads
@@ -137,6 +152,19 @@ def _check_file(file: pq.ParquetFile, schema: pa.Schema, rows: int) -> None:
         raise ValueError(f"it holds the columns {_listed(found)} where {_listed(schema)} belong")
     if file.metadata.num_rows != rows:
         raise ValueError(f"it holds {file.metadata.num_rows} rows, and its descriptor says {rows}")
+
+
+def _row_groups(file: pq.ParquetFile, within: tuple[int, int]) -> tuple[list[int], int]:
+    """Return the row groups that hold any of the rows within, and how many rows these groups hold."""
+    groups: list[int] = []
+    start = rows = 0
+    for group in range(file.metadata.num_row_groups):
+        end = start + file.metadata.row_group(group).num_rows
+        if start < within[1] and end > within[0]:
+            groups.append(group)
+            rows += end - start
+        start = end
+    return groups, rows
 
 
 def _listed(schema: pa.Schema) -> str:

@@ -3,7 +3,7 @@
     update = ((key, value), time, diff)
     key, value = the value itself for one field or a codec, a tuple for several fields, None for unit
 
-Tuples are transposed with `zip` and converted column by column; only when that fails are they looked at one
+Tuples are transposed and converted column by column; only when that fails are they looked at one
 by one, to name the first that is wrong.
 """
 

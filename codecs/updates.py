@@ -80,12 +80,21 @@ def _as_table(data: Any) -> pa.Table | None:
         return pa.Table.from_batches([data])
     if hasattr(data, "__arrow_c_stream__"):
         try:
-            return pa.RecordBatchReader.from_stream(data).read_all()
+            return pa.RecordBatchReader.from_stream(_with_index(data)).read_all()
         except (pa.ArrowException, TypeError) as error:
             raise SchemaMismatch(
                 f"{type(data).__name__} does not give Arrow record batches ({error}): give a table or a frame"
             ) from error
     return None
+
+
+def _with_index(data: Any) -> Any:
+    """Return a pandas frame with its named index among its columns, and other data as it is.
+
+    pandas streams an index as a column itself, unless its values happen to be a range.
+    """
+    names = getattr(getattr(data, "index", None), "names", ()) if hasattr(data, "columns") else ()
+    return data.reset_index() if any(n is not None and n not in data.columns for n in names) else data
 
 
 def _iterable(data: Any) -> Iterable[Any]:

@@ -34,26 +34,26 @@ class Changes(ArrowResult):
     def __init__(self, scan: Scan, reading: Reading) -> None:
         self.lower = scan.time_lower
         self.upper = scan.time_upper
-        self._scan = scan
+        self.scan = scan
         self._reading = reading
 
     @property
     def schema(self) -> pa.Schema:
         """The columns asked for, `_time` and `_diff`."""
-        return pa.schema([self._scan.schema.arrow.field(n) for n in (*self._scan.columns, "_time", "_diff")])
+        return pa.schema([self.scan.schema.arrow.field(n) for n in (*self.scan.columns, "_time", "_diff")])
 
     def slices(self, count: int) -> list[Scan]:
         """Return at most count plans for `read_changes` that together are these changes."""
-        return self._scan.slices(count)
+        return self.scan.slices(count)
 
     def updates(self) -> Iterator[tuple[tuple[Any, Any], int, int]]:
         """Yield `((key, value), time, diff)` tuples."""
         for table in self._tables():
-            yield from to_tuples(table, self._scan.schema)
+            yield from to_tuples(table, self.scan.schema)
 
     def _tables(self) -> Iterator[pa.Table]:
-        for scan in self._scan.time_slices():
+        for scan in self.scan.time_slices():
             yield read_changes(scan, *self._reading())
 
     def __repr__(self) -> str:
-        return f"Changes({self.lower}, {self.upper}, columns={list(self._scan.columns)})"
+        return f"Changes({self.lower}, {self.upper}, columns={list(self.scan.columns)})"

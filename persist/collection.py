@@ -1,6 +1,7 @@
 """One collection, as a client sees it: write, seal, read as of a time, follow changes."""
 
 from collections.abc import Sequence
+from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -8,11 +9,11 @@ import pyarrow.compute as pc
 
 from persist.antichain import Antichain
 from persist.changes import Changes, read_changes
-from persist.codecs import TIME_MAX, CollectionSchema, to_updates
+from persist.codecs import TIME_MAX, CollectionSchema, Part, to_updates
 from persist.errors import AsOfCompacted, AsOfNotSealed, InvalidUsage
 from persist.future import CommitFuture
 from persist.listen import Listen, Progress
-from persist.operations import Step
+from persist.operations import Step, Write
 from persist.records import AllowCompaction, Destroy, Seal
 from persist.scan import Scan
 from persist.snapshot import Form, Snapshot, check_columns, check_filter, read_snapshot, snapshot_scan
@@ -140,8 +141,11 @@ class Collection:
         _check_time("upper", upper, most=TIME_MAX + 1)
         if lower > upper:
             raise InvalidUsage(f"changes({lower}, {upper}) is backwards: the interval is [lower, upper), so lower <= upper")
-        contents = self._sealed(upper - 1, timeout_s) if upper > lower else self._contents()
+        contents = self._contents()
         _check_since(contents, lower)
+        if upper > lower and contents.upper.has_beyond(upper - 1):
+            contents = self._sealed(upper - 1, timeout_s)
+            _check_since(contents, lower)
         return Changes(self._changes_scan(contents, lower, upper, columns, filter), self.client._reading)
 
     def listen(self, as_of: int) -> Listen:
@@ -170,6 +174,22 @@ class Collection:
         times = pa.repeat(pa.scalar(time, pa.int64()), len(found))
         updates = found.add_column(len(self.schema.names), self.schema.arrow.field("_time"), times)
         return self._listen(time + 1, Progress(updates, Antichain(time + 1)))
+
+    def commit_parts(
+        self, parts: Sequence[Part], *, seal: Antichain | None = None
+    ) -> CommitFuture:
+        """Append parts that were stored with `persist.part_writer.PartWriter`, and perhaps seal, as one commit.
+
+        For engines whose tasks encode and upload by themselves. Parts of a commit that is rejected are deleted.
+        """
+        steps: list[Step] = []
+        if parts:
+            uploaded: Future[tuple[Part, ...]] = Future()
+            uploaded.set_result(tuple(parts))
+            steps.append(Write(self.id, self.schema, min(part.time_min for part in parts), 0, uploaded))
+        if seal is not None:
+            steps.append(self._seal_step(seal))
+        return self.client._submit("commit_parts", steps, {self.id: self.name})
 
     def __repr__(self) -> str:
         return f"<Collection {self.name!r} at {self.client.url}>"

@@ -64,6 +64,8 @@ def decode_framed(data: bytes, kind: type[F], key: str) -> F:
         head = msgspec.json.decode(body, type=_Head)
         if head.format > FORMAT:
             raise IncompatibleVersion(key, head.format, FORMAT)
+        if head.format < 1:
+            raise CorruptBlob(key, f"it has the impossible format version {head.format}")
         return msgspec.json.decode(body, type=kind)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise CorruptBlob(key, f"it is not a valid {kind.__name__.lower()}: {error}") from error

@@ -16,11 +16,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from persist.blob import Blob, CorruptBlob
-from persist.codecs import CollectionSchema, KeyRange, Part, decode_part, key_ranges
+from persist.codecs import ROW_GROUP_ROWS, CollectionSchema, KeyRange, Part, key_ranges
 
 Reading = Callable[[], tuple[Blob, Executor]]  # What a client reads with; raises ClientClosed after its close.
 
 SLICE_ROWS_TARGET = 2_000_000
+AMPLIFICATION_MAX = 4  # Decoding is several times cheaper than consolidating what was decoded.
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +63,23 @@ class Scan:
         return [replace(self, keys=keys).pruned() for keys in ranges]
 
     def slices_of_rows(self, rows_target: int = SLICE_ROWS_TARGET) -> "list[Scan]":
-        """Return slices of about rows_target updates each."""
-        return self.slices(max(1, -(-self.rows_max // rows_target)))
+        """Return slices of about rows_target updates each, or larger ones where slicing finely would cost too much.
+
+        A part that several slices overlap is decoded for each of them, by row groups. Where parts overlap each other in
+        key, as in raw history, that adds up: no more slices are made than `AMPLIFICATION_MAX` allows.
+        """
+        count = max(1, -(-self.rows_max // rows_target))
+        while True:
+            slices = self.slices(count)
+            decoded = sum(scan.decoded_rows_max for scan in slices)
+            if count == 1 or decoded <= AMPLIFICATION_MAX * self.rows_max:
+                return slices
+            count = max(1, count // 2)
+
+    @property
+    def decoded_rows_max(self) -> int:
+        """An upper bound of the number of updates that are decoded, whole row groups at a time."""
+        return sum(_decoded_rows(part, self.keys, self.schema) for part in self.parts)
 
     def time_slices(self, rows_target: int = SLICE_ROWS_TARGET) -> "list[Scan]":
         """Return scans of about rows_target updates each that together are this one, in time order.
@@ -98,13 +114,19 @@ class Scan:
         inside = part.time_min >= self.time_lower and part.time_max < self.time_upper
         columns = list(wanted) if inside or "_time" in wanted else [*wanted, "_time"]
         data = read_part(blob, part)
-        table = decode_part(data, part, self.schema, columns=columns, filter=self.filter, keys=self.keys)
+        table = self.keys.decode(data, part, self.schema, columns=columns, filter=self.filter)
         if not inside:
             time = table["_time"]
             table = table.filter(
                 pc.and_(pc.greater_equal(time, self.time_lower), pc.less(time, self.time_upper))
             )
         return table.select(list(wanted))
+
+
+def _decoded_rows(part: Part, keys: KeyRange, schema: CollectionSchema) -> int:
+    start, end = keys.bracket(part, schema)
+    group = ROW_GROUP_ROWS
+    return min(part.rows, -(-end // group) * group) - start // group * group
 
 
 def read_part(blob: Blob, part: Part) -> bytes:

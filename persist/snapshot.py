@@ -122,28 +122,28 @@ class Snapshot(ArrowResult):
             raise InvalidUsage(f'form={form!r} is not a form of a snapshot: use "rows" or "diff"')
         self.as_of = scan.time_upper - 1
         self.form: Form = form
-        self._scan = scan
+        self.scan = scan
         self._reading = reading
 
     @property
     def schema(self) -> pa.Schema:
         """The columns asked for, and `_diff` in form "diff"."""
-        names = [*self._scan.columns, *(["_diff"] if self.form == "diff" else [])]
-        return pa.schema([self._scan.schema.arrow.field(name) for name in names])
+        names = [*self.scan.columns, *(["_diff"] if self.form == "diff" else [])]
+        return pa.schema([self.scan.schema.arrow.field(name) for name in names])
 
     def slices(self, count: int) -> list[Scan]:
         """Return at most count plans for `read_snapshot` that together are this snapshot."""
-        return self._scan.slices(count)
+        return self.scan.slices(count)
 
     def count(self) -> int:
         """Return the sum of all multiplicities: the number of rows, when none is negative.
 
         Reads `_time` and `_diff` only, and those only of parts that hold later updates too, unless there is a filter.
         """
-        whole = self._scan.filter is None
-        inside = [p for p in self._scan.parts if whole and p.time_max <= self.as_of]
-        others = tuple(p for p in self._scan.parts if not (whole and p.time_max <= self.as_of))
-        scan = replace(self._scan, parts=others, columns=())
+        whole = self.scan.filter is None
+        inside = [p for p in self.scan.parts if whole and p.time_max <= self.as_of]
+        others = tuple(p for p in self.scan.parts if not (whole and p.time_max <= self.as_of))
+        scan = replace(self.scan, parts=others, columns=())
         diffs = scan.updates(*self._reading(), with_time=False)
         return sum(part.diff_sum for part in inside) + _exact_sum(diffs["_diff"])
 
@@ -154,18 +154,18 @@ class Snapshot(ArrowResult):
             InvalidUsage: only some of the columns were asked for.
             CodecMismatch: a user's codec is needed and was not given to create_or_load.
         """
-        if set(self._scan.columns) != set(self._scan.schema.names):
+        if set(self.scan.columns) != set(self.scan.schema.names):
             raise InvalidUsage("rows() needs all columns, and this snapshot has a selection; use to_arrow() for those")
         convert = to_rows if self.form == "rows" else to_tuples
         for table in self._tables():
-            yield from convert(table, self._scan.schema)
+            yield from convert(table, self.scan.schema)
 
     def _tables(self) -> Iterator[pa.Table]:
-        for scan in self._scan.slices_of_rows():
+        for scan in self.scan.slices_of_rows():
             yield read_snapshot(scan, self.form, *self._reading())
 
     def __repr__(self) -> str:
-        return f"Snapshot(as_of={self.as_of}, form={self.form!r}, columns={list(self._scan.columns)})"
+        return f"Snapshot(as_of={self.as_of}, form={self.form!r}, columns={list(self.scan.columns)})"
 
 
 def _exact_sum(diffs: pa.ChunkedArray) -> int:

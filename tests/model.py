@@ -46,10 +46,10 @@ class ModelCollection:
         return {record: n for record, n in sums.items() if n}
 
     def changes(self, lower: int, upper: int) -> dict[Any, int]:
-        if upper > lower and self.upper is not None and upper > self.upper:
-            raise ModelError("AsOfNotSealed")
         if lower <= self.since and (lower, self.since) != (0, 0):
             raise ModelError("AsOfCompacted")
+        if upper > lower and self.upper is not None and upper > self.upper:
+            raise ModelError("AsOfNotSealed")
         sums: Counter[Any] = Counter()
         for record, time, diff in self.updates:
             if lower <= time < upper:

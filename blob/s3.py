@@ -1,0 +1,276 @@
+"""A blob store in an S3 bucket, by boto3.
+
+`create` is a PUT with `If-None-Match: *`, through a client that never retries: boto3 would repeat a PUT whose answer
+was lost, and then take the 412 that its own first attempt caused for somebody else's win. All other requests are
+idempotent and are retried by boto3's standard mode. What an error means for the caller is told by
+`persist.blob.s3_errors`.
+
+Every PUT carries a CRC32 of its body, which S3 verifies before it stores anything, and boto3 again on a whole GET.
+
+One client pair per object; use from any number of threads, but not across `fork`: open the URL again in the child.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from persist.blob.errors import CorruptBlob, InvalidUsage, StoreMisconfigured
+from persist.blob.options import as_float, as_int, as_text, check_options
+from persist.blob.protocol import KEY_BYTES_MAX, BlobEntry, check_key, check_range, is_key
+from persist.blob.s3_errors import S3ErrorMap
+
+S3_KEY_BYTES_MAX = 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class S3Options:
+    """How to reach and use a bucket. What is None is left to boto3: environment, ~/.aws, instance role.
+
+    Attributes:
+        endpoint_url: another server than AWS, such as `http://127.0.0.1:9000`.
+        region: such as "eu-central-1".
+        profile: a profile of ~/.aws/config.
+        access_key_id, secret_access_key, session_token: credentials; never shown in messages.
+        server_side_encryption: "AES256", "aws:kms" or "aws:kms:dsse", sent with every PUT.
+        sse_kms_key_id: the KMS key to encrypt with.
+        addressing_style: "auto", "path" (most other servers need it) or "virtual".
+        max_pool_connections: sockets kept per client; enough for the threads of one process.
+        max_attempts: tries per request, the first included, other than for `create`, which has one.
+        connect_timeout_s, read_timeout_s: how long to wait for a connection, and for the next bytes.
+    """
+
+    endpoint_url: str | None = None
+    region: str | None = None
+    profile: str | None = None
+    access_key_id: str | None = field(default=None, repr=False)
+    secret_access_key: str | None = field(default=None, repr=False)
+    session_token: str | None = field(default=None, repr=False)
+    server_side_encryption: str | None = None
+    sse_kms_key_id: str | None = None
+    addressing_style: str = "auto"
+    max_pool_connections: int = 32
+    max_attempts: int = 5
+    connect_timeout_s: float = 10.0
+    read_timeout_s: float = 60.0
+
+    def __post_init__(self) -> None:
+        _check_choice(
+            "server_side_encryption", self.server_side_encryption, ("AES256", "aws:kms", "aws:kms:dsse")
+        )
+        _check_choice("addressing_style", self.addressing_style, ("auto", "path", "virtual"))
+        if self.sse_kms_key_id and not (self.server_side_encryption or "").startswith("aws:kms"):
+            raise InvalidUsage(
+                'sse_kms_key_id is given without server_side_encryption="aws:kms". Give both or none.'
+            )
+        if (self.access_key_id is None) != (self.secret_access_key is None):
+            raise InvalidUsage("access_key_id and secret_access_key belong together. Give both or none.")
+        if self.endpoint_url is not None:
+            _check_endpoint(self.endpoint_url)
+
+    @classmethod
+    def from_mapping(cls, options: Mapping[str, Any]) -> "S3Options":
+        """Read options by name; numbers may be text. Raises InvalidUsage for an unknown name or a bad value."""
+        converters = {"int": as_int, "float": as_float}
+        known = {
+            f.name: converters.get(str(getattr(f.type, "__name__", f.type)), as_text) for f in fields(cls)
+        }
+        return cls(**check_options(options, known, "S3"))
+
+
+class S3Blob:
+    """The keys below `s3://bucket/prefix`. A value costs one request per call, a listing one per 1,000 keys.
+
+    A value is one PUT, so at most 5 GB. The store must support conditional writes, as AWS S3 does.
+
+    Args:
+        bucket: its name.
+        prefix: what keys start with, without a slash at either end; may be empty.
+        options: see S3Options; a mapping is read as `S3Options.from_mapping` does.
+
+    Raises:
+        InvalidUsage: a prefix or option that is not allowed, or boto3 is not installed.
+        StoreMisconfigured: a profile or region that does not exist. A bucket that does not exist and missing
+            credentials show at the first request.
+    """
+
+    def __init__(
+        self, bucket: str, prefix: str = "", options: S3Options | Mapping[str, Any] | None = None
+    ) -> None:
+        _check_place(bucket, prefix)
+        self._bucket, self._prefix = bucket, prefix
+        self._options = options if isinstance(options, S3Options) else S3Options.from_mapping(options or {})
+        secrets = (self._options.access_key_id, self._options.secret_access_key, self._options.session_token)
+        self._errors = S3ErrorMap(self.url, bucket, tuple(filter(None, secrets)))
+        self._once, self._retrying = self._connect()
+        self._with_put = {"ChecksumAlgorithm": "CRC32"}
+        if self._options.server_side_encryption:
+            self._with_put["ServerSideEncryption"] = self._options.server_side_encryption
+        if self._options.sse_kms_key_id:
+            self._with_put["SSEKMSKeyId"] = self._options.sse_kms_key_id
+
+    def __repr__(self) -> str:
+        return f"S3Blob({self.url!r}, {self._options!r})"
+
+    @property
+    def url(self) -> str:
+        """`s3://bucket/prefix`."""
+        return f"s3://{self._bucket}/{self._prefix}".rstrip("/")
+
+    def get(self, key: str, range: tuple[int, int] | None = None) -> bytes | None:
+        """Return the value at key or its bytes `[start, end)`; None when there is none."""
+        where = self._where(key)
+        if range is None:
+            return self._get(key, where)
+        start, end = check_range(range)
+        # HTTP has no empty range, and whether the key exists must be found out all the same.
+        found = self._get(key, {**where, "Range": f"bytes={start}-{max(start, end - 1)}"})
+        return None if found is None else found[: end - start]
+
+    def set(self, key: str, value: bytes) -> None:
+        """Store value at key, replacing what was there."""
+        where = self._where(key)
+        try:
+            self._retrying.put_object(**where, Body=value, **self._with_put)
+        except Exception as error:
+            raise self._errors.of_write("set", key, error, retried=self._options.max_attempts > 1) from error
+
+    def create(self, key: str, value: bytes) -> bool:
+        """Store value at key if there is none; return whether this call stored it. One attempt only."""
+        where = self._where(key)
+        try:
+            self._once.put_object(**where, Body=value, IfNoneMatch="*", **self._with_put)
+        except Exception as error:
+            if self._errors.code(error) == "PreconditionFailed":
+                return False
+            raise self._errors.of_write("create", key, error, retried=False) from error
+        return True
+
+    def list(self, prefix: str, start_after: str | None = None) -> Iterator[BlobEntry]:
+        """Yield entries whose key starts with prefix, in key order, a page of 1,000 at a time."""
+        base = self._full("")
+        query: dict[str, Any] = {"Bucket": self._bucket, "Prefix": base + prefix}
+        if start_after is not None:
+            query["StartAfter"] = base + start_after
+        while True:
+            try:
+                page = self._retrying.list_objects_v2(**query)
+            except Exception as error:
+                raise self._errors.of_read("list", prefix, error) from error
+            for found in page.get("Contents", ()):
+                key = found["Key"][len(base) :]
+                if is_key(key):  # Not so the empty objects that some tools make to stand for folders.
+                    yield BlobEntry(key, found["Size"], found["LastModified"].timestamp())
+            if not page.get("IsTruncated"):
+                return
+            query["ContinuationToken"] = page["NextContinuationToken"]
+
+    def delete(self, key: str) -> None:
+        """Remove key; a key that does not exist is no error."""
+        where = self._where(key)
+        try:
+            self._retrying.delete_object(**where)
+        except Exception as error:
+            raise self._errors.of_write(
+                "delete", key, error, retried=self._options.max_attempts > 1
+            ) from error
+
+    def close(self) -> None:
+        """Close the connections of both clients."""
+        self._once.close()
+        self._retrying.close()
+
+    def _get(self, key: str, query: Mapping[str, str]) -> bytes | None:
+        try:
+            answer = self._retrying.get_object(**query)
+            with answer["Body"] as body:
+                value: bytes = body.read()
+                return value
+        except Exception as error:
+            code = self._errors.code(error)
+            if code == "NoSuchKey":
+                return None
+            if code == "InvalidRange":
+                return b""  # The range begins at or beyond the end.
+            if type(error).__name__ == "FlexibleChecksumError":
+                raise CorruptBlob(
+                    key, "S3 sent other bytes than those that its checksum was made of"
+                ) from error
+            raise self._errors.of_read("get", key, error) from error
+
+    def _full(self, key: str) -> str:
+        return f"{self._prefix}/{key}" if self._prefix else key
+
+    def _where(self, key: str) -> dict[str, str]:
+        return {"Bucket": self._bucket, "Key": self._full(check_key(key))}
+
+    def _connect(self) -> tuple[Any, Any]:
+        """Return the client that never retries and the one that does."""
+        try:
+            import boto3
+            from botocore.config import Config
+        except ImportError as error:
+            raise InvalidUsage(
+                f"{self.url} needs boto3, which is not installed. Run: pip install 'persist-collections[s3]'"
+            ) from error
+        options = self._options
+        config = Config(
+            connect_timeout=options.connect_timeout_s,
+            read_timeout=options.read_timeout_s,
+            max_pool_connections=options.max_pool_connections,
+            s3={"addressing_style": options.addressing_style},
+        )
+        try:
+            session = boto3.Session(
+                aws_access_key_id=options.access_key_id,
+                aws_secret_access_key=options.secret_access_key,
+                aws_session_token=options.session_token,
+                region_name=options.region,
+                profile_name=options.profile,
+            )
+            once, retrying = (
+                session.client(
+                    "s3",
+                    endpoint_url=options.endpoint_url,
+                    config=config.merge(Config(retries={"mode": "standard", "total_max_attempts": attempts})),
+                )
+                for attempts in (1, options.max_attempts)
+            )
+        except Exception as error:
+            raise self._errors.of_setup(error) from error
+        return once, retrying
+
+
+def _check_place(bucket: str, prefix: str) -> None:
+    if not bucket or "/" in bucket or "@" in bucket:
+        raise InvalidUsage(
+            "the S3 bucket's name is missing, or has a '/' or '@' in it. Give the bucket alone; credentials go into "
+            "the options access_key_id and secret_access_key."
+        )
+    if bucket.endswith("--x-s3"):
+        raise StoreMisconfigured(
+            f"bucket {bucket!r} is a directory bucket, which does not list keys in order. Use a general purpose bucket."
+        )
+    if prefix and not is_key(prefix):
+        raise InvalidUsage(
+            f"prefix {prefix!r} is not allowed: give segments joined by '/', none of them empty, '.' or '..', "
+            "without control characters"
+        )
+    longest = S3_KEY_BYTES_MAX - KEY_BYTES_MAX - 1
+    if len(prefix.encode()) > longest:
+        raise InvalidUsage(f"prefix {prefix[:40]!r}… is too long: at most {longest} bytes of UTF-8")
+
+
+def _check_choice(name: str, value: str | None, allowed: tuple[str, ...]) -> None:
+    if value is not None and value not in allowed:
+        raise InvalidUsage(
+            f"storage option {name}={value!r} is not allowed: give one of {', '.join(allowed)}"
+        )
+
+
+def _check_endpoint(endpoint_url: str) -> None:
+    scheme, separator, rest = endpoint_url.partition("://")
+    if scheme not in ("http", "https") or not separator or not rest or "@" in rest:
+        raise InvalidUsage(
+            "storage option endpoint_url is not allowed: give http://host:port or https://host:port, "
+            "without a user name or password"
+        )

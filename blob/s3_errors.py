@@ -1,0 +1,152 @@
+"""What an error of boto3 means: the caller's mistake, nothing happened, or the outcome is unknown.
+
+A write is Unavailable only if S3 said itself that it stored nothing (an answer with an S3 error code that means so) or
+if no connection came about. A 5xx, a dropped connection, a timeout, or an answer by something in between (which has no
+S3 error code) leaves the outcome open: Indeterminate. So does any error of a request that boto3 may have retried,
+because the attempt before the last may have been the one that landed.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from persist.blob.errors import Indeterminate, PersistError, StoreMisconfigured, Unavailable
+
+# S3 refused before doing anything, and the same request may succeed later.
+_REFUSED_FOR_NOW = {
+    "ConditionalRequestConflict",
+    "OperationAborted",
+    "RequestTimeout",
+    "SlowDown",
+    "ServiceUnavailable",
+    "Throttling",
+    "ThrottlingException",
+    "TooManyRequests",
+    "TooManyRequestsException",
+    "RequestLimitExceeded",
+}
+_NO_CONNECTION = ("EndpointConnectionError", "ConnectTimeoutError", "ProxyConnectionError")
+_NO_CREDENTIALS = (
+    "NoCredentialsError",
+    "PartialCredentialsError",
+    "CredentialRetrievalError",
+    "NoAuthTokenError",
+    "TokenRetrievalError",
+    "SSOError",
+    "LoginError",
+    "UnknownCredentialError",
+)
+_BAD_SETUP = (
+    "ValidationError",
+    "ParamValidationError",
+    "BaseEndpointResolverError",
+    "NoRegionError",
+    "InvalidRegionError",
+    "ProfileNotFound",
+    "ConfigParseError",
+    "ConfigNotFound",
+    "EndpointProviderError",
+)
+_ADVICE = {
+    "NoSuchBucket": "Create the bucket, or correct the URL, region or endpoint.",
+    "AccessDenied": (
+        "Grant these credentials s3:GetObject, s3:PutObject, s3:DeleteObject and s3:ListBucket (without the last, "
+        "S3 answers so for a key that does not exist, too)."
+    ),
+    "NotImplemented": "The store must support conditional writes (If-None-Match): use one that does.",
+    "RequestTimeTooSkewed": "Set this machine's clock.",
+    "InvalidAccessKeyId": "Correct the credentials.",
+    "SignatureDoesNotMatch": "Correct the credentials.",
+    "ExpiredToken": "Renew the credentials and open the location again.",
+    "InvalidObjectState": "The object was moved to an archive storage class: restore it.",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class S3ErrorMap:
+    """Turns an exception of boto3 into one of ours, with a message that names the store and never a secret."""
+
+    url: str
+    bucket: str
+    secrets: tuple[str, ...] = field(repr=False)
+
+    def code(self, error: Exception) -> str:
+        """Return the S3 error code of an answer, '' for any other exception."""
+        code = str(_response(error).get("Error", {}).get("Code", ""))
+        if code == "412":  # An answer without a body has the status for a code.
+            return "PreconditionFailed"
+        return code
+
+    def of_setup(self, error: Exception) -> PersistError:
+        """Return what to raise when no client can be made."""
+        return StoreMisconfigured(f"cannot use {self.url}: {self._text(error)}. Correct the storage options.")
+
+    def of_read(self, action: str, key: str, error: Exception) -> PersistError:
+        """Return what to raise for a get or list that failed."""
+        what = f"cannot {action} {key!r} at {self.url}"
+        return self._misconfigured(what, error) or Unavailable(
+            f"{what}: {self._text(error)}. Check that the store is up and reachable, then try again."
+        )
+
+    def of_write(self, action: str, key: str, error: Exception, *, retried: bool) -> PersistError:
+        """Return what to raise for a set, create or delete that failed.
+
+        Args:
+            retried: whether the client may have sent the request more than once.
+        """
+        what = f"cannot {action} {key!r} at {self.url}"
+        if self._did_nothing(error, retried=retried):
+            return self._misconfigured(what, error) or Unavailable(
+                f"{what}: {self._text(error)}. Nothing was changed; try again after a pause."
+            )
+        return Indeterminate(
+            f"{action} of {key!r} at {self.url} got no clear answer: {self._text(error)}. It may or may not have "
+            "happened: read the key before trying again."
+        )
+
+    def _did_nothing(self, error: Exception, *, retried: bool) -> bool:
+        if _is_a(error, (*_NO_CREDENTIALS, *_BAD_SETUP)) or "CERTIFICATE_VERIFY_FAILED" in str(error):
+            return True
+        if _is_a(error, _NO_CONNECTION):
+            return not retried  # An earlier attempt may have got through.
+        metadata = _response(error).get("ResponseMetadata", {})
+        if not metadata or metadata.get("RetryAttempts", 0):
+            return False
+        code = self.code(error)
+        answered_by_s3 = bool(code) and not code.isdigit()
+        status = int(metadata.get("HTTPStatusCode", 0))
+        return answered_by_s3 and (code in _REFUSED_FOR_NOW or 300 <= status < 500 or status == 501)
+
+    def _misconfigured(self, what: str, error: Exception) -> StoreMisconfigured | None:
+        """Return the error for the caller's mistakes, None for all that may pass."""
+        code = self.code(error)
+        status = int(_response(error).get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
+        if code == "NoSuchBucket":
+            return StoreMisconfigured(f"{what}: bucket {self.bucket!r} does not exist. {_ADVICE[code]}")
+        if _is_a(error, _NO_CREDENTIALS):
+            return StoreMisconfigured(
+                f"{what}: no AWS credentials ({self._text(error)}). Give storage options access_key_id and "
+                "secret_access_key, or profile, or set up credentials as for the aws command."
+            )
+        if _is_a(error, _BAD_SETUP) or "CERTIFICATE_VERIFY_FAILED" in str(error):
+            return StoreMisconfigured(f"{what}: {self._text(error)}. Correct the URL or the storage options.")
+        if code in _REFUSED_FOR_NOW or status == 429 or not (300 <= status < 500 or status == 501):
+            return None
+        advice = _ADVICE.get(code, "Correct the URL, the storage options or the bucket's set-up.")
+        return StoreMisconfigured(f"{what}: {self._text(error)}. {advice}")
+
+    def _text(self, error: Exception) -> str:
+        answer = _response(error).get("Error", {})
+        text = f"{answer.get('Code')}: {answer.get('Message')}" if answer else f"{type(error).__name__}: {error}"
+        for secret in self.secrets:
+            text = text.replace(secret, "***")
+        return text.rstrip(".")
+
+
+def _response(error: Exception) -> dict[str, dict[str, Any]]:
+    response = getattr(error, "response", None)
+    return response if isinstance(response, dict) else {}
+
+
+def _is_a(error: Exception, names: tuple[str, ...]) -> bool:
+    """Tell by class name, so that this module does not import botocore."""
+    return any(cls.__name__ in names for cls in type(error).__mro__)

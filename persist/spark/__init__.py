@@ -1,0 +1,16 @@
+"""Collections as a Spark data source, through `pyspark.sql.datasource`: `format("persist")`.
+
+Spark finds it by itself, through the package `pyspark_persist`; where that package cannot be seen (an editable install,
+away from the checkout), call `register(spark)` once for a session.
+"""
+
+from pyspark.sql import SparkSession
+
+from persist.spark.source import PersistDataSource
+
+__all__ = ["PersistDataSource", "register"]
+
+
+def register(spark: SparkSession) -> None:
+    """Make `format("persist")` known to a session."""
+    spark.dataSource.register(PersistDataSource)

@@ -1,0 +1,91 @@
+"""Arrow types of collections and the types Spark has for them.
+
+Spark has no unsigned, half-precision or large types, one unit of time (microseconds) and one of dates. A column is
+read as the narrowest Spark type that holds all its values; what Spark cannot hold at all is refused with its name.
+
+    uint8, uint16, uint32, uint64   short, int, long, decimal(20, 0)
+    float16                         float
+    large and fixed-size types      string, binary, array
+    date64                          date
+    timestamp, duration, time of any unit    microseconds; a value with nanoseconds is an error when it is read
+    decimal256                      decimal, if its precision is at most 38
+"""
+
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.types as pt
+from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
+from pyspark.sql.types import StructType
+
+from persist.errors import InvalidUsage, SchemaMismatch
+
+_WIDENED = {
+    pa.uint8(): pa.int16(),
+    pa.uint16(): pa.int32(),
+    pa.uint32(): pa.int64(),
+    pa.uint64(): pa.decimal128(20, 0),
+    pa.float16(): pa.float32(),
+    pa.large_string(): pa.string(),
+    pa.large_binary(): pa.binary(),
+    pa.date64(): pa.date32(),
+}
+
+
+def spark_schema(arrow: pa.Schema) -> StructType:
+    """Return the schema in which Spark reads columns of an Arrow schema; every field is nullable but times and diffs.
+
+    Raises:
+        SchemaMismatch: Spark has no type for a column.
+    """
+    return from_arrow_schema(pa.schema([field.with_type(_spark_type(field.type, field.name)) for field in arrow]))
+
+
+def as_spark_expects(table: pa.Table, schema: StructType) -> pa.Table:
+    """Return table in exactly the Arrow form that Spark expects of schema.
+
+    Raises:
+        InvalidUsage: a value does not fit, such as a timestamp with nanoseconds.
+    """
+    target = to_arrow_schema(schema, timezone="UTC")
+    try:
+        return table.cast(target)
+    except pa.ArrowInvalid as error:
+        raise InvalidUsage(
+            f"a value cannot be given to Spark: {error}. Select other columns with the option 'columns', or read it in Python."
+        ) from error
+
+
+def _spark_type(type_: pa.DataType, column: str) -> pa.DataType:
+    if type_ in _WIDENED:
+        return _WIDENED[type_]
+    if pt.is_fixed_size_binary(type_):
+        return pa.binary()
+    if pt.is_timestamp(type_):
+        return pa.timestamp("us", type_.tz)
+    if pt.is_duration(type_):
+        return pa.duration("us")
+    if pt.is_time(type_):
+        return pa.time64("us")
+    if pt.is_decimal(type_):
+        return _decimal(type_, column)
+    if pt.is_nested(type_):
+        return _nested(type_, column)
+    return type_
+
+
+def _decimal(type_: Any, column: str) -> pa.DataType:
+    if type_.precision > 38:
+        raise SchemaMismatch(
+            f"column {column!r} of type {type_} does not fit Spark, whose decimals have at most 38 digits. "
+            "Select other columns with the option 'columns'."
+        )
+    return pa.decimal128(type_.precision, type_.scale)
+
+
+def _nested(type_: Any, column: str) -> pa.DataType:
+    if pt.is_struct(type_):
+        return pa.struct([field.with_type(_spark_type(field.type, column)) for field in type_])
+    if pt.is_map(type_):
+        return pa.map_(_spark_type(type_.key_type, column), _spark_type(type_.item_type, column))
+    return pa.list_(_spark_type(type_.value_type, column))

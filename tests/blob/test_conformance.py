@@ -1,0 +1,228 @@
+"""What every store must do, whatever it is made of: the promises of `persist.blob.protocol`."""
+
+import random
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
+
+import pytest
+from persist.blob import Blob, InvalidUsage
+
+from tests.blob.places import Place
+
+ODD_KEYS = [
+    "plain",
+    "a b",
+    " leading space",
+    "trailing space ",
+    "a%20b",
+    "a+b",
+    "100%",
+    "query?x=1",
+    "fragment#1",
+    "k=v&l=w",
+    "tilde~",
+    "quotes'\"",
+    "<xml>&amp;",
+    "back\\slash",
+    "star*[a]{b}",
+    "colon:semi;comma,at@bang!dollar$(paren)|^`",
+    ".hidden",
+    "dots..in",
+    "trailing.dot.",
+    "Upper",
+    "upper",
+    "UPPER/lower",
+    "é composed",
+    "e\u0301 combining",
+    "ß ẞ ſ",
+    "日本語/キー",
+    "emoji 🎉/👩‍👩‍👧",
+    "\uffee before 🎉 in UTF-8, after it in UTF-16",
+    "right-to-left שלום",
+    "long/" + "é" * 100,
+    "/".join(["deep"] * 40),
+]
+
+
+def keys_of(blob: Blob, prefix: str = "", start_after: str | None = None) -> list[str]:
+    return [entry.key for entry in blob.list(prefix, start_after)]
+
+
+def test_an_absent_key_has_no_value(blob: Blob) -> None:
+    assert blob.get("absent") is None
+    assert blob.get("absent", (0, 10)) is None
+    assert blob.get("absent/below", (3, 3)) is None
+    assert keys_of(blob) == []
+
+
+def test_what_was_created_or_set_is_read_back(blob: Blob) -> None:
+    assert blob.create("folder/created", b"one")
+    blob.set("folder/set", b"two")
+    assert blob.get("folder/created") == b"one"
+    assert blob.get("folder/set") == b"two"
+    assert blob.get("folder") is None
+
+
+def test_create_never_overwrites(blob: Blob) -> None:
+    blob.set("set", b"first")
+    assert blob.create("created", b"first")
+    for key in ("set", "created"):
+        assert not blob.create(key, b"second, and longer")
+        assert not blob.create(key, b"")
+        assert blob.get(key) == b"first"
+
+
+def test_set_overwrites(blob: Blob) -> None:
+    assert blob.create("key", b"created")
+    for value in (b"a longer value than before", b"", b"short"):
+        blob.set("key", value)
+        assert blob.get("key") == value
+        assert [entry.bytes for entry in blob.list("key")] == [len(value)]
+
+
+def test_an_empty_value_is_a_value(blob: Blob) -> None:
+    assert blob.create("empty", b"")
+    assert blob.get("empty") == b""
+    assert blob.get("empty", (0, 5)) == b""
+    assert not blob.create("empty", b"no longer empty")
+    assert [(entry.key, entry.bytes) for entry in blob.list("")] == [("empty", 0)]
+
+
+def test_values_of_64_mib_are_stored_whole(blob: Blob) -> None:
+    value = random.Random(64).randbytes(64 << 20)
+    assert blob.create("large", value)
+    assert blob.get("large") == value
+    assert blob.get("large", (len(value) - 5, len(value) + 5)) == value[-5:]
+    assert [entry.bytes for entry in blob.list("large")] == [64 << 20]
+    blob.set("large", value[::-1])
+    assert blob.get("large") == value[::-1]
+
+
+@pytest.mark.parametrize(
+    ("start", "end"),
+    [(0, 10), (0, 4), (3, 7), (9, 10), (8, 12), (0, 0), (4, 4), (10, 11), (10, 10), (99, 120)],
+)
+def test_a_range_is_cut_at_the_end_of_the_value(blob: Blob, start: int, end: int) -> None:
+    blob.set("key", b"0123456789")
+    assert blob.get("key", (start, end)) == b"0123456789"[start:end]
+
+
+@pytest.mark.parametrize("wrong", [(-1, 3), (5, 4), (-2, -1)])
+def test_a_range_that_is_none_is_refused(blob: Blob, wrong: tuple[int, int]) -> None:
+    blob.set("key", b"0123456789")
+    with pytest.raises(InvalidUsage, match="range="):
+        blob.get("key", wrong)
+
+
+def test_a_key_can_be_deleted_twice_and_created_again(blob: Blob) -> None:
+    blob.set("folder/key", b"1")
+    blob.set("folder/other", b"2")
+    blob.delete("folder/key")
+    blob.delete("folder/key")
+    blob.delete("never/was")
+    assert blob.get("folder/key") is None
+    assert keys_of(blob) == ["folder/other"]
+    assert blob.create("folder/key", b"3")
+    assert blob.get("folder/key") == b"3"
+
+
+def test_odd_characters_in_keys_are_kept_apart_and_listed_as_they_are(blob: Blob) -> None:
+    for number, key in enumerate(ODD_KEYS):
+        assert blob.create(key, str(number).encode()), key
+    for number, key in enumerate(ODD_KEYS):
+        assert not blob.create(key, b"again"), key
+        assert blob.get(key) == str(number).encode(), key
+        assert keys_of(blob, key)[0] == key
+    in_order = sorted(ODD_KEYS, key=str.encode)
+    assert keys_of(blob) == in_order
+    for before, after in zip(in_order, in_order[1:], strict=False):
+        assert keys_of(blob, "", before)[0] == after
+    for key in ODD_KEYS:
+        blob.delete(key)
+    assert keys_of(blob) == []
+
+
+@pytest.mark.parametrize(
+    "key",
+    ["", "/a", "a/", "a//b", ".", "a/../b", "a\nb", "a\0b", "\ud800", "x" * 201, "a/" * 500 + "a", ".tmp-a"],
+)
+def test_a_key_that_could_not_be_stored_everywhere_is_refused(blob: Blob, key: str) -> None:
+    calls = (blob.get, blob.delete, lambda k: blob.set(k, b""), lambda k: blob.create(k, b""))
+    for call in calls:
+        with pytest.raises(InvalidUsage, match=r"blob key .* is not allowed"):
+            call(key)
+    assert keys_of(blob) == []
+
+
+def test_a_listing_goes_on_past_one_page(place: Place, blob: Blob) -> None:
+    # Numbers without leading zeros, so that byte order is not the order in which they are made.
+    pages = [f"page/{number}" for number in range(1050)]
+    around = ["page", "page.", "pag/e", "page0", "pages/1"] if not place.url.startswith("/") else ["page0"]
+    with ThreadPoolExecutor(16) as pool:
+        assert all(pool.map(lambda key: blob.create(key, b"x"), pages + around))
+    in_order = sorted(pages, key=str.encode)
+    assert keys_of(blob, "page/") == in_order
+    assert keys_of(blob) == sorted(pages + around, key=str.encode)
+    assert keys_of(blob, "page/10") == [key for key in in_order if key.startswith("page/10")]
+    assert keys_of(blob, "page/", in_order[3]) == in_order[4:]
+    assert keys_of(blob, "page/", in_order[1001]) == in_order[1002:]
+    assert keys_of(blob, "page/", "page/5!not there") == [key for key in in_order if key > "page/5!"]
+    assert keys_of(blob, "page/", "before") == in_order
+    assert keys_of(blob, "page/", "page/999") == []
+    assert keys_of(blob, "page/", "z") == []
+    assert keys_of(blob, "nothing/") == []
+    assert [entry.key for entry in islice(blob.list("page/"), 2)] == in_order[:2]
+
+
+def test_an_entry_tells_size_and_time_of_the_last_change(blob: Blob) -> None:
+    began_s = time.time()
+    blob.set("key", b"12345")
+    (entry,) = blob.list("key")
+    assert (entry.key, entry.bytes) == ("key", 5)
+    assert began_s - 2 <= entry.modified_s <= time.time() + 2
+
+
+def test_another_client_sees_what_a_call_that_returned_has_done(place: Place, blob: Blob) -> None:
+    other = place.open()
+    for number in range(5):
+        assert blob.create(f"log/{number}", b"")
+        assert keys_of(other, "log/") == [f"log/{n}" for n in range(number + 1)]
+        assert not other.create(f"log/{number}", b"late")
+    blob.delete("log/0")
+    assert other.get("log/0") is None
+    assert keys_of(other, "log/")[0] == "log/1"
+    other.close()
+
+
+def test_a_reader_never_sees_part_of_a_value_that_is_set(place: Place, blob: Blob) -> None:
+    values = [bytes([65 + n]) * (300_000 + 50_000 * n) for n in range(4)]
+    blob.set("key", values[0])
+    done = threading.Event()
+
+    def read() -> set[bytes | None]:
+        reader = place.open()
+        seen = set()
+        while not done.is_set():
+            seen.add(reader.get("key"))
+        reader.close()
+        return seen
+
+    with ThreadPoolExecutor(2) as pool:
+        readers = [pool.submit(read) for _ in range(2)]
+        for number in range(40):
+            blob.set("key", values[number % 4])
+        done.set()
+    for reader in readers:
+        assert reader.result() <= set(values)
+
+
+def test_the_url_opens_the_same_store_and_close_may_be_called_twice(place: Place) -> None:
+    first = place.open()
+    first.set("key", b"value")
+    second = Place(first.url, place.options).open()
+    assert second.get("key") == b"value"
+    for blob in (first, second):
+        blob.close()
+        blob.close()

@@ -1,0 +1,150 @@
+"""Which store a URL and its options lead to, and what a wrong one is told."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from persist.blob import Blob, FileBlob, FsspecBlob, InvalidUsage, MemoryBlob, S3Blob, open_blob
+
+CREDENTIALS = {"access_key_id": "AKIDSECRET", "secret_access_key": "hunter2", "session_token": "tokenhunter3"}
+S3_OPTIONS: dict[str, Any] = {"region": "us-east-1", **CREDENTIALS}
+
+
+def folder_of(blob: Blob) -> str:
+    assert isinstance(blob, FileBlob)
+    return blob.url
+
+
+def test_a_path_and_a_file_url_open_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+
+    assert folder_of(open_blob(str(tmp_path / "a b"))) == f"{tmp_path}/a b"
+    assert folder_of(open_blob(tmp_path / "a")) == f"{tmp_path}/a"
+    assert folder_of(open_blob(f"file://{tmp_path}/a%20b")) == f"{tmp_path}/a b"
+    assert folder_of(open_blob(f"file://localhost{tmp_path}/a")) == f"{tmp_path}/a"
+    assert folder_of(open_blob("relative")) == f"{tmp_path}/relative"
+    assert folder_of(open_blob("~/below")) == f"{tmp_path}/home/below"
+    assert folder_of(open_blob("with:colon")) == f"{tmp_path}/with:colon"
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_relative_path_means_the_folder_it_meant_when_it_was_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    blob = open_blob("location")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+
+    blob.set("key", b"value")
+
+    assert (tmp_path / "location" / "key").read_bytes() == b"value"
+
+
+def test_memory_urls_of_one_name_share_a_store() -> None:
+    one, same, other = (open_blob(f"memory://{name}") for name in ("shared", "shared", "other"))
+
+    one.set("key", b"value")
+
+    assert isinstance(one, MemoryBlob)
+    assert same.get("key") == b"value"
+    assert other.get("key") is None
+
+
+@pytest.mark.parametrize("scheme", ["s3", "s3a", "S3"])
+def test_an_s3_url_opens_s3_by_boto3(scheme: str) -> None:
+    blob = open_blob(f"{scheme}://bucket/some/prefix/", S3_OPTIONS)
+
+    assert isinstance(blob, S3Blob)
+    assert blob.url == "s3://bucket/some/prefix"
+    blob.close()
+
+
+def test_fsspec_opens_what_is_asked_of_it_and_what_only_it_knows(tmp_path: Path) -> None:
+    assert isinstance(open_blob("fsspec+s3://bucket/prefix"), FsspecBlob)
+    assert isinstance(open_blob(f"fsspec+file://{tmp_path}"), FsspecBlob)
+    assert isinstance(open_blob("http://127.0.0.1:9/prefix"), FsspecBlob)
+
+
+@pytest.mark.parametrize("url", ["fsspec+s3://bucket/prefix", "s3://bucket/prefix", "memory://name", "/some/folder"])
+def test_the_url_of_a_store_opens_it_again(url: str) -> None:
+    options = S3_OPTIONS if url.startswith("s3:") else {}
+    assert open_blob(open_blob(url, options).url, options).url == url
+
+
+def test_an_unknown_scheme_is_told_the_known_ones_and_not_shown_its_url() -> None:
+    with pytest.raises(InvalidUsage, match=r"unknown scheme 'gopher'.*file://, s3://, memory://.*gs") as raised:
+        open_blob("gopher://user:hunter2@host/path")
+
+    assert "hunter2" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("url", "message"),
+    [
+        ("", "give a folder or a URL"),
+        ("a\0b", "give a folder or a URL"),
+        ("memory://", "write memory://name"),
+        ("s3://", "s3://bucket/prefix"),
+        ("s3:///prefix", "s3://bucket/prefix"),
+        ("s3://bucket/a/../b", "none of them empty, '.' or '..'"),
+        ("s3://bucket//a", "none of them empty, '.' or '..'"),
+        ("s3://bucket/" + "long/" * 40, "too long"),
+        ("s3://name--use1-az4--x-s3/prefix", "directory bucket"),
+        ("file://host/path", "file:///absolute/path"),
+        ("fsspec+gopher://host/path", "gopher:// is not known to fsspec"),
+        ("gs://bucket/prefix", "needs a package that is not installed.*gcsfs"),
+    ],
+)
+def test_a_wrong_location_is_told_what_is_right(url: str, message: str) -> None:
+    with pytest.raises(InvalidUsage, match=message):
+        open_blob(url, S3_OPTIONS if url.startswith("s3:") else {})
+
+
+@pytest.mark.parametrize("url", ["s3://AKID:hunter2@bucket/prefix", "sftp://user:hunter2@host/path"])
+def test_credentials_in_a_url_are_refused_and_not_repeated(url: str) -> None:
+    with pytest.raises(InvalidUsage, match="storage.options") as raised:
+        open_blob(url)
+
+    assert "hunter2" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("url", "options", "message"),
+    [
+        ("/some/folder", {"region": "x"}, "'region' is not an option of a folder; it takes: fsync"),
+        ("/some/folder", {"fsync": "perhaps"}, "'fsync' of a folder.*it takes true or false"),
+        ("memory://name", {"fsync": True}, "'fsync' is not an option of memory://; it takes: none"),
+        ("s3://bucket", {"acess_key": "hunter2"}, "'acess_key' is not an option of S3; it takes: .*access_key_id"),
+        ("s3://bucket", {"max_attempts": "many"}, "'max_attempts' of S3"),
+        ("s3://bucket", {"max_attempts": 0}, "'max_attempts' of S3.*positive whole number"),
+        ("s3://bucket", {"read_timeout_s": "nan"}, "'read_timeout_s' of S3.*positive number"),
+        ("s3://bucket", {"region": 7}, "'region' of S3.*a text"),
+    ],
+)
+def test_a_wrong_option_is_told_what_is_right(url: str, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidUsage, match=message) as raised:
+        open_blob(url, options)
+
+    assert "hunter2" not in str(raised.value)
+
+
+def test_options_may_be_text_as_spark_passes_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(descriptor: int) -> None:
+        raise AssertionError("fsync was called")
+
+    monkeypatch.setattr(os, "fsync", refuse)
+    open_blob(tmp_path, {"fsync": "False"}).set("key", b"value")
+    texts = {"max_attempts": "3", "max_pool_connections": "4", "connect_timeout_s": "0.5"}
+    open_blob("s3://bucket", {**S3_OPTIONS, **texts}).close()
+
+
+def test_no_credential_is_shown_by_a_store(tmp_path: Path) -> None:
+    blob = open_blob("s3://bucket/prefix", S3_OPTIONS)
+
+    for secret in CREDENTIALS.values():
+        assert secret not in repr(blob) + str(blob) + blob.url
+    blob.close()

@@ -1,0 +1,93 @@
+"""Sixteen threads and four processes race to create the same keys."""
+
+import json
+import subprocess
+import sys
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+
+import pytest
+from persist.blob import Blob
+
+from tests.blob.places import Place
+from tests.blob.race import is_candidate, race, share
+from tests.servers.fixtures import ROOT
+
+THREADS = 16
+PROCESSES = 4
+KEYS = [f"log/{number:020d}" for number in range(200)]
+
+
+@contextmanager
+def racer_process(
+    place: Place, racer: int, keys: list[str]
+) -> Iterator[tuple[Callable[[], None], Callable[[], list[str]]]]:
+    """Run a racer in a process of its own; gives what starts it and what returns the keys that it won."""
+    command = [sys.executable, "-m", "tests.blob.race"]
+    with subprocess.Popen(
+        command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        stdin, stdout = process.stdin, process.stdout
+        stdin.write(f"{place.to_json()}\n{json.dumps([racer, keys])}\n")
+        stdin.flush()
+
+        def start() -> None:
+            assert stdout.readline() == "ready\n", "the racer did not start; its error is above"
+            stdin.write("go\n")
+            stdin.flush()
+
+        def won() -> list[str]:
+            keys_won: list[str] = json.loads(stdout.readline())
+            return keys_won
+
+        yield start, won
+
+
+def watch(blob: Blob, done: threading.Event) -> int:
+    """Read all keys again and again; return how many reads found a value. Each is whole, and stays as it is."""
+    seen: dict[str, bytes] = {}
+    reads = 0
+    while True:
+        is_last = done.is_set()
+        for key in KEYS:
+            value = blob.get(key)
+            if value is not None:
+                reads += 1
+                assert is_candidate(key, value), f"{key} holds part of a value, {len(value)} bytes"
+                assert seen.setdefault(key, value) == value, f"{key} changed"
+            else:
+                assert key not in seen
+        if is_last:
+            assert len(seen) == len(KEYS)
+            return reads
+
+
+@pytest.mark.timeout(120)
+def test_each_key_has_exactly_one_winner_and_no_reader_sees_part_of_its_value(
+    place: Place, blob: Blob
+) -> None:
+    processes = PROCESSES if place.is_shared else 0
+    racers = THREADS + processes
+    shares = [share(n, KEYS, THREADS + PROCESSES, place.racers_of_a_key) for n in range(racers)]
+    # Those threads that try the same keys start on each together.
+    groups: dict[str, threading.Barrier] = {}
+    for keys in {keys[0]: keys for keys in shares}.values():
+        groups[keys[0]] = threading.Barrier(sum(keys == s for s in shares[:THREADS]))
+    done = threading.Event()
+    with ExitStack() as stack, ThreadPoolExecutor(THREADS + 1) as pool:
+        others = [stack.enter_context(racer_process(place, n, shares[n])) for n in range(THREADS, racers)]
+        for start, _ in others:
+            start()
+        watching = pool.submit(watch, blob, done)
+        running = [pool.submit(race, blob, n, shares[n], groups[shares[n][0]].wait) for n in range(THREADS)]
+        won = [key for racer in running for key in racer.result()]
+        for _, keys_won in others:
+            won += keys_won()
+        done.set()
+        assert watching.result() >= len(KEYS)
+    assert Counter(won) == dict.fromkeys(KEYS, 1)

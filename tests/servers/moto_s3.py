@@ -1,0 +1,51 @@
+"""A real S3 server on loopback for tests: moto over HTTP, in a process of its own.
+
+Run as `python -m tests.servers.moto_s3`; prints its port, and ends when its standard input does, so that it cannot
+outlive the tests that started it.
+
+moto checks `If-None-Match` and stores in two steps, so that two writers can both win. One lock around all that writes
+objects makes it keep the promise that S3 makes.
+"""
+
+import logging
+import sys
+import threading
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+_WRITES = ("put_object", "copy_object", "_key_response_post", "_key_response_delete")
+
+
+def _locked(call: Callable[..., Any], lock: AbstractContextManager[Any]) -> Callable[..., Any]:
+    def locked(*args: Any, **kwargs: Any) -> Any:
+        with lock:
+            return call(*args, **kwargs)
+
+    return locked
+
+
+def _make_writes_atomic() -> None:
+    from moto.s3.responses import S3Response
+
+    lock = threading.RLock()
+    for name in _WRITES:
+        setattr(S3Response, name, _locked(getattr(S3Response, name), lock))
+
+
+def main() -> None:
+    """Serve on a free port of 127.0.0.1 until standard input ends."""
+    from moto.server import DomainDispatcherApplication, create_backend_app
+    from werkzeug.serving import make_server
+
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)
+    _make_writes_atomic()
+    server = make_server("127.0.0.1", 0, DomainDispatcherApplication(create_backend_app), threaded=True)
+    print(server.server_port, flush=True)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    sys.stdin.read()
+    server.shutdown()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,85 @@
+"""The checksummed frame: whatever happens to the bytes, nothing wrong is believed."""
+
+import json
+
+import pytest
+import xxhash
+from hypothesis import given
+from hypothesis import strategies as st
+
+from persist.blob import CorruptBlob, IncompatibleVersion, PersistError
+from persist.envelope import decode_framed, encode_framed
+from persist.records import Create, Record, Seal
+
+RECORD = Record(
+    location="0" * 32,
+    seqno=7,
+    commit="1" * 32,
+    writer="a test",
+    written_ms=1,
+    mutations=(Create("2" * 32, "orders", {"key": None, "value": None}), Seal("2" * 32, (11,))),
+)
+DATA = encode_framed(RECORD)
+
+
+def resealed(body: dict[str, object]) -> bytes:
+    """Return body under a right checksum, as an attacker or another implementation could write it."""
+    body.pop("checksum", None)
+    raw = json.dumps(body).encode()[:-1]
+    return raw + b',"checksum":"' + xxhash.xxh3_128_hexdigest(raw).encode() + b'"}\n'
+
+
+def test_it_is_one_line_of_json_that_any_tool_reads() -> None:
+    assert DATA.endswith(b"\n")
+    assert DATA.count(b"\n") == 1
+    assert json.loads(DATA)["mutations"][1] == {"kind": "seal", "collection": "2" * 32, "upper": [11]}
+    assert decode_framed(DATA, Record, "log/7") == RECORD
+
+
+def test_every_flipped_bit_is_found_and_the_blob_is_named() -> None:
+    for at in range(len(DATA)):
+        for bit in range(8):
+            damaged = bytearray(DATA)
+            damaged[at] ^= 1 << bit
+            with pytest.raises(CorruptBlob, match="log/7"):
+                decode_framed(bytes(damaged), Record, "log/7")
+
+
+def test_every_truncation_and_extension_is_found() -> None:
+    for length in range(len(DATA)):
+        with pytest.raises(CorruptBlob):
+            decode_framed(DATA[:length], Record, "log/7")
+    with pytest.raises(CorruptBlob):
+        decode_framed(DATA + b"\n", Record, "log/7")
+
+
+def test_a_newer_format_is_refused_and_not_called_corrupt() -> None:
+    newer = resealed({**json.loads(DATA), "format": 2, "something": "new"})
+    with pytest.raises(IncompatibleVersion, match="format version 2") as caught:
+        decode_framed(newer, Record, "log/7")
+    assert (caught.value.key, caught.value.found, caught.value.supported) == ("log/7", 2, 1)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"unknown": 1},
+        {"seqno": "7"},
+        {"persist": "checkpoint"},
+        {"mutations": [{"kind": "explode", "collection": "x"}]},
+        {"mutations": [{"kind": "seal", "collection": "x", "upper": [1.5]}]},
+        {"format": 0},
+        {"format": -1},
+    ],
+)
+def test_well_formed_nonsense_under_a_right_checksum_is_corrupt(change: dict[str, object]) -> None:
+    with pytest.raises(CorruptBlob):
+        decode_framed(resealed({**json.loads(DATA), **change}), Record, "log/7")
+
+
+@given(st.binary(max_size=200))
+def test_arbitrary_bytes_raise_nothing_but_our_errors(data: bytes) -> None:
+    sealed = data + b',"checksum":"' + xxhash.xxh3_128_hexdigest(data).encode() + b'"}\n'
+    for candidate in (data, sealed):
+        with pytest.raises(PersistError):
+            decode_framed(candidate, Record, "log/7")
