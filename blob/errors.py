@@ -14,7 +14,7 @@ class InvalidUsage(PersistError, ValueError):
 
 
 class StoreMisconfigured(InvalidUsage):
-    """The store cannot work as it was named or set up: a missing bucket, refused or missing credentials, a bad option."""
+    """The store cannot work as it is set up: no such bucket, no right to it, no credentials, a bad option."""
 
 
 class ReadOnlyStore(InvalidUsage):

@@ -2,18 +2,20 @@
 
 A value is a file; a key's segments are folders. How a value becomes visible:
 
-    create: temporary file -> write -> fsync -> link to the name, which fails if it exists -> unlink the temporary
-            -> fsync of the folder
+    create: temporary file -> write -> fsync -> link to the name, which fails if it exists
+            -> unlink the temporary -> fsync of the folder
     set:    temporary file -> write -> fsync -> rename over the name -> fsync of the folder
 
-A reader therefore sees all of a value or none, and a call that returned survives a power cut. `rename` would not be
-exclusive, and `O_EXCL` in place would leave torn files behind a killed process. A new folder is synced in its parent.
+A reader therefore sees all of a value or none, and a call that returned survives a power cut. `rename` would
+not be exclusive, and `O_EXCL` in place would leave torn files behind a killed process. A new folder is
+synced in its parent.
 
-A temporary file is called `.tmp-<uuid>` and is never listed. It stands in the root folder, so that the first write of a
-later client finds those that a killed process left by reading one folder, and removes them once they are an hour old.
+A temporary file is called `.tmp-<uuid>` and is never listed. It stands in the root folder, so that the first
+write of a later client finds those that a killed process left by reading one folder, and removes them once
+they are an hour old.
 
-Folders are made with mode 0700 and files with 0600: a location may hold what only its owner should read. Symbolic links
-below the root are not followed. Folders that become empty stay.
+Folders are made with mode 0700 and files with 0600: a location may hold what only its owner should read.
+Symbolic links below the root are not followed. Folders that become empty stay.
 """
 
 import bisect
@@ -89,7 +91,7 @@ class FileBlob:
         return self._write(key, value, os.link)
 
     def list(self, prefix: str, start_after: str | None = None) -> Iterator[BlobEntry]:
-        """Yield entries whose key starts with prefix, in key order; a folder is read when the iteration reaches it."""
+        """Yield entries whose key starts with prefix, in key order; a folder is read when reached."""
         base = prefix.rpartition("/")[0]
         if base and not is_key(base):
             return  # No key can start so, and '..' must not be followed.
@@ -121,7 +123,7 @@ class FileBlob:
     # Writing.
 
     def _write(self, key: str, value: bytes, publish: Callable[[str, str], None]) -> bool:
-        """Write a temporary file and publish it at key's path; return False if a file is there that publish keeps."""
+        """Write a temporary file and publish it at key's path; return False if publish kept a file."""
         path = self._path(key)
         temporary = os.path.join(self._root, f"{TEMPORARY_PREFIX}{uuid.uuid4().hex}")
         try:
@@ -162,7 +164,7 @@ class FileBlob:
                 _remove_old_temporaries(self._root)
 
     def _sync_after(self, path: str) -> None:
-        """Make a change to path's folder durable. It has happened already, so a failure leaves the outcome open."""
+        """Make a change to path's folder durable; it has happened, so a failure leaves the outcome open."""
         if not self._fsync:
             return
         try:
@@ -178,8 +180,8 @@ class FileBlob:
     def _walk(self, folder: str, prefix: str, after: str) -> Iterator[BlobEntry]:
         """Yield the entries below folder ('' or a key and '/') that match, in key order.
 
-        Text sorts by code point, which is the order of its UTF-8 bytes. A folder sorts as its name and a slash, as
-        its keys do: 'a-b' comes before 'a/b', though 'a' comes before 'a-b'.
+        Text sorts by code point, which is the order of its UTF-8 bytes. A folder sorts as its name and a
+        slash, as its keys do: 'a-b' comes before 'a/b', though 'a' comes before 'a-b'.
         """
         keys = self._children(folder)
         for key in keys[bisect.bisect_left(keys, prefix) :]:
@@ -219,8 +221,8 @@ class FileBlob:
             path = os.path.join(path, segment)
             if os.path.islink(path):
                 raise InvalidUsage(
-                    f"blob key {key!r} is not allowed: {path} is a symbolic link, and those are not followed below the "
-                    "root of a location. Put a real folder or file in its place."
+                    f"blob key {key!r} is not allowed: {path} is a symbolic link, and those are not followed "
+                    "below the root of a location. Put a real folder or file in its place."
                 )
         return path
 
@@ -235,20 +237,21 @@ class FileBlob:
         obstacle = os.path.relpath(_first_non_folder(path) or path, self._root)
         kind = "a folder" if os.path.isdir(path) else "a value"
         return InvalidUsage(
-            f"blob key {key!r} cannot be stored in folder {self._root}: {obstacle!r} is {kind} there, and a folder "
-            "cannot hold both a value 'a' and a value 'a/b'. Use another key."
+            f"blob key {key!r} cannot be stored in folder {self._root}: {obstacle!r} is {kind} there, and a "
+            "folder cannot hold both a value 'a' and a value 'a/b'. Use another key."
         )
 
     def _failed(self, action: str, path: str, error: OSError) -> PersistError:
         tried = f"cannot {action} {path} in folder {self._root}: {error.strerror}"
         if error.errno == errno.EROFS:
-            return StoreMisconfigured(f"{tried}. The file system is mounted read-only: choose another folder.")
+            return StoreMisconfigured(f"{tried}. The file system is read-only: choose another folder.")
         if error.errno in (errno.EACCES, errno.EPERM):
             return StoreMisconfigured(
-                f"{tried}. Give this user the right to {action} there (and to make hard links), or choose another folder."
+                f"{tried}. Give this user the right to {action} there (and to make hard links), or choose "
+                "another folder."
             )
         if error.errno in (errno.EOPNOTSUPP, errno.EXDEV):
-            return StoreMisconfigured(f"{tried}. An atomic create needs hard links: use an ordinary local file system.")
+            return StoreMisconfigured(f"{tried}. An atomic create needs hard links: choose another folder.")
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             return Unavailable(f"{tried}. Nothing was changed. Free some space, then try again.")
         return Unavailable(f"{tried}. Nothing was changed; try again when the disk is well.")
@@ -257,8 +260,9 @@ class FileBlob:
 def _make_folders(root: str, folder: str, *, sync: bool) -> None:
     """Make the folders down to folder, and see to it that each is durable in its parent.
 
-    A folder below the root that exists may have been made by a process that was killed before its fsync, so those are
-    synced whoever made them. Above the root only new folders are: we may have no right to open the others' parents.
+    A folder below the root that exists may have been made by a process that was killed before its fsync, so
+    those are synced whoever made them. Above the root only new folders are: we may have no right to open the
+    others' parents.
     """
     chain = _with_parents(folder)
     missing = [path for path in chain if not os.path.isdir(path)]

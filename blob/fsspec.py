@@ -1,12 +1,13 @@
-"""A blob store in any file system that fsspec knows: Google Cloud Storage, Azure, S3 by s3fs, HTTP, and so on.
+"""A store in any file system that fsspec knows: Google Cloud Storage, Azure, S3 by s3fs, HTTP, and so on.
 
-Only s3fs, gcsfs and adlfs offer an atomic create (`pipe_file(mode="create")`, a conditional PUT by the server), and only
-they can be written to. fsspec's other file systems test for existence first and write then, which two writers pass
-together: those open read-only, and a write raises ReadOnlyStore.
+Only s3fs, gcsfs and adlfs offer an atomic create (`pipe_file(mode="create")`, a conditional PUT by the
+server), and only they can be written to. fsspec's other file systems test for existence first and write
+then, which two writers pass together: those open read-only, and a write raises ReadOnlyStore.
 
-The libraries behind retry by themselves, so that a `create` that landed may come back as False after a lost answer
-(which the protocol allows: False says only that the key exists), and a write that fails leaves its outcome open.
-A listing holds all keys of the folder that the prefix names: the cost is theirs, whatever `start_after` is.
+The libraries behind retry by themselves, so that a `create` that landed may come back as False after a lost
+answer (which the protocol allows: False says only that the key exists), and a write that fails leaves its
+outcome open. A listing holds all keys of the folder that the prefix names: the cost is theirs, whatever
+`start_after` is.
 """
 
 import inspect
@@ -16,11 +17,20 @@ from datetime import datetime
 from typing import Any
 from urllib.parse import quote, unquote
 
-from persist.blob.errors import Indeterminate, InvalidUsage, PersistError, ReadOnlyStore, StoreMisconfigured, Unavailable
+from persist.blob.errors import (
+    Indeterminate,
+    InvalidUsage,
+    PersistError,
+    ReadOnlyStore,
+    StoreMisconfigured,
+    Unavailable,
+)
 from persist.blob.protocol import BlobEntry, check_key, check_range, is_key
 
 ATOMIC = {"s3fs": ("s3", "s3a"), "gcsfs": ("gs", "gcs"), "adlfs": ("abfs", "abfss", "az")}
-_OURS = {"file", "local", "memory", "s3", "s3a"}  # By `persist.blob.locate`; forced with fsspec+s3:// and so on.
+# What `persist.blob.locate` opens without fsspec, unless asked to by fsspec+s3:// and so on.
+_OURS = {"file", "local", "memory", "s3", "s3a"}
+_CONTAINER_BEFORE_AT = ("abfs", "abfss")
 
 
 def known_protocols() -> set[str]:
@@ -43,10 +53,10 @@ class FsspecBlob:
 
     def __init__(self, url: str, options: Mapping[str, Any] | None = None) -> None:
         scheme, _, rest = url.partition("://")
-        if "@" in rest.partition("/")[0] and scheme not in ("abfs", "abfss"):  # There it separates the container.
+        if "@" in rest.partition("/")[0] and scheme not in _CONTAINER_BEFORE_AT:
             raise InvalidUsage(
-                f"the {scheme} URL has a user name or password in it. Pass them as storage options, so that they are "
-                "not logged with the URL."
+                f"the {scheme} URL has a user name or password in it. Pass them as storage options, so that "
+                "they are not logged with the URL."
             )
         self._url = url.rstrip("/")
         self._is_http = scheme in ("http", "https")
@@ -103,7 +113,7 @@ class FsspecBlob:
         return True
 
     def list(self, prefix: str, start_after: str | None = None) -> Iterator[BlobEntry]:
-        """Yield entries whose key starts with prefix, in key order; all are fetched before the first is yielded."""
+        """Yield entries whose key starts with prefix, in key order; all are fetched before the first."""
         base = prefix.rpartition("/")[0]
         if base and not is_key(base):
             return
@@ -162,8 +172,8 @@ class FsspecBlob:
     def _check_writable(self) -> None:
         if not self._is_atomic:
             raise ReadOnlyStore(
-                f"{self.url} is open for reading only: {type(self._fs).__name__} has no atomic create, so two writers "
-                "could overwrite each other. Write to a folder, s3://, gs:// or abfs:// instead."
+                f"{self.url} is open for reading only: {type(self._fs).__name__} has no atomic create, so "
+                "two writers could overwrite each other. Write to a folder, s3://, gs:// or abfs:// instead."
             )
 
     def _failed_read(self, action: str, key: str, error: Exception) -> PersistError:
@@ -175,8 +185,8 @@ class FsspecBlob:
     def _failed_write(self, action: str, key: str, error: Exception) -> PersistError:
         misconfigured = _misconfigured(f"cannot {action} {key!r} at {self.url}", error)
         return misconfigured or Indeterminate(
-            f"{action} of {key!r} at {self.url} got no clear answer: {_text(error)}. It may or may not have happened: "
-            "read the key before trying again."
+            f"{action} of {key!r} at {self.url} got no clear answer: {_text(error)}. It may or may not have "
+            "happened: read the key before trying again."
         )
 
 
@@ -199,8 +209,8 @@ def _open_file_system(url: str, scheme: str, options: dict[str, Any]) -> Any:
     except (TypeError, ValueError) as error:
         names = ", ".join(sorted(options)) or "none"
         raise InvalidUsage(
-            f"fsspec cannot open a {scheme} file system with storage options {names}: {type(error).__name__}. "
-            f"See {kind.__module__}.{kind.__name__} for the ones it takes."
+            f"fsspec cannot open a {scheme} file system with storage options {names}: "
+            f"{type(error).__name__}. See {kind.__module__}.{kind.__name__} for the ones it takes."
         ) from error
 
 
@@ -239,7 +249,7 @@ def _text(error: Exception) -> str:
 
 
 def _modified_s(info: Mapping[str, Any]) -> float:
-    """Return the time of the last change, under whichever name the file system gives it; 0 when it gives none."""
+    """Return the time of the last change, by whatever name the file system gives it; 0 without one."""
     for name in ("LastModified", "mtime", "updated", "last_modified", "created"):
         when = info.get(name)
         if isinstance(when, datetime):

@@ -21,8 +21,8 @@ def open_blob(url: str | os.PathLike[str], options: Mapping[str, Any] | None = N
     """Return the store at url; nothing is asked of it yet, and nothing is created.
 
     Args:
-        url: a path (`~` is expanded), `file:///path`, `s3://bucket/prefix` (or s3a://), `memory://name`, any other
-            scheme that fsspec knows, or `fsspec+<scheme>://…` to have fsspec open what this library could, too.
+        url: a path (`~` is expanded), `file:///path`, `s3://bucket/prefix` (or s3a://), `memory://name`, any
+            other scheme that fsspec knows, or `fsspec+<scheme>://…` to have fsspec open any of these.
         options: for the store; names it does not know are refused.
 
     Raises:
@@ -48,22 +48,23 @@ def open_blob(url: str | os.PathLike[str], options: Mapping[str, Any] | None = N
         return FsspecBlob(text, options)
     # The URL itself is not shown: what is unknown may hold a password.
     raise InvalidUsage(
-        f"the location has the unknown scheme {scheme!r}. Known are: a path, file://, s3://, memory://, and what fsspec "
-        f"has: {', '.join(sorted(known_protocols()))}."
+        f"the location has the unknown scheme {scheme!r}. Known are: a path, file://, s3://, memory://, and "
+        f"what fsspec has: {', '.join(sorted(known_protocols()))}."
     )
 
 
 def _path_of_file_url(url: str) -> str:
     path = unquote(url[len("file://") :]).removeprefix("localhost")
     if not path.startswith("/"):
-        raise InvalidUsage(f"{url!r} is not of the form file:///absolute/path: it has {path.partition('/')[0]!r} for a host")
+        host = path.partition("/")[0]
+        raise InvalidUsage(f"{url!r} is not of the form file:///absolute/path: it has {host!r} for a host")
     return path
 
 
 def _memory_name(url: str) -> str:
     name = url[len("memory://") :].strip("/")
     if not name:
-        raise InvalidUsage(f"{url!r} has no name: write memory://name, where name is one that this process shares")
+        raise InvalidUsage(f"{url!r} has no name: write memory://name, for a store that this process shares")
     return name
 
 
@@ -71,8 +72,8 @@ def _bucket_and_prefix(url: str) -> tuple[str, str]:
     bucket, _, prefix = url.partition("://")[2].partition("/")
     if "@" in bucket:
         raise InvalidUsage(
-            "the S3 URL has a user or password before its bucket. Credentials go into storage_options as access_key_id "
-            "and secret_access_key, where no log shows them."
+            "the S3 URL has a user or password before its bucket. Credentials go into storage_options as "
+            "access_key_id and secret_access_key, where no log shows them."
         )
     if not bucket:
         raise InvalidUsage(f"{url!r} names no bucket: write s3://bucket/prefix")

@@ -92,5 +92,3 @@ class MeteredBlob:
 
     def __repr__(self) -> str:
         return f"MeteredBlob({self._inner!r})"
-
-

@@ -3,9 +3,9 @@
 A key is a relative, `/`-separated path of UTF-8 text. Keys sort by their UTF-8 bytes. A `Blob` has no
 notion of time, collections or formats; everything above it relies on these promises:
 
-- `create` is atomic: of any number of concurrent calls for one key at most one returns True, whatever process or
-  machine it runs in (exactly one, if none of them raised), and the key then holds that call's bytes for ever after
-  (until `set` or `delete`).
+- `create` is atomic: of any number of concurrent calls for one key at most one returns True, in whatever
+  process or machine they run (exactly one, if none of them raised), and the key then holds that call's bytes
+  for ever after (until `set` or `delete`).
 - No reader ever sees part of a value: `get` returns one whole value that somebody stored.
 - A call that returned is durable and visible to every later call of every client (`list` included).
 - An error is determinate (`Unavailable`: nothing happened) or not (`Indeterminate`: it may have, or may yet).
@@ -29,7 +29,7 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
 @dataclass(frozen=True, slots=True)
 class BlobEntry:
-    """One line of a listing: the key, its value's length in bytes, and the store's time of its last change."""
+    """One line of a listing: the key, its value's length, and the store's time of its last change."""
 
     key: str
     bytes: int

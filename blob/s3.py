@@ -1,16 +1,19 @@
 """A blob store in an S3 bucket, by boto3.
 
-`create` is a PUT with `If-None-Match: *`, through a client that never retries: boto3 would repeat a PUT whose answer
-was lost, and then take the 412 that its own first attempt caused for somebody else's win. All other requests are
-idempotent and are retried by boto3's standard mode. What an error means for the caller is told by
-`persist.blob.s3_errors`.
+`create` is a PUT with `If-None-Match: *`, through a client that never retries: boto3 would repeat a PUT
+whose answer was lost, and then take the 412 that its own first attempt caused for somebody else's win. All
+other requests are idempotent and are retried by boto3's standard mode. What an error means for the caller
+is told by `persist.blob.s3_errors`.
 
-Every PUT carries a CRC32 of its body, which S3 verifies before it stores anything, and boto3 again on a whole GET.
+Every PUT carries a CRC32 of its body, which S3 verifies before it stores anything, and boto3 again on a
+whole GET.
 
-One client pair per object; use from any number of threads, but not across `fork`: open the URL again in the child.
+One client pair per object; use from any number of threads, but not across `fork`: open the URL again in the
+child.
 """
 
 from collections.abc import Iterator, Mapping
+from contextlib import closing
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -69,7 +72,7 @@ class S3Options:
 
     @classmethod
     def from_mapping(cls, options: Mapping[str, Any]) -> "S3Options":
-        """Read options by name; numbers may be text. Raises InvalidUsage for an unknown name or a bad value."""
+        """Read options by name; numbers may be text. InvalidUsage for an unknown name or a bad value."""
         converters = {"int": as_int, "float": as_float}
         known = {
             f.name: converters.get(str(getattr(f.type, "__name__", f.type)), as_text) for f in fields(cls)
@@ -182,7 +185,8 @@ class S3Blob:
     def _get(self, key: str, query: Mapping[str, str]) -> bytes | None:
         try:
             answer = self._retrying.get_object(**query)
-            with answer["Body"] as body:
+            # `with` on the body itself gives the raw stream, which verifies neither length nor checksum.
+            with closing(answer["Body"]) as body:
                 value: bytes = body.read()
                 return value
         except Exception as error:
@@ -243,17 +247,18 @@ class S3Blob:
 def _check_place(bucket: str, prefix: str) -> None:
     if not bucket or "/" in bucket or "@" in bucket:
         raise InvalidUsage(
-            "the S3 bucket's name is missing, or has a '/' or '@' in it. Give the bucket alone; credentials go into "
-            "the options access_key_id and secret_access_key."
+            "the S3 bucket's name is missing, or has a '/' or '@' in it. Give the bucket alone; "
+            "credentials go into the options access_key_id and secret_access_key."
         )
     if bucket.endswith("--x-s3"):
         raise StoreMisconfigured(
-            f"bucket {bucket!r} is a directory bucket, which does not list keys in order. Use a general purpose bucket."
+            f"bucket {bucket!r} is a directory bucket, which does not list keys in order. "
+            "Use a general purpose bucket."
         )
     if prefix and not is_key(prefix):
         raise InvalidUsage(
-            f"prefix {prefix!r} is not allowed: give segments joined by '/', none of them empty, '.' or '..', "
-            "without control characters"
+            f"prefix {prefix[:80]!r} is not allowed: give segments joined by '/', none of them empty, "
+            "'.', '..' or longer than 200 bytes, without control characters"
         )
     longest = S3_KEY_BYTES_MAX - KEY_BYTES_MAX - 1
     if len(prefix.encode()) > longest:

@@ -1,9 +1,9 @@
 """What an error of boto3 means: the caller's mistake, nothing happened, or the outcome is unknown.
 
-A write is Unavailable only if S3 said itself that it stored nothing (an answer with an S3 error code that means so) or
-if no connection came about. A 5xx, a dropped connection, a timeout, or an answer by something in between (which has no
-S3 error code) leaves the outcome open: Indeterminate. So does any error of a request that boto3 may have retried,
-because the attempt before the last may have been the one that landed.
+A write is Unavailable only if S3 said itself that it stored nothing (an answer with an S3 error code that
+means so) or if no connection came about. A 5xx, a dropped connection, a timeout, or an answer by something
+in between (which has no S3 error code) leaves the outcome open: Indeterminate. So does any error of a
+request that boto3 may have retried, because the attempt before the last may have been the one that landed.
 """
 
 from dataclasses import dataclass, field
@@ -49,8 +49,8 @@ _BAD_SETUP = (
 _ADVICE = {
     "NoSuchBucket": "Create the bucket, or correct the URL, region or endpoint.",
     "AccessDenied": (
-        "Grant these credentials s3:GetObject, s3:PutObject, s3:DeleteObject and s3:ListBucket (without the last, "
-        "S3 answers so for a key that does not exist, too)."
+        "Grant these credentials s3:GetObject, s3:PutObject, s3:DeleteObject and s3:ListBucket (without the "
+        "last, S3 answers so for a key that does not exist, too)."
     ),
     "NotImplemented": "The store must support conditional writes (If-None-Match): use one that does.",
     "RequestTimeTooSkewed": "Set this machine's clock.",
@@ -63,7 +63,7 @@ _ADVICE = {
 
 @dataclass(frozen=True, slots=True)
 class S3ErrorMap:
-    """Turns an exception of boto3 into one of ours, with a message that names the store and never a secret."""
+    """Turns an exception of boto3 into one of ours, whose message names the store and never a secret."""
 
     url: str
     bucket: str
@@ -99,8 +99,8 @@ class S3ErrorMap:
                 f"{what}: {self._text(error)}. Nothing was changed; try again after a pause."
             )
         return Indeterminate(
-            f"{action} of {key!r} at {self.url} got no clear answer: {self._text(error)}. It may or may not have "
-            "happened: read the key before trying again."
+            f"{action} of {key!r} at {self.url} got no clear answer: {self._text(error)}. It may or may not "
+            "have happened: read the key before trying again."
         )
 
     def _did_nothing(self, error: Exception, *, retried: bool) -> bool:
@@ -136,7 +136,9 @@ class S3ErrorMap:
 
     def _text(self, error: Exception) -> str:
         answer = _response(error).get("Error", {})
-        text = f"{answer.get('Code')}: {answer.get('Message')}" if answer else f"{type(error).__name__}: {error}"
+        text = f"{type(error).__name__}: {error}"
+        if answer:
+            text = f"{answer.get('Code')}: {answer.get('Message')}"
         for secret in self.secrets:
             text = text.replace(secret, "***")
         return text.rstrip(".")

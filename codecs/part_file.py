@@ -26,6 +26,7 @@ import pyarrow.parquet as pq
 import pyarrow.types as pt
 
 from persist.codecs.errors import InvalidUpdate
+from persist.codecs.ordering import order_keys
 from persist.codecs.types import children, with_children
 
 _SAMPLE_ROWS = 1024
@@ -127,7 +128,7 @@ def _to_storage(table: pa.Table) -> pa.Table:
 def _cast_exactly(column: pa.ChunkedArray, stored: pa.DataType, name: str) -> pa.ChunkedArray:
     try:
         cast = column.cast(stored)
-        exact = cast.cast(column.type).equals(column)
+        exact = _all_same(cast.cast(column.type), column)
     except pa.ArrowInvalid:
         exact = False
     if not exact:
@@ -137,6 +138,15 @@ def _cast_exactly(column: pa.ChunkedArray, stored: pa.DataType, name: str) -> pa
             "timestamps within 292 million years of 1970, or another type."
         )
     return cast
+
+
+def _all_same(left: pa.ChunkedArray, right: pa.ChunkedArray) -> bool:
+    """Whether two columns are equal, NaN inside nested values being equal to itself."""
+    if not pt.is_nested(left.type):
+        return bool(left.equals(right))
+    both = pa.table({"both": pa.chunked_array([*left.chunks, *right.chunks], type=left.type)})
+    (ranks,) = order_keys(both, ["both"])
+    return bool(ranks[: len(left)].equals(ranks[len(left) :]))
 
 
 def _from_storage(table: pa.Table, schema: pa.Schema, columns: Sequence[str]) -> pa.Table:

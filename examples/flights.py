@@ -177,9 +177,17 @@ def busiest_by_spark(location: str, as_of: int) -> list[tuple[str, int, int]]:
     """Return the same as `busiest_by_python`, by Spark."""
     from pyspark.sql import SparkSession
 
-    builder = SparkSession.builder.master("local[2]").appName("flights").config("spark.ui.enabled", "false")
-    builder = builder.config("spark.sql.shuffle.partitions", "2").config("spark.log.level", "ERROR")
-    spark = builder.config("spark.ui.showConsoleProgress", "false").getOrCreate()
+    spark = (
+        SparkSession.builder.master("local[2]")
+        .appName("flights")
+        .config("spark.ui.enabled", "false")
+        .config("spark.ui.showConsoleProgress", "false")
+        .config("spark.sql.shuffle.partitions", "2")
+        .config("spark.driver.host", "127.0.0.1")
+        .config("spark.driver.bindAddress", "127.0.0.1")
+        .config("spark.log.level", "ERROR")
+        .getOrCreate()
+    )
     try:
         for name in ("aircraft", "airports"):
             reader = spark.read.format("persist").option("collection", name).option("as_of", as_of)

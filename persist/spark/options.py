@@ -6,7 +6,7 @@ Spark gives every option as a string and ignores the case of names. Options of t
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, TypeVar
 
 from persist.antichain import Antichain
@@ -79,6 +79,11 @@ class ReadOptions:
             wait_s=_number("wait", options.get("wait", str(READ_TIMEOUT_S)), float, 0, 1e9),
             storage=storage,
         )
+
+
+    def with_latest(self, as_of: int | None) -> "ReadOptions":
+        """Return these options with as_of in place of "latest"."""
+        return replace(self, as_of=as_of) if self.as_of is None else self
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ The plan is made once, on the driver, from one state of the log: it names immuta
 later, or again, read the same. Tasks talk to the store themselves.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
@@ -19,6 +19,7 @@ from persist.scan import Scan
 from persist.snapshot import Snapshot, read_snapshot
 from persist.spark.filters import expression
 from persist.spark.options import ReadOptions
+from persist.spark.surface import surfaced_errors
 from persist.spark.types import as_spark_expects
 
 SLICE_ROWS_TARGET = 250_000
@@ -34,38 +35,20 @@ class Slice(InputPartition):
         super().__init__(None)
 
 
-class _PushFilters:
-    """`pushFilters` of a reader, for sessions with filter push-down and for those without.
-
-    PySpark refuses a reader that overrides the method when push-down is off, and gives no way to know whether it is.
-    It recognizes an override by the method's function; this one answers as the method that is not overridden.
-    """
-
-    __func__ = DataSourceReader.pushFilters
-
-    def __init__(self, reader: "PersistReader") -> None:
-        self._reader = reader
-
-    def __call__(self, filters: list[Filter]) -> list[Filter]:
-        self._reader.filters = filters
-        return filters  # Spark applies them too: see `persist.spark.filters`.
-
-
 class PersistReader(DataSourceReader):
     """Reads a snapshot or changes of one collection."""
 
     def __init__(self, options: ReadOptions, schema: StructType) -> None:
         self._options = options
         self._schema = schema
-        self.filters: list[Filter] = []
-        self.pushFilters = _PushFilters(self)
+        self._filters: list[Filter] = []
 
     def partitions(self) -> list[InputPartition]:
         """Plan on the driver; raises what `Collection.snapshot` and `changes` raise."""
         options = self._options
-        with open_client(options.location, mode="read", storage_options=options.storage) as client:
+        with surfaced_errors(), open_client(options.location, mode="read", storage_options=options.storage) as client:
             result = planned(client.load(options.collection), options, tuple(self._schema.names))
-            scan = replace(result.scan, filter=expression(self.filters, result.scan.schema.arrow))
+            scan = replace(result.scan, filter=expression(self._filters, result.scan.schema.arrow))
         slices = scan.slices(options.slices) if options.slices else scan.slices_of_rows(SLICE_ROWS_TARGET)
         return [Slice(each) for each in slices]
 
@@ -73,15 +56,26 @@ class PersistReader(DataSourceReader):
         """Read one slice, in a task."""
         if not isinstance(partition, Slice):
             return  # Spark makes up an empty partition when there are none.
-        blob = open_blob(self._options.location, self._options.storage)
-        try:
-            if self._options.form == "changes":
-                table = read_changes(partition.scan, blob)
-            else:
-                table = read_snapshot(partition.scan, self._options.form, blob)
-        finally:
-            blob.close()
-        yield from as_spark_expects(table.select(self._schema.names), self._schema).to_batches(max_chunksize=BATCH_ROWS_MAX)
+        with surfaced_errors():
+            blob = open_blob(self._options.location, self._options.storage)
+            try:
+                if self._options.form == "changes":
+                    table = read_changes(partition.scan, blob)
+                else:
+                    table = read_snapshot(partition.scan, self._options.form, blob)
+            finally:
+                blob.close()
+            table = as_spark_expects(table, self._schema)
+        yield from table.to_batches(max_chunksize=BATCH_ROWS_MAX)
+
+
+class PushingReader(PersistReader):
+    """The same for sessions with filter push-down: PySpark refuses a reader that has this method in any other."""
+
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
+        """Use filters to read less. Spark applies all of them too: see `persist.spark.filters`."""
+        self._filters = filters
+        return filters
 
 
 def planned(collection: Collection, options: ReadOptions, names: tuple[str, ...] | None) -> Snapshot | Changes:

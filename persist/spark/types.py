@@ -49,7 +49,7 @@ def as_spark_expects(table: pa.Table, schema: StructType) -> pa.Table:
     """
     target = to_arrow_schema(schema, timezone="UTC")
     try:
-        return table.cast(target)
+        return table.select(target.names).cast(target)
     except pa.ArrowInvalid as error:
         raise InvalidUsage(
             f"a value cannot be given to Spark: {error}. Select other columns with the option 'columns', or read it in Python."

@@ -6,6 +6,7 @@ whether it landed, they are left.
 """
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -17,8 +18,10 @@ from persist.blob import open_blob
 from persist.client import open as open_client
 from persist.codecs import CollectionSchema, Part, to_updates
 from persist.collection import Collection
+from persist.errors import UpdateNotBeyondUpper
 from persist.part_writer import PartWriter
 from persist.spark.options import WriteOptions
+from persist.spark.surface import surfaced_errors
 
 BUFFER_BYTES_MAX = 128 << 20
 
@@ -36,31 +39,32 @@ class PersistWriter(DataSourceArrowWriter):
     def __init__(self, options: WriteOptions, schema: StructType) -> None:
         """Load the collection and check that the DataFrame fits it, before any task starts."""
         self._options = options
-        with open_client(options.location, storage_options=options.storage) as client:
+        with open_client(options.location, mode="read", storage_options=options.storage) as client:
             collection = client.load(options.collection)
             self._id: str = collection.id
             self._schema: CollectionSchema = collection.schema
+            upper = collection.upper
         self._updates(to_arrow_schema(schema, timezone="UTC").empty_table())
+        if options.time is not None and not upper.has_beyond(options.time):
+            raise UpdateNotBeyondUpper(options.time, upper)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Upload the updates of one task. Memory: up to BUFFER_BYTES_MAX at a time."""
-        blob = open_blob(self._options.location, self._options.storage)
-        uploads = PartWriter(blob)
-        parts: list[Part] = []
-        try:
-            for table in _gathered(iterator):
-                parts += uploads.upload(self._id, self._schema, self._updates(table))
-        except BaseException:
-            uploads.discard(parts)
-            raise
-        finally:
-            blob.close()
-        return Uploaded(tuple(parts))
+        with surfaced_errors(), self._uploads() as uploads:
+            parts: list[Part] = []
+            try:
+                for table in _gathered(iterator):
+                    parts += uploads.upload(self._id, self._schema, self._updates(table))
+            except BaseException:
+                uploads.discard(parts)
+                raise
+            return Uploaded(tuple(parts))
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """Commit all parts, and the seal if one was asked for, as one record; raises what rejects it."""
         parts = [part for message in messages if isinstance(message, Uploaded) for part in message.parts]
-        with open_client(self._options.location, storage_options=self._options.storage) as client:
+        location, storage = self._options.location, self._options.storage
+        with surfaced_errors(), open_client(location, storage_options=storage) as client:
             # By id: the parts were made for this very collection, not for another that has got its name since.
             collection = Collection(client, self._id, self._options.collection, self._schema)
             collection.commit_parts(parts, seal=self._options.seal).result()
@@ -72,11 +76,16 @@ class PersistWriter(DataSourceArrowWriter):
         """
         if all(messages):
             return
-        blob = open_blob(self._options.location, self._options.storage)
-        try:
+        with surfaced_errors(), self._uploads() as uploads:
             for message in messages:
                 if isinstance(message, Uploaded):
-                    PartWriter(blob).discard(message.parts)
+                    uploads.discard(message.parts)
+
+    @contextmanager
+    def _uploads(self) -> Iterator[PartWriter]:
+        blob = open_blob(self._options.location, self._options.storage)
+        try:
+            yield PartWriter(blob)
         finally:
             blob.close()
 

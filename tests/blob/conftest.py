@@ -2,15 +2,20 @@
 
 import uuid
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
-from persist.blob import Blob
 
+from persist.blob import Blob
 from tests.blob.places import Place
 from tests.servers.fixtures import make_bucket
 
+# Numbers without leading zeros, so that byte order is not the order in which they are made; and names around.
+PAGES = [f"page/{number}" for number in range(1050)]
+CROWD = [*PAGES, "page.", "pag/e", "page0", "pages/1"]
 KINDS = ("memory", "metered", "unreliable", "file", "s3", "fsspec")
 
 
@@ -20,12 +25,26 @@ def bucket(s3_options: dict[str, Any]) -> str:
     return make_bucket(s3_options)
 
 
+@pytest.fixture(scope="session")
+def crowd_in_bucket(s3_options: dict[str, Any], bucket: str) -> str:
+    """The prefix of a store with `CROWD` in the bucket, for whatever kind reads it."""
+    with closing(Place(f"s3://{bucket}/crowd", s3_options).open()) as blob:
+        fill(blob, CROWD)
+    return "crowd"
+
+
+def fill(blob: Blob, keys: list[str]) -> None:
+    """Create keys, 16 at a time."""
+    with ThreadPoolExecutor(16) as pool:
+        assert all(pool.map(lambda key: blob.create(key, b"x"), keys))
+
+
 def place_of(kind: str, folder: Path, s3_options: dict[str, Any], bucket: str, prefix: str) -> Place:
     """Return an empty store of a kind."""
     if kind == "file":
         return Place(str(folder / prefix), is_shared=True)
     if kind == "s3":
-        return Place(f"s3://{bucket}/{prefix}", s3_options, is_shared=True, racers_of_a_key=5)
+        return Place(f"s3://{bucket}/{prefix}", s3_options, is_shared=True, racers_of_a_key=2)
     if kind == "fsspec":
         options = {
             "key": s3_options["access_key_id"],
@@ -35,7 +54,7 @@ def place_of(kind: str, folder: Path, s3_options: dict[str, Any], bucket: str, p
                 "region_name": s3_options["region"],
             },
         }
-        return Place(f"fsspec+s3://{bucket}/{prefix}", options, is_shared=True, racers_of_a_key=5)
+        return Place(f"fsspec+s3://{bucket}/{prefix}", options, is_shared=True, racers_of_a_key=2)
     return Place(f"memory://{uuid.uuid4().hex}", wrapper="" if kind == "memory" else kind)
 
 
@@ -46,6 +65,20 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
     s3_options = request.getfixturevalue("s3_options") if needs_server else {}
     bucket = request.getfixturevalue("bucket") if needs_server else ""
     return place_of(request.param, tmp_path, s3_options, bucket, f"test/{uuid.uuid4().hex}")
+
+
+@pytest.fixture(params=KINDS)
+def crowded(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Blob]:
+    """A store of each kind that holds `CROWD`."""
+    if request.param in ("s3", "fsspec"):
+        prefix = request.getfixturevalue("crowd_in_bucket")
+        options, bucket = request.getfixturevalue("s3_options"), request.getfixturevalue("bucket")
+        blob = place_of(request.param, tmp_path, options, bucket, prefix).open()
+    else:
+        blob = place_of(request.param, tmp_path, {}, "", "crowd").open()
+        fill(blob, CROWD)
+    yield blob
+    blob.close()
 
 
 @pytest.fixture

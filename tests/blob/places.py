@@ -1,4 +1,4 @@
-"""The stores that the conformance suite runs against, and how to open one of them again in another process."""
+"""The stores that the conformance suite runs against, and how another process opens one of them."""
 
 import json
 from collections.abc import Callable
@@ -20,7 +20,7 @@ class Place:
 
     Attributes:
         is_shared: other processes can open it, too.
-        racers_of_a_key: how many of 20 racers try each key; a request to a server costs 10 ms of CPU, a file 0.1 ms.
+        racers_of_a_key: how many of 20 racers try each key; fewer where a request costs 10 ms of CPU.
     """
 
     url: str

@@ -1,7 +1,8 @@
 """Racers for `create`: each tries its share of the same keys, with a value that tells whose it is.
 
-As a program (`python -m tests.blob.race`), it is one racer in a process of its own: it reads the place, its own number and
-its keys as lines of JSON, says that it is ready, waits for another line, races, and prints the keys that it won.
+As a program (`python -m tests.blob.race`), it is one racer in a process of its own: it reads the place,
+then its number and its keys, as lines of JSON, says that it is ready, waits for another line, races, and
+prints what it won.
 """
 
 import json
@@ -15,7 +16,7 @@ LINES = 500
 
 
 def candidate(racer: int, key: str) -> bytes:
-    """Return a racer's value for a key, several disk pages long, so that a part of it would not pass for it."""
+    """Return a racer's value for a key, several disk pages long, so that no part passes for it."""
     return f"{racer:02d} {key}\n".encode() * LINES
 
 

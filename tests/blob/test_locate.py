@@ -69,14 +69,18 @@ def test_fsspec_opens_what_is_asked_of_it_and_what_only_it_knows(tmp_path: Path)
     assert isinstance(open_blob("http://127.0.0.1:9/prefix"), FsspecBlob)
 
 
-@pytest.mark.parametrize("url", ["fsspec+s3://bucket/prefix", "s3://bucket/prefix", "memory://name", "/some/folder"])
+@pytest.mark.parametrize(
+    "url", ["fsspec+s3://bucket/prefix", "s3://bucket/prefix", "memory://name", "/some/folder"]
+)
 def test_the_url_of_a_store_opens_it_again(url: str) -> None:
     options = S3_OPTIONS if url.startswith("s3:") else {}
     assert open_blob(open_blob(url, options).url, options).url == url
 
 
 def test_an_unknown_scheme_is_told_the_known_ones_and_not_shown_its_url() -> None:
-    with pytest.raises(InvalidUsage, match=r"unknown scheme 'gopher'.*file://, s3://, memory://.*gs") as raised:
+    with pytest.raises(
+        InvalidUsage, match=r"unknown scheme 'gopher'.*file://, s3://, memory://.*gs"
+    ) as raised:
         open_blob("gopher://user:hunter2@host/path")
 
     assert "hunter2" not in str(raised.value)
@@ -106,7 +110,7 @@ def test_a_wrong_location_is_told_what_is_right(url: str, message: str) -> None:
 
 @pytest.mark.parametrize("url", ["s3://AKID:hunter2@bucket/prefix", "sftp://user:hunter2@host/path"])
 def test_credentials_in_a_url_are_refused_and_not_repeated(url: str) -> None:
-    with pytest.raises(InvalidUsage, match="storage.options") as raised:
+    with pytest.raises(InvalidUsage, match=r"storage.options") as raised:
         open_blob(url)
 
     assert "hunter2" not in str(raised.value)
@@ -118,7 +122,11 @@ def test_credentials_in_a_url_are_refused_and_not_repeated(url: str) -> None:
         ("/some/folder", {"region": "x"}, "'region' is not an option of a folder; it takes: fsync"),
         ("/some/folder", {"fsync": "perhaps"}, "'fsync' of a folder.*it takes true or false"),
         ("memory://name", {"fsync": True}, "'fsync' is not an option of memory://; it takes: none"),
-        ("s3://bucket", {"acess_key": "hunter2"}, "'acess_key' is not an option of S3; it takes: .*access_key_id"),
+        (
+            "s3://bucket",
+            {"acess_key": "hunter2"},
+            "'acess_key' is not an option of S3; it takes: .*access_key_id",
+        ),
         ("s3://bucket", {"max_attempts": "many"}, "'max_attempts' of S3"),
         ("s3://bucket", {"max_attempts": 0}, "'max_attempts' of S3.*positive whole number"),
         ("s3://bucket", {"read_timeout_s": "nan"}, "'read_timeout_s' of S3.*positive number"),

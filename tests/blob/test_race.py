@@ -10,8 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 
 import pytest
-from persist.blob import Blob
 
+from persist.blob import Blob
 from tests.blob.places import Place
 from tests.blob.race import is_candidate, race, share
 from tests.servers.fixtures import ROOT
@@ -48,23 +48,25 @@ def racer_process(
         yield start, won
 
 
-def watch(blob: Blob, done: threading.Event) -> int:
-    """Read all keys again and again; return how many reads found a value. Each is whole, and stays as it is."""
+def watch(blob: Blob, is_over: threading.Event) -> int:
+    """Read each key until it has a value, and all again in the end; return the number of reads.
+
+    Fails on part of a value, or one that changes.
+    """
     seen: dict[str, bytes] = {}
     reads = 0
-    while True:
-        is_last = done.is_set()
-        for key in KEYS:
+    for key in KEYS:
+        while key not in seen:
+            is_last = is_over.is_set()
             value = blob.get(key)
+            reads += 1
             if value is not None:
-                reads += 1
                 assert is_candidate(key, value), f"{key} holds part of a value, {len(value)} bytes"
-                assert seen.setdefault(key, value) == value, f"{key} changed"
-            else:
-                assert key not in seen
-        if is_last:
-            assert len(seen) == len(KEYS)
-            return reads
+                seen[key] = value
+            assert value is not None or not is_last, f"{key} has no value in the end"
+    is_over.wait()
+    assert {key: blob.get(key) for key in KEYS} == seen
+    return reads
 
 
 @pytest.mark.timeout(120)
@@ -78,16 +80,18 @@ def test_each_key_has_exactly_one_winner_and_no_reader_sees_part_of_its_value(
     groups: dict[str, threading.Barrier] = {}
     for keys in {keys[0]: keys for keys in shares}.values():
         groups[keys[0]] = threading.Barrier(sum(keys == s for s in shares[:THREADS]))
-    done = threading.Event()
+    is_over = threading.Event()
     with ExitStack() as stack, ThreadPoolExecutor(THREADS + 1) as pool:
         others = [stack.enter_context(racer_process(place, n, shares[n])) for n in range(THREADS, racers)]
         for start, _ in others:
             start()
-        watching = pool.submit(watch, blob, done)
+        watching = pool.submit(watch, blob, is_over)
         running = [pool.submit(race, blob, n, shares[n], groups[shares[n][0]].wait) for n in range(THREADS)]
-        won = [key for racer in running for key in racer.result()]
-        for _, keys_won in others:
-            won += keys_won()
-        done.set()
+        try:
+            won = [key for racer in running for key in racer.result()]
+            for _, keys_won in others:
+                won += keys_won()
+        finally:
+            is_over.set()
         assert watching.result() >= len(KEYS)
     assert Counter(won) == dict.fromkeys(KEYS, 1)

@@ -1,6 +1,7 @@
-"""An S3 server that fails on purpose, in the ways that moto cannot: lost answers and errors around a PUT.
+"""An S3 server that fails on purpose, in the ways that moto cannot: lost answers and errors around a request.
 
-It knows PUT (with `If-None-Match: *`), GET and DELETE of whole objects, and remembers the headers of every request.
+It knows PUT (with `If-None-Match: *`), GET and DELETE of whole objects, gives a PUT's checksum back with the
+GET, and remembers the headers of every request.
 """
 
 import threading
@@ -11,21 +12,24 @@ from dataclasses import dataclass, field
 from enum import Enum
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+CHECKSUM = "x-amz-checksum-crc32"
+
 
 class Trouble(Enum):
-    """What goes wrong with one request: its status and S3 error code, and whether it was applied before."""
+    """What goes wrong with one request: how it is answered, and whether it was applied before."""
 
-    DROPPED_AFTER = (0, "", True)  # Applied; the connection is closed without an answer.
-    DROPPED_BEFORE = (0, "", False)
-    ERROR_AFTER = (500, "InternalError", True)
-    ERROR_BEFORE = (500, "InternalError", False)
-    SLOW_DOWN = (503, "SlowDown", False)
-    CONFLICT = (409, "ConditionalRequestConflict", False)
-    DENIED = (403, "AccessDenied", False)
-    BAD_GATEWAY = (502, "", True)  # A proxy in between answers, without an S3 error code.
+    DROPPED_AFTER = ("drop", "", True)
+    DROPPED_BEFORE = ("drop", "", False)
+    SILENCE_AFTER = ("wait", "", True)
+    ERROR_AFTER = ("500", "InternalError", True)
+    ERROR_BEFORE = ("500", "InternalError", False)
+    SLOW_DOWN = ("503", "SlowDown", False)
+    CONFLICT = ("409", "ConditionalRequestConflict", False)
+    DENIED = ("403", "AccessDenied", False)
+    PROXY_ERROR_AFTER = ("502", "", True)  # Something in between answers, without an S3 error code.
 
-    def __init__(self, status: int, code: str, is_applied: bool) -> None:
-        self.status = status
+    def __init__(self, answer: str, code: str, is_applied: bool) -> None:
+        self.answer = answer
         self.code = code
         self.is_applied = is_applied
 
@@ -37,14 +41,18 @@ class FakeS3:
     Attributes:
         url: its endpoint.
         objects: `/bucket/key` as in the request line, to bytes.
+        checksums: the same, to the checksum that came with the PUT.
         requests: method and headers (names in lower case) of what came in.
         troubles: what goes wrong with the next requests, in turn.
+        is_stopping: set when those that wait have to give up.
     """
 
     url: str = ""
     objects: dict[str, bytes] = field(default_factory=dict)
+    checksums: dict[str, str] = field(default_factory=dict)
     requests: list[tuple[str, Mapping[str, str]]] = field(default_factory=list)
     troubles: deque[Trouble] = field(default_factory=deque)
+    is_stopping: threading.Event = field(default_factory=threading.Event)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def apply(self, method: str, path: str, headers: Mapping[str, str], body: bytes) -> tuple[int, bytes]:
@@ -54,6 +62,7 @@ class FakeS3:
                 if headers.get("if-none-match") == "*" and path in self.objects:
                     return 412, _error("PreconditionFailed")
                 self.objects[path] = body
+                self.checksums[path] = headers.get(CHECKSUM, "")
                 return 200, b""
             if method == "DELETE":
                 self.objects.pop(path, None)
@@ -73,6 +82,7 @@ def fake_s3(*troubles: Trouble) -> Iterator[FakeS3]:
     try:
         yield state
     finally:
+        state.is_stopping.set()
         server.shutdown()
         server.server_close()
         thread.join()
@@ -81,12 +91,12 @@ def fake_s3(*troubles: Trouble) -> Iterator[FakeS3]:
 def _error(code: str) -> bytes:
     if not code:
         return b"<html>a page of a proxy</html>"
-    return f"<?xml version='1.0'?><Error><Code>{code}</Code><Message>made up by the test</Message></Error>".encode()
+    return f"<?xml version='1.0'?><Error><Code>{code}</Code><Message>made up</Message></Error>".encode()
 
 
 def _handler(state: FakeS3) -> type[BaseHTTPRequestHandler]:
+    # HTTP/1.0 has one request per connection, so no thread waits for a second one when the server stops.
     class Handler(BaseHTTPRequestHandler):
-        # HTTP/1.0: one request for each connection, so that no thread waits for a second one when the server stops.
         def log_message(self, format: str, *args: object) -> None:
             """Keep the tests' output clean."""
 
@@ -102,14 +112,18 @@ def _handler(state: FakeS3) -> type[BaseHTTPRequestHandler]:
             status, answer = 0, b""
             if trouble is None or trouble.is_applied:
                 status, answer = state.apply(self.command, self.path, headers, body)
-            if trouble is not None:
-                status, answer = trouble.status, _error(trouble.code)
-            if status:
-                self._answer(status, answer)
+            if trouble is None:
+                self._answer(status, answer, state.checksums.get(self.path, ""))
+            elif trouble.answer == "wait":
+                state.is_stopping.wait()
+            elif trouble.answer != "drop":
+                self._answer(int(trouble.answer), _error(trouble.code), "")
 
-        def _answer(self, status: int, body: bytes) -> None:
+        def _answer(self, status: int, body: bytes, checksum: str) -> None:
             self.send_response(status)
             self.send_header("Content-Length", str(len(body)))
+            if checksum and self.command == "GET":
+                self.send_header(CHECKSUM, checksum)
             self.end_headers()
             self.wfile.write(body)
 

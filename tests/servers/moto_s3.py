@@ -1,10 +1,10 @@
 """A real S3 server on loopback for tests: moto over HTTP, in a process of its own.
 
-Run as `python -m tests.servers.moto_s3`; prints its port, and ends when its standard input does, so that it cannot
-outlive the tests that started it.
+Run as `python -m tests.servers.moto_s3`; prints its port, and ends when its standard input does, so that it
+cannot outlive the tests that started it.
 
-moto checks `If-None-Match` and stores in two steps, so that two writers can both win. One lock around all that writes
-objects makes it keep the promise that S3 makes.
+moto checks `If-None-Match` and stores in two steps, so that two writers can both win. One lock around all
+that writes objects makes it keep the promise that S3 makes.
 """
 
 import logging

@@ -1,0 +1,322 @@
+"""What S3 can answer, and what it means: the outcome known, unknown, or the caller's mistake."""
+
+import base64
+import subprocess
+import sys
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from persist.blob import (
+    CorruptBlob,
+    Indeterminate,
+    InvalidUsage,
+    S3Blob,
+    StoreMisconfigured,
+    Unavailable,
+    open_blob,
+)
+from tests.servers.fake_s3 import CHECKSUM, FakeS3, Trouble, fake_s3
+from tests.servers.fixtures import ROOT
+
+SECRETS = {
+    "access_key_id": "AKIDTHATISASECRET",
+    "secret_access_key": "a/secret+key",
+    "session_token": "a.session.token==",
+}
+
+
+def client_of(server: FakeS3, **options: Any) -> S3Blob:
+    return S3Blob(
+        "bucket", "prefix", {"endpoint_url": server.url, "region": "us-east-1", **SECRETS, **options}
+    )
+
+
+@pytest.mark.parametrize("trouble", [Trouble.SLOW_DOWN, Trouble.CONFLICT])
+def test_a_create_that_s3_refused_did_not_happen(trouble: Trouble) -> None:
+    with fake_s3(trouble) as server:
+        blob = client_of(server)
+        with pytest.raises(
+            Unavailable, match=rf"create 'key' at s3://bucket/prefix: {trouble.code}.*try again"
+        ):
+            blob.create("key", b"mine")
+        assert len(server.requests) == 1
+        assert blob.create("key", b"mine")
+        blob.close()
+
+
+@pytest.mark.parametrize(
+    "trouble",
+    [
+        Trouble.DROPPED_BEFORE,
+        Trouble.DROPPED_AFTER,
+        Trouble.SILENCE_AFTER,
+        Trouble.ERROR_BEFORE,
+        Trouble.ERROR_AFTER,
+        Trouble.PROXY_ERROR_AFTER,
+    ],
+)
+def test_a_create_without_a_clear_answer_is_indeterminate_and_sent_once(trouble: Trouble) -> None:
+    with fake_s3(trouble) as server:
+        blob = client_of(server, read_timeout_s=0.3)
+        with pytest.raises(Indeterminate, match=r"create of 'key' at s3://bucket/prefix .* read the key"):
+            blob.create("key", b"mine")
+        assert len(server.requests) == 1
+        assert blob.get("key") == (b"mine" if trouble.is_applied else None)
+        assert blob.create("key", b"another's") is not trouble.is_applied
+        blob.close()
+
+
+def test_no_connection_means_that_nothing_happened() -> None:
+    with fake_s3() as server:
+        pass
+    blob = client_of(server, max_attempts=1)
+    calls: list[Callable[[], object]] = [
+        lambda: blob.create("key", b""),
+        lambda: blob.set("key", b""),
+        lambda: blob.delete("key"),
+        lambda: blob.get("key"),
+        lambda: list(blob.list("")),
+    ]
+    for call in calls:
+        with pytest.raises(Unavailable, match=r"s3://bucket/prefix"):
+            call()
+    blob.close()
+
+
+def test_requests_other_than_create_are_tried_again() -> None:
+    with fake_s3() as server:
+        blob = client_of(server, max_attempts="2")
+        calls: list[Callable[[], object]] = [
+            lambda: blob.set("key", b"value"),
+            lambda: blob.get("key"),
+            lambda: blob.delete("key"),
+        ]
+        for call in calls:
+            server.troubles.append(Trouble.ERROR_BEFORE)
+            call()
+        assert [method for method, _ in server.requests] == ["PUT", "PUT", "GET", "GET", "DELETE", "DELETE"]
+        blob.close()
+
+
+def test_a_write_is_indeterminate_when_an_attempt_before_the_last_may_have_landed() -> None:
+    with fake_s3() as server:
+        blob = client_of(server, max_attempts=2)
+        calls: list[Callable[[], object]] = [lambda: blob.set("key", b"value"), lambda: blob.delete("key")]
+        for call in calls:
+            server.troubles.extend([Trouble.DROPPED_AFTER, Trouble.SLOW_DOWN])
+            with pytest.raises(Indeterminate, match="read the key before trying again"):
+                call()
+        blob.close()
+
+
+@pytest.mark.parametrize("trouble", [Trouble.DROPPED_BEFORE, Trouble.ERROR_BEFORE, Trouble.SILENCE_AFTER])
+def test_a_read_that_fails_is_unavailable(trouble: Trouble) -> None:
+    with fake_s3(trouble, trouble) as server:
+        blob = client_of(server, max_attempts=1, read_timeout_s=0.3)
+        with pytest.raises(Unavailable, match="cannot get 'key' at s3://bucket/prefix"):
+            blob.get("key")
+        with pytest.raises(Unavailable, match="cannot list 'log/' at s3://bucket/prefix"):
+            list(blob.list("log/"))
+        blob.close()
+
+
+def test_access_denied_names_the_operation_and_the_bucket() -> None:
+    with fake_s3(*[Trouble.DENIED] * 5) as server:
+        blob = client_of(server)
+        calls: dict[str, Callable[[], object]] = {
+            "create 'key'": lambda: blob.create("key", b""),
+            "set 'key'": lambda: blob.set("key", b""),
+            "delete 'key'": lambda: blob.delete("key"),
+            "get 'key'": lambda: blob.get("key"),
+            "list 'log/'": lambda: list(blob.list("log/")),
+        }
+        for name, call in calls.items():
+            with pytest.raises(
+                StoreMisconfigured, match=rf"cannot {name} at s3://bucket/prefix: AccessDenied.*Grant"
+            ):
+                call()
+        blob.close()
+
+
+def test_bytes_that_do_not_match_their_checksum_are_corrupt() -> None:
+    with fake_s3() as server:
+        blob = client_of(server)
+        blob.set("key", b"value")
+        assert blob.get("key") == b"value"
+        server.objects["/bucket/prefix/key"] = b"vALUE"
+        with pytest.raises(CorruptBlob, match="'key' is corrupt"):
+            blob.get("key")
+        blob.close()
+
+
+@pytest.mark.parametrize(
+    "encryption",
+    [{}, {"server_side_encryption": "AES256"}, {"server_side_encryption": "aws:kms", "sse_kms_key_id": "k"}],
+)
+def test_encryption_and_a_checksum_go_with_every_put(encryption: dict[str, str]) -> None:
+    with fake_s3() as server:
+        blob = client_of(server, **encryption)
+        assert blob.create("a", b"value")
+        blob.set("b", b"value")
+        assert len(server.requests) == 2
+        for _, headers in server.requests:
+            assert headers.get("x-amz-server-side-encryption") == encryption.get("server_side_encryption")
+            assert headers.get("x-amz-server-side-encryption-aws-kms-key-id") == encryption.get(
+                "sse_kms_key_id"
+            )
+            assert headers[CHECKSUM] == base64.b64encode(zlib.crc32(b"value").to_bytes(4, "big")).decode()
+        assert [headers.get("if-none-match") for _, headers in server.requests] == ["*", None]
+        blob.close()
+
+
+def test_credentials_are_in_no_message_and_no_repr() -> None:
+    shown = []
+    with fake_s3(*Trouble) as server:
+        blob = client_of(server, max_attempts=1, read_timeout_s=0.3)
+        for _ in Trouble:
+            with pytest.raises((Unavailable, Indeterminate, StoreMisconfigured)) as caught:
+                blob.create("key", b"")
+            shown.append(str(caught.value))
+        shown += [repr(blob), str(blob), blob.url, repr(vars(blob))]
+        blob.close()
+    for options in (
+        {**SECRETS, "wrong": "x"},
+        {**SECRETS, "max_attempts": "x"},
+        {"session_token": "t", "region": ""},
+    ):
+        with pytest.raises(InvalidUsage) as refused:
+            open_blob("s3://bucket", options)
+        shown.append(str(refused.value))
+    for url in (f"s3://{SECRETS['access_key_id']}:a%2Fsecret@bucket/x", "s3://u:a/secret+key@bucket"):
+        with pytest.raises(InvalidUsage) as refused:
+            open_blob(url, {"access_key_id": "a"})
+        shown.append(str(refused.value))
+    for text in shown:
+        assert not any(secret in text for secret in [*SECRETS.values(), "a%2Fsecret"]), text
+
+
+def test_a_bucket_that_does_not_exist_is_named(s3_options: dict[str, Any]) -> None:
+    blob = S3Blob("no-such-bucket", "prefix", s3_options)
+    calls: list[Callable[[], object]] = [
+        lambda: blob.get("key"),
+        lambda: blob.set("key", b""),
+        lambda: blob.create("key", b""),
+        lambda: list(blob.list("")),
+        lambda: blob.delete("key"),
+    ]
+    for call in calls:
+        with pytest.raises(StoreMisconfigured, match="bucket 'no-such-bucket' does not exist"):
+            call()
+    blob.close()
+
+
+def test_missing_credentials_are_named_at_the_first_request(tmp_path: Path) -> None:
+    program = (
+        "from persist.blob import open_blob, StoreMisconfigured\n"
+        "blob = open_blob('s3://bucket', {'region': 'us-east-1', 'endpoint_url': 'http://127.0.0.1:9'})\n"
+        "calls = (lambda: blob.create('key', b''), lambda: blob.get('key'), lambda: list(blob.list('')))\n"
+        "for call in calls:\n"
+        "    try:\n"
+        "        call()\n"
+        "    except StoreMisconfigured as error:\n"
+        "        print(error)\n"
+    )
+    environment = {"HOME": str(tmp_path), "PATH": "/usr/bin:/bin", "AWS_EC2_METADATA_DISABLED": "true"}
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, env=environment, capture_output=True, text=True, check=True
+    )
+    lines = done.stdout.splitlines()
+    assert len(lines) == 3, done
+    assert all(
+        "no AWS credentials" in line and "access_key_id" in line and "s3://bucket" in line for line in lines
+    )
+
+
+def test_a_profile_that_does_not_exist_is_named() -> None:
+    with pytest.raises(StoreMisconfigured, match="no-such-profile"):
+        S3Blob("bucket", "", {"profile": "no-such-profile"})
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"regoin": "x"}, "'regoin' is not an option of S3; it takes: access_key_id, .*region"),
+        ({"max_attempts": "many"}, "max_attempts"),
+        ({"max_pool_connections": 0}, "max_pool_connections"),
+        ({"read_timeout_s": -1}, "read_timeout_s"),
+        ({"server_side_encryption": "rot13"}, "AES256, aws:kms"),
+        ({"sse_kms_key_id": "k"}, "server_side_encryption"),
+        ({"addressing_style": "magic"}, "auto, path, virtual"),
+        ({"access_key_id": "a"}, "belong together"),
+        ({"endpoint_url": "localhost:9000"}, "http://host:port"),
+        ({"endpoint_url": "http://me:pass@host"}, "without a user name"),
+    ],
+)
+def test_an_option_that_is_unknown_or_wrong_is_refused(options: dict[str, Any], says: str) -> None:
+    with pytest.raises(InvalidUsage, match=says):
+        S3Blob("bucket", "prefix", options)
+
+
+def test_options_may_all_be_text(s3_options: dict[str, Any], bucket: str) -> None:
+    texts = {
+        "max_attempts": "3",
+        "max_pool_connections": "4",
+        "connect_timeout_s": "2.5",
+        "read_timeout_s": "10",
+        "addressing_style": "path",
+        "server_side_encryption": "AES256",
+    }
+    blob = open_blob(f"s3a://{bucket}/texts/", {**s3_options, **texts})
+    assert blob.create("key", b"value")
+    assert blob.get("key") == b"value"
+    assert blob.url == f"s3://{bucket}/texts"
+    blob.close()
+
+
+@pytest.mark.parametrize(
+    ("bucket_name", "prefix", "says"),
+    [
+        ("", "prefix", "bucket"),
+        ("user:pass@bucket", "", "access_key_id"),
+        ("mine--use1-az4--x-s3", "", "general purpose"),
+        ("bucket", "a//b", "prefix 'a//b' is not allowed"),
+        ("bucket", "a/../b", "is not allowed"),
+        ("bucket", "long/" * 30 + "end", "at most 123 bytes"),
+    ],
+)
+def test_a_bucket_or_prefix_that_cannot_work_is_refused(bucket_name: str, prefix: str, says: str) -> None:
+    with pytest.raises(InvalidUsage, match=says):
+        S3Blob(bucket_name, prefix, SECRETS)
+
+
+def test_boto3_that_is_not_installed_is_named_with_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "boto3", None)
+    with pytest.raises(InvalidUsage, match=r"pip install 'persist-collections\[s3\]'"):
+        S3Blob("bucket", "prefix")
+
+
+def test_a_listing_asks_for_a_page_when_it_gets_there(
+    s3_options: dict[str, Any], bucket: str, crowd_in_bucket: str
+) -> None:
+    blob = S3Blob(bucket, crowd_in_bucket, s3_options)
+    listing = blob.list("")
+    first = next(listing)
+    blob.set("zz/later", b"")
+    assert [entry.key for entry in listing][-1] == "zz/later"
+    assert first.key == "pag/e"
+    blob.delete("zz/later")
+    blob.close()
+
+
+def test_objects_that_are_not_keys_are_left_out_of_listings(s3_options: dict[str, Any], bucket: str) -> None:
+    outer = S3Blob(bucket, "", s3_options)
+    outer.set("folders-of-others/place/a/key", b"")
+    outer._retrying.put_object(Bucket=bucket, Key="folders-of-others/place/a/", Body=b"")
+    inner = S3Blob(bucket, "folders-of-others/place", s3_options)
+    assert [entry.key for entry in inner.list("")] == ["a/key"]
+    inner.close()
+    outer.close()
