@@ -258,7 +258,7 @@ def _check_place(bucket: str, prefix: str) -> None:
     if prefix and not is_key(prefix):
         raise InvalidUsage(
             f"prefix {prefix[:80]!r} is not allowed: give segments joined by '/', none of them empty, "
-            "'.', '..' or longer than 200 bytes, without control characters"
+            "'.' or '..', or longer than 200 bytes, without control characters"
         )
     longest = S3_KEY_BYTES_MAX - KEY_BYTES_MAX - 1
     if len(prefix.encode()) > longest:

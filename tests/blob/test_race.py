@@ -79,7 +79,7 @@ def test_each_key_has_exactly_one_winner_and_no_reader_sees_part_of_its_value(
     # Those threads that try the same keys start on each together.
     groups: dict[str, threading.Barrier] = {}
     for keys in {keys[0]: keys for keys in shares}.values():
-        groups[keys[0]] = threading.Barrier(sum(keys == s for s in shares[:THREADS]))
+        groups[keys[0]] = threading.Barrier(sum(keys == s for s in shares[:THREADS]), timeout=60)
     is_over = threading.Event()
     with ExitStack() as stack, ThreadPoolExecutor(THREADS + 1) as pool:
         others = [stack.enter_context(racer_process(place, n, shares[n])) for n in range(THREADS, racers)]

@@ -46,6 +46,12 @@ def s3_options(moto_url: str) -> dict[str, Any]:
     }
 
 
+@pytest.fixture
+def s3_location(s3_options: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    """The URL of a location in a new bucket, and its `storage_options`."""
+    return f"s3://{make_bucket(s3_options)}/some/prefix", s3_options
+
+
 def make_bucket(s3_options: dict[str, Any]) -> str:
     """Make a new bucket on the server of these options and return its name."""
     import boto3

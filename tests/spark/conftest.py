@@ -1,0 +1,50 @@
+"""One Spark session for all tests; nothing registers the data source, because PySpark finds it."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+import persist
+import pyarrow as pa
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    """Two threads, and a task may fail twice."""
+    session = (
+        SparkSession.builder.master("local[2,3]")
+        .appName("tests of persist")
+        .config("spark.ui.enabled", "false")
+        .config("spark.ui.showConsoleProgress", "false")
+        .config("spark.sql.shuffle.partitions", "2")
+        .config("spark.sql.session.timeZone", "UTC")
+        .config("spark.sql.warehouse.dir", str(tmp_path_factory.mktemp("warehouse")))
+        .config("spark.driver.host", "127.0.0.1")
+        .config("spark.driver.bindAddress", "127.0.0.1")
+        .config("spark.log.level", "OFF")
+        .config("spark.driver.extraJavaOptions", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+        .getOrCreate()
+    )
+    yield session
+    session.stop()
+
+
+@pytest.fixture
+def location(tmp_path: Path) -> str:
+    """A location with `orders`, in three overlapping batches: some records replaced, one removed, one doubled."""
+    path = str(tmp_path / "location")
+    with persist.open(path) as client:
+        orders = client.create_or_load(
+            "orders", key={"id": pa.int64()}, value={"status": pa.string(), "amount": pa.float64()}
+        )
+        orders.write([((i, ("new", i / 2)), 0, 1) for i in range(2000)])
+        orders.seal(10).result()
+        replaced = [((i, ("new", i / 2)), 10, -1) for i in range(0, 2000, 3)]
+        orders.write(replaced + [((i, ("paid", i / 2)), 10, 1) for i in range(0, 2000, 3)])
+        orders.seal(11).result()
+        orders.write([((1, ("new", 0.5)), 12, -1), ((2, ("new", 1.0)), 12, 1), ((5000, (None, None)), 12, 1)])
+        orders.write([((5001, ("odd", float("nan"))), 12, 1)])
+        orders.seal(13).result()
+    return path
