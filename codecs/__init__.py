@@ -6,6 +6,7 @@ from persist.codecs.errors import CodecMismatch, DiffOverflow, InvalidUpdate, Sc
 from persist.codecs.key_range import KeyRange, key_ranges
 from persist.codecs.ordering import canonical, order_keys, sort_indices
 from persist.codecs.part import ROW_GROUP_ROWS, Part, decode_part, encode_parts
+from persist.codecs.pruning import parts_that_may_match
 from persist.codecs.scalars import is_flat, scalar_from_json, scalar_to_json
 from persist.codecs.schema import CollectionSchema, Side
 from persist.codecs.types import check_type, type_from_json, type_to_json
@@ -36,6 +37,7 @@ __all__ = [
     "is_flat",
     "key_ranges",
     "order_keys",
+    "parts_that_may_match",
     "scalar_from_json",
     "scalar_to_json",
     "sort_indices",

@@ -70,7 +70,7 @@ def _consolidate_rows(table: pa.Table, diffs: Diffs, sorter: RowSorter, rows: Ro
     if not diffs.all():
         kept = np.flatnonzero(diffs)
         order, diffs = order[kept], diffs[kept]
-    return _take(table, order).set_column(table.num_columns - 1, DIFF, pa.array(diffs))
+    return _take(table, order).set_column(table.num_columns - 1, table.field(DIFF), pa.array(diffs))
 
 
 def sum_runs(diffs: Diffs, firsts: Rows) -> Diffs:

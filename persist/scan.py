@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from persist.blob import Blob, CorruptBlob
-from persist.codecs import ROW_GROUP_ROWS, CollectionSchema, KeyRange, Part, key_ranges
+from persist.codecs import ROW_GROUP_ROWS, CollectionSchema, KeyRange, Part, key_ranges, parts_that_may_match
 
 Reading = Callable[[], tuple[Blob, Executor]]  # What a client reads with; raises ClientClosed after its close.
 
@@ -48,13 +48,15 @@ class Scan:
 
     def pruned(self) -> "Scan":
         """Return this scan without the parts that cannot hold any of its updates."""
-        kept = (
+        kept = [
             part
             for part in self.parts
             if part.time_min < self.time_upper
             and part.time_max >= self.time_lower
             and self.keys.may_overlap(part, self.schema)
-        )
+        ]
+        if self.filter is not None and kept:
+            kept = parts_that_may_match(kept, self.filter, self.schema)
         return replace(self, parts=tuple(kept))
 
     def slices(self, count: int) -> "list[Scan]":

@@ -48,7 +48,7 @@ class PersistReader(DataSourceReader):
         options = self._options
         with surfaced_errors(), open_client(options.location, mode="read", storage_options=options.storage) as client:
             result = planned(client.load(options.collection), options, tuple(self._schema.names))
-            scan = replace(result.scan, filter=expression(self._filters, result.scan.schema.arrow))
+            scan = replace(result.scan, filter=expression(self._filters, result.scan.schema.arrow)).pruned()
         slices = scan.slices(options.slices) if options.slices else scan.slices_of_rows(SLICE_ROWS_TARGET)
         return [Slice(each) for each in slices]
 

@@ -56,6 +56,21 @@ def as_spark_expects(table: pa.Table, schema: StructType) -> pa.Table:
         ) from error
 
 
+def as_collection_expects(table: pa.Table, arrow: pa.Schema) -> pa.Table:
+    """Return table with the columns that Spark could hold only in a wider type cast back to those of arrow.
+
+    What does not convert, because it is out of range or of another type altogether, is left for `to_updates` to refuse.
+    """
+    for at, field in enumerate(table.schema):
+        wanted = arrow.field(field.name).type if field.name in arrow.names else field.type
+        if wanted != field.type and (pt.is_nested(wanted) or pt.is_uint64(wanted)):
+            try:
+                table = table.set_column(at, field.with_type(wanted), table.column(at).cast(wanted))
+            except pa.ArrowException:
+                continue
+    return table
+
+
 def _spark_type(type_: pa.DataType, column: str) -> pa.DataType:
     if type_ in _WIDENED:
         return _WIDENED[type_]

@@ -22,6 +22,7 @@ from persist.errors import UpdateNotBeyondUpper
 from persist.part_writer import PartWriter
 from persist.spark.options import WriteOptions
 from persist.spark.surface import surfaced_errors
+from persist.spark.types import as_collection_expects
 
 BUFFER_BYTES_MAX = 128 << 20
 
@@ -92,6 +93,7 @@ class PersistWriter(DataSourceArrowWriter):
     def _updates(self, table: pa.Table) -> pa.Table:
         time = self._options.time
         default_diff = 1 if time is not None else None
+        table = as_collection_expects(table, self._schema.arrow)
         return to_updates(table, self._schema, default_time=time, default_diff=default_diff)
 
 

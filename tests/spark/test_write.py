@@ -76,7 +76,7 @@ def fail_once(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 def test_an_aborted_write_leaves_nothing_visible(spark: SparkSession, location: str) -> None:
     before, parts_before = records(location), parts(location)
-    frame = spark.range(0, 30_000, 1, 3).selectExpr("id", "'x' AS status", "1.5 AS amount")
+    frame = spark.range(0, 30_000, 1, 3).selectExpr("id", "'x' AS status", "1.5D AS amount")
     frame = frame.mapInArrow(fail_in_one_task, "id long, status string, amount double")
     with pytest.raises(PySparkException, match="this task fails for ever"):
         append(frame, location, time=13, seal=14)

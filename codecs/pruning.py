@@ -1,0 +1,53 @@
+"""Which parts a filter can leave out, by the minimum and maximum of their columns.
+
+Arrow knows how to tell whether an expression can be true under a guarantee, and offers it for the fragments of a dataset:
+a part becomes a fragment without a file, guaranteed to lie within its statistics.
+"""
+
+from collections.abc import Iterable, Sequence
+from functools import reduce
+from operator import and_
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as pt
+from pyarrow.fs import LocalFileSystem
+
+from persist.codecs.part import Part
+from persist.codecs.scalars import scalar_from_json
+from persist.codecs.schema import CollectionSchema
+
+
+def parts_that_may_match(parts: Sequence[Part], filter: pc.Expression, schema: CollectionSchema) -> list[Part]:
+    """Return the parts that may hold a row for which filter is true, in their order. No I/O."""
+    # Here, because importing it imports pandas where there is one, which every worker process would wait for.
+    from pyarrow.dataset import FileSystemDataset, ParquetFileFormat
+
+    format_, nowhere = ParquetFileFormat(), LocalFileSystem()
+    fragments = [
+        format_.make_fragment(str(at), nowhere, partition_expression=_guarantee(part, schema))
+        for at, part in enumerate(parts)
+    ]
+    dataset = FileSystemDataset(fragments, schema.arrow, format_, nowhere)
+    return [parts[int(fragment.path)] for fragment in dataset.get_fragments(filter)]
+
+
+def _guarantee(part: Part, schema: CollectionSchema) -> pc.Expression:
+    known = (_column_guarantee(name, schema, part) for name in schema.names if name in part.stats)
+    return reduce(and_, (each for each in known if each is not None), pc.scalar(True))
+
+
+def _column_guarantee(name: str, schema: CollectionSchema, part: Part) -> pc.Expression | None:
+    """Return what the statistics promise of a column: its bounds, or that it is NULL; None if nothing useful."""
+    type_ = schema.arrow.field(name).type
+    least, greatest, nulls = part.stats[name]
+    field = pc.field(name)
+    if least is None or greatest is None:
+        return field.is_null() if nulls == part.rows else None
+    if pt.is_float16(type_) or pt.is_duration(type_) or pt.is_fixed_size_binary(type_):
+        return None  # Arrow cannot compare them.
+    low, high = scalar_from_json(least, type_), scalar_from_json(greatest, type_)
+    if pt.is_floating(type_) and (pc.is_nan(low).as_py() or pc.is_nan(high).as_py()):
+        return None  # NaN lies within no bounds as Arrow compares them.
+    bounds = (field >= low) & (field <= high)
+    return bounds if nulls == 0 else bounds | field.is_null()
