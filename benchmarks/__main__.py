@@ -80,9 +80,7 @@ def updates(rows: int, seed: int = 7) -> list[pa.Table]:
     return tables
 
 
-def alternate(
-    ours: Callable[[], object], theirs: Callable[[], object], rounds: int
-) -> tuple[list[float], list[float]]:
+def alternate(ours: Callable[[], object], theirs: Callable[[], object], rounds: int) -> tuple[list[float], list[float]]:
     """Return the seconds of each round of both, run one after the other; the first round warms up and is dropped."""
     taken: tuple[list[float], list[float]] = ([], [])
     for round_ in range(rounds + 1):
@@ -97,13 +95,25 @@ def alternate(
 
 
 def compared(
-    measure: str, against: str, reach: str, ours: Callable[[], object], theirs: Callable[[], object], rounds: int
+    measure: str,
+    against: str,
+    reach: str,
+    ours: Callable[[], object],
+    theirs: Callable[[], object],
+    rounds: int,
 ) -> Row:
     """Run both and return the line of the report."""
     mine, peer = alternate(ours, theirs, rounds)
     ratios = sorted(p / m for m, p in zip(mine, peer, strict=True))
     spread = f"{statistics.median(ratios):.2f}x ({ratios[0]:.2f} to {ratios[-1]:.2f})"
-    return Row(measure, against, reach, f"{statistics.median(mine):.3f} s", f"{statistics.median(peer):.3f} s", spread)
+    return Row(
+        measure,
+        against,
+        reach,
+        f"{statistics.median(mine):.3f} s",
+        f"{statistics.median(peer):.3f} s",
+        spread,
+    )
 
 
 def write_rows(folder: Path, tables: list[pa.Table], rounds: int) -> Row:
@@ -199,7 +209,10 @@ def tiny_writes(folder: Path, writes: int, rounds: int) -> list[Row]:
 
 def report(rows: list[Row]) -> str:
     """Return the rows as a Markdown table."""
-    lines = ["| measure | against | reach | ours | theirs | ratio, median (spread) |", "|---|---|---|---|---|---|"]
+    lines = [
+        "| measure | against | reach | ours | theirs | ratio, median (spread) |",
+        "|---|---|---|---|---|---|",
+    ]
     lines += [f"| {r.measure} | {r.against} | {r.reach} | {r.ours} | {r.theirs} | {r.ratio} |" for r in rows]
     return "\n".join(lines)
 

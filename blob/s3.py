@@ -57,14 +57,10 @@ class S3Options:
     read_timeout_s: float = 60.0
 
     def __post_init__(self) -> None:
-        _check_choice(
-            "server_side_encryption", self.server_side_encryption, ("AES256", "aws:kms", "aws:kms:dsse")
-        )
+        _check_choice("server_side_encryption", self.server_side_encryption, ("AES256", "aws:kms", "aws:kms:dsse"))
         _check_choice("addressing_style", self.addressing_style, ("auto", "path", "virtual"))
         if self.sse_kms_key_id and not (self.server_side_encryption or "").startswith("aws:kms"):
-            raise InvalidUsage(
-                'sse_kms_key_id is given without server_side_encryption="aws:kms". Give both or none.'
-            )
+            raise InvalidUsage('sse_kms_key_id is given without server_side_encryption="aws:kms". Give both or none.')
         if (self.access_key_id is None) != (self.secret_access_key is None):
             raise InvalidUsage("access_key_id and secret_access_key belong together. Give both or none.")
         if self.endpoint_url is not None:
@@ -74,9 +70,7 @@ class S3Options:
     def from_mapping(cls, options: Mapping[str, Any]) -> "S3Options":
         """Read options by name; numbers may be text. InvalidUsage for an unknown name or a bad value."""
         converters = {"int": as_int, "float": as_float}
-        known = {
-            f.name: converters.get(str(getattr(f.type, "__name__", f.type)), as_text) for f in fields(cls)
-        }
+        known = {f.name: converters.get(str(getattr(f.type, "__name__", f.type)), as_text) for f in fields(cls)}
         return cls(**check_options(options, known, "S3"))
 
 
@@ -96,9 +90,7 @@ class S3Blob:
             credentials show at the first request.
     """
 
-    def __init__(
-        self, bucket: str, prefix: str = "", options: S3Options | Mapping[str, Any] | None = None
-    ) -> None:
+    def __init__(self, bucket: str, prefix: str = "", options: S3Options | Mapping[str, Any] | None = None) -> None:
         _check_place(bucket, prefix)
         self._bucket, self._prefix = bucket, prefix
         self._options = options if isinstance(options, S3Options) else S3Options.from_mapping(options or {})
@@ -173,9 +165,7 @@ class S3Blob:
         try:
             self._retrying.delete_object(**where)
         except Exception as error:
-            raise self._errors.of_write(
-                "delete", key, error, retried=self._options.max_attempts > 1
-            ) from error
+            raise self._errors.of_write("delete", key, error, retried=self._options.max_attempts > 1) from error
 
     def close(self) -> None:
         """Close the connections of both clients."""
@@ -196,9 +186,7 @@ class S3Blob:
             if code == "InvalidRange":
                 return b""  # The range begins at or beyond the end.
             if type(error).__name__ == "FlexibleChecksumError":
-                raise CorruptBlob(
-                    key, "S3 sent other bytes than those that its checksum was made of"
-                ) from error
+                raise CorruptBlob(key, "S3 sent other bytes than those that its checksum was made of") from error
             raise self._errors.of_read("get", key, error) from error
 
     def _full(self, key: str) -> str:
@@ -252,8 +240,7 @@ def _check_place(bucket: str, prefix: str) -> None:
         )
     if bucket.endswith("--x-s3"):
         raise StoreMisconfigured(
-            f"bucket {bucket!r} is a directory bucket, which does not list keys in order. "
-            "Use a general purpose bucket."
+            f"bucket {bucket!r} is a directory bucket, which does not list keys in order. Use a general purpose bucket."
         )
     if prefix and not is_key(prefix):
         raise InvalidUsage(
@@ -267,9 +254,7 @@ def _check_place(bucket: str, prefix: str) -> None:
 
 def _check_choice(name: str, value: str | None, allowed: tuple[str, ...]) -> None:
     if value is not None and value not in allowed:
-        raise InvalidUsage(
-            f"storage option {name}={value!r} is not allowed: give one of {', '.join(allowed)}"
-        )
+        raise InvalidUsage(f"storage option {name}={value!r} is not allowed: give one of {', '.join(allowed)}")
 
 
 def _check_endpoint(endpoint_url: str) -> None:

@@ -9,6 +9,7 @@ from persist.codecs.part import ROW_GROUP_ROWS, Part, decode_part, encode_parts
 from persist.codecs.pruning import parts_that_may_match
 from persist.codecs.scalars import is_flat, scalar_from_json, scalar_to_json
 from persist.codecs.schema import CollectionSchema, Side
+from persist.codecs.small import SmallUpdates, gathered, small_updates
 from persist.codecs.types import check_type, type_from_json, type_to_json
 from persist.codecs.updates import TIME_MAX, to_rows, to_tuples, to_updates
 
@@ -27,6 +28,7 @@ __all__ = [
     "Part",
     "SchemaMismatch",
     "Side",
+    "SmallUpdates",
     "Unit",
     "Utf8",
     "canonical",
@@ -34,12 +36,14 @@ __all__ = [
     "consolidate",
     "decode_part",
     "encode_parts",
+    "gathered",
     "is_flat",
     "key_ranges",
     "order_keys",
     "parts_that_may_match",
     "scalar_from_json",
     "scalar_to_json",
+    "small_updates",
     "sort_indices",
     "to_rows",
     "to_tuples",

@@ -140,9 +140,7 @@ def _is_text(t: pa.DataType) -> bool:
 
 
 def _is_bytes(t: pa.DataType) -> bool:
-    return bool(
-        pat.is_binary(t) or pat.is_large_binary(t) or pat.is_binary_view(t) or pat.is_fixed_size_binary(t)
-    )
+    return bool(pat.is_binary(t) or pat.is_large_binary(t) or pat.is_binary_view(t) or pat.is_fixed_size_binary(t))
 
 
 def _is_list(t: pa.DataType) -> bool:

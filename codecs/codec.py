@@ -155,15 +155,11 @@ def check_codec(given: Codec[Any] | type[Codec[Any]]) -> Codec[Any]:
     try:
         codec = given() if isinstance(given, type) else given
     except TypeError as error:
-        raise SchemaMismatch(
-            f"codec class {given!r} needs arguments ({error}): give an instance of it"
-        ) from error
+        raise SchemaMismatch(f"codec class {given!r} needs arguments ({error}): give an instance of it") from error
     kind = type(codec).__name__
     name, version = getattr(codec, "name", None), codec.version
     if not isinstance(name, str) or not _NAME.fullmatch(name):
-        raise SchemaMismatch(
-            f"codec {kind} has the name {name!r:.80}: set 1 to 64 characters of A-Z a-z 0-9 _ . -"
-        )
+        raise SchemaMismatch(f"codec {kind} has the name {name!r:.80}: set 1 to 64 characters of A-Z a-z 0-9 _ . -")
     if name == Unit.name or BUILT_IN.get(name, type(codec)) is not type(codec):
         raise SchemaMismatch(f"codec {kind} has the name {name!r} of a built-in codec: set a name of its own")
     if not isinstance(version, int) or isinstance(version, bool) or version < 1:

@@ -50,9 +50,7 @@ def consolidate(table: pa.Table, by: Sequence[str], *, ordered: bool = True) -> 
         return table
     diffs = combined(table.column(DIFF)).to_numpy()
     if not by:
-        return (
-            pa.table({DIFF: [total]}, schema=table.schema) if (total := sum_all(diffs)) else table.slice(0, 0)
-        )
+        return pa.table({DIFF: [total]}, schema=table.schema) if (total := sum_all(diffs)) else table.slice(0, 0)
     sorter = row_sorter(table, by)
     if table.num_rows < _PARALLEL_ROWS or pa.cpu_count() < 2:
         return _consolidate_rows(table, diffs, sorter, None)

@@ -148,9 +148,7 @@ def _run_numbers(starts: Flags) -> Bits:
     return numbers
 
 
-def _unequal_runs(
-    columns: Sequence[pa.Array], order: Rows, starts: Flags, positions: Rows
-) -> tuple[Rows, list[int]]:
+def _unequal_runs(columns: Sequence[pa.Array], order: Rows, starts: Flags, positions: Rows) -> tuple[Rows, list[int]]:
     """Which of positions (whole runs of tied rows) are in runs of rows that are not all equal.
 
     Also returns the numbers of the columns that vary within a run: no other matters to the order any more.
@@ -270,9 +268,7 @@ def _fixed_width_digit(column: pa.Array) -> Digit:
     kind = column.type
     width = kind.bit_width // 8
     prefix = "u" if pt.is_unsigned_integer(kind) else "i"
-    raw = np.frombuffer(column.buffers()[1], dtype=f"{prefix}{width}")[
-        column.offset : column.offset + len(column)
-    ]
+    raw = np.frombuffer(column.buffers()[1], dtype=f"{prefix}{width}")[column.offset : column.offset + len(column)]
     raw = _without_nulls(column, raw)
 
     def values_of(rows: Rows | None) -> Bits:

@@ -119,9 +119,7 @@ def _to_storage(table: pa.Table) -> pa.Table:
     for i, field in enumerate(table.schema):
         stored = storage_type(field.type)
         if stored != field.type:
-            table = table.set_column(
-                i, field.with_type(stored), _cast_exactly(table.column(i), stored, field.name)
-            )
+            table = table.set_column(i, field.with_type(stored), _cast_exactly(table.column(i), stored, field.name))
     return table
 
 
@@ -226,9 +224,7 @@ def _repeats(column: pa.ChunkedArray) -> bool:
 
 def has_nan(column: pa.ChunkedArray) -> bool:
     """Whether a column of floats holds NaN."""
-    return any(
-        _has_nan_bits(chunk) and bool(pc.any(pc.is_nan(widened(chunk))).as_py()) for chunk in column.chunks
-    )
+    return any(_has_nan_bits(chunk) and bool(pc.any(pc.is_nan(widened(chunk))).as_py()) for chunk in column.chunks)
 
 
 def _has_nan_bits(chunk: pa.Array) -> bool:

@@ -1,14 +1,13 @@
 """Which parts a filter can leave out, by the minimum and maximum of their columns.
 
-Arrow knows how to tell whether an expression can be true under a guarantee, and offers it for the fragments of a dataset:
-a part becomes a fragment without a file, guaranteed to lie within its statistics.
+Arrow can tell whether an expression may be true under a guarantee, and offers that for the fragments of a dataset: so a
+part becomes a fragment without a file, guaranteed to lie within its statistics.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import reduce
 from operator import and_
 
-import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pt
 from pyarrow.fs import LocalFileSystem

@@ -169,9 +169,7 @@ class CollectionSchema:
             SchemaMismatch: anything else differs; the message lists every difference.
         """
         _check_codecs(self, stored, collection)
-        differences = _differences("key", self.key, stored.key) + _differences(
-            "value", self.value, stored.value
-        )
+        differences = _differences("key", self.key, stored.key) + _differences("value", self.value, stored.value)
         if differences:
             raise SchemaMismatch(
                 f"collection {collection!r} has another schema than the one given: {'; '.join(differences)}. "
@@ -247,9 +245,7 @@ def _differences(side: str, given: Side, stored: Side) -> list[str]:
         for n in theirs
         if n in ours and ours[n] != theirs[n]
     ]
-    return found or [
-        f"the {side} fields are stored in the order {list(theirs)}, given in the order {list(ours)}"
-    ]
+    return found or [f"the {side} fields are stored in the order {list(theirs)}, given in the order {list(ours)}"]
 
 
 def _described(side: Side) -> str:

@@ -141,8 +141,7 @@ def _side_arrays(columns: list[list[Any]], side: Side, name: str) -> list[pa.Arr
     if side.codec_name is not None:
         return [_encoded(columns[0], side, name)]
     return [
-        to_array(values, f.type, f"{name} field {f.name!r}")
-        for values, f in zip(columns, side.fields, strict=True)
+        to_array(values, f.type, f"{name} field {f.name!r}") for values, f in zip(columns, side.fields, strict=True)
     ]
 
 
@@ -172,9 +171,7 @@ def _integers(values: Sequence[Any], name: str) -> pa.Array:
     column = to_array(values, _INT64, name)
     if column.null_count:
         row = values.index(None)
-        raise InvalidUpdate(
-            f"update {row} has None for {name}: every update needs a time and a diff. Give an int."
-        )
+        raise InvalidUpdate(f"update {row} has None for {name}: every update needs a time and a diff. Give an int.")
     return column
 
 
@@ -255,9 +252,7 @@ def _rows(table: pa.Table, schema: CollectionSchema) -> Iterator[tuple[Any, Any]
 
 def _tuples(table: pa.Table, schema: CollectionSchema, ends: list[str]) -> Iterator[tuple[Any, ...]]:
     for batch in table.to_batches(max_chunksize=_ROWS_PER_BATCH):
-        yield from zip(
-            _pairs(batch, schema), *(to_values(batch.column(name), name) for name in ends), strict=True
-        )
+        yield from zip(_pairs(batch, schema), *(to_values(batch.column(name), name) for name in ends), strict=True)
 
 
 def _pairs(batch: pa.RecordBatch, schema: CollectionSchema) -> Iterator[tuple[Any, Any]]:

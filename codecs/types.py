@@ -90,9 +90,7 @@ def check_type(t: pa.DataType, where: str) -> None:
         where: what has it, for the message, such as "key field 'id'".
     """
     if not isinstance(t, pa.DataType):
-        raise SchemaMismatch(
-            f"{where} has {t!r} for a type: give a pyarrow type, such as pa.int64() or pa.string()"
-        )
+        raise SchemaMismatch(f"{where} has {t!r} for a type: give a pyarrow type, such as pa.int64() or pa.string()")
     try:
         type_to_json(t)
         _check_zones(t)

@@ -135,9 +135,7 @@ def _time_out_of_range(time: int, row: int) -> InvalidUpdate:
 def _no_nulls(column: pa.ChunkedArray, name: str) -> pa.ChunkedArray:
     if column.null_count:
         row = pc.index(pc.is_null(column), True).as_py()
-        raise InvalidUpdate(
-            f"update {row} has NULL in {name}: every update needs a time and a diff. Fill it in."
-        )
+        raise InvalidUpdate(f"update {row} has NULL in {name}: every update needs a time and a diff. Fill it in.")
     return column
 
 
@@ -170,12 +168,8 @@ def _conformed(table: pa.Table, schema: CollectionSchema, defaults: dict[str, in
 
 
 def _check_default(name: str, value: Any, low: int, high: int) -> None:
-    if value is not None and (
-        not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high
-    ):
-        raise InvalidUpdate(
-            f"{value!r} for {name} of every update is not allowed: give an int from {low} to {high}"
-        )
+    if value is not None and (not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high):
+        raise InvalidUpdate(f"{value!r} for {name} of every update is not allowed: give an int from {low} to {high}")
 
 
 def _columns_do_not_fit(found: list[str], wanted: list[str], schema: CollectionSchema) -> SchemaMismatch:

@@ -95,8 +95,7 @@ def to_values(array: pa.Array | pa.ChunkedArray, where: str) -> list[Any]:
         return (array if python_type == t else array.cast(python_type)).to_pylist()  # type: ignore[no-any-return]
     except (pa.ArrowException, ValueError, OverflowError, LookupError) as error:
         raise InvalidUsage(
-            f"{where} of type {t} holds a value that Python has no object for: {error}. Read it as Arrow "
-            "instead."
+            f"{where} of type {t} holds a value that Python has no object for: {error}. Read it as Arrow instead."
         ) from error
 
 
@@ -160,13 +159,9 @@ def _flat_rule(t: pa.DataType) -> _Rule:
         return _Rule("a datetime.date", (dt.date,), (dt.datetime,))
     if pat.is_timestamp(t):
         wanted = "a datetime without tzinfo" if t.tz is None else "a datetime with tzinfo"
-        return _Rule(
-            wanted, (dt.datetime,), (), _fine_enough(t, pa.timestamp("us", t.tz), _zoned(t.tz is not None))
-        )
+        return _Rule(wanted, (dt.datetime,), (), _fine_enough(t, pa.timestamp("us", t.tz), _zoned(t.tz is not None)))
     if pat.is_time(t):
-        return _Rule(
-            "a datetime.time without tzinfo", (dt.time,), (), _fine_enough(t, pa.time64("us"), _zoned(False))
-        )
+        return _Rule("a datetime.time without tzinfo", (dt.time,), (), _fine_enough(t, pa.time64("us"), _zoned(False)))
     if pat.is_duration(t):
         return _Rule("a timedelta", (dt.timedelta,), (), _fine_enough(t, pa.duration("us"), None))
     return _Rule("bytes", (bytes, bytearray, memoryview))
@@ -176,9 +171,7 @@ def _nested_rule(t: pa.DataType) -> _Rule:
     rules = [_rule(f.type) for f in children(t)]
     if pat.is_struct(t):
         names = [f.name for f in children(t)]
-        return _Rule(
-            f"a dict with the keys {', '.join(map(repr, names))}", (dict,), (), _struct_check(names, rules)
-        )
+        return _Rule(f"a dict with the keys {', '.join(map(repr, names))}", (dict,), (), _struct_check(names, rules))
     if pat.is_map(t):
         return _Rule("a dict or a list of (key, value) pairs", (dict, list, tuple), (), _map_check(*rules))
 
@@ -242,11 +235,7 @@ def _fine_enough(
         if t.unit == "ns":
             return
         # Only pandas' own classes are finer than a microsecond.
-        if any(
-            getattr(v, "nanosecond", 0) or getattr(v, "nanoseconds", 0)
-            for v in values
-            if type(v) not in _PYTHON
-        ):
+        if any(getattr(v, "nanosecond", 0) or getattr(v, "nanoseconds", 0) for v in values if type(v) not in _PYTHON):
             raise _Refused(f"it is finer than the unit {t.unit}")
         if t.unit != "us":
             pa.array(values, microseconds, from_pandas=False).cast(t)
@@ -261,11 +250,7 @@ def _has_fast_list(t: pa.DataType) -> bool:
     Numbers must have no NULL then: numpy would make floats of them all.
     """
     return bool(
-        is_number(t)
-        or pat.is_string(t)
-        or pat.is_large_string(t)
-        or pat.is_binary(t)
-        or pat.is_large_binary(t)
+        is_number(t) or pat.is_string(t) or pat.is_large_string(t) or pat.is_binary(t) or pat.is_large_binary(t)
     )
 
 

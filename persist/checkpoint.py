@@ -91,7 +91,9 @@ def read_newest_checkpoint(blob: Blob) -> State:
             continue  # Collected between the two requests: the next one is as good, only older.
         checkpoint = decode_framed(data, Checkpoint, found.key)
         if found.key != checkpoint_key(checkpoint.seqno):
-            raise CorruptBlob(found.key, f"it holds the checkpoint of seqno {checkpoint.seqno}, so blobs were exchanged")
+            raise CorruptBlob(
+                found.key, f"it holds the checkpoint of seqno {checkpoint.seqno}, so blobs were exchanged"
+            )
         entries = {c.id: Entry(c.id, c.name, c.base, c.pending) for c in checkpoint.collections}
         ids = {c.name: c.id for c in checkpoint.collections}
         return State(checkpoint.location, checkpoint.seqno, MappingProxyType(entries), MappingProxyType(ids))

@@ -10,8 +10,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, get_args
 
-import pyarrow as pa
-
 from persist.blob import Blob, InvalidUsage, open_blob
 from persist.clock import Clock, SystemClock
 from persist.codecs import CollectionSchema
@@ -93,7 +91,7 @@ class Client:
 
     @property
     def mode(self) -> Mode:
-        """"shared" or "read"."""
+        """ "shared" or "read"."""
         return self._mode
 
     def collections(self) -> list[str]:
@@ -175,7 +173,7 @@ class Client:
         assert self._committer is not None
         return self._committer.submit(steps, names)
 
-    def _write_step(self, id_: str, schema: CollectionSchema, updates: pa.Table) -> Write:
+    def _write_step(self, id_: str, schema: CollectionSchema, updates: Any) -> Write | None:
         assert self._committer is not None
         return self._committer.write_step(id_, schema, updates)
 

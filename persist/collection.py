@@ -9,7 +9,7 @@ import pyarrow.compute as pc
 
 from persist.antichain import Antichain
 from persist.changes import Changes, read_changes
-from persist.codecs import TIME_MAX, CollectionSchema, Part, to_updates
+from persist.codecs import TIME_MAX, CollectionSchema, Part
 from persist.errors import AsOfCompacted, AsOfNotSealed, InvalidUsage
 from persist.future import CommitFuture
 from persist.listen import Listen, Progress
@@ -57,8 +57,9 @@ class Collection:
         """Append updates, all or none of them.
 
         Args:
-            updates: `((key, value), time, diff)` tuples, or anything Arrow (`pa.Table`, `pa.RecordBatch`, an object with
-                `__arrow_c_stream__`) with the key and value columns, `_time` and `_diff`. Updates with diff 0 are dropped.
+            updates: `((key, value), time, diff)` tuples, or anything Arrow (`pa.Table`, `pa.RecordBatch`, an object
+                with `__arrow_c_stream__`) that has the key and value columns, `_time` and `_diff`. Updates with diff 0
+                are dropped.
 
         Returns:
             a future that resolves when they are durable, or to `UpdateNotBeyondUpper` if one is at a sealed time.
@@ -140,7 +141,9 @@ class Collection:
         _check_time("lower", lower)
         _check_time("upper", upper, most=TIME_MAX + 1)
         if lower > upper:
-            raise InvalidUsage(f"changes({lower}, {upper}) is backwards: the interval is [lower, upper), so lower <= upper")
+            raise InvalidUsage(
+                f"changes({lower}, {upper}) is backwards: the interval is [lower, upper), so lower <= upper"
+            )
         contents = self._contents()
         _check_since(contents, lower)
         if upper > lower and contents.upper.has_beyond(upper - 1):
@@ -175,9 +178,7 @@ class Collection:
         updates = found.add_column(len(self.schema.names), self.schema.arrow.field("_time"), times)
         return self._listen(time + 1, Progress(updates, Antichain(time + 1)))
 
-    def commit_parts(
-        self, parts: Sequence[Part], *, seal: Antichain | None = None
-    ) -> CommitFuture:
+    def commit_parts(self, parts: Sequence[Part], *, seal: Antichain | None = None) -> CommitFuture:
         """Append parts that were stored with `persist.part_writer.PartWriter`, and perhaps seal, as one commit.
 
         For engines whose tasks encode and upload by themselves. Parts of a commit that is rejected are deleted.
@@ -196,8 +197,8 @@ class Collection:
 
     def _write_steps(self, updates: Any) -> list[Step]:
         self.client._check_writable("write")
-        table = to_updates(updates, self.schema)
-        return [self.client._write_step(self.id, self.schema, table)] if len(table) else []
+        step = self.client._write_step(self.id, self.schema, updates)
+        return [step] if step is not None else []
 
     def _seal_step(self, upper: int | Antichain) -> Seal:
         return Seal(self.id, Antichain.at(upper).elements)

@@ -9,6 +9,10 @@ While one PUT is in flight, callers queue up operations; the next record carries
 3. *Create* the record at the next seqno. Whoever loses the race applies the winner's record and starts again at 1,
    with the same uploads.
 
+A caller that issues many operations without waiting for any would get a record for every few of them, because a commit
+to a local folder takes less time than a few calls. When several operations are queued up and nobody waits for one, a
+group therefore stays open for `LINGER_S`.
+
 Large writes are encoded and uploaded by a pool as soon as they are asked for; small ones are encoded here. What is
 asked for and not yet durable is bounded by `IN_FLIGHT_BYTES_MAX`: beyond it, callers wait.
 
@@ -22,13 +26,14 @@ import threading
 import uuid
 from collections.abc import Sequence
 from concurrent.futures import Executor, wait
+from typing import Any
 
 import pyarrow as pa
 
 from persist.blob import Blob
 from persist.checkpoint import checkpoint_due, write_checkpoint
 from persist.clock import Clock
-from persist.codecs import CollectionSchema
+from persist.codecs import CollectionSchema, small_updates, to_updates
 from persist.errors import (
     ClientClosed,
     CollectionNotFound,
@@ -47,8 +52,10 @@ from persist.records import Append, Mutation, Record
 from persist.state import Draft, State
 
 SMALL_WRITE_BYTES_MAX = 64 << 10
+SMALL_UPDATE_BYTES = 500  # Roughly what an update of Python values occupies.
 GROUP_BYTES_MAX = 16 << 20
 IN_FLIGHT_BYTES_MAX = 256 << 20
+LINGER_S = 0.01
 
 logger = logging.getLogger("persist")
 
@@ -66,23 +73,37 @@ class Committer:
         self.unobserved = UnobservedErrors()
         self._changed = threading.Condition()
         self._asked: collections.deque[Operation] = collections.deque()
+        self._hurry = threading.Event()
         self._in_flight_bytes = 0
         self._closed = False
         self._checkpointing = threading.Lock()
         self._thread = threading.Thread(target=self._run, name="persist-committer", daemon=True)
         self._thread.start()
 
-    def write_step(self, collection: str, schema: CollectionSchema, updates: pa.Table) -> Write:
-        """Return the step that adds updates (as from `to_updates`, not empty); start its upload if it is large."""
-        # numpy rather than Arrow's kernels: those cost more than all else for one row, and give up the GIL each time.
-        time_min = int(updates["_time"].to_numpy().min())
-        diffs = updates["_diff"].to_numpy()
+    def write_step(self, collection: str, schema: CollectionSchema, updates: Any) -> Write | None:
+        """Return the step that adds updates, of any form that `to_updates` takes; start their upload if they are large.
+
+        None if there are none. Raises what `to_updates` raises.
+        """
+        small = small_updates(updates, schema)
+        if small is not None and small.diff_abs_sum < 2**63:
+            return Write(collection, schema, small.time_min, len(small) * SMALL_UPDATE_BYTES, small)
+        table = to_updates(updates, schema)
+        return self._table_step(collection, schema, table) if len(table) else None
+
+    def _table_step(self, collection: str, schema: CollectionSchema, table: pa.Table) -> Write:
+        # numpy rather than Arrow's kernels: for few rows those cost more than all else, and give up the GIL each time.
+        time_min = int(table["_time"].to_numpy().min())
+        diffs = table["_diff"].to_numpy()
         largest = max(abs(int(diffs.min())), abs(int(diffs.max())))
+        size = table.get_total_buffer_size()
+        if size > SMALL_WRITE_BYTES_MAX:
+            size = table.nbytes  # What of these buffers is in use; it takes longer to find out.
         # A small write is encoded together with others, so it must be sure not to overflow by itself.
-        size = updates.nbytes
-        is_small = size <= SMALL_WRITE_BYTES_MAX and largest * len(diffs) < 2**63
-        data = updates if is_small else self._pool.submit(self._parts.upload, collection, schema, updates)
-        return Write(collection, schema, time_min, size, data)
+        if size <= SMALL_WRITE_BYTES_MAX and largest * len(diffs) < 2**63:
+            return Write(collection, schema, time_min, size, table)
+        upload = self._pool.submit(self._parts.upload, collection, schema, table)
+        return Write(collection, schema, time_min, size, upload)
 
     def submit(self, steps: Sequence[Step], names: dict[str, str]) -> CommitFuture:
         """Queue an operation; return at once, or as soon as there is room for it.
@@ -91,7 +112,7 @@ class Committer:
             ClientClosed: `close` was called before.
         """
         size = sum(step.bytes for step in steps if isinstance(step, Write))
-        operation = Operation(tuple(steps), names, CommitFuture(self.unobserved), size)
+        operation = Operation(tuple(steps), names, CommitFuture(self.unobserved, self._hurry.set), size)
         with self._changed:
             self._changed.wait_for(lambda: self._closed or self._has_room(operation.bytes))
             if self._closed:
@@ -110,6 +131,7 @@ class Committer:
         """Take no more operations, and let the thread end after those it has."""
         with self._changed:
             self._closed = True
+            self._hurry.set()
             self._changed.notify_all()
 
     def _has_room(self, wanted_bytes: int) -> bool:
@@ -134,7 +156,11 @@ class Committer:
             if not self._asked:
                 return []
             first = self._asked[0]
+            pipelined = len(self._asked) > 1
         wait(first.uploads)
+        if pipelined:
+            self._hurry.wait(LINGER_S)
+        self._hurry.clear()
         group: list[Operation] = []
         group_bytes = 0
         with self._changed:

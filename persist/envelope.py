@@ -93,7 +93,8 @@ def get_framed(blob: Blob, ref: BlobRef, kind: type[F]) -> F:
     if len(data) != ref.bytes or found != ref.checksum:
         raise CorruptBlob(
             ref.blob,
-            f"it has {len(data)} bytes with checksum {found}, and {ref.bytes} bytes with checksum {ref.checksum} belong there",
+            f"it has {len(data)} bytes with checksum {found}, and {ref.bytes} bytes with checksum {ref.checksum} "
+            "belong there",
         )
     return decode_framed(data, kind, ref.blob)
 
@@ -106,7 +107,8 @@ def _verified_body(data: bytes, key: str) -> bytes:
     stored, computed = tail[len(_OPEN) : -len(_CLOSE)], _digest(body)
     if stored != computed:
         raise CorruptBlob(
-            key, f"checksum {computed.decode()} of its bytes differs from the stored {stored.decode(errors='replace')}"
+            key,
+            f"checksum {computed.decode()} of its bytes differs from the stored {stored.decode(errors='replace')}",
         )
     return body
 

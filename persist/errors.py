@@ -167,7 +167,9 @@ class ReadOnly(InvalidUsage):
         self.action = action
 
     def __str__(self) -> str:
-        return f'{self.action} needs a writing client, and this one was opened with mode="read". Open with mode="shared".'
+        return (
+            f'{self.action} needs a writing client, and this one was opened with mode="read". Open with mode="shared".'
+        )
 
 
 class ClientClosed(InvalidUsage):

@@ -6,10 +6,9 @@ No error may be lost (rule 5): a ledger keeps every failed future that nobody ha
 
 import asyncio
 import threading
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from concurrent.futures import Future
 from typing import Any
-
 
 ERRORS_KEPT_MAX = 100
 
@@ -38,7 +37,9 @@ class UnobservedErrors:
     def raise_all(self) -> None:
         """Raise what nobody looked at: the error itself if there is one, an ExceptionGroup if there are more."""
         with self._lock:
-            errors, dropped = list(self._failed.values()), self._dropped
+            # Operations that failed together share one error.
+            errors = list({id(error): error for error in self._failed.values()}.values())
+            dropped = self._dropped
             self._failed, self._dropped = {}, 0
         if len(errors) == 1 and not dropped:
             raise errors[0]
@@ -50,13 +51,16 @@ class UnobservedErrors:
 class CommitFuture(Future[int]):
     """Resolves to the seqno of the commit once it is durable, or to the error that rejected it.
 
+    Waiting for it, in whatever way, calls on_wait first: whoever commits need not hold out for more to commit with it.
+
     A commit that changed nothing (such as a seal to the current upper) resolves to the seqno of the state in which it
     was found to change nothing.
     """
 
-    def __init__(self, unobserved: UnobservedErrors) -> None:
+    def __init__(self, unobserved: UnobservedErrors, on_wait: Callable[[], object]) -> None:
         super().__init__()
         self._unobserved = unobserved
+        self._on_wait = on_wait
 
     def fail(self, error: BaseException) -> None:
         """Resolve to error, which stays on the ledger until somebody looks."""
@@ -71,6 +75,8 @@ class CommitFuture(Future[int]):
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """Return the error of the commit, or None when it is durable; TimeoutError after timeout seconds."""
+        if not self.done():
+            self._on_wait()
         error = super().exception(timeout)
         self._unobserved.remove(self)
         return error
@@ -80,6 +86,7 @@ class CommitFuture(Future[int]):
         return False
 
     def __await__(self) -> Generator[Any, None, int]:
+        self._on_wait()
         wrapped = asyncio.wrap_future(self)
         try:
             return (yield from wrapped.__await__())

@@ -41,7 +41,13 @@ class Listen:
     """
 
     def __init__(
-        self, follower: Follower, id_: str, name: str, lower: int, read: ReadChanges, first: Progress | None = None
+        self,
+        follower: Follower,
+        id_: str,
+        name: str,
+        lower: int,
+        read: ReadChanges,
+        first: Progress | None = None,
     ) -> None:
         self._follower = follower
         self._id = id_

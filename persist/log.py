@@ -44,9 +44,7 @@ def read_record(blob: Blob, seqno: int) -> Record | None:
     return msgspec.structs.replace(record, mutations=mutations)
 
 
-def create_record(
-    blob: Blob, record: Record, clock: Clock, *, deadline_s: float = COMMIT_DEADLINE_S
-) -> Record | None:
+def create_record(blob: Blob, record: Record, clock: Clock, *, deadline_s: float = COMMIT_DEADLINE_S) -> Record | None:
     """Create record at its seqno; return None when it is there, or the record that was there first.
 
     Raises:
@@ -57,6 +55,7 @@ def create_record(
     key, data = record_key(record.seqno), encode_framed(stored)
     backoff = Backoff(clock, deadline_s)
     doubtful = False
+    failure: Unavailable | Indeterminate
     while True:
         try:
             if blob.create(key, data):

@@ -15,8 +15,8 @@ def check_name(name: str) -> str:
     if reason is not None:
         shown = repr(name if not isinstance(name, str) else name[:80])
         raise InvalidUsage(
-            f"collection name {shown} is not allowed: {reason}. A name is 1 to {NAME_CHARS_MAX} characters of text without "
-            "'/', control characters or surrounding spaces, and is not '.' or '..'."
+            f"collection name {shown} is not allowed: {reason}. A name is 1 to {NAME_CHARS_MAX} characters of text, "
+            "without '/', '\\', '..', control characters or surrounding spaces."
         )
     return name
 

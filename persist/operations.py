@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 
-from persist.codecs import CollectionSchema, Part
+from persist.codecs import CollectionSchema, Part, SmallUpdates
 from persist.future import CommitFuture
 from persist.records import AllowCompaction, Append, Create, Destroy, Mutation, Seal
 from persist.state import CollectionState, PlannedAppend
@@ -21,7 +21,7 @@ from persist.state import CollectionState, PlannedAppend
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Write:
-    """Updates for one collection: a small table, or parts that are being uploaded.
+    """Updates for one collection: few of them, to be encoded with others, or parts that are being uploaded.
 
     Attributes:
         bytes: what it occupies in memory until it is durable.
@@ -31,7 +31,7 @@ class Write:
     schema: CollectionSchema
     time_min: int
     bytes: int
-    data: "pa.Table | Future[tuple[Part, ...]]"
+    data: "SmallUpdates | pa.Table | Future[tuple[Part, ...]]"
 
 
 Step = Write | Mutation
@@ -97,9 +97,12 @@ class Change:
         wanted: list[Mutation | None] = [self.create, append, self.seal, self.allow_compaction, self.destroy]
         if contents is not None and self.seal is not None and self.seal.upper == contents.upper_times:
             wanted.remove(self.seal)
-        if contents is not None and self.allow_compaction is not None:
-            if self.allow_compaction.since == contents.since_times:
-                wanted.remove(self.allow_compaction)
+        if (
+            contents is not None
+            and self.allow_compaction is not None
+            and (self.allow_compaction.since == contents.since_times)
+        ):
+            wanted.remove(self.allow_compaction)
         return [mutation for mutation in wanted if mutation is not None]
 
 

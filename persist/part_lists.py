@@ -12,7 +12,7 @@ import msgspec
 from persist.blob import Blob, CorruptBlob
 from persist.codecs import Part
 from persist.envelope import Framed, get_framed, put_framed
-from persist.records import Append, BlobRef, Mutation
+from persist.records import Append, Mutation
 
 PARTS_INLINE_MAX = 256
 

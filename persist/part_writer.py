@@ -9,12 +9,13 @@ inline bytes stay under `INLINE_TOTAL_MAX`.
 
 import uuid
 from collections.abc import Iterable, Sequence
+from concurrent.futures import Future
 
 import msgspec
 import pyarrow as pa
 
 from persist.blob import Blob, PersistError
-from persist.codecs import CollectionSchema, DiffOverflow, Part, encode_parts
+from persist.codecs import CollectionSchema, DiffOverflow, Part, SmallUpdates, encode_parts, gathered
 from persist.operations import Write
 from persist.records import Append
 
@@ -46,8 +47,8 @@ class PartWriter:
 
     def append(self, collection: str, writes: Sequence[Write], inline_bytes: int) -> Append | None:
         """Return the mutation that adds all writes to a collection that has inline_bytes already; None if empty."""
-        parts = [part for write in writes if not isinstance(write.data, pa.Table) for part in write.data.result()]
-        small = [write for write in writes if isinstance(write.data, pa.Table)]
+        parts = [part for write in writes if isinstance(write.data, Future) for part in write.data.result()]
+        small = [write for write in writes if not isinstance(write.data, Future)]
         for data, part in _encoded_together(small):
             if len(data) <= INLINE_PART_MAX and inline_bytes + len(data) <= INLINE_TOTAL_MAX:
                 parts.append(msgspec.structs.replace(part, inline=data))
@@ -77,6 +78,14 @@ def _encoded_together(writes: Sequence[Write]) -> list[tuple[bytes, Part]]:
         return []
     schema = writes[0].schema
     try:
-        return encode_parts(pa.concat_tables([write.data for write in writes]), schema)
+        return encode_parts(_table(writes, schema), schema)
     except DiffOverflow:
-        return [encoded for write in writes for encoded in encode_parts(write.data, schema)]
+        return [encoded for write in writes for encoded in encode_parts(_table([write], schema), schema)]
+
+
+def _table(writes: Sequence[Write], schema: CollectionSchema) -> pa.Table:
+    values = [write.data for write in writes if isinstance(write.data, SmallUpdates)]
+    tables = [write.data for write in writes if isinstance(write.data, pa.Table)]
+    if values:
+        tables.append(gathered(values, schema))
+    return pa.concat_tables(tables)

@@ -20,6 +20,7 @@ from persist.codecs import ROW_GROUP_ROWS, CollectionSchema, KeyRange, Part, key
 
 Reading = Callable[[], tuple[Blob, Executor]]  # What a client reads with; raises ClientClosed after its close.
 
+ALL_KEYS = KeyRange()
 SLICE_ROWS_TARGET = 2_000_000
 AMPLIFICATION_MAX = 4  # Decoding is several times cheaper than consolidating what was decoded.
 
@@ -39,7 +40,7 @@ class Scan:
     time_upper: int
     columns: tuple[str, ...]
     filter: pc.Expression | None = None
-    keys: KeyRange = KeyRange()
+    keys: KeyRange = ALL_KEYS
 
     @property
     def rows_max(self) -> int:
@@ -119,9 +120,7 @@ class Scan:
         table = self.keys.decode(data, part, self.schema, columns=columns, filter=self.filter)
         if not inside:
             time = table["_time"]
-            table = table.filter(
-                pc.and_(pc.greater_equal(time, self.time_lower), pc.less(time, self.time_upper))
-            )
+            table = table.filter(pc.and_(pc.greater_equal(time, self.time_lower), pc.less(time, self.time_upper)))
         return table.select(list(wanted))
 
 
@@ -137,5 +136,7 @@ def read_part(blob: Blob, part: Part) -> bytes:
         return part.inline
     data = blob.get(part.blob)
     if data is None:
-        raise CorruptBlob(part.blob, f"it is missing, and {part.bytes} bytes with checksum {part.checksum} belong there")
+        raise CorruptBlob(
+            part.blob, f"it is missing, and {part.bytes} bytes with checksum {part.checksum} belong there"
+        )
     return data

@@ -147,9 +147,8 @@ class Draft:
     """
 
     def __init__(self, state: State) -> None:
-        self._state = state
-        self._entries: dict[str, Entry | None] = {}
-        self._ids: dict[str, str | None] = {}
+        self._entries: ChainMap[str, Entry | None] = ChainMap({}, dict(state.entries))
+        self._ids: ChainMap[str, str | None] = ChainMap({}, dict(state.ids))
 
     def extend(self, steps: Iterable["Mutation | PlannedAppend"]) -> None:
         """Add all steps of one operation, or none of them if one is not valid.
@@ -157,14 +156,18 @@ class Draft:
         Raises:
             InvalidUsage, Conflict: what the operation would get if it came next in the log.
         """
-        entries = ChainMap[str, Entry | None]({}, self._entries, self._state.entries)  # type: ignore[arg-type]
-        ids = ChainMap[str, str | None]({}, self._ids, self._state.ids)  # type: ignore[arg-type]
+        steps = tuple(steps)
+        if all(isinstance(step, PlannedAppend) for step in steps):
+            for step in steps:  # They change nothing that is followed here, so nothing has to be undone.
+                _step(_entry_for(step, self._entries, self._ids).contents, step)
+            return
+        entries, ids = self._entries.new_child(), self._ids.new_child()
         for step in steps:
             entry = _entry_for(step, entries, ids)
             after = None if isinstance(step, Destroy) else replace(entry, contents=_step(entry.contents, step))
             _put(entries, ids, entry, after)
-        self._entries.update(entries.maps[0])
-        self._ids.update(ids.maps[0])
+        self._entries.maps[0].update(entries.maps[0])
+        self._ids.maps[0].update(ids.maps[0])
 
 
 @dataclass(frozen=True, slots=True)

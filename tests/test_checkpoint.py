@@ -2,10 +2,10 @@
 
 import uuid
 
+import pyarrow as pa
 import pytest
 
 import persist
-import pyarrow as pa
 from persist import checkpoint
 from persist.blob import CorruptBlob, MemoryBlob, MeteredBlob
 from persist.clock import SystemClock
@@ -27,8 +27,7 @@ def replayed(blob: MemoryBlob) -> State:
 def contents(blob: MemoryBlob, state: State) -> dict[str, CollectionState | None]:
     assert state.location is not None
     return {
-        entry.name: checkpoint.load_contents(blob, state.location, entry).contents
-        for entry in state.entries.values()
+        entry.name: checkpoint.load_contents(blob, state.location, entry).contents for entry in state.entries.values()
     }
 
 
@@ -140,7 +139,7 @@ def test_a_missing_state_object_is_named() -> None:
     busy(blob, 130)
     for entry in list(blob.list("state/")):
         blob.delete(entry.key)
-    with pytest.raises(CorruptBlob, match="state/.*it is missing"), persist.open(blob, mode="read") as reader:
+    with pytest.raises(CorruptBlob, match=r"state/.*it is missing"), persist.open(blob, mode="read") as reader:
         for name in reader.collections():
             reader.load(name)
 

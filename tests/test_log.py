@@ -5,10 +5,10 @@ import threading
 import uuid
 
 import msgspec
+import pyarrow as pa
 import pytest
 
 import persist
-import pyarrow as pa
 from persist.blob import CorruptBlob, Fault, Indeterminate, MemoryBlob, Unavailable, UnreliableBlob
 from persist.codecs import CollectionSchema, encode_parts, to_updates
 from persist.follower import Follower

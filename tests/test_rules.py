@@ -1,13 +1,13 @@
 """DESIGN.md section 7, rule by rule; each test is named after the rule it shows."""
 
 import multiprocessing
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 import persist
-import pyarrow as pa
 from persist.blob import Fault, MemoryBlob, MeteredBlob, UnreliableBlob
 from tests.clocks import ImpatientClock
 
@@ -34,7 +34,9 @@ def orders(client: persist.Client) -> persist.Collection:
 def test_rule_1_since_and_upper_never_go_back(orders: persist.Collection) -> None:
     orders.seal(10).result()
     orders.allow_compaction(5).result()
-    with pytest.raises(persist.FrontierRegression, match="upper cannot go back from Antichain\\(10\\) to Antichain\\(9\\)"):
+    with pytest.raises(
+        persist.FrontierRegression, match="upper cannot go back from Antichain\\(10\\) to Antichain\\(9\\)"
+    ):
         orders.seal(9).result()
     with pytest.raises(persist.FrontierRegression, match="since cannot go back"):
         orders.allow_compaction(4).result()
@@ -101,7 +103,9 @@ def test_rule_3_a_snapshot_that_waits_succeeds_when_another_client_seals(
         assert waiting.result(60) == 1
 
 
-def test_rule_4_allow_compaction_before_since_is_an_error_and_it_may_pass_upper(orders: persist.Collection) -> None:
+def test_rule_4_allow_compaction_before_since_is_an_error_and_it_may_pass_upper(
+    orders: persist.Collection,
+) -> None:
     orders.allow_compaction(5).result()
     assert (orders.since, orders.upper) == (persist.Antichain(5), persist.Antichain(0))
     with pytest.raises(persist.FrontierRegression):
@@ -148,7 +152,10 @@ def test_rule_5_several_errors_that_nobody_looked_at_are_raised_together(blob: M
     orders.seal(2)
     with pytest.raises(ExceptionGroup) as caught:
         client.close()
-    assert [type(e) for e in caught.value.exceptions] == [persist.UpdateNotBeyondUpper, persist.FrontierRegression]
+    assert [type(e) for e in caught.value.exceptions] == [
+        persist.UpdateNotBeyondUpper,
+        persist.FrontierRegression,
+    ]
 
 
 def test_rule_5_a_resolved_future_is_durable(blob: MemoryBlob) -> None:
@@ -274,7 +281,7 @@ def test_rule_12_a_read_client_writes_nothing_at_all(blob: MemoryBlob, orders: p
     with persist.open(metered, mode="read") as reader:
         mine = reader.load("orders")
         assert mine.snapshot(0).count() == 40
-        refused = [
+        refused: list[Callable[[], object]] = [
             lambda: mine.write([((1, "a"), 5, 1)]),
             lambda: mine.seal(5),
             lambda: mine.allow_compaction(1),

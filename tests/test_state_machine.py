@@ -3,15 +3,16 @@
 import random
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 import persist
-import pyarrow as pa
 from persist.blob import MemoryBlob, UnreliableBlob
 from tests.clocks import ImpatientClock
 from tests.model import ModelCollection, ModelError, Update
@@ -85,8 +86,8 @@ class TwoClients(RuleBasedStateMachine):
         handle, model = self.pick(client, name)
         futures = [handle.seal(c) if isinstance(c, int) else handle.write(c) for c in calls]
         for call, future in zip(calls, futures, strict=True):
-            apply = model.seal if isinstance(call, int) else model.write
-            self.agree(lambda future=future: settle(future), lambda apply=apply, call=call: apply(call))
+            expected = model.seal if isinstance(call, int) else model.write
+            self.agree(partial(settle, future), partial(expected, call))
 
     @rule(client=CLIENTS, orders=UPDATES, items=UPDATES, upper=TIMES)
     def multi_write(self, client: int, orders: list[Update], items: list[Update], upper: int) -> None:

@@ -25,7 +25,7 @@ def expression(filters: Iterable[ds.Filter], schema: pa.Schema) -> pc.Expression
 def _expression(each: ds.Filter, schema: pa.Schema) -> pc.Expression | None:
     if isinstance(each, ds.Not):
         return _negated(each.child, schema)
-    path = getattr(each, "attribute", ())
+    path: tuple[str, ...] = getattr(each, "attribute", ())
     if len(path) != 1 or path[0] not in schema.names:
         return None
     field, type_ = pc.field(path[0]), schema.field(path[0]).type

@@ -80,7 +80,6 @@ class ReadOptions:
             storage=storage,
         )
 
-
     def with_latest(self, as_of: int | None) -> "ReadOptions":
         """Return these options with as_of in place of "latest"."""
         return replace(self, as_of=as_of) if self.as_of is None else self
@@ -124,8 +123,8 @@ def _common(
     if unknown := sorted(options.keys() - known.keys()):
         right = "; ".join(f"{name}: {meaning}" for name, meaning in known.items())
         raise InvalidUsage(
-            f"option {', '.join(map(repr, unknown))} is not an option for {doing} format(\"persist\"). There are: {right}; "
-            f"and {STORAGE}… for the store."
+            f'option {", ".join(map(repr, unknown))} is not an option for {doing} format("persist"). There are: '
+            f"{right}; and {STORAGE}… for the store."
         )
     if not location:
         raise InvalidUsage('no location was given: use .load("s3://bucket/prefix") or .save("/folder")')

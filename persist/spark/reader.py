@@ -6,6 +6,7 @@ later, or again, read the same. Tasks talk to the store themselves.
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 from pyspark.sql.types import StructType
@@ -46,7 +47,10 @@ class PersistReader(DataSourceReader):
     def partitions(self) -> list[InputPartition]:
         """Plan on the driver; raises what `Collection.snapshot` and `changes` raise."""
         options = self._options
-        with surfaced_errors(), open_client(options.location, mode="read", storage_options=options.storage) as client:
+        with (
+            surfaced_errors(),
+            open_client(options.location, mode="read", storage_options=options.storage) as client,
+        ):
             result = planned(client.load(options.collection), options, tuple(self._schema.names))
             scan = replace(result.scan, filter=expression(self._filters, result.scan.schema.arrow)).pruned()
         slices = scan.slices(options.slices) if options.slices else scan.slices_of_rows(SLICE_ROWS_TARGET)

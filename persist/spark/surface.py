@@ -1,9 +1,9 @@
 """Our errors as Spark's user sees them.
 
-Spark formats an exception of a Python worker, with its traceback, into one of its own; the class is lost, and our message
-ends up below our frames and Spark's. For an error that is meant for the user the frames say nothing, so the worker is
-asked to leave them out: what is left is the name of the error and its message. The worker process ends right after
-it has reported an error, so the request concerns nothing else.
+Spark formats an exception of a Python worker, with its traceback, into one of its own; the class is lost, and our
+message ends up below our frames and Spark's. For an error that is meant for the user the frames say nothing, so the
+worker is asked to leave them out: what is left is the name of the error and its message. The worker process ends right
+after it has reported an error, so the request concerns nothing else.
 """
 
 import os

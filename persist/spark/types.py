@@ -52,7 +52,8 @@ def as_spark_expects(table: pa.Table, schema: StructType) -> pa.Table:
         return table.select(target.names).cast(target)
     except pa.ArrowInvalid as error:
         raise InvalidUsage(
-            f"a value cannot be given to Spark: {error}. Select other columns with the option 'columns', or read it in Python."
+            f"a value cannot be given to Spark: {error}. Select other columns with the option 'columns', or read it "
+            "in Python."
         ) from error
 
 

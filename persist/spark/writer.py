@@ -1,8 +1,8 @@
 """Writing: tasks upload parts, the driver commits one record.
 
 Until that record exists nothing of the write is visible; a task that fails, is killed or runs twice leaves at most
-blobs that no record names, under names of their own. If the commit is rejected, the parts are deleted; if it is not known
-whether it landed, they are left.
+blobs that no record names, under names of their own. If the commit is rejected, the parts are deleted; if it is not
+known whether it landed, they are left.
 """
 
 from collections.abc import Iterator

@@ -31,9 +31,7 @@ def share(racer: int, keys: list[str], racers: int, racers_of_a_key: int) -> lis
     return keys[racer % groups :: groups]
 
 
-def race(
-    blob: Blob, racer: int, keys: Iterable[str], before_each: Callable[[], object] = lambda: None
-) -> list[str]:
+def race(blob: Blob, racer: int, keys: Iterable[str], before_each: Callable[[], object] = lambda: None) -> list[str]:
     """Try to create each key; return those that this racer won."""
     won = []
     for key in keys:

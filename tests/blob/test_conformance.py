@@ -171,9 +171,7 @@ def test_a_listing_starts_after_any_key(crowded: Blob) -> None:
     for index in (3, 998, 1048):
         assert keys_of(crowded, "page/", in_order[index]) == in_order[index + 1 :]
     assert keys_of(crowded, "page/", "page/5!absent") == [key for key in in_order if key > "page/5!"]
-    assert keys_of(crowded, "page/10", "page/105") == [
-        key for key in in_order if "page/105" < key < "page/11"
-    ]
+    assert keys_of(crowded, "page/10", "page/105") == [key for key in in_order if "page/105" < key < "page/11"]
     assert keys_of(crowded, "page/", "before") == in_order
     assert keys_of(crowded, "page/", "page/999") == []
     assert keys_of(crowded, "page/", "z") == []

@@ -192,9 +192,7 @@ def test_keys_come_in_the_order_of_their_bytes_though_a_hyphen_sorts_before_a_sl
     in_order = sorted(stored, key=str.encode)
     assert keys(blob) == in_order
     for start_after in [*stored, "a", "a/", "a/b/", "a/b.c", "b", "~"]:
-        assert keys(blob, start_after=start_after) == [
-            k for k in in_order if k.encode() > start_after.encode()
-        ]
+        assert keys(blob, start_after=start_after) == [k for k in in_order if k.encode() > start_after.encode()]
     for prefix in [*stored, "a", "a/", "a/b", "a/c", "a/c/", "a/b.", "b", "/", "../", "a/../"]:
         assert keys(blob, prefix) == [key for key in in_order if key.startswith(prefix)]
 
@@ -348,9 +346,7 @@ def test_a_user_without_rights_is_told_which_folder_and_what_to_do(
     assert sorted(os.listdir(location)) == ["hidden", "key"]
 
 
-def test_a_full_disk_is_unavailable_and_leaves_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_is_unavailable_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def no_space(descriptor: int) -> None:
         raise OSError(28, "No space left on device")
 

@@ -78,9 +78,7 @@ def test_a_value_sent_in_parts_does_not_overwrite_another(s3_options: dict[str, 
 
 
 def test_options_that_do_not_fit_are_named_without_their_values() -> None:
-    with pytest.raises(
-        InvalidUsage, match="github file system with storage options token, username"
-    ) as raised:
+    with pytest.raises(InvalidUsage, match="github file system with storage options token, username") as raised:
         FsspecBlob("github://path", {"username": "me", "token": "hunter2"})
 
     assert "hunter2" not in str(raised.value)

@@ -69,18 +69,14 @@ def test_fsspec_opens_what_is_asked_of_it_and_what_only_it_knows(tmp_path: Path)
     assert isinstance(open_blob("http://127.0.0.1:9/prefix"), FsspecBlob)
 
 
-@pytest.mark.parametrize(
-    "url", ["fsspec+s3://bucket/prefix", "s3://bucket/prefix", "memory://name", "/some/folder"]
-)
+@pytest.mark.parametrize("url", ["fsspec+s3://bucket/prefix", "s3://bucket/prefix", "memory://name", "/some/folder"])
 def test_the_url_of_a_store_opens_it_again(url: str) -> None:
     options = S3_OPTIONS if url.startswith("s3:") else {}
     assert open_blob(open_blob(url, options).url, options).url == url
 
 
 def test_an_unknown_scheme_is_told_the_known_ones_and_not_shown_its_url() -> None:
-    with pytest.raises(
-        InvalidUsage, match=r"unknown scheme 'gopher'.*file://, s3://, memory://.*gs"
-    ) as raised:
+    with pytest.raises(InvalidUsage, match=r"unknown scheme 'gopher'.*file://, s3://, memory://.*gs") as raised:
         open_blob("gopher://user:hunter2@host/path")
 
     assert "hunter2" not in str(raised.value)

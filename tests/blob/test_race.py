@@ -27,9 +27,7 @@ def racer_process(
 ) -> Iterator[tuple[Callable[[], None], Callable[[], list[str]]]]:
     """Run a racer in a process of its own; gives what starts it and what returns the keys that it won."""
     command = [sys.executable, "-m", "tests.blob.race"]
-    with subprocess.Popen(
-        command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as process:
+    with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdin is not None
         assert process.stdout is not None
         stdin, stdout = process.stdin, process.stdout
@@ -70,9 +68,7 @@ def watch(blob: Blob, is_over: threading.Event) -> int:
 
 
 @pytest.mark.timeout(120)
-def test_each_key_has_exactly_one_winner_and_no_reader_sees_part_of_its_value(
-    place: Place, blob: Blob
-) -> None:
+def test_each_key_has_exactly_one_winner_and_no_reader_sees_part_of_its_value(place: Place, blob: Blob) -> None:
     processes = PROCESSES if place.is_shared else 0
     racers = THREADS + processes
     shares = [share(n, KEYS, THREADS + PROCESSES, place.racers_of_a_key) for n in range(racers)]

@@ -30,18 +30,14 @@ SECRETS = {
 
 
 def client_of(server: FakeS3, **options: Any) -> S3Blob:
-    return S3Blob(
-        "bucket", "prefix", {"endpoint_url": server.url, "region": "us-east-1", **SECRETS, **options}
-    )
+    return S3Blob("bucket", "prefix", {"endpoint_url": server.url, "region": "us-east-1", **SECRETS, **options})
 
 
 @pytest.mark.parametrize("trouble", [Trouble.SLOW_DOWN, Trouble.CONFLICT])
 def test_a_create_that_s3_refused_did_not_happen(trouble: Trouble) -> None:
     with fake_s3(trouble) as server:
         blob = client_of(server)
-        with pytest.raises(
-            Unavailable, match=rf"create 'key' at s3://bucket/prefix: {trouble.code}.*try again"
-        ):
+        with pytest.raises(Unavailable, match=rf"create 'key' at s3://bucket/prefix: {trouble.code}.*try again"):
             blob.create("key", b"mine")
         assert len(server.requests) == 1
         assert blob.create("key", b"mine")
@@ -135,9 +131,7 @@ def test_access_denied_names_the_operation_and_the_bucket() -> None:
             "list 'log/'": lambda: list(blob.list("log/")),
         }
         for name, call in calls.items():
-            with pytest.raises(
-                StoreMisconfigured, match=rf"cannot {name} at s3://bucket/prefix: AccessDenied.*Grant"
-            ):
+            with pytest.raises(StoreMisconfigured, match=rf"cannot {name} at s3://bucket/prefix: AccessDenied.*Grant"):
                 call()
         blob.close()
 
@@ -165,9 +159,7 @@ def test_encryption_and_a_checksum_go_with_every_put(encryption: dict[str, str])
         assert len(server.requests) == 2
         for _, headers in server.requests:
             assert headers.get("x-amz-server-side-encryption") == encryption.get("server_side_encryption")
-            assert headers.get("x-amz-server-side-encryption-aws-kms-key-id") == encryption.get(
-                "sse_kms_key_id"
-            )
+            assert headers.get("x-amz-server-side-encryption-aws-kms-key-id") == encryption.get("sse_kms_key_id")
             assert headers[CHECKSUM] == base64.b64encode(zlib.crc32(b"value").to_bytes(4, "big")).decode()
         assert [headers.get("if-none-match") for _, headers in server.requests] == ["*", None]
         blob.close()
@@ -231,9 +223,7 @@ def test_missing_credentials_are_named_at_the_first_request(tmp_path: Path) -> N
     )
     lines = done.stdout.splitlines()
     assert len(lines) == 3, done
-    assert all(
-        "no AWS credentials" in line and "access_key_id" in line and "s3://bucket" in line for line in lines
-    )
+    assert all("no AWS credentials" in line and "access_key_id" in line and "s3://bucket" in line for line in lines)
 
 
 def test_a_profile_that_does_not_exist_is_named() -> None:

@@ -55,9 +55,7 @@ def flat_types() -> st.SearchStrategy[pa.DataType]:
 
 def arrow_types(nested: bool = True) -> st.SearchStrategy[pa.DataType]:
     """Every supported type; with nested=False the flat ones only."""
-    return (
-        st.one_of(flat_types(), st.recursive(flat_types(), _nest, max_leaves=4)) if nested else flat_types()
-    )
+    return st.one_of(flat_types(), st.recursive(flat_types(), _nest, max_leaves=4)) if nested else flat_types()
 
 
 def python_values(t: pa.DataType, nulls: bool = True) -> st.SearchStrategy[Any]:
@@ -66,9 +64,7 @@ def python_values(t: pa.DataType, nulls: bool = True) -> st.SearchStrategy[Any]:
     return st.one_of(st.none(), values) if nulls else values
 
 
-def arrays(
-    t: pa.DataType, *, min_size: int = 0, max_size: int = 20, nulls: bool = True
-) -> st.SearchStrategy[pa.Array]:
+def arrays(t: pa.DataType, *, min_size: int = 0, max_size: int = 20, nulls: bool = True) -> st.SearchStrategy[pa.Array]:
     """Columns of type `t` with 0 to 20 elements."""
     storage = _storage_type(t)
     return st.lists(_stored(t, nulls), min_size=min_size, max_size=max_size).map(
@@ -133,9 +129,7 @@ def _flat(t: pa.DataType) -> st.SearchStrategy[Any]:
         return st.booleans()
     if pat.is_integer(t):
         signed = pat.is_signed_integer(t)
-        low, high = (
-            (-(2 ** (t.bit_width - 1)), 2 ** (t.bit_width - 1) - 1) if signed else (0, 2**t.bit_width - 1)
-        )
+        low, high = (-(2 ** (t.bit_width - 1)), 2 ** (t.bit_width - 1) - 1) if signed else (0, 2**t.bit_width - 1)
         return st.one_of(st.sampled_from([low, low + 1, 0, 1, high]), st.integers(low, high))
     if pat.is_floating(t):
         odd = st.sampled_from([math.nan, -0.0, 0.0, math.inf, -math.inf])

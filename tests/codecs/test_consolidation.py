@@ -61,9 +61,7 @@ def test_the_order_of_rows_does_not_matter(table: pa.Table, random: object) -> N
         with pytest.raises(DiffOverflow):
             consolidate(shuffled, ["c0", "c1"])
     else:
-        assert sort_keys(consolidate(shuffled, ["c0", "c1"]), ["c0", "c1"]) == sort_keys(
-            expected, ["c0", "c1"]
-        )
+        assert sort_keys(consolidate(shuffled, ["c0", "c1"]), ["c0", "c1"]) == sort_keys(expected, ["c0", "c1"])
 
 
 def test_null_nan_and_negative_zero_are_values() -> None:

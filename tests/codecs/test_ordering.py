@@ -119,9 +119,7 @@ def test_what_lies_below_a_null_list_or_struct_does_not_count() -> None:
 def test_long_strings_sort_by_bytes_whatever_they_share(prefix: str, kind: pa.DataType) -> None:
     tails = ["", "a", "a\0", "a\0\0", "aa", "b" * 40, "b" * 39 + "a", "é", "\U0010ffff"]
     rng = np.random.default_rng(1)
-    values: list[Any] = [prefix + tails[i] + tails[j] for i, j in rng.integers(0, len(tails), (200, 2))] + [
-        None
-    ] * 3
+    values: list[Any] = [prefix + tails[i] + tails[j] for i, j in rng.integers(0, len(tails), (200, 2))] + [None] * 3
     table = pa.table({"s": pa.array(values, pa.string()).cast(kind), "n": list(range(len(values)))})
     for names in (["s"], ["s", "n"]):
         assert sort_indices(table, names).to_pylist() == python_order(table, names)

@@ -129,9 +129,7 @@ def test_parts_are_cut_between_keys_near_the_target(key: pa.DataType) -> None:
     ids = rng.integers(0, 20_000, 100_000)
     keys = pa.array(ids) if key == pa.int64() else pa.array([[i] for i in ids.tolist()], key)
     ones = pa.array([1] * 100_000)
-    table = pa.Table.from_arrays(
-        [keys, pa.array(rng.integers(0, 2**60, 100_000)), ones, ones], schema=schema.arrow
-    )
+    table = pa.Table.from_arrays([keys, pa.array(rng.integers(0, 2**60, 100_000)), ones, ones], schema=schema.arrow)
     parts = encode_parts(table, schema, part_bytes_target=100_000)
     assert len(parts) > 5
     seen: list[Any] = []
@@ -192,9 +190,7 @@ def test_a_value_parquet_cannot_hold_is_refused(kind: pa.DataType, stored: int) 
 def test_nan_beside_a_type_that_parquet_lacks_is_no_obstacle() -> None:
     kind = pa.struct([("t", pa.time32("s")), ("x", pa.float64())])
     schema = CollectionSchema.of(None, {"v": kind})
-    value = pa.StructArray.from_arrays(
-        [pa.array([5], pa.time32("s")), pa.array([math.nan])], fields=list(kind)
-    )
+    value = pa.StructArray.from_arrays([pa.array([5], pa.time32("s")), pa.array([math.nan])], fields=list(kind))
     table = pa.Table.from_arrays([value, pa.array([1]), pa.array([1])], schema=schema.arrow)
     data, part = only(encode_parts(table, schema))
     assert sort_keys(decode_part(data, part, schema), ["v"]) == sort_keys(table, ["v"])
@@ -255,18 +251,14 @@ def test_names_with_dots_are_not_paths() -> None:
 
 @settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(batches(), st.data())
-def test_filtering_while_reading_is_filtering_afterwards(
-    batch: tuple[CollectionSchema, pa.Table], data: Any
-) -> None:
+def test_filtering_while_reading_is_filtering_afterwards(batch: tuple[CollectionSchema, pa.Table], data: Any) -> None:
     schema, table = batch
     flat = [name for name in schema.arrow.names if is_flat(schema.arrow.field(name).type)]
     name = data.draw(st.sampled_from(flat))
     literal = data.draw(arrays(schema.arrow.field(name).type, min_size=1, max_size=1, nulls=False))[0]
     field = pc.field(name)
     expression = data.draw(
-        st.sampled_from(
-            [field == literal, field != literal, ~(field > literal), field <= literal, field.is_null()]
-        )
+        st.sampled_from([field == literal, field != literal, ~(field > literal), field <= literal, field.is_null()])
     )
     for encoded, part in encode_parts(table, schema, row_group_rows=4):
         whole = decode_part(encoded, part, schema)
@@ -284,9 +276,7 @@ def test_nan_survives_a_filter_that_statistics_would_exclude() -> None:
     schema = CollectionSchema.of(None, {"x": pa.float64(), "s": pa.struct([("y", pa.float64())])})
     values = [6.0, 7.0, math.nan]
     inner = pa.array([{"y": v} for v in values], pa.struct([("y", pa.float64())]))
-    table = pa.Table.from_arrays(
-        [pa.array(values), inner, pa.array([1] * 3), pa.array([1] * 3)], schema=schema.arrow
-    )
+    table = pa.Table.from_arrays([pa.array(values), inner, pa.array([1] * 3), pa.array([1] * 3)], schema=schema.arrow)
     data, part = only(encode_parts(table, schema))
     for field in (pc.field("x"), pc.field("s", "y")):
         assert decode_part(data, part, schema, filter=~(field > 5)).num_rows == 1
@@ -335,9 +325,7 @@ def test_unknown_and_repeated_columns_are_refused() -> None:
 def test_long_keys_have_no_samples_and_long_strings_no_statistics() -> None:
     schema = CollectionSchema.of({"k": pa.string()}, {"v": pa.string(), "n": pa.int64()})
     ones = pa.array([1])
-    table = pa.Table.from_arrays(
-        [pa.array(["k" * 300]), pa.array(["v" * 65]), ones, ones, ones], schema=schema.arrow
-    )
+    table = pa.Table.from_arrays([pa.array(["k" * 300]), pa.array(["v" * 65]), ones, ones, ones], schema=schema.arrow)
     _, part = only(encode_parts(table, schema))
     assert part.keys is None
     assert part.stats == {"n": [1, 1, 0]}

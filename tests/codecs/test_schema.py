@@ -34,7 +34,7 @@ def test_every_schema_survives_json_and_pickle(schema: CollectionSchema) -> None
     again = CollectionSchema.from_json(json.loads(json.dumps(schema.to_json())))
     assert again == schema
     assert again.arrow.equals(schema.arrow, check_metadata=True)
-    assert pickle.loads(pickle.dumps(schema)) == schema  # noqa: S301
+    assert pickle.loads(pickle.dumps(schema)) == schema
     assert schema.reconcile(again, "c") == schema
 
 
@@ -48,9 +48,7 @@ def test_columns_are_key_then_value_then_time_and_diff() -> None:
 
 
 def test_a_pyarrow_schema_stands_for_its_fields_without_metadata_and_nullability() -> None:
-    given_key = pa.schema(
-        [pa.field("id", pa.int64(), nullable=False, metadata={"a": "b"})], metadata={"c": "d"}
-    )
+    given_key = pa.schema([pa.field("id", pa.int64(), nullable=False, metadata={"a": "b"})], metadata={"c": "d"})
     value = {"status": pa.string(), "amount": pa.float64()}
     schema = CollectionSchema.of(given_key, value)
     assert schema == ORDERS
@@ -150,9 +148,7 @@ def test_a_codec_that_changed_its_type_but_not_its_version_is_a_schema_mismatch(
         CollectionSchema.of(Wide, None).reconcile(CollectionSchema.of(Point, None), "c")
 
 
-@pytest.mark.parametrize(
-    "name", ["", "_time", "_diff", "a\nb", "a\x00", "\x9f", "x" * 129, "\ud800", 5, None]
-)
+@pytest.mark.parametrize("name", ["", "_time", "_diff", "a\nb", "a\x00", "\x9f", "x" * 129, "\ud800", 5, None])
 def test_a_field_name_that_is_not_allowed_is_refused(name: Any) -> None:
     with pytest.raises(SchemaMismatch, match=r"value field .* is not allowed: .*Choose another name"):
         CollectionSchema.of({"id": pa.int64()}, {name: pa.int8()})

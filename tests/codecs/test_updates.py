@@ -200,9 +200,7 @@ def test_a_time_and_a_diff_for_all_updates_stand_in_for_missing_columns() -> Non
 
 @pytest.mark.parametrize("time", [-1, 2**63 - 1, True, "7", 1.0])
 def test_a_time_for_all_updates_is_checked(time: Any) -> None:
-    with pytest.raises(
-        InvalidUpdate, match="for _time of every update is not allowed: give an int from 0 to"
-    ):
+    with pytest.raises(InvalidUpdate, match="for _time of every update is not allowed: give an int from 0 to"):
         to_updates(ORDERS.arrow.empty_table(), ORDERS, default_time=time)
 
 
@@ -244,9 +242,7 @@ CONVERTED = [
 
 
 @pytest.mark.parametrize(("source", "values", "target", "expected"), CONVERTED, ids=str)
-def test_a_column_of_the_same_family_is_converted(
-    source: Any, values: Any, target: Any, expected: Any
-) -> None:
+def test_a_column_of_the_same_family_is_converted(source: Any, values: Any, target: Any, expected: Any) -> None:
     table = to_updates(_table(source, values), _one(target))
     assert table.schema.equals(_one(target).arrow, check_metadata=True)
     assert same(table.column("x").to_pylist(), expected)
@@ -348,9 +344,7 @@ def test_a_temporal_value_that_parquet_would_change_is_refused(t: Any, ticks: in
         column = pa.StructArray.from_arrays([pa.MapArray.from_arrays([0, 1, 2], bad, bad)], ["a"])
     else:
         column = bad
-    with pytest.raises(
-        InvalidUpdate, match=r"update 1 has .* in column 'x' of type .* which cannot be stored"
-    ):
+    with pytest.raises(InvalidUpdate, match=r"update 1 has .* in column 'x' of type .* which cannot be stored"):
         to_updates(_table(target, column), _one(target))
     assert to_updates(_table(target, column.slice(0, 1)), _one(target)).num_rows == 1
 
@@ -378,9 +372,7 @@ def test_a_null_time_or_diff_is_named_in_every_form(column: str) -> None:
     columns[column][1] = None
     tuples = [((x, None), t, d) for x, t, d in zip(*columns.values(), strict=True)]
     for data in (pa.table(columns), tuples, tuples * 50):
-        with pytest.raises(
-            InvalidUpdate, match=rf"update 1 has (NULL|None) .*{column}.* needs a time and a diff"
-        ):
+        with pytest.raises(InvalidUpdate, match=rf"update 1 has (NULL|None) .*{column}.* needs a time and a diff"):
             to_updates(data, _one(pa.int64()))
 
 
@@ -393,9 +385,7 @@ def test_a_time_or_diff_that_is_no_int64_is_refused(column: str, value: Any) -> 
     if value != 2**63:
         table = pa.table({"x": [1], "_time": [0], "_diff": [1]})
         table = table.set_column(table.column_names.index(column), column, pa.array([value]))
-        with pytest.raises(
-            SchemaMismatch, match=rf"column '{column}' has type .* the collection stores int64"
-        ):
+        with pytest.raises(SchemaMismatch, match=rf"column '{column}' has type .* the collection stores int64"):
             to_updates(table, _one(pa.int64()))
 
 
@@ -445,9 +435,7 @@ def test_a_long_update_is_cut_in_the_message() -> None:
 
 @given(arrow_types())
 def test_the_example_of_every_type_is_one(t: pa.DataType) -> None:
-    with pytest.raises(
-        InvalidUpdate, match=r"An update of this collection looks like \(\(.+, None\), 0, 1\)\."
-    ):
+    with pytest.raises(InvalidUpdate, match=r"An update of this collection looks like \(\(.+, None\), 0, 1\)\."):
         to_updates([5], _one(t))
 
 
@@ -522,14 +510,10 @@ def test_lists_and_named_tuples_stand_for_tuples() -> None:
 
 @pytest.mark.parametrize("data", [None, 5, "abc", b"abc", {"id": [1]}], ids=repr)
 def test_what_is_no_updates_at_all_is_refused(data: Any) -> None:
-    with pytest.raises(
-        InvalidUpdate, match=r"the updates are .*: give an iterable of \(\(key, value\), time, diff\)"
-    ):
+    with pytest.raises(InvalidUpdate, match=r"the updates are .*: give an iterable of \(\(key, value\), time, diff\)"):
         to_updates(data, ORDERS)
 
 
 def test_a_single_column_is_no_table() -> None:
-    with pytest.raises(
-        SchemaMismatch, match=r"Series does not give Arrow record batches .*: give a table or a frame"
-    ):
+    with pytest.raises(SchemaMismatch, match=r"Series does not give Arrow record batches .*: give a table or a frame"):
         to_updates(pl.Series([1, 2]), ORDERS)

@@ -3,11 +3,11 @@
 from collections.abc import Iterator
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
 import persist
-import pyarrow as pa
 
 
 @pytest.fixture(scope="session")

@@ -19,7 +19,10 @@ ROWS = "id long, status string, amount double"
         ({}, "persist.InvalidUsage: no collection was given"),
         ({"collection": "nope"}, "persist.CollectionNotFound: no collection 'nope' at"),
         ({**SNAPSHOT, "as_of": 4}, "persist.AsOfCompacted: as_of=4 is before since=Antichain(5)"),
-        ({**SNAPSHOT, "as_of": 13, "wait": 0}, "persist.AsOfNotSealed: as_of=13 is not before upper=Antichain(13)"),
+        (
+            {**SNAPSHOT, "as_of": 13, "wait": 0},
+            "persist.AsOfNotSealed: as_of=13 is not before upper=Antichain(13)",
+        ),
         ({**SNAPSHOT, "as_of": "noon"}, "option as_of='noon' is not a number from 0 to"),
         ({**SNAPSHOT, "asof": 3}, "option 'asof' is not an option for reading"),
         ({**SNAPSHOT, "form": "pivot"}, "option form='pivot' is none of"),
@@ -56,17 +59,37 @@ UPDATES = "id long, status string, amount double, _time long, _diff long"
     ("schema", "rows", "options", "message"),
     [
         (ROWS, [(1, "x", 1.0)], {}, "persist.SchemaMismatch: "),
-        (ROWS, [(1, "x", 1.0)], {"time": 12}, "persist.UpdateNotBeyondUpper: update at time 12 is not beyond"),
-        (UPDATES, [(1, "x", 1.0, 12, 1)], {}, "persist.UpdateNotBeyondUpper: update at time 12 is not beyond"),
+        (
+            ROWS,
+            [(1, "x", 1.0)],
+            {"time": 12},
+            "persist.UpdateNotBeyondUpper: update at time 12 is not beyond",
+        ),
+        (
+            UPDATES,
+            [(1, "x", 1.0, 12, 1)],
+            {},
+            "persist.UpdateNotBeyondUpper: update at time 12 is not beyond",
+        ),
         (UPDATES, [(1, "x", 1.0, None, 1)], {}, "persist.InvalidUpdate: "),
         (UPDATES, [(1, "x", 1.0, 13, None)], {}, "persist.InvalidUpdate: "),
         (UPDATES, [(1, "x", 1.0, -1, 1)], {}, "persist.InvalidUpdate: "),
         ("id long, status string, _time long, _diff long", [(1, "x", 13, 1)], {}, "persist.SchemaMismatch: "),
-        ("id string, status string, amount double", [("1", "x", 1.0)], {"time": 13}, "persist.SchemaMismatch: "),
+        (
+            "id string, status string, amount double",
+            [("1", "x", 1.0)],
+            {"time": 13},
+            "persist.SchemaMismatch: ",
+        ),
         (ROWS + ", color string", [(1, "x", 1.0, "red")], {"time": 13}, "persist.SchemaMismatch: "),
         (ROWS, [(1, "x", 1.0)], {"time": 13, "seal": 12}, "persist.FrontierRegression: upper cannot go back"),
         (ROWS, [(1, "x", 1.0)], {"time": 13, "sealed": 14}, "option 'sealed' is not an option for writing"),
-        (ROWS, [(1, "x", 1.0)], {"time": 13, "collection": "nope"}, "persist.CollectionNotFound: no collection 'nope'"),
+        (
+            ROWS,
+            [(1, "x", 1.0)],
+            {"time": 13, "collection": "nope"},
+            "persist.CollectionNotFound: no collection 'nope'",
+        ),
     ],
 )
 def test_a_bad_write_says_why_and_changes_nothing(

@@ -3,6 +3,7 @@
 import math
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
@@ -10,7 +11,6 @@ from pyspark.sql import functions as F
 
 import persist
 import persist.spark
-import pyarrow as pa
 
 
 def read(spark: SparkSession, location: str, **options: Any) -> DataFrame:

@@ -6,13 +6,13 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from pyspark import TaskContext
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 import persist
-import pyarrow as pa
 from persist.blob import FileBlob
 
 UPDATES = "id long, status string, amount double, _time long, _diff long"
