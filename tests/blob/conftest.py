@@ -44,7 +44,7 @@ def place_of(kind: str, folder: Path, s3_options: dict[str, Any], bucket: str, p
     if kind == "file":
         return Place(str(folder / prefix), is_shared=True)
     if kind == "s3":
-        return Place(f"s3://{bucket}/{prefix}", s3_options, is_shared=True, racers_of_a_key=2)
+        return Place(f"s3://{bucket}/{prefix}", s3_options, is_shared=True)
     if kind == "fsspec":
         options = {
             "key": s3_options["access_key_id"],
@@ -54,7 +54,7 @@ def place_of(kind: str, folder: Path, s3_options: dict[str, Any], bucket: str, p
                 "region_name": s3_options["region"],
             },
         }
-        return Place(f"fsspec+s3://{bucket}/{prefix}", options, is_shared=True, racers_of_a_key=2)
+        return Place(f"fsspec+s3://{bucket}/{prefix}", options, is_shared=True)
     return Place(f"memory://{uuid.uuid4().hex}", wrapper="" if kind == "memory" else kind)
 
 

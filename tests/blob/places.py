@@ -20,14 +20,12 @@ class Place:
 
     Attributes:
         is_shared: other processes can open it, too.
-        racers_of_a_key: how many of 20 racers try each key; fewer where a request costs 10 ms of CPU.
     """
 
     url: str
     options: dict[str, Any] = field(default_factory=dict)
     wrapper: str = ""
     is_shared: bool = False
-    racers_of_a_key: int = 20
 
     def open(self) -> Blob:
         """Return a new client of the store."""

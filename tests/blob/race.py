@@ -1,4 +1,4 @@
-"""Racers for `create`: each tries its share of the same keys, with a value that tells whose it is.
+"""Racers for `create`: each tries the same keys, with a value that tells whose it is.
 
 As a program (`python -m tests.blob.race`), it is one racer in a process of its own: it reads the place,
 then its number and its keys, as lines of JSON, says that it is ready, waits for another line, races, and
@@ -23,12 +23,6 @@ def candidate(racer: int, key: str) -> bytes:
 def is_candidate(key: str, value: bytes) -> bool:
     """Tell whether value is all of some racer's value for key."""
     return value[:2].isdigit() and value == candidate(int(value[:2]), key)
-
-
-def share(racer: int, keys: list[str], racers: int, racers_of_a_key: int) -> list[str]:
-    """Return the keys that a racer tries, so that as many try each key as racers_of_a_key says."""
-    groups = racers // racers_of_a_key
-    return keys[racer % groups :: groups]
 
 
 def race(blob: Blob, racer: int, keys: Iterable[str], before_each: Callable[[], object] = lambda: None) -> list[str]:

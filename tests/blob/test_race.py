@@ -13,7 +13,7 @@ import pytest
 
 from persist.blob import Blob
 from tests.blob.places import Place
-from tests.blob.race import is_candidate, race, share
+from tests.blob.race import is_candidate, race
 from tests.servers.fixtures import ROOT
 
 THREADS = 16
@@ -67,22 +67,18 @@ def watch(blob: Blob, is_over: threading.Event) -> int:
     return reads
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(300)
 def test_each_key_has_exactly_one_winner_and_no_reader_sees_part_of_its_value(place: Place, blob: Blob) -> None:
     processes = PROCESSES if place.is_shared else 0
     racers = THREADS + processes
-    shares = [share(n, KEYS, THREADS + PROCESSES, place.racers_of_a_key) for n in range(racers)]
-    # Those threads that try the same keys start on each together.
-    groups: dict[str, threading.Barrier] = {}
-    for keys in {keys[0]: keys for keys in shares}.values():
-        groups[keys[0]] = threading.Barrier(sum(keys == s for s in shares[:THREADS]), timeout=60)
+    together = threading.Barrier(THREADS, timeout=60)  # The threads start on each key at the same moment.
     is_over = threading.Event()
     with ExitStack() as stack, ThreadPoolExecutor(THREADS + 1) as pool:
-        others = [stack.enter_context(racer_process(place, n, shares[n])) for n in range(THREADS, racers)]
+        others = [stack.enter_context(racer_process(place, n, KEYS)) for n in range(THREADS, racers)]
         for start, _ in others:
             start()
         watching = pool.submit(watch, blob, is_over)
-        running = [pool.submit(race, blob, n, shares[n], groups[shares[n][0]].wait) for n in range(THREADS)]
+        running = [pool.submit(race, blob, n, KEYS, together.wait) for n in range(THREADS)]
         try:
             won = [key for racer in running for key in racer.result()]
             for _, keys_won in others:

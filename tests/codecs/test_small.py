@@ -1,0 +1,106 @@
+"""The short cut for tiny writes takes only what `to_updates` takes, and makes the same of it."""
+
+from datetime import UTC, date, datetime
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from persist.codecs import CollectionSchema, Utf8, gathered, small_updates, to_updates
+from persist.codecs.errors import InvalidUpdate
+from tests.codecs import strategies
+
+PLAIN = CollectionSchema.of(
+    {"k": pa.int64(), "b": pa.binary()},
+    {"f": pa.float64(), "s": pa.string(), "t": pa.timestamp("us"), "d": pa.date32(), "o": pa.bool_()},
+)
+ANYTHING: st.SearchStrategy[Any] = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(),
+    st.integers(-(2**63), 2**63 - 1),
+    st.floats(),
+    st.text(max_size=3),
+    st.binary(max_size=3),
+    st.datetimes(),
+    st.datetimes(timezones=st.just(UTC)),
+    st.dates(),
+    st.tuples(st.integers()),
+    st.just("\ud800"),
+)
+
+
+def fitting(type_: pa.DataType) -> st.SearchStrategy[Any]:
+    return st.one_of(strategies.python_values(type_), ANYTHING)
+
+
+SHAPED = st.tuples(
+    st.tuples(
+        st.tuples(*(fitting(f.type) for f in PLAIN.key.fields)),
+        st.tuples(*(fitting(f.type) for f in PLAIN.value.fields)),
+    ),
+    st.one_of(st.integers(0, 2**63 - 2), ANYTHING),
+    st.one_of(st.integers(-3, 3), ANYTHING),
+)
+
+
+@given(st.lists(st.one_of(SHAPED, SHAPED, SHAPED, ANYTHING), min_size=1, max_size=4))
+def test_what_it_takes_becomes_what_to_updates_makes_of_it(data: list[Any]) -> None:
+    small = small_updates(data, PLAIN)
+    if small is None:
+        return
+    table = to_updates(data, PLAIN)
+    made = gathered([small], PLAIN)
+    assert made.schema.equals(table.schema, check_metadata=True)
+    assert strategies.same(made.to_pylist(), table.to_pylist())
+    assert len(small) == len(table) == len(data)
+    assert small.time_min == min(table["_time"].to_pylist())
+    assert small.diff_abs_sum == sum(map(abs, table["_diff"].to_pylist()))
+
+
+def test_it_takes_every_kind_of_plain_value() -> None:
+    row = ((7, b"x"), (0.5, "text", datetime(2026, 1, 2), date(2026, 1, 2), True))
+    nulls = ((None, None), (None, None, None, None, None))
+    small = small_updates([(row, 3, 1), (nulls, 4, -2)], PLAIN)
+    assert small is not None
+    assert gathered([small, small], PLAIN).equals(to_updates([(row, 3, 1), (nulls, 4, -2)] * 2, PLAIN))
+
+
+@pytest.mark.parametrize(
+    "update",
+    [
+        (((2**63, b""), (0.0, "", None, None, None)), 0, 1),
+        (((1, b""), (0.0, "\ud800", None, None, None)), 0, 1),
+        (((1, b""), (0.0, "", datetime(2026, 1, 1, tzinfo=UTC), None, None)), 0, 1),
+        (((1, b""), (0.0, "", None, None, None)), -1, 1),
+        (((1, b""), (0.0, "", None, None, None)), 2**63 - 1, 1),
+        (((1, b""), (0.0, "", None, None, None)), None, 1),
+        (((1, b""), (0.0, "", None, None, None)), 0, None),
+        (((True, b""), (0.0, "", None, None, None)), 0, 1),
+        (((1, b""), (0.0, "")), 0, 1),
+        ((1, (0.0, "", None, None, None)), 0, 1),
+    ],
+)
+def test_what_it_gives_up_on_is_refused_by_to_updates(update: Any) -> None:
+    assert small_updates([update], PLAIN) is None
+    with pytest.raises(InvalidUpdate):
+        to_updates([update], PLAIN)
+
+
+def test_a_diff_of_zero_a_long_list_a_codec_and_other_types_are_left_to_to_updates() -> None:
+    row = ((1, b""), (0.0, "", None, None, None))
+    assert small_updates([(row, 0, 0)], PLAIN) is None
+    assert small_updates([(row, 0, 1)] * 33, PLAIN) is None
+    assert small_updates(iter([(row, 0, 1)]), PLAIN) is None
+    assert small_updates([(("a", None), 0, 1)], CollectionSchema.of(Utf8, None)) is None
+    assert small_updates([((1.0, None), 0, 1)], CollectionSchema.of({"x": pa.float32()}, None)) is None
+
+
+def test_unit_sides_work() -> None:
+    schema = CollectionSchema.of(None, None)
+    small = small_updates([((None, None), 5, 2)], schema)
+    assert small is not None
+    assert gathered([small], schema).to_pydict() == {"_time": [5], "_diff": [2]}
+    assert small_updates([((1, None), 5, 2)], schema) is None
