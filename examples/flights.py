@@ -15,6 +15,7 @@ import io
 import subprocess
 import sys
 import time
+import warnings
 import zipfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -187,6 +188,8 @@ def busiest_by_spark(location: str, as_of: int) -> list[tuple[str, int, int]]:
     """Return the same as `busiest_by_python`, by Spark."""
     from pyspark.sql import SparkSession
 
+    # PySpark 4.3 says at every start that it has not been tested with pandas 3, which is not used here.
+    warnings.filterwarnings("ignore", "PySpark does not yet fully support pandas", FutureWarning)
     spark = (
         SparkSession.builder.master("local[2]")
         .appName("flights")

@@ -1,0 +1,116 @@
+"""Makes the golden files of the present format: `python -m tests.golden.make`, once for each format version.
+
+They hold every kind of record, a checkpoint, state objects, a part list, parts in blobs and inline, of every type.
+Files of a released format are never made again: see `docs/format.md`.
+"""
+
+import datetime
+import json
+import shutil
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+import persist
+from persist import part_lists
+from persist.blob import FileBlob
+from persist.codecs import to_updates
+from persist.envelope import FORMAT
+from persist.part_writer import PartWriter
+
+HERE = Path(__file__).parent
+AT = datetime.datetime(2026, 1, 2, 3, 4, 5, 678901)
+UTC = datetime.UTC
+STRUCT = pa.struct([("x", pa.int16()), ("y", pa.list_(pa.string()))])
+FIELDS: dict[str, tuple[pa.DataType, Any]] = {
+    "bool": (pa.bool_(), True),
+    "int8": (pa.int8(), -(2**7)),
+    "int16": (pa.int16(), -(2**15)),
+    "int32": (pa.int32(), -(2**31)),
+    "int64": (pa.int64(), -(2**63)),
+    "uint8": (pa.uint8(), 2**8 - 1),
+    "uint16": (pa.uint16(), 2**16 - 1),
+    "uint32": (pa.uint32(), 2**32 - 1),
+    "uint64": (pa.uint64(), 2**64 - 1),
+    "float16": (pa.float16(), 1.5),
+    "float32": (pa.float32(), -0.25),
+    "float64": (pa.float64(), float("nan")),
+    "string": (pa.string(), "Zürich \N{SNOWMAN}"),
+    "large_string": (pa.large_string(), ""),
+    "binary": (pa.binary(), b"\x00\xff"),
+    "large_binary": (pa.large_binary(), b""),
+    "fixed_size_binary": (pa.binary(2), b"ab"),
+    "date32": (pa.date32(), AT.date()),
+    "date64": (pa.date64(), AT.date()),
+    "time32_s": (pa.time32("s"), datetime.time(1, 2, 3)),
+    "time64_ns": (pa.time64("ns"), datetime.time(1, 2, 3, 4)),
+    "timestamp_s": (pa.timestamp("s"), AT.replace(microsecond=0)),
+    "timestamp_us_tz": (pa.timestamp("us", "Europe/Zurich"), AT.replace(tzinfo=UTC)),
+    "timestamp_ns": (pa.timestamp("ns"), AT),
+    "duration_ms": (pa.duration("ms"), datetime.timedelta(days=-1)),
+    "decimal128": (pa.decimal128(20, 3), Decimal("-12345.678")),
+    "decimal256": (pa.decimal256(50, 5), Decimal("1.00001")),
+    "list": (pa.list_(pa.int64()), [1, None, 3]),
+    "large_list": (pa.large_list(pa.string()), []),
+    "fixed_size_list": (pa.list_(pa.float32(), 2), [1.0, None]),
+    "struct": (STRUCT, {"x": None, "y": ["a", None]}),
+    "map": (pa.map_(pa.string(), pa.int32()), [("k", 1), ("l", None)]),
+}
+
+
+def main() -> None:
+    folder = HERE / f"format-{FORMAT}"
+    shutil.rmtree(folder, ignore_errors=True)
+    part_lists.PARTS_INLINE_MAX = 1
+    with persist.open(folder / "location") as client:
+        every = client.create_or_load(
+            "every type", key={"id": pa.int64()}, value={n: t for n, (t, _) in FIELDS.items()}
+        )
+        columns = {"id": pa.array([1, 2, 2])}
+        columns |= {name: pa.array([value, None, None], type_) for name, (type_, value) in FIELDS.items()}
+        rows = pa.table({**columns, "_time": pa.array([3, 3, 5]), "_diff": pa.array([1, 2, -1])})
+        every.write(rows).result()
+        every.seal(6).result()
+        large = client.create_or_load("large", key={"a": pa.int64(), "b": pa.string()}, value=persist.Json)
+        numbers = pa.array(range(3000))
+        text = pa.array([json.dumps({"n": n}) for n in range(3000)])
+        constant = {"_time": pa.array([0] * 3000), "_diff": pa.array([1] * 3000)}
+        table = to_updates(pa.table({"a": numbers, "b": text, "value": text, **constant}), large.schema)
+        uploads = PartWriter(FileBlob(folder / "location"))
+        halves = [uploads.upload(large.id, large.schema, half) for half in (table.slice(0, 1500), table.slice(1500))]
+        large.commit_parts([part for parts in halves for part in parts]).result()
+        with client.multi_write() as multi:
+            multi.seal(large, 1)
+            multi.write(large, [(((0, "again"), {"n": 1}), 1, 1)])
+        for time in range(2, 40):
+            large.seal(time).result()
+        large.allow_compaction(30).result()
+        client.create_or_load("gone", key=persist.Utf8, value=None).destroy().result()
+        done = client.create_or_load("done", key=persist.Int64, value=persist.Binary)
+        done.write([((1, b"x"), 0, 1)])
+        done.seal(persist.Antichain()).result()
+    expected = {name: digest(folder / "location", name) for name in ("every type", "large", "done")}
+    (folder / "expected.json").write_text(json.dumps(expected, indent=1) + "\n")
+
+
+def digest(location: Path, name: str) -> dict[str, Any]:
+    """Return all that can be read of one collection, as text."""
+    with persist.open(location, mode="read") as client:
+        collection = client.load(name)
+        as_of = collection.snapshot().as_of
+        found = collection.snapshot(form="diff").to_arrow().to_pylist()
+        return {
+            "since": repr(collection.since),
+            "upper": repr(collection.upper),
+            "schema": collection.schema.to_json(),
+            "as_of": as_of,
+            "rows": len(found),
+            "first": repr(found[0]),
+            "last": repr(found[-1]),
+        }
+
+
+if __name__ == "__main__":
+    main()
