@@ -173,6 +173,10 @@ class Client:
         assert self._committer is not None
         return self._committer.submit(steps, names)
 
+    def _abandon(self, steps: Sequence[Step]) -> None:
+        assert self._committer is not None
+        self._committer.abandon(steps)
+
     def _write_step(self, id_: str, schema: CollectionSchema, updates: Any) -> Write | None:
         assert self._committer is not None
         return self._committer.write_step(id_, schema, updates)

@@ -25,7 +25,7 @@ import logging
 import threading
 import uuid
 from collections.abc import Sequence
-from concurrent.futures import Executor, wait
+from concurrent.futures import Executor, Future, wait
 from typing import Any
 
 import pyarrow as pa
@@ -33,7 +33,7 @@ import pyarrow as pa
 from persist.blob import Blob
 from persist.checkpoint import checkpoint_due, write_checkpoint
 from persist.clock import Clock
-from persist.codecs import CollectionSchema, small_updates, to_updates
+from persist.codecs import CollectionSchema, Part, small_updates, to_updates
 from persist.errors import (
     ClientClosed,
     CollectionNotFound,
@@ -121,6 +121,12 @@ class Committer:
             self._asked.append(operation)
             self._changed.notify_all()
         return operation.future
+
+    def abandon(self, steps: Sequence[Step]) -> None:
+        """Delete what has been uploaded for steps that will not be submitted after all."""
+        for step in steps:
+            if isinstance(step, Write) and isinstance(step.data, Future):
+                step.data.add_done_callback(self._discard_upload)
 
     def close(self) -> None:
         """Finish what was asked for and end the thread; idempotent."""
@@ -245,11 +251,14 @@ class Committer:
 
     def _reject(self, operation: Operation, error: BaseException) -> None:
         for upload in operation.uploads:
-            if upload.exception() is None:
-                self._parts.discard(upload.result())
+            self._discard_upload(upload)
         if isinstance(error, CollectionNotFound):
             error = CollectionNotFound(operation.names.get(error.name, error.name), self._blob.url, error.known)
         operation.future.fail(error)
+
+    def _discard_upload(self, upload: "Future[tuple[Part, ...]]") -> None:
+        if upload.exception() is None:
+            self._parts.discard(upload.result())
 
     def _start_checkpoint(self) -> None:
         if self._checkpointing.acquire(blocking=False):

@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING, Any
 
 from persist.antichain import Antichain
 from persist.errors import InvalidUsage
-from persist.future import CommitFuture
 from persist.operations import Step
 
 if TYPE_CHECKING:
@@ -53,7 +52,6 @@ class MultiWrite:
     ) -> None:
         self._ended = True
         if kind is None:
-            self._commit().result()
-
-    def _commit(self) -> CommitFuture:
-        return self._client._submit("multi_write", self._steps, self._names)
+            self._client._submit("multi_write", self._steps, self._names).result()
+        else:
+            self._client._abandon(self._steps)

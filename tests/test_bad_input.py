@@ -270,14 +270,15 @@ def test_a_snapshot_that_is_never_sealed_ends_at_the_timeout(orders: persist.Col
 
 
 def test_a_time_that_is_none_is_refused(orders: persist.Collection, blob: MemoryBlob) -> None:
-    for time in (-1, INT64_MAX, "x", 1.5, True):
+    bad: list[Any] = [-1, 2**63, "x", 1.5, True]
+    for time in (*bad, INT64_MAX):
         with refused(blob, persist.InvalidUsage, f"as_of={time!r}", f"from 0 to {INT64_MAX - 1}"):
-            orders.snapshot(time, timeout_s=0)  # type: ignore[arg-type]
-    for time in (-1, 2**63, "x", 1.5, True, None):
+            orders.snapshot(time, timeout_s=0)
+    for time in (*bad, None):
         with refused(blob, persist.InvalidUsage, repr(time), f"[0, {INT64_MAX}]"):
-            orders.seal(time)  # type: ignore[arg-type]
+            orders.seal(time)
         with refused(blob, persist.InvalidUsage, repr(time), f"[0, {INT64_MAX}]"):
-            orders.allow_compaction(time)  # type: ignore[arg-type]
+            orders.allow_compaction(time)
     with refused(blob, persist.InvalidUsage, "changes(9, 6) is backwards", "lower <= upper"):
         orders.changes(9, 6)
 
@@ -365,8 +366,13 @@ def shared_folder() -> Iterator[Path]:
 
 
 AS_NOBODY = """
-    import os, sys, pyarrow as pa, persist
-    import persist.blob.file
+    import os, sys, persist
+    with persist.open("memory://warm-up") as client:  # Another user may not be able to read what is imported late.
+        warm = client.create_or_load("warm", key={"k": __import__("pyarrow").int64()})
+        warm.write([((1, None), 0, 1)])
+        warm.seal(1).result()
+        list(warm.snapshot(0).rows())
+    import persist.blob.file, pyarrow as pa
     if os.getuid() == 0:
         os.setuid(65534)  # Root may write anywhere.
 """
@@ -470,7 +476,8 @@ def written(commits: int, rows: int = 1) -> MemoryBlob:
 
 def read_all(blob: Blob) -> int:
     with persist.open(blob, mode="read") as reader:
-        return reader.load("orders").snapshot().count() + len(reader.load("orders").snapshot().to_arrow())
+        orders = reader.load("orders")
+        return orders.snapshot(timeout_s=0).count() + len(orders.snapshot(timeout_s=0).to_arrow())
 
 
 @pytest.mark.parametrize("how", [truncated, emptied, flipped, missing])
@@ -567,7 +574,7 @@ def as_format(data: bytes, version: int) -> bytes:
     return newer + b',"checksum":"' + xxhash.xxh3_128_hexdigest(newer).encode() + tail
 
 
-@pytest.mark.parametrize(("commits", "folder"), [(3, "log/"), (40, "checkpoint/"), (70, "state/")])
+@pytest.mark.parametrize(("commits", "folder"), [(3, "log/"), (40, "checkpoint/")])
 def test_a_newer_format_version_is_refused_and_left_untouched(commits: int, folder: str) -> None:
     blob = written(commits)
     for entry in list(blob.list(folder)):

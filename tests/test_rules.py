@@ -196,8 +196,11 @@ def test_rule_6_nothing_happens_if_the_block_raises(
     before = len(list(blob.list("log/")))
     with pytest.raises(ZeroDivisionError), client.multi_write() as multi:
         multi.write(orders, [((1, "a"), 0, 1)])
+        multi.write(orders, pa.table({"k": range(9000), "v": ["x"] * 9000, "_time": [0] * 9000, "_diff": [1] * 9000}))
         _ = 1 / 0
+    client.close()
     assert len(list(blob.list("log/"))) == before
+    assert list(blob.list("part/")) == []
 
 
 def test_rule_8_a_destroyed_name_can_be_used_again_for_a_new_collection(client: persist.Client) -> None:
