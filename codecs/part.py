@@ -56,7 +56,7 @@ import pyarrow.types as pt
 import xxhash
 
 from persist.blob.errors import CorruptBlob, InvalidUsage
-from persist.codecs.consolidation import consolidate, sum_all
+from persist.codecs.consolidation import consolidate
 from persist.codecs.digits import neighbours_differ
 from persist.codecs.ordering import order_keys
 from persist.codecs.part_file import from_parquet, has_nan, scan_parquet, to_parquet, widened
@@ -83,7 +83,7 @@ class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
         checksum: xxh3_128 of the bytes, 32 hex digits.
         time_min, time_max: least and greatest `_time`, both inclusive.
         negatives: rows with a negative diff.
-        diff_sum: the sum of all diffs, in int64.
+        diff_sum: the sum of all diffs, which may be outside int64.
         keys, stats: see the grammar above.
     """
 
@@ -129,7 +129,7 @@ def encode_parts(
         The parts in key order; none when there is no row or all cancel.
 
     Raises:
-        DiffOverflow: the diffs of one update, or of all updates of a part, sum to outside int64.
+        DiffOverflow: the diffs of one update sum to outside int64.
         InvalidUpdate: a value that Parquet cannot hold (see `part_file.to_parquet`).
     """
     summed = consolidate(table, [*schema.names, TIME])
@@ -273,7 +273,7 @@ def _encode_part(table: pa.Table, schema: CollectionSchema, row_group_rows: int)
         time_min=int(times.min()),
         time_max=int(times.max()),
         negatives=int(np.count_nonzero(diffs < 0)),
-        diff_sum=sum_all(diffs),
+        diff_sum=_exact_sum(diffs),
         keys=_key_samples(table, schema),
         stats=dict(_stats(table, schema)),
     )
@@ -283,6 +283,11 @@ def _encode_part(table: pa.Table, schema: CollectionSchema, row_group_rows: int)
 def _int64(column: pa.ChunkedArray) -> npt.NDArray[np.int64]:
     values: npt.NDArray[np.int64] = column.chunk(0).to_numpy()
     return values
+
+
+def _exact_sum(diffs: npt.NDArray[np.int64]) -> int:
+    largest = max(abs(int(diffs.min())), abs(int(diffs.max())))
+    return int(diffs.sum()) if largest * len(diffs) < 2**63 else sum(diffs.tolist())
 
 
 def _key_samples(table: pa.Table, schema: CollectionSchema) -> list[list[Json]] | None:

@@ -16,6 +16,7 @@ Parquet has no seconds and no date64: `storage_type` says what they are written 
 back.
 """
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -26,10 +27,11 @@ import pyarrow.parquet as pq
 import pyarrow.types as pt
 
 from persist.codecs.errors import InvalidUpdate
-from persist.codecs.ordering import order_keys
+from persist.codecs.ordering import combined, order_keys
 from persist.codecs.types import children, with_children
 
 _SAMPLE_ROWS = 1024
+_NAN = re.compile(r"(?<!\w)nan(?!\w)", re.IGNORECASE)
 _MILLISECONDS = {pa.date64(): pa.date32(), pa.time32("s"): pa.time32("ms")}
 
 
@@ -65,7 +67,7 @@ def to_parquet(table: pa.Table, *, sorted_by: int, row_group_rows: int) -> bytes
         write_page_index=True,
         write_page_checksum=True,
         sorting_columns=_sorting_columns(table.schema, sorted_by),
-        **_column_options(table),
+        **_column_options(table, row_group_rows),
     )
     return bytes(sink.getvalue())
 
@@ -103,7 +105,14 @@ def from_parquet(
 def scan_parquet(
     data: pa.Buffer, schema: pa.Schema, *, columns: Sequence[str], filter: pc.Expression, use_threads: bool
 ) -> pa.Table:
-    """Read the rows of a file that filter keeps, skipping row groups whose statistics exclude it."""
+    """Read the rows of a file that filter keeps, skipping row groups whose statistics exclude it.
+
+    A filter that mentions NaN is not compared with statistics: Arrow takes comparisons with it for more than they say.
+    """
+    if may_mention_nan(filter):
+        with pq.ParquetFile(pa.BufferReader(data)) as file:
+            table = file.read(use_threads=use_threads)
+        return _from_storage(table.filter(filter), schema, columns)
     # Here, because importing it imports pandas where there is one, which every worker process would wait for.
     from pyarrow.dataset import ParquetFileFormat
 
@@ -113,6 +122,11 @@ def scan_parquet(
         schema=fragment.physical_schema, columns=projection, filter=filter, use_threads=use_threads
     )
     return _from_storage(table, schema, columns)
+
+
+def may_mention_nan(filter: pc.Expression) -> bool:
+    """Whether a filter has a NaN among its literals, or just something that looks like one when it is printed."""
+    return _NAN.search(str(filter)) is not None
 
 
 def _to_storage(table: pa.Table) -> pa.Table:
@@ -189,7 +203,7 @@ def _sorting_columns(schema: pa.Schema, sorted_by: int) -> list[pq.SortingColumn
     return leading
 
 
-def _column_options(table: pa.Table) -> dict[str, Any]:
+def _column_options(table: pa.Table, row_group_rows: int) -> dict[str, Any]:
     """Encodings and statistics, by leaf path."""
     nested = [path for field in table.schema for path in _nested_leaves(field)]
     nested_paths = {path for path, _ in nested}
@@ -203,7 +217,7 @@ def _column_options(table: pa.Table) -> dict[str, Any]:
             encodings[field.name] = encoding
         elif _repeats(column):
             dictionaries.append(field.name)
-        if not (pt.is_floating(field.type) and has_nan(column)):
+        if not (pt.is_floating(field.type) and (has_nan(column) or _has_zeros_only(column, row_group_rows))):
             statistics.append(field.name)
     return {"use_dictionary": dictionaries, "column_encoding": encodings, "write_statistics": statistics}
 
@@ -225,6 +239,17 @@ def _repeats(column: pa.ChunkedArray) -> bool:
 def has_nan(column: pa.ChunkedArray) -> bool:
     """Whether a column of floats holds NaN."""
     return any(_has_nan_bits(chunk) and bool(pc.any(pc.is_nan(widened(chunk))).as_py()) for chunk in column.chunks)
+
+
+def _has_zeros_only(column: pa.ChunkedArray, row_group_rows: int) -> bool:
+    """Whether the floats of some row group are all zero or NULL.
+
+    Parquet gives zero as the minimum -0.0 and the maximum 0.0; Arrow then takes the column for a constant -0.0, which
+    `isin([0.0])` does not match.
+    """
+    stored = widened(combined(column)).fill_null(0).to_numpy()
+    starts = np.arange(0, len(stored), row_group_rows)
+    return bool((np.add.reduceat(stored != 0, starts, dtype=np.int64) == 0).any())
 
 
 def _has_nan_bits(chunk: pa.Array) -> bool:

@@ -19,7 +19,11 @@ from persist.codecs.ordering import canonical
 from persist.codecs.schema import CollectionSchema
 
 ROWS_MAX = 32
+TEXT_BYTES_MAX = 16 << 10
 _NONE = type(None)
+_TUPLE = {tuple}
+_TEXTS = frozenset({str, bytes})
+_UPDATE_BYTES = 500  # Roughly what an update of Python values occupies, texts aside.
 
 Column = list[Any]
 Check = Callable[[Column], bool]
@@ -27,9 +31,14 @@ Check = Callable[[Column], bool]
 
 @dataclass(frozen=True, slots=True)
 class SmallUpdates:
-    """Updates in columns as in `CollectionSchema.arrow`; every value is certain to convert, and no diff is 0."""
+    """Updates in columns as in `CollectionSchema.arrow`; every value is certain to convert, and no diff is 0.
+
+    Attributes:
+        bytes: roughly what they occupy.
+    """
 
     columns: list[Column]
+    bytes: int
 
     def __len__(self) -> int:
         return len(self.columns[-1])
@@ -48,7 +57,11 @@ def small_updates(data: Any, schema: CollectionSchema) -> SmallUpdates | None:
     if type(data) is not list or not 0 < len(data) <= ROWS_MAX or not _is_plain(schema):
         return None
     try:
+        if {*map(type, data)} != _TUPLE:
+            return None
         pairs, times, diffs = zip(*data, strict=True)
+        if {*map(type, pairs)} != _TUPLE:
+            return None
         keys, values = zip(*pairs, strict=True)
         columns = [*_side(keys, len(schema.key.fields)), *_side(values, len(schema.value.fields))]
         columns += [list(times), list(diffs)]
@@ -57,7 +70,8 @@ def small_updates(data: Any, schema: CollectionSchema) -> SmallUpdates | None:
     checks = _checks(schema)
     if len(columns) != len(checks) or not all(check(c) for check, c in zip(checks, columns, strict=True)):
         return None
-    return SmallUpdates(columns)
+    text = sum(len(v) for column in columns for v in column if type(v) in _TEXTS)
+    return SmallUpdates(columns, len(times) * _UPDATE_BYTES + text) if text <= TEXT_BYTES_MAX else None
 
 
 def gathered(batches: Sequence[SmallUpdates], schema: CollectionSchema) -> pa.Table:

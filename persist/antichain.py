@@ -5,10 +5,27 @@ totally ordered here, so an antichain holds one time or none. Frontiers are orde
 `Antichain(3) <= Antichain(5) <= Antichain()`. (Timely dataflow, `src/progress/frontier.rs`.)
 """
 
+import operator
 from dataclasses import dataclass
+from typing import Any
 
 from persist.blob import InvalidUsage
 from persist.codecs import TIME_MAX
+
+
+def as_time(what: str, value: Any, *, most: int = TIME_MAX) -> int:
+    """Return value as a time, from any kind of integer.
+
+    Raises:
+        InvalidUsage: it is no integer in `[0, most]`; what says what it is.
+    """
+    try:
+        time = operator.index(value)
+    except TypeError:
+        time = -1
+    if isinstance(value, bool) or not 0 <= time <= most:
+        raise InvalidUsage(f"{what} {value!r} is not an integer in [0, {most}]")
+    return time
 
 
 @dataclass(frozen=True, slots=True, init=False)
@@ -22,11 +39,9 @@ class Antichain:
     elements: tuple[int, ...]
 
     def __init__(self, *elements: int) -> None:
-        for time in elements:
-            # One more than the greatest time of an update, so that a seal can cover all of them.
-            if not isinstance(time, int) or isinstance(time, bool) or not 0 <= time <= TIME_MAX + 1:
-                raise InvalidUsage(f"frontier time {time!r} is not an integer in [0, {TIME_MAX + 1}]")
-        object.__setattr__(self, "elements", (min(elements),) if elements else ())
+        # One more than the greatest time of an update, so that a seal can cover all of them.
+        times = [as_time("frontier time", time, most=TIME_MAX + 1) for time in elements]
+        object.__setattr__(self, "elements", (min(times),) if times else ())
 
     @classmethod
     def at(cls, frontier: "int | Antichain") -> "Antichain":

@@ -50,6 +50,8 @@ def open(
     """
     if mode not in get_args(Mode):
         raise InvalidUsage(f'mode={mode!r} is not a mode of a client: use "shared" or "read"')
+    if not isinstance(location, (str, os.PathLike)) and not callable(getattr(location, "create", None)):
+        raise InvalidUsage(f"location {location!r} is not a path, a URL or a Blob: give for example s3://bucket/prefix")
     if isinstance(location, (str, os.PathLike)):
         blob = open_blob(os.fspath(location) if isinstance(location, Path) else location, storage_options)
         return _opened(blob, mode, clock, owns_blob=True)
@@ -75,6 +77,7 @@ class Client:
         self._owns_blob = owns_blob
         self._mode: Mode = mode
         self._closed = False
+        self._pid = os.getpid()
         self._follower = Follower(blob, clock)
         self._pool = ThreadPoolExecutor(IO_THREADS, thread_name_prefix="persist-io")
         self._committer: Committer | None = None
@@ -151,6 +154,7 @@ class Client:
         self._closed = True
         if self._committer is not None:
             self._committer.close()
+        self._follower.close()
         self._pool.shutdown(wait=True)
         if self._owns_blob:
             self._blob.close()
@@ -163,7 +167,13 @@ class Client:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self.close()
+        try:
+            self.close()
+        except BaseException as unlooked:
+            if error is None:
+                raise
+            # The block's own error is what its handlers wait for.
+            error.add_note(f"Besides, writes failed and nobody looked at their errors: {unlooked!r}")
 
     def __repr__(self) -> str:
         return f"<Client of {self.url}, mode {self._mode!r}{', closed' if self._closed else ''}>"
@@ -188,6 +198,11 @@ class Client:
     def _check_open(self, action: str) -> None:
         if self._closed:
             raise ClientClosed(action)
+        if os.getpid() != self._pid:
+            raise InvalidUsage(
+                f"{action} came in process {os.getpid()}, and this client was opened in {self._pid}: its threads did "
+                "not come along with the fork. Open a new client in each process."
+            )
 
     def _check_writable(self, action: str) -> None:
         self._check_open(action)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from persist.antichain import Antichain
+from persist.antichain import Antichain, as_time
 from persist.changes import Changes, read_changes
 from persist.codecs import TIME_MAX, CollectionSchema, Part
 from persist.errors import AsOfCompacted, AsOfNotSealed, InvalidUsage
@@ -16,7 +16,7 @@ from persist.listen import Listen, Progress
 from persist.operations import Step, Write
 from persist.records import AllowCompaction, Destroy, Seal
 from persist.scan import Scan
-from persist.snapshot import Form, Snapshot, check_columns, check_filter, read_snapshot, snapshot_scan
+from persist.snapshot import Form, Snapshot, check_request, read_snapshot, snapshot_scan
 from persist.state import CollectionState
 
 if TYPE_CHECKING:
@@ -114,8 +114,8 @@ class Collection:
             AsOfCompacted, AsOfNotSealed: as_of cannot be read.
             SchemaMismatch, InvalidUsage: columns or filter do not fit.
         """
-        contents = self._sealed(as_of, timeout_s)
-        time = _latest(contents) if as_of is None else as_of
+        check_request(self.schema, columns, filter, form)
+        contents, time = self._sealed(as_of, timeout_s)
         scan = snapshot_scan(contents, self.schema, time, columns, filter)
         return Snapshot(scan, form, self.client._reading)
 
@@ -138,8 +138,8 @@ class Collection:
             AsOfNotSealed: upper is beyond the collection's upper.
             InvalidUsage: the interval is not `0 <= lower <= upper`.
         """
-        _check_time("lower", lower)
-        _check_time("upper", upper, most=TIME_MAX + 1)
+        lower, upper = as_time("lower", lower), as_time("upper", upper, most=TIME_MAX + 1)
+        check_request(self.schema, columns, filter, "diff")
         if lower > upper:
             raise InvalidUsage(
                 f"changes({lower}, {upper}) is backwards: the interval is [lower, upper), so lower <= upper"
@@ -147,7 +147,7 @@ class Collection:
         contents = self._contents()
         _check_since(contents, lower)
         if upper > lower and contents.upper.has_beyond(upper - 1):
-            contents = self._sealed(upper - 1, timeout_s)
+            contents, _ = self._sealed(upper - 1, timeout_s)
             _check_since(contents, lower)
         return Changes(self._changes_scan(contents, lower, upper, columns, filter), self.client._reading)
 
@@ -157,7 +157,7 @@ class Collection:
         Raises:
             AsOfCompacted: as_of is before since.
         """
-        _check_time("as_of", as_of)
+        as_of = as_time("as_of", as_of)
         _check_since(self._contents(), as_of + 1)
         return self._listen(as_of + 1, None)
 
@@ -170,10 +170,9 @@ class Collection:
         Raises:
             AsOfCompacted, AsOfNotSealed: as_of cannot be read.
         """
-        contents = self._sealed(as_of, timeout_s)
-        time = _latest(contents) if as_of is None else as_of
+        contents, time = self._sealed(as_of, timeout_s)
         scan = snapshot_scan(contents, self.schema, time, None, None)
-        found = read_snapshot(scan, "diff", *self.client._reading())
+        [found] = read_snapshot(scan, "diff", *self.client._reading())
         times = pa.repeat(pa.scalar(time, pa.int64()), len(found))
         updates = found.add_column(len(self.schema.names), self.schema.arrow.field("_time"), times)
         return self._listen(time + 1, Progress(updates, Antichain(time + 1)))
@@ -207,27 +206,31 @@ class Collection:
         self.client._check_open("reading")
         return self.client._follower.current(self.id, self.name)
 
-    def _sealed(self, as_of: int | None, timeout_s: float | None) -> CollectionState:
-        """Wait until as_of is sealed (None: any time) and return the contents of that moment."""
+    def _sealed(self, as_of: int | None, timeout_s: float | None) -> tuple[CollectionState, int]:
+        """Wait until as_of (None: any time) is sealed; return the contents of that moment and the time to read."""
         self.client._check_open("reading")
         if as_of is not None:
-            _check_time("as_of", as_of)
+            as_of = as_time("as_of", as_of)
+        if timeout_s is not None and not (isinstance(timeout_s, (int, float)) and timeout_s >= 0):
+            raise InvalidUsage(
+                f"timeout_s={timeout_s!r} is not a number of seconds; give 0 or more, or None for no limit"
+            )
         follower = self.client._follower
-        time = 0 if as_of is None else as_of
 
         def sealed() -> CollectionState | None:
             contents = follower.known(self.id, self.name)
             if as_of is not None and not contents.since.has_beyond(as_of):
                 raise AsOfCompacted(as_of, contents.since)
-            return None if contents.upper.has_beyond(time) else contents
+            return None if contents.upper.has_beyond(as_of or 0) else contents
 
         contents = follower.wait_for(sealed, timeout_s)
         if contents is None:
             assert timeout_s is not None
-            raise AsOfNotSealed(time, follower.known(self.id, self.name).upper, timeout_s)
-        if not contents.since.has_beyond(_latest(contents)):
-            raise AsOfCompacted(_latest(contents), contents.since)
-        return contents
+            raise AsOfNotSealed(as_of, follower.known(self.id, self.name).upper, timeout_s)
+        time = _latest(contents) if as_of is None else as_of
+        if not contents.since.has_beyond(time):
+            raise AsOfCompacted(time, contents.since)
+        return contents, time
 
     def _changes_scan(
         self,
@@ -237,8 +240,7 @@ class Collection:
         columns: Sequence[str] | None = None,
         filter: pc.Expression | None = None,
     ) -> Scan:
-        names = check_columns(self.schema, columns)
-        check_filter(self.schema, filter)
+        names = self.schema.names if columns is None else tuple(columns)
         return Scan(self.schema, contents.parts, lower, upper, names, filter).pruned()
 
     def _listen(self, lower: int, first: Progress | None) -> Listen:
@@ -253,14 +255,9 @@ def _latest(contents: CollectionState) -> int:
     return TIME_MAX if contents.upper.time is None else contents.upper.time - 1
 
 
-def _check_time(what: str, time: int, *, most: int = TIME_MAX) -> None:
-    if not isinstance(time, int) or isinstance(time, bool) or not 0 <= time <= most:
-        raise InvalidUsage(f"{what}={time!r} is not a time: times are integers from 0 to {most}")
-
-
 def _check_since(contents: CollectionState, lower: int) -> None:
     """Raise unless updates from lower on can be told apart: since is at most `lower - 1`, or nothing came before."""
     if lower == 0 and contents.since == Antichain(0):
         return
     if not contents.since.has_beyond(lower - 1):
-        raise AsOfCompacted(lower - 1, contents.since)
+        raise AsOfCompacted(lower - 1, contents.since, lower)

@@ -28,6 +28,7 @@ from collections.abc import Sequence
 from concurrent.futures import Executor, Future, wait
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from persist.blob import Blob
@@ -49,10 +50,9 @@ from persist.operations import Operation, Step, Write, merge
 from persist.part_lists import move_out
 from persist.part_writer import PartWriter
 from persist.records import Append, Mutation, Record
-from persist.state import Draft, State
+from persist.state import Draft, State, apply
 
 SMALL_WRITE_BYTES_MAX = 64 << 10
-SMALL_UPDATE_BYTES = 500  # Roughly what an update of Python values occupies.
 GROUP_BYTES_MAX = 16 << 20
 IN_FLIGHT_BYTES_MAX = 256 << 20
 LINGER_S = 0.01
@@ -87,7 +87,7 @@ class Committer:
         """
         small = small_updates(updates, schema)
         if small is not None and small.diff_abs_sum < 2**63:
-            return Write(collection, schema, small.time_min, len(small) * SMALL_UPDATE_BYTES, small)
+            return Write(collection, schema, small.time_min, small.bytes, small)
         table = to_updates(updates, schema)
         return self._table_step(collection, schema, table) if len(table) else None
 
@@ -101,7 +101,8 @@ class Committer:
             size = table.nbytes  # What of these buffers is in use; it takes longer to find out.
         # A small write is encoded together with others, so it must be sure not to overflow by itself.
         if size <= SMALL_WRITE_BYTES_MAX and largest * len(diffs) < 2**63:
-            return Write(collection, schema, time_min, size, table)
+            # A copy, because it is encoded later and the caller may reuse the buffers.
+            return Write(collection, schema, time_min, size, table.take(pa.array(np.arange(len(table)))))
         upload = self._pool.submit(self._parts.upload, collection, schema, table)
         return Write(collection, schema, time_min, size, upload)
 
@@ -131,7 +132,8 @@ class Committer:
     def close(self) -> None:
         """Finish what was asked for and end the thread; idempotent."""
         self.request_stop()
-        self._thread.join()
+        if threading.current_thread() is not self._thread:  # A future's callback may close its client.
+            self._thread.join()
 
     def request_stop(self) -> None:
         """Take no more operations, and let the thread end after those it has."""
@@ -205,6 +207,8 @@ class Committer:
             written_ms=self._clock.wall_ms(),
             mutations=mutations,
         )
+        # Whatever went wrong before, a record that readers would refuse must not enter the log.
+        apply(state, record)
         winner = create_record(self._blob, record, self._clock)
         self._follower.advance(winner or record)
         if winner is None and checkpoint_due(record.seqno, len(state.entries)):
@@ -214,7 +218,8 @@ class Committer:
     def _with_failed_uploads_rejected(self, group: list[Operation]) -> list[Operation]:
         uploaded = []
         for operation in group:
-            error = next((e for upload in operation.uploads if (e := upload.exception())), None)
+            failed = (step.upload_error() for step in operation.steps if isinstance(step, Write))
+            error = next((error for error in failed if error is not None), None)
             if error is None:
                 uploaded.append(operation)
             else:

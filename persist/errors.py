@@ -86,14 +86,20 @@ class FrontierRegression(InvalidUsage):
 
 
 class AsOfCompacted(InvalidUsage):
-    """A read asks for a time before since (rule 3)."""
+    """A read asks for a time before since (rule 3); lower is set if it asked for changes."""
 
-    def __init__(self, as_of: int, since: Antichain) -> None:
-        super().__init__(as_of, since)
+    def __init__(self, as_of: int, since: Antichain, lower: int | None = None) -> None:
+        super().__init__(as_of, since, lower)
         self.as_of = as_of
         self.since = since
+        self.lower = lower
 
     def __str__(self) -> str:
+        if self.lower is not None and self.since.time is not None:
+            return (
+                f"changes from {self.lower} on cannot be told from what came before: since={self.since}, so times up "
+                f"to {self.since.time} are one. Ask for changes from {self.since.time + 1} or later."
+            )
         what = f"as_of={self.as_of} is before since={self.since}: history before since has been compacted."
         if self.since.is_empty:
             return f"{what} Since is empty: no time can be read any more."
@@ -101,15 +107,20 @@ class AsOfCompacted(InvalidUsage):
 
 
 class AsOfNotSealed(InvalidUsage):
-    """A read asks for a time that was not sealed within the caller's timeout (rule 3)."""
+    """A read asks for a time that was not sealed within the caller's timeout (rule 3); as_of None is the latest."""
 
-    def __init__(self, as_of: int, upper: Antichain, timeout_s: float) -> None:
+    def __init__(self, as_of: int | None, upper: Antichain, timeout_s: float) -> None:
         super().__init__(as_of, upper, timeout_s)
         self.as_of = as_of
         self.upper = upper
         self.timeout_s = timeout_s
 
     def __str__(self) -> str:
+        if self.as_of is None:
+            return (
+                f"nothing is sealed yet, so there is no latest time to read, and waiting {self.timeout_s:g} s did not "
+                "change that. Seal the collection, or allow a longer timeout."
+            )
         known = "nothing is sealed yet" if self.upper.time == 0 else f"times before {self.upper.time} are sealed"
         return (
             f"as_of={self.as_of} is not before upper={self.upper}: {known}, and waiting {self.timeout_s:g} s did not "
@@ -143,6 +154,11 @@ class CollectionNotFound(InvalidUsage):
         self.known = known
 
     def __str__(self) -> str:
+        if self.name in self.known:
+            return (
+                f"the collection {self.name!r} at {self.url} that this handle stands for was destroyed, and another "
+                "one has its name now. Load it again."
+            )
         shown = ", ".join(map(repr, self.known[:8])) + (", …" if len(self.known) > 8 else "")
         has = f"it has {shown}" if self.known else "it has no collections at all: is the URL right?"
         return f"no collection {self.name!r} at {self.url}: {has}. Create it with create_or_load."

@@ -7,12 +7,13 @@ One `Follower` per client, used from many threads. The state is replaced as a wh
 import itertools
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TypeVar
 
 from persist.blob import Blob, Conflict, CorruptBlob, InvalidUsage
 from persist.checkpoint import adopt_bases, load_contents, read_newest_checkpoint
 from persist.clock import Clock
-from persist.errors import CollectionNotFound
+from persist.errors import ClientClosed, CollectionNotFound, PersistError
 from persist.log import read_record, record_key
 from persist.records import Record
 from persist.state import PENDING_MAX, CollectionState, State, apply
@@ -35,9 +36,21 @@ class Follower:
         self._served = 0
         self._lock = threading.RLock()
         self._advanced = threading.Condition(self._lock)
+        self._is_closed = False
         self._state = read_newest_checkpoint(blob)
         self.opened_at_seqno = self._state.seqno
         self.refresh()
+
+    def close(self) -> None:
+        """Let those who wait stop waiting, with ClientClosed."""
+        with self._lock:
+            self._is_closed = True
+            self._advanced.notify_all()
+
+    def check_open(self) -> None:
+        """Raise ClientClosed after `close`."""
+        if self._is_closed:
+            raise ClientClosed("reading")
 
     @property
     def state(self) -> State:
@@ -70,7 +83,9 @@ class Follower:
             for mutation in record.mutations:
                 entry = self._state.entries.get(mutation.collection)
                 if entry is not None and entry.contents is None and len(entry.pending) > PENDING_MAX:
-                    self.load(entry.id)
+                    # Only to keep pending mutations few. If it fails, that is for readers of this collection to hear.
+                    with suppress(PersistError):
+                        self.load(entry.id)
             self._advanced.notify_all()
 
     def load(self, id_: str) -> CollectionState | None:
@@ -113,10 +128,14 @@ class Follower:
 
         It looks after a refresh, whenever this client commits, and at intervals that double from `POLL_FIRST_S` to
         `POLL_MAX_S` while the log stands still.
+
+        Raises:
+            ClientClosed: `close` was called; anything that look raises.
         """
         ends_s = None if timeout_s is None else self._clock.monotonic_s() + timeout_s
         pause_s, seen = POLL_FIRST_S, -2
         while True:
+            self.check_open()
             seqno = self.refresh().seqno
             if (answer := look()) is not None:
                 return answer
@@ -126,5 +145,5 @@ class Follower:
             pause_s = POLL_FIRST_S if seqno != seen else min(pause_s * 2, POLL_MAX_S)
             seen = seqno
             with self._advanced:
-                if self._state.seqno == seqno:
+                if self._state.seqno == seqno and not self._is_closed:
                     self._advanced.wait(pause_s if left_s is None else min(pause_s, left_s))

@@ -5,47 +5,48 @@ No error may be lost (rule 5): a ledger keeps every failed future that nobody ha
 """
 
 import asyncio
+import itertools
 import threading
 from collections.abc import Callable, Generator
 from concurrent.futures import Future
 from typing import Any
 
+from persist.blob import InvalidUsage
+
 ERRORS_KEPT_MAX = 100
 
 
 class UnobservedErrors:
-    """The failed futures whose error nobody has looked at, the first `ERRORS_KEPT_MAX` of them and a count."""
+    """The failed futures whose error nobody has looked at. Of the errors themselves, `ERRORS_KEPT_MAX` are kept."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._failed: dict[int, BaseException] = {}
-        self._dropped = 0
+        self._errors: dict[int, BaseException | None] = {}
 
-    def add(self, future: "CommitFuture", error: BaseException) -> None:
-        """Remember the error of a future that has just failed."""
+    def add(self, number: int, error: BaseException) -> None:
+        """Remember the error of the future of that number, which has just failed."""
         with self._lock:
-            if len(self._failed) < ERRORS_KEPT_MAX:
-                self._failed[id(future)] = error
-            else:
-                self._dropped += 1
+            self._errors[number] = error if len(self._errors) < ERRORS_KEPT_MAX else None
 
-    def remove(self, future: "CommitFuture") -> None:
+    def remove(self, number: int) -> None:
         """Forget the error of a future that somebody looked at."""
         with self._lock:
-            self._failed.pop(id(future), None)
+            self._errors.pop(number, None)
 
     def raise_all(self) -> None:
         """Raise what nobody looked at: the error itself if there is one, an ExceptionGroup if there are more."""
         with self._lock:
             # Operations that failed together share one error.
-            errors = list({id(error): error for error in self._failed.values()}.values())
-            dropped = self._dropped
-            self._failed, self._dropped = {}, 0
-        if len(errors) == 1 and not dropped:
+            errors = list({id(error): error for error in self._errors.values() if error is not None}.values())
+            count = len(self._errors)
+            not_kept = sum(error is None for error in self._errors.values())
+            self._errors = {}
+        if not_kept:
+            errors.append(InvalidUsage(f"{not_kept} more writes failed, and only {ERRORS_KEPT_MAX} errors are kept"))
+        if len(errors) == 1:
             raise errors[0]
         if errors:
-            more = f" (and {dropped} more)" if dropped else ""
-            raise BaseExceptionGroup(f"{len(errors)} errors of writes that nobody looked at{more}", errors)
+            raise BaseExceptionGroup(f"{count} writes failed and nobody looked at their errors", errors)
 
 
 class CommitFuture(Future[int]):
@@ -57,15 +58,19 @@ class CommitFuture(Future[int]):
     was found to change nothing.
     """
 
+    _numbers = itertools.count()
+
     def __init__(self, unobserved: UnobservedErrors, on_wait: Callable[[], object]) -> None:
         super().__init__()
+        self._number = next(self._numbers)
         self._unobserved = unobserved
         self._on_wait = on_wait
 
     def fail(self, error: BaseException) -> None:
         """Resolve to error, which stays on the ledger until somebody looks."""
         # On the ledger first: a waiter that wakes up at once must find it there to take it off.
-        self._unobserved.add(self, error)
+        # Without its traceback, whose frames would keep everything alive that was committed together.
+        self._unobserved.add(self._number, error.with_traceback(None))
         self.set_exception(error)
 
     def result(self, timeout: float | None = None) -> int:
@@ -78,7 +83,7 @@ class CommitFuture(Future[int]):
         if not self.done():
             self._on_wait()
         error = super().exception(timeout)
-        self._unobserved.remove(self)
+        self._unobserved.remove(self._number)
         return error
 
     def cancel(self) -> bool:
@@ -89,7 +94,10 @@ class CommitFuture(Future[int]):
         self._on_wait()
         wrapped = asyncio.wrap_future(self)
         try:
-            return (yield from wrapped.__await__())
-        finally:
-            if self.done():
-                self._unobserved.remove(self)
+            seqno = yield from wrapped.__await__()
+        except (asyncio.CancelledError, GeneratorExit):
+            raise  # Whoever waited has gone without looking.
+        except BaseException:
+            self._unobserved.remove(self._number)
+            raise
+        return seqno

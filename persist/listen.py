@@ -77,7 +77,9 @@ class Listen:
         Raises:
             AsOfCompacted: since has passed the time reached here.
             CollectionNotFound: the collection was destroyed.
+            ClientClosed: the client was closed.
         """
+        self._follower.check_open()
         if self._first is not None and not self._closed:
             first, self._first = self._first, None
             return first
@@ -111,7 +113,7 @@ class Listen:
         lower = self._lower
         assert lower is not None
         if lower > 0 and not contents.since.has_beyond(lower - 1):
-            raise AsOfCompacted(lower - 1, contents.since)
+            raise AsOfCompacted(lower - 1, contents.since, lower)
         upper = contents.upper
         updates = self._read(contents, lower, TIME_MAX + 1 if upper.time is None else upper.time)
         self._lower = upper.time

@@ -23,7 +23,8 @@ class MultiWrite:
         self._client = client
         self._steps: list[Step] = []
         self._names: dict[str, str] = {}
-        self._ended = False
+        self._is_open = False
+        self._was_used = False
 
     def write(self, collection: "Collection", updates: Any) -> None:
         """Add updates to the commit; takes what `Collection.write` takes and checks them at once."""
@@ -34,8 +35,10 @@ class MultiWrite:
         self._add(collection, [collection._seal_step(upper)])
 
     def _add(self, collection: "Collection", steps: list[Step]) -> None:
-        if self._ended:
-            raise InvalidUsage("this multi_write block has ended; open another one with client.multi_write()")
+        if not self._is_open:
+            raise InvalidUsage(
+                "a multi_write takes writes only inside its `with` block: with client.multi_write() as multi: …"
+            )
         if collection.client is not self._client:
             raise InvalidUsage(
                 f"collection {collection.name!r} belongs to another client; a commit covers the collections of one "
@@ -45,12 +48,15 @@ class MultiWrite:
         self._steps += steps
 
     def __enter__(self) -> "MultiWrite":
+        if self._was_used:
+            raise InvalidUsage("this multi_write was used already; open another one with client.multi_write()")
+        self._is_open = self._was_used = True
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._ended = True
+        self._is_open = False
         if kind is None:
             self._client._submit("multi_write", self._steps, self._names).result()
         else:

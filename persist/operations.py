@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 
+from persist.blob import InvalidUsage
 from persist.codecs import CollectionSchema, Part, SmallUpdates
 from persist.future import CommitFuture
 from persist.records import AllowCompaction, Append, Create, Destroy, Mutation, Seal
@@ -32,6 +33,19 @@ class Write:
     time_min: int
     bytes: int
     data: "SmallUpdates | pa.Table | Future[tuple[Part, ...]]"
+
+    def upload_error(self) -> BaseException | None:
+        """Return why an upload cannot be committed, None if it can or there is none; waits for it."""
+        if not isinstance(self.data, Future):
+            return None
+        if (error := self.data.exception()) is not None:
+            return error
+        if any(part.time_min < self.time_min for part in self.data.result()):
+            return InvalidUsage(
+                "the updates were changed while they were being written: their buffers must stay as they are until "
+                "the future resolves. Write them again; nothing was applied."
+            )
+        return None
 
 
 Step = Write | Mutation

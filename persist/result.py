@@ -23,7 +23,10 @@ class ArrowResult:
 
     def to_arrow(self) -> pa.Table:
         """Return the whole result as one table."""
-        return pa.concat_tables([self.schema.empty_table(), *self._tables()])
+        tables = list(self._tables())
+        if not len(self.schema):
+            return rows_without_columns(sum(table.num_rows for table in tables))
+        return pa.concat_tables([self.schema.empty_table(), *tables])
 
     def to_batches(self) -> Iterator[pa.RecordBatch]:
         """Yield the result in record batches. Memory: one slice of the key space, not the whole result."""
@@ -43,6 +46,11 @@ class ArrowResult:
         """Export the result as an Arrow stream, so that `pl.DataFrame(result)` or DuckDB take it directly."""
         reader = pa.RecordBatchReader.from_batches(self.schema, self.to_batches())
         return reader.__arrow_c_stream__(requested_schema)
+
+
+def rows_without_columns(rows: int) -> pa.Table:
+    """Return a table of that many rows and no column, which Arrow makes only by a detour."""
+    return pa.Table.from_struct_array(pa.StructArray.from_buffers(pa.struct([]), rows, [None]))
 
 
 def _require(package: str) -> Any:

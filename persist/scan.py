@@ -87,8 +87,16 @@ class Scan:
     def time_slices(self, rows_target: int = SLICE_ROWS_TARGET) -> "list[Scan]":
         """Return scans of about rows_target updates each that together are this one, in time order.
 
-        They are cut where parts begin in time, so a part that spans many times is read for each of its slices.
+        They are cut where parts begin in time. A part that spans many times is read for each of its slices, so there
+        are only as many as `AMPLIFICATION_MAX` allows.
         """
+        while True:
+            slices = self._cut_in_time(rows_target)
+            if len(slices) == 1 or sum(scan.rows_max for scan in slices) <= AMPLIFICATION_MAX * self.rows_max:
+                return slices
+            rows_target *= 2
+
+    def _cut_in_time(self, rows_target: int) -> "list[Scan]":
         bounds, rows = [self.time_lower], 0
         for part in sorted(self.parts, key=lambda part: part.time_min):
             if rows >= rows_target and part.time_min > bounds[-1]:

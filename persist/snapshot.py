@@ -23,11 +23,13 @@ import pyarrow.compute as pc
 from persist.blob import Blob, InvalidUsage
 from persist.codecs import CollectionSchema, SchemaMismatch, consolidate, to_rows, to_tuples
 from persist.errors import NegativeMultiplicity
-from persist.result import ArrowResult
+from persist.result import ArrowResult, rows_without_columns
 from persist.scan import Reading, Scan
 from persist.state import CollectionState
 
 Form = Literal["rows", "diff"]
+REPEATED_ROWS_MAX = 1 << 20  # Rows made at a time of records with a multiplicity above 1.
+ROWS_MAX = 2**31 - 1  # Rows that one slice may become; beyond it somebody has mistaken multiplicities for data.
 
 
 def snapshot_scan(
@@ -38,35 +40,43 @@ def snapshot_scan(
     filter: pc.Expression | None,
 ) -> Scan:
     """Return the plan to read contents as of a time that is sealed and not compacted."""
-    names = check_columns(schema, columns)
-    check_filter(schema, filter)
+    names = schema.names if columns is None else tuple(columns)
     return Scan(schema, contents.parts, 0, as_of + 1, names, filter).pruned()
 
 
-def check_columns(schema: CollectionSchema, columns: Sequence[str] | None) -> tuple[str, ...]:
-    """Return the columns to read, all of them for None.
+def check_request(
+    schema: CollectionSchema, columns: Sequence[str] | None, filter: pc.Expression | None, form: Form
+) -> None:
+    """Check what a caller wants of a collection, before anything is waited for.
 
     Raises:
-        SchemaMismatch: a name is unknown or appears twice.
+        SchemaMismatch: a column is unknown or appears twice.
+        InvalidUsage: form is not a form, or filter not a boolean expression over the key and value columns.
     """
-    if columns is None:
-        return schema.names
+    if form not in get_args(Form):
+        raise InvalidUsage(f'form={form!r} is not a form of a snapshot: use "rows" or "diff"')
+    if columns is not None:
+        _check_columns(schema, columns)
+    if filter is not None:
+        _check_filter(schema, filter)
+
+
+def _check_columns(schema: CollectionSchema, columns: Sequence[str]) -> None:
     if isinstance(columns, str):
         raise SchemaMismatch(f"columns={columns!r} is one string; give a list of names, such as [{columns!r}]")
-    names = tuple(columns)
+    try:
+        names = tuple(columns)
+    except TypeError as error:
+        raise SchemaMismatch(f"columns={columns!r} is not a list of names") from error
     unknown = [name for name in names if name not in schema.names]
     if unknown or len(set(names)) != len(names):
         raise SchemaMismatch(
             f"columns {list(names)} are not distinct columns of this collection (unknown: {unknown}); "
             f"it has {list(schema.names)}"
         )
-    return names
 
 
-def check_filter(schema: CollectionSchema, filter: pc.Expression | None) -> None:
-    """Raise InvalidUsage unless filter is a boolean expression over the key and value columns."""
-    if filter is None:
-        return
+def _check_filter(schema: CollectionSchema, filter: pc.Expression) -> None:
     if not isinstance(filter, pc.Expression):
         raise InvalidUsage(
             f"filter={filter!r} is not a pyarrow expression; write for example pyarrow.compute.field('amount') > 5"
@@ -80,8 +90,8 @@ def check_filter(schema: CollectionSchema, filter: pc.Expression | None) -> None
         ) from error
 
 
-def read_snapshot(scan: Scan, form: Form, blob: Blob, executor: Executor | None = None) -> pa.Table:
-    """Return what one slice of a snapshot holds. Memory: its updates.
+def read_snapshot(scan: Scan, form: Form, blob: Blob, executor: Executor | None = None) -> Iterator[pa.Table]:
+    """Yield what one slice of a snapshot holds. Memory: its updates, and `REPEATED_ROWS_MAX` rows.
 
     Raises:
         CorruptBlob: a part is missing or damaged.
@@ -89,24 +99,39 @@ def read_snapshot(scan: Scan, form: Form, blob: Blob, executor: Executor | None 
         DiffOverflow: a multiplicity does not fit int64.
     """
     updates = scan.updates(blob, executor, with_time=False)
-    if form == "diff" or any(part.negatives for part in scan.parts):
-        updates = consolidate(updates, scan.columns, ordered=False)
     if form == "diff":
-        return updates
-    return _repeated(updates, scan)
+        yield consolidate(updates, scan.columns, ordered=False)
+        return
+    if any(part.negatives for part in scan.parts):
+        updates = consolidate(updates, scan.columns, ordered=False)
+    yield from _repeated(updates, scan)
 
 
-def _repeated(contents: pa.Table, scan: Scan) -> pa.Table:
-    """Return contents without `_diff`, each row as often as it says."""
-    diffs = contents["_diff"]
+def _repeated(contents: pa.Table, scan: Scan) -> Iterator[pa.Table]:
+    """Yield contents without `_diff`, each row as often as it says."""
     rows = contents.select(list(scan.columns))
-    if not len(rows) or pc.min_max(diffs).as_py() == {"min": 1, "max": 1}:
-        return rows
-    counts = diffs.to_numpy()
+    counts = contents["_diff"].to_numpy()
+    if not len(counts):
+        return
     if counts.min() < 0:
         at = int(counts.argmin())
-        raise NegativeMultiplicity(str(rows.slice(at, 1).to_pylist()[0]), int(counts[at]), scan.time_upper - 1)
-    return rows.take(pa.array(np.repeat(np.arange(len(counts)), counts)))
+        raise NegativeMultiplicity(str(rows.slice(at, 1).to_pylist()[:1]), int(counts[at]), scan.time_upper - 1)
+    if counts.max() == 1:
+        yield rows if scan.columns else rows_without_columns(len(counts))
+        return
+    ends = np.cumsum(counts, dtype=np.float64) if counts.max() > REPEATED_ROWS_MAX else np.cumsum(counts)
+    if ends[-1] > ROWS_MAX:
+        at = int(counts.argmax())
+        raise InvalidUsage(
+            f"as rows, this would be about {float(ends[-1]):.3g} rows, and at most {ROWS_MAX} are given out: the "
+            f'record {rows.slice(at, 1).to_pylist()[:1]} alone has multiplicity {counts[at]}. Ask for form="diff".'
+        )
+    for start in range(0, int(ends[-1]), REPEATED_ROWS_MAX):
+        wanted = np.arange(start, min(start + REPEATED_ROWS_MAX, int(ends[-1])))
+        if scan.columns:
+            yield rows.take(pa.array(np.searchsorted(ends, wanted, side="right")))
+        else:
+            yield rows_without_columns(len(wanted))
 
 
 class Snapshot(ArrowResult):
@@ -118,8 +143,6 @@ class Snapshot(ArrowResult):
     """
 
     def __init__(self, scan: Scan, form: Form, reading: Reading) -> None:
-        if form not in get_args(Form):
-            raise InvalidUsage(f'form={form!r} is not a form of a snapshot: use "rows" or "diff"')
         self.as_of = scan.time_upper - 1
         self.form: Form = form
         self.scan = scan
@@ -158,11 +181,14 @@ class Snapshot(ArrowResult):
             raise InvalidUsage("rows() needs all columns, and this snapshot has a selection; use to_arrow() for those")
         convert = to_rows if self.form == "rows" else to_tuples
         for table in self._tables():
-            yield from convert(table, self.scan.schema)
+            if table.num_columns:
+                yield from convert(table, self.scan.schema)
+            else:  # A collection without any column, in rows: nothing is left to convert.
+                yield from ((None, None) for _ in range(table.num_rows))
 
     def _tables(self) -> Iterator[pa.Table]:
         for scan in self.scan.slices_of_rows():
-            yield read_snapshot(scan, self.form, *self._reading())
+            yield from read_snapshot(scan, self.form, *self._reading())
 
     def __repr__(self) -> str:
         return f"Snapshot(as_of={self.as_of}, form={self.form!r}, columns={list(self.scan.columns)})"

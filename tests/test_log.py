@@ -134,9 +134,28 @@ def test_a_record_that_cannot_follow_is_corrupt_and_named(second: Record, reason
     assert caught.value.key == record_key(1)
 
 
-def test_a_record_that_breaks_a_rule_of_a_collection_is_corrupt_once_that_collection_is_read() -> None:
+def test_a_record_that_breaks_a_rule_of_a_collection_is_corrupt() -> None:
     blob, clock = MemoryBlob(), ImpatientClock()
     for each in (create(), record(1, Seal(ORDERS, (10,))), record(2, Seal(ORDERS, (9,)))):
         create_record(blob, each, clock)
     with pytest.raises(CorruptBlob, match="upper cannot go back"):
         persist.open(blob)
+
+
+def test_a_damaged_collection_is_no_concern_of_those_who_read_another() -> None:
+    blob = MemoryBlob()
+    with persist.open(blob) as writer:
+        handles = [writer.create_or_load(name, key={"k": pa.int64()}, value=None) for name in ("bad", "good")]
+        for time in range(40):
+            handles[0].seal(time + 1).result()
+        handles[1].seal(1).result()
+        for time in range(40, 60):
+            handles[0].seal(time + 1).result()
+        for entry in list(blob.list("state/")):
+            blob.delete(entry.key)
+        with persist.open(blob, mode="read") as reader:
+            for time in range(60, 200):
+                handles[0].seal(time + 1).result()
+                assert reader.load("good").snapshot(0).count() == 0
+            with pytest.raises(CorruptBlob, match="state/"):
+                reader.load("bad")

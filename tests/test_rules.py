@@ -1,9 +1,12 @@
 """DESIGN.md section 7, rule by rule; each test is named after the rule it shows."""
 
+import asyncio
 import multiprocessing
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
@@ -65,6 +68,21 @@ def test_rule_2_a_write_with_any_time_not_beyond_upper_is_rejected_whole(orders:
     assert orders.snapshot(19).count() == 0
 
 
+@pytest.mark.parametrize("rows", [100, 50_000])
+def test_rule_2_buffers_that_are_changed_during_a_write_cannot_slip_a_late_update_into_the_log(
+    orders: persist.Collection, blob: MemoryBlob, rows: int
+) -> None:
+    orders.seal(10).result()
+    times = np.full(rows, 20)
+    columns = {"k": np.arange(rows), "v": ["x"] * rows, "_time": pa.array(times), "_diff": np.ones(rows, np.int64)}
+    futures = [orders.write(pa.table(columns)) for _ in range(3)]
+    times[:] = 3
+    for future in futures:
+        assert isinstance(future.exception(), persist.InvalidUsage | None)
+    with persist.open(blob, mode="read") as reader:
+        assert reader.load("orders").upper == persist.Antichain(10)
+
+
 def test_rule_2_a_large_write_is_rejected_whole_and_its_upload_is_removed(
     orders: persist.Collection, blob: MemoryBlob
 ) -> None:
@@ -88,9 +106,12 @@ def test_rule_3_a_snapshot_before_since_is_refused(orders: persist.Collection) -
 
 def test_rule_3_a_snapshot_that_is_not_sealed_waits_up_to_the_timeout(orders: persist.Collection) -> None:
     orders.seal(10).result()
-    with pytest.raises(persist.AsOfNotSealed) as caught:
-        orders.snapshot(10, timeout_s=0)
-    assert (caught.value.as_of, caught.value.upper) == (10, persist.Antichain(10))
+    for timeout_s in (0.0, 0.2):
+        began = time.monotonic()
+        with pytest.raises(persist.AsOfNotSealed) as caught:
+            orders.snapshot(10, timeout_s=timeout_s)
+        assert time.monotonic() - began >= timeout_s
+        assert (caught.value.as_of, caught.value.upper) == (10, persist.Antichain(10))
 
 
 def test_rule_3_a_snapshot_that_waits_succeeds_when_another_client_seals(
@@ -158,6 +179,49 @@ def test_rule_5_several_errors_that_nobody_looked_at_are_raised_together(blob: M
     ]
 
 
+def test_rule_5_no_error_is_lost_however_many_there_are(blob: MemoryBlob) -> None:
+    client = persist.open(blob)
+    orders = client.create_or_load("orders", key=KEY, value=VALUE)
+    orders.seal(10).result()
+    futures = [orders.write([((1, "a"), 3, 1)]) for _ in range(150)]
+    for future in futures[:149]:
+        assert future.exception() is not None
+    with pytest.raises(persist.InvalidUsage):
+        client.close()
+
+
+def test_rule_5_an_error_that_a_cancelled_task_waited_for_is_not_lost(blob: MemoryBlob) -> None:
+    client = persist.open(blob)
+    orders = client.create_or_load("orders", key=KEY, value=VALUE)
+    orders.seal(10).result()
+
+    async def wait_and_be_cancelled() -> None:
+        async def wait(future: persist.CommitFuture) -> int:
+            return await future
+
+        future = orders.write([((1, "a"), 3, 1)])
+        task = asyncio.create_task(wait(future))
+        await asyncio.sleep(0)
+        assert future.exception() is not None
+        future._unobserved.add(future._number, future.exception() or ValueError())  # As if nobody had looked.
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(wait_and_be_cancelled())
+    with pytest.raises(persist.UpdateNotBeyondUpper):
+        client.close()
+
+
+def test_rule_5_the_error_of_a_with_block_is_not_hidden_by_those_of_its_writes(blob: MemoryBlob) -> None:
+    with pytest.raises(KeyError) as caught, persist.open(blob) as client:
+        orders = client.create_or_load("orders", key=KEY, value=VALUE)
+        orders.seal(10)
+        orders.write([((1, "a"), 3, 1)])
+        raise KeyError("of the user")
+    assert "UpdateNotBeyondUpper" in caught.value.__notes__[0]
+
+
 def test_rule_5_a_resolved_future_is_durable(blob: MemoryBlob) -> None:
     client = persist.open(blob)
     orders = client.create_or_load("orders", key=KEY, value=VALUE)
@@ -220,18 +284,19 @@ def test_rule_8_a_destroyed_name_can_be_used_again_for_a_new_collection(client: 
     assert list(held.rows()) == [(1, "a")]
 
 
-def test_rule_9_an_unacknowledged_write_is_wholly_there_or_wholly_absent() -> None:
-    inner = MemoryBlob()
-    unreliable = UnreliableBlob(inner)
+@pytest.mark.parametrize("fault", [Fault.HAPPENED_BUT_FAILED, Fault.NOT_HAPPENED_DOUBTFUL])
+def test_rule_9_an_unacknowledged_write_is_wholly_there_or_wholly_absent(fault: Fault) -> None:
+    unreliable = UnreliableBlob(MemoryBlob())
     with persist.open(unreliable, clock=ImpatientClock()) as client:
         orders = client.create_or_load("orders", key=KEY, value=VALUE)
-        unreliable.next_faults("create", *[Fault.HAPPENED_BUT_FAILED], *[Fault.UNAVAILABLE] * 200)
+        unreliable.next_faults("create", fault, *[Fault.UNAVAILABLE] * 200)
         doubtful = orders.write([((1, "a"), 0, 1), ((2, "b"), 0, 1)])
         error = doubtful.exception()
         assert isinstance(error, persist.Indeterminate)
         unreliable.clear_faults()
         orders.seal(1).result()
-        assert sorted(orders.snapshot(0).rows()) == [(1, "a"), (2, "b")]
+        happened = fault is Fault.HAPPENED_BUT_FAILED
+        assert sorted(orders.snapshot(0).rows()) == ([(1, "a"), (2, "b")] if happened else [])
 
 
 def test_rule_9_an_answer_that_was_lost_is_resolved_by_the_commit_id() -> None:

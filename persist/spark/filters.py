@@ -17,9 +17,24 @@ from pyspark.sql import datasource as ds
 
 
 def expression(filters: Iterable[ds.Filter], schema: pa.Schema) -> pc.Expression | None:
-    """Return an expression that every row passes which passes all filters; None if it would let everything pass."""
+    """Return an expression that every row passes which passes all filters; None if it would let everything pass.
+
+    Args:
+        filters: what Spark pushed.
+        schema: the key and value columns. `_time` and `_diff` are not among them: filters on them hold for sums, and
+            would drop summands.
+    """
     parts = [part for each in filters if (part := _expression(each, schema)) is not None]
-    return reduce(and_, parts) if parts else None
+    usable = [part for part in parts if _can_be_applied(part, schema)]
+    return reduce(and_, usable) if usable else None
+
+
+def _can_be_applied(part: pc.Expression, schema: pa.Schema) -> bool:
+    try:
+        schema.empty_table().filter(part)
+    except pa.ArrowException:
+        return False
+    return True
 
 
 def _expression(each: ds.Filter, schema: pa.Schema) -> pc.Expression | None:
@@ -77,6 +92,9 @@ def _literal(each: ds.Filter, type_: pa.DataType) -> Any:
         return None
     try:
         converted = pa.array(values, type=type_)
+        exact = converted.to_pylist() == values
     except (pa.ArrowException, TypeError, ValueError, OverflowError):
+        return None
+    if not exact:  # Arrow cuts a time to the column's unit, and rounds a float.
         return None
     return converted if isinstance(each, ds.In) else converted[0]

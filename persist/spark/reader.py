@@ -11,7 +11,7 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 from pyspark.sql.types import StructType
 
-from persist.blob import open_blob
+from persist.blob import Blob, open_blob
 from persist.changes import Changes, read_changes
 from persist.client import open as open_client
 from persist.collection import Collection
@@ -52,7 +52,9 @@ class PersistReader(DataSourceReader):
             open_client(options.location, mode="read", storage_options=options.storage) as client,
         ):
             result = planned(client.load(options.collection), options, tuple(self._schema.names))
-            scan = replace(result.scan, filter=expression(self._filters, result.scan.schema.arrow)).pruned()
+            arrow = result.scan.schema.arrow
+            records = pa.schema([arrow.field(name) for name in result.scan.schema.names])
+            scan = replace(result.scan, filter=expression(self._filters, records)).pruned()
         slices = scan.slices(options.slices) if options.slices else scan.slices_of_rows(SLICE_ROWS_TARGET)
         return [Slice(each) for each in slices]
 
@@ -63,14 +65,16 @@ class PersistReader(DataSourceReader):
         with surfaced_errors():
             blob = open_blob(self._options.location, self._options.storage)
             try:
-                if self._options.form == "changes":
-                    table = read_changes(partition.scan, blob)
-                else:
-                    table = read_snapshot(partition.scan, self._options.form, blob)
+                for table in self._tables(partition.scan, blob):
+                    yield from as_spark_expects(table, self._schema).to_batches(max_chunksize=BATCH_ROWS_MAX)
             finally:
                 blob.close()
-            table = as_spark_expects(table, self._schema)
-        yield from table.to_batches(max_chunksize=BATCH_ROWS_MAX)
+
+    def _tables(self, scan: Scan, blob: Blob) -> Iterator[pa.Table]:
+        if self._options.form == "changes":
+            yield read_changes(scan, blob)
+        else:
+            yield from read_snapshot(scan, self._options.form, blob)
 
 
 class PushingReader(PersistReader):

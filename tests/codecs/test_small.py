@@ -81,6 +81,9 @@ def test_it_takes_every_kind_of_plain_value() -> None:
         (((True, b""), (0.0, "", None, None, None)), 0, 1),
         (((1, b""), (0.0, "")), 0, 1),
         ((1, (0.0, "", None, None, None)), 0, 1),
+        ("ab", 0, 1),
+        ({(1, b""): 0, (0.0, "", None, None, None): 1}, 0, 1),
+        "abc",
     ],
 )
 def test_what_it_gives_up_on_is_refused_by_to_updates(update: Any) -> None:
@@ -96,6 +99,14 @@ def test_a_diff_of_zero_a_long_list_a_codec_and_other_types_are_left_to_to_updat
     assert small_updates(iter([(row, 0, 1)]), PLAIN) is None
     assert small_updates([(("a", None), 0, 1)], CollectionSchema.of(Utf8, None)) is None
     assert small_updates([((1.0, None), 0, 1)], CollectionSchema.of({"x": pa.float32()}, None)) is None
+
+
+def test_long_texts_are_left_to_to_updates() -> None:
+    schema = CollectionSchema.of({"s": pa.string()}, None)
+    assert small_updates([(("x" * 20_000, None), 0, 1)], schema) is None
+    small = small_updates([(("x" * 1000, None), 0, 1)], schema)
+    assert small is not None
+    assert small.bytes >= 1000
 
 
 def test_unit_sides_work() -> None:

@@ -1,5 +1,6 @@
 """Reading from Spark gives what reading from Python gives."""
 
+import datetime
 import math
 from typing import Any
 
@@ -7,10 +8,12 @@ import pyarrow as pa
 import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import datasource as ds
 from pyspark.sql import functions as F
 
 import persist
 import persist.spark
+from persist.spark.filters import expression
 
 
 def read(spark: SparkSession, location: str, **options: Any) -> DataFrame:
@@ -101,6 +104,7 @@ FILTERS = [
     "id = 3 OR amount > 490",
     "amount > cast('Infinity' as double)",
 ]
+DIFF_FILTERS = ["_diff > 1", "_diff = 1 AND id > 1990", "_diff <> 1"]
 
 
 @pytest.mark.parametrize("condition", FILTERS)
@@ -113,6 +117,40 @@ def test_pushed_filters_change_nothing_but_speed(spark: SparkSession, location: 
         assert rows(pushed) == plain
     finally:
         spark.conf.unset(setting)
+
+
+@pytest.mark.parametrize("condition", DIFF_FILTERS)
+@pytest.mark.parametrize("options", [{"form": "diff"}, {"form": "changes", "from": 0, "until": 13}])
+def test_filters_on_sums_of_diffs_are_not_applied_to_summands(
+    spark: SparkSession, location: str, condition: str, options: dict[str, Any]
+) -> None:
+    setting = "spark.sql.python.filterPushdown.enabled"
+    plain = rows(read(spark, location, **options).where(condition))
+    spark.conf.set(setting, "true")
+    try:
+        assert rows(read(spark, location, **options).where(condition)) == plain
+    finally:
+        spark.conf.unset(setting)
+
+
+def test_literals_that_do_not_fit_a_column_are_not_cut_to_fit() -> None:
+    noon = datetime.datetime(2020, 1, 1, 12)
+    later = noon + datetime.timedelta(microseconds=1)
+    table = pa.table(
+        {
+            "s": pa.array([noon], pa.timestamp("s")),
+            "f": pa.array([0.1], pa.float32()),
+            "h": pa.array([1.5], pa.float16()),
+            "us": pa.array([noon], pa.timestamp("us")),
+        }
+    )
+    for pushed in (ds.LessThan(("s",), later), ds.GreaterThan(("f",), 0.1), ds.LessThan(("h",), 2.0)):
+        assert expression([pushed], table.schema) is None
+    for pushed in (ds.LessThan(("us",), later), ds.LessThan(("s",), noon + datetime.timedelta(seconds=1))):
+        found = expression([pushed], table.schema)
+        assert found is not None
+        assert table.filter(found).num_rows == 1
+    assert expression([ds.GreaterThan(("us",), later)], table.schema) is not None
 
 
 def test_pushed_filters_reach_the_scan(spark: SparkSession, location: str) -> None:

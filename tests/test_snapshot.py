@@ -1,0 +1,145 @@
+"""Corners of reading: no columns, large multiplicities, zeros and NaN in filters, and when to stop waiting."""
+
+import os
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+
+import persist
+from persist.blob import MemoryBlob
+
+
+@pytest.fixture
+def client() -> Iterator[persist.Client]:
+    with persist.open(MemoryBlob()) as client:
+        yield client
+
+
+def sealed(client: persist.Client, key: Any, value: Any, updates: list[Any]) -> persist.Collection:
+    collection = client.create_or_load("c", key=key, value=value)
+    collection.write(updates)
+    collection.seal(10).result()
+    return collection
+
+
+def test_a_collection_without_columns_still_has_rows(client: persist.Client) -> None:
+    unit = sealed(client, None, None, [((None, None), 0, 3), ((None, None), 1, -1)])
+    assert unit.snapshot(0).count() == unit.snapshot(0).to_arrow().num_rows == 3
+    assert list(unit.snapshot(1).rows()) == [(None, None)] * 2
+    assert [batch.num_rows for batch in unit.snapshot(1).to_batches()] == [2]
+    assert list(unit.snapshot(1, form="diff").rows()) == [((None, None), 2)]
+
+
+def test_no_columns_may_be_asked_for(client: persist.Client) -> None:
+    numbers = sealed(client, {"k": pa.int64()}, None, [((i, None), 0, 2) for i in range(5)])
+    assert numbers.snapshot(0, columns=[]).to_arrow().num_rows == 10
+
+
+def test_rows_of_large_multiplicity_come_in_batches_and_absurd_ones_are_refused(client: persist.Client) -> None:
+    numbers = sealed(client, {"k": pa.int64()}, None, [((1, None), 0, 3_000_000), ((2, None), 0, 1)])
+    batches = list(numbers.snapshot(0).to_batches())
+    assert sum(batch.num_rows for batch in batches) == 3_000_001
+    assert max(batch.num_rows for batch in batches) <= 128 * 1024
+    assert pc.sum(numbers.snapshot(0).to_arrow()["k"]).as_py() == 3_000_002
+    other = client.create_or_load("other", key={"k": pa.int64()}, value=None)
+    other.write([((1, None), 0, 10**14)])
+    other.seal(1).result()
+    with pytest.raises(persist.InvalidUsage, match="multiplicity 100000000000000"):
+        other.snapshot(0).to_arrow()
+    assert other.snapshot(0, form="diff").to_arrow()["_diff"].to_pylist() == [10**14]
+
+
+@pytest.mark.parametrize("values", [[0.0], [0.0, None], [-0.0, 1.0], [1.0, 2.0], [float("nan"), 0.0]])
+@pytest.mark.parametrize(
+    "filter",
+    [
+        pc.field("k").isin([0.0]),
+        pc.field("k").isin([0.0, 7.0]),
+        ~(pc.field("k") < float("nan")),
+        pc.field("k") == 0.0,
+        ~(pc.field("k") == float("nan")),
+    ],
+    ids=str,
+)
+def test_a_filter_finds_the_same_when_it_is_pushed_down_as_when_it_is_applied_last(
+    client: persist.Client, values: list[float | None], filter: pc.Expression
+) -> None:
+    floats = sealed(client, {"k": pa.float64()}, None, [((v, None), 0, 1) for v in values])
+    expected = floats.snapshot(0).to_arrow().filter(filter)
+    assert floats.snapshot(0, filter=filter).to_arrow().num_rows == expected.num_rows
+
+
+def test_bad_requests_are_refused_before_anything_is_waited_for(client: persist.Client) -> None:
+    numbers = sealed(client, {"k": pa.int64()}, None, [])
+    for wrong in ({"columns": ["nope"]}, {"form": "pivot"}, {"filter": pc.field("nope") > 1}, {"columns": 5}):
+        with pytest.raises(persist.InvalidUsage):
+            numbers.snapshot(5000, timeout_s=None, **wrong)
+    for timeout_s in (float("nan"), -1, "x"):
+        with pytest.raises(persist.InvalidUsage, match="timeout_s="):
+            numbers.snapshot(5000, timeout_s=timeout_s)  # type: ignore[arg-type]
+
+
+def test_any_kind_of_integer_is_a_time(client: persist.Client) -> None:
+    numbers = sealed(client, {"k": pa.int64()}, None, [((1, None), 0, 1)])
+    numbers.seal(np.int64(20)).result()  # type: ignore[arg-type]
+    assert numbers.snapshot(np.int64(19)).count() == 1  # type: ignore[arg-type]
+    with pytest.raises(persist.InvalidUsage, match="as_of True is not an integer"):
+        numbers.snapshot(True)
+
+
+def test_those_who_wait_hear_of_it_when_the_client_is_closed() -> None:
+    client = persist.open(MemoryBlob())
+    numbers = sealed(client, {"k": pa.int64()}, None, [])
+    listen = numbers.listen(9)
+    heard: list[BaseException] = []
+
+    def wait(call: Any) -> None:
+        try:
+            call()
+        except persist.ClientClosed as error:
+            heard.append(error)
+
+    waits = [lambda: next(listen), lambda: numbers.snapshot(5000, timeout_s=None)]
+    threads = [threading.Thread(target=wait, args=(call,)) for call in waits]
+    for thread in threads:
+        thread.start()
+    client.close()
+    for thread in threads:
+        thread.join(10)
+    assert len(heard) == 2
+
+
+def test_a_multi_write_is_used_once_and_only_in_its_block(client: persist.Client) -> None:
+    numbers = sealed(client, {"k": pa.int64()}, None, [])
+    multi = client.multi_write()
+    with pytest.raises(persist.InvalidUsage, match="only inside its `with` block"):
+        multi.write(numbers, [((1, None), 10, 1)])
+    with multi:
+        multi.write(numbers, [((1, None), 10, 1)])
+    with pytest.raises(persist.InvalidUsage, match="was used already"), multi:
+        pass
+    numbers.seal(11).result()
+    assert numbers.snapshot(10).count() == 1
+
+
+def test_a_client_does_not_work_in_a_forked_child(client: persist.Client) -> None:
+    numbers = sealed(client, {"k": pa.int64()}, None, [])
+    child = os.fork()
+    if child == 0:
+        try:
+            numbers.write([((1, None), 10, 1)])
+        except persist.InvalidUsage as error:
+            os._exit(0 if "Open a new client in each process" in str(error) else 2)
+        os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+@pytest.mark.parametrize("location", [None, 123, b"path"])
+def test_what_is_no_location_is_refused(location: Any) -> None:
+    with pytest.raises(persist.InvalidUsage):
+        persist.open(location)
