@@ -51,5 +51,7 @@ def _column_guarantee(name: str, schema: CollectionSchema, part: Part) -> pc.Exp
     low, high = scalar_from_json(least, type_), scalar_from_json(greatest, type_)
     if pt.is_floating(type_) and (pc.is_nan(low).as_py() or pc.is_nan(high).as_py()):
         return None  # NaN lies within no bounds as Arrow compares them.
-    bounds = (field >= low) & (field <= high)
-    return bounds if nulls == 0 else bounds | field.is_null()
+    if nulls == 0:
+        return (field >= low) & (field <= high)
+    # Each bound by itself allows for NULL: Arrow makes nothing of a NULL that is allowed for both together.
+    return ((field >= low) | field.is_null()) & ((field <= high) | field.is_null())

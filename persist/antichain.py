@@ -24,7 +24,7 @@ def as_time(what: str, value: Any, *, most: int = TIME_MAX) -> int:
     except TypeError:
         time = -1
     if isinstance(value, bool) or not 0 <= time <= most:
-        raise InvalidUsage(f"{what} {value!r} is not an integer in [0, {most}]")
+        raise InvalidUsage(f"{what} {value!r} is not an integer in [0, {most}]: give a whole number from there")
     return time
 
 

@@ -20,6 +20,7 @@ from persist.state import PENDING_MAX, CollectionState, State, apply
 
 T = TypeVar("T")
 
+HOLE_PROBES = 3
 POLL_FIRST_S = 0.005
 POLL_MAX_S = 1.0
 
@@ -28,7 +29,10 @@ class Follower:
     """Reads the log and answers what the state is."""
 
     def __init__(self, blob: Blob, clock: Clock) -> None:
-        """Read the newest checkpoint and the records after it. Cost: one page of LIST, and a GET for each of these."""
+        """Read the newest checkpoint and the records after it.
+
+        Cost: one page of LIST, a GET for each of these, and `HOLE_PROBES` + 1 that find nothing.
+        """
         self._blob = blob
         self._clock = clock
         self._tickets = itertools.count(1)
@@ -38,8 +42,26 @@ class Follower:
         self._advanced = threading.Condition(self._lock)
         self._is_closed = False
         self._state = read_newest_checkpoint(blob)
-        self.opened_at_seqno = self._state.seqno
         self.refresh()
+        self._refuse_a_hole()
+
+    def _refuse_a_hole(self) -> None:
+        """Raise CorruptBlob if a record is missing, rather than take the log to end there and write over what follows.
+
+        Up to `HOLE_PROBES` records in a row may be missing to be noticed; more would take a LIST. A log that has lost
+        its last records looks like one that never had them, unless there is a checkpoint after them.
+        """
+        while True:
+            end = self._state.seqno + 1
+            probed = range(end + 1, end + 1 + HOLE_PROBES)
+            later = next((seqno for seqno in probed if self._blob.get(record_key(seqno)) is not None), None)
+            if later is None:
+                return
+            # Or else both were created since the log was read.
+            if self.refresh().seqno < end:
+                raise CorruptBlob(
+                    record_key(end), f"it is missing, and the record of seqno {later}, which came after it, is there"
+                )
 
     def close(self) -> None:
         """Let those who wait stop waiting, with ClientClosed."""
