@@ -2,7 +2,31 @@
 
 import os
 import sys
+from collections.abc import Iterator
+
+import pyarrow as pa
+import pytest
+
+import persist
+from persist.blob import MemoryBlob
 
 pytest_plugins = ["tests.servers.fixtures"]
 
 os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+
+
+@pytest.fixture
+def blob() -> MemoryBlob:
+    return MemoryBlob()
+
+
+@pytest.fixture
+def client(blob: MemoryBlob) -> Iterator[persist.Client]:
+    with persist.open(blob) as client:
+        yield client
+
+
+@pytest.fixture
+def orders(client: persist.Client) -> persist.Collection:
+    """A collection of one integer and one text."""
+    return client.create_or_load("orders", key={"k": pa.int64()}, value={"v": pa.string()})

@@ -30,17 +30,6 @@ GOOD: dict[str, list[Any]] = {"k": [1], "v": ["a"], "_time": [10], "_diff": [1]}
 
 
 @pytest.fixture
-def blob() -> MemoryBlob:
-    return MemoryBlob()
-
-
-@pytest.fixture
-def client(blob: MemoryBlob) -> Iterator[persist.Client]:
-    with persist.open(blob) as client:
-        yield client
-
-
-@pytest.fixture
 def orders(client: persist.Client) -> persist.Collection:
     """One record in it, sealed up to 10, compacted up to 5."""
     orders = client.create_or_load("orders", key=KEY, value=VALUE)

@@ -11,7 +11,7 @@ import threading
 import uuid
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -32,22 +32,6 @@ ROOT = Path(__file__).parent.parent
 KEY = {"k": pa.int64()}
 VALUE = {"v": pa.string()}
 WAIT_S = 60.0
-
-
-@pytest.fixture
-def blob() -> MemoryBlob:
-    return MemoryBlob()
-
-
-@pytest.fixture
-def client(blob: MemoryBlob) -> Iterator[persist.Client]:
-    with persist.open(blob) as client:
-        yield client
-
-
-@pytest.fixture
-def orders(client: persist.Client) -> persist.Collection:
-    return client.create_or_load("orders", key=KEY, value=VALUE)
 
 
 def table(*rows: tuple[int, str, int, int]) -> pa.Table:

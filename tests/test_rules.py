@@ -3,7 +3,7 @@
 import asyncio
 import multiprocessing
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -16,22 +16,6 @@ from tests.clocks import ImpatientClock
 
 KEY = {"k": pa.int64()}
 VALUE = {"v": pa.string()}
-
-
-@pytest.fixture
-def blob() -> MemoryBlob:
-    return MemoryBlob()
-
-
-@pytest.fixture
-def client(blob: MemoryBlob) -> Iterator[persist.Client]:
-    with persist.open(blob) as client:
-        yield client
-
-
-@pytest.fixture
-def orders(client: persist.Client) -> persist.Collection:
-    return client.create_or_load("orders", key=KEY, value=VALUE)
 
 
 def test_rule_1_since_and_upper_never_go_back(orders: persist.Collection) -> None:

@@ -2,7 +2,6 @@
 
 import os
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -12,12 +11,6 @@ import pytest
 
 import persist
 from persist.blob import MemoryBlob
-
-
-@pytest.fixture
-def client() -> Iterator[persist.Client]:
-    with persist.open(MemoryBlob()) as client:
-        yield client
 
 
 def sealed(client: persist.Client, key: Any, value: Any, updates: list[Any]) -> persist.Collection:
