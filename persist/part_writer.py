@@ -14,7 +14,7 @@ from concurrent.futures import Future
 import msgspec
 import pyarrow as pa
 
-from persist.blob import Blob, PersistError
+from persist.blob import Blob, Indeterminate, PersistError, Unavailable
 from persist.codecs import CollectionSchema, DiffOverflow, Part, SmallUpdates, encode_parts, gathered
 from persist.operations import Write
 from persist.records import Append
@@ -34,7 +34,7 @@ class PartWriter:
 
         Raises:
             DiffOverflow: the diffs of equal updates sum to more than int64 holds.
-            Unavailable, Indeterminate: the store did not take a part; those stored before are deleted again.
+            Unavailable: the store did not take a part; those stored before are deleted again.
         """
         stored: list[Part] = []
         try:
@@ -68,7 +68,11 @@ class PartWriter:
 
     def _put(self, collection: str, data: bytes, part: Part) -> Part:
         key = f"part/{collection}/{uuid.uuid4().hex}.parquet"
-        self._blob.set(key, data)
+        try:
+            self._blob.set(key, data)
+        except Indeterminate as error:
+            # The blob may be there or not, but no record will name it: of the write, nothing has happened.
+            raise Unavailable(f"a part could not be stored, so nothing was written: {error}") from error
         return msgspec.structs.replace(part, blob=key)
 
 

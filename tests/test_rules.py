@@ -283,6 +283,17 @@ def test_rule_9_an_unacknowledged_write_is_wholly_there_or_wholly_absent(fault: 
         assert sorted(orders.snapshot(0).rows()) == ([(1, "a"), (2, "b")] if happened else [])
 
 
+def test_rule_9_a_part_whose_upload_got_no_answer_is_a_write_that_did_not_happen() -> None:
+    unreliable = UnreliableBlob(MemoryBlob())
+    with persist.open(unreliable, clock=ImpatientClock()) as client:
+        orders = client.create_or_load("orders", key=KEY, value=VALUE)
+        unreliable.next_faults("set", Fault.HAPPENED_BUT_FAILED)
+        rows = {"k": range(9000), "v": ["x"] * 9000, "_time": [0] * 9000, "_diff": [1] * 9000}
+        assert isinstance(orders.write(pa.table(rows)).exception(), persist.Unavailable)
+        orders.seal(1).result()
+        assert orders.snapshot(0).count() == 0
+
+
 def test_rule_9_an_answer_that_was_lost_is_resolved_by_the_commit_id() -> None:
     unreliable = UnreliableBlob(MemoryBlob())
     with persist.open(unreliable, clock=ImpatientClock()) as client:
