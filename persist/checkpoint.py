@@ -40,7 +40,7 @@ class DirectoryEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, om
     pending: tuple[Mutation, ...] = ()
 
 
-class Checkpoint(Framed, frozen=True, tag="checkpoint"):
+class Checkpoint(Framed, frozen=True, kw_only=True, tag="checkpoint"):
     """The directory of a location after the record at seqno."""
 
     location: str
@@ -48,7 +48,7 @@ class Checkpoint(Framed, frozen=True, tag="checkpoint"):
     collections: tuple[DirectoryEntry, ...]
 
 
-class StateObject(Framed, frozen=True, tag="state"):
+class StateObject(Framed, frozen=True, kw_only=True, tag="state"):
     """The contents of one collection at some seqno."""
 
     location: str

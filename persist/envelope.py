@@ -24,8 +24,8 @@ _DIGEST_CHARS = 32
 _TAIL_BYTES = len(_OPEN) + _DIGEST_CHARS + len(_CLOSE)
 
 
-class Framed(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="persist", kw_only=True):
-    """Anything that is stored in this frame; subclasses name their kind as `tag`."""
+class Framed(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="persist"):
+    """Anything that is stored in this frame; subclasses name their kind as `tag`, and have keyword-only fields."""
 
     format: int = FORMAT
 

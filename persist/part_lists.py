@@ -17,7 +17,7 @@ from persist.records import Append, Mutation
 PARTS_INLINE_MAX = 256
 
 
-class PartList(Framed, frozen=True, tag="parts"):
+class PartList(Framed, frozen=True, kw_only=True, tag="parts"):
     """The parts of one `Append`."""
 
     location: str

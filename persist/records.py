@@ -61,7 +61,7 @@ class Destroy(_Mutation, frozen=True, tag="destroy"):
 Mutation = Create | Append | Seal | AllowCompaction | Destroy
 
 
-class Record(Framed, frozen=True, tag="record"):
+class Record(Framed, frozen=True, kw_only=True, tag="record"):
     """One entry of the commit log."""
 
     location: str
