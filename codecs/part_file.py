@@ -32,6 +32,9 @@ from persist.codecs.types import children, with_children
 
 _SAMPLE_ROWS = 1024
 _NAN = re.compile(r"(?<!\w)nan(?!\w)", re.IGNORECASE)
+_FUNCTION = re.compile(r"(\w+)\(")
+_PLAIN_FUNCTIONS = {"invert", "is_null", "is_valid", "is_nan", "is_in"}
+_PLAIN_FUNCTIONS |= {"starts_with", "ends_with", "match_substring"}
 _MILLISECONDS = {pa.date64(): pa.date32(), pa.time32("s"): pa.time32("ms")}
 
 
@@ -107,9 +110,10 @@ def scan_parquet(
 ) -> pa.Table:
     """Read the rows of a file that filter keeps, skipping row groups whose statistics exclude it.
 
-    A filter that mentions NaN is not compared with statistics: Arrow takes comparisons with it for more than they say.
+    A filter that may compare with NaN is not held against statistics: Arrow takes such comparisons for more than they
+    say.
     """
-    if may_mention_nan(filter):
+    if may_compare_with_nan(filter):
         with pq.ParquetFile(pa.BufferReader(data)) as file:
             table = file.read(use_threads=use_threads)
         return _from_storage(table.filter(filter), schema, columns)
@@ -124,9 +128,10 @@ def scan_parquet(
     return _from_storage(table, schema, columns)
 
 
-def may_mention_nan(filter: pc.Expression) -> bool:
-    """Whether a filter has a NaN among its literals, or just something that looks like one when it is printed."""
-    return _NAN.search(str(filter)) is not None
+def may_compare_with_nan(filter: pc.Expression) -> bool:
+    """Whether a filter has NaN among its literals or may compute it: it computes something, or is cut when printed."""
+    text = str(filter)
+    return bool(_NAN.search(text)) or "..." in text or not _PLAIN_FUNCTIONS.issuperset(_FUNCTION.findall(text))
 
 
 def _to_storage(table: pa.Table) -> pa.Table:

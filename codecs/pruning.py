@@ -13,14 +13,14 @@ import pyarrow.types as pt
 from pyarrow.fs import LocalFileSystem
 
 from persist.codecs.part import Part
-from persist.codecs.part_file import may_mention_nan
+from persist.codecs.part_file import may_compare_with_nan
 from persist.codecs.scalars import scalar_from_json
 from persist.codecs.schema import CollectionSchema
 
 
 def parts_that_may_match(parts: Sequence[Part], filter: pc.Expression, schema: CollectionSchema) -> list[Part]:
     """Return the parts that may hold a row for which filter is true, in their order. No I/O."""
-    if may_mention_nan(filter):
+    if may_compare_with_nan(filter):
         return list(parts)
     # Here, because importing it imports pandas where there is one, which every worker process would wait for.
     from pyarrow.dataset import FileSystemDataset, ParquetFileFormat

@@ -179,9 +179,14 @@ class Client:
         return f"<Client of {self.url}, mode {self._mode!r}{', closed' if self._closed else ''}>"
 
     def _submit(self, action: str, steps: Sequence[Step], names: dict[str, str]) -> CommitFuture:
-        self._check_writable(action)
-        assert self._committer is not None
-        return self._committer.submit(steps, names)
+        assert self._committer is not None or self._mode == "read"
+        try:
+            self._check_writable(action)
+            assert self._committer is not None
+            return self._committer.submit(steps, names)
+        except ClientClosed:
+            self._abandon(steps)
+            raise
 
     def _abandon(self, steps: Sequence[Step]) -> None:
         assert self._committer is not None

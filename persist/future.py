@@ -9,6 +9,7 @@ import itertools
 import threading
 from collections.abc import Callable, Generator
 from concurrent.futures import Future
+from contextlib import suppress
 from typing import Any
 
 from persist.blob import InvalidUsage
@@ -92,12 +93,18 @@ class CommitFuture(Future[int]):
 
     def __await__(self) -> Generator[Any, None, int]:
         self._on_wait()
-        wrapped = asyncio.wrap_future(self)
-        try:
-            seqno = yield from wrapped.__await__()
-        except (asyncio.CancelledError, GeneratorExit):
-            raise  # Whoever waited has gone without looking.
-        except BaseException:
-            self._unobserved.remove(self._number)
-            raise
-        return seqno
+        loop = asyncio.get_running_loop()
+        waiter = loop.create_future()
+
+        def tell() -> None:
+            if not waiter.done():
+                waiter.set_result(None)
+
+        def wake(_: Future[int]) -> None:
+            with suppress(RuntimeError):  # The loop was closed: nobody waits any more.
+                loop.call_soon_threadsafe(tell)
+
+        # Only the wake-up goes through the loop: a task that is cancelled before it has not looked at the error.
+        self.add_done_callback(wake)
+        yield from waiter.__await__()
+        return self.result()

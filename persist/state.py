@@ -227,7 +227,8 @@ def _step(contents: CollectionState | None, mutation: Mutation | PlannedAppend) 
         for part in mutation.parts:
             _check_beyond_upper(contents, part.time_min)
         inline_bytes = contents.inline_bytes + sum(len(part.inline) for part in mutation.parts)
-        history = (*contents.history, Run(mutation.parts))
+        # One commit may hold batches that overlap in key, so nothing is known of its parts but each by itself.
+        history = (*contents.history, *(Run((part,)) for part in mutation.parts))
         return msgspec.structs.replace(contents, history=history, inline_bytes=inline_bytes)
     if isinstance(mutation, Seal):
         _check_forward("upper", contents.upper, mutation.upper)

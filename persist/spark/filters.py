@@ -90,6 +90,7 @@ def _literal(each: ds.Filter, type_: pa.DataType) -> Any:
     values = list(value) if isinstance(each, ds.In) else [value]
     if any(v is None or (isinstance(v, float) and math.isnan(v)) for v in values):
         return None
+    values = [v + 0.0 if isinstance(v, float) else v for v in values]  # -0.0 to 0.0, which is how zero is stored.
     try:
         converted = pa.array(values, type=type_)
         exact = converted.to_pylist() == values

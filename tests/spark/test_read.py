@@ -151,6 +151,10 @@ def test_literals_that_do_not_fit_a_column_are_not_cut_to_fit() -> None:
         assert found is not None
         assert table.filter(found).num_rows == 1
     assert expression([ds.GreaterThan(("us",), later)], table.schema) is not None
+    zeros = pa.table({"z": pa.array([0.0, 1.0, 2.0])})
+    found = expression([ds.In(("z",), (-0.0, 1.0))], zeros.schema)
+    assert found is not None
+    assert zeros.filter(found).num_rows == 2
 
 
 def test_pushed_filters_reach_the_scan(spark: SparkSession, location: str) -> None:
