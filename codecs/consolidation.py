@@ -29,18 +29,17 @@ _LOW_MASK = (1 << _LOW_BITS) - 1
 Diffs: TypeAlias = npt.NDArray[np.int64]
 
 
-def consolidate(table: pa.Table, by: Sequence[str], *, ordered: bool = True) -> pa.Table:
+def consolidate(table: pa.Table, by: Sequence[str]) -> pa.Table:
     """Sum `_diff` over rows equal in the columns `by`, and drop rows whose sum is zero.
 
     Args:
         table: holds the columns by and `_diff` (int64 without NULL); other columns are left out of the
             result.
         by: names of columns of any supported type; may be empty, which gives one row at most.
-        ordered: whether the caller relies on the result being sorted by `by`. It always is, at present.
 
     Returns:
-        The columns by, in that order, then `_diff`, never zero. Floats are canonical. Equal input rows give
-        one row.
+        The columns by, in that order, then `_diff`, never zero, sorted by `by`. Floats are canonical. Equal input
+        rows give one row.
 
     Raises:
         DiffOverflow: when a sum is outside int64.

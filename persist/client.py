@@ -179,7 +179,6 @@ class Client:
         return f"<Client of {self.url}, mode {self._mode!r}{', closed' if self._closed else ''}>"
 
     def _submit(self, action: str, steps: Sequence[Step], names: dict[str, str]) -> CommitFuture:
-        assert self._committer is not None or self._mode == "read"
         try:
             self._check_writable(action)
             assert self._committer is not None
@@ -189,8 +188,8 @@ class Client:
             raise
 
     def _abandon(self, steps: Sequence[Step]) -> None:
-        assert self._committer is not None
-        self._committer.abandon(steps)
+        if self._committer is not None:  # A client that only reads has uploaded nothing.
+            self._committer.abandon(steps)
 
     def _write_step(self, id_: str, schema: CollectionSchema, updates: Any) -> Write | None:
         assert self._committer is not None

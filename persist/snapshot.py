@@ -100,10 +100,10 @@ def read_snapshot(scan: Scan, form: Form, blob: Blob, executor: Executor | None 
     """
     updates = scan.updates(blob, executor, with_time=False)
     if form == "diff":
-        yield consolidate(updates, scan.columns, ordered=False)
+        yield consolidate(updates, scan.columns)
         return
     if any(part.negatives for part in scan.parts):
-        updates = consolidate(updates, scan.columns, ordered=False)
+        updates = consolidate(updates, scan.columns)
     yield from _repeated(updates, scan)
 
 

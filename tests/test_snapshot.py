@@ -109,6 +109,17 @@ def test_those_who_wait_hear_of_it_when_the_client_is_closed() -> None:
     assert len(heard) == 2
 
 
+def test_a_reader_that_was_closed_says_so_when_it_is_asked_to_write() -> None:
+    blob = MemoryBlob()
+    with persist.open(blob) as writer:
+        sealed(writer, {"k": pa.int64()}, None, [])
+    reader = persist.open(blob, mode="read")
+    numbers = reader.load("c")
+    reader.close()
+    with pytest.raises(persist.ClientClosed):
+        numbers.seal(20)
+
+
 def test_a_multi_write_is_used_once_and_only_in_its_block(client: persist.Client) -> None:
     numbers = sealed(client, {"k": pa.int64()}, None, [])
     multi = client.multi_write()
