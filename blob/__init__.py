@@ -1,6 +1,7 @@
 """Bytes under keys, with put-if-absent: what storage must do, and the stores that do it."""
 
 from persist.blob.cached import CacheCount, CachedBlob
+from persist.blob.checked import get_checked
 from persist.blob.clock import Clock, SystemClock
 from persist.blob.errors import (
     Conflict,
@@ -60,5 +61,6 @@ __all__ = [
     "Unavailable",
     "UnreliableBlob",
     "check_key",
+    "get_checked",
     "open_blob",
 ]
