@@ -2,6 +2,7 @@
 
 from persist.blob.cached import CacheCount, CachedBlob
 from persist.blob.clock import Clock, SystemClock
+from persist.blob.deletion import NotDeleted, delete_all
 from persist.blob.errors import (
     Conflict,
     CorruptBlob,
@@ -47,6 +48,7 @@ __all__ = [
     "MemoryBlob",
     "MeteredBlob",
     "MissingBlob",
+    "NotDeleted",
     "PersistError",
     "ReadOnlyStore",
     "RetryBlob",
@@ -60,5 +62,6 @@ __all__ = [
     "Unavailable",
     "UnreliableBlob",
     "check_key",
+    "delete_all",
     "open_blob",
 ]
