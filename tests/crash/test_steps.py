@@ -1,0 +1,1 @@
+"""A process killed at every step between "blob uploaded" and "record created"."""
