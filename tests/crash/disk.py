@@ -68,9 +68,7 @@ class Disk:
         newest = {file: contents[-1] for file, contents in self.contents.items()}
         return _tree({name: values[-1] for name, values in self.names.items()}, newest)
 
-    def _choices(
-        self, most: int, chance: random.Random
-    ) -> Iterator[tuple[dict[Name, int | None], dict[int, bytes]]]:
+    def _choices(self, most: int, chance: random.Random) -> Iterator[tuple[dict[Name, int | None], dict[int, bytes]]]:
         names = {name: _distinct(values) for name, values in self.names.items()}
         certain = {name: values[0] for name, values in names.items() if len(values) == 1}
         # A temporary file must never be taken for anything, so which of them are left matters little.

@@ -12,6 +12,7 @@ import os
 import random
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -21,13 +22,21 @@ import persist
 from persist.blob import FileBlob
 from tests.crash.checker import Violation, recovered
 from tests.crash.disk import Disk, Tree, materialise
-from tests.crash.recorder import Event, Killed, Mark, Recorder, Site
+from tests.crash.recorder import Event, Killed, Mark, Recorder, Stack
 from tests.crash.story import Model, Op, Teller
 
 T = TypeVar("T")
 
 LOCATION = "above/location"
 SCRATCH = "/dev/shm" if os.path.isdir("/dev/shm") else None  # These folders live for a millisecond.
+
+
+Skip = Callable[[Stack], bool]
+
+
+def no_fsync(lines: Stack) -> bool:
+    """Leave out no fsync at all."""
+    return False
 
 
 class Call(msgspec.Struct, frozen=True):
@@ -59,9 +68,10 @@ FIRST_CALLS = (
     Call("delete", "part/c/1"),
     Call("create", "part/c/2", value("other")),
 )
+EARLY_CALLS = (Call("create", "log/0", value("zeroth")),)
 LATER_CALLS = (
-    Call("create", "log/1", value("late")),
     Call("get", "log/2"),
+    Call("create", "log/1", value("late")),
     Call("set", "part/c/1", value("late part")),
     Call("create", "log/3", value("third")),
 )
@@ -102,23 +112,36 @@ class Ledger:
             raise Violation(f"nobody stored {foreign}")
 
 
-def record_calls(
-    top: str, *, killed_at: int | None = None, skip: frozenset[Site] = frozenset(), blob_type: type[FileBlob] = FileBlob
-) -> Recorder:
-    """Make the first calls in an empty folder; or, with killed_at, as far as that event, and then the later ones.
-
-    The later ones are made by another FileBlob, as by another process.
-    """
-    recorder = Recorder(top, os.path.join(top, LOCATION), skip)
-    recorder.kill_at = killed_at
+def record_calls(top: str, *, skip: Skip = no_fsync, blob_type: type[FileBlob] = FileBlob) -> Recorder:
+    """Make the first calls in an empty folder."""
+    recorder = Recorder(top, skip)
     with recorder.installed():
-        try:
-            _make_calls(recorder, blob_type(recorder.location), FIRST_CALLS)
-        except Killed:
-            recorder.kill_at = None
-            _make_calls(recorder, blob_type(recorder.location), LATER_CALLS)
+        _make_calls(recorder, blob_type(os.path.join(top, LOCATION)), FIRST_CALLS)
     recorder.check_complete()
     return recorder
+
+
+def record_two_lives(top: str, killed_after: int, *, is_older: bool, skip: Skip = no_fsync) -> tuple[Recorder, int]:
+    """Make the first calls until the process is killed, after so many events, and the later calls in another process.
+
+    Args:
+        is_older: the other process has been there, and written, before the one that is killed.
+
+    Returns:
+        the recording, and at which event the process was killed.
+    """
+    recorder = Recorder(top, skip)
+    other = FileBlob(os.path.join(top, LOCATION))
+    with recorder.installed():
+        if is_older:
+            _make_calls(recorder, other, EARLY_CALLS)
+        killed_at = recorder.kill_at = len(recorder.events) + killed_after
+        with suppress(Killed):
+            _make_calls(recorder, FileBlob(os.path.join(top, LOCATION)), FIRST_CALLS)
+        recorder.kill_at = None
+        _make_calls(recorder, other, LATER_CALLS)
+    recorder.check_complete()
+    return recorder, killed_at
 
 
 def _make_calls(recorder: Recorder, blob: FileBlob, calls: Sequence[Call]) -> None:
@@ -205,10 +228,11 @@ def _view(location: str) -> dict[str, bytes]:
     return {key: data for key, data in found.items() if data is not None}
 
 
-def record_story(top: str, ops: Sequence[Op], *, skip: frozenset[Site] = frozenset()) -> Recorder:
+def record_story(top: str, ops: Sequence[Op], *, skip: Skip = no_fsync) -> Recorder:
     """Make calls with a client of an empty folder, one after the other."""
-    recorder = Recorder(top, os.path.join(top, LOCATION), skip)
-    with recorder.installed(), persist.open(FileBlob(recorder.location)) as client:
+    recorder = Recorder(top, skip)
+    location = os.path.join(top, LOCATION)
+    with recorder.installed(), persist.open(FileBlob(location)) as client:
         teller = Teller(client)
         for op in ops:
             recorder.mark(op)

@@ -24,6 +24,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from types import FrameType
 from typing import Any
 
 STORE_MODULE = "persist.blob.file"
@@ -60,30 +61,25 @@ class Mark:
 Event = Entry | Data | Sync | Mark
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class Site:
-    """Where the store calls fsync: its functions from the outermost in, and what is synced."""
-
-    functions: tuple[str, ...]
-    target: str
-
-    def __str__(self) -> str:
-        return f"{'>'.join(self.functions)}:{self.target}"
+Stack = tuple[int, ...]  # Lines of the store's module, the outermost first, that an fsync was called through.
 
 
 class Recorder:
     """Records what happens below a folder.
 
+    Attributes:
+        events: what happened.
+        calls: how many events there were when each call began: the moments at which a process can be killed.
+
     Args:
         top: an empty folder that exists; as durable as can be.
-        location: the root of the store, in or below top; only to name sites.
-        skip: sites whose fsync is left out.
+        skip: tells by the lines that it is called through which fsync is left out.
     """
 
-    def __init__(self, top: str, location: str, skip: frozenset[Site] = frozenset()) -> None:
-        self.top, self.location = top, location
+    def __init__(self, top: str, skip: Callable[[Stack], bool] = lambda lines: False) -> None:
+        self.top = top
         self.events: list[Event] = []
-        self.sites: set[Site] = set()
+        self.calls: list[int] = []
         self.kill_at: int | None = None
         self._skip = skip
         self._lock = threading.RLock()
@@ -154,6 +150,7 @@ class Recorder:
                 self._note_contents()
                 if self.kill_at is not None and len(self.events) >= self.kill_at:
                     raise Killed
+                self.calls.append(len(self.events))
                 return wrapper(self._real[name], *args, **kwargs)
 
         return call
@@ -182,11 +179,8 @@ class Recorder:
     def _fsync(self, real: Callable[[int], None], descriptor: int) -> None:
         # The real fsync is left out: the disk that matters here is the model's.
         inode = self._inodes.get(os.fstat(descriptor).st_ino)
-        if inode is not None:
-            site = self._site(inode)
-            self.sites.add(site)
-            if site not in self._skip:
-                self.events.append(Sync(inode))
+        if inode is not None and not self._skip(_lines_in_store()):
+            self.events.append(Sync(inode))
 
     def _mkdir(self, real: Callable[..., None], path: Any, *args: Any, **kwargs: Any) -> None:
         real(path, *args, **kwargs)
@@ -265,20 +259,15 @@ class Recorder:
 
         return walk(0, self.top)
 
-    def _site(self, inode: int) -> Site:
-        functions: list[str] = []
-        frame = sys._getframe(1)
-        while frame is not None:
-            if frame.f_globals.get("__name__") == STORE_MODULE:
-                functions.insert(0, frame.f_code.co_name)
-            frame = frame.f_back  # type: ignore[assignment]
-        return Site(tuple(functions), self._target(inode))
 
-    def _target(self, inode: int) -> str:
-        if inode in self._contents:
-            return "file"
-        relative = os.path.relpath(self._path(inode) or "?", self.location)
-        return "root" if relative == "." else "above" if relative.startswith("..") else "below"
+def _lines_in_store() -> Stack:
+    lines: list[int] = []
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_globals.get("__name__") == STORE_MODULE:
+            lines.insert(0, frame.f_lineno)
+        frame = frame.f_back
+    return tuple(lines)
 
 
 def read_tree(top: str) -> dict[str, bytes | None]:
