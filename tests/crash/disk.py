@@ -1,7 +1,7 @@
 """What a file system may hold after a power cut, as POSIX lets it: only what was synced is certain.
 
-The model is the pessimistic one of Pillai et al., "All File Systems Are Not Created Equal: On the Complexity of Crafting
-Crash-Consistent Applications" (OSDI 2014): nothing is promised beyond fsync.
+The model is the pessimistic one of Pillai et al., "All File Systems Are Not Created Equal: On the Complexity of
+Crafting Crash-Consistent Applications" (OSDI 2014): nothing is promised beyond fsync.
 
 - A name in a folder stands for what it stood for at the folder's last fsync, or for anything it has stood for since.
   Names are independent of each other, also the two of a rename. So a change may be lost while a later one is kept.
@@ -9,9 +9,9 @@ Crash-Consistent Applications" (OSDI 2014): nothing is promised beyond fsync.
   beginning and then zeros, zeros alone.
 - fsync of a file does not make its name durable. A new folder is empty but for what was synced in it.
 
-`Disk` follows the events of a recording, and `states` enumerates what may be left at that point. States are all enumerated if
-there are few. Otherwise: all that is as old and as new as possible, those that differ from these two in one choice, and
-some at random.
+`Disk` follows the events of a recording, and `states` enumerates what may be left at that point: all of it if there are
+few states. Otherwise: the one where all is as old and the one where all is as new as possible, those that differ from
+these two in one choice, and some at random.
 """
 
 import itertools
@@ -79,14 +79,13 @@ class Disk:
         open_files = {file: values for file, values in contents.items() if len(values) > 1 and file in visible}
         whole = {file: values[-1] for file, values in contents.items() if file not in open_files}
 
-        slots: list[tuple[Name | int, list[int | None] | list[bytes]]] = [*open_names.items(), *open_files.items()]
-        for picks in _picks([len(options) for _, options in slots], most, chance):
-            picked = {key: options[pick] for (key, options), pick in zip(slots, picks, strict=True)}
+        sizes = [len(values) for values in open_names.values()] + [len(values) for values in open_files.values()]
+        for picks in _picks(sizes, most, chance):
+            of_names, of_files = picks[: len(open_names)], picks[len(open_names) :]
             left = {n: v[-1] if chance.random() < 0.5 else chance.choice(v) for n, v in temporaries.items()}
-            yield (
-                {**certain, **left, **{n: picked[n] for n in open_names}},  # type: ignore[dict-item]
-                {**whole, **{f: picked[f] for f in open_files}},  # type: ignore[dict-item]
-            )
+            kept = {n: v[pick] for (n, v), pick in zip(open_names.items(), of_names, strict=True)}
+            held = {f: v[pick] for (f, v), pick in zip(open_files.items(), of_files, strict=True)}
+            yield {**certain, **left, **kept}, {**whole, **held}
 
 
 def materialise(tree: Tree, top: str) -> None:

@@ -1,5 +1,6 @@
 """SIGKILL at random moments, over and over on the same location, each time with a thorough look at what is left."""
 
+import os
 import random
 from collections import Counter
 from contextlib import closing
@@ -14,6 +15,10 @@ from tests.crash.nursery import Life, Nursery
 from tests.crash.story import Model
 
 LIFE_S = 0.12
+# After each crash a folder is made two hours older, so that garbage is collected and the log is truncated.
+AGE_S = 2 * 3600
+SETTINGS = {"orphan_grace_s": 3600, "log_retention_s": 3600, "log_retention_records": 16}
+SETTINGS_WITHOUT_AGE = {"grace_s": 0, "orphan_grace_s": 0}
 BIRTH_S = 0.03
 
 
@@ -38,15 +43,16 @@ class Tally:
         """Count one life."""
         self.kills += 1
         self.acknowledged.update(op.kind for op in life.asked[: life.acknowledged])
-        self.only_found += recovery.found - life.acknowledged
-        self.lost += len(life.asked) - recovery.found
         self.retried += recovery.retried
+        if not recovery.retried:  # Otherwise nobody can tell what had happened before.
+            self.only_found += recovery.found - life.acknowledged
+            self.lost += len(life.asked) - recovery.found
 
     def __str__(self) -> str:
         kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(self.acknowledged.items()))
         return (
-            f"{self.kills} kills; acknowledged: {kinds}; not acknowledged: {self.only_found} found, {self.lost} absent, "
-            f"{self.retried} made again; {self.records} records"
+            f"{self.kills} kills; acknowledged: {kinds}; not acknowledged: {self.only_found} found, "
+            f"{self.lost} absent, {self.retried} made again; {self.records} records"
         )
 
 
@@ -58,12 +64,14 @@ def kill_often(
     crashes: int,
     seed: int,
     life_s: float = LIFE_S,
+    ages: bool = False,
     tally: Tally | None = None,
 ) -> Tally:
     """Let children work on a new location until each is killed; return what happened.
 
     Args:
         life_s: how long a child works, on average.
+        ages: the location is a folder, and time passes there between a crash and the next life.
         tally: what is to be added to.
 
     Raises:
@@ -74,7 +82,8 @@ def kill_often(
     model, number = Model(), 0
     with closing(open_blob(location, options)) as blob:
         for crash in range(crashes):
-            job = Job(location, options, chance.randrange(2**32), model.collections, number)
+            settings = SETTINGS if ages else SETTINGS_WITHOUT_AGE
+            job = Job(location, options, settings, chance.randrange(2**32), model.collections, number)
             # Some die while they are still opening the location.
             is_early = chance.random() < 0.15
             life = nursery.live(
@@ -91,5 +100,17 @@ def kill_often(
                 raise Violation(f"seed {seed}, kill {crash} at {location}: {error!r}") from error
             tally.add(life, recovery)
             model = recovery.model
-        tally.records += 0 if hasattr(persist.Client, "gc") else check_records(blob)
+            if ages:
+                _age(location)
+        with persist.open(blob) as client:
+            tally.records += check_records(client, blob)
     return tally
+
+
+def _age(folder: str) -> None:
+    """Make all files of a folder older than they are."""
+    for parent, _, names in os.walk(folder):
+        for name in names:
+            path = os.path.join(parent, name)
+            then_s = os.stat(path).st_mtime - AGE_S
+            os.utime(path, (then_s, then_s))

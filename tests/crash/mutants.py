@@ -1,7 +1,7 @@
 """Wrong ways to write files, to show that the model of `tests.crash.disk` finds them.
 
-`fsync_calls` reads the source of `persist.blob.file` and returns every call in it that leads to an fsync, directly or through
-other functions there. Each is a mutant: the same code without that call.
+`fsync_calls` reads the source of `persist.blob.file` and returns every call in it that leads to an fsync, directly or
+through other functions there. Each is a mutant: the same code without that call.
 """
 
 import ast

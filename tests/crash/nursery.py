@@ -101,7 +101,7 @@ def nursery() -> Iterator[Nursery]:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     environment = {k: v for k, v in os.environ.items() if not k.startswith("AWS_")}
     command = [sys.executable, "-m", "tests.crash.child"]
-    with ours, subprocess.Popen(command, cwd=ROOT, env=environment, stdin=theirs) as process:
+    with ours, subprocess.Popen(command, cwd=ROOT, env=environment, stdin=theirs.fileno()) as process:
         theirs.close()
         try:
             yield Nursery(ours)

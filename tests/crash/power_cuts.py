@@ -1,7 +1,7 @@
 """Stories whose every system call is recorded, cut off by a loss of power at every point.
 
-A cut leaves one of the states of `tests.crash.disk`. The folder is made from it, opened like any other, and compared with
-what had been acknowledged by then:
+A cut leaves one of the states of `tests.crash.disk`. The folder is made from it, opened like any other, and compared
+with what had been acknowledged by then:
 
 - to a `FileBlob`: each key has the value of the last call that returned, or of one that had not; never part of a value,
   and never a temporary file. The folder takes new values.
@@ -99,7 +99,7 @@ class Ledger:
                 self.allowed[call.key] -= {None, call.value}
             elif call.operation == "get":
                 assert what.result in self.allowed[call.key], f"{call} returned {what.result!r} while all was well"
-                self.allowed[call.key] = {what.result}  # type: ignore[arg-type]  # Who has read it may rely on it.
+                self.allowed[call.key] = {what.result}  # Who has read it may rely on it.
             else:
                 self.allowed[call.key] = {call.value}
 

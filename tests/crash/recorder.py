@@ -1,8 +1,8 @@
 """The system calls that change a folder, written down as what they do to inodes.
 
-While a `Recorder` is installed, calls in `os` (and `open` of Python) that concern paths below its top folder are carried
-out and recorded, one at a time whatever thread they come from. Names and contents are recorded apart, as a file system
-keeps them:
+While a `Recorder` is installed, calls in `os` (and `open` of Python) that concern paths below its top folder are
+carried out and recorded, one at a time whatever thread they come from. Names and contents are recorded apart, as a
+file system keeps them:
 
     Entry(folder, name, inode)   the name in that folder now stands for that inode; None removes it
     Data(inode, content)         the file now has that content
@@ -10,8 +10,8 @@ keeps them:
     Mark(what)                   the caller's own note, such as an acknowledgement
 
 Writing itself goes through objects of Python that cannot be watched; contents are therefore read before each recorded
-call. The top folder is inode 0 and is empty at the beginning. `check_complete` compares the recording with the folder, so
-that a call this module does not know cannot go unnoticed.
+call. The top folder is inode 0 and is empty at the beginning. `check_complete` compares the recording with the folder,
+so that a call this module does not know cannot go unnoticed.
 
 A recorder can also act as the death of a process: from an event on, every call raises `Killed` and does nothing.
 """

@@ -25,7 +25,7 @@ def children() -> Iterator[Nursery]:
 
 
 def test_a_folder_keeps_every_acknowledged_call_and_no_half_of_any_other(children: Nursery, tmp_path: Path) -> None:
-    tally = kill_often(children, str(tmp_path / "location"), {}, crashes=FOLDER_KILLS, seed=SEED)
+    tally = kill_often(children, str(tmp_path / "location"), {}, crashes=FOLDER_KILLS, seed=SEED, ages=True)
 
     assert tally.kills == FOLDER_KILLS
     assert tally.acknowledged["write"] > 0
@@ -135,8 +135,8 @@ def test_the_judge_notices_a_part_that_is_gone(blob: MemoryBlob) -> None:
     carry_out(blob, CALLS)
     blob.delete(next(blob.list("part/")).key)
 
-    with pytest.raises(Violation, match="names parts that are not there"):
-        check_records(blob)
+    with persist.open(blob) as client, pytest.raises(Violation, match="names parts that are not there"):
+        check_records(client, blob)
     with pytest.raises(persist.PersistError):
         judge(blob, 6)
 

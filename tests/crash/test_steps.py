@@ -43,6 +43,19 @@ def test_a_call_happens_when_its_record_is_created_whichever_step_its_process_di
     assert tally.lost > 30
 
 
+def test_a_write_that_is_made_again_with_its_token_happens_once_whichever_step_its_process_died_at(
+    children: Nursery, tmp_path: Path
+) -> None:
+    options = {"fsync": False}
+    new_location = numbered(str(tmp_path))
+    steps = [step for step in steps_of(children, new_location(), options) if step.kind == "log"]
+
+    tally = kill_at_each(children, new_location, options, steps, retry=True)
+
+    assert tally.kills == len(steps)
+    assert tally.retried >= 8
+
+
 def test_the_same_in_a_bucket(children: Nursery, s3_location: tuple[str, dict[str, Any]]) -> None:
     url, options = s3_location
     steps = [
