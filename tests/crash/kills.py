@@ -14,7 +14,8 @@ from tests.crash.child import Job
 from tests.crash.nursery import Life, Nursery
 from tests.crash.story import Model
 
-LIFE_S = 0.12
+CALLS_MAX = 16
+CALL_S = 0.02
 # After each crash a folder is made two hours older, so that garbage is collected and the log is truncated.
 AGE_S = 2 * 3600
 SETTINGS = {"orphan_grace_s": 3600, "log_retention_s": 3600, "log_retention_records": 16}
@@ -63,14 +64,14 @@ def kill_often(
     *,
     crashes: int,
     seed: int,
-    life_s: float = LIFE_S,
+    calls_max: int = CALLS_MAX,
     ages: bool = False,
     tally: Tally | None = None,
 ) -> Tally:
     """Let children work on a new location until each is killed; return what happened.
 
     Args:
-        life_s: how long a child works, on average.
+        calls_max: a child is killed a moment after fewer than so many of its calls were acknowledged.
         ages: the location is a folder, and time passes there between a crash and the next life.
         tally: what is to be added to.
 
@@ -88,8 +89,8 @@ def kill_often(
             is_early = chance.random() < 0.15
             life = nursery.live(
                 job,
-                killed_after_s=chance.uniform(0, BIRTH_S) if is_early else chance.expovariate(1 / life_s),
-                from_first_call=not is_early,
+                killed_after_s=chance.uniform(0, BIRTH_S) if is_early else chance.expovariate(1 / CALL_S),
+                calls=None if is_early else chance.randrange(calls_max),
             )
             number += len(life.asked)
             try:

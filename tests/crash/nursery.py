@@ -58,12 +58,13 @@ class Nursery:
     def __init__(self, door: socket.socket) -> None:
         self._door = door
 
-    def live(self, job: Job, *, killed_after_s: float | None = None, from_first_call: bool = True) -> Life:
+    def live(self, job: Job, *, killed_after_s: float | None = None, calls: int | None = None) -> Life:
         """Have a child do a job and return what it said before it died; it is gone when this returns.
 
         Args:
             killed_after_s: when to kill it; None lets it live until it ends or kills itself.
-            from_first_call: count that time from when it is about to make its first call, not from its birth.
+            calls: count that time from when so many calls were acknowledged and another one is asked for, not from
+                its birth.
         """
         reading, writing = os.pipe()
         try:
@@ -71,7 +72,7 @@ class Nursery:
             os.close(writing)
             pid = int(self._door.recv(32))
             life = Life()
-            kill_at_s = None if killed_after_s is None or from_first_call else time.monotonic() + killed_after_s
+            kill_at_s = None if killed_after_s is None or calls is not None else time.monotonic() + killed_after_s
             text = b""
             while True:
                 left_s = ANSWER_S if kill_at_s is None else max(0.0, kill_at_s - time.monotonic())
@@ -86,7 +87,8 @@ class Nursery:
                 *lines, text = (text + chunk).split(b"\n")
                 for line in lines:
                     life.hear(line)
-                if kill_at_s is None and killed_after_s is not None and life.asked:
+                is_due = calls is not None and life.acknowledged >= calls and len(life.asked) > calls
+                if kill_at_s is None and killed_after_s is not None and is_due:
                     kill_at_s, killed_after_s = time.monotonic() + killed_after_s, None
         finally:
             os.close(reading)

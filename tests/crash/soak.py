@@ -21,7 +21,6 @@ from tests.crash.steps import kill_at_each, steps_of, story
 from tests.servers.fixtures import make_bucket, options_of, running_moto
 
 KILLS_OF_A_LOCATION = 50
-S3_LIFE_S = 0.4
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -58,7 +57,6 @@ def _soak(children: Nursery, store: str, crashes: int, seed: int) -> None:
                 options,
                 crashes=min(KILLS_OF_A_LOCATION, crashes - done),
                 seed=seed + done,
-                life_s=S3_LIFE_S if store == "s3" else 0.12,
                 ages=store == "folder",
                 tally=tally,
             )
