@@ -14,6 +14,7 @@ from persist.blob import (
     MemoryBlob,
     MissingBlob,
     PersistError,
+    RetryPolicy,
     S3Blob,
     Unavailable,
 )
@@ -101,6 +102,7 @@ __all__ = [
     "PersistError",
     "Progress",
     "ReadOnly",
+    "RetryPolicy",
     "S3Blob",
     "SchemaMismatch",
     "Settings",
