@@ -162,7 +162,7 @@ class Run:
         clock = ClientClock(self.world, step["skew_s"])
         unreliable = UnreliableBlob(store, sleep=lambda: clock.sleep(SLOW_S))
         self.stores.append(store)
-        options = {option: step[option] for option in ("reentrance_id", "force") if option in step}
+        options: dict[str, Any] = {option: step[option] for option in ("reentrance_id", "force") if option in step}
         for operation, faults in step.get("faults", {}).items():
             unreliable.next_faults(operation, *(Fault[name] for name in faults))
         slot = Slot(name, None, store, unreliable, clock)  # type: ignore[arg-type]
@@ -225,7 +225,7 @@ class Run:
         self._call(slot, "load", {"name": step["name"]}, call)
 
     def _write(self, slot: Slot, step: Step) -> None:
-        options = {name: step[name] for name in ("token", "expected_upper", "seal") if name in step}
+        options: dict[str, Any] = {name: step[name] for name in ("token", "expected_upper", "seal") if name in step}
         self._submit(slot, step, {"updates": step["updates"], **options}, lambda c: c.write(_tuples(step), **options))
 
     def _write_bad(self, slot: Slot, step: Step) -> None:
@@ -234,7 +234,7 @@ class Run:
         self._submit(slot, write, args, lambda c: c.write(_bad_updates(step["bad"])))
 
     def _seal(self, slot: Slot, step: Step) -> None:
-        options = {name: step[name] for name in ("expected_upper",) if name in step}
+        options: dict[str, Any] = {name: step[name] for name in ("expected_upper",) if name in step}
         args = {"upper": step["upper"], **options}
         self._submit(slot, step, args, lambda c: c.seal(_antichain(step["upper"]), **options))
 
@@ -265,11 +265,11 @@ class Run:
 
         self._call(slot, "multi", args, call)
 
-    def _upper(self, slot: Slot, step: Step) -> None:
-        self._on_handle(slot, step, {}, lambda c: frontier(list(c.upper.elements)))
+    def _upper(self, slot: Slot, step: Step) -> Event | None:
+        return self._on_handle(slot, step, {}, lambda c: frontier(list(c.upper.elements)))
 
-    def _since(self, slot: Slot, step: Step) -> None:
-        self._on_handle(slot, step, {}, lambda c: frontier(list(c.since.elements)))
+    def _since(self, slot: Slot, step: Step) -> Event | None:
+        return self._on_handle(slot, step, {}, lambda c: frontier(list(c.since.elements)))
 
     def _snapshot(self, slot: Slot, step: Step) -> None:
         def call(c: persist.Collection) -> int:
@@ -295,9 +295,9 @@ class Run:
         self._call(slot, "read", args, snapshot.count if step["count"] else lambda: _contents(snapshot, columns))
 
     def _close_snapshot(self, slot: Slot, step: Step) -> None:
-        event, (snapshot, _) = slot.taken.pop(step["of"], (None, (None, None)))
-        if event is not None and hasattr(snapshot, "close"):
-            self._call(slot, "close_snapshot", {"snapshot": event.id}, snapshot.close)
+        if step["of"] in slot.taken:
+            event, (snapshot, _) = slot.taken[step["of"]]
+            self._call(slot, "close_snapshot", {"snapshot": event.id}, getattr(snapshot, "close", lambda: None))
 
     def _changes(self, slot: Slot, step: Step) -> None:
         def call(c: persist.Collection) -> list[list[Any]]:
@@ -423,24 +423,32 @@ class Run:
     def _read_everything(self) -> None:
         """What is still there, as a client sees it that comes when all is over."""
         self._open({"op": "open", "slot": -1, "mode": "shared", "skew_s": 0})
-        slot = self.slots[-1]
-        numbers = itertools.count(10**9)
-        self._collections(slot, {})
-        for name in slot.client.collections():
+        slot = self.slots.get(-1)
+        if slot is None:
+            return
+        names = self._call(slot, "collections", {}, slot.client.collections)
+        for name in names.outcome[1] if names.ok else []:
             self._load(slot, {"name": name})
-            handle = slot.handles[name]
-            since, upper = (frontier(list(each.elements)) for each in (handle.since, handle.upper))
-            end = upper if upper == EMPTY else max([upper, *_times(self.events)]) + 1
-            base: Step = {"op": "seal", "name": name, "wait": "now"}
-            if end != upper:
-                self._seal(slot, {**base, "upper": end})
-            last = min(end - 1, 10**6)
-            for as_of in sorted({since, (since + last) // 2, last}):
-                step = {"id": next(numbers), "op": "snapshot", "name": name, "as_of": as_of}
-                self._snapshot(slot, {**step, "form": "diff", "columns": "kv", "above": None, "reads": True})
-            lower = 0 if since == 0 else since + 1
-            self._changes(slot, {"op": "changes", "name": name, "lower": lower, "upper": max(lower, last + 1)})
+            if name in slot.handles:
+                self._read_whole(slot, name)
         self._close(slot, {})
+
+    def _read_whole(self, slot: Slot, name: str) -> None:
+        """Seal a collection beyond all that was written, so that all can be read, and read it."""
+        step: Step = {"name": name, "wait": "now"}
+        read = [self._upper(slot, {**step, "op": "upper"}), self._since(slot, {**step, "op": "since"})]
+        if not all(each is not None and each.ok for each in read):
+            return
+        upper, since = (each.outcome[1] for each in read if each is not None)
+        end = upper if upper == EMPTY else max([upper, *_times(self.events)]) + 1
+        if end != upper:
+            self._seal(slot, {**step, "op": "seal", "upper": end})
+        last = min(end - 1, 10**6)
+        for as_of in sorted({since, (since + last) // 2, last}):
+            options = {"as_of": as_of, "form": "diff", "columns": "kv", "above": None, "reads": True}
+            self._snapshot(slot, {**step, "op": "snapshot", "id": -1 - as_of, **options})
+        lower = 0 if since == 0 else since + 1
+        self._changes(slot, {**step, "op": "changes", "lower": lower, "upper": max(lower, last + 1)})
 
 
 def _times(events: list[Event]) -> list[int]:

@@ -3,9 +3,9 @@
 `judge(history)` returns what is wrong, by rule. It works in two passes:
 
 1. *Replay.* Commit by commit, the calls of its client that must be in it (acknowledged at its seqno) or may be (no
-   clear answer, and the marker of their write is in the record) are applied in call order to a model. Each must be valid
-   where it comes, and together they must amount to exactly what the record says. So it is known which of the doubtful
-   calls happened, whatever the groups were in which a client committed.
+   clear answer, and the marker of their write is in the record) are applied in call order to a model. Each must be
+   valid where it comes, and together they must amount to exactly what the record says. So it is known which of the
+   doubtful calls happened, whatever the groups were in which a client committed.
 2. *Answers.* The log has a state at each moment. A call must see one between the moments at which it was invoked and at
    which it returned, so there are few states, mostly one, that can explain its answer. A call that was refused may also
    have come after calls that its client made before it and that are in the next record.
