@@ -56,6 +56,10 @@ class CorruptBlob(Corruption):
         )
 
 
+class MissingBlob(CorruptBlob):
+    """A blob that something refers to is not there."""
+
+
 class IncompatibleVersion(Corruption):
     """A blob was written in a format that this version does not know.
 
