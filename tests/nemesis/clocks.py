@@ -2,6 +2,8 @@
 
 import threading
 
+BEGAN_MS = 1_700_000_000_000
+
 
 class World:
     """The clock that all clients share, more or less."""
@@ -36,7 +38,7 @@ class ClientClock:
         return self._world.now_s() if self._dead_s is None else self._dead_s
 
     def wall_ms(self) -> int:
-        return 1_700_000_000_000 + int((self.monotonic_s() + self._skew_s) * 1000)
+        return BEGAN_MS + int((self.monotonic_s() + self._skew_s) * 1000)
 
     def sleep(self, seconds: float) -> None:
         if self._dead_s is None:

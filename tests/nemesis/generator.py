@@ -55,12 +55,15 @@ WEIGHTS = {
     "down": 0.5,
     "up": 2,
     "pass": 4,
+    "hold": 3,
+    "advance": 3,
+    "release": 2,
+    "holds": 1,
+    "gc": 1.5,
+    "maintain": 3,
 }
-FEATURE_WEIGHTS = {
-    "hold": {"hold": 3, "advance": 3, "release": 3, "holds": 1},
-    "gc": {"gc": 2},
-    "compact": {"compact": 2},
-}
+FEATURE_WEIGHTS = {"compact": {"compact": 2.0}}
+SKEW_MAX_S = 10
 
 
 class _Belief:
@@ -86,6 +89,7 @@ class _Generator:
         self.handles: dict[int, set[str]] = {slot: set() for slot in range(SLOTS)}
         self.taken: dict[str, list[Step]] = {"snapshot": [], "feed": [], "hold": []}
         self.with_token: list[Step] = []
+        self.multi_with_token: list[Step] = []
         self.weather = "clear"
         self.next_marker = FIRST_MARKER
         weights = dict(WEIGHTS)
@@ -127,7 +131,7 @@ class _Generator:
             self._forget(step["slot"], op)
         elif op in ("read", "close_snapshot", "poll", "close_feed", "advance", "release"):
             step = self._about_what_was_taken(op)
-        elif op not in ("collections", "settle", "gc"):
+        elif op not in ("collections", "settle", "gc", "maintain"):
             if not known:
                 return self._create_or_load(step["slot"], chance.choice(NAMES))
             step["name"] = chance.choice(sorted(known))
@@ -137,12 +141,17 @@ class _Generator:
         return step
 
     def _mode(self) -> str:
-        if "exclusive" in self.features and self.chance.random() < 0.12:
+        if self.chance.random() < 0.12:
             return "exclusive"
         return self.chance.choices(["shared", "read"], [5, 1])[0]
 
     def _open(self, slot: int, mode: str) -> Step:
-        step: Step = {"op": "open", "slot": slot, "mode": mode, "skew_s": self.chance.choice([0, 0, -10, 10])}
+        step: Step = {
+            "op": "open",
+            "slot": slot,
+            "mode": mode,
+            "skew_s": self.chance.choice([0, 0, -SKEW_MAX_S, SKEW_MAX_S]),
+        }
         if mode == "exclusive":
             step["reentrance_id"] = self.chance.choice(["me", "you"])
             step["force"] = self.chance.random() < 0.4
@@ -171,7 +180,7 @@ class _Generator:
     def _about_the_world(self, op: str) -> Step:
         step: Step = {"op": op, "slot": None}
         if op == "pass":
-            step["seconds"] = self.chance.choice([0.1, 1, 1, 10, 10, 60, 400, 1000])
+            step["seconds"] = self.chance.choice([0.1, 1, 1, 10, 10, 40, 40, 100, 200, 1000, 4000])
         elif op in ("down", "up"):
             step["slot"] = self.chance.choice([None, *range(SLOTS)]) if op == "down" else None
         return step
@@ -185,7 +194,7 @@ class _Generator:
         if op == "read":
             step["count"] = self.chance.random() < 0.15
         elif op == "advance":
-            step["time"] = taken["time"] + self.chance.choice([-1, 0, 1, 2, 3])
+            step["time"] = max(0, taken["time"] + self.chance.choice([-1, 0, 1, 2, 3]))
         elif op == "release":
             step["how"] = self.chance.choice(["close", "release"])
         if op in ("close_snapshot", "close_feed", "release") and self.chance.random() < 0.9:
@@ -220,14 +229,17 @@ class _Generator:
             step |= {name: again[name] for name in ("name", "updates", "token")}
             return
         step["updates"] = self._updates(belief) if chance.random() < 0.98 else []
-        if "expected_upper" in self.features and chance.random() < 0.2:
-            step["expected_upper"] = max(0, belief.upper + chance.choice([0, 0, 0, 1, -1]))
-        if "expected_upper" in self.features and chance.random() < 0.15:
+        if chance.random() < 0.2:
+            step["expected_upper"] = self._about(belief.upper)
+        if chance.random() < 0.15:
             self._seal(step, belief)
             step["seal"] = step.pop("upper")
-        if "token" in self.features and step["updates"] and chance.random() < 0.3:
+        if step["updates"] and chance.random() < 0.3:
             step["token"] = f"t{step['updates'][0][0]}"
             self.with_token.append(step)
+
+    def _about(self, upper: int) -> int:
+        return max(0, upper + self.chance.choice([0, 0, 0, 1, -1])) if upper <= 10**6 else upper
 
     def _write_bad(self, step: Step, belief: _Belief) -> None:
         step["bad"] = self.chance.choice(sorted(BAD_WRITES))
@@ -242,8 +254,8 @@ class _Generator:
             step["upper"] = max(0, min(belief.upper, 10**6) - chance.randint(1, 4))
         else:
             step["upper"] = min(belief.upper, 10**6) + chance.choice([0, 1, 1, 2, 2, 3])
-        if "expected_upper" in self.features and chance.random() < 0.1:
-            step["expected_upper"] = max(0, belief.upper + chance.choice([0, 0, 0, 1, -1]))
+        if chance.random() < 0.1:
+            step["expected_upper"] = self._about(belief.upper)
         belief.upper = max(belief.upper, step["upper"])
 
     def _allow_compaction(self, step: Step, belief: _Belief) -> None:
@@ -261,6 +273,10 @@ class _Generator:
 
     def _multi(self, step: Step, belief: _Belief) -> None:
         chance = self.chance
+        if self.multi_with_token and chance.random() < 0.15:
+            again = chance.choice(self.multi_with_token[-4:])
+            step |= {name: again[name] for name in ("steps", "token", "wait", "raises")}
+            return
         others = [name for name in sorted(self.handles[step["slot"]]) if name != step.pop("name", None)]
         names = [chance.choice(sorted(self.handles[step["slot"]]))]
         names += chance.sample([name for name in others if name != names[0]], k=min(1, len(set(others) - set(names))))
@@ -273,8 +289,9 @@ class _Generator:
         self._wait(step)
         step["wait"] = "now"
         step["raises"] = chance.random() < 0.12
-        if "token" in self.features and chance.random() < 0.2:
+        if chance.random() < 0.25:
             step["token"] = f"t{self.next_marker}"
+            self.multi_with_token.append(step)
 
     def _as_of(self, belief: _Belief) -> int | None:
         chance = self.chance

@@ -34,8 +34,9 @@ Ops, their arguments (`c` is the id of a collection) and the value of "ok":
     hold            c, time, name?                                    time
     advance         hold (id of its event), time                      None
     release         hold, how ("close" | "release")                   None
-    holds           c                                                 None
-    compact, gc                                                       None
+    holds           c                                                 [[name, time]] of the named ones
+    compact, gc, maintain                                             None
+    crash                                                             None: the client is no more
     fsck                                                              list of what it found wrong
 
 A mutating call has `looked`: False says that nobody looked at its error before its client was closed.
@@ -92,6 +93,7 @@ class Commit:
     at: int
     client: str
     mutations: list[dict[str, Any]]
+    clock_s: float = 0.0
 
     def __str__(self) -> str:
         return f"seqno {self.seqno} @{self.at} of {self.client}: {_short(self.mutations)}"
@@ -99,11 +101,16 @@ class Commit:
 
 @dataclass(slots=True)
 class History:
-    """Everything that happened. `stored` counts the mutating requests each client sent to storage."""
+    """Everything that happened.
+
+    `stored` counts the mutating requests each client sent to storage. `settings` are those of all clients, and
+    `skew_max_s`: how far a client's clock is off that of the world at most. The clock of the world began at `began_ms`.
+    """
 
     events: list[Event]
     commits: list[Commit]
     stored: dict[str, int] = field(default_factory=dict)
+    settings: dict[str, float] = field(default_factory=dict)
 
     def to_json(self) -> str:
         """Return it as text that `from_json` reads."""
@@ -113,7 +120,7 @@ class History:
     def from_json(cls, text: str) -> "History":
         found = json.loads(text)
         events = [Event(**each) for each in found["events"]]
-        return cls(events, [Commit(**each) for each in found["commits"]], found["stored"])
+        return cls(events, [Commit(**each) for each in found["commits"]], found["stored"], found["settings"])
 
     def lines(self) -> list[str]:
         """Return it for people, in the order in which things began."""

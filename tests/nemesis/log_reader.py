@@ -17,11 +17,11 @@ from tests.nemesis.history import EMPTY, Commit
 PADDED = "~"  # Ends the part of a long value that history keeps.
 
 
-def read_commit(value: bytes, at: int, client: str, blobs: Mapping[str, bytes]) -> Commit:
+def read_commit(value: bytes, at: int, client: str, clock_s: float, blobs: Mapping[str, bytes]) -> Commit:
     """Return a record as a commit, given all blobs that were ever stored."""
     record = json.loads(value)
     mutations = [_mutation(each, blobs) for each in record["mutations"]]
-    return Commit(record["seqno"], at, client, mutations)
+    return Commit(record["seqno"], at, client, mutations, clock_s)
 
 
 def frontier(times: list[int]) -> int:

@@ -72,7 +72,7 @@ class Location:
         self.names = Timeline({})
         self.writer = Timeline(None)  # (client, reentrance id), or None.
         self.exclusive: set[str] = set()  # Clients that opened exclusively.
-        self.leases: dict[str, int] = {}  # When each expires, in ms.
+        self.leases: dict[str, tuple[str, int]] = {}  # Whose each is, and when it expires, in ms.
 
 
 class View:

@@ -5,7 +5,6 @@ inside the clients get their turn: which calls a client commits together, and wh
 are left pending. The history says what became of it, and the validator takes it from there.
 """
 
-import inspect
 import itertools
 import threading
 from collections import Counter
@@ -19,14 +18,25 @@ import pyarrow.compute as pc
 
 import persist
 from persist.blob import Blob, Fault, MemoryBlob, UnreliableBlob
-from tests.nemesis.clocks import ClientClock, World
-from tests.nemesis.generator import Step
+from tests.nemesis.clocks import BEGAN_MS, ClientClock, World
+from tests.nemesis.generator import SKEW_MAX_S, Step
 from tests.nemesis.history import EMPTY, Event, History
 from tests.nemesis.log_reader import frontier, pad, read_commit, shorten
 from tests.nemesis.stores import ClientStore, Moments, Tap
 
 PATIENCE_S = 60.0  # A call that takes longer in real time hangs.
 SLOW_S = 2.0
+# Short, so that what takes days happens within the few hours that a run takes by the clock of its world.
+SETTINGS: dict[str, Any] = {
+    "lease_s": 60.0,
+    "clock_skew_s": 30.0,
+    "hold_linger_s": 5.0,
+    "grace_s": 120.0,
+    "orphan_grace_s": 900.0,
+    "log_retention_s": 3600.0,
+    "log_retention_records": 16,
+    "gc_interval_s": 100.0,
+}
 DOUBTS = ("Unavailable", "Indeterminate")
 FRONTIERS = ("upper", "since", "asked", "current", "expected", "actual")
 PLAIN = ("time", "as_of", "lower")
@@ -67,15 +77,9 @@ class Slot:
 
 
 def features() -> frozenset[str]:
-    """Return what the library has got beyond its first version."""
-    found = set()
-    write, opened = inspect.signature(persist.Collection.write), inspect.signature(persist.open)
-    found |= {name for name in ("token", "expected_upper") if name in write.parameters}
-    found |= {"exclusive"} if "reentrance_id" in opened.parameters else set()
-    found |= {"settings"} if "settings" in opened.parameters else set()
-    found |= {name for name in ("hold", "compact") if hasattr(persist.Collection, name)}
-    found |= {name for name in ("gc", "fsck") if hasattr(persist.Client, name)}
-    return frozenset(found)
+    """Return which operations the library has got that it did not always have."""
+    found = {name for name in ("compact",) if hasattr(persist.Collection, name)}
+    return frozenset(found | {name for name in ("fsck",) if hasattr(persist.Client, name)})
 
 
 class Run:
@@ -83,8 +87,8 @@ class Run:
 
     def __init__(self, blob: Blob | None = None) -> None:
         self.moments = Moments()
-        self.tap = Tap(blob or MemoryBlob(), self.moments)
         self.world = World()
+        self.tap = Tap(blob or MemoryBlob(), self.moments, self.world.now_s)
         self.events: list[Event] = []
         self.slots: dict[int, Slot] = {}
         self.gone: list[Pending] = []
@@ -103,8 +107,11 @@ class Run:
             store.deliver()
         self._read_everything()
         self._await(self.gone)
-        commits = [read_commit(each.value, each.at, each.client, self.tap.values) for each in self.tap.landed]
-        return History(self.events, commits, self.tap.stored)
+        blobs = self.tap.values
+        commits = [read_commit(each.value, each.at, each.client, each.clock_s, blobs) for each in self.tap.landed]
+        return History(
+            self.events, commits, self.tap.stored, SETTINGS | {"skew_max_s": SKEW_MAX_S, "began_ms": BEGAN_MS}
+        )
 
     # Steps
 
@@ -168,7 +175,8 @@ class Run:
         slot = Slot(name, None, store, unreliable, clock)  # type: ignore[arg-type]
 
         def opened() -> None:
-            slot.client = persist.open(unreliable, mode=step["mode"], clock=clock, **options)
+            settings = persist.Settings(background=False, **SETTINGS)
+            slot.client = persist.open(unreliable, mode=step["mode"], clock=clock, settings=settings, **options)
 
         event = self._call(slot, "open", {"mode": step["mode"], **options}, opened)
         if event.ok:
@@ -183,11 +191,46 @@ class Run:
             return
         slot.store.cut()
         slot.clock.die()
+        if not slot.is_closed:
+            event = self._began(slot, "crash", {})
+            event.outcome, event.returned = ["ok", None], self.moments.next()
         self.gone += slot.pending
         self._count_faults(slot)
 
     def _crash(self, slot: Slot, step: Step) -> None:
         self._leave(step["slot"])
+
+    def _maintain(self, slot: Slot, step: Step) -> None:
+        self._call(slot, "maintain", {}, slot.client.maintain)
+
+    def _gc(self, slot: Slot, step: Step) -> None:
+        self._call(slot, "gc", {}, lambda: slot.client.gc() and None)
+
+    def _hold(self, slot: Slot, step: Step) -> None:
+        def call(c: persist.Collection) -> int:
+            found.append(c.hold(step["time"], name=step["hold"]))
+            return found[0].time
+
+        found: list[persist.Hold] = []
+        event = self._on_handle(slot, step, {"time": step["time"], "name": step["hold"]}, call)
+        if event is not None and event.ok:
+            slot.taken[step["id"]] = event, found[0]
+
+    def _advance(self, slot: Slot, step: Step) -> None:
+        if step["of"] in slot.taken:
+            event, hold = slot.taken[step["of"]]
+            self._call(slot, "advance", {"hold": event.id, "time": step["time"]}, lambda: hold.advance(step["time"]))
+
+    def _release(self, slot: Slot, step: Step) -> None:
+        if step["of"] in slot.taken:
+            event, hold = slot.taken[step["of"]]
+            self._call(slot, "release", {"hold": event.id, "how": step["how"]}, getattr(hold, step["how"]))
+
+    def _holds(self, slot: Slot, step: Step) -> None:
+        def call(c: persist.Collection) -> list[list[Any]]:
+            return sorted([hold.name, hold.time] for hold in c.holds() if hold.name is not None)
+
+        self._on_handle(slot, step, {}, call)
 
     def _count_faults(self, slot: Slot) -> None:
         self.faults.update({fault.name: n for fault, n in slot.unreliable.faults.items()})
@@ -226,7 +269,8 @@ class Run:
 
     def _write(self, slot: Slot, step: Step) -> None:
         options: dict[str, Any] = {name: step[name] for name in ("token", "expected_upper", "seal") if name in step}
-        self._submit(slot, step, {"updates": step["updates"], **options}, lambda c: c.write(_tuples(step), **options))
+        given: dict[str, Any] = {n: v if n == "token" else _antichain(v) for n, v in options.items()}
+        self._submit(slot, step, {"updates": step["updates"], **options}, lambda c: c.write(_tuples(step), **given))
 
     def _write_bad(self, slot: Slot, step: Step) -> None:
         args = {"updates": [], "bad": step["bad"]}
@@ -234,9 +278,10 @@ class Run:
         self._submit(slot, write, args, lambda c: c.write(_bad_updates(step["bad"])))
 
     def _seal(self, slot: Slot, step: Step) -> None:
-        options: dict[str, Any] = {name: step[name] for name in ("expected_upper",) if name in step}
+        options = {name: step[name] for name in ("expected_upper",) if name in step}
+        given = {name: _antichain(value) for name, value in options.items()}
         args = {"upper": step["upper"], **options}
-        self._submit(slot, step, args, lambda c: c.seal(_antichain(step["upper"]), **options))
+        self._submit(slot, step, args, lambda c: c.seal(_antichain(step["upper"]), **given))
 
     def _allow_compaction(self, slot: Slot, step: Step) -> None:
         self._submit(slot, step, {"since": step["since"]}, lambda c: c.allow_compaction(step["since"]))
@@ -297,7 +342,7 @@ class Run:
     def _close_snapshot(self, slot: Slot, step: Step) -> None:
         if step["of"] in slot.taken:
             event, (snapshot, _) = slot.taken[step["of"]]
-            self._call(slot, "close_snapshot", {"snapshot": event.id}, getattr(snapshot, "close", lambda: None))
+            self._call(slot, "close_snapshot", {"snapshot": event.id}, snapshot.close)
 
     def _changes(self, slot: Slot, step: Step) -> None:
         def call(c: persist.Collection) -> list[list[Any]]:
@@ -422,7 +467,8 @@ class Run:
 
     def _read_everything(self) -> None:
         """What is still there, as a client sees it that comes when all is over."""
-        self._open({"op": "open", "slot": -1, "mode": "shared", "skew_s": 0})
+        exclusive = {"mode": "exclusive", "reentrance_id": "last", "force": True}
+        self._open({"op": "open", "slot": -1, "skew_s": 0, **exclusive})
         slot = self.slots.get(-1)
         if slot is None:
             return
@@ -431,6 +477,9 @@ class Run:
             self._load(slot, {"name": name})
             if name in slot.handles:
                 self._read_whole(slot, name)
+        if "fsck" in features():
+            client: Any = slot.client
+            self._call(slot, "fsck", {}, lambda: [str(each) for each in client.fsck().errors])
         self._close(slot, {})
 
     def _read_whole(self, slot: Slot, name: str) -> None:

@@ -10,7 +10,7 @@ that was under way when it was cut may still arrive, much later: `deliver` lets 
 import itertools
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from persist.blob import Blob, BlobEntry, Unavailable
@@ -43,14 +43,17 @@ class Landed:
     value: bytes
     at: int
     client: str
+    clock_s: float
 
 
 class Tap:
-    """Passes requests on to the shared store, and remembers what was stored, even if it is deleted later."""
+    """Passes requests on to the shared store, dates blobs by the world's clock, and remembers what was deleted."""
 
-    def __init__(self, inner: Blob, moments: Moments) -> None:
+    def __init__(self, inner: Blob, moments: Moments, now_s: Callable[[], float]) -> None:
         self._inner = inner
         self._moments = moments
+        self._now_s = now_s
+        self._modified_s: dict[str, float] = {}
         self.landed: list[Landed] = []
         self.values: dict[str, bytes] = {}
         self.stored: dict[str, int] = {}
@@ -63,28 +66,31 @@ class Tap:
         return self._inner.get(key, range)
 
     def set(self, client: str, key: str, value: bytes) -> None:
-        self._count(client)
+        self._stores(client, key)
         self.values[key] = bytes(value)
         self._inner.set(key, value)
 
     def create(self, client: str, key: str, value: bytes) -> bool:
-        self._count(client)
+        self._stores(client, key)
         if not key.startswith(LOG):
             self.values.setdefault(key, bytes(value))
             return self._inner.create(key, value)
         created, at = self._moments.during(lambda: self._inner.create(key, value))
         if created:
-            self.landed.append(Landed(key, bytes(value), at, client))
+            self.landed.append(Landed(key, bytes(value), at, client, self._now_s()))
         return bool(created)
 
     def list(self, prefix: str, start_after: str | None = None) -> Iterator[BlobEntry]:
-        return self._inner.list(prefix, start_after)
+        for entry in self._inner.list(prefix, start_after):
+            yield replace(entry, modified_s=self._modified_s[entry.key])
 
     def delete(self, client: str, key: str) -> None:
-        self._count(client)
+        self._stores(client)
         self._inner.delete(key)
 
-    def _count(self, client: str) -> None:
+    def _stores(self, client: str, key: str | None = None) -> None:
+        if key is not None:
+            self._modified_s[key] = self._now_s()
         self.stored[client] = self.stored.get(client, 0) + 1
 
 

@@ -71,9 +71,13 @@ class Expected:
 
     def fail(self, rule: str, error: str, **attributes: Any) -> None:
         """Demand a failure; if there is more than one reason, each will do."""
+        self.may_fail(rule, error, **attributes)
+        self.must_fail = True
+
+    def may_fail(self, rule: str, error: str, **attributes: Any) -> None:
+        """Accept a failure."""
         self.errors[error] = attributes
         self.rules[error] = rule
-        self.must_fail = True
 
 
 @dataclass(slots=True)
@@ -86,12 +90,33 @@ class Feed:
     is_closed: bool = False
 
 
+@dataclass(slots=True)
+class Hold:
+    """A handle of a hold, and where it believes it to be."""
+
+    collection: str
+    name: str | None
+    time: int
+    is_released: bool = False
+
+
+@dataclass(slots=True)
+class Claim:
+    """A promise to a reader: since stays at or before time, from the answer that made it to the moment it ends."""
+
+    event: Event
+    collection: str
+    time: int
+    ends: int | None = None
+
+
 def judge(history: History) -> list[Violation]:
     """Return every violation that is seen; an empty list is a verdict of innocence."""
     judgement = _Judgement(history)
     judgement.check_log()
     judgement.replay()
     judgement.check_answers()
+    judgement.check_claims()
     return judgement.violations
 
 
@@ -107,6 +132,12 @@ class _Judgement:
         self.included: list[list[Event]] = []  # Per commit: the calls in it, in call order.
         self.happened: set[int] = set()
         self.feeds: dict[int, Feed] = {}
+        self.closed_snapshots: set[int] = set()
+        self.holds: dict[int, Hold] = {}
+        self.claims: list[Claim] = []
+        self.gone_s: dict[str, float] = {}  # When collections were destroyed, by the world's clock.
+        self.evicted: dict[str, list[int]] = {}  # When others ended a client's lease.
+        self.reentrance = {e.client: e.args.get("reentrance_id") for e in self.events if e.op == "open"}
         self.modes = {e.client: e.args["mode"] for e in self.events if e.op == "open"}
         self.closes = {e.client: e for e in reversed(self.events) if e.op == "close"}  # The first of each.
         self.of_client: dict[str, list[Event]] = {}
@@ -157,6 +188,7 @@ class _Judgement:
             view.allow(id_, mutation["since"])
         elif kind == "destroy":
             view.destroy(id_)
+            self.gone_s[id_] = commit.clock_s
         elif kind == "tokens":
             for token in mutation["tokens"]:
                 view.remember(id_, token)
@@ -164,13 +196,33 @@ class _Judgement:
             view.hold(id_, mutation["hold"], mutation["time"], mutation.get("lease"))
         elif kind == "release":
             view.release(id_, mutation["hold"])
+        elif kind == "lease":
+            self.location.leases[mutation["lease"]] = (commit.client, mutation["expires_ms"])
         elif kind == "end_lease":
+            self._check_lease_end(commit, mutation["lease"], mutation.get("expires_ms"))
             view.end_lease(mutation["lease"])
         elif kind == "open_writer":
+            if self.modes.get(commit.client) != "exclusive":
+                self.blame("exclusive", f"it was not opened exclusively: {commit}")
             view.open_writer(commit.client, mutation["reentrance_id"])
             self.location.exclusive.add(commit.client)
         elif kind == "close_writer":
             view.close_writer()
+
+    def _check_lease_end(self, commit: Commit, lease: str, expires_by: int | None) -> None:
+        """Others end a lease only after it has expired by anybody's clock (rule 11)."""
+        if lease not in self.location.leases:
+            return  # It was ended before.
+        holder, expires_ms = self.location.leases.pop(lease)
+        if holder == commit.client and expires_by is None:
+            return
+        settings = self.history.settings
+        ended_ms = settings["began_ms"] + commit.clock_s * 1000
+        if ended_ms < expires_ms + (settings["clock_skew_s"] - settings["skew_max_s"]) * 1000:
+            self.blame(
+                "lease", f"the lease of {holder} lasts until {expires_ms}, and ended at {ended_ms:.0f}: {commit}"
+            )
+        self.evicted.setdefault(holder, []).append(commit.at)
 
     def _explain(self, commit: Commit, view: View) -> list[Event]:
         """Apply to view the calls that are in commit; return them."""
@@ -201,7 +253,28 @@ class _Judgement:
                 _apply(event, view)
                 self.happened.add(event.id)
             applied.append(event)
+        self._explain_holds(commit, events)
         return applied
+
+    def _explain_holds(self, commit: Commit, events: list[Event]) -> None:
+        """Named holds are made, moved and released by those who ask for it."""
+        for mutation in commit.mutations:
+            name = mutation.get("hold", "")
+            if not name or len(name) == HOLD_ID_CHARS:
+                continue
+            asked = [e for e in events if e.op in ("hold", "advance", "release") and self._hold_of(e)[1] == name]
+            asked = [e for e in asked if self._hold_of(e)[0] == mutation["collection"]]
+            if mutation["kind"] == "hold":
+                asked = [e for e in asked if e.op != "release" and e.args["time"] == mutation["time"]]
+            else:
+                asked = [e for e in asked if e.op == "release"]
+            if not any(e.returned is None or e.returned > commit.at or e.error == "Indeterminate" for e in asked):
+                self.blame("hold", f"nobody asked for {mutation}: {commit}")
+
+    def _hold_of(self, event: Event) -> tuple[str, str | None]:
+        """Return collection and name of the hold that a call is about."""
+        args = (event if event.op == "hold" else self.by_id[event.args["hold"]]).args
+        return args["c"], args["name"]
 
     def _is_acknowledged_in(self, event: Event, commit: Commit, markers: Counter[tuple[str, int]]) -> bool:
         if not event.ok:
@@ -339,29 +412,97 @@ class _Judgement:
             return
         seen = range(first, last + 1) if event.op == "multi" else [event.outcome[1] + 1]
         for version in seen:
-            if first <= version <= last:
-                view = View(self.location, version)
-                if self._expected(event, view).must_fail is False and _changes_nothing(event, view):
-                    return
+            view = View(self.location, min(version, last))
+            if version <= last and _is_done(event, view):
+                return  # However old the state is in which it was seen.
+            is_in_time = first <= version <= last
+            if is_in_time and not self._expected(event, view).must_fail and _changes_nothing(event, view):
+                return
         self.blame("lost", f"it was acknowledged and is not there: {event}")
 
     def _follow(self, event: Event) -> None:
-        """Remember what later calls are judged by."""
-        if event.op in ("listen", "subscribe") and event.ok:
+        """Remember what later calls are judged by, and what was promised."""
+        if event.op in ("close", "crash"):
+            self._end_claims(event, lambda claim: claim.event.client == event.client)
+        elif event.op in ("close_snapshot", "close_feed", "release", "advance"):
+            of = int(next(event.args[name] for name in ("snapshot", "feed", "hold") if name in event.args))
+            is_kept = event.op == "release" and event.args["how"] == "close" and self.holds[of].name is not None
+            if not is_kept and not (event.op == "advance" and event.error is not None):
+                self._end_claims(event, lambda claim: claim.event.id == of)
+            self._follow_end(event, of)
+        elif event.op == "poll":
+            self._follow_poll(event)
+        elif event.ok and event.op in ("snapshot", "listen", "subscribe", "hold"):
             as_of = event.outcome[1]
-            self.feeds[event.id] = Feed(event.args["c"], as_of + 1, as_of if event.op == "subscribe" else None)
-        elif event.op == "poll" and event.ok and event.outcome[1] is not None:
-            feed = self.feeds[event.args["feed"]]
-            feed.first = None
-            feed.lower = event.outcome[1]["upper"]
-        elif event.op == "close_feed":
-            self.feeds[event.args["feed"]].is_closed = True
+            if event.op == "hold":
+                self.holds[event.id] = Hold(event.args["c"], event.args["name"], as_of)
+            elif event.op != "snapshot":
+                self.feeds[event.id] = Feed(event.args["c"], as_of + 1, as_of if event.op == "subscribe" else None)
+            self._claim(event, event, as_of)
+
+    def _follow_end(self, event: Event, of: int) -> None:
+        if event.op == "close_feed":
+            self.feeds[of].is_closed = True
+        elif event.op == "close_snapshot":
+            self.closed_snapshots.add(of)
+        elif event.op == "advance" and event.ok:
+            self.holds[of].time = event.args["time"]
+            self._claim(self.by_id[of], event, event.args["time"])
+        elif event.op == "release" and event.error != "ClientClosed":
+            self.holds[of].is_released = True
+
+    def _follow_poll(self, event: Event) -> None:
+        feed = self.feeds[event.args["feed"]]
+        if not event.ok or event.outcome[1] is None:
+            return
+        if feed.first is None:
+            self._end_claims(event, lambda claim: claim.event.id == event.args["feed"])
+            if event.outcome[1]["upper"] < EMPTY:
+                self._claim(self.by_id[event.args["feed"]], event, event.outcome[1]["upper"] - 1)
+        feed.first = None
+        feed.lower = event.outcome[1]["upper"]
+
+    def _claim(self, owner: Event, since: Event, time: int) -> None:
+        if self.modes.get(owner.client) != "read":
+            self.claims.append(Claim(owner, owner.args["c"], time))
+
+    def _end_claims(self, event: Event, of: Callable[[Claim], bool]) -> None:
+        for claim in self.claims:
+            if claim.ends is None and of(claim):
+                # A named hold outlives its handle and its client, until somebody moves it.
+                is_named = claim.event.op == "hold" and claim.event.args["name"] is not None
+                claim.ends = event.invoked
+                if is_named:
+                    claim.ends = min([claim.ends, *self._moves(claim)])
+
+    def _moves(self, claim: Claim) -> list[int]:
+        """Return when the named hold of a claim was moved or released after it was made, by whomever."""
+        made, name = claim.event, claim.event.args["name"]
+        assert made.returned is not None
+        calls = [e for e in self.events if e.op in ("advance", "release") and e.invoked > made.returned]
+        return [e.invoked for e in calls if self._hold_of(e) == (claim.collection, name)]
+
+    def check_claims(self) -> None:
+        """Since has not passed what a reader relied on, up to the last moment of that (rules 4, 10 and 11)."""
+        for claim in self.claims:
+            evicted = [at for at in self.evicted.get(claim.event.client, []) if at > claim.event.invoked]
+            if claim.event.op == "hold" and claim.event.args["name"] is not None:
+                evicted = self._moves(claim)
+            ends = min([claim.ends or EMPTY, *evicted])
+            view = View(self.location, bisect_left(self.moments, ends))
+            if view.alive(claim.collection) and view.since(claim.collection) > claim.time:
+                text = f"since went to {view.since(claim.collection)} in spite of a claim at {claim.time}"
+                self.blame("hold", f"{text}: {claim.event}")
 
     # What each call should be answered
 
     def _expected(self, event: Event, view: View) -> Expected:
         expected = Expected()
         self._expect_lifecycle(event, expected)
+        if event.op in ("crash", "close_feed", "close_snapshot"):
+            return expected
+        if self._may_have_lost_its_lease(event):
+            expected.may_fail("lease", "LeaseExpired")
         if event.op in MUTATING:
             self._expect_mutation(event, view, expected)
         else:
@@ -373,10 +514,26 @@ class _Judgement:
     def _expect_lifecycle(self, event: Event, expected: Expected) -> None:
         close = self.closes.get(event.client)
         if close is not None and close.returned is not None and close.returned < event.invoked:
-            if event.op not in ("close", "close_feed", "close_snapshot"):
+            if event.op not in ("close", "close_feed", "close_snapshot", "release"):
                 expected.fail("closed", "ClientClosed")
+            elif event.op == "release":  # A leased hold went with the client, a named one does not.
+                expected.may_fail("closed", "ClientClosed")
         elif self.modes.get(event.client) == "read" and event.op in MUTATING:
             expected.fail("read-only", "ReadOnly")
+
+    def _may_have_lost_its_lease(self, event: Event) -> bool:
+        """Tell whether a reader may be told that what it relied on is gone (rule 11)."""
+        if event.op not in ("read", "poll", "advance", "subscribe", "changes", "maintain") or event.returned is None:
+            return False
+        if self.modes.get(event.client) != "read":
+            return any(at < event.returned for at in self.evicted.get(event.client, []))
+        if event.op in ("advance", "maintain"):
+            return False
+        taken = event
+        if event.op in ("read", "poll"):
+            taken = self.by_id[event.args["snapshot" if event.op == "read" else "feed"]]
+        gone_s = self.gone_s.get(taken.args["c"])
+        return gone_s is not None and event.clock_s - gone_s >= self.history.settings["grace_s"]
 
     def _expect_mutation(self, event: Event, view: View, expected: Expected) -> None:
         if "bad" in event.args:
@@ -386,11 +543,15 @@ class _Judgement:
         if event.args.get("raises"):
             expected.fail("atomic", "Boom")
             return
+        if not _effects(event):
+            return  # Nothing is written, so nobody minds.
         if view.is_fenced(event.client):
             expected.fail("exclusive", "WriterFenced")
         elif view.is_locked(event.client):
             expected.fail("exclusive", "Locked")
-        if _is_done(event, view):
+        if any(_seen(event, view)):
+            if not _is_done(event, view):
+                expected.fail("once", "InvalidUsage")
             return
         draft = view.child()
         for effect in _effects(event):
@@ -414,10 +575,21 @@ class _Judgement:
         elif kind == "allow_compaction" and value < view.since(id_):
             expected.fail("frontier", "FrontierRegression", asked=value, current=view.since(id_))
 
+    def _expect_open(self, event: Event, view: View, expected: Expected) -> None:
+        if event.args["mode"] != "exclusive":
+            return
+        writer = view.writer()
+        is_held = writer is not None and writer[0] != event.client
+        if is_held and writer[1] != event.args["reentrance_id"] and not event.args["force"]:
+            expected.fail("exclusive", "Locked")
+        expected.rule = "exclusive"
+
     def _expect_close(self, event: Event, view: View, expected: Expected) -> None:
         before = [e for e in self.of_client[event.client] if e.args.get("looked") is False and e.error]
         unseen = sorted({e.error for e in before if e.error is not None})
-        if unseen and self.closes[event.client] is event:
+        if self.closes[event.client] is not event:
+            return
+        if unseen:
             expected.fail("unseen error", "Unseen", classes=unseen)
 
     def _expect_create_or_load(self, event: Event, view: View, expected: Expected) -> None:
@@ -499,7 +671,7 @@ class _Judgement:
             return
         since = view.since(id_)
         if lower - 1 < since and (lower, since) != (0, 0):
-            expected.fail("since", "AsOfCompacted", as_of=lower - 1, since=since)
+            expected.fail("since", "AsOfCompacted", as_of=(lower - 1, max(0, lower - 1)), since=since)
         if lower < upper and upper > view.upper(id_):
             expected.fail("sealed", "AsOfNotSealed", upper=view.upper(id_))
         expected.rule = "feed"
@@ -511,6 +683,8 @@ class _Judgement:
         taken = self.by_id[event.args["snapshot"]]
         contents = self.location.collections[taken.args["c"]].as_of(taken.outcome[1])
         expected.rule = "snapshot"
+        if taken.id in self.closed_snapshots:
+            expected.fail("closed", "InvalidUsage")
         above, columns = event.args["above"], event.args["columns"]
         kept: Counter[tuple[Any, ...]] = Counter()
         for record, n in contents.items():
@@ -554,12 +728,67 @@ class _Judgement:
         _expect_overflow(changes.values(), expected)
         expected.check = lambda found: _progress_difference(found, changes, upper)
 
+    def _expect_hold(self, event: Event, view: View, expected: Expected) -> None:
+        id_, time, name = event.args["c"], event.args["time"], event.args["name"]
+        if self.modes.get(event.client) == "read":
+            expected.fail("read-only", "ReadOnly")
+        if not self._expect_alive(id_, view, expected):
+            return
+        expected.rule = "hold"
+        held = view.holds(id_).get(name) if name is not None else None
+        if name is not None:
+            wanted = None if held is None else held[0]
+            expected.check = lambda found: None if found == wanted else f"the hold is at {wanted}"
+        if held is None and time < view.since(id_):
+            expected.fail("since", "AsOfCompacted", as_of=time, since=view.since(id_))
+
+    def _expect_advance(self, event: Event, view: View, expected: Expected) -> None:
+        hold, time = self.holds[event.args["hold"]], event.args["time"]
+        expected.rule = "hold"
+        if time < hold.time:
+            expected.fail("frontier", "FrontierRegression", asked=time, current=hold.time)
+        if hold.name is None:
+            if hold.is_released:
+                expected.fail("hold", "InvalidUsage")
+            if not view.alive(hold.collection):  # It has nothing to hold any more, and may notice or not.
+                expected.may_fail("destroy", "CollectionNotFound")
+        elif time > hold.time and self._expect_alive(hold.collection, view, expected):
+            held = view.holds(hold.collection).get(hold.name)
+            actual = None if held is None else held[0]
+            if event.ok:
+                expected.check = lambda _: None if actual == time else f"the hold is at {actual}"
+            elif actual != hold.time:
+                expected.fail("hold", "HoldMoved", expected=hold.time, actual=actual)
+
+    def _expect_release(self, event: Event, view: View, expected: Expected) -> None:
+        hold = self.holds[event.args["hold"]]
+        if hold.name is not None and event.args["how"] == "release":
+            expected.rule = "hold"
+            if self._expect_alive(hold.collection, view, expected):
+                held = view.holds(hold.collection).get(hold.name)
+                expected.check = lambda _: None if held is None else f"it is still at {held[0]}"
+
+    def _expect_holds(self, event: Event, view: View, expected: Expected) -> None:
+        if self._expect_alive(event.args["c"], view, expected):
+            held = view.holds(event.args["c"])
+            wanted = sorted([name, time] for name, (time, lease) in held.items() if lease is None)
+            expected.rule = "hold"
+            expected.check = lambda found: None if found == wanted else f"the named holds are {wanted}"
+
+    def _expect_gc(self, event: Event, view: View, expected: Expected) -> None:
+        if self.modes.get(event.client) == "read":
+            expected.fail("read-only", "ReadOnly")
+
+    def _expect_maintain(self, event: Event, view: View, expected: Expected) -> None:
+        self._expect_gc(event, view, expected)
+
     def _expect_fsck(self, event: Event, view: View, expected: Expected) -> None:
         expected.rule = "fsck"
         expected.check = lambda found: None if not found else f"it found {found}"
 
 
 _EXPLAINED = ("create", "seal", "allow_compaction", "destroy")
+HOLD_ID_CHARS = 32  # Names of leased holds have so many; the named ones of a run are shorter.
 
 
 def _said_effect(mutation: dict[str, Any]) -> Effect:
@@ -606,8 +835,8 @@ def _apply(event: Event, view: View) -> None:
     for effect in _effects(event):
         if view.alive(effect[1]):
             _apply_effect(effect, view)
-    if "token" in event.args and event.args["token"] is not None:
-        for id_ in {effect[1] for effect in _effects(event) if effect[0] == "write"}:
+    if event.args.get("token") is not None:
+        for id_ in {effect[1] for effect in _effects(event)}:
             view.remember(id_, event.args["token"])
 
 
@@ -623,11 +852,17 @@ def _apply_effect(effect: Effect, view: View) -> None:
         view.destroy(id_)
 
 
-def _is_done(event: Event, view: View) -> bool:
-    """Tell whether the token of a call has been seen."""
+def _seen(event: Event, view: View) -> list[bool]:
+    """Tell for each collection of a call whether it has seen its token."""
     token = event.args.get("token")
-    written = [effect[1] for effect in _effects(event) if effect[0] == "write"]
-    return token is not None and any(view.alive(id_) and token in view.tokens(id_) for id_ in written)
+    ids = {effect[1] for effect in _effects(event)} if token is not None else set()
+    return [view.alive(id_) and token in view.tokens(id_) for id_ in ids]
+
+
+def _is_done(event: Event, view: View) -> bool:
+    """Tell whether a call was done before, under its token."""
+    seen = _seen(event, view)
+    return bool(seen) and all(seen)
 
 
 def _changes_nothing(event: Event, view: View) -> bool:
