@@ -203,7 +203,7 @@ class Leases:
     def end_expired(self) -> None:
         """End the leases of others that ran out, by this client's clock and the declared skew."""
         limit_ms = self._clock.wall_ms() - int(self._settings.clock_skew_s * 1000)
-        leases = self._follower.state.control.leases
+        leases = self._follower.refresh().control.leases
         own = self._lease.id  # However late, it is renewed rather than ended.
         expired = [EndLease(i, le.expires_ms) for i, le in leases.items() if i != own and le.expires_ms < limit_ms]
         for future in [self._commit([step], {}) for step in expired]:
