@@ -198,8 +198,8 @@ class Committer:
             state, unreadable = self._state_for(operations)
             accepted, done, rejected = self._validate(state, operations, unreadable)
             mutations = self._mutations(state, accepted, appends)
-            is_old = bool(rejected) or not (mutations or done)
-            if is_old and self._follower.refresh().seqno != state.seqno:
+            is_final = bool(rejected) or (bool(accepted) and not mutations)
+            if is_final and self._follower.refresh().seqno != state.seqno:
                 continue  # Nobody is refused, and nothing found to change nothing, on the strength of an old state.
             try:
                 if mutations and not self._create(state, mutations):
