@@ -768,6 +768,8 @@ class _Judgement:
                 expected.check = lambda _: None if actual == time else f"the hold is at {actual}"
             elif actual != hold.time:
                 expected.fail("hold", "HoldMoved", expected=hold.time, actual=actual)
+                if time < view.since(hold.collection):
+                    expected.fail("since", "AsOfCompacted", as_of=time, since=view.since(hold.collection))
 
     def _expect_release(self, event: Event, view: View, expected: Expected) -> None:
         hold = self.holds[event.args["hold"]]
