@@ -131,6 +131,7 @@ class _Judgement:
         self.location = Location()
         self.included: list[list[Event]] = []  # Per commit: the calls in it, in call order.
         self.happened: set[int] = set()
+        self.done: set[int] = set()  # Repetitions of calls that had happened.
         self.feeds: dict[int, Feed] = {}
         self.closed_snapshots: set[int] = set()
         self.holds: dict[int, Hold] = {}
@@ -177,7 +178,7 @@ class _Judgement:
                 self._apply_said(commit, mutation, said)
             explained = View(self.location, version)
             self.included.append(self._explain(commit, explained))
-            self._compare(commit, said, explained)
+            self._compare(commit, self.included[-1], said, explained)
             said.store()
         self._check_happened()
 
@@ -202,6 +203,7 @@ class _Judgement:
             for token in mutation["tokens"]:
                 view.remember(id_, token)
         elif kind == "hold":
+            self._check_hold(commit, mutation, view)
             view.hold(id_, mutation["hold"], mutation["time"], mutation.get("lease"))
         elif kind == "release":
             view.release(id_, mutation["hold"])
@@ -211,12 +213,28 @@ class _Judgement:
             self._check_lease_end(commit, mutation["lease"], mutation.get("expires_ms"))
             view.end_lease(mutation["lease"])
         elif kind == "open_writer":
-            if self.modes.get(commit.client) != "exclusive":
-                self.blame("exclusive", f"it was not opened exclusively: {commit}")
+            self._check_open_writer(commit, view)
             view.open_writer(commit.client, mutation["reentrance_id"])
             self.location.exclusive.add(commit.client)
         elif kind == "close_writer":
             view.close_writer()
+
+    def _check_hold(self, commit: Commit, mutation: dict[str, Any], view: View) -> None:
+        """A hold begins at or after since; a named one moves by compare-and-set."""
+        held = view.holds(mutation["collection"]).get(mutation["hold"])
+        if mutation["time"] < view.since(mutation["collection"]):
+            self.blame("hold", f"it holds what is behind since={view.since(mutation['collection'])}: {commit}")
+        if mutation.get("lease") is None and mutation.get("expected") != (None if held is None else held[0]):
+            self.blame("hold", f"it moved from {held}, and expected another time: {commit}")
+
+    def _check_open_writer(self, commit: Commit, view: View) -> None:
+        """Rule 12: one writer, unless it is the same one again or is forced to go."""
+        opened = next((e for e in self.of_client.get(commit.client, []) if e.op == "open"), None)
+        writer = view.writer()
+        if opened is None or opened.args["mode"] != "exclusive":
+            self.blame("exclusive", f"it was not opened exclusively: {commit}")
+        elif writer is not None and writer[1] != opened.args["reentrance_id"] and not opened.args["force"]:
+            self.blame("exclusive", f"{writer[0]} has the location: {commit}")
 
     def _check_lease_end(self, commit: Commit, lease: str, expires_by: int | None) -> None:
         """Others end a lease only after it has expired by anybody's clock (rule 11)."""
@@ -253,7 +271,9 @@ class _Judgement:
             if event.op == "create_or_load":
                 created = next(m for m in commit.mutations if m["kind"] == "create" and m["name"] == event.args["name"])
                 view.create(created["collection"], created["name"], created["schema"])
-            elif not _is_done(event, view):
+            elif _is_done(event, view):
+                self.done.add(event.id)
+            else:
                 found = self._expected(event, view)
                 if found.must_fail:
                     self.blame(
@@ -292,13 +312,13 @@ class _Judgement:
             return any(marker in markers for marker in _effect_markers(event)) and event.id not in self.happened
         return bool(event.outcome[1] == commit.seqno)
 
-    def _compare(self, commit: Commit, said: View, explained: View) -> None:
+    def _compare(self, commit: Commit, calls: list[Event], said: View, explained: View) -> None:
         """Report what the calls in commit do not explain of it, and what they should have done and it does not say."""
         wanted, found = _content(explained), _content(said)
         for id_ in {*wanted, *found}:
             self._compare_content(commit, id_, wanted.get(id_, Counter()), found.get(id_, Counter()))
         touched = {m["collection"] for m in commit.mutations if m.get("collection")}
-        for id_ in touched | set(wanted):
+        for id_ in touched | {id_ for event in calls for _, id_, _ in _effects(event)}:
             if said.alive(id_) != explained.alive(id_):
                 self.blame("destroy", f"{id_} should {'' if explained.alive(id_) else 'not '}exist after {commit}")
             if not (said.alive(id_) and explained.alive(id_)):
@@ -419,6 +439,8 @@ class _Judgement:
             if not landed:
                 self.blame("order", f"it is not among the records made during the call: {event}")
             return
+        if event.id in self.done:
+            return
         seen = range(first, last + 1) if event.op == "multi" else [event.outcome[1] + 1]
         for version in seen:
             view = View(self.location, min(version, last))
@@ -427,7 +449,9 @@ class _Judgement:
             is_in_time = first <= version <= last
             if is_in_time and not self._expected(event, view).must_fail and _changes_nothing(event, view):
                 return
-        self.blame("lost", f"it was acknowledged and is not there: {event}")
+        expected = self._expected(event, View(self.location, min(seen[-1], last)))
+        rule = next(iter(expected.rules.values())) if expected.must_fail else "lost"
+        self.blame(rule, f"it was acknowledged and is not there; it may be answered {expected.errors}: {event}")
 
     def _follow(self, event: Event) -> None:
         """Remember what later calls are judged by, and what was promised."""
@@ -588,10 +612,12 @@ class _Judgement:
         if event.args["mode"] != "exclusive":
             return
         writer = view.writer()
-        is_held = writer is not None and writer[0] != event.client
-        if is_held and writer[1] != event.args["reentrance_id"] and not event.args["force"]:
-            expected.fail("exclusive", "Locked")
+        is_held = writer is not None and writer[1] != event.args["reentrance_id"]
+        if is_held and not event.args["force"]:
+            expected.may_fail("exclusive", "Locked")
         expected.rule = "exclusive"
+        is_writer = writer is not None and writer[0] == event.client
+        expected.check = lambda _: None if is_writer else f"the writer is {writer}"
 
     def _expect_close(self, event: Event, view: View, expected: Expected) -> None:
         before = [e for e in self.of_client[event.client] if e.args.get("looked") is False and e.error]
