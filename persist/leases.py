@@ -28,7 +28,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
-from persist.clock import Clock
+from persist.blob.clock import Clock
 from persist.errors import ClientClosed, CollectionNotFound, Conflict, LeaseExpired, PersistError
 from persist.follower import Follower
 from persist.future import CommitFuture
