@@ -226,7 +226,7 @@ class _Generator:
         self._wait(step)
         if self.with_token and chance.random() < 0.15:
             again = chance.choice(self.with_token[-8:])
-            step |= {name: again[name] for name in ("name", "updates", "token")}
+            step |= {n: again[n] for n in ("name", "updates", "token", "expected_upper", "seal") if n in again}
             return
         step["updates"] = self._updates(belief) if chance.random() < 0.98 else []
         if chance.random() < 0.2:
