@@ -5,8 +5,7 @@ import socket
 import uuid
 import weakref
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Executor, ThreadPoolExecutor
-from contextlib import suppress
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Literal, get_args
@@ -223,9 +222,9 @@ class Client:
         self._follower.close()
         self._pool.shutdown(wait=True)
         self._storage.close()
-        if unlocked is not None and unlocked.done():
-            with suppress(WriterFenced):  # Another client has taken over: there is nothing to give back.
-                unlocked.result()
+        # The future's own method would count as a look at its error, and raising that here would lose all others.
+        if unlocked is not None and unlocked.done() and isinstance(Future.exception(unlocked), WriterFenced):
+            unlocked.exception()  # Another client has taken over: there is nothing to give back.
         if self._committer is not None:
             self._committer.unobserved.raise_all()
 

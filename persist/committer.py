@@ -35,6 +35,7 @@ from persist.blob import Blob
 from persist.blob.clock import Clock
 from persist.checkpoint import checkpoint_due, write_checkpoint
 from persist.codecs import CollectionSchema, Part, small_updates, to_updates
+from persist.control import check_uploaded
 from persist.errors import (
     ClientClosed,
     CollectionNotFound,
@@ -43,6 +44,7 @@ from persist.errors import (
     Indeterminate,
     InvalidUsage,
     PersistError,
+    Unavailable,
 )
 from persist.follower import Follower
 from persist.future import CommitFuture, UnobservedErrors
@@ -196,19 +198,36 @@ class Committer:
             state, unreadable = self._state_for(operations)
             accepted, done, rejected = self._validate(state, operations, unreadable)
             mutations = self._mutations(state, accepted, appends)
-            is_old = bool(rejected) or not (mutations or done)
-            if is_old and self._follower.refresh().seqno != state.seqno:
+            is_final = bool(rejected) or (bool(accepted) and not mutations)
+            if is_final and self._follower.refresh().seqno != state.seqno:
                 continue  # Nobody is refused, and nothing found to change nothing, on the strength of an old state.
+            try:
+                if mutations and not self._create(state, mutations):
+                    continue
+            except BaseException:
+                self._reject_without(state, rejected, unreadable)
+                raise
+            # Only now: what refuses them may be what was asked for before them, and is true only with this record.
             for operation, error in rejected:
                 self._reject(operation, error)
-            operations = [operation for operation in operations if not operation.future.done()]
-            if not mutations or self._create(state, mutations):
-                seqno = state.seqno + bool(mutations)
-                for operation in done:
-                    self.abandon(operation.steps)
-                for operation in operations:
-                    operation.future.set_result(seqno)
-                break
+            seqno = state.seqno + bool(mutations)
+            for operation in done:
+                self.abandon(operation.steps)
+            for operation in (*accepted, *done):
+                operation.future.set_result(seqno)
+            break
+
+    def _reject_without(
+        self,
+        state: State,
+        rejected: list[tuple[Operation, PersistError]],
+        unreadable: dict[str, PersistError],
+    ) -> None:
+        """Reject operations of a group whose record was not confirmed, with what state alone has against each."""
+        for operation, _ in rejected:
+            _, _, alone = self._validate(state, [operation], unreadable)
+            error = Unavailable("it came after others that could not be committed, and was not tried. Try it again.")
+            self._reject(operation, alone[0][1] if alone else error)
 
     def _create(self, state: State, mutations: tuple[Mutation, ...]) -> bool:
         """Try to be the record that follows state; return whether this was it."""
@@ -324,6 +343,10 @@ class Committer:
             try:
                 if broken:
                     raise broken[0]
+                for step in operation.steps:
+                    if isinstance(step, Write) and isinstance(step.data, Future):
+                        # Here, where it costs its own operation only; `apply` would refuse the whole record.
+                        check_uploaded(state.control, Append(step.collection, step.data.result()))
                 (accepted if draft.extend(operation.plan()) else done).append(operation)
             except (InvalidUsage, Conflict, Corruption) as error:
                 rejected.append((operation, error))
