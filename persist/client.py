@@ -27,6 +27,7 @@ from persist.operations import Step, Write, token_steps
 from persist.records import AllowCompaction, CloseWriter, Create, OpenWriter
 from persist.settings import Settings
 from persist.storage import Location, Storage, open_storage
+from persist.telemetry import Metrics, register
 
 Mode = Literal["shared", "exclusive", "read"]
 IO_THREADS = 4
@@ -105,6 +106,7 @@ class Client:
         self._maintenance: Maintenance | None = None
         if how.mode != "read":
             self._start_writing(how)
+        self._unregister = register(self.metrics, {"location": storage.blob.url})
 
     def _start_writing(self, how: _How) -> None:
         name = f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:8]}"
@@ -201,6 +203,23 @@ class Client:
         self._claims().end_expired()
         return self._garbage.collect()
 
+    def metrics(self) -> Metrics:
+        """Return what this client did so far: requests, bytes and latencies, retries, cache, commits and leases.
+
+        Printed, it is a table. Where the package opentelemetry-api is installed it is also exported.
+        """
+        groups: dict[str, Mapping[str, float]] = {"log": {"seqno": self._follower.state.seqno}}
+        if self._committer is not None and self._leases is not None:
+            groups |= {"commits": self._committer.counts(), "leases": self._leases.counts()}
+        storage = self._storage
+        return Metrics(
+            store=storage.metered.counts(),
+            retries=storage.retried.counts(),
+            requests_per_s_max=storage.retried.requests_per_s_max,
+            cache=storage.cached.counts(),
+            groups=groups,
+        )
+
     def maintain(self) -> None:
         """Do what is due of what otherwise happens in the background: leases are renewed, garbage is collected."""
         self._check_writable("maintain")
@@ -212,6 +231,7 @@ class Client:
         if self._closed:
             return
         self._closed = True
+        self._unregister()
         unlocked: CommitFuture | None = None
         if self._committer is not None and self._leases is not None and self._maintenance is not None:
             self._maintenance.close()

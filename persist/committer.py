@@ -77,6 +77,7 @@ class Committer:
         self.unobserved = UnobservedErrors()
         self._changed = threading.Condition()
         self._asked: collections.deque[Operation] = collections.deque()
+        self._counts = dict.fromkeys(("records", "operations", "repeated", "rejected", "lost_races", "checkpoints"), 0)
         self._hurry = threading.Event()
         self._in_flight_bytes = 0
         self._closed = False
@@ -126,6 +127,14 @@ class Committer:
             self._asked.append(operation)
             self._changed.notify_all()
         return operation.future
+
+    def counts(self) -> dict[str, int]:
+        """Return what became of what was asked for.
+
+        Records made, the operations they or an earlier record hold, those among them that were done before, those
+        rejected, attempts that found their slot of the log taken, and checkpoints made.
+        """
+        return dict(self._counts)
 
     def abandon(self, steps: Sequence[Step]) -> None:
         """Delete what has been uploaded for steps that will not be submitted after all."""
@@ -211,6 +220,8 @@ class Committer:
             for operation, error in rejected:
                 self._reject(operation, error)
             seqno = state.seqno + bool(mutations)
+            self._counts["operations"] += len(accepted) + len(done)
+            self._counts["repeated"] += len(done)
             for operation in done:
                 self.abandon(operation.steps)
             for operation in (*accepted, *done):
@@ -249,6 +260,7 @@ class Committer:
             self._follower.refresh()
             return False
         self._follower.advance(winner or record)
+        self._counts["records" if winner is None else "lost_races"] += 1
         if winner is None and checkpoint_due(record.seqno, len(state.entries)):
             self._start_checkpoint()
         return winner is None
@@ -307,6 +319,7 @@ class Committer:
             self._discard_upload(upload)
         if isinstance(error, CollectionNotFound):
             error = CollectionNotFound(operation.names.get(error.name, error.name), self._blob.url, error.known)
+        self._counts["rejected"] += 1
         operation.future.fail(error)
 
     def _discard_upload(self, upload: "Future[tuple[Part, ...]]") -> None:
@@ -321,7 +334,7 @@ class Committer:
         """Make a checkpoint. One that fails is no caller's concern: the next one serves as well."""
         state, recent = self._follower.recent()
         try:
-            write_checkpoint(self._blob, state, recent)
+            self._counts["checkpoints"] += write_checkpoint(self._blob, state, recent)
         except PersistError as error:
             logger.warning("the checkpoint at seqno %d was not made: %s", state.seqno, error)
         finally:

@@ -19,9 +19,9 @@ import logging
 import threading
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import groupby, islice, takewhile
 
-from persist.blob import Blob, BlobEntry
+from persist.blob import Blob, BlobEntry, delete_all
 from persist.checkpoint import checkpoint_key, checkpoint_seqno, load_contents, read_checkpoint, write_checkpoint
 from persist.committer import Committer
 from persist.control import uploaded_seqno
@@ -34,6 +34,7 @@ from persist.state import State
 
 CLOCK_KEY = "gc/clock"
 CHECKPOINTS_MIN = 2
+DELETE_MAX = 1000
 
 logger = logging.getLogger("persist")
 
@@ -152,14 +153,12 @@ class _Round:
             for kind in ("part", "state"):
                 self._delete(f"{kind}s", self._blob.list(f"{kind}/{dropped.collection}/"))
         if due:
-            self._commit(Collected(tuple(dropped.seqno for dropped in due)))
+            self._commit(Collected(tuple(dropped.collection for dropped in due)))
         return len(due)
 
     def _collect_uploads(self) -> None:
         state, grace_s = self._follower.state, self._settings.orphan_grace_s
-        orphans = [
-            seqno for _, entry in self._unnamed_uploads(state) if (seqno := uploaded_seqno(entry.key)) is not None
-        ]
+        orphans = [seqno for _, seqno in self._unnamed_uploads(state)]
         if not orphans:
             return
         floor = self._seqno_before(grace_s) + 1 if grace_s else state.seqno + 2
@@ -168,12 +167,10 @@ class _Round:
             self._commit(VoidUploads(floor))
         # Only what no record names even now, after the declaration, can never be named.
         state = self._follower.refresh()
-        for kind, entry in self._unnamed_uploads(state):
-            seqno = uploaded_seqno(entry.key)
-            if seqno is not None and seqno < state.control.upload_floor:
-                self._delete(kind, [entry])
+        void = (entry for entry, seqno in self._unnamed_uploads(state) if seqno < state.control.upload_floor)
+        self._delete("parts", void)
 
-    def _unnamed_uploads(self, state: State) -> Iterator[tuple[str, BlobEntry]]:
+    def _unnamed_uploads(self, state: State) -> Iterator[tuple[BlobEntry, int]]:
         """Yield the old parts that state does not refer to."""
         assert state.location is not None
         for collection, entries in groupby(self._blob.list("part/"), lambda entry: entry.key.split("/")[1]):
@@ -185,8 +182,9 @@ class _Round:
             elif any(dropped.collection == collection for dropped in state.control.dropped):
                 continue
             for entry in entries:
-                if entry.key not in named and self._is_older(entry, self._settings.orphan_grace_s):
-                    yield "parts", entry
+                seqno = uploaded_seqno(entry.key)
+                if seqno is not None and self._is_unnamed(entry, named):
+                    yield entry, seqno
 
     def _truncate(self) -> None:
         state, settings = self._follower.state, self._settings
@@ -197,11 +195,8 @@ class _Round:
             self._marks = self._checkpoints()
         newest = read_checkpoint(self._blob, checkpoint_key(self._marks[0].seqno)) if self._marks else None
         # Whoever opens, or comes back after a long time, learns of the floor from the newest checkpoint.
-        end = 0 if newest is None else newest.control.log_floor
-        for entry in self._blob.list("log/"):
-            if entry.key >= record_key(end):
-                return
-            self._delete("records", [entry])
+        end = record_key(0 if newest is None else newest.control.log_floor)
+        self._delete("records", takewhile(lambda entry: entry.key < end, self._blob.list("log/")))
 
     def _collect_checkpoints(self) -> None:
         floor = self._follower.state.control.log_floor
@@ -247,10 +242,11 @@ class _Round:
         self._committer.submit([mutation], {}).result()
 
     def _delete(self, kind: str, entries: Iterable[BlobEntry]) -> None:
-        for entry in entries:
-            self._blob.delete(entry.key)
-            self._counts[kind] = self._counts.get(kind, 0) + 1
-            self._bytes += entry.bytes
+        entries = iter(entries)
+        while some := [*islice(entries, DELETE_MAX)]:
+            delete_all(self._blob, [entry.key for entry in some])
+            self._counts[kind] = self._counts.get(kind, 0) + len(some)
+            self._bytes += sum(entry.bytes for entry in some)
 
 
 def _named(pointers: Iterable[BlobRef | None]) -> Iterator[str]:
