@@ -26,6 +26,8 @@ import threading
 import uuid
 from collections.abc import Sequence
 from concurrent.futures import Executor, Future, wait
+from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -35,7 +37,7 @@ from persist.blob import Blob
 from persist.blob.clock import Clock
 from persist.checkpoint import checkpoint_due, write_checkpoint
 from persist.codecs import CollectionSchema, Part, small_updates, to_updates
-from persist.control import check_uploaded
+from persist.control import check_uploaded, is_upload
 from persist.errors import (
     ClientClosed,
     CollectionNotFound,
@@ -140,7 +142,7 @@ class Committer:
         """Delete what has been uploaded for steps that will not be submitted after all."""
         for step in steps:
             if isinstance(step, Write) and isinstance(step.data, Future):
-                step.data.add_done_callback(self._discard_upload)
+                step.data.add_done_callback(partial(self._discard_upload, step.collection))
 
     def close(self) -> None:
         """Finish what was asked for and end the thread; idempotent."""
@@ -256,7 +258,8 @@ class Committer:
         winner = create_record(self._blob, record, self._clock)
         if winner is None and self._was_truncated(record.seqno):
             # The slot was free because its record is no longer needed: this one is not part of the log.
-            self._blob.delete(record_key(record.seqno))
+            with suppress(PersistError):  # What stays below the floor is collected sooner or later.
+                self._blob.delete(record_key(record.seqno))
             self._follower.refresh()
             return False
         self._follower.advance(winner or record)
@@ -315,16 +318,21 @@ class Committer:
         return (*mutations, *last)
 
     def _reject(self, operation: Operation, error: BaseException) -> None:
-        for upload in operation.uploads:
-            self._discard_upload(upload)
+        self.abandon(operation.steps)
         if isinstance(error, CollectionNotFound):
             error = CollectionNotFound(operation.names.get(error.name, error.name), self._blob.url, error.known)
         self._counts["rejected"] += 1
         operation.future.fail(error)
 
-    def _discard_upload(self, upload: "Future[tuple[Part, ...]]") -> None:
-        if upload.exception() is None:
-            self._parts.discard(upload.result())
+    def _discard_upload(self, collection: str, upload: "Future[tuple[Part, ...]]") -> None:
+        """Delete parts, except those that were committed nevertheless, such as by a commit that was tried again."""
+        entry = self._follower.state.entries.get(collection)
+        if upload.exception() is not None or (entry is not None and entry.contents is None):
+            return  # Nobody knows whether they are in use, so they are left to garbage collection.
+        committed = set() if entry is None or entry.contents is None else {p.blob for p in entry.contents.parts}
+        self._parts.discard(
+            part for part in upload.result() if part.blob not in committed and is_upload(part.blob, collection)
+        )
 
     def _start_checkpoint(self) -> None:
         if self._checkpointing.acquire(blocking=False):

@@ -13,6 +13,9 @@ store says is older than the grace period, next to a blob written just now, prov
 What may go is then declared in the log, and only after that deleted; a writer that comes late finds the declaration
 before it can commit. Any number of collectors may run at once: all of their steps are idempotent. One that dies leaves
 what it did not delete to the next.
+
+Only what has the name of one of these is ever deleted, and no key is taken from what was read: keys come from a listing
+of this location. What else lies there, such as another location below this one, is left alone.
 """
 
 import logging
@@ -22,12 +25,19 @@ from dataclasses import dataclass
 from itertools import groupby, islice, takewhile
 
 from persist.blob import Blob, BlobEntry, delete_all
-from persist.checkpoint import checkpoint_key, checkpoint_seqno, load_contents, read_checkpoint, write_checkpoint
+from persist.checkpoint import (
+    checkpoint_key,
+    checkpoint_seqno,
+    load_contents,
+    read_checkpoint,
+    state_collection,
+    write_checkpoint,
+)
 from persist.committer import Committer
-from persist.control import uploaded_seqno
+from persist.control import is_upload, uploaded_seqno
 from persist.envelope import BlobRef
 from persist.follower import Follower
-from persist.log import record_key
+from persist.log import record_seqno
 from persist.records import Append, Collected, LocationMutation, TruncateLog, VoidUploads
 from persist.settings import Settings
 from persist.state import State
@@ -150,8 +160,9 @@ class _Round:
         ]
         for dropped in due:
             # Its part lists stay as long as the log records that name them: following the log reads them.
-            for kind in ("part", "state"):
-                self._delete(f"{kind}s", self._blob.list(f"{kind}/{dropped.collection}/"))
+            id_ = dropped.collection
+            self._delete("parts", (e for e in self._blob.list(f"part/{id_}/") if is_upload(e.key, id_)))
+            self._delete("states", (e for e in self._blob.list(f"state/{id_}/") if state_collection(e.key) == id_))
         if due:
             self._commit(Collected(tuple(dropped.collection for dropped in due)))
         return len(due)
@@ -195,8 +206,10 @@ class _Round:
             self._marks = self._checkpoints()
         newest = read_checkpoint(self._blob, checkpoint_key(self._marks[0].seqno)) if self._marks else None
         # Whoever opens, or comes back after a long time, learns of the floor from the newest checkpoint.
-        end = record_key(0 if newest is None else newest.control.log_floor)
-        self._delete("records", takewhile(lambda entry: entry.key < end, self._blob.list("log/")))
+        end = 0 if newest is None else newest.control.log_floor
+        records = ((entry, record_seqno(entry.key)) for entry in self._blob.list("log/"))
+        old = takewhile(lambda found: found[1] is None or found[1] < end, records)
+        self._delete("records", (entry for entry, seqno in old if seqno is not None))
 
     def _collect_checkpoints(self) -> None:
         floor = self._follower.state.control.log_floor
@@ -222,7 +235,14 @@ class _Round:
                 named.update(_named([collection.base]))
                 named.update(_named(m.parts_in for m in collection.pending if isinstance(m, Append)))
         floor = self._follower.state.control.log_floor
-        self._delete("states", (entry for entry in self._blob.list("state/") if self._is_unnamed(entry, named)))
+        self._delete(
+            "states",
+            (
+                entry
+                for entry in self._blob.list("state/")
+                if self._is_unnamed(entry, named) and state_collection(entry.key) is not None
+            ),
+        )
         self._delete(
             "lists",
             (
