@@ -37,7 +37,7 @@ from persist.blob import Blob
 from persist.blob.clock import Clock
 from persist.checkpoint import checkpoint_due, write_checkpoint
 from persist.codecs import CollectionSchema, Part, small_updates, to_updates
-from persist.control import is_upload
+from persist.control import check_uploaded, is_upload
 from persist.errors import (
     ClientClosed,
     CollectionNotFound,
@@ -46,6 +46,7 @@ from persist.errors import (
     Indeterminate,
     InvalidUsage,
     PersistError,
+    Unavailable,
 )
 from persist.follower import Follower
 from persist.future import CommitFuture, UnobservedErrors
@@ -78,6 +79,7 @@ class Committer:
         self.unobserved = UnobservedErrors()
         self._changed = threading.Condition()
         self._asked: collections.deque[Operation] = collections.deque()
+        self._counts = dict.fromkeys(("records", "operations", "repeated", "rejected", "lost_races", "checkpoints"), 0)
         self._hurry = threading.Event()
         self._in_flight_bytes = 0
         self._closed = False
@@ -127,6 +129,14 @@ class Committer:
             self._asked.append(operation)
             self._changed.notify_all()
         return operation.future
+
+    def counts(self) -> dict[str, int]:
+        """Return what became of what was asked for.
+
+        Records made, the operations they or an earlier record hold, those among them that were done before, those
+        rejected, attempts that found their slot of the log taken, and checkpoints made.
+        """
+        return dict(self._counts)
 
     def abandon(self, steps: Sequence[Step]) -> None:
         """Delete what has been uploaded for steps that will not be submitted after all."""
@@ -199,19 +209,38 @@ class Committer:
             state, unreadable = self._state_for(operations)
             accepted, done, rejected = self._validate(state, operations, unreadable)
             mutations = self._mutations(state, accepted, appends)
-            is_old = bool(rejected) or not (mutations or done)
-            if is_old and self._follower.refresh().seqno != state.seqno:
+            is_final = bool(rejected) or (bool(accepted) and not mutations)
+            if is_final and self._follower.refresh().seqno != state.seqno:
                 continue  # Nobody is refused, and nothing found to change nothing, on the strength of an old state.
+            try:
+                if mutations and not self._create(state, mutations):
+                    continue
+            except BaseException:
+                self._reject_without(state, rejected, unreadable)
+                raise
+            # Only now: what refuses them may be what was asked for before them, and is true only with this record.
             for operation, error in rejected:
                 self._reject(operation, error)
-            operations = [operation for operation in operations if not operation.future.done()]
-            if not mutations or self._create(state, mutations):
-                seqno = state.seqno + bool(mutations)
-                for operation in done:
-                    self.abandon(operation.steps)
-                for operation in operations:
-                    operation.future.set_result(seqno)
-                break
+            seqno = state.seqno + bool(mutations)
+            self._counts["operations"] += len(accepted) + len(done)
+            self._counts["repeated"] += len(done)
+            for operation in done:
+                self.abandon(operation.steps)
+            for operation in (*accepted, *done):
+                operation.future.set_result(seqno)
+            break
+
+    def _reject_without(
+        self,
+        state: State,
+        rejected: list[tuple[Operation, PersistError]],
+        unreadable: dict[str, PersistError],
+    ) -> None:
+        """Reject operations of a group whose record was not confirmed, with what state alone has against each."""
+        for operation, _ in rejected:
+            _, _, alone = self._validate(state, [operation], unreadable)
+            error = Unavailable("it came after others that could not be committed, and was not tried. Try it again.")
+            self._reject(operation, alone[0][1] if alone else error)
 
     def _create(self, state: State, mutations: tuple[Mutation, ...]) -> bool:
         """Try to be the record that follows state; return whether this was it."""
@@ -234,6 +263,7 @@ class Committer:
             self._follower.refresh()
             return False
         self._follower.advance(winner or record)
+        self._counts["records" if winner is None else "lost_races"] += 1
         if winner is None and checkpoint_due(record.seqno, len(state.entries)):
             self._start_checkpoint()
         return winner is None
@@ -291,6 +321,7 @@ class Committer:
         self.abandon(operation.steps)
         if isinstance(error, CollectionNotFound):
             error = CollectionNotFound(operation.names.get(error.name, error.name), self._blob.url, error.known)
+        self._counts["rejected"] += 1
         operation.future.fail(error)
 
     def _discard_upload(self, collection: str, upload: "Future[tuple[Part, ...]]") -> None:
@@ -311,7 +342,7 @@ class Committer:
         """Make a checkpoint. One that fails is no caller's concern: the next one serves as well."""
         state, recent = self._follower.recent()
         try:
-            write_checkpoint(self._blob, state, recent)
+            self._counts["checkpoints"] += write_checkpoint(self._blob, state, recent)
         except PersistError as error:
             logger.warning("the checkpoint at seqno %d was not made: %s", state.seqno, error)
         finally:
@@ -333,6 +364,10 @@ class Committer:
             try:
                 if broken:
                     raise broken[0]
+                for step in operation.steps:
+                    if isinstance(step, Write) and isinstance(step.data, Future):
+                        # Here, where it costs its own operation only; `apply` would refuse the whole record.
+                        check_uploaded(state.control, Append(step.collection, step.data.result()))
                 (accepted if draft.extend(operation.plan()) else done).append(operation)
             except (InvalidUsage, Conflict, Corruption) as error:
                 rejected.append((operation, error))

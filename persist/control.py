@@ -177,7 +177,7 @@ def step(control: Control, mutation: LocationMutation, seqno: int, release: Call
     if isinstance(mutation, VoidUploads):
         return change(control, upload_floor=max(control.upload_floor, min(mutation.floor, seqno + 1)))
     assert isinstance(mutation, Collected)
-    return change(control, dropped=tuple(d for d in control.dropped if d.seqno not in mutation.seqnos))
+    return change(control, dropped=tuple(d for d in control.dropped if d.collection not in mutation.ids))
 
 
 def with_hold(control: Control, lease: str, collection: str, hold: str) -> Control:

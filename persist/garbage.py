@@ -22,9 +22,9 @@ import logging
 import threading
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import groupby, islice, takewhile
 
-from persist.blob import Blob, BlobEntry
+from persist.blob import Blob, BlobEntry, delete_all
 from persist.checkpoint import (
     checkpoint_key,
     checkpoint_seqno,
@@ -44,6 +44,7 @@ from persist.state import State
 
 CLOCK_KEY = "gc/clock"
 CHECKPOINTS_MIN = 2
+DELETE_MAX = 1000
 
 logger = logging.getLogger("persist")
 
@@ -163,14 +164,12 @@ class _Round:
             self._delete("parts", (e for e in self._blob.list(f"part/{id_}/") if is_upload(e.key, id_)))
             self._delete("states", (e for e in self._blob.list(f"state/{id_}/") if state_collection(e.key) == id_))
         if due:
-            self._commit(Collected(tuple(dropped.seqno for dropped in due)))
+            self._commit(Collected(tuple(dropped.collection for dropped in due)))
         return len(due)
 
     def _collect_uploads(self) -> None:
         state, grace_s = self._follower.state, self._settings.orphan_grace_s
-        orphans = [
-            seqno for _, entry in self._unnamed_uploads(state) if (seqno := uploaded_seqno(entry.key)) is not None
-        ]
+        orphans = [seqno for _, seqno in self._unnamed_uploads(state)]
         if not orphans:
             return
         floor = self._seqno_before(grace_s) + 1 if grace_s else state.seqno + 2
@@ -179,12 +178,10 @@ class _Round:
             self._commit(VoidUploads(floor))
         # Only what no record names even now, after the declaration, can never be named.
         state = self._follower.refresh()
-        for kind, entry in self._unnamed_uploads(state):
-            seqno = uploaded_seqno(entry.key)
-            if seqno is not None and seqno < state.control.upload_floor:
-                self._delete(kind, [entry])
+        void = (entry for entry, seqno in self._unnamed_uploads(state) if seqno < state.control.upload_floor)
+        self._delete("parts", void)
 
-    def _unnamed_uploads(self, state: State) -> Iterator[tuple[str, BlobEntry]]:
+    def _unnamed_uploads(self, state: State) -> Iterator[tuple[BlobEntry, int]]:
         """Yield the old parts that state does not refer to."""
         assert state.location is not None
         for collection, entries in groupby(self._blob.list("part/"), lambda entry: entry.key.split("/")[1]):
@@ -196,8 +193,9 @@ class _Round:
             elif any(dropped.collection == collection for dropped in state.control.dropped):
                 continue
             for entry in entries:
-                if entry.key not in named and self._is_older(entry, self._settings.orphan_grace_s):
-                    yield "parts", entry
+                seqno = uploaded_seqno(entry.key)
+                if seqno is not None and self._is_unnamed(entry, named):
+                    yield entry, seqno
 
     def _truncate(self) -> None:
         state, settings = self._follower.state, self._settings
@@ -209,12 +207,9 @@ class _Round:
         newest = read_checkpoint(self._blob, checkpoint_key(self._marks[0].seqno)) if self._marks else None
         # Whoever opens, or comes back after a long time, learns of the floor from the newest checkpoint.
         end = 0 if newest is None else newest.control.log_floor
-        for entry in self._blob.list("log/"):
-            seqno = record_seqno(entry.key)
-            if seqno is not None and seqno >= end:
-                return
-            if seqno is not None:
-                self._delete("records", [entry])
+        records = ((entry, record_seqno(entry.key)) for entry in self._blob.list("log/"))
+        old = takewhile(lambda found: found[1] is None or found[1] < end, records)
+        self._delete("records", (entry for entry, seqno in old if seqno is not None))
 
     def _collect_checkpoints(self) -> None:
         floor = self._follower.state.control.log_floor
@@ -267,10 +262,11 @@ class _Round:
         self._committer.submit([mutation], {}).result()
 
     def _delete(self, kind: str, entries: Iterable[BlobEntry]) -> None:
-        for entry in entries:
-            self._blob.delete(entry.key)
-            self._counts[kind] = self._counts.get(kind, 0) + 1
-            self._bytes += entry.bytes
+        entries = iter(entries)
+        while some := [*islice(entries, DELETE_MAX)]:
+            delete_all(self._blob, [entry.key for entry in some])
+            self._counts[kind] = self._counts.get(kind, 0) + len(some)
+            self._bytes += sum(entry.bytes for entry in some)
 
 
 def _named(pointers: Iterable[BlobRef | None]) -> Iterator[str]:
