@@ -27,7 +27,7 @@ from types import MappingProxyType
 import msgspec
 
 from persist.antichain import Antichain, as_time
-from persist.blob import Blob, CorruptBlob, Corruption, MissingBlob
+from persist.blob import Blob, Conflict, CorruptBlob, Corruption, MissingBlob
 from persist.control import Control, check_keys, check_parts
 from persist.envelope import BlobRef, Framed, decode_framed, encode_framed, get_framed, put_framed
 from persist.log import read_record, record_key, record_seqno
@@ -233,7 +233,10 @@ def load_contents(blob: Blob, location: str, entry: Entry) -> Entry:
                 check_parts(entry.id, mutation.parts)
             except ValueError as error:
                 raise CorruptBlob(mutation.parts_in.blob, str(error)) from error
-    return replace(entry, pending=pending).with_contents(base)
+    try:
+        return replace(entry, pending=pending).with_contents(base)
+    except (ValueError, Conflict) as error:
+        raise CorruptBlob(f"log of collection {entry.id}", f"it breaks a rule: {error}") from error
 
 
 def _check_contents(contents: CollectionState, entry: Entry) -> None:

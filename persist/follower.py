@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import TypeVar
 
-from persist.blob import Blob, Conflict, CorruptBlob, MissingBlob, ReadOnlyStore, StoreMisconfigured
+from persist.blob import Blob, Conflict, CorruptBlob, MissingBlob
 from persist.blob.clock import Clock
 from persist.checkpoint import load_contents, read_newest_checkpoint
 from persist.errors import ClientClosed, CollectionNotFound, PersistError
@@ -180,12 +180,7 @@ class Follower:
         if entry is None or self._state.location is None:
             return None
         if entry.contents is None:
-            try:
-                entry = load_contents(self._blob, self._state.location, entry)
-            except (StoreMisconfigured, ReadOnlyStore):
-                raise
-            except (ValueError, Conflict) as error:
-                raise CorruptBlob(f"log up to {self._state.seqno}", f"it breaks a rule: {error}") from error
+            entry = load_contents(self._blob, self._state.location, entry)
             self._state = self._state.with_entry(entry)
         return entry.contents
 

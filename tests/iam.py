@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
+from xml.etree import ElementTree
 
 import boto3
 import pytest
@@ -22,6 +23,7 @@ ACTIONS = {
     "GetObject": "s3:GetObject",
     "PutObject": "s3:PutObject",
     "DeleteObject": "s3:DeleteObject",
+    "DeleteObjects": "s3:DeleteObject",
     "ListObjectsV2": "s3:ListBucket",
 }
 _ROLE = re.compile(r"Credential=([^/]+)/")
@@ -38,13 +40,16 @@ class Need:
 
 @dataclass(frozen=True)
 class Call:
-    """One request: whose, what, and where, as it goes over the wire (path-style)."""
+    """One request: whose, what, and where, as it goes over the wire (path-style).
+
+    `keys` are the objects concerned: none for a listing, many for a deletion in bulk.
+    """
 
     role: str
     operation: str
     method: str
     bucket: str
-    key: str
+    keys: tuple[str, ...]
     query: Mapping[str, str]
     headers: Mapping[str, str]
 
@@ -55,11 +60,11 @@ class Call:
             context = {"s3:prefix": self.query["prefix"]} if "prefix" in self.query else {}
             return [Need("s3:ListBucket", bucket, context)]
         context = {"s3:if-none-match": self.headers["if-none-match"]} if "if-none-match" in self.headers else {}
-        needs = [Need(ACTIONS[self.operation], f"{bucket}/{self.key}", context)]
+        needs = [Need(ACTIONS[self.operation], f"{bucket}/{key}", context) for key in self.keys]
         if self.headers.get("x-amz-server-side-encryption") == "aws:kms":
             needs.append(Need("kms:GenerateDataKey", self.headers["x-amz-server-side-encryption-aws-kms-key-id"]))
-        if self.operation == "GetObject" and (self.bucket, self.key) in encrypted:
-            needs.append(Need("kms:Decrypt", encrypted[self.bucket, self.key]))
+        if self.operation == "GetObject" and (self.bucket, *self.keys) in encrypted:
+            needs.append(Need("kms:Decrypt", encrypted[self.bucket, self.keys[0]]))
         return needs
 
 
@@ -145,7 +150,7 @@ class Gate:
             self.calls.append(call)
             if call.headers.get("x-amz-server-side-encryption") == "aws:kms":
                 key_id = call.headers["x-amz-server-side-encryption-aws-kms-key-id"]
-                self.encrypted[call.bucket, call.key] = key_id
+                self.encrypted[call.bucket, call.keys[0]] = key_id
             if call.role not in self.roles or self.allowed([call], self.roles[call.role]):
                 return None
             self.refused.append(call)
@@ -172,8 +177,13 @@ def _call(request: AWSPreparedRequest, operation: str) -> Call:
         name.lower(): value.decode() if isinstance(value, bytes) else str(value)
         for name, value in request.headers.items()
     }
+    keys: tuple[str, ...] = (key,) if key else ()
+    if operation == "DeleteObjects":
+        keys = tuple(
+            each.text or "" for each in ElementTree.fromstring(request.body).iter() if each.tag.endswith("Key")
+        )
     role = _ROLE.search(headers.get("authorization", ""))
-    return Call(role.group(1) if role else "", operation, request.method, bucket, key, query, headers)
+    return Call(role.group(1) if role else "", operation, request.method, bucket, keys, query, headers)
 
 
 def _holds(operator: str, key: str, value: str, context: Mapping[str, str]) -> bool:
