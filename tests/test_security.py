@@ -347,7 +347,7 @@ def provoked(place: Place, options: dict[str, Any]) -> Iterator[object]:
     with persist.open(place.url, storage_options=options) as client:
         fill(client)
         orders = client.load("orders")
-        yield from (client, client.url, orders, orders.schema, orders.holds(), orders.upper)
+        yield from (client, client.url, client._blob, orders, orders.schema, orders.holds(), orders.upper)
         with orders.snapshot(3) as snapshot, orders.changes(1, 3) as changes, orders.hold(3) as hold:
             listen, future = orders.subscribe(3), orders.seal(5)
             yield from (snapshot, snapshot.scan, changes, hold, listen, future, client.multi_write())
