@@ -12,6 +12,7 @@ from persist.blob import (
     Indeterminate,
     InvalidUsage,
     MemoryBlob,
+    MissingBlob,
     PersistError,
     S3Blob,
     Unavailable,
@@ -38,13 +39,23 @@ from persist.errors import (
     CollectionExists,
     CollectionNotFound,
     FrontierRegression,
+    HoldMoved,
+    HoldNotFound,
+    LeaseExpired,
+    Locked,
     NegativeMultiplicity,
     ReadOnly,
     UpdateNotBeyondUpper,
+    UploadExpired,
+    UpperMismatch,
+    WriterFenced,
 )
 from persist.future import CommitFuture
+from persist.garbage import GarbageReport
+from persist.hold import Hold, HoldInfo
 from persist.listen import Listen, Progress
 from persist.multi_write import MultiWrite
+from persist.settings import Settings
 from persist.snapshot import Snapshot
 
 __all__ = [
@@ -69,14 +80,22 @@ __all__ = [
     "FileBlob",
     "FrontierRegression",
     "FsspecBlob",
+    "GarbageReport",
+    "Hold",
+    "HoldInfo",
+    "HoldMoved",
+    "HoldNotFound",
     "IncompatibleVersion",
     "Indeterminate",
     "Int64",
     "InvalidUpdate",
     "InvalidUsage",
     "Json",
+    "LeaseExpired",
     "Listen",
+    "Locked",
     "MemoryBlob",
+    "MissingBlob",
     "MultiWrite",
     "NegativeMultiplicity",
     "PersistError",
@@ -84,10 +103,14 @@ __all__ = [
     "ReadOnly",
     "S3Blob",
     "SchemaMismatch",
+    "Settings",
     "Snapshot",
     "Unavailable",
     "Unit",
     "UpdateNotBeyondUpper",
+    "UploadExpired",
+    "UpperMismatch",
     "Utf8",
+    "WriterFenced",
     "open",
 ]

@@ -12,8 +12,9 @@ import pyarrow as pa
 
 from persist.blob import Blob
 from persist.codecs import consolidate, to_tuples
+from persist.reading import Reading
 from persist.result import ArrowResult
-from persist.scan import Reading, Scan
+from persist.scan import Scan
 
 
 def read_changes(scan: Scan, blob: Blob, executor: Executor | None = None) -> pa.Table:
@@ -32,10 +33,10 @@ class Changes(ArrowResult):
     """The updates in `[lower, upper)`; see `Collection.changes`. Nothing is read until a method asks for it."""
 
     def __init__(self, scan: Scan, reading: Reading) -> None:
+        super().__init__(reading)
         self.lower = scan.time_lower
         self.upper = scan.time_upper
         self.scan = scan
-        self._reading = reading
 
     @property
     def schema(self) -> pa.Schema:
@@ -51,7 +52,7 @@ class Changes(ArrowResult):
         for table in self._tables():
             yield from to_tuples(table, self.scan.schema)
 
-    def _tables(self) -> Iterator[pa.Table]:
+    def _read(self) -> Iterator[pa.Table]:
         for scan in self.scan.time_slices():
             yield read_changes(scan, *self._reading())
 

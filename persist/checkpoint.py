@@ -1,7 +1,7 @@
 """Checkpoints: the directory of a location at one seqno, so that opening need not replay the log from its start.
 
     checkpoint/<10^20 - 1 - seqno, 20 digits>-<seqno, 20 digits>.json     frame "checkpoint"
-    state/<collection>/<xxh3_128 of the object>.json                      frame "state"
+    state/<collection>/<seqno, 20 digits>-<xxh3_128 of the object>.json   frame "state"
 
 The first half of a checkpoint's name makes the newest one the first in a listing: opening takes one page however many
 there are. A checkpoint repeats, for each collection, the pointer to its last state object and the mutations since
@@ -9,26 +9,36 @@ there are. A checkpoint repeats, for each collection, the pointer to its last st
 a new state object written, so a checkpoint costs one PUT and a fraction of one per collection changed. It can
 therefore be made every `INTERVAL` records, which bounds the GETs of opening.
 
-Checkpoints and state objects hold nothing that the log does not; they are never changed, and any client that is able
-to write may make them. Rejected: one state object per collection and checkpoint, which costs 200 PUTs each time
-when 200 collections are sealed together.
+A checkpoint is made of the newest one there is and the records after it, not of what its maker has in memory: so all
+clients refer to the same state objects, and one that the newest checkpoints do not refer to stays unused for good and
+can be collected.
+
+Checkpoints and state objects hold nothing that the log does not (as long as it has not been truncated); they are never
+changed, and any client that is able to write may make them. Rejected: one state object per collection and
+checkpoint, which costs 200 PUTs each time when 200 collections are sealed together.
 """
 
+import logging
+from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType
 
 import msgspec
 
-from persist.blob import Blob, CorruptBlob
+from persist.blob import Blob, CorruptBlob, Corruption, MissingBlob
+from persist.control import Control
 from persist.envelope import BlobRef, Framed, decode_framed, encode_framed, get_framed, put_framed
+from persist.log import read_record, record_key
 from persist.part_lists import as_read, as_stored
-from persist.records import Append, Mutation
-from persist.state import CollectionState, Entry, State
+from persist.records import Append, CollectionMutation, Record
+from persist.state import CollectionState, Entry, State, apply
 
 INTERVAL = 16
 PENDING_MAX = 32
 PENDING_BYTES_MAX = 64 * 1024
 _SEQNO_LAST = 10**20 - 1
+
+logger = logging.getLogger("persist")
 
 
 class DirectoryEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -37,7 +47,7 @@ class DirectoryEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, om
     id: str
     name: str
     base: BlobRef | None = None
-    pending: tuple[Mutation, ...] = ()
+    pending: tuple[CollectionMutation, ...] = ()
 
 
 class Checkpoint(Framed, frozen=True, kw_only=True, tag="checkpoint"):
@@ -45,6 +55,7 @@ class Checkpoint(Framed, frozen=True, kw_only=True, tag="checkpoint"):
 
     location: str
     seqno: int
+    control: Control
     collections: tuple[DirectoryEntry, ...]
 
 
@@ -69,35 +80,86 @@ def checkpoint_due(seqno: int, collections: int) -> bool:
     return (seqno + 1) % max(INTERVAL, collections // 64) == 0
 
 
-def write_checkpoint(blob: Blob, state: State) -> State:
-    """Store a checkpoint of state; return an equivalent state with the bases it refers to.
+def checkpoint_seqno(key: str) -> int | None:
+    """Return the seqno in the key of a checkpoint; None if it is not such a key."""
+    digits = key.removeprefix("checkpoint/")[21:41]
+    return int(digits) if digits.isdecimal() and checkpoint_key(int(digits)) == key else None
 
-    Cost: one PUT, and one (and perhaps a GET) for each collection whose pending mutations have grown too many.
+
+def write_checkpoint(blob: Blob, state: State, recent: Mapping[int, Record]) -> bool:
+    """Store a checkpoint of state, unless there is one already; return whether this call stored one.
+
+    Cost: a page of LIST, a GET and a PUT; a PUT (and perhaps a GET) for each collection whose pending mutations have
+    grown too many; a GET for each record since the newest checkpoint that is not in recent.
     """
     assert state.location is not None, "an empty log needs no checkpoint"
     location = state.location
-    entries = {id_: _with_new_base(blob, location, entry) for id_, entry in state.entries.items()}
-    collections = tuple(map(_as_stored, entries.values()))
-    checkpoint = Checkpoint(location=location, seqno=state.seqno, collections=collections)
-    blob.create(checkpoint_key(state.seqno), encode_framed(checkpoint))
-    return replace(state, entries=MappingProxyType(entries))
+    # A damaged one is passed over: the log says the same, and what is made here takes its place.
+    found = read_newest_checkpoint(blob, skip_damaged=True)
+    if found.seqno >= state.seqno:
+        return False
+    for seqno in range(found.seqno + 1, state.seqno + 1):
+        record = recent.get(seqno) or read_record(blob, seqno)
+        if record is None:
+            raise MissingBlob(record_key(seqno), f"it is missing, and a checkpoint at {state.seqno} needs it")
+        found = apply(found, record)
+    entries = [
+        _with_new_base(blob, location, replace(entry, contents=state.entries[entry.id].contents), state.seqno)
+        for entry in found.entries.values()
+    ]
+    checkpoint = Checkpoint(
+        location=location,
+        seqno=state.seqno,
+        control=found.control,
+        collections=tuple(DirectoryEntry(e.id, e.name, _pointer(e), tuple(map(as_stored, e.pending))) for e in entries),
+    )
+    return blob.create(checkpoint_key(state.seqno), encode_framed(checkpoint))
 
 
-def read_newest_checkpoint(blob: Blob) -> State:
-    """Return the state of the newest checkpoint, or the empty one. Cost: one page of LIST and one GET."""
+def read_newest_checkpoint(blob: Blob, *, skip_damaged: bool = False) -> State:
+    """Return the state of the newest checkpoint, or the empty one. Cost: one page of LIST and one GET.
+
+    Raises:
+        CorruptBlob: it is damaged, unless those are to be skipped; or there is none and the log does not begin at 0.
+    """
     for found in blob.list("checkpoint/"):
-        data = blob.get(found.key)
-        if data is None:
-            continue  # Collected between the two requests: the next one is as good, only older.
-        checkpoint = decode_framed(data, Checkpoint, found.key)
-        if found.key != checkpoint_key(checkpoint.seqno):
-            raise CorruptBlob(
-                found.key, f"it holds the checkpoint of seqno {checkpoint.seqno}, so blobs were exchanged"
-            )
-        entries = {c.id: Entry(c.id, c.name, c.base, c.pending) for c in checkpoint.collections}
-        ids = {c.name: c.id for c in checkpoint.collections}
-        return State(checkpoint.location, checkpoint.seqno, MappingProxyType(entries), MappingProxyType(ids))
+        try:
+            checkpoint = read_checkpoint(blob, found.key)
+        except Corruption as error:
+            if not skip_damaged:
+                raise
+            logger.warning("skipping a damaged checkpoint: %s", error)
+            continue
+        if checkpoint is not None:  # Or else it was collected meanwhile: the next one is as good, only older.
+            return checkpoint_state(checkpoint)
+    first = next(iter(blob.list("log/")), None)
+    if first is not None and first.key > record_key(0):
+        raise MissingBlob(record_key(0), f"it is missing, no checkpoint can be read, and the log begins at {first.key}")
     return State()
+
+
+def read_checkpoint(blob: Blob, key: str) -> Checkpoint | None:
+    """Return the checkpoint at key, or None if there is none (any more); raises CorruptBlob if it is damaged."""
+    data = blob.get(key)
+    if data is None:
+        return None
+    checkpoint = decode_framed(data, Checkpoint, key)
+    if key != checkpoint_key(checkpoint.seqno):
+        raise CorruptBlob(key, f"it holds the checkpoint of seqno {checkpoint.seqno}, so blobs were exchanged")
+    return checkpoint
+
+
+def checkpoint_state(checkpoint: Checkpoint) -> State:
+    """Return the state that a checkpoint stands for, without contents."""
+    entries = {c.id: Entry(c.id, c.name, c.base, c.pending) for c in checkpoint.collections}
+    ids = {c.name: c.id for c in checkpoint.collections}
+    return State(
+        checkpoint.location,
+        checkpoint.seqno,
+        MappingProxyType(entries),
+        MappingProxyType(ids),
+        checkpoint.control,
+    )
 
 
 def load_contents(blob: Blob, location: str, entry: Entry) -> Entry:
@@ -114,27 +176,17 @@ def load_contents(blob: Blob, location: str, entry: Entry) -> Entry:
     return replace(entry, pending=pending).with_contents(base)
 
 
-def adopt_bases(current: State, old: State, new: State) -> State:
-    """Return current with the bases that `write_checkpoint(old)` stored (it returned new); current follows old."""
-    entries = dict(current.entries)
-    for id_, after in new.entries.items():
-        before, now = old.entries[id_], entries.get(id_)
-        if now is not None and after.base is not before.base and now.base is before.base:
-            entries[id_] = replace(now, base=after.base, pending=now.pending[len(before.pending) :])
-    return replace(current, entries=MappingProxyType(entries))
-
-
-def _with_new_base(blob: Blob, location: str, entry: Entry) -> Entry:
+def _with_new_base(blob: Blob, location: str, entry: Entry, seqno: int) -> Entry:
     inline = sum(len(p.inline) for m in entry.pending if isinstance(m, Append) for p in m.parts)
     is_stored = not isinstance(entry.base, CollectionState)
     if is_stored and len(entry.pending) <= PENDING_MAX and inline <= PENDING_BYTES_MAX:
         return entry
     contents = load_contents(blob, location, entry).contents
     assert contents is not None
-    base = put_framed(blob, f"state/{entry.id}", StateObject(location=location, collection=contents))
-    return Entry(entry.id, entry.name, base, (), contents)
+    base = put_framed(blob, f"state/{entry.id}/{seqno:020d}-", StateObject(location=location, collection=contents))
+    return Entry(entry.id, entry.name, base)
 
 
-def _as_stored(entry: Entry) -> DirectoryEntry:
+def _pointer(entry: Entry) -> BlobRef | None:
     assert not isinstance(entry.base, CollectionState), "a base that is not stored has been stored just before"
-    return DirectoryEntry(entry.id, entry.name, entry.base, tuple(map(as_stored, entry.pending)))
+    return entry.base

@@ -6,24 +6,30 @@ import uuid
 import weakref
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, get_args
 
-from persist.blob import Blob, InvalidUsage, open_blob
-from persist.clock import Clock, SystemClock
+from persist.blob import Blob, InvalidUsage, ReadOnlyStore, StoreMisconfigured, open_blob
+from persist.blob.clock import Clock, SystemClock
 from persist.codecs import CollectionSchema
 from persist.collection import Collection
 from persist.committer import Committer
-from persist.errors import ClientClosed, CollectionExists, CollectionNotFound, ReadOnly
+from persist.errors import ClientClosed, CollectionExists, CollectionNotFound, ReadOnly, WriterFenced
 from persist.follower import Follower
 from persist.future import CommitFuture
+from persist.garbage import Garbage, GarbageReport
+from persist.leases import Claim, Leases, no_claim
+from persist.maintenance import Maintenance
 from persist.multi_write import MultiWrite
 from persist.names import check_name
-from persist.operations import Step, Write
-from persist.records import Create
+from persist.operations import Step, Write, token_steps
+from persist.records import AllowCompaction, CloseWriter, Create, OpenWriter
+from persist.settings import Settings
 
-Mode = Literal["shared", "read"]
+Mode = Literal["shared", "exclusive", "read"]
 IO_THREADS = 4
 
 
@@ -32,37 +38,62 @@ def open(
     *,
     mode: Mode = "shared",
     storage_options: Mapping[str, Any] | None = None,
+    reentrance_id: str | None = None,
+    force: bool = False,
+    settings: Settings | None = None,
     clock: Clock | None = None,
 ) -> "Client":
     """Open a location and return a client for it. Close it, or use it in a `with`.
 
     Args:
         location: a folder, `s3://bucket/prefix`, `memory://name`, any other URL that fsspec knows, or a `Blob`.
-        mode: "shared" (any number of clients write) or "read" (this client writes nothing at all).
+        mode: "shared" (any number of clients write), "exclusive" (this one and no other writes, until it is closed) or
+            "read" (this client writes nothing at all).
         storage_options: for the store, such as `endpoint_url`, `region`, `profile`, `server_side_encryption`.
+        reentrance_id: in mode "exclusive", names the one writer across its restarts: a client that gives the same one
+            takes over at once. None means that nobody can, except by force.
+        force: in mode "exclusive", take over from whoever has the location. That client is fenced off.
+        settings: times and sizes; see `Settings`.
         clock: replaces the machine's clocks, for tests.
 
-    Cost: one page of LIST and a few GETs; nothing is created before the first write.
+    Cost: one page of LIST and a few GETs; nothing is created before the first write, except in mode "exclusive".
 
     Raises:
         InvalidUsage: the URL, an option or the mode is not known; or the bucket or credentials are missing.
+        Locked: another client has the location exclusively, and this one wants it, too.
         Corruption: the newest checkpoint or a record after it cannot be believed.
     """
     if mode not in get_args(Mode):
-        raise InvalidUsage(f'mode={mode!r} is not a mode of a client: use "shared" or "read"')
+        raise InvalidUsage(f'mode={mode!r} is not a mode of a client: use "shared", "exclusive" or "read"')
+    if mode != "exclusive" and (reentrance_id is not None or force):
+        raise InvalidUsage(f'reentrance_id and force are for mode="exclusive", and this is mode={mode!r}')
+    if reentrance_id is not None and not (isinstance(reentrance_id, str) and 0 < len(reentrance_id) <= 200):
+        raise InvalidUsage(f"reentrance_id={reentrance_id!r} is not a text of 1 to 200 characters")
+    how = _How(mode, reentrance_id or uuid.uuid4().hex, force, settings or Settings(), clock or SystemClock())
     if not isinstance(location, (str, os.PathLike)) and not callable(getattr(location, "create", None)):
         raise InvalidUsage(f"location {location!r} is not a path, a URL or a Blob: give for example s3://bucket/prefix")
     if isinstance(location, (str, os.PathLike)):
         blob = open_blob(os.fspath(location) if isinstance(location, Path) else location, storage_options)
-        return _opened(blob, mode, clock, owns_blob=True)
+        return _opened(blob, how, owns_blob=True)
     if storage_options:
         raise InvalidUsage("storage_options go with a URL; this location is a Blob that was opened already")
-    return _opened(location, mode, clock, owns_blob=False)
+    return _opened(location, how, owns_blob=False)
 
 
-def _opened(blob: Blob, mode: Mode, clock: Clock | None, *, owns_blob: bool) -> "Client":
+@dataclass(frozen=True)
+class _How:
+    """What `open` was asked for."""
+
+    mode: Mode
+    reentrance_id: str
+    force: bool
+    settings: Settings
+    clock: Clock
+
+
+def _opened(blob: Blob, how: _How, *, owns_blob: bool) -> "Client":
     try:
-        return Client(blob, mode, clock or SystemClock(), owns_blob=owns_blob)
+        return Client(blob, how, owns_blob=owns_blob)
     except BaseException:
         if owns_blob:
             blob.close()
@@ -72,20 +103,38 @@ def _opened(blob: Blob, mode: Mode, clock: Clock | None, *, owns_blob: bool) -> 
 class Client:
     """Reads and writes the collections of one location; make it with `persist.open`. Safe to use from many threads."""
 
-    def __init__(self, blob: Blob, mode: Mode, clock: Clock, *, owns_blob: bool) -> None:
+    def __init__(self, blob: Blob, how: _How, *, owns_blob: bool) -> None:
         self._blob = blob
         self._owns_blob = owns_blob
-        self._mode: Mode = mode
+        self._mode: Mode = how.mode
         self._closed = False
         self._pid = os.getpid()
-        self._follower = Follower(blob, clock)
+        self._follower = Follower(blob, how.clock)
         self._pool = ThreadPoolExecutor(IO_THREADS, thread_name_prefix="persist-io")
         self._committer: Committer | None = None
-        if mode != "read":
-            name = f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:8]}"
-            self._committer = Committer(blob, self._follower, self._pool, clock, name)
-            # A client dropped without close must not leave its thread behind.
-            weakref.finalize(self, self._committer.request_stop)
+        self._leases: Leases | None = None
+        self._maintenance: Maintenance | None = None
+        if how.mode != "read":
+            self._start_writing(how)
+
+    def _start_writing(self, how: _How) -> None:
+        name = f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:8]}"
+        committer = Committer(self._blob, self._follower, self._pool, how.clock, name)
+        # A client dropped without close must not leave its threads behind.
+        weakref.finalize(self, committer.request_stop)
+        if how.mode == "exclusive":
+            try:
+                opening = committer.submit([OpenWriter(how.reentrance_id, name, how.force)], {})
+                committer.epoch = opening.result()
+            except BaseException:
+                committer.close()
+                self._pool.shutdown(wait=True)
+                raise
+        self._committer = committer
+        self._leases = Leases(self._follower, committer.submit, how.clock, how.settings, name)
+        self._garbage = Garbage(self._blob, self._follower, committer, how.settings)
+        self._maintenance = Maintenance(self._leases, self._garbage.collect, how.clock, how.settings)
+        weakref.finalize(self, self._maintenance.request_stop)
 
     @property
     def url(self) -> str:
@@ -94,7 +143,7 @@ class Client:
 
     @property
     def mode(self) -> Mode:
-        """ "shared" or "read"."""
+        """ "shared", "exclusive" or "read"."""
         return self._mode
 
     def collections(self) -> list[str]:
@@ -142,22 +191,52 @@ class Client:
             except CollectionExists:
                 continue  # Another client created it in between: load that one.
 
-    def multi_write(self) -> MultiWrite:
-        """Return a `with` block whose writes and seals, to any collections of this client, are one commit."""
+    def multi_write(self, *, token: str | None = None) -> MultiWrite:
+        """Return a `with` block whose writes and seals, to any collections of this client, are one commit.
+
+        Args:
+            token: names the commit, as in `Collection.write`; every collection it touches remembers it.
+        """
         self._check_writable("multi_write")
-        return MultiWrite(self)
+        token_steps(token, [], [])  # Complain at once.
+        return MultiWrite(self, token)
+
+    def gc(self) -> GarbageReport:
+        """Delete what nobody needs any more: see `persist.garbage`. Safe while others read, write and do the same.
+
+        Raises:
+            ReadOnly: this client only reads.
+            Unavailable: the store did not answer; what was not deleted stays for the next time.
+        """
+        self._check_writable("gc")
+        self._claims().end_expired()
+        return self._garbage.collect()
+
+    def maintain(self) -> None:
+        """Do what is due of what otherwise happens in the background: leases are renewed, garbage is collected."""
+        self._check_writable("maintain")
+        assert self._maintenance is not None
+        self._maintenance.tick()
 
     def close(self) -> None:
         """Finish what was asked for, free threads and sockets, and raise errors that nobody looked at; idempotent."""
         if self._closed:
             return
         self._closed = True
-        if self._committer is not None:
+        unlocked: CommitFuture | None = None
+        if self._committer is not None and self._leases is not None and self._maintenance is not None:
+            self._maintenance.close()
+            self._leases.close()
+            if self._committer.epoch is not None:
+                unlocked = self._committer.submit([CloseWriter()], {})
             self._committer.close()
         self._follower.close()
         self._pool.shutdown(wait=True)
         if self._owns_blob:
             self._blob.close()
+        if unlocked is not None and unlocked.done():
+            with suppress(WriterFenced):  # Another client has taken over: there is nothing to give back.
+                unlocked.result()
         if self._committer is not None:
             self._committer.unobserved.raise_all()
 
@@ -195,7 +274,26 @@ class Client:
         assert self._committer is not None
         return self._committer.write_step(id_, schema, updates)
 
-    def _reading(self) -> tuple[Blob, Executor]:
+    def _allow_compaction(self, step: AllowCompaction, name: str) -> CommitFuture:
+        self._check_writable("allow_compaction")
+        self._claims().settle_soon(step.collection)
+        return self._submit("allow_compaction", [step], {step.collection: name})
+
+    def _claims(self) -> Leases:
+        assert self._leases is not None, "a client that writes has leases"
+        return self._leases
+
+    def _claim(self, collection: str, name: str, time: int) -> Claim:
+        self._check_open("reading")
+        if self._leases is None:
+            return no_claim(collection)
+        try:
+            return self._leases.claim(collection, name, time)
+        except (ReadOnlyStore, StoreMisconfigured):
+            # Who may only read the store reads as a client of mode "read" does.
+            return no_claim(collection)
+
+    def _source(self) -> tuple[Blob, Executor]:
         self._check_open("reading")
         return self._blob, self._pool
 

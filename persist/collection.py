@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -10,14 +11,24 @@ import pyarrow.compute as pc
 from persist.antichain import Antichain, as_time
 from persist.changes import Changes, read_changes
 from persist.codecs import TIME_MAX, CollectionSchema, Part
-from persist.errors import AsOfCompacted, AsOfNotSealed, InvalidUsage
+from persist.errors import (
+    AsOfCompacted,
+    AsOfNotSealed,
+    CollectionNotFound,
+    HoldMoved,
+    HoldNotFound,
+    InvalidUsage,
+)
 from persist.future import CommitFuture
+from persist.hold import Hold, HoldInfo, LeasedHold, NamedHold
 from persist.listen import Listen, Progress
-from persist.operations import Step, Write
-from persist.records import AllowCompaction, Destroy, Seal
+from persist.names import check_hold_name
+from persist.operations import Step, Write, token_steps
+from persist.reading import Reading
+from persist.records import AllowCompaction, Destroy, ReleaseHold, Seal, SetHold
 from persist.scan import Scan
 from persist.snapshot import Form, Snapshot, check_request, read_snapshot, snapshot_scan
-from persist.state import CollectionState
+from persist.state import CollectionState, ExpectUpper
 
 if TYPE_CHECKING:
     from persist.client import Client
@@ -53,43 +64,104 @@ class Collection:
         """The compaction frontier: the first time that can still be read. Cost: one GET."""
         return self._contents().since
 
-    def write(self, updates: Any) -> CommitFuture:
-        """Append updates, all or none of them.
+    def write(
+        self,
+        updates: Any,
+        *,
+        token: str | None = None,
+        expected_upper: int | Antichain | None = None,
+        seal: int | Antichain | None = None,
+    ) -> CommitFuture:
+        """Append updates, and perhaps seal, as one commit: all of it or nothing.
 
         Args:
             updates: `((key, value), time, diff)` tuples, or anything Arrow (`pa.Table`, `pa.RecordBatch`, an object
                 with `__arrow_c_stream__`) that has the key and value columns, `_time` and `_diff`. Updates with diff 0
                 are dropped.
+            token: names this write, so that trying it again, in whatever process, does nothing if it was done before.
+                Remembered while the updates' times are not sealed, and of the last `persist.state.TOKENS_KEPT` writes
+                after that; a repetition of an older one is refused, because its times are sealed.
+            expected_upper: the upper that the collection must have (compare-and-append).
+            seal: the upper to seal to; see `seal`.
 
         Returns:
-            a future that resolves when they are durable, or to `UpdateNotBeyondUpper` if one is at a sealed time.
+            a future that resolves when all is durable, or to `UpdateNotBeyondUpper` if an update is at a sealed time,
+            `UpperMismatch` if upper is not the expected one, `FrontierRegression` if seal is behind upper, `Locked` or
+            `WriterFenced` if another client has the location exclusively.
 
         Raises:
             SchemaMismatch, InvalidUpdate, CodecMismatch: they do not fit the collection; nothing was written.
             ReadOnly, ClientClosed: this client cannot write.
         """
-        return self.client._submit("write", self._write_steps(updates), {self.id: self.name})
+        expected = [] if expected_upper is None else [self._expect_step(expected_upper)]
+        sealing = [] if seal is None else [self._seal_step(seal)]
+        token_steps(token, [self.id], [])  # Complain before anything is uploaded.
+        writes = self._write_steps(updates)
+        steps: list[Step] = [*expected, *writes, *sealing, *token_steps(token, [self.id], writes)]
+        return self.client._submit("write", steps, {self.id: self.name})
 
-    def seal(self, upper: int | Antichain) -> CommitFuture:
+    def seal(self, upper: int | Antichain, *, expected_upper: int | Antichain | None = None) -> CommitFuture:
         """Promise that no more updates will come at times not beyond upper; `Antichain()` completes it for ever.
 
         Returns:
             a future that resolves when the seal is durable, or to `FrontierRegression` if upper is behind the
-            current one. A seal to the current upper does nothing.
+            current one, `UpperMismatch` if that is not expected_upper. A seal to the current upper does nothing.
         """
-        return self.client._submit("seal", [self._seal_step(upper)], {self.id: self.name})
+        expected = [] if expected_upper is None else [self._expect_step(expected_upper)]
+        return self.client._submit("seal", [*expected, self._seal_step(upper)], {self.id: self.name})
 
     def allow_compaction(self, since: int | Antichain) -> CommitFuture:
-        """Give up telling times before since apart; reads before since fail from then on.
+        """Give up telling times before since apart, as soon as no hold needs them; reads before it fail from then on.
+
+        `Collection.since` tells how far that is: the least of what was allowed and of every live hold.
 
         Returns:
             a future that resolves when that is durable, or to `FrontierRegression` if since would go back.
         """
         step = AllowCompaction(self.id, Antichain.at(since).elements)
-        return self.client._submit("allow_compaction", [step], {self.id: self.name})
+        return self.client._allow_compaction(step, self.name)
+
+    def hold(self, time: int | None = None, *, name: str | None = None) -> Hold:
+        """Keep since at or before a time, durably. Cost: a commit, or nothing if something holds it already.
+
+        Args:
+            time: where; of a named hold that exists it may be left out.
+            name: makes the hold permanent. Without a name it is released with this client, or when its lease runs out.
+                If there is a hold of that name it is returned as it is, and its `time` may be another one.
+
+        Raises:
+            AsOfCompacted: since has passed time.
+            HoldNotFound: there is no hold of that name, and no time was given to make one.
+            ReadOnly: this client only reads.
+        """
+        self.client._check_writable("hold")
+        if name is not None:
+            return self._named_hold(check_hold_name(name), time)
+        if time is None:
+            raise InvalidUsage("hold() needs the time that since must not pass: hold(time), or hold(name=…)")
+        time = as_time("hold time", time)
+        self._check_readable(time)
+        leases = self.client._claims()
+        return LeasedHold(leases, self.id, leases.claim(self.id, self.name, time), time)
+
+    def holds(self) -> list[HoldInfo]:
+        """Return all holds on this collection, of whatever client, least time first. Cost: one GET."""
+        contents = self._contents()
+        leases = self.client._follower.state.control.leases
+        found = []
+        for name, held in contents.holds.items():
+            lease = leases.get(held.lease or "")
+            if lease is None:
+                found.append(HoldInfo(name, held.time))
+            else:
+                found.append(HoldInfo(None, held.time, lease.holder, lease.expires_ms))
+        return sorted(found, key=lambda hold: hold.time)
 
     def destroy(self) -> CommitFuture:
-        """Remove the collection; its name becomes free for a new one, its blobs are left to garbage collection."""
+        """Remove the collection; its name becomes free for a new one at once.
+
+        Its blobs are deleted by garbage collection, when nobody can be reading them any more.
+        """
         return self.client._submit("destroy", [Destroy(self.id)], {self.id: self.name})
 
     def snapshot(
@@ -115,9 +187,9 @@ class Collection:
             SchemaMismatch, InvalidUsage: columns or filter do not fit.
         """
         check_request(self.schema, columns, filter, form)
-        contents, time = self._sealed(as_of, timeout_s)
+        contents, time, reading = self._claimed(as_of, timeout_s)
         scan = snapshot_scan(contents, self.schema, time, columns, filter)
-        return Snapshot(scan, form, self.client._reading)
+        return Snapshot(scan, form, reading)
 
     def changes(
         self,
@@ -149,17 +221,24 @@ class Collection:
         if upper > lower and contents.upper.has_beyond(upper - 1):
             contents, _ = self._sealed(upper - 1, timeout_s)
             _check_since(contents, lower)
-        return Changes(self._changes_scan(contents, lower, upper, columns, filter), self.client._reading)
+        contents, reading = self._claim(max(0, lower - 1))
+        try:
+            _check_since(contents, lower)
+            return Changes(self._changes_scan(contents, lower, upper, columns, filter), reading)
+        except BaseException:
+            reading.close()
+            raise
 
     def listen(self, as_of: int) -> Listen:
-        """Follow the updates after as_of, with progress.
+        """Follow the updates after as_of, with progress; since waits for how far that has come.
 
         Raises:
             AsOfCompacted: as_of is before since.
         """
         as_of = as_time("as_of", as_of)
         _check_since(self._contents(), as_of + 1)
-        return self._listen(as_of + 1, None)
+        _, reading = self._claim(as_of)
+        return self._listen(as_of + 1, reading, None)
 
     def subscribe(self, as_of: int | None = None, *, timeout_s: float | None = READ_TIMEOUT_S) -> Listen:
         """Return the contents as of a time as the first progress (at time as_of), then what `listen` returns.
@@ -170,12 +249,17 @@ class Collection:
         Raises:
             AsOfCompacted, AsOfNotSealed: as_of cannot be read.
         """
-        contents, time = self._sealed(as_of, timeout_s)
-        scan = snapshot_scan(contents, self.schema, time, None, None)
-        [found] = read_snapshot(scan, "diff", *self.client._reading())
+        contents, time, reading = self._claimed(as_of, timeout_s)
+        try:
+            scan = snapshot_scan(contents, self.schema, time, None, None)
+            with reading.explained():
+                [found] = read_snapshot(scan, "diff", *reading())
+        except BaseException:
+            reading.close()
+            raise
         times = pa.repeat(pa.scalar(time, pa.int64()), len(found))
         updates = found.add_column(len(self.schema.names), self.schema.arrow.field("_time"), times)
-        return self._listen(time + 1, Progress(updates, Antichain(time + 1)))
+        return self._listen(time + 1, reading, Progress(updates, Antichain(time + 1)))
 
     def commit_parts(self, parts: Sequence[Part], *, seal: Antichain | None = None) -> CommitFuture:
         """Append parts that were stored with `persist.part_writer.PartWriter`, and perhaps seal, as one commit.
@@ -198,6 +282,9 @@ class Collection:
         self.client._check_writable("write")
         step = self.client._write_step(self.id, self.schema, updates)
         return [step] if step is not None else []
+
+    def _expect_step(self, upper: int | Antichain) -> ExpectUpper:
+        return ExpectUpper(self.id, Antichain.at(upper))
 
     def _seal_step(self, upper: int | Antichain) -> Seal:
         return Seal(self.id, Antichain.at(upper).elements)
@@ -232,6 +319,61 @@ class Collection:
             raise AsOfCompacted(time, contents.since)
         return contents, time
 
+    def _claimed(self, as_of: int | None, timeout_s: float | None) -> tuple[CollectionState, int, Reading]:
+        """Like `_sealed`, of a moment from which on since waits for the read."""
+        _, time = self._sealed(as_of, timeout_s)
+        contents, reading = self._claim(time)
+        return contents, time, reading
+
+    def _claim(self, time: int) -> tuple[CollectionState, Reading]:
+        """Keep since at or before time; return the contents of a moment after that, and what to read them with."""
+        claim = self.client._claim(self.id, self.name, time)
+        try:
+            # What a claim costs no commit for may be as old as the state; blobs outlive both by the grace period.
+            contents = self.client._follower.known(self.id, self.name)
+            if not contents.since.has_beyond(time):
+                raise AsOfCompacted(time, contents.since)
+        except BaseException:
+            claim.release()
+            raise
+        return contents, Reading(self.client._source, claim, self.needs)
+
+    def needs(self, blob: str) -> bool:
+        """Return whether the collection, as it is now, refers to a blob."""
+        try:
+            contents = self._contents()
+        except CollectionNotFound:
+            return False
+        return any(part.blob == blob for part in contents.parts)
+
+    def _check_readable(self, time: int) -> None:
+        since = self._contents().since
+        if not since.has_beyond(time):
+            raise AsOfCompacted(time, since)
+
+    def _named_hold(self, name: str, time: int | None) -> NamedHold:
+        if time is not None:
+            time = as_time("hold time", time)
+        while True:
+            holds = self._contents().holds
+            found = holds.get(name)
+            if found is None and time is None:
+                raise HoldNotFound(name, tuple(n for n, held in holds.items() if held.lease is None))
+            if found is not None and found.lease is None:
+                return NamedHold(
+                    name, found.time, lambda expected, to: self._move_hold(name, expected, to), lambda: self._drop(name)
+                )
+            assert time is not None
+            with suppress(HoldMoved):  # Somebody else made it in between: return theirs.
+                self._move_hold(name, None, time)
+
+    def _move_hold(self, name: str, expected: int | None, time: int) -> None:
+        step = SetHold(self.id, name, time, None, expected)
+        self.client._submit("hold", [step], {self.id: self.name}).result()
+
+    def _drop(self, name: str) -> None:
+        self.client._submit("release", [ReleaseHold(self.id, name)], {self.id: self.name}).result()
+
     def _changes_scan(
         self,
         contents: CollectionState,
@@ -243,11 +385,11 @@ class Collection:
         names = self.schema.names if columns is None else tuple(columns)
         return Scan(self.schema, contents.parts, lower, upper, names, filter).pruned()
 
-    def _listen(self, lower: int, first: Progress | None) -> Listen:
-        def read(contents: CollectionState, lower: int, upper: int) -> pa.Table:
-            return read_changes(self._changes_scan(contents, lower, upper), *self.client._reading())
+    def _listen(self, lower: int, reading: Reading, first: Progress | None) -> Listen:
+        def read(reading: Reading, contents: CollectionState, lower: int, upper: int) -> pa.Table:
+            return read_changes(self._changes_scan(contents, lower, upper), *reading())
 
-        return Listen(self.client._follower, self.id, self.name, lower, read, first)
+        return Listen(self.client._follower, self.id, self.name, lower, reading, read, first)
 
 
 def _latest(contents: CollectionState) -> int:

@@ -32,20 +32,21 @@ import numpy as np
 import pyarrow as pa
 
 from persist.blob import Blob
+from persist.blob.clock import Clock
 from persist.checkpoint import checkpoint_due, write_checkpoint
-from persist.clock import Clock
 from persist.codecs import CollectionSchema, Part, small_updates, to_updates
 from persist.errors import (
     ClientClosed,
     CollectionNotFound,
     Conflict,
     Corruption,
+    Indeterminate,
     InvalidUsage,
     PersistError,
 )
 from persist.follower import Follower
 from persist.future import CommitFuture, UnobservedErrors
-from persist.log import create_record
+from persist.log import create_record, record_key
 from persist.operations import Operation, Step, Write, merge
 from persist.part_lists import move_out
 from persist.part_writer import PartWriter
@@ -64,12 +65,13 @@ class Committer:
     """Owns the thread that commits; every method may be called from any thread."""
 
     def __init__(self, blob: Blob, follower: Follower, pool: Executor, clock: Clock, writer_name: str) -> None:
+        self.epoch: int | None = None  # Set once, by whoever opened the location exclusively.
         self._blob = blob
         self._follower = follower
         self._pool = pool
         self._clock = clock
         self._writer_name = writer_name
-        self._parts = PartWriter(blob)
+        self._parts = PartWriter(blob, follower.next_seqno)
         self.unobserved = UnobservedErrors()
         self._changed = threading.Condition()
         self._asked: collections.deque[Operation] = collections.deque()
@@ -113,7 +115,7 @@ class Committer:
             ClientClosed: `close` was called before.
         """
         size = sum(step.bytes for step in steps if isinstance(step, Write))
-        operation = Operation(tuple(steps), names, CommitFuture(self.unobserved, self._hurry.set), size)
+        operation = Operation(tuple(steps), names, CommitFuture(self.unobserved, self._waited_for), size)
         with self._changed:
             self._changed.wait_for(lambda: self._closed or self._has_room(operation.bytes))
             if self._closed:
@@ -141,6 +143,14 @@ class Committer:
             self._closed = True
             self._hurry.set()
             self._changed.notify_all()
+
+    def _waited_for(self) -> None:
+        if threading.current_thread() is self._thread:
+            raise InvalidUsage(
+                "a future's callback waits for another commit, which would wait for the callback. Do it in another "
+                "thread, or await it."
+            )
+        self._hurry.set()
 
     def _has_room(self, wanted_bytes: int) -> bool:
         return self._in_flight_bytes == 0 or self._in_flight_bytes + wanted_bytes <= IN_FLIGHT_BYTES_MAX
@@ -184,16 +194,19 @@ class Committer:
         appends: dict[str, tuple[list[Write], Append | None]] = {}
         while operations:
             state, unreadable = self._state_for(operations)
-            accepted, rejected = _validate(state, operations, unreadable)
+            accepted, done, rejected = self._validate(state, operations, unreadable)
             mutations = self._mutations(state, accepted, appends)
-            if (rejected or not mutations) and self._follower.refresh().seqno != state.seqno:
-                continue  # Nobody is refused, and nothing found done already, on the strength of an old state.
+            is_old = bool(rejected) or not (mutations or done)
+            if is_old and self._follower.refresh().seqno != state.seqno:
+                continue  # Nobody is refused, and nothing found to change nothing, on the strength of an old state.
             for operation, error in rejected:
                 self._reject(operation, error)
-            operations = accepted
+            operations = [operation for operation in operations if not operation.future.done()]
             if not mutations or self._create(state, mutations):
                 seqno = state.seqno + bool(mutations)
-                for operation in accepted:
+                for operation in done:
+                    self.abandon(operation.steps)
+                for operation in operations:
                     operation.future.set_result(seqno)
                 break
 
@@ -204,16 +217,31 @@ class Committer:
             seqno=state.seqno + 1,
             commit=uuid.uuid4().hex,
             writer=self._writer_name,
+            epoch=self.epoch,
             written_ms=self._clock.wall_ms(),
             mutations=mutations,
         )
         # Whatever went wrong before, a record that readers would refuse must not enter the log.
         apply(state, record)
         winner = create_record(self._blob, record, self._clock)
+        if winner is None and self._was_truncated(record.seqno):
+            # The slot was free because its record is no longer needed: this one is not part of the log.
+            self._blob.delete(record_key(record.seqno))
+            self._follower.refresh()
+            return False
         self._follower.advance(winner or record)
         if winner is None and checkpoint_due(record.seqno, len(state.entries)):
             self._start_checkpoint()
         return winner is None
+
+    def _was_truncated(self, seqno: int) -> bool:
+        try:
+            return self._follower.was_truncated(seqno)
+        except PersistError as error:
+            raise Indeterminate(
+                f"a record was created at seqno {seqno} after so long that its slot may have been truncated before, "
+                f"and that could not be found out: {error}. Read back before writing it again."
+            ) from error
 
     def _with_failed_uploads_rejected(self, group: list[Operation]) -> list[Operation]:
         uploaded = []
@@ -229,7 +257,7 @@ class Committer:
     def _state_for(self, operations: list[Operation]) -> tuple[State, dict[str, PersistError]]:
         """Return a state with the contents of all collections concerned, and why some could not be read."""
         unreadable: dict[str, PersistError] = {}
-        for id_ in {step.collection for operation in operations for step in operation.steps}:
+        for id_ in {step.collection for operation in operations for step in operation.steps} - {""}:
             try:
                 self._follower.load(id_)
             except Corruption as error:
@@ -240,8 +268,9 @@ class Committer:
         self, state: State, accepted: list[Operation], appends: dict[str, tuple[list[Write], Append | None]]
     ) -> tuple[Mutation, ...]:
         """Return what the record must say; appends keeps what was encoded for an attempt that lost the race."""
-        mutations: list[Mutation] = []
-        for change in merge(accepted).values():
+        first, changes, last = merge(accepted)
+        mutations: list[Mutation] = [*first]
+        for change in changes.values():
             entry = state.entries.get(change.id)
             contents = entry.contents if entry is not None else None
             known = appends.get(change.id)
@@ -249,10 +278,10 @@ class Committer:
                 inline_bytes = contents.inline_bytes if contents is not None else 0
                 append = self._parts.append(change.id, change.writes, inline_bytes)
                 if append is not None and state.location is not None:
-                    append = move_out(self._blob, state.location, append)
+                    append = move_out(self._blob, state.location, append, state.seqno + 1)
                 appends[change.id] = (change.writes, append)
             mutations += change.mutations(contents, appends[change.id][1])
-        return tuple(mutations)
+        return (*mutations, *last)
 
     def _reject(self, operation: Operation, error: BaseException) -> None:
         for upload in operation.uploads:
@@ -267,32 +296,35 @@ class Committer:
 
     def _start_checkpoint(self) -> None:
         if self._checkpointing.acquire(blocking=False):
-            self._pool.submit(self._checkpoint, self._follower.state)
+            self._pool.submit(self._checkpoint)
 
-    def _checkpoint(self, state: State) -> None:
+    def _checkpoint(self) -> None:
         """Make a checkpoint. One that fails is no caller's concern: the next one serves as well."""
+        state, recent = self._follower.recent()
         try:
-            self._follower.adopt(state, write_checkpoint(self._blob, state))
+            write_checkpoint(self._blob, state, recent)
         except PersistError as error:
             logger.warning("the checkpoint at seqno %d was not made: %s", state.seqno, error)
         finally:
             self._checkpointing.release()
 
+    def _validate(
+        self, state: State, operations: list[Operation], unreadable: dict[str, PersistError]
+    ) -> tuple[list[Operation], list[Operation], list[tuple[Operation, PersistError]]]:
+        """Return the operations that may follow state in this order, those done before, and the others with the reason.
 
-def _validate(
-    state: State, operations: list[Operation], unreadable: dict[str, PersistError]
-) -> tuple[list[Operation], list[tuple[Operation, PersistError]]]:
-    """Return the operations that may follow state in this order, and the others with the reason."""
-    draft = Draft(state)
-    accepted: list[Operation] = []
-    rejected: list[tuple[Operation, PersistError]] = []
-    for operation in operations:
-        broken = [unreadable[step.collection] for step in operation.steps if step.collection in unreadable]
-        try:
-            if broken:
-                raise broken[0]
-            draft.extend(operation.plan())
-            accepted.append(operation)
-        except (InvalidUsage, Conflict, Corruption) as error:
-            rejected.append((operation, error))
-    return accepted, rejected
+        One that repeats another of the same group counts as done, too: it is once the group is.
+        """
+        draft = Draft(state, self.epoch)
+        accepted: list[Operation] = []
+        done: list[Operation] = []
+        rejected: list[tuple[Operation, PersistError]] = []
+        for operation in operations:
+            broken = [unreadable[step.collection] for step in operation.steps if step.collection in unreadable]
+            try:
+                if broken:
+                    raise broken[0]
+                (accepted if draft.extend(operation.plan()) else done).append(operation)
+            except (InvalidUsage, Conflict, Corruption) as error:
+                rejected.append((operation, error))
+        return accepted, done, rejected

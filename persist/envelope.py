@@ -14,7 +14,7 @@ from typing import TypeVar
 import msgspec
 import xxhash
 
-from persist.blob import Blob, CorruptBlob, IncompatibleVersion
+from persist.blob import Blob, CorruptBlob, IncompatibleVersion, MissingBlob
 
 FORMAT = 1
 
@@ -71,11 +71,11 @@ def decode_framed(data: bytes, kind: type[F], key: str) -> F:
         raise CorruptBlob(key, f"it is not a valid {kind.__name__.lower()}: {error}") from error
 
 
-def put_framed(blob: Blob, folder: str, value: Framed) -> BlobRef:
-    """Store value in folder under a name made of its content, and return the pointer to it."""
+def put_framed(blob: Blob, prefix: str, value: Framed) -> BlobRef:
+    """Store value under prefix and a name made of its content, and return the pointer to it."""
     data = encode_framed(value)
     checksum = xxhash.xxh3_128_hexdigest(data)
-    key = f"{folder}/{checksum}.json"
+    key = f"{prefix}{checksum}.json"
     blob.set(key, data)
     return BlobRef(blob=key, bytes=len(data), checksum=checksum)
 
@@ -84,11 +84,11 @@ def get_framed(blob: Blob, ref: BlobRef, kind: type[F]) -> F:
     """Return what ref points to.
 
     Raises:
-        CorruptBlob: it is missing or is not what was stored there.
+        MissingBlob, CorruptBlob: it is missing or is not what was stored there.
     """
     data = blob.get(ref.blob)
     if data is None:
-        raise CorruptBlob(ref.blob, f"it is missing, and {ref.bytes} bytes with checksum {ref.checksum} belong there")
+        raise MissingBlob(ref.blob, f"it is missing, and {ref.bytes} bytes with checksum {ref.checksum} belong there")
     found = xxhash.xxh3_128_hexdigest(data)
     if len(data) != ref.bytes or found != ref.checksum:
         raise CorruptBlob(

@@ -36,16 +36,23 @@ __all__ = [
     "Corruption",
     "DiffOverflow",
     "FrontierRegression",
+    "HoldMoved",
+    "HoldNotFound",
     "IncompatibleVersion",
     "Indeterminate",
     "InvalidUpdate",
     "InvalidUsage",
+    "LeaseExpired",
+    "Locked",
     "NegativeMultiplicity",
     "PersistError",
     "ReadOnly",
     "SchemaMismatch",
     "Unavailable",
     "UpdateNotBeyondUpper",
+    "UploadExpired",
+    "UpperMismatch",
+    "WriterFenced",
 ]
 
 
@@ -197,3 +204,104 @@ class ClientClosed(InvalidUsage):
 
     def __str__(self) -> str:
         return f"{self.action} came after close(), and nothing was done. Open a new client with persist.open."
+
+
+class UpperMismatch(Conflict):
+    """A write or seal expected another upper: somebody else came first. Nothing of it was applied."""
+
+    def __init__(self, expected: Antichain, actual: Antichain) -> None:
+        super().__init__(expected, actual)
+        self.expected = expected
+        self.actual = actual
+
+    def __str__(self) -> str:
+        return (
+            f"expected upper={self.expected}, and it is {self.actual}; nothing of this was applied. Read what was "
+            "written meanwhile, then decide anew."
+        )
+
+
+class Locked(Conflict):
+    """Another client has the location exclusively (rule 12)."""
+
+    def __init__(self, holder: str) -> None:
+        super().__init__(holder)
+        self.holder = holder
+
+    def __str__(self) -> str:
+        return (
+            f"{self.holder} has this location exclusively, so nobody else writes here. Wait until it closes; if it is "
+            'gone for good, open with mode="exclusive" and its reentrance_id, or with force=True.'
+        )
+
+
+class WriterFenced(Conflict):
+    """This exclusive client is not the newest one any more: whatever it asks for is refused, for ever (rule 12)."""
+
+    def __init__(self, epoch: int, newest: int) -> None:
+        super().__init__(epoch, newest)
+        self.epoch = epoch
+        self.newest = newest
+
+    def __str__(self) -> str:
+        return (
+            f"this client opened the location exclusively at seqno {self.epoch}, and another one did at seqno "
+            f"{self.newest}: nothing it asks for is written any more. Close it, and open again if it should take over."
+        )
+
+
+class LeaseExpired(Conflict):
+    """What a reader relies on is not kept for it any more; it gets this and never a wrong answer (rule 11)."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(what)
+        self.what = what
+
+    def __str__(self) -> str:
+        return f"{self.what}. Begin again: take a new snapshot, or subscribe anew."
+
+
+class HoldMoved(Conflict):
+    """A named hold is not where its owner left it: another process moves it too, or has taken the name."""
+
+    def __init__(self, name: str, expected: int | None, actual: int | None) -> None:
+        super().__init__(name, expected, actual)
+        self.name = name
+        self.expected = expected
+        self.actual = actual
+
+    def __str__(self) -> str:
+        def shown(time: int | None) -> str:
+            return "not there" if time is None else f"at {time}"
+
+        return (
+            f"the hold {self.name!r} was expected to be {shown(self.expected)}, and is {shown(self.actual)}; it was "
+            "not moved. Load it again to go on from where it is."
+        )
+
+
+class HoldNotFound(InvalidUsage):
+    """The collection has no hold of that name."""
+
+    def __init__(self, name: str, known: tuple[str, ...]) -> None:
+        super().__init__(name, known)
+        self.name = name
+        self.known = known
+
+    def __str__(self) -> str:
+        has = f"it has {', '.join(map(repr, self.known[:8]))}" if self.known else "it has none"
+        return f"this collection has no named hold {self.name!r}: {has}. Make it with hold(time, name={self.name!r})."
+
+
+class UploadExpired(Conflict):
+    """Parts were uploaded so long before their commit that they may have been collected; nothing was committed."""
+
+    def __init__(self, blob: str) -> None:
+        super().__init__(blob)
+        self.blob = blob
+
+    def __str__(self) -> str:
+        return (
+            f"{self.blob} was uploaded too long ago to be committed: what no record names is deleted after a while. "
+            "Nothing was applied. Write it again, or collect garbage with a longer orphan_grace_s."
+        )

@@ -2,17 +2,24 @@
 
 One `Follower` per client, used from many threads. The state is replaced as a whole and only ever moves forward.
 `refresh` is linearizable: it returns a state that includes every record created before the call.
+
+Old records are truncated, and their slots are free again. Whoever last saw the end of the log so long ago that its
+next slot may have been truncated (`STALE_AFTER_S`, far less than any retention) must not believe what it finds in that
+slot, nor what it managed to create there, before it has looked at the newest checkpoint: `refresh` does so by itself,
+and a writer asks `was_truncated` after its create. The time is the longer one of the monotonic and the wall clock's, so
+that a machine that was suspended notices.
 """
 
 import itertools
 import threading
-from collections.abc import Callable
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import TypeVar
 
-from persist.blob import Blob, Conflict, CorruptBlob, InvalidUsage
-from persist.checkpoint import adopt_bases, load_contents, read_newest_checkpoint
-from persist.clock import Clock
+from persist.blob import Blob, Conflict, CorruptBlob, InvalidUsage, MissingBlob
+from persist.blob.clock import Clock
+from persist.checkpoint import load_contents, read_newest_checkpoint
 from persist.errors import ClientClosed, CollectionNotFound, PersistError
 from persist.log import read_record, record_key
 from persist.records import Record
@@ -21,6 +28,9 @@ from persist.state import PENDING_MAX, CollectionState, State, apply
 T = TypeVar("T")
 
 HOLE_PROBES = 3
+STALE_AFTER_S = 600.0
+FRESH_S = 60.0
+RECENT_MAX = 256  # Records kept for the next checkpoint.
 POLL_FIRST_S = 0.005
 POLL_MAX_S = 1.0
 
@@ -41,6 +51,8 @@ class Follower:
         self._lock = threading.RLock()
         self._advanced = threading.Condition(self._lock)
         self._is_closed = False
+        self._recent: OrderedDict[int, Record] = OrderedDict()
+        self._seen_end = self._now()
         self._state = read_newest_checkpoint(blob)
         self.refresh()
         self._refuse_a_hole()
@@ -87,11 +99,51 @@ class Follower:
         self._issued = ticket = next(self._tickets)
         with self._lock:
             if self._served < ticket:
-                serves = self._issued
+                serves, began = self._issued, self._now()
+                if self._is_stale():
+                    self._skip_truncated()
                 while (record := read_record(self._blob, self._state.seqno + 1)) is not None:
                     self.advance(record)
-                self._served = serves
+                self._served, self._seen_end = serves, began
             return self._state
+
+    def next_seqno(self) -> int:
+        """Return the next seqno of the log, as of `FRESH_S` ago at most. Cost: mostly nothing, or a GET."""
+        age_s = self._clock.monotonic_s() - self._seen_end[0]
+        return (self._state if age_s < FRESH_S else self.refresh()).seqno + 1
+
+    def was_truncated(self, seqno: int) -> bool:
+        """Return whether the slot of seqno, in which a record was just created, had been truncated before.
+
+        Cost: nothing, unless this client has not seen the end of the log for `STALE_AFTER_S`: then a LIST and a GET.
+        """
+        with self._lock:
+            if not self._is_stale():
+                return False
+            return read_newest_checkpoint(self._blob).control.log_floor > seqno
+
+    def _now(self) -> tuple[float, float]:
+        return self._clock.monotonic_s(), self._clock.wall_ms() / 1000
+
+    def _is_stale(self) -> bool:
+        return any(now - then > STALE_AFTER_S for now, then in zip(self._now(), self._seen_end, strict=True))
+
+    def _skip_truncated(self) -> None:
+        """Go on from the newest checkpoint if the log after the state may be gone."""
+        newest = read_newest_checkpoint(self._blob)
+        if newest.control.log_floor > self._state.seqno + 1:
+            self._restart(newest)
+
+    def _restart(self, newest: State) -> None:
+        """Take over the state of a checkpoint, and the records after it, unless what is known is newer."""
+        if self._state.location not in (None, newest.location):
+            raise CorruptBlob("checkpoint/", f"it belongs to location {newest.location}, not {self._state.location}")
+        while newest.seqno < self._state.seqno:
+            record = self._recent.get(newest.seqno + 1) or read_record(self._blob, newest.seqno + 1)
+            if record is None:
+                raise MissingBlob(record_key(newest.seqno + 1), "it is missing, and later ones have been read")
+            newest = apply(newest, record)
+        self._state = newest
 
     def advance(self, record: Record) -> None:
         """Apply a record that is in the log, unless it has been applied already."""
@@ -102,6 +154,9 @@ class Follower:
                 self._state = apply(self._state, record)
             except (ValueError, Conflict) as error:
                 raise CorruptBlob(record_key(record.seqno), f"it breaks a rule of the log: {error}") from error
+            self._recent[record.seqno] = record
+            if len(self._recent) > RECENT_MAX:
+                self._recent.popitem(last=False)
             for mutation in record.mutations:
                 entry = self._state.entries.get(mutation.collection)
                 if entry is not None and entry.contents is None and len(entry.pending) > PENDING_MAX:
@@ -113,21 +168,29 @@ class Follower:
     def load(self, id_: str) -> CollectionState | None:
         """Return the contents of a collection in the newest known state, or None if it does not exist (any more)."""
         with self._lock:
-            entry = self._state.entries.get(id_)
-            if entry is None or self._state.location is None:
-                return None
-            if entry.contents is None:
-                try:
-                    entry = load_contents(self._blob, self._state.location, entry)
-                except (InvalidUsage, Conflict) as error:
-                    raise CorruptBlob(f"log up to {self._state.seqno}", f"it breaks a rule: {error}") from error
-                self._state = self._state.with_entry(entry)
-            return entry.contents
+            try:
+                return self._load(id_)
+            except MissingBlob:
+                # A state object that newer checkpoints do not refer to is collected after a while.
+                self._restart(read_newest_checkpoint(self._blob))
+                return self._load(id_)
 
-    def adopt(self, old: State, new: State) -> None:
-        """Take over the bases that a checkpoint of old has stored."""
+    def _load(self, id_: str) -> CollectionState | None:
+        entry = self._state.entries.get(id_)
+        if entry is None or self._state.location is None:
+            return None
+        if entry.contents is None:
+            try:
+                entry = load_contents(self._blob, self._state.location, entry)
+            except (InvalidUsage, Conflict) as error:
+                raise CorruptBlob(f"log up to {self._state.seqno}", f"it breaks a rule: {error}") from error
+            self._state = self._state.with_entry(entry)
+        return entry.contents
+
+    def recent(self) -> tuple[State, Mapping[int, Record]]:
+        """Return the newest known state, and the last records before it, for `persist.checkpoint`."""
         with self._lock:
-            self._state = adopt_bases(self._state, old, new)
+            return self._state, dict(self._recent)
 
     def current(self, id_: str, name: str) -> CollectionState:
         """Refresh, and return the contents of a collection.

@@ -15,6 +15,7 @@ from persist.antichain import Antichain
 from persist.codecs import TIME_MAX
 from persist.errors import AsOfCompacted
 from persist.follower import Follower
+from persist.reading import Reading
 from persist.state import CollectionState
 
 
@@ -31,7 +32,7 @@ class Progress:
     upper: Antichain
 
 
-ReadChanges = Callable[[CollectionState, int, int], pa.Table]
+ReadChanges = Callable[[Reading, CollectionState, int, int], pa.Table]
 
 
 class Listen:
@@ -46,6 +47,7 @@ class Listen:
         id_: str,
         name: str,
         lower: int,
+        reading: Reading,
         read: ReadChanges,
         first: Progress | None = None,
     ) -> None:
@@ -53,6 +55,7 @@ class Listen:
         self._id = id_
         self._name = name
         self._lower: int | None = lower
+        self._reading = reading
         self._read = read
         self._first = first
         self._closed = False
@@ -76,6 +79,7 @@ class Listen:
 
         Raises:
             AsOfCompacted: since has passed the time reached here.
+            LeaseExpired: what this follows is not kept for it any more.
             CollectionNotFound: the collection was destroyed.
             ClientClosed: the client was closed.
         """
@@ -91,8 +95,9 @@ class Listen:
         return self._advance(contents)
 
     def close(self) -> None:
-        """Stop; a wait in another thread ends within a second."""
+        """Stop, and let since advance; a wait in another thread ends within a second."""
         self._closed = True
+        self._reading.close()
 
     def __enter__(self) -> "Listen":
         return self
@@ -115,6 +120,11 @@ class Listen:
         if lower > 0 and not contents.since.has_beyond(lower - 1):
             raise AsOfCompacted(lower - 1, contents.since, lower)
         upper = contents.upper
-        updates = self._read(contents, lower, TIME_MAX + 1 if upper.time is None else upper.time)
+        with self._reading.explained():
+            updates = self._read(self._reading, contents, lower, TIME_MAX + 1 if upper.time is None else upper.time)
         self._lower = upper.time
+        if upper.time is None:
+            self._reading.close()
+        else:
+            self._reading.move(upper.time - 1)
         return Progress(updates, upper)

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from persist.antichain import Antichain
 from persist.errors import InvalidUsage
-from persist.operations import Step
+from persist.operations import Step, token_steps
 
 if TYPE_CHECKING:
     from persist.client import Client
@@ -19,8 +19,9 @@ class MultiWrite:
     error if it was rejected. Memory: everything written in the block.
     """
 
-    def __init__(self, client: "Client") -> None:
+    def __init__(self, client: "Client", token: str | None) -> None:
         self._client = client
+        self._token = token
         self._steps: list[Step] = []
         self._names: dict[str, str] = {}
         self._is_open = False
@@ -58,6 +59,7 @@ class MultiWrite:
     ) -> None:
         self._is_open = False
         if kind is None:
-            self._client._submit("multi_write", self._steps, self._names).result()
+            steps = [*self._steps, *token_steps(self._token, self._names, self._steps)]
+            self._client._submit("multi_write", steps, self._names).result()
         else:
             self._client._abandon(self._steps)

@@ -1,4 +1,4 @@
-"""What a collection may be called. Names are kept in the log and never become part of a key or a path."""
+"""What collections and permanent holds may be called. Names stay in the log: they are never part of a key or a path."""
 
 import re
 
@@ -11,11 +11,20 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 
 def check_name(name: str) -> str:
     """Return name, or raise InvalidUsage when it is not a good name for a collection."""
+    return _checked("collection", name)
+
+
+def check_hold_name(name: str) -> str:
+    """Return name, or raise InvalidUsage when it is not a good name for a permanent hold."""
+    return _checked("hold", name)
+
+
+def _checked(what: str, name: str) -> str:
     reason = _fault(name)
     if reason is not None:
         shown = repr(name if not isinstance(name, str) else name[:80])
         raise InvalidUsage(
-            f"collection name {shown} is not allowed: {reason}. A name is 1 to {NAME_CHARS_MAX} characters of text, "
+            f"{what} name {shown} is not allowed: {reason}. A name is 1 to {NAME_CHARS_MAX} characters of text, "
             "without '/', '\\', '..', control characters or surrounding spaces."
         )
     return name

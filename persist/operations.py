@@ -3,8 +3,10 @@
 An `Operation` is one caller's request, accepted or rejected as a whole: a write, a seal, or all of a multi-collection
 commit. `merge` turns accepted operations into one `Change` per collection, in the order in which the collections were
 first touched. Their net effect is that of the operations one after the other: appends commute with each other,
-and all of them were found valid, so they may stand before the last seal; and a name is only taken again after the
-collection that had it was touched (destroyed), so its `Change` comes first.
+and all of them were found valid, so they may stand before the last seal; holds come in the order asked for, and since
+is the least of them and of what was allowed, whichever came first; and a name is only taken again after the
+collection that had it was touched (destroyed), so its `Change` comes first. Leases are granted before all else, because
+holds need them, and whatever else concerns the location comes last.
 """
 
 from collections.abc import Iterable, Sequence
@@ -13,11 +15,25 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 
+from persist.antichain import Antichain
 from persist.blob import InvalidUsage
 from persist.codecs import CollectionSchema, Part, SmallUpdates
 from persist.future import CommitFuture
-from persist.records import AllowCompaction, Append, Create, Destroy, Mutation, Seal
-from persist.state import CollectionState, PlannedAppend
+from persist.records import (
+    AllowCompaction,
+    Append,
+    Create,
+    Destroy,
+    GrantLease,
+    LocationMutation,
+    Mutation,
+    ReleaseHold,
+    Seal,
+    SetHold,
+    Tokens,
+)
+from persist.state import CollectionState, ExpectUpper, PlannedAppend
+from persist.state import Step as DraftStep
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -48,7 +64,9 @@ class Write:
         return None
 
 
-Step = Write | Mutation
+TOKEN_CHARS_MAX = 200
+
+Step = Write | Mutation | ExpectUpper
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -74,7 +92,7 @@ class Operation:
     def is_ready(self) -> bool:
         return all(upload.done() for upload in self.uploads)
 
-    def plan(self) -> Iterable[Mutation | PlannedAppend]:
+    def plan(self) -> Iterable[DraftStep]:
         """Return what `persist.state.Draft` needs to validate this."""
         for step in self.steps:
             yield PlannedAppend(step.collection, step.time_min) if isinstance(step, Write) else step
@@ -87,6 +105,8 @@ class Change:
     id: str
     create: Create | None = None
     writes: list[Write] = field(default_factory=list)
+    tokens: list[tuple[str, int]] = field(default_factory=list)
+    holds: list[SetHold | ReleaseHold] = field(default_factory=list)
     seal: Seal | None = None
     allow_compaction: AllowCompaction | None = None
     destroy: Destroy | None = None
@@ -97,33 +117,65 @@ class Change:
             self.writes.append(step)
         elif isinstance(step, Create):
             self.create = step
+        elif isinstance(step, Tokens):
+            self.tokens += step.tokens
+        elif isinstance(step, SetHold | ReleaseHold):
+            self.holds.append(step)
         elif isinstance(step, Seal):
             self.seal = step
         elif isinstance(step, AllowCompaction):
-            self.allow_compaction = step
+            before = self.allow_compaction
+            if before is None or Antichain(*before.since) < Antichain(*step.since):
+                self.allow_compaction = step
         elif isinstance(step, Destroy):
             self.destroy = step
         else:
-            raise AssertionError(f"callers cannot ask for {step!r}")
+            assert isinstance(step, ExpectUpper), f"callers cannot ask for {step!r}"
 
     def mutations(self, contents: CollectionState | None, append: Append | None) -> list[Mutation]:
         """Return what must be written, given the contents before (None if it is new) and the encoded writes."""
-        wanted: list[Mutation | None] = [self.create, append, self.seal, self.allow_compaction, self.destroy]
+        tokens = Tokens(self.id, tuple(self.tokens)) if self.tokens else None
+        wanted = [self.create, append, tokens, *self.holds, self.seal, self.allow_compaction, self.destroy]
         if contents is not None and self.seal is not None and self.seal.upper == contents.upper_times:
             wanted.remove(self.seal)
         if (
             contents is not None
             and self.allow_compaction is not None
-            and (self.allow_compaction.since == contents.since_times)
+            and Antichain(*self.allow_compaction.since) <= Antichain(*contents.allowed_times)
         ):
             wanted.remove(self.allow_compaction)
         return [mutation for mutation in wanted if mutation is not None]
 
 
-def merge(operations: Sequence[Operation]) -> dict[str, Change]:
-    """Return the net change of each collection, in the order in which they were first touched."""
+def token_steps(token: str | None, collections: Iterable[str], steps: Sequence[Step]) -> list[Tokens]:
+    """Return what makes collections remember that steps were done under token.
+
+    Raises:
+        InvalidUsage: token is not a text of 1 to `TOKEN_CHARS_MAX` characters.
+    """
+    if token is None:
+        return []
+    if not isinstance(token, str) or not 0 < len(token) <= TOKEN_CHARS_MAX or not token.isprintable():
+        raise InvalidUsage(
+            f"token={token!r} is not a text of 1 to {TOKEN_CHARS_MAX} printable characters: give each write one of "
+            "its own, and the same one when it is tried again"
+        )
+    writes = [step for step in steps if isinstance(step, Write)]
+    least = {id_: min((w.time_min for w in writes if w.collection == id_), default=0) for id_ in collections}
+    return [Tokens(id_, ((token, time_min),)) for id_, time_min in least.items()]
+
+
+def merge(operations: Sequence[Operation]) -> tuple[list[GrantLease], dict[str, Change], list[LocationMutation]]:
+    """Return what must come first, the net change of each collection in the order they were touched, and the rest."""
+    grants: list[GrantLease] = []
     changes: dict[str, Change] = {}
+    rest: list[LocationMutation] = []
     for operation in operations:
         for step in operation.steps:
-            changes.setdefault(step.collection, Change(step.collection)).add(step)
-    return changes
+            if isinstance(step, GrantLease):
+                grants.append(step)
+            elif isinstance(step, LocationMutation):
+                rest.append(step)
+            else:
+                changes.setdefault(step.collection, Change(step.collection)).add(step)
+    return grants, changes, rest

@@ -1,11 +1,13 @@
 """Part lists too large for the record that appends them: kept in an object of their own.
 
-    list/<collection>/<xxh3_128 of the object>.json     frame "parts"
+    list/<collection>/<seqno known then, 20 digits>-<xxh3_128 of the object>.json     frame "parts"
 
 In memory an `Append` always has its `parts`. On storage, a long list is replaced by `parts_in`, a pointer with a
-checksum. The object is written before the record that points to it, and its name is its content, so writing it
-twice is harmless.
+checksum. The object is written before the record that points to it. Its name begins like that of an upload
+(`persist.control.check_uploaded` says why) and goes on with its content, so writing it twice is harmless.
 """
+
+from typing import TypeVar
 
 import msgspec
 
@@ -16,6 +18,8 @@ from persist.records import Append, Mutation
 
 PARTS_INLINE_MAX = 256
 
+M = TypeVar("M", bound=Mutation)
+
 
 class PartList(Framed, frozen=True, kw_only=True, tag="parts"):
     """The parts of one `Append`."""
@@ -25,22 +29,28 @@ class PartList(Framed, frozen=True, kw_only=True, tag="parts"):
     parts: tuple[Part, ...]
 
 
-def move_out(blob: Blob, location: str, append: Append) -> Append:
-    """Return append, with its part list also stored as an object if it is long. Cost: one PUT, or nothing."""
+def move_out(blob: Blob, location: str, append: Append, seqno: int) -> Append:
+    """Return append, with its part list also stored as an object if it is long. Cost: one PUT, or nothing.
+
+    Args:
+        seqno: where the record would go now.
+    """
     if len(append.parts) <= PARTS_INLINE_MAX:
         return append
     content = PartList(location=location, collection=append.collection, parts=append.parts)
-    return msgspec.structs.replace(append, parts_in=put_framed(blob, f"list/{append.collection}", content))
+    return msgspec.structs.replace(
+        append, parts_in=put_framed(blob, f"list/{append.collection}/{seqno:020d}-", content)
+    )
 
 
-def as_stored(mutation: Mutation) -> Mutation:
+def as_stored(mutation: M) -> M:
     """Return mutation as it is written, without a part list that is stored elsewhere."""
     if isinstance(mutation, Append) and mutation.parts_in is not None:
         return msgspec.structs.replace(mutation, parts=())
     return mutation
 
 
-def as_read(blob: Blob, location: str, mutation: Mutation) -> Mutation:
+def as_read(blob: Blob, location: str, mutation: M) -> M:
     """Return mutation with its part list, which costs one GET if it is stored elsewhere."""
     if not isinstance(mutation, Append) or mutation.parts_in is None or mutation.parts:
         return mutation

@@ -1,14 +1,15 @@
 """Updates to parts: encoded, checksummed, and stored where the commit record will say.
 
-    part/<collection>/<uuid>.parquet
+    part/<collection>/<seqno known then, 20 digits>-<uuid>.parquet
 
 Names are drawn anew for every upload, so nothing is ever overwritten and an upload that no record refers to is
-harmless. Small batches need no blob of their own: their bytes travel inside the record, as long as the collection's
-inline bytes stay under `INLINE_TOTAL_MAX`.
+harmless. They begin with the seqno that the uploader thought was next, by which garbage collection can declare old
+uploads void (`persist.control`). Small batches need no blob of their own: their bytes travel inside the record, as
+long as the collection's inline bytes stay under `INLINE_TOTAL_MAX`.
 """
 
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 
 import msgspec
@@ -26,8 +27,10 @@ INLINE_TOTAL_MAX = 1 << 20
 class PartWriter:
     """Encodes updates and puts them where readers find them."""
 
-    def __init__(self, blob: Blob) -> None:
+    def __init__(self, blob: Blob, next_seqno: Callable[[], int]) -> None:
+        """next_seqno gives the next seqno of the log, as of not long ago."""
         self._blob = blob
+        self._next_seqno = next_seqno
 
     def upload(self, collection: str, schema: CollectionSchema, table: pa.Table) -> tuple[Part, ...]:
         """Encode table and store its parts; return their descriptors. Cost: one PUT for each part.
@@ -37,9 +40,10 @@ class PartWriter:
             Unavailable: the store did not take a part; those stored before are deleted again.
         """
         stored: list[Part] = []
+        seqno = self._next_seqno()
         try:
             for data, part in encode_parts(table, schema):
-                stored.append(self._put(collection, data, part))
+                stored.append(self._put(collection, seqno, data, part))
         except BaseException:
             self.discard(stored)
             raise
@@ -54,7 +58,7 @@ class PartWriter:
                 parts.append(msgspec.structs.replace(part, inline=data))
                 inline_bytes += len(data)
             else:
-                parts.append(self._put(collection, data, part))
+                parts.append(self._put(collection, self._next_seqno(), data, part))
         return Append(collection, tuple(parts)) if parts else None
 
     def discard(self, parts: Iterable[Part]) -> None:
@@ -66,8 +70,8 @@ class PartWriter:
                 except PersistError:
                     continue
 
-    def _put(self, collection: str, data: bytes, part: Part) -> Part:
-        key = f"part/{collection}/{uuid.uuid4().hex}.parquet"
+    def _put(self, collection: str, seqno: int, data: bytes, part: Part) -> Part:
+        key = f"part/{collection}/{seqno:020d}-{uuid.uuid4().hex}.parquet"
         try:
             self._blob.set(key, data)
         except Indeterminate as error:

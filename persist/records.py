@@ -1,20 +1,22 @@
 """What one entry of the commit log says: the mutations of one or more collections, all of them or none.
 
-    record   = frame "record" { location, seqno, commit, writer, written_ms, mutations }
-    mutation = create | append | seal | allow_compaction | destroy
+    record   = frame "record" { location, seqno, commit, writer, epoch, written_ms, mutations }
+    mutation = create | append | tokens | seal | allow_compaction | destroy | hold | release        of one collection
+             | lease | end_lease | open_writer | close_writer | truncate | void_uploads | collected  of the location
 
 Fields:
     location    32 hex digits, drawn by the writer of seqno 0; every object of a location repeats it
     commit      32 hex digits, drawn anew for every commit: how a client that lost the answer knows its own record
     writer      free text naming the client, for people
+    epoch       the seqno at which the writer opened the location exclusively, null if it did not
     written_ms  the writer's clock, milliseconds since 1970; for people and for retention, never for correctness
 
-Mutations name a collection by its id, which is never used again. A frontier is a list of at most one time.
+Mutations of a collection name it by its id, which is never used again. A frontier is a list of at most one time.
 A long list of parts is stored outside the record (`parts_in`); `persist.part_lists` fills it in before anybody sees
 the record.
 """
 
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 
@@ -42,6 +44,12 @@ class Append(_Mutation, frozen=True, tag="append"):
     parts_in: BlobRef | None = None
 
 
+class Tokens(_Mutation, frozen=True, tag="tokens"):
+    """Remember writes, so that none of them is done again: (token, least time of its updates) each."""
+
+    tokens: tuple[tuple[str, int], ...]
+
+
 class Seal(_Mutation, frozen=True, tag="seal"):
     """Advance upper."""
 
@@ -49,16 +57,90 @@ class Seal(_Mutation, frozen=True, tag="seal"):
 
 
 class AllowCompaction(_Mutation, frozen=True, tag="allow_compaction"):
-    """Advance since."""
+    """Let since advance as far as this, once no hold keeps it back."""
 
     since: Frontier
 
 
 class Destroy(_Mutation, frozen=True, tag="destroy"):
-    """Remove the collection; its name becomes free."""
+    """Remove the collection; its name becomes free, its blobs are left to be collected."""
 
 
-Mutation = Create | Append | Seal | AllowCompaction | Destroy
+class SetHold(_Mutation, frozen=True, tag="hold"):
+    """Keep since at or before a time, from now on.
+
+    hold is 32 hex digits for one that lives as long as a lease; it is a name for a permanent one, which is moved from
+    its expected time (None: it does not exist yet) by compare-and-set.
+    """
+
+    hold: str
+    time: int
+    lease: str | None = None
+    expected: int | None = None
+
+
+class ReleaseHold(_Mutation, frozen=True, tag="release"):
+    """Give up a hold; one that is not there is no error."""
+
+    hold: str
+
+
+class _LocationMutation(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, tag_field="kind"):
+    collection: ClassVar[str] = ""  # It is about none.
+
+
+class GrantLease(_LocationMutation, frozen=True, tag="lease"):
+    """Begin a lease, or prolong it if it renews one. It lasts until somebody ends it, others not before its expiry."""
+
+    lease: str
+    holder: str
+    expires_ms: int
+    renews: bool = False
+
+
+class EndLease(_LocationMutation, frozen=True, tag="end_lease"):
+    """End a lease and release its holds. By others than its holder with the expiry that they saw pass."""
+
+    lease: str
+    expires_ms: int | None = None
+
+
+class OpenWriter(_LocationMutation, frozen=True, tag="open_writer"):
+    """Make the writer of this record the only one; the record's seqno is its epoch."""
+
+    reentrance_id: str
+    holder: str
+    force: bool = False
+
+
+class CloseWriter(_LocationMutation, frozen=True, tag="close_writer"):
+    """Let others write again."""
+
+
+class TruncateLog(_LocationMutation, frozen=True, tag="truncate"):
+    """Declare that records below floor are not needed any more; they may be deleted once a checkpoint says so too."""
+
+    floor: int
+
+
+class VoidUploads(_LocationMutation, frozen=True, tag="void_uploads"):
+    """Declare that blobs whose names begin with a seqno below floor are never referred to if they are not yet."""
+
+    floor: int
+
+
+class Collected(_LocationMutation, frozen=True, tag="collected"):
+    """Forget garbage that has been deleted: that of the records at these seqnos."""
+
+    seqnos: tuple[int, ...]
+
+
+CollectionMutation = Create | Append | Tokens | Seal | AllowCompaction | Destroy | SetHold | ReleaseHold
+LocationMutation = GrantLease | EndLease | OpenWriter | CloseWriter | TruncateLog | VoidUploads | Collected
+Mutation = CollectionMutation | LocationMutation
+
+# Readers' claims and the collection of garbage change no contents: an exclusive writer does not keep others from them.
+Unguarded = SetHold | ReleaseHold | GrantLease | EndLease | OpenWriter | TruncateLog | VoidUploads | Collected
 
 
 class Record(Framed, frozen=True, kw_only=True, tag="record"):
@@ -68,5 +150,6 @@ class Record(Framed, frozen=True, kw_only=True, tag="record"):
     seqno: int
     commit: str
     writer: str
+    epoch: int | None
     written_ms: int
     mutations: tuple[Mutation, ...]

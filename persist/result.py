@@ -1,25 +1,49 @@
 """The ways to take a result away: Arrow, pandas, Polars, or an iterator of record batches."""
 
 from collections.abc import Iterator
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
 import pyarrow as pa
 
 from persist.blob import InvalidUsage
+from persist.reading import Reading
 
 BATCH_ROWS_MAX = 128 * 1024
 
 
 class ArrowResult:
-    """Base of everything that can be read as Arrow; subclasses yield tables, each of bounded size."""
+    """Base of everything that can be read as Arrow; subclasses yield tables, each of bounded size.
+
+    While it is open, what it reads is kept: close it, use it in a `with`, or drop it.
+    """
+
+    def __init__(self, reading: Reading) -> None:
+        self._reading = reading
+
+    def close(self) -> None:
+        """Let go of what this reads; idempotent. Reading it again is an error."""
+        self._reading.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
 
     @property
     def schema(self) -> pa.Schema:
         """The Arrow schema of the result."""
         raise NotImplementedError
 
-    def _tables(self) -> Iterator[pa.Table]:
+    def _read(self) -> Iterator[pa.Table]:
         raise NotImplementedError
+
+    def _tables(self) -> Iterator[pa.Table]:
+        with self._reading.explained():
+            yield from self._read()
 
     def to_arrow(self) -> pa.Table:
         """Return the whole result as one table."""

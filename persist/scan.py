@@ -8,17 +8,15 @@ what they amount to.
 Every blob is verified before one of its rows is believed.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from persist.blob import Blob, CorruptBlob
+from persist.blob import Blob, MissingBlob
 from persist.codecs import ROW_GROUP_ROWS, CollectionSchema, KeyRange, Part, key_ranges, parts_that_may_match
-
-Reading = Callable[[], tuple[Blob, Executor]]  # What a client reads with; raises ClientClosed after its close.
 
 ALL_KEYS = KeyRange()
 SLICE_ROWS_TARGET = 2_000_000
@@ -144,7 +142,7 @@ def read_part(blob: Blob, part: Part) -> bytes:
         return part.inline
     data = blob.get(part.blob)
     if data is None:
-        raise CorruptBlob(
+        raise MissingBlob(
             part.blob, f"it is missing, and {part.bytes} bytes with checksum {part.checksum} belong there"
         )
     return data

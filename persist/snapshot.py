@@ -23,8 +23,9 @@ import pyarrow.compute as pc
 from persist.blob import Blob, InvalidUsage
 from persist.codecs import CollectionSchema, SchemaMismatch, consolidate, to_rows, to_tuples
 from persist.errors import NegativeMultiplicity
+from persist.reading import Reading
 from persist.result import ArrowResult, rows_without_columns
-from persist.scan import Reading, Scan
+from persist.scan import Scan
 from persist.state import CollectionState
 
 Form = Literal["rows", "diff"]
@@ -143,10 +144,10 @@ class Snapshot(ArrowResult):
     """
 
     def __init__(self, scan: Scan, form: Form, reading: Reading) -> None:
+        super().__init__(reading)
         self.as_of = scan.time_upper - 1
         self.form: Form = form
         self.scan = scan
-        self._reading = reading
 
     @property
     def schema(self) -> pa.Schema:
@@ -167,7 +168,8 @@ class Snapshot(ArrowResult):
         inside = [p for p in self.scan.parts if whole and p.time_max <= self.as_of]
         others = tuple(p for p in self.scan.parts if not (whole and p.time_max <= self.as_of))
         scan = replace(self.scan, parts=others, columns=())
-        diffs = scan.updates(*self._reading(), with_time=False)
+        with self._reading.explained():
+            diffs = scan.updates(*self._reading(), with_time=False)
         return sum(part.diff_sum for part in inside) + _exact_sum(diffs["_diff"])
 
     def rows(self) -> Iterator[tuple[Any, Any]]:
@@ -186,7 +188,7 @@ class Snapshot(ArrowResult):
             else:  # A collection without any column, in rows: nothing is left to convert.
                 yield from ((None, None) for _ in range(table.num_rows))
 
-    def _tables(self) -> Iterator[pa.Table]:
+    def _read(self) -> Iterator[pa.Table]:
         for scan in self.scan.slices_of_rows():
             yield from read_snapshot(scan, self.form, *self._reading())
 

@@ -13,12 +13,16 @@ only appends to its pending mutations; `with_contents` replays and checks them o
 Invariants, for every state reachable by `apply`:
 - `since` and `upper` of a collection never go back;
 - when an `Append` was applied, all its times were beyond the upper of that moment;
+- `since` is the least of what compaction was allowed up to and every hold, or beyond it;
+- a token is remembered as long as a write with its times could be applied once more;
 - names are unique among the collections that exist, ids for ever;
 - if `contents` is present, it equals the fold of `pending` over the base.
+
+What concerns the location as a whole is in `persist.control`.
 """
 
 from collections import ChainMap
-from collections.abc import Iterable, Mapping, MutableMapping
+from collections.abc import Callable, Iterable, Mapping, MutableMapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, TypeVar
@@ -27,28 +31,60 @@ import msgspec
 
 from persist.antichain import Antichain
 from persist.codecs import CollectionSchema, Part
+from persist.control import (
+    Control,
+    check_uploaded,
+    check_writer,
+    is_id,
+    with_destroyed,
+    with_hold,
+    without_hold,
+)
+from persist.control import step as control_step
 from persist.envelope import BlobRef
-from persist.errors import CollectionExists, CollectionNotFound, FrontierRegression, UpdateNotBeyondUpper
+from persist.errors import (
+    AsOfCompacted,
+    CollectionExists,
+    CollectionNotFound,
+    FrontierRegression,
+    HoldMoved,
+    InvalidUsage,
+    UpdateNotBeyondUpper,
+    UpperMismatch,
+)
 from persist.records import (
     AllowCompaction,
     Append,
+    CollectionMutation,
     Create,
     Destroy,
     Frontier,
+    LocationMutation,
     Mutation,
     Record,
+    ReleaseHold,
     Seal,
+    SetHold,
+    Tokens,
 )
 
 V = TypeVar("V")
 
 PENDING_MAX = 64  # Mutations an entry keeps before it takes its contents for its base.
+TOKENS_KEPT = 4096  # Of writes whose times are sealed, so that doing them twice is refused anyway.
 
 
 class Run(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Parts that do not overlap in key."""
 
     parts: tuple[Part, ...]
+
+
+class Held(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """A hold: since stays at or before time. It lives as long as its lease, or is permanent if it has none."""
+
+    time: int
+    lease: str | None = None
 
 
 class CollectionState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -59,6 +95,9 @@ class CollectionState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     schema_json: dict[str, Any] = msgspec.field(name="schema")
     since_times: Frontier = msgspec.field(name="since", default=(0,))
     upper_times: Frontier = msgspec.field(name="upper", default=(0,))
+    allowed_times: Frontier = msgspec.field(name="allowed", default=(0,))  # What since would be without holds.
+    holds: dict[str, Held] = {}
+    tokens: dict[str, int] = {}  # With the least time written, in the order in which they came.
     history: tuple[Run, ...] = ()
     inline_bytes: int = 0  # Of parts that live in the log; kept here because writers ask for it at every commit.
 
@@ -87,7 +126,7 @@ class Entry:
     id: str
     name: str
     base: BlobRef | CollectionState | None = None
-    pending: tuple[Mutation, ...] = ()
+    pending: tuple[CollectionMutation, ...] = ()
     contents: CollectionState | None = None
 
     def with_contents(self, base: CollectionState | None) -> "Entry":
@@ -106,6 +145,7 @@ class State:
     seqno: int = -1
     entries: Mapping[str, Entry] = field(default_factory=lambda: MappingProxyType({}))
     ids: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    control: Control = field(default_factory=Control)
 
     def names(self) -> tuple[str, ...]:
         """Return the names of all collections, sorted."""
@@ -124,50 +164,21 @@ def apply(state: State, record: Record) -> State:
     Raises:
         InvalidUsage, Conflict: one of the rules does not allow it; the state is unchanged. A record in the log never
             raises these, because its writer applied it before creating it.
-        ValueError: the record belongs to another location or position.
+        ValueError: the record belongs to another location or position, or is not one that a writer would make.
     """
     if record.seqno != state.seqno + 1:
         raise ValueError(f"it says seqno {record.seqno} where {state.seqno + 1} belongs")
     if state.location not in (None, record.location):
         raise ValueError(f"it belongs to location {record.location}, and this is {state.location}")
-    entries: dict[str, Entry | None] = dict(state.entries)
-    ids: dict[str, str | None] = dict(state.ids)
+    if not is_id(record.location):
+        raise ValueError(f"its location {record.location!r} is not 32 hex digits")
+    check_writer(state.control, record.epoch, record.mutations)
+    after = _Changing(dict(state.entries), dict(state.ids), state.control, _extended)
     for mutation in record.mutations:
-        entry = _entry_for(mutation, entries, ids)
-        _put(entries, ids, entry, None if isinstance(mutation, Destroy) else _extended(entry, mutation))
-    return State(record.location, record.seqno, _present(entries), _present(ids))
-
-
-class Draft:
-    """A state being extended by operations that are not in the log yet, to tell which of them are valid.
-
-    It follows names and frontiers but not parts, so that a writer can validate thousands of small operations before
-    it encodes what they wrote into one batch. The checks are the same functions that `apply` uses. All collections
-    concerned must have their contents.
-    """
-
-    def __init__(self, state: State) -> None:
-        self._entries: ChainMap[str, Entry | None] = ChainMap({}, dict(state.entries))
-        self._ids: ChainMap[str, str | None] = ChainMap({}, dict(state.ids))
-
-    def extend(self, steps: Iterable["Mutation | PlannedAppend"]) -> None:
-        """Add all steps of one operation, or none of them if one is not valid.
-
-        Raises:
-            InvalidUsage, Conflict: what the operation would get if it came next in the log.
-        """
-        steps = tuple(steps)
-        if all(isinstance(step, PlannedAppend) for step in steps):
-            for step in steps:  # They change nothing that is followed here, so nothing has to be undone.
-                _step(_entry_for(step, self._entries, self._ids).contents, step)
-            return
-        entries, ids = self._entries.new_child(), self._ids.new_child()
-        for step in steps:
-            entry = _entry_for(step, entries, ids)
-            after = None if isinstance(step, Destroy) else replace(entry, contents=_step(entry.contents, step))
-            _put(entries, ids, entry, after)
-        self._entries.maps[0].update(entries.maps[0])
-        self._ids.maps[0].update(ids.maps[0])
+        if isinstance(mutation, Append):
+            check_uploaded(state.control, mutation)
+        after.add(mutation, record.seqno, record.written_ms)
+    return State(record.location, record.seqno, _present(after.entries), _present(after.ids), after.control)
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,35 +189,144 @@ class PlannedAppend:
     time_min: int
 
 
-def _put(
-    entries: MutableMapping[str, Entry | None],
-    ids: MutableMapping[str, str | None],
-    before: Entry,
-    after: Entry | None,
-) -> None:
-    entries[before.id] = after
-    ids[before.name] = before.id if after is not None else None
+@dataclass(frozen=True, slots=True)
+class ExpectUpper:
+    """Not a mutation but a condition: the operation it is part of is only valid while upper is this."""
+
+    collection: str
+    upper: Antichain
+
+
+Step = Mutation | PlannedAppend | ExpectUpper
+
+
+class Draft:
+    """A state being extended by operations that are not in the log yet, to tell which of them are valid.
+
+    It follows names and frontiers but not parts, so that a writer can validate thousands of small operations before
+    it encodes what they wrote into one batch. The checks are the same functions that `apply` uses. All collections
+    concerned must have their contents, except those of which an operation only releases holds.
+
+    Args:
+        state: what is known.
+        epoch: that of the writer, if it opened the location exclusively.
+    """
+
+    def __init__(self, state: State, epoch: int | None = None) -> None:
+        self._seqno = state.seqno + 1
+        self._epoch = epoch
+        self._new_tokens: set[tuple[str, str]] = set()
+        self._now = _Changing(
+            ChainMap({}, dict(state.entries)), ChainMap({}, dict(state.ids)), state.control, _with_step
+        )
+
+    def extend(self, steps: Iterable[Step]) -> bool:
+        """Add all steps of one operation, or none of them if one is not valid.
+
+        Returns:
+            False if all its tokens have been seen already, so that it was done before and nothing was added.
+
+        Raises:
+            InvalidUsage, Conflict: what the operation would get if it came next in the log.
+        """
+        steps = tuple(steps)
+        now = self._now
+        check_writer(now.control, self._epoch, steps)
+        if all(isinstance(step, PlannedAppend) for step in steps):
+            for step in steps:  # They change nothing that is followed here, so nothing has to be undone.
+                assert isinstance(step, PlannedAppend)
+                _step(now.entry_for(step).contents, step)
+            return True
+        tokens = [(s.collection, token) for s in steps if isinstance(s, Tokens) for token, _ in s.tokens]
+        if tokens and self._done(tokens):
+            return False
+        draft = _Changing(ChainMap({}, now.entries), ChainMap({}, now.ids), now.control, _with_step)
+        for step in steps:
+            draft.add(step, self._seqno, 0)
+        now.entries.update(draft.entries.maps[0])  # type: ignore[attr-defined]
+        now.ids.update(draft.ids.maps[0])  # type: ignore[attr-defined]
+        now.control = draft.control
+        self._new_tokens.update(tokens)
+        return True
+
+    def _done(self, tokens: list[tuple[str, str]]) -> bool:
+        seen = [self._has_seen(*each) for each in tokens]
+        if any(seen) and not all(seen):
+            known = [token for (_, token), was in zip(tokens, seen, strict=True) if was]
+            raise InvalidUsage(
+                f"the token {known[0]!r} was used before for some of these collections and not for the others, so "
+                "this is not a repetition of that commit. Use a token of its own for each commit; nothing was applied."
+            )
+        return any(seen)
+
+    def _has_seen(self, collection: str, token: str) -> bool:
+        entry = self._now.entries.get(collection)
+        known = entry.contents.tokens if entry is not None and entry.contents is not None else {}
+        return token in known or (collection, token) in self._new_tokens
+
+
+class _Changing:
+    """What mutations are applied to, one after the other; extend says how an entry takes one in."""
+
+    def __init__(
+        self,
+        entries: MutableMapping[str, Entry | None],
+        ids: MutableMapping[str, str | None],
+        control: Control,
+        extend: "Callable[[Entry, CollectionStep], Entry]",
+    ) -> None:
+        self.entries = entries
+        self.ids = ids
+        self.control = control
+        self._extend = extend
+
+    def add(self, step: Step, seqno: int, written_ms: int) -> None:
+        """Apply one mutation of the record at seqno."""
+        if isinstance(step, LocationMutation):
+            self.control = control_step(self.control, step, seqno, self._release)
+            return
+        entry = self.entry_for(step)
+        if isinstance(step, Destroy):
+            self.control = with_destroyed(self.control, entry.id, seqno, written_ms)
+            self.entries[entry.id] = None
+            self.ids[entry.name] = None
+            return
+        if isinstance(step, SetHold) and step.lease is not None:
+            self.control = with_hold(self.control, step.lease, step.collection, step.hold)
+        elif isinstance(step, ReleaseHold):
+            self.control = without_hold(self.control, step.collection, step.hold)
+        self.entries[entry.id] = self._extend(entry, step)
+        self.ids[entry.name] = entry.id
+
+    def _release(self, collection: str, hold: str) -> None:
+        entry = self.entries[collection]
+        assert entry is not None, "a lease lists holds of collections that exist"
+        self.entries[collection] = self._extend(entry, ReleaseHold(collection, hold))
+
+    def entry_for(self, step: "CollectionStep") -> Entry:
+        """Return the entry that step is about, a new one for `Create`, if there may be one."""
+        entry = self.entries.get(step.collection)
+        if isinstance(step, Create):
+            if not is_id(step.collection):
+                raise ValueError(f"{step.collection!r} is not the id of a collection: 32 hex digits")
+            if self.ids.get(step.name) is not None or entry is not None:
+                raise CollectionExists(step.name)
+            return Entry(step.collection, step.name)
+        if entry is None:
+            raise CollectionNotFound(step.collection, "this location", tuple(n for n, i in self.ids.items() if i))
+        return entry
+
+
+CollectionStep = CollectionMutation | PlannedAppend | ExpectUpper
 
 
 def _present(values: Mapping[str, V | None]) -> Mapping[str, V]:
     return MappingProxyType({key: value for key, value in values.items() if value is not None})
 
 
-def _entry_for(
-    mutation: Mutation | PlannedAppend, entries: Mapping[str, Entry | None], ids: Mapping[str, str | None]
-) -> Entry:
-    """Return the entry that mutation is about, a new one for `Create`, if there may be one."""
-    entry = entries.get(mutation.collection)
-    if isinstance(mutation, Create):
-        if ids.get(mutation.name) is not None or entry is not None:
-            raise CollectionExists(mutation.name)
-        return Entry(mutation.collection, mutation.name)
-    if entry is None:
-        raise CollectionNotFound(mutation.collection, "this location", tuple(n for n, i in ids.items() if i))
-    return entry
-
-
-def _extended(entry: Entry, mutation: Mutation) -> Entry:
+def _extended(entry: Entry, mutation: CollectionStep) -> Entry:
+    """Return entry with mutation pending, and in its contents if it has them."""
+    assert not isinstance(mutation, PlannedAppend | ExpectUpper)
     contents = entry.contents
     if contents is not None or isinstance(mutation, Create):
         contents = _step(contents, mutation)
@@ -215,27 +335,64 @@ def _extended(entry: Entry, mutation: Mutation) -> Entry:
     return Entry(entry.id, entry.name, entry.base, (*entry.pending, mutation), contents)
 
 
-def _step(contents: CollectionState | None, mutation: Mutation | PlannedAppend) -> CollectionState:
+def _with_step(entry: Entry, step: CollectionStep) -> Entry:
+    """Return entry with only its contents changed, for a draft."""
+    if entry.contents is None and isinstance(step, ReleaseHold):
+        return entry
+    contents = _step(entry.contents, step)
+    return entry if contents is entry.contents else replace(entry, contents=contents)
+
+
+def _step(contents: CollectionState | None, step: CollectionStep) -> CollectionState:
     """Return one collection's contents after one mutation: where the rules live."""
-    if isinstance(mutation, Create):
-        return CollectionState(mutation.collection, mutation.name, mutation.schema)
+    change = msgspec.structs.replace
+    if isinstance(step, Create):
+        return CollectionState(step.collection, step.name, step.schema)
     assert contents is not None, "a collection's first mutation creates it"
-    if isinstance(mutation, PlannedAppend):
-        _check_beyond_upper(contents, mutation.time_min)
+    if isinstance(step, PlannedAppend):
+        _check_beyond_upper(contents, step.time_min)
         return contents
-    if isinstance(mutation, Append):
-        for part in mutation.parts:
+    if isinstance(step, ExpectUpper):
+        if contents.upper != step.upper:
+            raise UpperMismatch(step.upper, contents.upper)
+        return contents
+    if isinstance(step, Append):
+        for part in step.parts:
             _check_beyond_upper(contents, part.time_min)
-        inline_bytes = contents.inline_bytes + sum(len(part.inline) for part in mutation.parts)
+        inline_bytes = contents.inline_bytes + sum(len(part.inline) for part in step.parts)
         # One commit may hold batches that overlap in key, so nothing is known of its parts but each by itself.
-        history = (*contents.history, *(Run((part,)) for part in mutation.parts))
-        return msgspec.structs.replace(contents, history=history, inline_bytes=inline_bytes)
-    if isinstance(mutation, Seal):
-        _check_forward("upper", contents.upper, mutation.upper)
-        return msgspec.structs.replace(contents, upper_times=mutation.upper)
-    assert isinstance(mutation, AllowCompaction)
-    _check_forward("since", contents.since, mutation.since)
-    return msgspec.structs.replace(contents, since_times=mutation.since)
+        history = (*contents.history, *(Run((part,)) for part in step.parts))
+        return change(contents, history=history, inline_bytes=inline_bytes)
+    if isinstance(step, Tokens):
+        return change(contents, tokens=_with_tokens(contents, step))
+    if isinstance(step, Seal):
+        _check_forward("upper", contents.upper, step.upper)
+        return change(contents, upper_times=step.upper)
+    if isinstance(step, AllowCompaction):
+        _check_forward("since", contents.since, step.since)
+        allowed = max(Antichain(*contents.allowed_times), Antichain(*step.since))
+        return _with_since(change(contents, allowed_times=allowed.elements))
+    if isinstance(step, SetHold):
+        _check_hold(contents, step)
+        return _with_since(change(contents, holds={**contents.holds, step.hold: Held(step.time, step.lease)}))
+    assert isinstance(step, ReleaseHold)
+    return _with_since(change(contents, holds={name: h for name, h in contents.holds.items() if name != step.hold}))
+
+
+def _with_since(contents: CollectionState) -> CollectionState:
+    """Return contents with since as far as compaction is allowed and the holds let it (rule 4)."""
+    held = [Antichain(hold.time) for hold in contents.holds.values()]
+    reach = min((Antichain(*contents.allowed_times), *held))
+    return msgspec.structs.replace(contents, since_times=max(contents.since, reach).elements)
+
+
+def _with_tokens(contents: CollectionState, step: Tokens) -> dict[str, int]:
+    tokens = {**contents.tokens, **dict(step.tokens)}
+    if len(tokens) > TOKENS_KEPT:
+        sealed = [token for token, time_min in tokens.items() if not contents.upper.has_beyond(time_min)]
+        for token in sealed[: max(0, len(sealed) - TOKENS_KEPT)]:
+            del tokens[token]
+    return tokens
 
 
 def _check_beyond_upper(contents: CollectionState, time: int) -> None:
@@ -246,3 +403,16 @@ def _check_beyond_upper(contents: CollectionState, time: int) -> None:
 def _check_forward(which: str, current: Antichain, asked: Frontier) -> None:
     if not current <= Antichain(*asked):
         raise FrontierRegression(which, Antichain(*asked), current)
+
+
+def _check_hold(contents: CollectionState, step: SetHold) -> None:
+    if not contents.since.has_beyond(step.time):
+        raise AsOfCompacted(step.time, contents.since)
+    if step.lease is not None:
+        return
+    held = contents.holds.get(step.hold)
+    actual = None if held is None else held.time
+    if actual != step.expected:
+        raise HoldMoved(step.hold, step.expected, actual)
+    if actual is not None and step.time < actual:
+        raise FrontierRegression(f"the hold {step.hold!r}", Antichain(step.time), Antichain(actual))

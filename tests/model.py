@@ -11,11 +11,16 @@ class ModelError(Exception):
 
 
 class ModelCollection:
-    """A list of updates, summed when asked for. An upper of None means complete for ever."""
+    """A list of updates, summed when asked for. An upper of None means complete for ever.
+
+    `holds` are the times that readers still need: since waits for the least of them.
+    """
 
     def __init__(self) -> None:
         self.updates: list[Update] = []
-        self.since = 0
+        self.allowed = 0
+        self.holds: dict[object, int] = {}
+        self._since = 0
         self.upper: int | None = 0
 
     def write(self, updates: list[Update]) -> None:
@@ -32,7 +37,12 @@ class ModelCollection:
     def allow_compaction(self, since: int) -> None:
         if since < self.since:
             raise ModelError("FrontierRegression")
-        self.since = since
+        self.allowed = max(self.allowed, since)
+
+    @property
+    def since(self) -> int:
+        self._since = max(self._since, min([self.allowed, *self.holds.values()]))
+        return self._since
 
     def contents(self, as_of: int) -> dict[Any, int]:
         if as_of < self.since:

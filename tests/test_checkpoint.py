@@ -8,7 +8,7 @@ import pytest
 import persist
 from persist import checkpoint
 from persist.blob import CorruptBlob, MemoryBlob, MeteredBlob
-from persist.clock import SystemClock
+from persist.blob.clock import SystemClock
 from persist.follower import Follower
 from persist.log import create_record, read_record
 from persist.records import Create, Record, Seal
@@ -101,6 +101,7 @@ def test_opening_5000_records_and_200_collections_takes_one_list_page_and_at_mos
             seqno=seqno,
             commit=uuid.uuid4().hex,
             writer="a test",
+            epoch=None,
             written_ms=0,
             mutations=(mutation,),
         )
@@ -108,7 +109,7 @@ def test_opening_5000_records_and_200_collections_takes_one_list_page_and_at_mos
         follower.advance(record)
         # One record after the last checkpoint is the worst case but one interval.
         if checkpoint.checkpoint_due(seqno, len(follower.state.entries)) and seqno < 4999:
-            follower.adopt(follower.state, checkpoint.write_checkpoint(inner, follower.state))
+            checkpoint.write_checkpoint(inner, *follower.recent())
     metered = MeteredBlob(inner)
     with persist.open(metered, mode="read") as client:
         assert len(client.collections()) == 200

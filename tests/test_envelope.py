@@ -16,6 +16,7 @@ RECORD = Record(
     seqno=7,
     commit="1" * 32,
     writer="a test",
+    epoch=None,
     written_ms=1,
     mutations=(Create("2" * 32, "orders", {"key": None, "value": None}), Seal("2" * 32, (11,))),
 )

@@ -27,6 +27,7 @@ def record(seqno: int, *mutations: Mutation, location: str = "f" * 32) -> Record
         seqno=seqno,
         commit=uuid.uuid4().hex,
         writer="a test",
+        epoch=None,
         written_ms=0,
         mutations=mutations,
     )
@@ -93,8 +94,11 @@ def test_giving_up_says_whether_the_record_may_be_there() -> None:
 def test_a_long_part_list_is_kept_outside_the_record_and_read_back_with_it() -> None:
     blob, clock = MemoryBlob(), ImpatientClock()
     [(_, part)] = encode_parts(to_updates([((1, None), 0, 1)], SCHEMA), SCHEMA)
-    parts = tuple(msgspec.structs.replace(part, blob=f"part/{i}") for i in range(PARTS_INLINE_MAX + 1))
-    append = move_out(blob, "f" * 32, Append(ORDERS, parts))
+    parts = tuple(
+        msgspec.structs.replace(part, blob=f"part/{ORDERS}/{0:020d}-{i:032x}.parquet")
+        for i in range(PARTS_INLINE_MAX + 1)
+    )
+    append = move_out(blob, "f" * 32, Append(ORDERS, parts), 0)
     create_record(blob, create(), clock)
     create_record(blob, record(1, append), clock)
     assert len(blob.get(record_key(1)) or b"") < 1000
@@ -152,7 +156,7 @@ def test_a_damaged_collection_is_no_concern_of_those_who_read_another() -> None:
         for time in range(40, 60):
             handles[0].seal(time + 1).result()
         for entry in list(blob.list("state/")):
-            blob.delete(entry.key)
+            blob.set(entry.key, b"damaged")
         with persist.open(blob, mode="read") as reader:
             for time in range(60, 200):
                 handles[0].seal(time + 1).result()

@@ -38,11 +38,15 @@ class TwoClients(RuleBasedStateMachine):
             happened_but_failed=0.1,
             operations={"create"},
         )
-        self.clients = [persist.open(self.blob, clock=ImpatientClock()) for _ in range(2)]
+        self.clients = [self.opened() for _ in range(2)]
         self.model: dict[str, ModelCollection] = {}
         self.handles: dict[tuple[int, str], persist.Collection] = {}
         self.snapshots: list[tuple[persist.Snapshot, dict[Any, int]]] = []
         self.listens: list[tuple[persist.Listen, ModelCollection, int, Counter[Any]]] = []
+
+    def opened(self) -> persist.Client:
+        settings = persist.Settings(hold_linger_s=0, background=False)
+        return persist.open(self.blob, clock=ImpatientClock(), settings=settings)
 
     def teardown(self) -> None:
         for client in self.clients:
@@ -125,8 +129,14 @@ class TwoClients(RuleBasedStateMachine):
     def reopen(self, client: int) -> None:
         """A client that closes, or is gone, takes nothing with it."""
         self.clients[client].close()
-        self.clients[client] = persist.open(self.blob, clock=ImpatientClock())
+        self.clients[client] = self.opened()
         self.handles = {key: h for key, h in self.handles.items() if key[0] != client}
+        for snapshot, _ in self.snapshots:
+            snapshot.close()
+        for listen, *_ in self.listens:
+            listen.close()
+        for model in self.model.values():
+            model.holds.clear()
         self.snapshots, self.listens = [], []
 
     @rule(client=CLIENTS, name=NAMES, as_of=TIMES)
@@ -138,6 +148,7 @@ class TwoClients(RuleBasedStateMachine):
             found = dict(snapshot.rows())
             assert snapshot.count() == sum(found.values())
             self.snapshots.append((snapshot, found))
+            model.holds[snapshot] = as_of
             return found
 
         self.agree(ours, lambda: model.contents(as_of))
@@ -160,6 +171,7 @@ class TwoClients(RuleBasedStateMachine):
         def ours() -> bool:
             listen = handle.subscribe(as_of, timeout_s=0)
             self.listens.append((listen, model, as_of, Counter()))
+            model.holds[listen] = as_of
             return True
 
         self.agree(ours, lambda: model.contents(as_of) is not None)
@@ -169,21 +181,30 @@ class TwoClients(RuleBasedStateMachine):
     def poll(self, data: st.DataObject) -> None:
         """What a subscriber has added up is the contents as of the last time before its upper."""
         listen, model, _, sums = data.draw(st.sampled_from(self.listens))
-        try:
-            while (progress := listen.poll()) is not None:
-                for row in progress.updates.to_pylist():
-                    sums[row["k"], row["v"]] += row["_diff"]
-                last = 100 if progress.upper.is_empty else (progress.upper.time or 0) - 1
-                if last >= model.since:
-                    assert {record: n for record, n in sums.items() if n} == model.contents(last)
-        except persist.AsOfCompacted:
-            assert model.since > 0
-            self.listens = [each for each in self.listens if each[0] is not listen]
+        while (progress := listen.poll()) is not None:
+            for row in progress.updates.to_pylist():
+                sums[row["k"], row["v"]] += row["_diff"]
+            last = 100 if progress.upper.is_empty else (progress.upper.time or 0) - 1
+            assert {record: n for record, n in sums.items() if n} == model.contents(last)
+            if progress.upper.is_empty:
+                model.holds.pop(listen, None)
+            else:
+                model.holds[listen] = max(last, model.holds[listen])
 
     @invariant()
     def snapshots_taken_earlier_read_the_same(self) -> None:
         for snapshot, found in getattr(self, "snapshots", [])[-2:]:
             assert dict(snapshot.rows()) == found
+
+    @invariant()
+    def holds_are_where_readers_need_them(self) -> None:
+        for client in getattr(self, "clients", []):
+            while True:
+                try:
+                    client.maintain()
+                    break
+                except (persist.Unavailable, persist.Indeterminate):
+                    continue
 
     @invariant()
     def both_clients_see_the_same_frontiers(self) -> None:

@@ -45,6 +45,7 @@ class PersistWriter(DataSourceArrowWriter):
             self._id: str = collection.id
             self._schema: CollectionSchema = collection.schema
             upper = collection.upper
+            self._seqno = client._follower.next_seqno()
         self._updates(to_arrow_schema(schema, timezone="UTC").empty_table())
         if options.time is not None and not upper.has_beyond(options.time):
             raise UpdateNotBeyondUpper(options.time, upper)
@@ -86,7 +87,7 @@ class PersistWriter(DataSourceArrowWriter):
     def _uploads(self) -> Iterator[PartWriter]:
         blob = open_blob(self._options.location, self._options.storage)
         try:
-            yield PartWriter(blob)
+            yield PartWriter(blob, lambda: self._seqno)
         finally:
             blob.close()
 

@@ -1,0 +1,257 @@
+"""Collection of garbage: what no state that anybody may still use refers to.
+
+| what | is deleted when |
+|---|---|
+| blobs of a destroyed collection | `grace_s` has passed and the leases that read it then have ended |
+| uploads that no record names | a record has declared them void, `orphan_grace_s` after they began |
+| log records | they are older than the retention, and a checkpoint says that they are not needed |
+| checkpoints | two newer ones exist, except one an hour back to the first log record that is kept |
+| state objects and part lists | no checkpoint that is kept refers to them, nor a log record |
+
+Nobody's clock decides about data. Ages are differences between the store's own times of change: a checkpoint that the
+store says is older than the grace period, next to a blob written just now, proves that every record up to its seqno is.
+What may go is then declared in the log, and only after that deleted; a writer that comes late finds the declaration
+before it can commit. Any number of collectors may run at once: all of their steps are idempotent. One that dies leaves
+what it did not delete to the next.
+"""
+
+import logging
+import threading
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import groupby
+
+from persist.blob import Blob, BlobEntry
+from persist.checkpoint import checkpoint_key, checkpoint_seqno, load_contents, read_checkpoint, write_checkpoint
+from persist.committer import Committer
+from persist.control import uploaded_seqno
+from persist.envelope import BlobRef
+from persist.follower import Follower
+from persist.log import record_key
+from persist.records import Append, Collected, LocationMutation, TruncateLog, VoidUploads
+from persist.settings import Settings
+from persist.state import State
+
+CLOCK_KEY = "gc/clock"
+CHECKPOINTS_MIN = 2
+
+logger = logging.getLogger("persist")
+
+
+@dataclass(frozen=True)
+class GarbageReport:
+    """What one collection of garbage deleted.
+
+    Attributes:
+        collections: destroyed ones whose blobs are gone now.
+        parts, lists, states, checkpoints, records: blobs deleted of each kind.
+        bytes: what all of them occupied.
+    """
+
+    collections: int = 0
+    parts: int = 0
+    lists: int = 0
+    states: int = 0
+    checkpoints: int = 0
+    records: int = 0
+    bytes: int = 0
+
+    @property
+    def blobs(self) -> int:
+        """All blobs deleted."""
+        return self.parts + self.lists + self.states + self.checkpoints + self.records
+
+
+@dataclass(frozen=True)
+class _Mark:
+    """A checkpoint, which proves that the records up to its seqno are at least as old as itself."""
+
+    seqno: int
+    modified_s: float
+
+
+class Garbage:
+    """Collects the garbage of one location, for one client."""
+
+    def __init__(self, blob: Blob, follower: Follower, committer: Committer, settings: Settings) -> None:
+        self._blob = blob
+        self._follower = follower
+        self._committer = committer
+        self._settings = settings
+        self._one_at_a_time = threading.Lock()
+
+    def collect(self) -> GarbageReport:
+        """Delete what may be deleted now.
+
+        Cost: LISTs of everything, a GET for each checkpoint kept and for the state of each collection, up to three
+        commits. Memory: the part list of one collection, and the names of state objects.
+
+        Raises:
+            Unavailable: the store did not answer.
+            Corruption: something that refers to blobs cannot be read, so what it may refer to was not deleted.
+        """
+        with self._one_at_a_time:
+            state = self._follower.refresh()
+            if state.location is None:
+                return GarbageReport()
+            return _Round(self._blob, self._follower, self._committer, self._settings).run()
+
+
+class _Round:
+    """One collection of garbage, which reads the store's clock once."""
+
+    def __init__(self, blob: Blob, follower: Follower, committer: Committer, settings: Settings) -> None:
+        self._blob = blob
+        self._follower = follower
+        self._committer = committer
+        self._settings = settings
+        self._counts: dict[str, int] = {}
+        self._bytes = 0
+        self._marks: list[_Mark] = []
+        self._now_s = 0.0
+
+    def run(self) -> GarbageReport:
+        self._checkpoint()
+        self._now_s = self._store_time_s()
+        self._marks = self._checkpoints()
+        collections = self._collect_destroyed()
+        self._collect_uploads()
+        self._truncate()
+        self._collect_checkpoints()
+        self._collect_states()
+        return GarbageReport(collections, **self._counts, bytes=self._bytes)
+
+    def _store_time_s(self) -> float:
+        """Return the present time by the clock that dates the store's blobs."""
+        self._blob.set(CLOCK_KEY, b"")
+        return next(iter(self._blob.list(CLOCK_KEY))).modified_s
+
+    def _checkpoint(self) -> None:
+        state, recent = self._follower.recent()
+        write_checkpoint(self._blob, state, recent)
+
+    def _checkpoints(self) -> list[_Mark]:
+        found = ((checkpoint_seqno(entry.key), entry.modified_s) for entry in self._blob.list("checkpoint/"))
+        return [_Mark(seqno, modified_s) for seqno, modified_s in found if seqno is not None]
+
+    def _seqno_before(self, age_s: float) -> int:
+        """Return a seqno such that all records up to it are at least that old; -1 if that is known of none."""
+        if age_s == 0:
+            return self._follower.state.seqno
+        return max((m.seqno for m in self._marks if self._now_s - m.modified_s >= age_s), default=-1)
+
+    def _collect_destroyed(self) -> int:
+        state, old = self._follower.state, self._seqno_before(self._settings.grace_s)
+        due = [
+            dropped
+            for dropped in state.control.dropped
+            if dropped.seqno <= old and state.control.leases.keys().isdisjoint(dropped.leases)
+        ]
+        for dropped in due:
+            # Its part lists stay as long as the log records that name them: following the log reads them.
+            for kind in ("part", "state"):
+                self._delete(f"{kind}s", self._blob.list(f"{kind}/{dropped.collection}/"))
+        if due:
+            self._commit(Collected(tuple(dropped.seqno for dropped in due)))
+        return len(due)
+
+    def _collect_uploads(self) -> None:
+        state, grace_s = self._follower.state, self._settings.orphan_grace_s
+        orphans = [
+            seqno for _, entry in self._unnamed_uploads(state) if (seqno := uploaded_seqno(entry.key)) is not None
+        ]
+        if not orphans:
+            return
+        floor = self._seqno_before(grace_s) + 1 if grace_s else state.seqno + 2
+        if floor > state.control.upload_floor or max(orphans) > state.seqno:
+            # The second, because in a log that stands still nothing would ever be older than these uploads.
+            self._commit(VoidUploads(floor))
+        # Only what no record names even now, after the declaration, can never be named.
+        state = self._follower.refresh()
+        for kind, entry in self._unnamed_uploads(state):
+            seqno = uploaded_seqno(entry.key)
+            if seqno is not None and seqno < state.control.upload_floor:
+                self._delete(kind, [entry])
+
+    def _unnamed_uploads(self, state: State) -> Iterator[tuple[str, BlobEntry]]:
+        """Yield the old parts that state does not refer to."""
+        assert state.location is not None
+        for collection, entries in groupby(self._blob.list("part/"), lambda entry: entry.key.split("/")[1]):
+            known = state.entries.get(collection)
+            named: set[str] = set()
+            if known is not None:
+                contents = load_contents(self._blob, state.location, known).contents
+                named = {part.blob for part in contents.parts} if contents is not None else set()
+            elif any(dropped.collection == collection for dropped in state.control.dropped):
+                continue
+            for entry in entries:
+                if entry.key not in named and self._is_older(entry, self._settings.orphan_grace_s):
+                    yield "parts", entry
+
+    def _truncate(self) -> None:
+        state, settings = self._follower.state, self._settings
+        floor = min(self._seqno_before(settings.log_retention_s) + 1, state.seqno + 1 - settings.log_retention_records)
+        if floor - state.control.log_floor >= max(1, settings.log_retention_records // 10):
+            self._commit(TruncateLog(floor))
+            self._checkpoint()
+            self._marks = self._checkpoints()
+        newest = read_checkpoint(self._blob, checkpoint_key(self._marks[0].seqno)) if self._marks else None
+        # Whoever opens, or comes back after a long time, learns of the floor from the newest checkpoint.
+        end = 0 if newest is None else newest.control.log_floor
+        for entry in self._blob.list("log/"):
+            if entry.key >= record_key(end):
+                return
+            self._delete("records", [entry])
+
+    def _collect_checkpoints(self) -> None:
+        floor = self._follower.state.control.log_floor
+        marks, kept = self._marks, []
+        buckets: set[tuple[int, int]] = set()
+        for n, mark in enumerate(marks):
+            age_s = self._now_s - mark.modified_s
+            width_s = 60 if age_s < 3600 else 3600
+            bucket = (width_s, int(mark.modified_s // width_s))
+            if n < CHECKPOINTS_MIN or (mark.seqno + 1 >= floor and bucket not in buckets):
+                kept.append(mark)
+            buckets.add(bucket)
+        gone = {checkpoint_key(mark.seqno) for mark in marks} - {checkpoint_key(mark.seqno) for mark in kept}
+        if gone:
+            self._delete("checkpoints", (entry for entry in self._blob.list("checkpoint/") if entry.key in gone))
+        self._marks = kept
+
+    def _collect_states(self) -> None:
+        named: set[str] = set()
+        for mark in self._marks:
+            checkpoint = read_checkpoint(self._blob, checkpoint_key(mark.seqno))
+            for collection in checkpoint.collections if checkpoint is not None else ():
+                named.update(_named([collection.base]))
+                named.update(_named(m.parts_in for m in collection.pending if isinstance(m, Append)))
+        floor = self._follower.state.control.log_floor
+        self._delete("states", (entry for entry in self._blob.list("state/") if self._is_unnamed(entry, named)))
+        self._delete(
+            "lists",
+            (
+                entry
+                for entry in self._blob.list("list/")
+                if self._is_unnamed(entry, named) and (seqno := uploaded_seqno(entry.key)) is not None and seqno < floor
+            ),
+        )
+
+    def _is_unnamed(self, entry: BlobEntry, named: set[str]) -> bool:
+        return entry.key not in named and self._is_older(entry, self._settings.orphan_grace_s)
+
+    def _is_older(self, entry: BlobEntry, age_s: float) -> bool:
+        return self._now_s - entry.modified_s >= age_s
+
+    def _commit(self, mutation: LocationMutation) -> None:
+        self._committer.submit([mutation], {}).result()
+
+    def _delete(self, kind: str, entries: Iterable[BlobEntry]) -> None:
+        for entry in entries:
+            self._blob.delete(entry.key)
+            self._counts[kind] = self._counts.get(kind, 0) + 1
+            self._bytes += entry.bytes
+
+
+def _named(pointers: Iterable[BlobRef | None]) -> Iterator[str]:
+    return (pointer.blob for pointer in pointers if pointer is not None)

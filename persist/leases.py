@@ -1,0 +1,347 @@
+"""What a client reads, and what keeps it there: one lease per client, at most one durable hold per collection.
+
+Every open read has a `Claim`: since must stay at or before its time. Commits are what holds cost, so the claims of one
+collection share a durable hold, which is at or before the least of them:
+
+    claims of a collection   {5, 9, 9}      in memory
+    its durable hold         3 <= 5         in the log, and it lives by the client's lease
+
+A new claim at or after the hold costs nothing. A hold that stands too far back, or that no claim needs any more, is
+moved or released only after `hold_linger_s`, because the next read is likely to want it; at once when this client
+itself allows compaction, closes an explicit hold, or is closed. The lease is granted with the first hold, renewed every
+third of its duration while there is any, and ended with the last.
+
+Whether a lease has expired is decided by the log: somebody whose clock is past the expiry and the declared skew writes
+so. Until then it can be renewed, however late. A reader that finds its lease gone gets `LeaseExpired`. So clocks that
+are wrong may cost a reader its lease, and never make it read something wrong: parts are immutable and verified.
+
+Invariant: for every claim that was returned and neither released nor lost, the durable hold is at or before its time.
+Releases come from finalizers, which may run inside any other call of the same thread: they are queued, without a lock.
+"""
+
+import collections
+import itertools
+import logging
+import threading
+import uuid
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+
+from persist.blob.clock import Clock
+from persist.errors import CollectionNotFound, Conflict, LeaseExpired, PersistError
+from persist.follower import Follower
+from persist.future import CommitFuture
+from persist.operations import Step
+from persist.records import EndLease, GrantLease, ReleaseHold, SetHold
+from persist.settings import Settings
+
+Commit = Callable[[Sequence[Step], dict[str, str]], CommitFuture]
+
+logger = logging.getLogger("persist")
+
+
+class Lease:
+    """This client's lease, as far as it knows."""
+
+    def __init__(self) -> None:
+        self.id = uuid.uuid4().hex
+        self.is_granted = False
+        self.is_lost = False
+        self.expires_ms = 0
+        self.renewed_s = 0.0
+        self.lock = threading.Lock()
+
+
+@dataclass
+class _Held:
+    """The durable hold of one collection and the claims it is for.
+
+    Attributes:
+        durable: where the hold certainly is, or None; `in_log` tells whether there may be one at all.
+        moving: held by whoever has a change of the hold under way.
+    """
+
+    name: str
+    hold: str
+    lease: Lease
+    durable: int | None = None
+    in_log: bool = False
+    claims: dict[int, int] = field(default_factory=dict)
+    changed_s: float = 0.0
+    moving: threading.Lock = field(default_factory=threading.Lock)
+
+
+class Claim:
+    """A read that since must wait for. Without `leases`, of a client that only reads: nothing is kept for it."""
+
+    def __init__(self, leases: "Leases | None", collection: str, number: int = 0, lease: Lease | None = None) -> None:
+        self._leases = leases
+        self._collection = collection
+        self._number = number
+        self._lease = lease
+
+    def check(self) -> None:
+        """Raise LeaseExpired if what this relies on is not kept any more. Cost: nothing, or a late renewal."""
+        if self._leases is not None and self._lease is not None:
+            self._leases._check(self._lease)
+
+    def move(self, time: int) -> None:
+        """Let since advance up to a later time, soon."""
+        if self._leases is not None:
+            self._leases._changes.append((self._collection, self._number, time))
+
+    def release(self) -> None:
+        """Let since advance, soon; idempotent, and safe to call from a finalizer."""
+        if self._leases is not None:
+            self._leases._changes.append((self._collection, self._number, None))
+
+
+class Leases:
+    """The claims of one client. All methods may be called from any thread."""
+
+    def __init__(self, follower: Follower, commit: Commit, clock: Clock, settings: Settings, holder: str) -> None:
+        self._follower = follower
+        self._commit = commit
+        self._clock = clock
+        self._settings = settings
+        self._holder = holder
+        self._lock = threading.Lock()
+        self._numbers = itertools.count(1)
+        self._lease = Lease()
+        self._held: dict[str, _Held] = {}
+        self._changes: collections.deque[tuple[str, int, int | None]] = collections.deque()
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is held or asked for, so that nothing has to be renewed."""
+        return not self._held and not self._lease.is_granted
+
+    def claim(self, collection: str, name: str, time: int) -> Claim:
+        """Return a claim once it is durable. Cost: nothing, or a commit.
+
+        Raises:
+            AsOfCompacted: since has passed time.
+            CollectionNotFound: the collection was destroyed.
+            Unavailable, Indeterminate: the store did not take it.
+        """
+        while True:
+            number = next(self._numbers)
+            with self._lock:
+                self._drain()
+                lease = self._live_lease()
+                held = self._held.get(collection)
+                if held is None:
+                    held = self._held[collection] = _Held(name, uuid.uuid4().hex, lease)
+                held.claims[number] = time
+                held.changed_s = self._clock.monotonic_s()
+                if held.durable is not None and held.durable <= time:
+                    return Claim(self, collection, number, lease)
+            try:
+                with held.moving:
+                    self._settle(collection, held, eager=False)
+            except LeaseExpired:
+                self._lose(lease)
+            except BaseException:
+                self._changes.append((collection, number, None))
+                raise
+            if not lease.is_lost:  # Or else: nothing relied on it yet, so begin another one.
+                return Claim(self, collection, number, lease)
+
+    def settle(self, collection: str) -> None:
+        """Bring the durable hold of a collection to where its claims need it. Cost: nothing, or a commit."""
+        with self._lock:
+            held = self._held.get(collection)
+        if held is not None:
+            with held.moving:
+                self._settle(collection, held, eager=True)
+
+    def settle_soon(self, collection: str) -> None:
+        """Like `settle`, without waiting, before whatever this client asks for next."""
+        with self._lock:
+            held = self._held.get(collection)
+        if held is None or not held.moving.acquire(blocking=False):
+            return
+        steps = self._steps(collection, held, eager=True)
+        if not steps:
+            held.moving.release()
+            return
+
+        def settled(future: Future[int]) -> None:
+            try:
+                error = future.exception()
+                self._settled(collection, held, steps, error)
+            finally:
+                held.moving.release()
+
+        self._commit(steps, {collection: held.name}).add_done_callback(settled)
+
+    def tick(self) -> None:
+        """Do what is due: let go of what lingered, renew the lease or end it, end leases of others that expired."""
+        now_s = self._clock.monotonic_s()
+        with self._lock:
+            self._drain()
+            due = [
+                (collection, held)
+                for collection, held in self._held.items()
+                if now_s - held.changed_s >= self._settings.hold_linger_s
+            ]
+        for collection, held in due:
+            with held.moving:
+                self._settle(collection, held, eager=True)
+        lease = self._lease
+        if lease.is_granted:
+            if self._end_if_unused(lease):
+                return
+            if now_s - lease.renewed_s >= self._settings.lease_s / 3:
+                self._renew(lease)
+
+    def end_expired(self) -> None:
+        """End the leases of others that ran out, by this client's clock and the declared skew."""
+        limit_ms = self._clock.wall_ms() - int(self._settings.clock_skew_s * 1000)
+        leases = self._follower.refresh().control.leases
+        expired = [EndLease(i, le.expires_ms) for i, le in leases.items() if le.expires_ms < limit_ms]
+        for future in [self._commit([step], {}) for step in expired]:
+            try:
+                future.result()
+            except Conflict:  # It was renewed in the last moment.
+                continue
+
+    def close(self) -> None:
+        """End the lease, and with it all holds. Cost: a commit, if there is any."""
+        lease = self._lease
+        with self._lock:
+            self._held = {}
+            self._lease = Lease()
+        if lease.is_granted and not lease.is_lost:
+            try:
+                self._commit([EndLease(lease.id)], {}).result()
+            except PersistError as error:
+                logger.warning("a lease was not given back, and lasts until it expires: %s", error)
+
+    def _check(self, lease: Lease) -> None:
+        if lease.is_lost or lease.id not in self._follower.state.control.leases:
+            self._lose(lease)
+            raise LeaseExpired("the lease of this read has ended, so what it reads may have been compacted or deleted")
+        if self._is_overdue(lease):
+            self._renew(lease)
+
+    def _is_overdue(self, lease: Lease) -> bool:
+        late_s = self._clock.monotonic_s() - lease.renewed_s
+        return late_s >= self._settings.lease_s or self._clock.wall_ms() >= lease.expires_ms
+
+    def _renew(self, lease: Lease) -> None:
+        began_s = self._clock.monotonic_s()
+        with lease.lock:
+            if lease.renewed_s > began_s:
+                return  # Another thread did, meanwhile.
+            grant = self._grant(lease, renews=True)
+            try:
+                self._commit([grant], {}).result()
+            except LeaseExpired:
+                self._lose(lease)
+                raise
+            lease.expires_ms, lease.renewed_s = grant.expires_ms, self._clock.monotonic_s()
+
+    def _end_if_unused(self, lease: Lease) -> bool:
+        with self._lock:
+            if self._held or self._lease is not lease:
+                return False
+            self._lease = Lease()  # From here on nobody takes a hold with the old one.
+        self._commit([EndLease(lease.id)], {}).result()
+        return True
+
+    def _live_lease(self) -> Lease:
+        if self._lease.is_lost or (
+            self._lease.is_granted and self._lease.id not in self._follower.state.control.leases
+        ):
+            self._forget(self._lease)
+        return self._lease
+
+    def _lose(self, lease: Lease) -> None:
+        with self._lock:
+            self._forget(lease)
+
+    def _forget(self, lease: Lease) -> None:
+        lease.is_lost = True
+        if self._lease is lease:
+            self._lease = Lease()
+            self._held = {}
+
+    def _grant(self, lease: Lease, *, renews: bool) -> GrantLease:
+        expires_ms = self._clock.wall_ms() + int(self._settings.lease_s * 1000)
+        return GrantLease(lease.id, self._holder, expires_ms, renews)
+
+    def _settle(self, collection: str, held: _Held, *, eager: bool) -> None:
+        """Commit what `_steps` says; the caller has `held.moving`."""
+        steps = self._steps(collection, held, eager=eager)
+        if steps:
+            future = self._commit(steps, {collection: held.name})
+            error = future.exception()
+            self._settled(collection, held, steps, error)
+            if error is not None and held.claims:
+                raise error
+
+    def _steps(self, collection: str, held: _Held, *, eager: bool) -> list[Step]:
+        """Return what brings the durable hold to the least claim, or only as far back as needed unless eager.
+
+        From here on no new claim relies on where the hold has been.
+        """
+        with self._lock:
+            self._drain()
+            wanted = min(held.claims.values(), default=None)
+            if wanted is None:
+                if not eager:
+                    return []
+                held.durable = None
+                if held.in_log and not held.lease.is_lost:
+                    return [ReleaseHold(collection, held.hold)]
+                self._drop(collection, held)
+                return []
+            if held.lease.is_lost or wanted == held.durable:
+                return []
+            if held.durable is not None and held.durable < wanted and not eager:
+                return []
+            held.durable = None
+            held.in_log = True
+            step = SetHold(collection, held.hold, wanted, held.lease.id)
+            return [step] if held.lease.is_granted else [self._grant(held.lease, renews=False), step]
+
+    def _settled(self, collection: str, held: _Held, steps: list[Step], error: BaseException | None) -> None:
+        """Take in what became of steps."""
+        with self._lock:
+            if isinstance(error, CollectionNotFound):  # It was destroyed, and its holds with it.
+                self._drop(collection, held)
+            if error is not None:
+                return
+            for step in steps:
+                if isinstance(step, GrantLease):
+                    held.lease.is_granted = True
+                    held.lease.expires_ms, held.lease.renewed_s = step.expires_ms, self._clock.monotonic_s()
+                elif isinstance(step, SetHold):
+                    held.durable = step.time
+                elif isinstance(step, ReleaseHold):
+                    held.in_log = False
+                    if not held.claims:
+                        self._drop(collection, held)
+
+    def _drop(self, collection: str, held: _Held) -> None:
+        if self._held.get(collection) is held:
+            del self._held[collection]
+
+    def _drain(self) -> None:
+        """Take in what claims have asked for since; the caller has the lock."""
+        while self._changes:
+            collection, number, time = self._changes.popleft()
+            held = self._held.get(collection)
+            if held is None or number not in held.claims:
+                continue
+            if time is None:
+                del held.claims[number]
+            else:
+                held.claims[number] = time
+
+
+def no_claim(collection: str) -> Claim:
+    """Return the claim of a client that only reads."""
+    return Claim(None, collection)

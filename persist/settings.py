@@ -1,0 +1,51 @@
+"""What a client may be told about time, space and storage: one value with documented defaults."""
+
+from dataclasses import dataclass, fields
+
+from persist.blob import InvalidUsage
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """How a client behaves; all durations in seconds. Clients of one location should agree on those marked (*).
+
+    Attributes:
+        lease_s: how long a reader that was lost without closing keeps since back. (*)
+        clock_skew_s: how far the clocks of two clients may be apart: a lease is ended this much after its expiry. (*)
+        hold_linger_s: how long a hold outlives the reads it was taken for, so that the next ones need no commit.
+        grace_s: how long blobs that nothing refers to any more are kept for readers that hold no lease. (*)
+        orphan_grace_s: how long an upload may take from its first part to its commit. (*)
+        log_retention_s: log records are kept at least this long, and (*)
+        log_retention_records: at least as many of them. (*)
+        background: whether a writing client renews leases and collects garbage by itself, in a thread of its own.
+            Without it, call `Client.maintain` now and then.
+        gc_interval_s: the time between two collections of garbage by one client.
+
+    A grace of 0 is for locations that nobody else uses at the time.
+
+    Raises:
+        InvalidUsage: a value is no number, negative or too small to work.
+    """
+
+    lease_s: float = 600.0
+    clock_skew_s: float = 30.0
+    hold_linger_s: float = 5.0
+    grace_s: float = 3600.0
+    orphan_grace_s: float = 24 * 3600.0
+    log_retention_s: float = 7 * 24 * 3600.0
+    log_retention_records: int = 1000
+    background: bool = True
+    gc_interval_s: float = 3600.0
+
+    def __post_init__(self) -> None:
+        for each in fields(self):
+            value, least = getattr(self, each.name), LEAST.get(each.name, 0.0)
+            if each.type == "bool" or isinstance(each.default, bool):
+                if not isinstance(value, bool):
+                    raise InvalidUsage(f"Settings({each.name}={value!r}) is not True or False")
+            elif isinstance(value, bool) or not isinstance(value, (int, float)) or not least <= value < float("inf"):
+                raise InvalidUsage(f"Settings({each.name}={value!r}) is not a number of at least {least:g}")
+
+
+# The log must keep what a client may take for its end: see `persist.follower.STALE_AFTER_S`.
+LEAST = {"lease_s": 1.0, "log_retention_s": 3600.0, "log_retention_records": 16, "gc_interval_s": 1.0}
