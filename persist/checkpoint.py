@@ -25,12 +25,13 @@ from types import MappingProxyType
 
 import msgspec
 
-from persist.blob import Blob, CorruptBlob, Corruption, MissingBlob
-from persist.control import Control
+from persist.blob import Blob, Conflict, CorruptBlob, Corruption, MissingBlob
+from persist.codecs import CollectionSchema
+from persist.control import Control, is_id
 from persist.envelope import BlobRef, Framed, decode_framed, encode_framed, get_framed, put_framed
 from persist.log import read_record, record_key
 from persist.part_lists import as_read, as_stored
-from persist.records import Append, CollectionMutation, Record
+from persist.records import Append, CollectionMutation, Create, Destroy, Record, Seqno
 from persist.state import CollectionState, Entry, State, apply
 
 INTERVAL = 16
@@ -54,7 +55,7 @@ class Checkpoint(Framed, frozen=True, kw_only=True, tag="checkpoint"):
     """The directory of a location after the record at seqno."""
 
     location: str
-    seqno: int
+    seqno: Seqno
     control: Control
     collections: tuple[DirectoryEntry, ...]
 
@@ -146,7 +147,26 @@ def read_checkpoint(blob: Blob, key: str) -> Checkpoint | None:
     checkpoint = decode_framed(data, Checkpoint, key)
     if key != checkpoint_key(checkpoint.seqno):
         raise CorruptBlob(key, f"it holds the checkpoint of seqno {checkpoint.seqno}, so blobs were exchanged")
+    _check_directory(checkpoint, key)
     return checkpoint
+
+
+def _check_directory(checkpoint: Checkpoint, key: str) -> None:
+    """Raise CorruptBlob unless everything in a checkpoint refers to what is in it."""
+    ids = {c.id for c in checkpoint.collections}
+    if len(ids) < len(checkpoint.collections) or len({c.name for c in checkpoint.collections}) < len(ids):
+        raise CorruptBlob(key, "it lists an id or a name of a collection twice")
+    if not all(map(is_id, (checkpoint.location, *ids))):
+        raise CorruptBlob(key, "an id in it is not 32 hex digits")
+    for collection in checkpoint.collections:
+        created = isinstance(collection.pending[0], Create) if collection.pending else False
+        if created == (collection.base is not None) or any(
+            m.collection != collection.id or isinstance(m, Create if n else Destroy)
+            for n, m in enumerate(collection.pending)
+        ):
+            raise CorruptBlob(key, f"its mutations of collection {collection.id} do not make one")
+    if any(held not in ids for lease in checkpoint.control.leases.values() for held, _ in lease.holds):
+        raise CorruptBlob(key, "a lease in it holds a collection that is not in it")
 
 
 def checkpoint_state(checkpoint: Checkpoint) -> State:
@@ -169,11 +189,18 @@ def load_contents(blob: Blob, location: str, entry: Entry) -> Entry:
     base = None
     if isinstance(entry.base, BlobRef):
         stored = get_framed(blob, entry.base, StateObject)
-        if (stored.location, stored.collection.id) != (location, entry.id):
+        if (stored.location, stored.collection.id, stored.collection.name) != (location, entry.id, entry.name):
             raise CorruptBlob(entry.base.blob, "it belongs to another collection, so blobs were exchanged")
         base = stored.collection
+        try:
+            CollectionSchema.from_json(base.schema_json)
+        except ValueError as error:
+            raise CorruptBlob(entry.base.blob, f"its schema is none: {error}") from error
     pending = tuple(as_read(blob, location, mutation) for mutation in entry.pending)
-    return replace(entry, pending=pending).with_contents(base)
+    try:
+        return replace(entry, pending=pending).with_contents(base)
+    except (ValueError, Conflict) as error:
+        raise CorruptBlob("log/", f"what it says of the collection {entry.name!r} breaks a rule: {error}") from error
 
 
 def _with_new_base(blob: Blob, location: str, entry: Entry, seqno: int) -> Entry:
