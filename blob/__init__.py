@@ -3,6 +3,7 @@
 from persist.blob.cached import CacheCount, CachedBlob
 from persist.blob.checked import get_checked
 from persist.blob.clock import Clock, SystemClock
+from persist.blob.deletion import NotDeleted, delete_all
 from persist.blob.errors import (
     Conflict,
     CorruptBlob,
@@ -48,6 +49,7 @@ __all__ = [
     "MemoryBlob",
     "MeteredBlob",
     "MissingBlob",
+    "NotDeleted",
     "PersistError",
     "ReadOnlyStore",
     "RetryBlob",
@@ -61,6 +63,7 @@ __all__ = [
     "Unavailable",
     "UnreliableBlob",
     "check_key",
+    "delete_all",
     "get_checked",
     "open_blob",
 ]

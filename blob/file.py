@@ -18,7 +18,8 @@ A temporary file is called `.tmp-<uuid>` and is never listed. It stands in the r
 write of a later client finds those that a killed process left by reading one folder, and removes them once
 they are an hour old.
 
-Folders are made with mode 0700 and files with 0600: a location may hold what only its owner should read.
+Folders are made with mode 0700 and files with 0600, unless told otherwise: a location may hold what only its
+owner should read. What exists keeps its mode.
 Symbolic links below the root are not followed. Folders that become empty stay.
 """
 
@@ -28,7 +29,7 @@ import os
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from stat import S_ISREG
@@ -37,6 +38,8 @@ from persist.blob.errors import Indeterminate, InvalidUsage, PersistError, Store
 from persist.blob.protocol import TEMPORARY_PREFIX, BlobEntry, check_key, check_range, is_key
 
 TEMPORARY_AGE_MAX_S = 3600.0
+FILE_MODE = 0o600
+FOLDER_MODE = 0o700
 CLOCK_TICK_NS = 50_000_000  # Times of files come from a clock that moves in ticks, of 10 ms at most on Linux.
 
 
@@ -48,9 +51,21 @@ class FileBlob:
     Args:
         path: the folder.
         fsync: False gives up durability for speed; only for tests.
+        file_mode, folder_mode: rights of new files and folders, whatever the umask; the owner's must be complete.
+            With 0o660 and 0o2770, a group shares a location.
     """
 
-    def __init__(self, path: str | os.PathLike[str], *, fsync: bool = True) -> None:
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        fsync: bool = True,
+        file_mode: int = FILE_MODE,
+        folder_mode: int = FOLDER_MODE,
+    ) -> None:
+        _check_mode("file_mode", file_mode, FILE_MODE, 0o666)
+        _check_mode("folder_mode", folder_mode, FOLDER_MODE, 0o2777)
+        self._file_mode, self._folder_mode = file_mode, folder_mode
         self._root = str(Path(path).expanduser().absolute())
         self._fsync = fsync
         self._lock = threading.Lock()
@@ -127,6 +142,28 @@ class FileBlob:
             raise self._failed("delete", path, error) from error
         self._sync_after(path)
 
+    def delete_page(self, keys: Sequence[str]) -> Mapping[str, PersistError]:
+        """Remove keys with one fsync for each folder they are in; return those that may still be there, and why."""
+        failed: dict[str, PersistError] = {}
+        removed: dict[str, list[str]] = {}
+        for key in keys:
+            path = self._path(key)
+            try:
+                os.unlink(path)
+                removed.setdefault(os.path.dirname(path), []).append(key)
+            except (FileNotFoundError, IsADirectoryError):
+                pass
+            except NotADirectoryError:
+                self._check_root()
+            except OSError as error:
+                failed[key] = self._failed("delete", path, error)
+        for same_folder in removed.values():
+            try:
+                self._sync_after(self._path(same_folder[0]))
+            except Indeterminate as error:
+                failed.update(dict.fromkeys(same_folder, error))
+        return failed
+
     def close(self) -> None:
         """Do nothing: no file stays open between calls."""
 
@@ -156,6 +193,8 @@ class FileBlob:
     def _fill(self, temporary: str, value: bytes) -> None:
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with open(descriptor, "wb", buffering=0) as file:
+            if self._file_mode != FILE_MODE:
+                os.fchmod(descriptor, self._file_mode)
             view = memoryview(value)
             while view:
                 view = view[file.write(view) :]  # A raw write may take less than all.
@@ -167,7 +206,13 @@ class FileBlob:
         if folder in self._durable_folders and os.path.isdir(folder):
             return
         with self._lock:
-            _make_folders(self._root, folder, sync=self._fsync, above=self._root not in self._durable_folders)
+            _make_folders(
+                self._root,
+                folder,
+                mode=self._folder_mode,
+                sync=self._fsync,
+                above=self._root not in self._durable_folders,
+            )
             self._durable_folders |= {self._root, folder}
             if not self._swept:
                 self._swept = True
@@ -297,7 +342,7 @@ class FileBlob:
         return Unavailable(f"{tried}. Nothing was changed; try again when the disk is well.")
 
 
-def _make_folders(root: str, folder: str, *, sync: bool, above: bool) -> None:
+def _make_folders(root: str, folder: str, *, mode: int, sync: bool, above: bool) -> None:
     """Make the folders down to folder, and see to it that each is durable in its parent.
 
     A folder that exists may have been made by a process that was killed before its fsync, or has not come to it yet, so
@@ -308,7 +353,9 @@ def _make_folders(root: str, folder: str, *, sync: bool, above: bool) -> None:
     missing = [path for path in chain if not os.path.isdir(path)]
     for path in missing:
         try:
-            os.mkdir(path, 0o700)
+            os.mkdir(path, FOLDER_MODE)
+            if mode != FOLDER_MODE:
+                os.chmod(path, mode)
         except FileExistsError:
             if not os.path.isdir(path):
                 raise  # Otherwise another process was faster.
@@ -328,6 +375,11 @@ def _remove_old_temporaries(root: str) -> None:
                 with suppress(FileNotFoundError):  # Another process sweeps, too.
                     if entry.stat(follow_symlinks=False).st_mtime < oldest_s:
                         os.unlink(entry.path)
+
+
+def _check_mode(name: str, mode: int, least: int, most: int) -> None:
+    if mode & least != least or mode & ~most:
+        raise InvalidUsage(f"{name}={mode:#o} is not allowed: give at least {least:#o} and at most {most:#o}")
 
 
 def _with_parents(path: str) -> list[str]:

@@ -58,6 +58,7 @@ from persist.listen import Listen, Progress
 from persist.multi_write import MultiWrite
 from persist.settings import Settings
 from persist.snapshot import Snapshot
+from persist.telemetry import Metrics
 
 __all__ = [
     "Antichain",
@@ -96,6 +97,7 @@ __all__ = [
     "Listen",
     "Locked",
     "MemoryBlob",
+    "Metrics",
     "MissingBlob",
     "MultiWrite",
     "NegativeMultiplicity",

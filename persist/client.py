@@ -5,8 +5,7 @@ import socket
 import uuid
 import weakref
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Executor, ThreadPoolExecutor
-from contextlib import suppress
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Literal, get_args
@@ -28,6 +27,7 @@ from persist.operations import Step, Write, token_steps
 from persist.records import AllowCompaction, CloseWriter, Create, OpenWriter
 from persist.settings import Settings
 from persist.storage import Location, Storage, open_storage
+from persist.telemetry import Metrics, register
 
 Mode = Literal["shared", "exclusive", "read"]
 IO_THREADS = 4
@@ -106,6 +106,7 @@ class Client:
         self._maintenance: Maintenance | None = None
         if how.mode != "read":
             self._start_writing(how)
+        self._unregister = register(self.metrics, {"location": storage.blob.url})
 
     def _start_writing(self, how: _How) -> None:
         name = f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:8]}"
@@ -202,6 +203,23 @@ class Client:
         self._claims().end_expired()
         return self._garbage.collect()
 
+    def metrics(self) -> Metrics:
+        """Return what this client did so far: requests, bytes and latencies, retries, cache, commits and leases.
+
+        Printed, it is a table. Where the package opentelemetry-api is installed it is also exported.
+        """
+        groups: dict[str, Mapping[str, float]] = {"log": {"seqno": self._follower.state.seqno}}
+        if self._committer is not None and self._leases is not None:
+            groups |= {"commits": self._committer.counts(), "leases": self._leases.counts()}
+        storage = self._storage
+        return Metrics(
+            store=storage.metered.counts(),
+            retries=storage.retried.counts(),
+            requests_per_s_max=storage.retried.requests_per_s_max,
+            cache=storage.cached.counts(),
+            groups=groups,
+        )
+
     def maintain(self) -> None:
         """Do what is due of what otherwise happens in the background: leases are renewed, garbage is collected."""
         self._check_writable("maintain")
@@ -213,6 +231,7 @@ class Client:
         if self._closed:
             return
         self._closed = True
+        self._unregister()
         unlocked: CommitFuture | None = None
         if self._committer is not None and self._leases is not None and self._maintenance is not None:
             self._maintenance.close()
@@ -223,9 +242,9 @@ class Client:
         self._follower.close()
         self._pool.shutdown(wait=True)
         self._storage.close()
-        if unlocked is not None and unlocked.done():
-            with suppress(WriterFenced):  # Another client has taken over: there is nothing to give back.
-                unlocked.result()
+        # The future's own method would count as a look at its error, and raising that here would lose all others.
+        if unlocked is not None and unlocked.done() and isinstance(Future.exception(unlocked), WriterFenced):
+            unlocked.exception()  # Another client has taken over: there is nothing to give back.
         if self._committer is not None:
             self._committer.unobserved.raise_all()
 
