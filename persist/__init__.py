@@ -14,6 +14,7 @@ from persist.blob import (
     MemoryBlob,
     MissingBlob,
     PersistError,
+    RetryPolicy,
     S3Blob,
     Unavailable,
 )
@@ -57,6 +58,7 @@ from persist.listen import Listen, Progress
 from persist.multi_write import MultiWrite
 from persist.settings import Settings
 from persist.snapshot import Snapshot
+from persist.telemetry import Metrics
 
 __all__ = [
     "Antichain",
@@ -95,12 +97,14 @@ __all__ = [
     "Listen",
     "Locked",
     "MemoryBlob",
+    "Metrics",
     "MissingBlob",
     "MultiWrite",
     "NegativeMultiplicity",
     "PersistError",
     "Progress",
     "ReadOnly",
+    "RetryPolicy",
     "S3Blob",
     "SchemaMismatch",
     "Settings",

@@ -116,10 +116,16 @@ class Leases:
         self._changes: collections.deque[tuple[str, int, int | None]] = collections.deque()
         self._is_closed = False
 
-    @property
-    def is_idle(self) -> bool:
-        """Whether nothing is held or asked for, so that nothing has to be renewed."""
-        return not self._held and not self._lease.is_granted
+    def counts(self) -> dict[str, int]:
+        """Return how many leases this client has (one or none), its holds, and the reads in progress."""
+        with self._lock:
+            self._drain()
+            held = self._held.values()
+            return {
+                "granted": int(self._lease.is_granted),
+                "holds": sum(each.in_log for each in held),
+                "reads": sum(len(each.claims) for each in held),
+            }
 
     def claim(self, collection: str, name: str, time: int) -> Claim:
         """Return a claim once it is durable. Cost: nothing, or a commit.
