@@ -71,6 +71,15 @@ def decode_framed(data: bytes, kind: type[F], key: str) -> F:
         raise CorruptBlob(key, f"it is not a valid {kind.__name__.lower()}: {error}") from error
 
 
+def is_intact(data: bytes) -> bool:
+    """Return whether data is an undamaged object of some kind and version, though perhaps not the one wanted."""
+    try:
+        _verified_body(data, "")
+    except CorruptBlob:
+        return False
+    return True
+
+
 def put_framed(blob: Blob, prefix: str, value: Framed) -> BlobRef:
     """Store value under prefix and a name made of its content, and return the pointer to it."""
     data = encode_framed(value)
