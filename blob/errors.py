@@ -26,11 +26,27 @@ class Conflict(PersistError):
 
 
 class Unavailable(PersistError):
-    """The store refused or did not answer, and certainly did nothing: retry with back-off."""
+    """The store refused or did not answer, and certainly did nothing: retry with back-off.
+
+    Attributes:
+        timed_out: whether it was given up because no answer came in time.
+    """
+
+    timed_out: bool = False
+
+
+class Throttled(Unavailable):
+    """The store refused because requests come too fast, and did nothing: send fewer of them."""
 
 
 class Indeterminate(PersistError):
-    """A write may or may not have landed: read back before trying again."""
+    """A write may or may not have landed: read back before trying again.
+
+    Attributes:
+        timed_out: whether it was given up because no answer came in time.
+    """
+
+    timed_out: bool = False
 
 
 class Corruption(PersistError):

@@ -51,6 +51,8 @@ class FsspecBlob:
         InvalidUsage: the scheme is unknown, its package is not installed, or it does not take the options.
     """
 
+    is_remote = True
+
     def __init__(self, url: str, options: Mapping[str, Any] | None = None) -> None:
         scheme, _, rest = url.partition("://")
         if "@" in rest.partition("/")[0] and scheme not in _CONTAINER_BEFORE_AT:

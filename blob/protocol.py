@@ -23,6 +23,8 @@ from persist.blob.errors import InvalidUsage
 KEY_BYTES_MAX = 900  # S3 allows 1024 including the location's prefix.
 SEGMENT_BYTES_MAX = 200  # Linux file names end at 255 bytes, and temporary files add to the name.
 TEMPORARY_PREFIX = ".tmp-"
+OPERATIONS = ("create", "delete", "get", "list", "set")
+LIST_PAGE_ENTRIES = 1000  # As S3 has it; what wrappers count and retry as one request.
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
@@ -75,6 +77,14 @@ class Blob(Protocol):
     def close(self) -> None:
         """Free sockets and other resources; idempotent."""
         ...
+
+
+def is_remote(blob: Blob) -> bool:
+    """Tell whether calls of blob go over a network, where one may hang or be far slower than the rest.
+
+    A store says so by an attribute of this name, and a wrapper passes on what its inner store says.
+    """
+    return bool(getattr(blob, "is_remote", False))
 
 
 def check_key(key: str) -> str:

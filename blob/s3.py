@@ -1,14 +1,14 @@
 """A blob store in an S3 bucket, by boto3.
 
-`create` is a PUT with `If-None-Match: *`, through a client that never retries: boto3 would repeat a PUT
-whose answer was lost, and then take the 412 that its own first attempt caused for somebody else's win. All
-other requests are idempotent and are retried by boto3's standard mode. What an error means for the caller
-is told by `persist.blob.s3_errors`.
+`create` is a PUT with `If-None-Match: *`. boto3 never retries here: it would repeat a PUT whose answer was lost,
+and then take the 412 that its own first attempt caused for somebody else's win. Retries of all requests, and what
+to do when S3 throttles, are in one place: `persist.blob.retry`. What an error means for the caller is told by
+`persist.blob.s3_errors`.
 
 Every PUT carries a CRC32 of its body, which S3 verifies before it stores anything, and boto3 again on a
 whole GET.
 
-One client pair per object; use from any number of threads, but not across `fork`: open the URL again in the
+One client per object; use from any number of threads, but not across `fork`: open the URL again in the
 child.
 """
 
@@ -37,9 +37,9 @@ class S3Options:
         server_side_encryption: "AES256", "aws:kms" or "aws:kms:dsse", sent with every PUT.
         sse_kms_key_id: the KMS key to encrypt with.
         addressing_style: "auto", "path" (most other servers need it) or "virtual".
-        max_pool_connections: sockets kept per client; enough for the threads of one process.
-        max_attempts: tries per request, the first included, other than for `create`, which has one.
-        connect_timeout_s, read_timeout_s: how long to wait for a connection, and for the next bytes.
+        max_pool_connections: sockets kept; enough for the threads of one process.
+        connect_timeout_s, read_timeout_s: how long to wait for a connection, and for the next bytes; then the
+            request has failed.
     """
 
     endpoint_url: str | None = None
@@ -52,9 +52,8 @@ class S3Options:
     sse_kms_key_id: str | None = None
     addressing_style: str = "auto"
     max_pool_connections: int = 32
-    max_attempts: int = 5
-    connect_timeout_s: float = 10.0
-    read_timeout_s: float = 60.0
+    connect_timeout_s: float = 5.0
+    read_timeout_s: float = 20.0
 
     def __post_init__(self) -> None:
         _check_choice("server_side_encryption", self.server_side_encryption, ("AES256", "aws:kms", "aws:kms:dsse"))
@@ -90,13 +89,15 @@ class S3Blob:
             credentials show at the first request.
     """
 
+    is_remote = True
+
     def __init__(self, bucket: str, prefix: str = "", options: S3Options | Mapping[str, Any] | None = None) -> None:
         _check_place(bucket, prefix)
         self._bucket, self._prefix = bucket, prefix
         self._options = options if isinstance(options, S3Options) else S3Options.from_mapping(options or {})
         secrets = (self._options.access_key_id, self._options.secret_access_key, self._options.session_token)
         self._errors = S3ErrorMap(self.url, bucket, tuple(filter(None, secrets)))
-        self._once, self._retrying = self._connect()
+        self._client = self._connect()
         self._with_put = {"ChecksumAlgorithm": "CRC32"}
         if self._options.server_side_encryption:
             self._with_put["ServerSideEncryption"] = self._options.server_side_encryption
@@ -125,19 +126,19 @@ class S3Blob:
         """Store value at key, replacing what was there."""
         where = self._where(key)
         try:
-            self._retrying.put_object(**where, Body=value, **self._with_put)
+            self._client.put_object(**where, Body=value, **self._with_put)
         except Exception as error:
-            raise self._errors.of_write("set", key, error, retried=self._options.max_attempts > 1) from error
+            raise self._errors.of_write("set", key, error) from error
 
     def create(self, key: str, value: bytes) -> bool:
-        """Store value at key if there is none; return whether this call stored it. One attempt only."""
+        """Store value at key if there is none; return whether this call stored it."""
         where = self._where(key)
         try:
-            self._once.put_object(**where, Body=value, IfNoneMatch="*", **self._with_put)
+            self._client.put_object(**where, Body=value, IfNoneMatch="*", **self._with_put)
         except Exception as error:
             if self._errors.code(error) == "PreconditionFailed":
                 return False
-            raise self._errors.of_write("create", key, error, retried=False) from error
+            raise self._errors.of_write("create", key, error) from error
         return True
 
     def list(self, prefix: str, start_after: str | None = None) -> Iterator[BlobEntry]:
@@ -148,7 +149,7 @@ class S3Blob:
             query["StartAfter"] = base + start_after
         while True:
             try:
-                page = self._retrying.list_objects_v2(**query)
+                page = self._client.list_objects_v2(**query)
             except Exception as error:
                 raise self._errors.of_read("list", prefix, error) from error
             for found in page.get("Contents", ()):
@@ -163,18 +164,17 @@ class S3Blob:
         """Remove key; a key that does not exist is no error."""
         where = self._where(key)
         try:
-            self._retrying.delete_object(**where)
+            self._client.delete_object(**where)
         except Exception as error:
-            raise self._errors.of_write("delete", key, error, retried=self._options.max_attempts > 1) from error
+            raise self._errors.of_write("delete", key, error) from error
 
     def close(self) -> None:
-        """Close the connections of both clients."""
-        self._once.close()
-        self._retrying.close()
+        """Close the connections."""
+        self._client.close()
 
     def _get(self, key: str, query: Mapping[str, str]) -> bytes | None:
         try:
-            answer = self._retrying.get_object(**query)
+            answer = self._client.get_object(**query)
             # `with` on the body itself gives the raw stream, which verifies neither length nor checksum.
             with closing(answer["Body"]) as body:
                 value: bytes = body.read()
@@ -195,8 +195,8 @@ class S3Blob:
     def _where(self, key: str) -> dict[str, str]:
         return {"Bucket": self._bucket, "Key": self._full(check_key(key))}
 
-    def _connect(self) -> tuple[Any, Any]:
-        """Return the client that never retries and the one that does."""
+    def _connect(self) -> Any:
+        """Return a client that never retries."""
         try:
             import boto3
             from botocore.config import Config
@@ -210,6 +210,7 @@ class S3Blob:
             read_timeout=options.read_timeout_s,
             max_pool_connections=options.max_pool_connections,
             s3={"addressing_style": options.addressing_style},
+            retries={"mode": "standard", "total_max_attempts": 1},
         )
         try:
             session = boto3.Session(
@@ -219,17 +220,9 @@ class S3Blob:
                 region_name=options.region,
                 profile_name=options.profile,
             )
-            once, retrying = (
-                session.client(
-                    "s3",
-                    endpoint_url=options.endpoint_url,
-                    config=config.merge(Config(retries={"mode": "standard", "total_max_attempts": attempts})),
-                )
-                for attempts in (1, options.max_attempts)
-            )
+            return session.client("s3", endpoint_url=options.endpoint_url, config=config)
         except Exception as error:
             raise self._errors.of_setup(error) from error
-        return once, retrying
 
 
 def _check_place(bucket: str, prefix: str) -> None:

@@ -3,27 +3,35 @@
 A write is Unavailable only if S3 said itself that it stored nothing (an answer with an S3 error code that
 means so) or if no connection came about. A 5xx, a dropped connection, a timeout, or an answer by something
 in between (which has no S3 error code) leaves the outcome open: Indeterminate. So does any error of a
-request that boto3 may have retried, because the attempt before the last may have been the one that landed.
+request that boto3 sent again all the same (it follows a bucket to its region), because the attempt before the
+last may have been the one that landed.
 """
 
 from dataclasses import dataclass, field
 from typing import Any
 
-from persist.blob.errors import Indeterminate, PersistError, StoreMisconfigured, Unavailable
+from persist.blob.errors import Indeterminate, PersistError, StoreMisconfigured, Throttled, Unavailable
 
-# S3 refused before doing anything, and the same request may succeed later.
-_REFUSED_FOR_NOW = {
-    "ConditionalRequestConflict",
-    "OperationAborted",
-    "RequestTimeout",
+# S3 refused before doing anything because requests come too fast.
+_THROTTLED = {
     "SlowDown",
-    "ServiceUnavailable",
     "Throttling",
     "ThrottlingException",
     "TooManyRequests",
     "TooManyRequestsException",
     "RequestLimitExceeded",
+    "RequestThrottled",
+    "BandwidthLimitExceeded",
 }
+# S3 refused before doing anything, and the same request may succeed later.
+_REFUSED_FOR_NOW = {
+    *_THROTTLED,
+    "ConditionalRequestConflict",
+    "OperationAborted",
+    "RequestTimeout",
+    "ServiceUnavailable",
+}
+_TIMED_OUT = ("ReadTimeoutError", "ConnectTimeoutError")
 _NO_CONNECTION = ("EndpointConnectionError", "ConnectTimeoutError", "ProxyConnectionError")
 _NO_CREDENTIALS = (
     "NoCredentialsError",
@@ -83,31 +91,32 @@ class S3ErrorMap:
     def of_read(self, action: str, key: str, error: Exception) -> PersistError:
         """Return what to raise for a get or list that failed."""
         what = f"cannot {action} {key!r} at {self.url}"
-        return self._misconfigured(what, error) or Unavailable(
-            f"{what}: {self._text(error)}. Check that the store is up and reachable, then try again."
+        return self._misconfigured(what, error) or self._unavailable(
+            error, f"{what}: {self._text(error)}. Check that the store is up and reachable, then try again."
         )
 
-    def of_write(self, action: str, key: str, error: Exception, *, retried: bool) -> PersistError:
-        """Return what to raise for a set, create or delete that failed.
-
-        Args:
-            retried: whether the client may have sent the request more than once.
-        """
+    def of_write(self, action: str, key: str, error: Exception) -> PersistError:
+        """Return what to raise for a set, create or delete that failed, and was sent once."""
         what = f"cannot {action} {key!r} at {self.url}"
-        if self._did_nothing(error, retried=retried):
-            return self._misconfigured(what, error) or Unavailable(
-                f"{what}: {self._text(error)}. Nothing was changed; try again after a pause."
+        if self._did_nothing(error):
+            return self._misconfigured(what, error) or self._unavailable(
+                error, f"{what}: {self._text(error)}. Nothing was changed; try again after a pause."
             )
-        return Indeterminate(
+        doubt = Indeterminate(
             f"{action} of {key!r} at {self.url} got no clear answer: {self._text(error)}. It may or may not "
             "have happened: read the key before trying again."
         )
+        doubt.timed_out = _is_a(error, _TIMED_OUT)
+        return doubt
 
-    def _did_nothing(self, error: Exception, *, retried: bool) -> bool:
-        if _is_a(error, (*_NO_CREDENTIALS, *_BAD_SETUP)) or "CERTIFICATE_VERIFY_FAILED" in str(error):
+    def _unavailable(self, error: Exception, text: str) -> Unavailable:
+        failure = Throttled(text) if self.code(error) in _THROTTLED else Unavailable(text)
+        failure.timed_out = _is_a(error, _TIMED_OUT)
+        return failure
+
+    def _did_nothing(self, error: Exception) -> bool:
+        if _is_a(error, (*_NO_CREDENTIALS, *_BAD_SETUP, *_NO_CONNECTION)) or "CERTIFICATE_VERIFY_FAILED" in str(error):
             return True
-        if _is_a(error, _NO_CONNECTION):
-            return not retried  # An earlier attempt may have got through.
         metadata = _response(error).get("ResponseMetadata", {})
         if not metadata or metadata.get("RetryAttempts", 0):
             return False

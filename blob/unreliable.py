@@ -8,7 +8,7 @@ from enum import Enum
 from typing import TypeVar
 
 from persist.blob.errors import Indeterminate, Unavailable
-from persist.blob.protocol import Blob, BlobEntry
+from persist.blob.protocol import Blob, BlobEntry, is_remote
 
 T = TypeVar("T")
 
@@ -68,6 +68,10 @@ class UnreliableBlob:
     @property
     def url(self) -> str:
         return self._inner.url
+
+    @property
+    def is_remote(self) -> bool:
+        return is_remote(self._inner)
 
     def next_faults(self, operation: str, *faults: Fault) -> None:
         """Make the next calls of an operation ("get", "create", …) fail like this, one after the other."""

@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Any, Literal, get_args
 
 from persist.blob import Blob, InvalidUsage, ReadOnlyStore, StoreMisconfigured, open_blob
-from persist.clock import Clock, SystemClock
+from persist.blob.clock import Clock, SystemClock
 from persist.codecs import CollectionSchema
 from persist.collection import Collection
 from persist.committer import Committer

@@ -336,9 +336,9 @@ class Collection:
         except BaseException:
             claim.release()
             raise
-        return contents, Reading(self.client._source, claim, self._needs)
+        return contents, Reading(self.client._source, claim, self.needs)
 
-    def _needs(self, blob: str) -> bool:
+    def needs(self, blob: str) -> bool:
         """Return whether the collection, as it is now, refers to a blob."""
         try:
             contents = self._contents()

@@ -32,8 +32,8 @@ import numpy as np
 import pyarrow as pa
 
 from persist.blob import Blob
+from persist.blob.clock import Clock
 from persist.checkpoint import checkpoint_due, write_checkpoint
-from persist.clock import Clock
 from persist.codecs import CollectionSchema, Part, small_updates, to_updates
 from persist.errors import (
     ClientClosed,

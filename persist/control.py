@@ -143,7 +143,7 @@ def step(control: Control, mutation: LocationMutation, seqno: int, release: Call
     if isinstance(mutation, TruncateLog):
         return change(control, log_floor=max(control.log_floor, min(mutation.floor, seqno)))
     if isinstance(mutation, VoidUploads):
-        return change(control, upload_floor=max(control.upload_floor, min(mutation.floor, seqno)))
+        return change(control, upload_floor=max(control.upload_floor, min(mutation.floor, seqno + 1)))
     assert isinstance(mutation, Collected)
     return change(control, dropped=tuple(d for d in control.dropped if d.seqno not in mutation.seqnos))
 

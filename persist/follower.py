@@ -18,8 +18,8 @@ from contextlib import suppress
 from typing import TypeVar
 
 from persist.blob import Blob, Conflict, CorruptBlob, InvalidUsage, MissingBlob
+from persist.blob.clock import Clock
 from persist.checkpoint import load_contents, read_newest_checkpoint
-from persist.clock import Clock
 from persist.errors import ClientClosed, CollectionNotFound, PersistError
 from persist.log import read_record, record_key
 from persist.records import Record

@@ -28,7 +28,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
-from persist.clock import Clock
+from persist.blob.clock import Clock
 from persist.errors import CollectionNotFound, Conflict, LeaseExpired, PersistError
 from persist.follower import Follower
 from persist.future import CommitFuture
@@ -199,7 +199,7 @@ class Leases:
     def end_expired(self) -> None:
         """End the leases of others that ran out, by this client's clock and the declared skew."""
         limit_ms = self._clock.wall_ms() - int(self._settings.clock_skew_s * 1000)
-        leases = self._follower.state.control.leases
+        leases = self._follower.refresh().control.leases
         expired = [EndLease(i, le.expires_ms) for i, le in leases.items() if le.expires_ms < limit_ms]
         for future in [self._commit([step], {}) for step in expired]:
             try:

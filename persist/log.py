@@ -11,7 +11,7 @@ document 017, has the same rule).
 import msgspec
 
 from persist.blob import Blob, CorruptBlob, Indeterminate, Unavailable
-from persist.clock import Backoff, Clock
+from persist.blob.clock import Backoff, Clock
 from persist.envelope import decode_framed, encode_framed
 from persist.part_lists import as_read, as_stored
 from persist.records import Record

@@ -5,7 +5,7 @@ import random
 import threading
 from collections.abc import Callable
 
-from persist.clock import Clock
+from persist.blob.clock import Clock
 from persist.errors import ClientClosed, PersistError
 from persist.leases import Leases
 from persist.settings import Settings

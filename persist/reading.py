@@ -60,7 +60,12 @@ class Reading:
         except MissingBlob as error:
             if self._is_needed(error.key):
                 raise
-            raise LeaseExpired(
-                f"the blob {error.key!r} was collected: nothing has referred to it for longer than the grace period, "
-                "and this read held no lease that kept it"
-            ) from error
+            raise collected(error) from error
+
+
+def collected(error: MissingBlob) -> LeaseExpired:
+    """Return what to raise for a blob that is missing because nothing refers to it any more."""
+    return LeaseExpired(
+        f"the blob {error.key!r} was collected: nothing has referred to it for longer than the grace period, and this "
+        "read held no lease that kept it"
+    )

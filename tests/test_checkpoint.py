@@ -8,7 +8,7 @@ import pytest
 import persist
 from persist import checkpoint
 from persist.blob import CorruptBlob, MemoryBlob, MeteredBlob
-from persist.clock import SystemClock
+from persist.blob.clock import SystemClock
 from persist.follower import Follower
 from persist.log import create_record, read_record
 from persist.records import Create, Record, Seal

@@ -2,6 +2,8 @@
 
 import asyncio
 import multiprocessing
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -118,6 +120,15 @@ def test_rule_4_allow_compaction_before_since_is_an_error_and_it_may_pass_upper(
     orders.write([((1, "a"), 2, 1)]).result()
     orders.seal(6).result()
     assert list(orders.snapshot(5).rows()) == [(1, "a")]
+
+
+def test_rule_4_since_is_the_least_of_what_was_asked_and_every_live_hold(orders: persist.Collection) -> None:
+    orders.seal(10).result()
+    with orders.hold(3), orders.hold(6):
+        orders.allow_compaction(20).result()
+        assert orders.since == persist.Antichain(3)
+        orders.allow_compaction(4).result()
+    assert orders.since == persist.Antichain(20)
 
 
 def test_rule_5_futures_are_applied_in_call_order_and_an_error_does_not_stop_the_next(
@@ -250,6 +261,39 @@ def test_rule_6_nothing_happens_if_the_block_raises(
     assert list(blob.list("part/")) == []
 
 
+def test_rule_7_a_retried_write_with_the_same_token_happens_once_across_crashes_and_processes(tmp_path: Path) -> None:
+    script = (
+        "import os, persist\n"
+        f"c = persist.open({str(tmp_path)!r}).create_or_load('c', key=persist.Int64)\n"
+        "c.write([((1, None), 5, 1)], token='job 7').result()\n"
+        "os.kill(os.getpid(), 9)\n"
+    )
+    for _ in range(2):
+        subprocess.run([sys.executable, "-c", script], check=False, cwd=Path(__file__).parent.parent)
+    with persist.open(tmp_path) as client:
+        c = client.load("c")
+        c.write([((1, None), 5, 1)], token="job 7", seal=6).result()
+        c.seal(6).result()
+        assert c.snapshot(5).count() == 1
+
+
+def test_rule_7_a_write_whose_answer_was_lost_happens_once_when_it_is_tried_again() -> None:
+    unreliable = UnreliableBlob(MemoryBlob())
+    with persist.open(unreliable, clock=ImpatientClock()) as client:
+        c = client.create_or_load("c", key=KEY, value=VALUE)
+        for fault in (Fault.HAPPENED_BUT_FAILED, Fault.NOT_HAPPENED_DOUBTFUL):
+            unreliable.next_faults("create", fault)
+            # Nobody can find out what became of the first attempt.
+            unreliable.next_faults("get", *[Fault.UNAVAILABLE] * 2000)
+            unreliable.next_faults("create", *[Fault.UNAVAILABLE] * 2000)
+            with pytest.raises((persist.Indeterminate, persist.Unavailable)):
+                c.write([((1, "a"), 5, 1)], token=str(fault)).result()
+            unreliable.clear_faults()
+            c.write([((1, "a"), 5, 1)], token=str(fault)).result()
+        c.seal(6).result()
+        assert dict(c.snapshot(5, form="diff").rows()) == {(1, "a"): 2}
+
+
 def test_rule_8_a_destroyed_name_can_be_used_again_for_a_new_collection(client: persist.Client) -> None:
     old = client.create_or_load("orders", key=KEY, value=VALUE)
     old.write([((1, "a"), 0, 1)])
@@ -334,6 +378,55 @@ def test_rule_10_no_blob_that_a_state_refers_to_is_deleted(blob: MemoryBlob) -> 
         orders.destroy().result()
         assert held.to_arrow().num_rows == 9000
         assert metered.counts()["delete"].requests == 0
+
+
+def test_rule_10_nothing_a_live_reader_may_hold_is_deleted(tmp_path: Path) -> None:
+    settings = persist.Settings(grace_s=0, orphan_grace_s=0, background=False)
+    with persist.open(tmp_path, settings=settings) as reader, persist.open(tmp_path, settings=settings) as collector:
+        c = reader.create_or_load("c", key=KEY)
+        c.write(pa.table({"k": range(50_000), "_time": [0] * 50_000, "_diff": [1] * 50_000}), seal=1).result()
+        snapshot = c.snapshot(0)
+        collector.load("c").destroy().result()
+        collector.gc()
+        assert snapshot.to_arrow().num_rows == 50_000
+        reader.close()
+        assert collector.gc().collections == 1
+
+
+def test_rule_11_a_reader_whose_lease_ran_out_gets_lease_expired_and_never_a_wrong_answer(blob: MemoryBlob) -> None:
+    clock = ImpatientClock()
+    settings = persist.Settings(lease_s=60, background=False)
+    with persist.open(blob, clock=clock, settings=settings) as reader, persist.open(blob, clock=clock) as other:
+        c = reader.create_or_load("c", key=KEY)
+        c.write([((1, None), 0, 1)], seal=10).result()
+        snapshot, listen, hold = c.snapshot(0), c.listen(0), c.hold(0)
+        clock.sleep(91)
+        other.gc()
+        other.load("c").allow_compaction(9).result()
+        assert c.since == persist.Antichain(9)
+        for read in (snapshot.to_arrow, snapshot.count, listen.poll, lambda: hold.advance(5)):
+            with pytest.raises((persist.LeaseExpired, persist.AsOfCompacted)):
+                read()
+        with pytest.raises(persist.LeaseExpired):
+            snapshot.to_arrow()
+
+
+def test_rule_12_exclusive_mode_has_one_writer_and_fences_off_the_ones_before(blob: MemoryBlob) -> None:
+    first = persist.open(blob, mode="exclusive", reentrance_id="a")
+    c = first.create_or_load("c", key=KEY, value=VALUE)
+    with pytest.raises(persist.Locked):
+        persist.open(blob, mode="exclusive", reentrance_id="b")
+    second = persist.open(blob, mode="exclusive", reentrance_id="a")
+    with pytest.raises(persist.WriterFenced):
+        c.seal(1).result()
+    third = persist.open(blob, mode="exclusive", reentrance_id="b", force=True)
+    with pytest.raises(persist.WriterFenced):
+        second.load("c").seal(1).result()
+    third.load("c").seal(1).result()
+    for client in (first, second, third):
+        client.close()
+    with persist.open(blob) as shared:
+        shared.load("c").seal(2).result()
 
 
 def test_rule_12_a_read_client_writes_nothing_at_all(blob: MemoryBlob, orders: persist.Collection) -> None:

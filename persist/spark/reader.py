@@ -11,10 +11,12 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 from pyspark.sql.types import StructType
 
-from persist.blob import Blob, open_blob
+from persist.blob import Blob, MissingBlob, open_blob
 from persist.changes import Changes, read_changes
 from persist.client import open as open_client
 from persist.collection import Collection
+from persist.errors import CollectionNotFound
+from persist.reading import collected
 from persist.result import BATCH_ROWS_MAX
 from persist.scan import Scan
 from persist.snapshot import Snapshot, read_snapshot
@@ -67,8 +69,19 @@ class PersistReader(DataSourceReader):
             try:
                 for table in self._tables(partition.scan, blob):
                     yield from as_spark_expects(table, self._schema).to_batches(max_chunksize=BATCH_ROWS_MAX)
+            except MissingBlob as error:
+                if self._is_needed(error.key):
+                    raise
+                raise collected(error) from error
             finally:
                 blob.close()
+
+    def _is_needed(self, key: str) -> bool:
+        with open_client(self._options.location, mode="read", storage_options=self._options.storage) as client:
+            try:
+                return client.load(self._options.collection).needs(key)
+            except CollectionNotFound:
+                return False
 
     def _tables(self, scan: Scan, blob: Blob) -> Iterator[pa.Table]:
         if self._options.form == "changes":

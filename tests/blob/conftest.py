@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from persist.blob import Blob
-from tests.blob.places import Place
+from tests.blob.places import WRAPPERS, Place
 from tests.servers.fixtures import make_bucket
 
 # Numbers without leading zeros, so that byte order is not the order in which they are made; and names around.
 PAGES = [f"page/{number}" for number in range(1050)]
 CROWD = [*PAGES, "page.", "pag/e", "page0", "pages/1"]
-KINDS = ("memory", "metered", "unreliable", "file", "s3", "fsspec")
+KINDS = ("memory", *filter(None, WRAPPERS), "cached-folder", "file", "s3", "fsspec")
 
 
 @pytest.fixture(scope="session")
@@ -55,6 +55,8 @@ def place_of(kind: str, folder: Path, s3_options: dict[str, Any], bucket: str, p
             },
         }
         return Place(f"fsspec+s3://{bucket}/{prefix}", options, is_shared=True)
+    if kind == "cached-folder":
+        return Place(f"memory://{uuid.uuid4().hex}", cache_folder=str(folder / "cache"))
     return Place(f"memory://{uuid.uuid4().hex}", wrapper="" if kind == "memory" else kind)
 
 

@@ -5,12 +5,22 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from persist.blob import Blob, MeteredBlob, UnreliableBlob, open_blob
+from persist.blob import Blob, CachedBlob, MeteredBlob, RetryBlob, RetryPolicy, UnreliableBlob, open_blob
+
+
+def everything(key: str) -> bool:
+    """Have `CachedBlob` keep all keys, also those of tests, for the sake of the tests."""
+    return True
+
 
 WRAPPERS: dict[str, Callable[[Blob], Blob]] = {
     "": lambda blob: blob,
     "metered": MeteredBlob,
     "unreliable": UnreliableBlob,
+    "retry": RetryBlob,
+    "hedged": lambda blob: RetryBlob(blob, RetryPolicy(hedge=True, hedge_after_s=1e-6)),
+    "cached": lambda blob: CachedBlob(blob, cached=everything),
+    "all": lambda blob: CachedBlob(RetryBlob(MeteredBlob(UnreliableBlob(blob))), cached=everything),
 }
 
 
@@ -20,16 +30,21 @@ class Place:
 
     Attributes:
         is_shared: other processes can open it, too.
+        cache_folder: where a `CachedBlob` that keeps nothing in memory keeps its values; none without it.
     """
 
     url: str
     options: dict[str, Any] = field(default_factory=dict)
     wrapper: str = ""
     is_shared: bool = False
+    cache_folder: str = ""
 
     def open(self) -> Blob:
         """Return a new client of the store."""
-        return WRAPPERS[self.wrapper](open_blob(self.url, self.options))
+        blob = WRAPPERS[self.wrapper](open_blob(self.url, self.options))
+        if self.cache_folder:
+            return CachedBlob(blob, memory_bytes=0, folder=self.cache_folder, cached=everything)
+        return blob
 
     def to_json(self) -> str:
         """Return what `open_json` opens."""

@@ -123,8 +123,8 @@ def test_credentials_in_a_url_are_refused_and_not_repeated(url: str) -> None:
             {"acess_key": "hunter2"},
             "'acess_key' is not an option of S3; it takes: .*access_key_id",
         ),
-        ("s3://bucket", {"max_attempts": "many"}, "'max_attempts' of S3"),
-        ("s3://bucket", {"max_attempts": 0}, "'max_attempts' of S3.*positive whole number"),
+        ("s3://bucket", {"max_pool_connections": "many"}, "'max_pool_connections' of S3"),
+        ("s3://bucket", {"max_pool_connections": 0}, "'max_pool_connections' of S3.*positive whole number"),
         ("s3://bucket", {"read_timeout_s": "nan"}, "'read_timeout_s' of S3.*positive number"),
         ("s3://bucket", {"region": 7}, "'region' of S3.*a text"),
     ],
@@ -142,7 +142,7 @@ def test_options_may_be_text_as_spark_passes_them(tmp_path: Path, monkeypatch: p
 
     monkeypatch.setattr(os, "fsync", refuse)
     open_blob(tmp_path, {"fsync": "False"}).set("key", b"value")
-    texts = {"max_attempts": "3", "max_pool_connections": "4", "connect_timeout_s": "0.5"}
+    texts = {"max_pool_connections": "4", "connect_timeout_s": "0.5"}
     open_blob("s3://bucket", {**S3_OPTIONS, **texts}).close()
 
 

@@ -16,6 +16,7 @@ from persist.blob import (
     InvalidUsage,
     S3Blob,
     StoreMisconfigured,
+    Throttled,
     Unavailable,
     open_blob,
 )
@@ -69,7 +70,7 @@ def test_a_create_without_a_clear_answer_is_indeterminate_and_sent_once(trouble:
 def test_no_connection_means_that_nothing_happened() -> None:
     with fake_s3() as server:
         pass
-    blob = client_of(server, max_attempts=1)
+    blob = client_of(server)
     calls: list[Callable[[], object]] = [
         lambda: blob.create("key", b""),
         lambda: blob.set("key", b""),
@@ -83,36 +84,58 @@ def test_no_connection_means_that_nothing_happened() -> None:
     blob.close()
 
 
-def test_requests_other_than_create_are_tried_again() -> None:
+@pytest.mark.parametrize("trouble", [Trouble.SLOW_DOWN, Trouble.ERROR_BEFORE])
+def test_every_request_is_sent_once(trouble: Trouble) -> None:
     with fake_s3() as server:
-        blob = client_of(server, max_attempts="2")
+        blob = client_of(server)
         calls: list[Callable[[], object]] = [
+            lambda: blob.create("key", b"value"),
             lambda: blob.set("key", b"value"),
             lambda: blob.get("key"),
             lambda: blob.delete("key"),
+            lambda: list(blob.list("")),
         ]
         for call in calls:
-            server.troubles.append(Trouble.ERROR_BEFORE)
-            call()
-        assert [method for method, _ in server.requests] == ["PUT", "PUT", "GET", "GET", "DELETE", "DELETE"]
+            server.troubles.append(trouble)
+            with pytest.raises((Unavailable, Indeterminate)):
+                call()
+        assert [method for method, _ in server.requests] == ["PUT", "PUT", "GET", "DELETE", "GET"]
         blob.close()
 
 
-def test_a_write_is_indeterminate_when_an_attempt_before_the_last_may_have_landed() -> None:
-    with fake_s3() as server:
-        blob = client_of(server, max_attempts=2)
-        calls: list[Callable[[], object]] = [lambda: blob.set("key", b"value"), lambda: blob.delete("key")]
-        for call in calls:
-            server.troubles.extend([Trouble.DROPPED_AFTER, Trouble.SLOW_DOWN])
-            with pytest.raises(Indeterminate, match="read the key before trying again"):
-                call()
+def test_slow_down_is_told_apart_from_other_refusals() -> None:
+    with fake_s3(Trouble.SLOW_DOWN, Trouble.CONFLICT, Trouble.SLOW_DOWN, Trouble.ERROR_BEFORE) as server:
+        blob = client_of(server)
+        for kind in (Throttled, Unavailable):
+            with pytest.raises(Unavailable) as refused:
+                blob.create("key", b"value")
+            assert type(refused.value) is kind
+        for kind in (Throttled, Unavailable):
+            with pytest.raises(Unavailable) as refused:
+                blob.get("key")
+            assert type(refused.value) is kind
+        blob.close()
+
+
+def test_an_attempt_without_an_answer_in_time_says_so() -> None:
+    with fake_s3(*[Trouble.SILENCE_AFTER] * 2, Trouble.DROPPED_AFTER) as server:
+        blob = client_of(server, read_timeout_s=0.2)
+        with pytest.raises(Indeterminate) as doubtful:
+            blob.create("key", b"value")
+        with pytest.raises(Unavailable) as refused:
+            blob.get("key")
+        assert doubtful.value.timed_out
+        assert refused.value.timed_out
+        with pytest.raises(Unavailable) as refused:
+            blob.get("key")
+        assert not refused.value.timed_out
         blob.close()
 
 
 @pytest.mark.parametrize("trouble", [Trouble.DROPPED_BEFORE, Trouble.ERROR_BEFORE, Trouble.SILENCE_AFTER])
 def test_a_read_that_fails_is_unavailable(trouble: Trouble) -> None:
     with fake_s3(trouble, trouble) as server:
-        blob = client_of(server, max_attempts=1, read_timeout_s=0.3)
+        blob = client_of(server, read_timeout_s=0.3)
         with pytest.raises(Unavailable, match="cannot get 'key' at s3://bucket/prefix"):
             blob.get("key")
         with pytest.raises(Unavailable, match="cannot list 'log/' at s3://bucket/prefix"):
@@ -168,7 +191,7 @@ def test_encryption_and_a_checksum_go_with_every_put(encryption: dict[str, str])
 def test_credentials_are_in_no_message_and_no_repr() -> None:
     shown = []
     with fake_s3(*Trouble) as server:
-        blob = client_of(server, max_attempts=1, read_timeout_s=0.3)
+        blob = client_of(server, read_timeout_s=0.3)
         for _ in Trouble:
             with pytest.raises((Unavailable, Indeterminate, StoreMisconfigured)) as caught:
                 blob.create("key", b"")
@@ -177,7 +200,7 @@ def test_credentials_are_in_no_message_and_no_repr() -> None:
         blob.close()
     for options in (
         {**SECRETS, "wrong": "x"},
-        {**SECRETS, "max_attempts": "x"},
+        {**SECRETS, "read_timeout_s": "x"},
         {"session_token": "t", "region": ""},
     ):
         with pytest.raises(InvalidUsage) as refused:
@@ -235,7 +258,7 @@ def test_a_profile_that_does_not_exist_is_named() -> None:
     ("options", "says"),
     [
         ({"regoin": "x"}, "'regoin' is not an option of S3; it takes: access_key_id, .*region"),
-        ({"max_attempts": "many"}, "max_attempts"),
+        ({"read_timeout_s": "long"}, "read_timeout_s"),
         ({"max_pool_connections": 0}, "max_pool_connections"),
         ({"read_timeout_s": -1}, "read_timeout_s"),
         ({"server_side_encryption": "rot13"}, "AES256, aws:kms"),
@@ -253,7 +276,6 @@ def test_an_option_that_is_unknown_or_wrong_is_refused(options: dict[str, Any], 
 
 def test_options_may_all_be_text(s3_options: dict[str, Any], bucket: str) -> None:
     texts = {
-        "max_attempts": "3",
         "max_pool_connections": "4",
         "connect_timeout_s": "2.5",
         "read_timeout_s": "10",
@@ -305,7 +327,7 @@ def test_a_listing_asks_for_a_page_when_it_gets_there(
 def test_objects_that_are_not_keys_are_left_out_of_listings(s3_options: dict[str, Any], bucket: str) -> None:
     outer = S3Blob(bucket, "", s3_options)
     outer.set("folders-of-others/place/a/key", b"")
-    outer._retrying.put_object(Bucket=bucket, Key="folders-of-others/place/a/", Body=b"")
+    outer._client.put_object(Bucket=bucket, Key="folders-of-others/place/a/", Body=b"")
     inner = S3Blob(bucket, "folders-of-others/place", s3_options)
     assert [entry.key for entry in inner.list("")] == ["a/key"]
     inner.close()

@@ -50,9 +50,9 @@ class Backoff:
         self._bound_max_s = bound_max_s
         self._chance = chance or random.Random()
 
-    def wait(self) -> bool:
-        """Sleep, and return True; or return False at once when the deadline has passed."""
-        left_s = self._ends_s - self._clock.monotonic_s()
+    def wait(self, *, extra_s: float = 0.0) -> bool:
+        """Sleep, and return True; or return False at once when the deadline has passed for extra_s."""
+        left_s = self._ends_s + extra_s - self._clock.monotonic_s()
         if left_s <= 0:
             return False
         self._clock.sleep(min(left_s, self._chance.uniform(0, self._bound_s)))

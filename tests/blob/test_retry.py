@@ -1,0 +1,321 @@
+"""What is tried again, what is not, when it is given up, and what it is called then."""
+
+import random
+from collections.abc import Callable, Iterator
+from typing import TypeVar
+
+import pytest
+
+from persist.blob import (
+    BlobEntry,
+    Conflict,
+    Fault,
+    Indeterminate,
+    InvalidUsage,
+    MemoryBlob,
+    MeteredBlob,
+    RetryBlob,
+    RetryCount,
+    RetryPolicy,
+    StoreMisconfigured,
+    Throttled,
+    Unavailable,
+    UnreliableBlob,
+)
+from persist.blob.protocol import LIST_PAGE_ENTRIES
+from tests.clocks import ImpatientClock
+
+NO = Fault.UNAVAILABLE
+DOUBT = Fault.NOT_HAPPENED_DOUBTFUL
+LANDED = Fault.HAPPENED_BUT_FAILED
+OPERATIONS = ("create", "delete", "get", "list", "set")
+
+T = TypeVar("T")
+
+
+class Store(UnreliableBlob):
+    """A store in memory whose calls meet errors from a list first, and which remembers when it was called.
+
+    A call takes 1 ms.
+    """
+
+    def __init__(self, *errors: Exception) -> None:
+        self.memory = MemoryBlob()
+        super().__init__(self.memory, sleep=lambda: None)
+        self.clock = ImpatientClock()
+        self.errors = list(errors)
+        self.calls_s: list[float] = []
+
+    def _call(self, operation: str, call: Callable[[], T]) -> T:
+        self.calls_s.append(self.clock.monotonic_s())
+        self.clock.sleep(0.001)
+        if self.errors:
+            raise self.errors.pop(0)
+        return super()._call(operation, call)
+
+    def retried(self, **policy: float) -> RetryBlob:
+        return RetryBlob(self, RetryPolicy(**policy), clock=self.clock, chance=random.Random(7))  # type: ignore[arg-type]
+
+
+def calls_of(blob: RetryBlob) -> dict[str, Callable[[], object]]:
+    return {
+        "create": lambda: blob.create("new", b"value"),
+        "delete": lambda: blob.delete("old"),
+        "get": lambda: blob.get("old"),
+        "list": lambda: list(blob.list("")),
+        "set": lambda: blob.set("old", b"value"),
+    }
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_what_certainly_did_not_happen_is_tried_again(operation: str) -> None:
+    store = Store()
+    blob = store.retried()
+    blob.set("old", b"before")
+    store.next_faults(operation, NO, NO, NO)
+
+    result = calls_of(blob)[operation]()
+
+    assert result != []
+    assert (store.memory.get("new") == b"value") is (operation == "create")
+    assert (store.memory.get("old") is None) is (operation == "delete")
+    assert blob.counts() == {name: RetryCount(retries=3 * (name == operation)) for name in OPERATIONS}
+
+
+@pytest.mark.parametrize("operation", ["set", "delete"])
+@pytest.mark.parametrize("fault", [DOUBT, LANDED])
+def test_a_doubtful_set_or_delete_is_tried_again_because_it_may_happen_twice(operation: str, fault: Fault) -> None:
+    store = Store()
+    blob = store.retried()
+    blob.set("old", b"before")
+    store.next_faults(operation, fault, fault)
+
+    calls_of(blob)[operation]()
+
+    assert store.memory.get("old") == {"set": b"value", "delete": None}[operation]
+    assert blob.counts()[operation] == RetryCount(retries=2)
+
+
+@pytest.mark.parametrize("fault", [DOUBT, LANDED])
+def test_a_doubtful_create_is_not_tried_again(fault: Fault) -> None:
+    store = Store()
+    blob = store.retried()
+    store.next_faults("create", NO, fault)
+
+    with pytest.raises(Indeterminate, match="no answer to create"):
+        blob.create("new", b"value")
+
+    assert store.memory.get("new") == (b"value" if fault is LANDED else None)
+    assert len(store.calls_s) == 2
+
+
+def test_a_create_that_lost_returns_false_after_retries() -> None:
+    store = Store()
+    blob = store.retried()
+    store.memory.set("new", b"another's")
+    store.next_faults("create", NO, NO)
+
+    assert blob.create("new", b"value") is False
+    assert store.memory.get("new") == b"another's"
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_a_store_that_stays_away_is_given_up_after_the_deadline(operation: str) -> None:
+    store = Store()
+    store.go_down()
+    blob = store.retried(deadline_s=10, attempts_max=1000)
+
+    with pytest.raises(Unavailable, match=rf"{operation} of '.*' at memory:// was given up after 10\.\d s. .*injected"):
+        calls_of(blob)[operation]()
+
+    assert store.calls_s[-1] - store.calls_s[0] == pytest.approx(10, abs=0.1)
+    assert blob.counts()[operation].gave_up == 1
+    assert blob.counts()[operation].retries == len(store.calls_s) - 1
+
+
+def test_a_call_is_given_up_after_so_many_attempts() -> None:
+    store = Store()
+    store.go_down()
+    blob = store.retried(attempts_max=4, bound_max_s=0.1)
+
+    with pytest.raises(Unavailable):
+        blob.get("key")
+
+    assert len(store.calls_s) == 4
+
+
+def test_waits_are_random_below_a_bound_that_doubles_up_to_a_maximum() -> None:
+    waits: list[list[float]] = [[] for _ in range(8)]
+    for seed in range(300):
+        store = Store()
+        store.go_down()
+        policy = RetryPolicy(attempts_max=9, first_s=0.1, bound_max_s=1.0)
+        with pytest.raises(Unavailable):
+            RetryBlob(store, policy, clock=store.clock, chance=random.Random(seed)).get("key")
+        for n, (before_s, after_s) in enumerate(zip(store.calls_s, store.calls_s[1:], strict=False)):
+            waits[n].append(after_s - before_s - 0.001)
+
+    for bound_s, each in zip([0.1, 0.2, 0.4, 0.8, 1.0, 1.0, 1.0, 1.0], waits, strict=True):
+        assert bound_s * 0.9 < max(each) < bound_s + 0.001
+        assert min(each) < bound_s * 0.1
+        assert sum(each) / len(each) == pytest.approx(bound_s / 2, rel=0.2)
+
+
+@pytest.mark.parametrize("operation", ["set", "delete"])
+@pytest.mark.parametrize("doubtful_at", [0, 1, 3])
+def test_a_write_given_up_is_doubtful_if_any_attempt_was(operation: str, doubtful_at: int) -> None:
+    store = Store()
+    blob = store.retried(attempts_max=4)
+    store.next_faults(operation, *[DOUBT if n == doubtful_at else NO for n in range(4)])
+
+    with pytest.raises(Indeterminate, match=r"may have done it\. The last failure: injected"):
+        calls_of(blob)[operation]()
+
+    assert blob.counts()[operation] == RetryCount(retries=3, gave_up=1)
+
+
+def test_a_write_refused_for_another_reason_after_a_doubtful_attempt_is_doubtful() -> None:
+    denied = StoreMisconfigured("the credentials have expired")
+    store = Store(Indeterminate("no answer"), denied)
+
+    with pytest.raises(Indeterminate, match=r"may have done it.*have expired") as raised:
+        store.retried().set("old", b"value")
+
+    assert raised.value.__cause__ is denied
+
+
+@pytest.mark.parametrize("error", [InvalidUsage("wrong"), Conflict("first"), StoreMisconfigured("no bucket")])
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_what_a_second_attempt_cannot_help_is_raised_as_it_is(operation: str, error: Exception) -> None:
+    store = Store(Unavailable("at first"), error)
+    blob = store.retried()
+
+    with pytest.raises(type(error)) as raised:
+        calls_of(blob)[operation]()
+
+    assert raised.value is error
+    assert blob.counts()[operation] == RetryCount(retries=1)
+
+
+def test_an_attempt_that_timed_out_is_counted_and_a_create_then_is_doubtful() -> None:
+    late_read, late_write = Unavailable("late"), Indeterminate("late")
+    late_read.timed_out = late_write.timed_out = True
+    store = Store(late_read)
+    blob = store.retried()
+
+    assert blob.get("old") is None
+    store.errors = [late_write]
+    blob.set("old", b"value")
+    store.errors = [late_write]
+    with pytest.raises(Indeterminate):
+        blob.create("new", b"value")
+
+    counts = blob.counts()
+    assert [counts[name].timeouts for name in ("get", "set", "create")] == [1, 1, 1]
+    assert [counts[name].retries for name in ("get", "set", "create")] == [1, 1, 0]
+
+
+class Torn(MemoryBlob):
+    """A store whose listings break off, with the next error, after some entries."""
+
+    def __init__(self, after: list[int]) -> None:
+        super().__init__()
+        self.after = after
+        self.asked: list[str | None] = []
+
+    def list(self, prefix: str, start_after: str | None = None) -> Iterator[BlobEntry]:
+        self.asked.append(start_after)
+        left = self.after.pop(0) if self.after else -1
+        for entry in super().list(prefix, start_after):
+            if left == 0:
+                raise Unavailable("the connection broke")
+            left -= 1
+            yield entry
+
+
+def test_a_listing_goes_on_after_the_last_key_it_yielded() -> None:
+    store = Torn([10, 1000, 1500, 0, 2499])
+    keys = [f"key/{number:05d}" for number in range(5000)]
+    for key in keys:
+        store.set(key, b"")
+    blob = RetryBlob(store, clock=ImpatientClock())
+
+    assert [entry.key for entry in blob.list("key/", "key/00099")] == keys[100:]
+
+    whole_pages = [keys[99], keys[99], keys[1099], keys[2099], keys[2099], keys[4099]]
+    assert store.asked == whole_pages
+    assert blob.counts()["list"] == RetryCount(retries=5)
+
+
+def test_each_page_of_a_listing_has_attempts_and_a_deadline_of_its_own() -> None:
+    store = Torn([0, 0, LIST_PAGE_ENTRIES, 0, LIST_PAGE_ENTRIES, 0])
+    for number in range(2500):
+        store.set(f"key/{number:05d}", b"")
+    blob = RetryBlob(store, RetryPolicy(attempts_max=3), clock=ImpatientClock())
+
+    assert len(list(blob.list(""))) == 2500
+
+
+def test_a_listing_is_lazy() -> None:
+    store = MeteredBlob(MemoryBlob())
+    for number in range(3 * LIST_PAGE_ENTRIES):
+        store.set(f"key/{number:05d}", b"")
+
+    next(RetryBlob(store).list(""))
+
+    assert store.counts()["list"].requests == 1
+
+
+def test_being_throttled_is_no_attempt_and_has_the_longer_deadline() -> None:
+    store = Store(*[Throttled("slow down")] * 30)
+    blob = store.retried(deadline_s=1, throttled_deadline_s=10_000, attempts_max=2)
+
+    assert blob.get("old") is None
+
+    assert len(store.calls_s) == 31
+    assert store.calls_s[-1] - store.calls_s[0] > 10
+    assert blob.counts()["get"] == RetryCount(retries=30, throttled=30)
+
+
+def test_time_lost_to_throttling_is_not_held_against_later_attempts() -> None:
+    errors = [*[Throttled("slow down")] * 20, *[Unavailable("away")] * 3]
+    store = Store(*errors)
+    blob = store.retried(deadline_s=20, throttled_deadline_s=10_000)
+
+    assert blob.get("old") is None
+
+    assert store.calls_s[20] - store.calls_s[0] > 20, "the test is about a throttled time beyond the deadline"
+
+
+def test_throttling_without_end_is_given_up_as_throttled() -> None:
+    store = Store(*[Throttled("slow down")] * 10_000)
+    blob = store.retried(deadline_s=1, throttled_deadline_s=60)
+
+    with pytest.raises(Throttled, match=r"given up after \d+\.\d s. The last failure: slow down"):
+        blob.create("new", b"value")
+
+    assert 50 < store.calls_s[-1] - store.calls_s[0] < 61
+    assert blob.counts()["create"].gave_up == 1
+
+
+def test_a_doubtful_write_that_is_throttled_to_the_end_is_doubtful() -> None:
+    store = Store(Indeterminate("no answer"), *[Throttled("slow down")] * 10_000)
+
+    with pytest.raises(Indeterminate, match="may have done it"):
+        store.retried(throttled_deadline_s=60).set("old", b"value")
+
+
+@pytest.mark.parametrize(
+    ("policy", "says"),
+    [
+        ({"deadline_s": 0}, "deadline_s=0"),
+        ({"attempts_max": -1}, "attempts_max=-1"),
+        ({"hedge_floor_s": float("nan")}, "hedge_floor_s"),
+        ({"read_timeout_s": float("inf")}, "read_timeout_s"),
+        ({"deadline_s": 500}, "deadline_s=500 is more than throttled_deadline_s=300"),
+        ({"first_s": 6}, "first_s=6 is more than bound_max_s=5"),
+    ],
+)
+def test_a_policy_that_cannot_work_is_refused(policy: dict[str, float], says: str) -> None:
+    with pytest.raises(InvalidUsage, match=says):
+        RetryPolicy(**policy)  # type: ignore[arg-type]
