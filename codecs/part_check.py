@@ -6,6 +6,7 @@ descriptor is computed again by the function that the writer uses, and compared 
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import msgspec
 import numpy as np
@@ -27,7 +28,7 @@ _COUNTED = ("bytes", "rows", "checksum", "time_min", "time_max", "negatives", "d
 class Finding:
     """One promise that is broken: "descriptor", "values", "unsorted" or "unconsolidated", and in what way."""
 
-    kind: str
+    kind: Literal["descriptor", "values", "unsorted", "unconsolidated"]
     what: str
 
 

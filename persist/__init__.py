@@ -50,6 +50,8 @@ from persist.errors import (
     UpperMismatch,
     WriterFenced,
 )
+from persist.fsck import fsck
+from persist.fsck_report import Checked, FsckReport, Problem, Repair, Unreferenced
 from persist.future import CommitFuture
 from persist.garbage import GarbageReport
 from persist.hold import Hold, HoldInfo
@@ -65,6 +67,7 @@ __all__ = [
     "Binary",
     "Blob",
     "Changes",
+    "Checked",
     "Client",
     "ClientClosed",
     "Codec",
@@ -79,6 +82,7 @@ __all__ = [
     "DiffOverflow",
     "FileBlob",
     "FrontierRegression",
+    "FsckReport",
     "FsspecBlob",
     "GarbageReport",
     "Hold",
@@ -99,18 +103,22 @@ __all__ = [
     "MultiWrite",
     "NegativeMultiplicity",
     "PersistError",
+    "Problem",
     "Progress",
     "ReadOnly",
+    "Repair",
     "S3Blob",
     "SchemaMismatch",
     "Settings",
     "Snapshot",
     "Unavailable",
     "Unit",
+    "Unreferenced",
     "UpdateNotBeyondUpper",
     "UploadExpired",
     "UpperMismatch",
     "Utf8",
     "WriterFenced",
+    "fsck",
     "open",
 ]

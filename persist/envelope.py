@@ -71,13 +71,12 @@ def decode_framed(data: bytes, kind: type[F], key: str) -> F:
         raise CorruptBlob(key, f"it is not a valid {kind.__name__.lower()}: {error}") from error
 
 
-def is_intact(data: bytes) -> bool:
-    """Return whether data is an undamaged object of some kind and version, though perhaps not the one wanted."""
+def intact_kind(data: bytes) -> str | None:
+    """Return the kind of the undamaged object that data is, whatever its version; None if it is none."""
     try:
-        _verified_body(data, "")
-    except CorruptBlob:
-        return False
-    return True
+        return msgspec.json.decode(_verified_body(data, "") + b"}", type=_Head).persist
+    except (CorruptBlob, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return None
 
 
 def put_framed(blob: Blob, prefix: str, value: Framed) -> BlobRef:
