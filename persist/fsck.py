@@ -270,7 +270,9 @@ class _Examination:
 
 
 def _declaration(seqno: int) -> Repair:
-    return Repair("commit", record_key(seqno), "to declare old uploads void, so that none is committed any more")
+    return Repair(
+        "commit", record_key(seqno), "to declare old uploads void; as after any commit, a checkpoint may follow"
+    )
 
 
 def _with_advice(problem: Problem) -> Problem:

@@ -76,6 +76,7 @@ class Renewal:
     def _make(self) -> Iterator[Repair]:
         state = self._state
         assert state.location is not None
+        was_bad = _is_bad(self._blob, self._key)  # It may only lack a state object, which is made again here.
         entries = []
         for pointer, data in self._objects():
             found = self._blob.get(pointer.blob)
@@ -89,7 +90,7 @@ class Renewal:
         )
         if self._blob.create(self._key, data):
             yield self._made(self._key, False)
-        elif _is_bad(self._blob, self._key):
+        elif was_bad:
             self._blob.set(self._key, data)
             yield self._made(self._key, True)
 
