@@ -193,13 +193,15 @@ class _Examination:
     def _examine_parts(self, sizes: Mapping[str, int] | None) -> PartExamination:
         parts = PartExamination(self._blob, self.findings, sizes)
         state = self.log.state
-        for entry in state.entries.values() if state is not None else ():
+        entries = tuple(state.entries.values()) if state is not None else ()
+        for entry in entries:
             if entry.contents is not None:
                 parts.examine(entry.contents)
+        known = {part.checksum for e in entries if e.contents is not None for part in e.contents.parts}
         for id_, part in self.log.loose:
-            entry_ = state.entries.get(id_) if state is not None else None
-            if entry_ is not None and entry_.contents is not None and part not in entry_.contents.parts:
-                parts.examine_alone(part, entry_.contents)
+            is_gone = self.log.is_complete and state is not None and id_ not in state.entries
+            if id_ in self.log.created and part.checksum not in known and not is_gone:
+                parts.examine_alone(part, self.log.created[id_])
         return parts
 
     def _take_inventory(self) -> None:

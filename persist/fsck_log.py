@@ -41,7 +41,7 @@ from persist.envelope import BlobRef, intact_kind
 from persist.fsck_report import ADVICE, Checked, Problem, ProblemKind
 from persist.log import read_record, record_key
 from persist.part_lists import as_read
-from persist.records import Append, Mutation
+from persist.records import Append, Create, Mutation
 from persist.state import CollectionState, Entry, State, apply
 
 KINDS = {"log": "record", "checkpoint": "checkpoint", "state": "state", "list": "parts", "part": "part"}
@@ -139,7 +139,9 @@ class LogExamination:
         newest: the seqno of the newest checkpoint from which everything could be read; -1 if there is none.
         bad_checkpoints: the keys of those from which not everything could be read.
         named: part lists that records or checkpoints refer to, and state objects.
-        loose: parts of records that could not be applied, with the id of their collection.
+        loose: parts, with the id of their collection, that are perhaps not in `state` because something damaged kept
+            a record from being applied, or the contents of a collection from being read.
+        created: how each collection began that was seen to begin, by id.
     """
 
     def __init__(self, blob: Blob, findings: Findings) -> None:
@@ -152,6 +154,7 @@ class LogExamination:
         self.bad_checkpoints: set[str] = set()
         self.named: set[str] = set()
         self.loose: list[tuple[str, Part]] = []
+        self.created: dict[str, Create] = {}
         self._waiting: list[int] = []
         self._examined: set[int] = set()
         self._gaps: list[tuple[int, int]] = []
@@ -225,15 +228,23 @@ class LogExamination:
         if record is None:
             return False
         self._note(record.mutations)
-        if self.state is None or self.state.seqno != seqno - 1:
-            appends = (mutation for mutation in record.mutations if isinstance(mutation, Append))
-            self.loose += [(append.collection, part) for append in appends for part in append.parts]
-            return True
-        try:
-            self.state = apply(self.state, record)
-        except (ValueError, Conflict, AssertionError) as error:
-            self._findings.add("rule", key, f"it breaks a rule of the log: {error}")
+        is_applied = False
+        if self.state is not None and self.state.seqno == seqno - 1:
+            try:
+                self.state = apply(self.state, record)
+                is_applied = True
+            except (ValueError, Conflict, AssertionError) as error:
+                self._findings.add("rule", key, f"it breaks a rule of the log: {error}")
+        self._note_loose(record.mutations, self.state if is_applied else None)
         return True
+
+    def _note_loose(self, mutations: Iterable[Mutation], state: State | None) -> None:
+        """Note the parts of appends which state, if they were applied to it, has no contents for."""
+        for mutation in mutations:
+            if isinstance(mutation, Append):
+                entry = state.entries.get(mutation.collection) if state is not None else None
+                if state is None or (entry is not None and entry.contents is None):
+                    self.loose += [(mutation.collection, part) for part in mutation.parts]
 
     def _following(self) -> int | None:
         """Return the least seqno after `at` that has a record, or could have one because all before it had."""
@@ -245,8 +256,11 @@ class LogExamination:
         return min(found, default=None)
 
     def _note(self, mutations: Iterable[Mutation]) -> None:
-        pointers = (mutation.parts_in for mutation in mutations if isinstance(mutation, Append))
-        self.named.update(pointer.blob for pointer in pointers if pointer is not None)
+        for mutation in mutations:
+            if isinstance(mutation, Append) and mutation.parts_in is not None:
+                self.named.add(mutation.parts_in.blob)
+            elif isinstance(mutation, Create):
+                self.created[mutation.collection] = mutation
 
     # Checkpoints.
 
@@ -294,6 +308,7 @@ class LogExamination:
                 found = found.with_entry(Entry(entry.id, entry.name, contents, (), contents))
             else:
                 self.bad_checkpoints.add(key)
+                self._note_loose(entry.pending, None)
         if key not in self.bad_checkpoints:
             self.newest = max(self.newest, seqno)
         if self.state is not None and self.state.seqno == seqno:

@@ -5,13 +5,25 @@ collection may have been destroyed, or the part replaced, and its blob collected
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import pyarrow as pa
 
 from persist.blob import Blob, InvalidUsage
 from persist.codecs import CollectionSchema, Part, check_part, checksum_of, described_bounds, overlaps
 from persist.fsck_log import Findings
+from persist.records import Create
 from persist.state import CollectionState, Run, State
+
+
+@dataclass(frozen=True, slots=True)
+class _Owner:
+    """The collection that a part belongs to."""
+
+    id: str
+    name: str
+    schema: CollectionSchema
 
 
 class PartExamination:
@@ -30,18 +42,16 @@ class PartExamination:
 
     def examine(self, contents: CollectionState) -> None:
         """Examine all parts of one collection."""
-        try:
-            schema = CollectionSchema.from_json(contents.schema_json)
-        except InvalidUsage as error:
-            what = f"its schema cannot be understood, so its parts were not examined: {error}"
-            self._findings.add("rule", f"state of {contents.id}", what, collection=contents.name)
-            return
-        for run in contents.history:
-            self._examine_run(run, schema, contents)
+        owner = self._owner(contents.id, contents.name, contents.schema_json)
+        if owner is not None:
+            for run in contents.history:
+                self._examine_run(run, owner)
 
-    def examine_alone(self, part: Part, contents: CollectionState) -> None:
-        """Examine a part that a record adds to a collection, when the record could not be applied."""
-        self._examine_part(part, contents.schema, contents)
+    def examine_alone(self, part: Part, created: Create) -> None:
+        """Examine a part of a collection whose contents are not known."""
+        owner = self._owner(created.collection, created.name, created.schema)
+        if owner is not None:
+            self._examine_part(part, owner)
 
     def finish(self, state: State | None) -> None:
         """Add the problems that the newest state decides about."""
@@ -59,41 +69,49 @@ class PartExamination:
                 f"it has {size} bytes with checksum {checksum}, and its descriptor says {part.bytes} bytes with "
                 f"checksum {part.checksum}"
             )
-            owner = _owner(state, checksum)
-            if owner is not None:
-                what += f": it holds what belongs to {owner}"
-            self._findings.add("damaged" if owner is None else "exchanged", _name(part), what, collection=name)
+            other = _owner_of(state, checksum)
+            if other is not None:
+                what += f": it holds what belongs to {other}"
+            self._findings.add("damaged" if other is None else "exchanged", _name(part), what, collection=name)
 
-    def _examine_run(self, run: Run, schema: CollectionSchema, contents: CollectionState) -> None:
+    def _owner(self, id_: str, name: str, schema: dict[str, Any]) -> "_Owner | None":
+        try:
+            return _Owner(id_, name, CollectionSchema.from_json(schema))
+        except InvalidUsage as error:
+            what = f"its schema cannot be understood, so its parts were not examined: {error}"
+            self._findings.add("rule", f"collection {id_}", what, collection=name)
+            return None
+
+    def _examine_run(self, run: Run, owner: "_Owner") -> None:
         bounds: list[tuple[Part, pa.Table]] = []
         for part in run.parts:
-            found = self._examine_part(part, schema, contents)
+            found = self._examine_part(part, owner)
             if found is None:
-                found = described_bounds(part, schema)
+                found = described_bounds(part, owner.schema)
             if found is not None and len(run.parts) > 1:
                 bounds.append((part, found))
-        for one, other in overlaps([table for _, table in bounds], schema):
+        for one, other in overlaps([table for _, table in bounds], owner.schema):
             what = f"it overlaps in key with {_name(bounds[one][0])}, and both are in one run"
-            self._findings.add("overlap", _name(bounds[other][0]), what, collection=contents.name)
+            self._findings.add("overlap", _name(bounds[other][0]), what, collection=owner.name)
 
-    def _examine_part(self, part: Part, schema: CollectionSchema, contents: CollectionState) -> pa.Table | None:
+    def _examine_part(self, part: Part, owner: "_Owner") -> pa.Table | None:
         """Return the least and greatest key, None if they are not known."""
         if bool(part.blob) == bool(part.inline):
             what = "its descriptor must have either the key of a blob or the bytes themselves"
-            self._findings.add("rule", _name(part), what, collection=contents.name)
+            self._findings.add("rule", _name(part), what, collection=owner.name)
             return None
-        data = self._data(part, contents)
+        data = self._data(part, owner)
         if data is None:
             return None
         if (len(data), checksum := checksum_of(data)) != (part.bytes, part.checksum):
-            self._mismatched.append((contents.name, part, len(data), checksum))
+            self._mismatched.append((owner.name, part, len(data), checksum))
             return None
-        found, bounds = check_part(data, part, schema)
+        found, bounds = check_part(data, part, owner.schema)
         for finding in found:
-            self._findings.add(finding.kind, _name(part), finding.what, collection=contents.name)
+            self._findings.add(finding.kind, _name(part), finding.what, collection=owner.name)
         return bounds
 
-    def _data(self, part: Part, contents: CollectionState) -> bytes | None:
+    def _data(self, part: Part, owner: "_Owner") -> bytes | None:
         """Return the bytes of a part; None if they are not there, or not to be read."""
         if part.inline:
             self._findings.count("inline", len(part.inline))
@@ -101,23 +119,23 @@ class PartExamination:
         if self._sizes is None:
             data = self._blob.get(part.blob)
             if data is None:
-                self._missing.append((contents.id, contents.name, part))
+                self._missing.append((owner.id, owner.name, part))
             return data
         size = self._sizes.get(part.blob)
         if size is None:
-            self._missing.append((contents.id, contents.name, part))
+            self._missing.append((owner.id, owner.name, part))
             return None
         self._findings.count("part", size)
         if size != part.bytes:
             what = f"it has {size} bytes, and its descriptor says {part.bytes}"
-            self._findings.add("damaged", part.blob, what, collection=contents.name)
+            self._findings.add("damaged", part.blob, what, collection=owner.name)
         return None
 
     def _is_there(self, part: Part) -> bool:
         return self._blob.get(part.blob, (0, 1)) is not None
 
 
-def _owner(state: State | None, checksum: str) -> str | None:
+def _owner_of(state: State | None, checksum: str) -> str | None:
     """Return the part that has these bytes, if one has."""
     entries = state.entries.values() if state is not None else ()
     parts: Sequence[Part] = [p for e in entries if e.contents is not None for p in e.contents.parts]

@@ -311,7 +311,7 @@ def test_every_byte_of_a_small_location_is_covered() -> None:
 def test_one_damage_does_not_hide_another(dated: DatedBlob) -> None:
     busy(dated)
     parts, checkpoints = keys(dated, "part/"), keys(dated, "checkpoint/")
-    broken = [parts[0], parts[-1], record_key(5), record_key(40), checkpoints[-1], keys(dated, "list/")[0]]
+    broken = [parts[0], parts[-1], record_key(5), record_key(40), checkpoints[-1], keys(dated, "list/")[3]]
     for key in broken:
         flip(dated, key, "")
     report = fsck(dated)
