@@ -14,6 +14,7 @@ from persist.blob import (
     MemoryBlob,
     MissingBlob,
     PersistError,
+    RetryPolicy,
     S3Blob,
     Unavailable,
 )
@@ -59,6 +60,7 @@ from persist.listen import Listen, Progress
 from persist.multi_write import MultiWrite
 from persist.settings import Settings
 from persist.snapshot import Snapshot
+from persist.telemetry import Metrics
 
 __all__ = [
     "Antichain",
@@ -99,6 +101,7 @@ __all__ = [
     "Listen",
     "Locked",
     "MemoryBlob",
+    "Metrics",
     "MissingBlob",
     "MultiWrite",
     "NegativeMultiplicity",
@@ -107,6 +110,7 @@ __all__ = [
     "Progress",
     "ReadOnly",
     "Repair",
+    "RetryPolicy",
     "S3Blob",
     "SchemaMismatch",
     "Settings",

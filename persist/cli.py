@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from contextlib import closing
 
 import persist
-from persist.blob import open_blob
 from persist.blob.clock import SystemClock
 from persist.follower import Follower
 from persist.fsck_report import table
+from persist.storage import open_storage
 
 OK, PROBLEMS, FAILED = 0, 1, 2
 
@@ -98,8 +98,8 @@ def _gc(asked: argparse.Namespace) -> int:
 def _collections(asked: argparse.Namespace) -> int:
     rows = []
     with (
-        closing(open_blob(asked.location, dict(asked.storage_options))) as blob,
-        closing(Follower(blob, SystemClock())) as follower,
+        closing(open_storage(asked.location, dict(asked.storage_options))) as storage,
+        closing(Follower(storage.blob, SystemClock())) as follower,
     ):
         for name, id_ in sorted(follower.state.ids.items()):
             contents = follower.load(id_)

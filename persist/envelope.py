@@ -14,7 +14,7 @@ from typing import TypeVar
 import msgspec
 import xxhash
 
-from persist.blob import Blob, CorruptBlob, IncompatibleVersion, MissingBlob
+from persist.blob import Blob, CorruptBlob, IncompatibleVersion, MissingBlob, get_checked
 
 FORMAT = 1
 
@@ -94,17 +94,21 @@ def get_framed(blob: Blob, ref: BlobRef, kind: type[F]) -> F:
     Raises:
         MissingBlob, CorruptBlob: it is missing or is not what was stored there.
     """
-    data = blob.get(ref.blob)
-    if data is None:
+
+    def check(data: bytes) -> F:
+        found = xxhash.xxh3_128_hexdigest(data)
+        if len(data) != ref.bytes or found != ref.checksum:
+            raise CorruptBlob(
+                ref.blob,
+                f"it has {len(data)} bytes with checksum {found}, and {ref.bytes} bytes with checksum {ref.checksum} "
+                "belong there",
+            )
+        return decode_framed(data, kind, ref.blob)
+
+    value = get_checked(blob, ref.blob, check)
+    if value is None:
         raise MissingBlob(ref.blob, f"it is missing, and {ref.bytes} bytes with checksum {ref.checksum} belong there")
-    found = xxhash.xxh3_128_hexdigest(data)
-    if len(data) != ref.bytes or found != ref.checksum:
-        raise CorruptBlob(
-            ref.blob,
-            f"it has {len(data)} bytes with checksum {found}, and {ref.bytes} bytes with checksum {ref.checksum} "
-            "belong there",
-        )
-    return decode_framed(data, kind, ref.blob)
+    return value
 
 
 def _verified_body(data: bytes, key: str) -> bytes:

@@ -16,7 +16,6 @@ What `repair` does, and nothing else:
 A damaged record or part is reported and never touched. Every step looks again before it acts.
 """
 
-import os
 import re
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -25,20 +24,21 @@ from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
-from persist.blob import Blob, BlobEntry, InvalidUsage, open_blob
+from persist.blob import Blob, BlobEntry, InvalidUsage
 from persist.blob.clock import Clock, SystemClock
 from persist.checkpoint import INTERVAL, checkpoint_seqno
 from persist.committer import Committer
 from persist.control import uploaded_seqno
 from persist.follower import Follower
 from persist.fsck_checkpoint import Renewal
-from persist.fsck_log import CountedBlob, Findings, LogExamination, record_seqno
+from persist.fsck_log import CountedBlob, Findings, LogExamination
 from persist.fsck_parts import PartExamination
 from persist.fsck_report import FsckReport, Problem, Repair, Unreferenced, UnreferencedKind
 from persist.garbage import CLOCK_KEY, Deleted, Garbage, void_floor
-from persist.log import record_key
+from persist.log import record_key, record_seqno
 from persist.settings import Settings
 from persist.state import State
+from persist.storage import Location, open_storage
 
 OVERDUE_INTERVALS = 4
 OVERDUE_AGE_S = 60.0
@@ -50,7 +50,7 @@ Collect = Callable[[Iterable[str]], Deleted]
 
 
 def fsck(
-    location: str | os.PathLike[str] | Blob,
+    location: Location,
     *,
     repair: bool = False,
     dry_run: bool = False,
@@ -74,13 +74,9 @@ def fsck(
         Unavailable: the store did not answer, so the examination did not come to its end.
         InvalidUsage: the location or an option is not known; or dry_run without repair.
     """
-    if isinstance(location, (str, os.PathLike)):
-        blob, owned = open_blob(location, storage_options), True
-    elif storage_options:
-        raise InvalidUsage("storage_options go with a URL; this location is a Blob that was opened already")
-    else:
-        blob, owned = location, False
     settings, clock = settings or Settings(), clock or SystemClock()
+    storage = open_storage(location, storage_options, settings, clock)
+    blob = storage.retried  # Around the cache, which may hold what the store has lost.
 
     def collect(keys: Iterable[str]) -> Deleted:
         name = f"fsck:{uuid.uuid4().hex[:8]}"
@@ -94,8 +90,7 @@ def fsck(
     try:
         return examine(blob, settings, clock, collect, repair=repair, dry_run=dry_run, deep=deep)
     finally:
-        if owned:
-            blob.close()
+        storage.close()
 
 
 def examine(

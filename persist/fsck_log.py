@@ -9,7 +9,6 @@ Writers and collectors of garbage go on meanwhile. What is found missing therefo
 when the end of the log has been read again: see `LogExamination.finish`.
 """
 
-import re
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import NoReturn
@@ -39,13 +38,13 @@ from persist.checkpoint import (
 from persist.codecs import Part
 from persist.envelope import BlobRef, intact_kind
 from persist.fsck_report import ADVICE, Checked, Problem, ProblemKind
-from persist.log import read_record, record_key
+from persist.log import read_record, record_key, record_seqno
 from persist.part_lists import as_read
 from persist.records import Append, Create, Mutation
 from persist.state import CollectionState, Entry, State, apply
 
+_BREAKS_A_RULE = ("it is not a valid", "it is not one that a writer would make", "it breaks a rule")
 KINDS = {"log": "record", "checkpoint": "checkpoint", "state": "state", "list": "parts", "part": "part"}
-_RECORD = re.compile(r"log/([0-9]{20})")
 
 
 class Findings:
@@ -84,7 +83,7 @@ class Findings:
         if found is None:
             return "damaged"
         is_its_place = found == KINDS.get(error.key.partition("/")[0])
-        return "rule" if is_its_place and error.reason.startswith("it is not a valid") else "exchanged"
+        return "rule" if is_its_place and error.reason.startswith(_BREAKS_A_RULE) else "exchanged"
 
 
 class CountedBlob:
@@ -375,12 +374,6 @@ class LogExamination:
                 disagrees(f"it says something else of {_differences(entry.contents, known.contents)}", entry.name)
             elif entry.id in self._bases and self._bases[id_][1] == known.contents:
                 self._bases[id_] = (self._bases[id_][0], known.contents)  # So that there is one of them in memory.
-
-
-def record_seqno(key: str) -> int | None:
-    """Return the seqno in the key of a record; None if it is not such a key."""
-    found = _RECORD.fullmatch(key)
-    return None if found is None else int(found[1])
 
 
 def _examine_state(state: State, findings: Findings) -> None:

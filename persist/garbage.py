@@ -13,27 +13,38 @@ store says is older than the grace period, next to a blob written just now, prov
 What may go is then declared in the log, and only after that deleted; a writer that comes late finds the declaration
 before it can commit. Any number of collectors may run at once: all of their steps are idempotent. One that dies leaves
 what it did not delete to the next.
+
+Only what has the name of one of these is ever deleted, and no key is taken from what was read: keys come from a listing
+of this location. What else lies there, such as another location below this one, is left alone.
 """
 
 import logging
 import threading
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import groupby, islice, takewhile
 
-from persist.blob import Blob, BlobEntry
-from persist.checkpoint import checkpoint_key, checkpoint_seqno, load_contents, read_checkpoint, write_checkpoint
+from persist.blob import Blob, BlobEntry, delete_all
+from persist.checkpoint import (
+    checkpoint_key,
+    checkpoint_seqno,
+    load_contents,
+    read_checkpoint,
+    state_collection,
+    write_checkpoint,
+)
 from persist.committer import Committer
-from persist.control import uploaded_seqno
+from persist.control import is_upload, uploaded_seqno
 from persist.envelope import BlobRef
 from persist.follower import Follower
-from persist.log import record_key
+from persist.log import record_seqno
 from persist.records import Append, Collected, LocationMutation, TruncateLog, VoidUploads
 from persist.settings import Settings
 from persist.state import State
 
 CLOCK_KEY = "gc/clock"
 CHECKPOINTS_MIN = 2
+DELETE_MAX = 1000
 
 logger = logging.getLogger("persist")
 
@@ -185,17 +196,16 @@ class _Round:
         ]
         for dropped in due:
             # Its part lists stay as long as the log records that name them: following the log reads them.
-            for kind in ("part", "state"):
-                self._delete(f"{kind}s", self._blob.list(f"{kind}/{dropped.collection}/"))
+            id_ = dropped.collection
+            self._delete("parts", (e for e in self._blob.list(f"part/{id_}/") if is_upload(e.key, id_)))
+            self._delete("states", (e for e in self._blob.list(f"state/{id_}/") if state_collection(e.key) == id_))
         if due:
-            self._commit(Collected(tuple(dropped.seqno for dropped in due)))
+            self._commit(Collected(tuple(dropped.collection for dropped in due)))
         return len(due)
 
     def _collect_uploads(self) -> None:
         state, grace_s = self._follower.state, self._settings.orphan_grace_s
-        orphans = [
-            seqno for _, entry in self._unnamed_uploads(state) if (seqno := uploaded_seqno(entry.key)) is not None
-        ]
+        orphans = [seqno for _, seqno in self._unnamed_uploads(state)]
         if not orphans:
             return
         floor = void_floor(state, ((m.seqno, m.modified_s) for m in self._marks), self._now_s, grace_s)
@@ -204,12 +214,10 @@ class _Round:
             self._declared_at = self._commit(VoidUploads(floor))
         # Only what no record names even now, after the declaration, can never be named.
         state = self._follower.refresh()
-        for kind, entry in self._unnamed_uploads(state):
-            seqno = uploaded_seqno(entry.key)
-            if seqno is not None and seqno < state.control.upload_floor:
-                self._delete(kind, [entry])
+        void = (entry for entry, seqno in self._unnamed_uploads(state) if seqno < state.control.upload_floor)
+        self._delete("parts", void)
 
-    def _unnamed_uploads(self, state: State) -> Iterator[tuple[str, BlobEntry]]:
+    def _unnamed_uploads(self, state: State) -> Iterator[tuple[BlobEntry, int]]:
         """Yield the old parts that state does not refer to."""
         assert state.location is not None
         for collection, entries in groupby(self._blob.list("part/"), lambda entry: entry.key.split("/")[1]):
@@ -221,8 +229,9 @@ class _Round:
             elif any(dropped.collection == collection for dropped in state.control.dropped):
                 continue
             for entry in entries:
-                if self._is_unnamed(entry, named):
-                    yield "parts", entry
+                seqno = uploaded_seqno(entry.key)
+                if seqno is not None and self._is_unnamed(entry, named):
+                    yield entry, seqno
 
     def _truncate(self) -> None:
         state, settings = self._follower.state, self._settings
@@ -237,10 +246,9 @@ class _Round:
         newest = read_checkpoint(self._blob, checkpoint_key(self._marks[0].seqno)) if self._marks else None
         # Whoever opens, or comes back after a long time, learns of the floor from the newest checkpoint.
         end = 0 if newest is None else newest.control.log_floor
-        for entry in self._blob.list("log/"):
-            if entry.key >= record_key(end):
-                return
-            self._delete("records", [entry])
+        records = ((entry, record_seqno(entry.key)) for entry in self._blob.list("log/"))
+        old = takewhile(lambda found: found[1] is None or found[1] < end, records)
+        self._delete("records", (entry for entry, seqno in old if seqno is not None))
 
     def _collect_checkpoints(self) -> None:
         floor = self._follower.state.control.log_floor
@@ -266,7 +274,14 @@ class _Round:
                 named.update(_named([collection.base]))
                 named.update(_named(m.parts_in for m in collection.pending if isinstance(m, Append)))
         floor = self._follower.state.control.log_floor
-        self._delete("states", (entry for entry in self._blob.list("state/") if self._is_unnamed(entry, named)))
+        self._delete(
+            "states",
+            (
+                entry
+                for entry in self._blob.list("state/")
+                if self._is_unnamed(entry, named) and state_collection(entry.key) is not None
+            ),
+        )
         self._delete(
             "lists",
             (
@@ -284,13 +299,12 @@ class _Round:
         return self._committer.submit([mutation], {}).result()
 
     def _delete(self, kind: str, entries: Iterable[BlobEntry]) -> None:
-        for entry in entries:
-            if self._only is not None and entry.key not in self._only:
-                continue
-            self._blob.delete(entry.key)
-            self._deleted.append(entry.key)
-            self._counts[kind] = self._counts.get(kind, 0) + 1
-            self._bytes += entry.bytes
+        entries = (entry for entry in entries if self._only is None or entry.key in self._only)
+        while some := [*islice(entries, DELETE_MAX)]:
+            delete_all(self._blob, [entry.key for entry in some])
+            self._deleted += [entry.key for entry in some]
+            self._counts[kind] = self._counts.get(kind, 0) + len(some)
+            self._bytes += sum(entry.bytes for entry in some)
 
 
 def void_floor(state: State, checkpoints: Iterable[tuple[int, float]], now_s: float, grace_s: float) -> int:

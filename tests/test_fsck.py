@@ -948,7 +948,7 @@ def test_a_store_that_does_not_answer_ends_the_examination(dated: DatedBlob) -> 
             return dated.list(prefix, start_after)
 
     with pytest.raises(persist.Unavailable, match="no answer"):
-        persist.fsck(Down(dated.clock))
+        fsck(Down(dated.clock))
 
 
 def test_the_table_is_aligned_and_names_each_blob_and_what_to_do(dated: DatedBlob) -> None:
