@@ -71,6 +71,14 @@ def decode_framed(data: bytes, kind: type[F], key: str) -> F:
         raise CorruptBlob(key, f"it is not a valid {kind.__name__.lower()}: {error}") from error
 
 
+def intact_kind(data: bytes) -> str | None:
+    """Return the kind of the undamaged object that data is, whatever its version; None if it is none."""
+    try:
+        return msgspec.json.decode(_verified_body(data, "") + b"}", type=_Head).persist
+    except (CorruptBlob, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return None
+
+
 def put_framed(blob: Blob, prefix: str, value: Framed) -> BlobRef:
     """Store value under prefix and a name made of its content, and return the pointer to it."""
     data = encode_framed(value)
