@@ -51,6 +51,8 @@ from persist.errors import (
     UpperMismatch,
     WriterFenced,
 )
+from persist.fsck import fsck
+from persist.fsck_report import Checked, FsckReport, Problem, Repair, Unreferenced
 from persist.future import CommitFuture
 from persist.garbage import GarbageReport
 from persist.hold import Hold, HoldInfo
@@ -67,6 +69,7 @@ __all__ = [
     "Binary",
     "Blob",
     "Changes",
+    "Checked",
     "Client",
     "ClientClosed",
     "Codec",
@@ -81,6 +84,7 @@ __all__ = [
     "DiffOverflow",
     "FileBlob",
     "FrontierRegression",
+    "FsckReport",
     "FsspecBlob",
     "GarbageReport",
     "Hold",
@@ -102,8 +106,10 @@ __all__ = [
     "MultiWrite",
     "NegativeMultiplicity",
     "PersistError",
+    "Problem",
     "Progress",
     "ReadOnly",
+    "Repair",
     "RetryPolicy",
     "S3Blob",
     "SchemaMismatch",
@@ -111,10 +117,12 @@ __all__ = [
     "Snapshot",
     "Unavailable",
     "Unit",
+    "Unreferenced",
     "UpdateNotBeyondUpper",
     "UploadExpired",
     "UpperMismatch",
     "Utf8",
     "WriterFenced",
+    "fsck",
     "open",
 ]

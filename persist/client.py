@@ -4,7 +4,7 @@ import os
 import socket
 import uuid
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from types import TracebackType
@@ -17,8 +17,10 @@ from persist.collection import Collection
 from persist.committer import Committer
 from persist.errors import ClientClosed, CollectionExists, CollectionNotFound, ReadOnly, WriterFenced
 from persist.follower import Follower
+from persist.fsck import examine
+from persist.fsck_report import FsckReport
 from persist.future import CommitFuture
-from persist.garbage import Garbage, GarbageReport
+from persist.garbage import Deleted, Garbage, GarbageReport
 from persist.leases import Claim, Leases, no_claim
 from persist.maintenance import Maintenance
 from persist.multi_write import MultiWrite
@@ -98,6 +100,8 @@ class Client:
         self._blob = blob = storage.blob
         self._mode: Mode = how.mode
         self._closed = False
+        self._settings = how.settings
+        self._clock = how.clock
         self._pid = os.getpid()
         self._follower = Follower(blob, how.clock)
         self._pool = ThreadPoolExecutor(IO_THREADS, thread_name_prefix="persist-io")
@@ -202,6 +206,25 @@ class Client:
         self._check_writable("gc")
         self._claims().end_expired()
         return self._garbage.collect()
+
+    def fsck(self, *, repair: bool = False, dry_run: bool = False, deep: bool = True) -> FsckReport:
+        """Examine the whole location; see `persist.fsck`, which also works when it is too damaged to be opened.
+
+        Raises:
+            ReadOnly: repair without dry_run, and this client only reads.
+            Unavailable: the store did not answer, so the examination did not come to its end.
+        """
+        self._check_open("fsck")
+        if repair and not dry_run:
+            self._check_writable("fsck with repair")
+
+        def collect(keys: Iterable[str]) -> Deleted:
+            return self._garbage.delete_leaked(keys)
+
+        # Around the cache, which may hold what the store has lost.
+        return examine(
+            self._storage.retried, self._settings, self._clock, collect, repair=repair, dry_run=dry_run, deep=deep
+        )
 
     def metrics(self) -> Metrics:
         """Return what this client did so far: requests, bytes and latencies, retries, cache, commits and leases.

@@ -643,6 +643,7 @@ def test_nothing_that_is_read_is_executed(tmp_path: Path) -> None:
                 inline=data,
                 bytes=len(data),
                 rows=1,
+                memory=1 << 20,
                 checksum=xxhash.xxh3_128_hexdigest(data),
                 time_min=0,
                 time_max=0,
