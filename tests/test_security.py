@@ -122,6 +122,13 @@ def collect(place: Place) -> None:
         for time in range(71, 76):
             orders.seal(time).result()
         client.gc()
+        key = next(iter(bucket.list("checkpoint/"))).key
+        orders.seal(80).result()
+        bucket.delete(key)
+        bucket.create(key, b"damaged")
+        report = client.fsck(repair=True)
+        assert ("damaged", key) in [(problem.kind, problem.blob) for problem in report.problems]
+        assert ("delete", key) in [(repair.action, repair.blob) for repair in report.repairs_done]
 
 
 def test_the_policies_of_the_manual_are_enough_and_no_line_of_them_is_spare(
