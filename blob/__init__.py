@@ -1,6 +1,7 @@
 """Bytes under keys, with put-if-absent: what storage must do, and the stores that do it."""
 
 from persist.blob.cached import CacheCount, CachedBlob
+from persist.blob.checked import get_checked
 from persist.blob.clock import Clock, SystemClock
 from persist.blob.deletion import NotDeleted, delete_all
 from persist.blob.errors import (
@@ -63,5 +64,6 @@ __all__ = [
     "UnreliableBlob",
     "check_key",
     "delete_all",
+    "get_checked",
     "open_blob",
 ]

@@ -8,7 +8,11 @@ A value is a file; a key's segments are folders. How a value becomes visible:
 
 A reader therefore sees all of a value or none, and a call that returned survives a power cut. `rename` would
 not be exclusive, and `O_EXCL` in place would leave torn files behind a killed process. A new folder is
-synced in its parent.
+synced in its parent. Those that `create` in one folder take turns (`persist.blob.turns`), as a courtesy.
+
+A value can be seen a moment before its folder is synced, and its writer may die in that moment. Whoever finds a
+value, by `get` or by a `create` that comes too late, therefore syncs the folder first, unless this object has done
+so since the file was last changed. A seal that somebody has read is never taken back by a power cut.
 
 A temporary file is called `.tmp-<uuid>` and is never listed. It stands in the root folder, so that the first
 write of a later client finds those that a killed process left by reading one folder, and removes them once
@@ -32,10 +36,12 @@ from stat import S_ISREG
 
 from persist.blob.errors import Indeterminate, InvalidUsage, PersistError, StoreMisconfigured, Unavailable
 from persist.blob.protocol import TEMPORARY_PREFIX, BlobEntry, check_key, check_range, is_key
+from persist.blob.turns import Turns
 
 TEMPORARY_AGE_MAX_S = 3600.0
 FILE_MODE = 0o600
 FOLDER_MODE = 0o700
+CLOCK_TICK_NS = 50_000_000  # Times of files come from a clock that moves in ticks, of 10 ms at most on Linux.
 
 
 class FileBlob:
@@ -64,8 +70,10 @@ class FileBlob:
         self._root = str(Path(path).expanduser().absolute())
         self._fsync = fsync
         self._lock = threading.Lock()
+        self._turns = Turns()
         self._swept = False
         self._durable_folders: set[str] = set()  # As far as this object has seen to it.
+        self._synced_ns: dict[str, int] = {}  # By folder: what changed in it before that time is durable.
         self._check_root()
 
     def __repr__(self) -> str:
@@ -82,6 +90,7 @@ class FileBlob:
         start, end = check_range(range) if range is not None else (0, None)
         try:
             with open(path, "rb", buffering=0) as file:
+                self._make_durable(path, os.fstat(file.fileno()).st_ctime_ns)
                 if end is None:
                     return file.readall()
                 length = min(end, os.fstat(file.fileno()).st_size) - start
@@ -101,9 +110,14 @@ class FileBlob:
 
     def create(self, key: str, value: bytes) -> bool:
         """Store value at key if there is none; return whether this call stored it."""
-        if os.path.isfile(self._path(key)):
-            return False  # Spares the loser of a race the writing; otherwise the link decides.
-        return self._write(key, value, os.link)
+        path = self._path(key)
+        if not os.path.isfile(path):
+            with self._turns.taken(os.path.dirname(path)):
+                # Looking again spares the losers of a race the writing; whatever comes of it, the link decides.
+                if not os.path.isfile(path) and self._write(key, value, os.link):
+                    return True
+        self._found(path)
+        return False
 
     def list(self, prefix: str, start_after: str | None = None) -> Iterator[BlobEntry]:
         """Yield entries whose key starts with prefix, in key order; a folder is read when reached."""
@@ -196,8 +210,14 @@ class FileBlob:
         if folder in self._durable_folders and os.path.isdir(folder):
             return
         with self._lock:
-            _make_folders(self._root, folder, mode=self._folder_mode, sync=self._fsync)
-            self._durable_folders.add(folder)
+            _make_folders(
+                self._root,
+                folder,
+                mode=self._folder_mode,
+                sync=self._fsync,
+                above=self._root not in self._durable_folders,
+            )
+            self._durable_folders |= {self._root, folder}
             if not self._swept:
                 self._swept = True
                 _remove_old_temporaries(self._root)
@@ -207,12 +227,42 @@ class FileBlob:
         if not self._fsync:
             return
         try:
-            _sync_folder(os.path.dirname(path))
+            self._sync(os.path.dirname(path))
         except OSError as error:
             raise Indeterminate(
                 f"{path} was changed, and may not survive a power cut: fsync of its folder failed "
                 f"({error.strerror}). Read it back before trying again."
             ) from error
+
+    def _sync(self, folder: str) -> None:
+        begun_ns = time.time_ns()
+        _sync_folder(folder)
+        self._synced_ns[folder] = begun_ns
+
+    def _found(self, path: str) -> None:
+        """Make the file that kept a `create` from happening durable."""
+        try:
+            self._make_durable(path, os.stat(path).st_ctime_ns)
+        except FileNotFoundError:
+            return  # Deleted since.
+        except OSError as error:
+            raise self._failed("read", path, error) from error
+
+    def _make_durable(self, path: str, changed_ns: int) -> None:
+        """Sync the folder of a file that somebody has made, who may have died before doing so.
+
+        The times of files and ours are of one clock. Setting it back by more than a tick, in the moment in which a
+        process dies before a power cut, is the one case that this does not notice.
+        """
+        folder = os.path.dirname(path)
+        if not self._fsync or changed_ns + CLOCK_TICK_NS < self._synced_ns.get(folder, 0):
+            return
+        try:
+            self._sync(folder)
+        except OSError as error:
+            # Where this process may not sync, or nobody can, nobody writes either, or nothing is durable anyway.
+            if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS, errno.EINVAL, errno.EOPNOTSUPP):
+                raise
 
     # Listing.
 
@@ -296,14 +346,14 @@ class FileBlob:
         return Unavailable(f"{tried}. Nothing was changed; try again when the disk is well.")
 
 
-def _make_folders(root: str, folder: str, *, mode: int, sync: bool) -> None:
+def _make_folders(root: str, folder: str, *, mode: int, sync: bool, above: bool) -> None:
     """Make the folders down to folder, and see to it that each is durable in its parent.
 
-    A folder below the root that exists may have been made by a process that was killed before its fsync, so
-    those are synced whoever made them. Above the root only new folders are: we may have no right to open the
-    others' parents.
+    A folder that exists may have been made by a process that was killed before its fsync, or has not come to it yet, so
+    all are synced whoever made them; those above the root only if asked for. We may have no right to sync those, and
+    then did not make them either.
     """
-    chain = _with_parents(folder)
+    chain = _with_parents(folder)[1:]
     missing = [path for path in chain if not os.path.isdir(path)]
     for path in missing:
         try:
@@ -313,9 +363,11 @@ def _make_folders(root: str, folder: str, *, mode: int, sync: bool) -> None:
         except FileExistsError:
             if not os.path.isdir(path):
                 raise  # Otherwise another process was faster.
-    if sync:
-        for path in chain:
-            if path in missing or len(path) > len(root):
+    for path in chain if sync else ():
+        if path in missing or len(path) > len(root):
+            _sync_folder(os.path.dirname(path))
+        elif above:
+            with suppress(OSError):
                 _sync_folder(os.path.dirname(path))
 
 
