@@ -8,7 +8,7 @@ A value is a file; a key's segments are folders. How a value becomes visible:
 
 A reader therefore sees all of a value or none, and a call that returned survives a power cut. `rename` would
 not be exclusive, and `O_EXCL` in place would leave torn files behind a killed process. A new folder is
-synced in its parent.
+synced in its parent. Those that `create` in one folder take turns (`persist.blob.turns`), as a courtesy.
 
 A value can be seen a moment before its folder is synced, and its writer may die in that moment. Whoever finds a
 value, by `get` or by a `create` that comes too late, therefore syncs the folder first, unless this object has done
@@ -36,6 +36,7 @@ from stat import S_ISREG
 
 from persist.blob.errors import Indeterminate, InvalidUsage, PersistError, StoreMisconfigured, Unavailable
 from persist.blob.protocol import TEMPORARY_PREFIX, BlobEntry, check_key, check_range, is_key
+from persist.blob.turns import Turns
 
 TEMPORARY_AGE_MAX_S = 3600.0
 FILE_MODE = 0o600
@@ -69,6 +70,7 @@ class FileBlob:
         self._root = str(Path(path).expanduser().absolute())
         self._fsync = fsync
         self._lock = threading.Lock()
+        self._turns = Turns()
         self._swept = False
         self._durable_folders: set[str] = set()  # As far as this object has seen to it.
         self._synced_ns: dict[str, int] = {}  # By folder: what changed in it before that time is durable.
@@ -109,11 +111,13 @@ class FileBlob:
     def create(self, key: str, value: bytes) -> bool:
         """Store value at key if there is none; return whether this call stored it."""
         path = self._path(key)
-        # The first look spares the loser of a race the writing; otherwise the link decides.
-        if os.path.isfile(path) or not self._write(key, value, os.link):
-            self._found(path)
-            return False
-        return True
+        if not os.path.isfile(path):
+            with self._turns.taken(os.path.dirname(path)):
+                # Looking again spares the losers of a race the writing; whatever comes of it, the link decides.
+                if not os.path.isfile(path) and self._write(key, value, os.link):
+                    return True
+        self._found(path)
+        return False
 
     def list(self, prefix: str, start_after: str | None = None) -> Iterator[BlobEntry]:
         """Yield entries whose key starts with prefix, in key order; a folder is read when reached."""

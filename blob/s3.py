@@ -261,9 +261,9 @@ class S3Blob:
 
 
 def _check_place(bucket: str, prefix: str) -> None:
-    if not bucket or "/" in bucket or "@" in bucket:
+    if not bucket.strip(".") or "/" in bucket or "@" in bucket:
         raise InvalidUsage(
-            "the S3 bucket's name is missing, or has a '/' or '@' in it. Give the bucket alone; "
+            "the S3 bucket's name is missing or all dots, or has a '/' or '@' in it. Give the bucket alone; "
             "credentials go into the options access_key_id and secret_access_key."
         )
     if bucket.endswith("--x-s3"):

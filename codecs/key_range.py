@@ -12,13 +12,16 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
+from itertools import pairwise
+from operator import itemgetter
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from persist.blob.errors import CorruptBlob
 from persist.codecs.part import Part, decode_part
-from persist.codecs.scalars import scalar_from_json, scalar_to_json
+from persist.codecs.scalars import scalar_from_json, scalar_to_json, written_type
 from persist.codecs.schema import CollectionSchema
 
 Bound = list[Any]
@@ -39,21 +42,23 @@ class KeyRange:
 
     def may_overlap(self, part: Part, schema: CollectionSchema) -> bool:
         """Return False only if no key of part is inside."""
-        if self.is_all or part.keys is None:
+        keys = None if self.is_all else ordered_keys(part, schema)
+        if keys is None:
             return True
         order = key_order(schema)
         return not (
-            (self.lower is not None and order(part.keys[-1]) < order(self.lower))
-            or (self.upper is not None and order(part.keys[0]) >= order(self.upper))
+            (self.lower is not None and keys[-1] < order(self.lower))
+            or (self.upper is not None and keys[0] >= order(self.upper))
         )
 
     def covers(self, part: Part, schema: CollectionSchema) -> bool:
         """Return True only if every key of part is inside."""
-        if self.is_all or part.keys is None:
+        keys = None if self.is_all else ordered_keys(part, schema)
+        if keys is None:
             return self.is_all
         order = key_order(schema)
-        return (self.lower is None or order(self.lower) <= order(part.keys[0])) and (
-            self.upper is None or order(part.keys[-1]) < order(self.upper)
+        return (self.lower is None or order(self.lower) <= keys[0]) and (
+            self.upper is None or keys[-1] < order(self.upper)
         )
 
     def rows(self, keys: pa.Table, schema: CollectionSchema) -> tuple[int, int]:
@@ -74,10 +79,10 @@ class KeyRange:
 
     def bracket(self, part: Part, schema: CollectionSchema) -> tuple[int, int]:
         """Return an interval of rows of part that holds all rows that are inside, from the sampled keys alone."""
-        if self.is_all or part.keys is None:
+        sampled = None if self.is_all else ordered_keys(part, schema)
+        if sampled is None:
             return 0, part.rows
         order = key_order(schema)
-        sampled = [order(key) for key in part.keys]
         at = sample_rows(part.rows, len(sampled))
         start, end = 0, part.rows
         if self.lower is not None:
@@ -114,19 +119,22 @@ def key_ranges(parts: Sequence[Part], schema: CollectionSchema, count: int) -> l
 
     There is only one when keys cannot be compared from their descriptors (a nested key field, or very long keys).
     """
-    if count <= 1 or not schema.key_names or any(part.keys is None for part in parts):
+    if count <= 1 or not schema.key_names:
         return [KeyRange()]
-    order = key_order(schema)
-    weighted = sorted(
-        ((key, part.rows / len(part.keys)) for part in parts if part.keys is not None for key in part.keys),
-        key=lambda sample: order(sample[0]),
-    )
-    step = sum(rows for _, rows in weighted) / count
+    weighted: list[tuple[Orderable, Bound, float]] = []
+    for part in parts:
+        keys, bounds = ordered_keys(part, schema), part.keys
+        if keys is None or bounds is None:
+            return [KeyRange()]
+        weighted += [(key, bound, part.rows / len(keys)) for key, bound in zip(keys, bounds, strict=True)]
+    weighted.sort(key=itemgetter(0))
+    step = sum(rows for _, _, rows in weighted) / count
     cuts: list[Bound] = []
-    passed, first = 0.0, order(weighted[0][0]) if weighted else ()
-    for key, rows in weighted:
-        if passed >= step * (len(cuts) + 1) and order(key) != (order(cuts[-1]) if cuts else first):
-            cuts.append(key)
+    passed, last = 0.0, weighted[0][0] if weighted else ()
+    for key, bound, rows in weighted:
+        if passed >= step * (len(cuts) + 1) and key != last:
+            cuts.append(bound)
+            last = key
         passed += rows
     return [KeyRange(a, b) for a, b in zip([None, *cuts], [*cuts, None], strict=True)]
 
@@ -136,21 +144,55 @@ def sample_rows(rows: int, samples: int) -> list[int]:
     return [i * (rows - 1) // (samples - 1) for i in range(samples)] if samples > 1 else [0] * samples
 
 
+def ordered_keys(part: Part, schema: CollectionSchema) -> list[Orderable] | None:
+    """Return the sampled keys of part in comparable form, or None if it has none.
+
+    Raises:
+        CorruptBlob: they are not keys of this schema, or not in order.
+    """
+    bounds = part.keys
+    if bounds is None:
+        return None
+    order = key_order(schema)
+    try:
+        keys = [order(bound) for bound in bounds]
+    except (ValueError, ArithmeticError, pa.ArrowException) as error:
+        raise CorruptBlob(part.name, f"its descriptor has keys of another type: {error}") from error
+    if any(after < before for before, after in pairwise(keys)):
+        raise CorruptBlob(part.name, "its descriptor has keys that are not in order")
+    return keys
+
+
 def key_order(schema: CollectionSchema) -> Callable[[Bound], Orderable]:
     """Return the function that makes keys in JSON form comparable in the order of rows."""
-    orders = [_value_order(field.type) for field in schema.key.fields]
+    orders = [(written_type(field.type), _value_order(field.type)) for field in schema.key.fields]
 
     def order(key: Bound) -> Orderable:
-        return tuple((1, 0) if v is None else (0, of(v)) for of, v in zip(orders, key, strict=True))
+        return tuple(
+            (1, 0) if v is None else (0, of(_checked(v, kind))) for (kind, of), v in zip(orders, key, strict=True)
+        )
 
     return order
+
+
+def _checked(value: Any, kind: type) -> Any:
+    if type(value) is not kind:
+        raise ValueError(f"{value!r:.80} where {kind.__name__} belongs")
+    return value
 
 
 def _value_order(type_: pa.DataType) -> Callable[[Any], Any]:
     if pa.types.is_floating(type_):
         return lambda text: (1, 0.0) if math.isnan(float(text)) else (0, float(text))
     if pa.types.is_decimal(type_):
-        return Decimal
+        return _number
     if pa.types.is_binary(type_) or pa.types.is_large_binary(type_) or pa.types.is_fixed_size_binary(type_):
         return lambda text: scalar_from_json(text, type_).as_py()
     return lambda value: value
+
+
+def _number(text: str) -> Decimal:
+    number = Decimal(text)
+    if not number.is_finite():  # NaN cannot be compared.
+        raise ValueError(f"{text!r:.80} where a decimal belongs")
+    return number

@@ -45,7 +45,7 @@ are rare).
 
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
-from typing import Any
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 import numpy as np
@@ -59,7 +59,7 @@ from persist.blob.errors import CorruptBlob, InvalidUsage
 from persist.codecs.consolidation import consolidate
 from persist.codecs.digits import neighbours_differ
 from persist.codecs.ordering import order_keys
-from persist.codecs.part_file import from_parquet, has_nan, scan_parquet, to_parquet, widened
+from persist.codecs.part_file import from_parquet, has_nan, memory_of, scan_parquet, to_parquet, widened
 from persist.codecs.scalars import is_flat, scalar_to_json
 from persist.codecs.schema import DIFF, TIME, CollectionSchema
 from persist.codecs.types import Json
@@ -70,7 +70,21 @@ STATS_BYTES_MAX = 2048
 STATS_VALUE_BYTES_MAX = 64
 PART_BYTES_TARGET = 64 << 20
 ROW_GROUP_ROWS = 128 * 1024
+TIME_MAX = 2**63 - 2
+_KEYS_BYTES_MAX = KEY_SAMPLES * (KEY_SAMPLE_BYTES_MAX + 1) + 2
+_NO_KEYS = msgspec.Raw(b"null")
+_NO_STATS = msgspec.Raw(b"{}")
+_UNREADABLE = (pa.ArrowException, OSError, ValueError, LookupError, OverflowError, MemoryError)
 _PROBE_ROWS = 64 * 1024  # What is encoded once more than needed, to learn how many bytes a row takes.
+
+T = TypeVar("T")
+Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+Time = Annotated[int, msgspec.Meta(ge=0, le=TIME_MAX)]
+Scalar = None | bool | int | str  # A flat value as `scalars` writes it.
+_Keys: "msgspec.json.Decoder[list[list[Scalar]] | None]" = msgspec.json.Decoder(list[list[Scalar]] | None)
+_Stats: "msgspec.json.Decoder[dict[str, tuple[Scalar, Scalar, int]]]" = msgspec.json.Decoder(
+    dict[str, tuple[Scalar, Scalar, int]]
+)
 
 
 class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
@@ -80,24 +94,64 @@ class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
         blob: key of the blob; empty when the bytes are inline.
         inline: the Parquet bytes themselves, for small batches (base64 in JSON).
         bytes, rows: length of the Parquet bytes, and rows in them.
+        memory: bytes that decoding takes (see `part_claims`); what the file claims must fit in it.
         checksum: xxh3_128 of the bytes, 32 hex digits.
         time_min, time_max: least and greatest `_time`, both inclusive.
         negatives: rows with a negative diff.
         diff_sum: the sum of all diffs, which may be outside int64.
-        keys, stats: see the grammar above.
+        keys_json, stats_json: `keys` and `stats` as they are written. They are the bulk of a descriptor and few
+            readers want them, so they are parsed when they are asked for.
     """
 
     blob: str = ""
     inline: bytes = b""
-    bytes: int
-    rows: int
+    bytes: Count
+    rows: Count
+    memory: Count
     checksum: str
-    time_min: int
-    time_max: int
-    negatives: int
+    time_min: Time
+    time_max: Time
+    negatives: Count
     diff_sum: int
-    keys: list[list[Json]] | None = None
-    stats: dict[str, list[Json]] = {}
+    keys_json: msgspec.Raw = msgspec.field(name="keys", default=_NO_KEYS)
+    stats_json: msgspec.Raw = msgspec.field(name="stats", default=_NO_STATS)
+
+    def __post_init__(self) -> None:
+        if not (self.time_min <= self.time_max and self.rows > 0 and self.negatives <= self.rows):
+            raise ValueError("a part has rows, ordered times, and no more negative diffs than rows")
+        if abs(self.diff_sum) > self.rows << 63:
+            raise ValueError("the diffs of a part are int64")
+        if bool(self.blob) == bool(self.inline) and self.blob:
+            raise ValueError("a part is a blob or inline, not both")
+        for name, size_max in (("keys_json", _KEYS_BYTES_MAX), ("stats_json", STATS_BYTES_MAX)):
+            raw: msgspec.Raw = getattr(self, name)
+            if memoryview(raw).nbytes > size_max:
+                raise ValueError(f"{name} of a part have at most {size_max} bytes")
+            # What was parsed is a view that would keep the whole message in memory.
+            msgspec.structs.force_setattr(self, name, raw.copy())
+
+    @property
+    def keys(self) -> list[list[Scalar]] | None:
+        """Some whole keys in order, the first and the last among them; None if there are none. See the grammar.
+
+        Raises:
+            CorruptBlob: they are not written as they should be.
+        """
+        keys = self._parsed(self.keys_json, _Keys)
+        if keys is not None and len(keys) != min(KEY_SAMPLES, self.rows):
+            raise CorruptBlob(self.name, f"its descriptor has {len(keys)} keys of its {self.rows} rows")
+        return keys
+
+    @property
+    def stats(self) -> dict[str, tuple[Scalar, Scalar, int]]:
+        """Minimum, maximum and number of NULLs of some columns. Raises as `keys` does."""
+        return self._parsed(self.stats_json, _Stats) or {}
+
+    def _parsed(self, raw: msgspec.Raw, decoder: "msgspec.json.Decoder[T]") -> T:
+        try:
+            return decoder.decode(raw)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            raise CorruptBlob(self.name, f"its descriptor is malformed: {error}") from error
 
     @property
     def name(self) -> str:
@@ -171,23 +225,37 @@ def decode_part(
     _verify(data, part)
     buffer = pa.py_buffer(data)
 
-    def read_all(names: Sequence[str]) -> pa.Table:
-        return from_parquet(buffer, schema.arrow, columns=names, rows=part.rows, use_threads=use_threads)
+    def read(names: Sequence[str], within: tuple[int, int] | None = None) -> pa.Table:
+        return from_parquet(
+            buffer,
+            schema.arrow,
+            columns=names,
+            rows=part.rows,
+            memory=part.memory,
+            use_threads=use_threads,
+            within=within,
+        )
 
     if filter is None:
-        return _decoded(
-            part,
-            lambda: from_parquet(
-                buffer, schema.arrow, columns=columns, rows=part.rows, use_threads=use_threads, within=within
-            ),
-        )
-    _decoded(part, lambda: read_all([]))
+        table = _decoded(part, lambda: read(columns, within))
+        _check_updates(table, part)
+        return table
     try:
-        return scan_parquet(buffer, schema.arrow, columns=columns, filter=filter, use_threads=use_threads)
-    except (pa.ArrowException, OSError, ValueError) as error:
+        table = scan_parquet(
+            buffer,
+            schema.arrow,
+            columns=columns,
+            filter=filter,
+            rows=part.rows,
+            memory=part.memory,
+            use_threads=use_threads,
+        )
+    except _UNREADABLE as error:
         # Bad bytes make this read fail too; else the filter failed on a value, as in a division by zero.
-        _decoded(part, lambda: read_all(schema.arrow.names))
+        _decoded(part, lambda: read(schema.arrow.names))
         raise _bad_filter(filter, schema.arrow, error) from error
+    _check_updates(table, part)
+    return table
 
 
 def describe_part(data: bytes | memoryview, table: pa.Table, schema: CollectionSchema) -> Part:
@@ -197,13 +265,14 @@ def describe_part(data: bytes | memoryview, table: pa.Table, schema: CollectionS
     return Part(
         bytes=len(data),
         rows=table.num_rows,
+        memory=memory_of(data, table),
         checksum=checksum_of(data),
         time_min=int(times.min()),
         time_max=int(times.max()),
         negatives=int(np.count_nonzero(diffs < 0)),
         diff_sum=_exact_sum(diffs),
-        keys=_key_samples(table, schema),
-        stats=dict(_stats(table, schema)),
+        keys_json=_written(_key_samples(table, schema), _NO_KEYS),
+        stats_json=_written(dict(_stats(table, schema)), _NO_STATS),
     )
 
 
@@ -222,10 +291,42 @@ def _verify(data: bytes | memoryview, part: Part) -> None:
 def _decoded(part: Part, read: Callable[[], pa.Table]) -> pa.Table:
     try:
         return read()
-    except (pa.ArrowException, OSError, ValueError, KeyError, OverflowError, MemoryError) as error:
+    except _UNREADABLE as error:
         raise CorruptBlob(
             part.name, f"its checksum is right, but it is not a part of this collection: {error}"
         ) from error
+
+
+def _check_updates(table: pa.Table, part: Part) -> None:
+    """Check times and diffs, as far as they were read, against what the descriptor says of all of them."""
+    if not table.num_rows:
+        return
+    if TIME in table.column_names:
+        times = _int64_chunks(table, TIME, part)
+        least, greatest = min(int(t.min()) for t in times), max(int(t.max()) for t in times)
+        if least < part.time_min or greatest > part.time_max:
+            raise CorruptBlob(
+                part.name,
+                f"it holds times from {least} to {greatest}, and its descriptor says "
+                f"{part.time_min} to {part.time_max}",
+            )
+    if DIFF in table.column_names:
+        diffs = _int64_chunks(table, DIFF, part)
+        if not all(d.min() > 0 for d in diffs):
+            negatives = sum(int(np.count_nonzero(d < 0)) for d in diffs)
+            if negatives > part.negatives or not all(d.all() for d in diffs):
+                raise CorruptBlob(
+                    part.name, f"it holds {negatives} negative diffs, or zeros; its descriptor says {part.negatives}"
+                )
+        if table.num_rows == part.rows and (total := sum(map(_exact_sum, diffs))) != part.diff_sum:
+            raise CorruptBlob(part.name, f"its diffs sum to {total}, and its descriptor says {part.diff_sum}")
+
+
+def _int64_chunks(table: pa.Table, name: str, part: Part) -> list[npt.NDArray[np.int64]]:
+    column = table.column(name)
+    if column.null_count:
+        raise CorruptBlob(part.name, f"{column.null_count} of its rows have NULL for {name}")
+    return [chunk.to_numpy() for chunk in column.chunks if len(chunk)]
 
 
 def _check_request(arrow: pa.Schema, columns: Sequence[str], filter: pc.Expression | None) -> None:
@@ -282,6 +383,11 @@ def _next_key(keys: Sequence[pa.Array], position: int, rows: int) -> int:
 def _encode_part(table: pa.Table, schema: CollectionSchema, row_group_rows: int) -> tuple[bytes, Part]:
     data = to_parquet(table, sorted_by=len(schema.names) + 1, row_group_rows=row_group_rows)
     return data, describe_part(data, table, schema)
+
+
+def _written(found: Json, none: msgspec.Raw) -> msgspec.Raw:
+    """Return found as JSON, or none, which is left out, if there is nothing."""
+    return msgspec.Raw(msgspec.json.encode(found)) if found else none
 
 
 def _int64(column: pa.ChunkedArray) -> npt.NDArray[np.int64]:

@@ -7,7 +7,8 @@ defaults):
 - integers and temporal types: DELTA_BINARY_PACKED; float32 and float64: BYTE_STREAM_SPLIT; all under zstd
   level 1;
 - other flat types: a dictionary only if a sample shows values repeat, because on unique strings it doubles
-  the time of writing and reading and makes the file larger; nested columns: a dictionary for each leaf;
+  the time of writing and reading and makes the file larger; nested columns: a dictionary for each leaf but
+  strings and binary, where a reader could not tell how long the values become (see `part_claims`);
 - statistics for all leaves except floating ones that hold NaN or lie inside a nested column: Parquet leaves
   NaN out of minimum and maximum, so a reader that prunes by them would lose rows for a filter such as `~(x >
   5)`.
@@ -17,7 +18,9 @@ back.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -28,6 +31,7 @@ import pyarrow.types as pt
 
 from persist.codecs.errors import InvalidUpdate
 from persist.codecs.ordering import combined, order_keys
+from persist.codecs.part_claims import Claims, check_claims, check_footer
 from persist.codecs.types import children, with_children
 
 _SAMPLE_ROWS = 1024
@@ -75,16 +79,26 @@ def to_parquet(table: pa.Table, *, sorted_by: int, row_group_rows: int) -> bytes
     return bytes(sink.getvalue())
 
 
+def memory_of(data: bytes | memoryview, table: pa.Table) -> int:
+    """What a descriptor must say of the memory that decoding takes; see `part_claims`. data is table as a file."""
+    levels = 0
+    if any(pt.is_nested(kind) for kind in table.schema.types):
+        metadata = pq.read_metadata(pa.BufferReader(data))
+        levels = check_claims(memoryview(data), metadata, _stored_schema(table.schema), len(table), None).level_bytes
+    return int(table.nbytes) + levels
+
+
 def from_parquet(
     data: pa.Buffer,
     schema: pa.Schema,
     *,
     columns: Sequence[str],
     rows: int,
+    memory: int,
     use_threads: bool,
     within: tuple[int, int] | None = None,
 ) -> pa.Table:
-    """Read columns of a file that must hold exactly schema and that many rows.
+    """Read columns of a file that must hold exactly schema and that many rows, and take no more memory than that.
 
     Args:
         within: an interval `[start, end)` of rows; the row groups that hold some of them are read whole, others not.
@@ -93,30 +107,41 @@ def from_parquet(
         ValueError: the file says otherwise about itself.
         pa.ArrowException, OSError: it cannot be decoded.
     """
-    with pq.ParquetFile(pa.BufferReader(data)) as file:
-        _check_file(file, schema, rows)
+    with _opened(data, schema, rows, memory) as (file, claims):
+        groups: Sequence[int] | None = None
         if within is not None:
             groups, rows = _row_groups(file, within)
-            table = file.read_row_groups(groups, columns=list(columns), use_threads=use_threads)
+        coded = _with_long_values(data, file.metadata, claims, columns)
+        if coded:
+            with _coded(data, file.metadata, coded) as coded_file:
+                table = _decoded(_read(coded_file, columns, groups, use_threads), coded, claims.string_bytes_max)
         else:
-            table = file.read(columns=list(columns), use_threads=use_threads)
+            table = _read(file, columns, groups, use_threads)
     if table.num_rows != rows:
         raise ValueError(f"it holds {table.num_rows} rows, and its descriptor says {rows}")
     return _from_storage(table, schema, columns)
 
 
 def scan_parquet(
-    data: pa.Buffer, schema: pa.Schema, *, columns: Sequence[str], filter: pc.Expression, use_threads: bool
+    data: pa.Buffer,
+    schema: pa.Schema,
+    *,
+    columns: Sequence[str],
+    filter: pc.Expression,
+    rows: int,
+    memory: int,
+    use_threads: bool,
 ) -> pa.Table:
     """Read the rows of a file that filter keeps, skipping row groups whose statistics exclude it.
 
     A filter that may compare with NaN is not held against statistics: Arrow takes such comparisons for more than they
-    say.
+    say. Raises what `from_parquet` raises, or what the filter does.
     """
-    if may_compare_with_nan(filter):
-        with pq.ParquetFile(pa.BufferReader(data)) as file:
-            table = file.read(use_threads=use_threads)
-        return _from_storage(table.filter(filter), schema, columns)
+    with _opened(data, schema, rows, memory) as (file, claims):
+        coded = _with_long_values(data, file.metadata, claims, schema.names)
+    if coded or may_compare_with_nan(filter):
+        whole = from_parquet(data, schema, columns=schema.names, rows=rows, memory=memory, use_threads=use_threads)
+        return whole.filter(filter).select(list(columns))
     # Here, because importing it imports pandas where there is one, which every worker process would wait for.
     from pyarrow.dataset import ParquetFileFormat
 
@@ -169,16 +194,109 @@ def _all_same(left: pa.ChunkedArray, right: pa.ChunkedArray) -> bool:
 def _from_storage(table: pa.Table, schema: pa.Schema, columns: Sequence[str]) -> pa.Table:
     wanted = pa.schema([schema.field(name) for name in columns])
     table = table.select(list(columns))
+    for column in table.columns:
+        for chunk in column.chunks:
+            _check_values(chunk)
     return table if table.schema.equals(wanted, check_metadata=True) else table.cast(wanted)
 
 
-def _check_file(file: pq.ParquetFile, schema: pa.Schema, rows: int) -> None:
-    found = file.schema_arrow
-    expected = [(field.name, storage_type(field.type)) for field in schema]
-    if [(field.name, field.type) for field in found] != expected:
-        raise ValueError(f"it holds the columns {_listed(found)} where {_listed(schema)} belong")
-    if file.metadata.num_rows != rows:
-        raise ValueError(f"it holds {file.metadata.num_rows} rows, and its descriptor says {rows}")
+def _check_values(array: pa.Array) -> None:
+    """Raise ArrowInvalid for what Arrow's reader lets through: text that is not UTF-8, decimals that are too long."""
+    kind = array.type
+    if pt.is_string(kind) or pt.is_large_string(kind):
+        text = array.buffers()[2]
+        if text is None or _is_ascii(text):
+            return  # Many times faster to see than UTF-8 is to check.
+    elif not (pt.is_nested(kind) or pt.is_decimal(kind)):
+        return
+    if pt.is_nested(kind) and not _has_checked(kind):
+        return
+    array.validate(full=True)
+
+
+def _is_ascii(text: pa.Buffer) -> bool:
+    whole = text.size // 8
+    words, rest = np.frombuffer(text, np.uint64, whole), np.frombuffer(text, np.uint8, offset=8 * whole)
+    return not (int(np.bitwise_or.reduce(words)) & 0x8080808080808080 or int(np.bitwise_or.reduce(rest)) & 0x80)
+
+
+def _has_checked(kind: pa.DataType) -> bool:
+    """Whether a type holds values that `_check_values` looks at."""
+    if pt.is_nested(kind):
+        return any(_has_checked(child.type) for child in children(kind))
+    return bool(pt.is_string(kind) or pt.is_large_string(kind) or pt.is_decimal(kind))
+
+
+@lru_cache(maxsize=1024)
+def _stored_schema(schema: pa.Schema) -> pa.Schema:
+    return pa.schema([field.with_type(storage_type(field.type)) for field in schema])
+
+
+@contextmanager
+def _opened(data: pa.Buffer, schema: pa.Schema, rows: int, memory: int) -> Iterator[tuple[pq.ParquetFile, Claims]]:
+    """Open a file once nothing about it gives reason not to."""
+    view = memoryview(data).cast("B")  # An Arrow buffer says that its bytes are signed.
+    expected = _stored_schema(schema)
+    list_max = check_footer(view, expected, rows, memory)
+    with pq.ParquetFile(
+        pa.BufferReader(data),
+        thrift_string_size_limit=data.size,
+        thrift_container_size_limit=list_max,
+        arrow_extensions_enabled=False,
+    ) as file:
+        found = file.schema_arrow
+        if found.names != expected.names or found.types != expected.types:
+            raise ValueError(f"it holds the columns {_listed(found)} where {_listed(schema)} belong")
+        yield file, check_claims(view, file.metadata, expected, rows, memory)
+
+
+def _read(file: pq.ParquetFile, columns: Sequence[str], groups: Sequence[int] | None, use_threads: bool) -> pa.Table:
+    if groups is None:
+        return file.read(columns=list(columns), use_threads=use_threads)
+    return file.read_row_groups(groups, columns=list(columns), use_threads=use_threads)
+
+
+def _coded(data: pa.Buffer, metadata: pq.FileMetaData, columns: list[str]) -> pq.ParquetFile:
+    """Return the file, to be read with these columns in the form of dictionaries and positions in them."""
+    return pq.ParquetFile(pa.BufferReader(data), metadata=metadata, read_dictionary=columns)
+
+
+def _with_long_values(data: pa.Buffer, metadata: pq.FileMetaData, claims: Claims, columns: Sequence[str]) -> list[str]:
+    """Return which columns could be too long even if they held the longest value of each dictionary throughout.
+
+    Cost: the first page of each row group.
+    """
+    long: list[str] = []
+    for name in claims.dictionaries:
+        if name in columns:
+            with _coded(data, metadata, [name]) as file:
+                longest = sum(
+                    metadata.row_group(at).num_rows * _longest(file, at, name) for at in range(metadata.num_row_groups)
+                )
+            if longest > claims.string_bytes_max:
+                long.append(name)
+    return long
+
+
+def _longest(file: pq.ParquetFile, group: int, column: str) -> int:
+    """Return the most bytes that a value has in the dictionary of a column in one row group."""
+    first = next(file.iter_batches(batch_size=1, row_groups=[group], columns=[column], use_threads=False))
+    return int(pc.max(pc.binary_length(first.column(0).dictionary), min_count=0).as_py() or 0)
+
+
+def _decoded(table: pa.Table, coded: list[str], bytes_max: int) -> pa.Table:
+    """Return the table with dictionary-encoded columns decoded, unless they come to more than bytes_max."""
+    left = bytes_max
+    for name in coded:
+        at, column = table.schema.get_field_index(name), table.column(name)
+        for chunk in column.chunks:
+            lengths = pc.binary_length(chunk.dictionary).take(chunk.indices)
+            left -= pc.sum(lengths, min_count=0).as_py()
+            if left < 0:
+                raise ValueError(f"the dictionary of column {name!r} makes it longer than its descriptor allows")
+        plain = pa.chunked_array([chunk.dictionary_decode() for chunk in column.chunks], column.type.value_type)
+        table = table.set_column(at, name, plain)
+    return table
 
 
 def _row_groups(file: pq.ParquetFile, within: tuple[int, int]) -> tuple[list[int], int]:
@@ -213,7 +331,7 @@ def _column_options(table: pa.Table, row_group_rows: int) -> dict[str, Any]:
     nested = [path for field in table.schema for path in _nested_leaves(field)]
     nested_paths = {path for path, _ in nested}
     encodings: dict[str, str] = {}
-    dictionaries = list(nested_paths)
+    dictionaries = [path for path, kind in nested if not _is_text(kind)]
     statistics = [path for path, kind in nested if not pt.is_floating(kind)]
     for field, column in zip(table.schema, table.columns, strict=True):
         if pt.is_nested(field.type) or field.name in nested_paths:  # "a.b" may also be field b of struct a.
@@ -225,6 +343,10 @@ def _column_options(table: pa.Table, row_group_rows: int) -> dict[str, Any]:
         if not (pt.is_floating(field.type) and (has_nan(column) or _has_zeros_only(column, row_group_rows))):
             statistics.append(field.name)
     return {"use_dictionary": dictionaries, "column_encoding": encodings, "write_statistics": statistics}
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return bool(pt.is_string(kind) or pt.is_large_string(kind) or pt.is_binary(kind) or pt.is_large_binary(kind))
 
 
 def _encoding(kind: pa.DataType) -> str | None:

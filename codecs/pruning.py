@@ -12,7 +12,8 @@ import pyarrow.compute as pc
 import pyarrow.types as pt
 from pyarrow.fs import LocalFileSystem
 
-from persist.codecs.part import Part
+from persist.blob.errors import CorruptBlob
+from persist.codecs.part import Part, Scalar
 from persist.codecs.part_file import may_compare_with_nan
 from persist.codecs.scalars import scalar_from_json
 from persist.codecs.schema import CollectionSchema
@@ -35,20 +36,25 @@ def parts_that_may_match(parts: Sequence[Part], filter: pc.Expression, schema: C
 
 
 def _guarantee(part: Part, schema: CollectionSchema) -> pc.Expression:
-    known = (_column_guarantee(name, schema, part) for name in schema.names if name in part.stats)
+    stats = part.stats
+    known = (_column_guarantee(name, schema, part, *stats[name]) for name in schema.names if name in stats)
     return reduce(and_, (each for each in known if each is not None), pc.scalar(True))
 
 
-def _column_guarantee(name: str, schema: CollectionSchema, part: Part) -> pc.Expression | None:
+def _column_guarantee(
+    name: str, schema: CollectionSchema, part: Part, least: Scalar, greatest: Scalar, nulls: int
+) -> pc.Expression | None:
     """Return what the statistics promise of a column: its bounds, or that it is NULL; None if nothing useful."""
     type_ = schema.arrow.field(name).type
-    least, greatest, nulls = part.stats[name]
     field = pc.field(name)
     if least is None or greatest is None:
         return field.is_null() if nulls == part.rows else None
     if pt.is_float16(type_) or pt.is_duration(type_) or pt.is_fixed_size_binary(type_):
         return None  # Arrow cannot compare them.
-    low, high = scalar_from_json(least, type_), scalar_from_json(greatest, type_)
+    try:
+        low, high = scalar_from_json(least, type_), scalar_from_json(greatest, type_)
+    except ValueError as error:
+        raise CorruptBlob(part.name, f"its descriptor has wrong statistics of column {name!r}: {error}") from error
     if pt.is_floating(type_) and (pc.is_nan(low).as_py() or pc.is_nan(high).as_py()):
         return None  # NaN lies within no bounds as Arrow compares them.
     if nulls == 0:

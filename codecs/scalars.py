@@ -22,7 +22,7 @@ import pyarrow.types as pat
 
 from persist.codecs.types import Json, is_flat
 
-__all__ = ["is_flat", "scalar_from_json", "scalar_to_json"]
+__all__ = ["is_flat", "scalar_from_json", "scalar_to_json", "written_type"]
 
 
 def scalar_to_json(value: pa.Scalar) -> Json:
@@ -48,7 +48,7 @@ def scalar_from_json(j: Json, t: pa.DataType) -> pa.Scalar:
         raise ValueError(f"{t} is not a flat type")
     if j is None:
         return pa.scalar(None, t)
-    expected = _written_type(t)
+    expected = written_type(t)
     if type(j) is not expected:
         raise ValueError(f"{j!r:.80} is not the written form of a value of type {t}")
     try:
@@ -58,7 +58,8 @@ def scalar_from_json(j: Json, t: pa.DataType) -> pa.Scalar:
 
 
 @lru_cache(maxsize=1024)
-def _written_type(t: pa.DataType) -> type:
+def written_type(t: pa.DataType) -> type:
+    """Return the Python type of the written form of values of a flat type, NULL aside."""
     if pat.is_boolean(t):
         return bool
     return int if pat.is_integer(t) or pat.is_temporal(t) else str

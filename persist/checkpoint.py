@@ -27,13 +27,14 @@ from types import MappingProxyType
 import msgspec
 
 from persist.antichain import Antichain, as_time
-from persist.blob import Blob, CorruptBlob, Corruption, MissingBlob
+from persist.blob import Blob, Conflict, CorruptBlob, Corruption, MissingBlob
+from persist.codecs import CollectionSchema
 from persist.control import Control, check_keys, check_parts
 from persist.envelope import BlobRef, Framed, decode_framed, encode_framed, get_framed, put_framed
 from persist.log import read_record, record_key, record_seqno
 from persist.names import check_name, is_id
 from persist.part_lists import as_read, as_stored
-from persist.records import Append, CollectionMutation, Create, Destroy, Record
+from persist.records import Append, CollectionMutation, Create, Destroy, Record, Seqno
 from persist.state import CollectionState, Entry, State, apply
 
 INTERVAL = 16
@@ -58,7 +59,7 @@ class Checkpoint(Framed, frozen=True, kw_only=True, tag="checkpoint"):
     """The directory of a location after the record at seqno."""
 
     location: str
-    seqno: int
+    seqno: Seqno
     control: Control
     collections: tuple[DirectoryEntry, ...]
 
@@ -222,7 +223,7 @@ def load_contents(blob: Blob, location: str, entry: Entry) -> Entry:
     base = None
     if isinstance(entry.base, BlobRef):
         stored = get_framed(blob, entry.base, StateObject)
-        if (stored.location, stored.collection.id) != (location, entry.id):
+        if (stored.location, stored.collection.id, stored.collection.name) != (location, entry.id, entry.name):
             raise CorruptBlob(entry.base.blob, "it belongs to another collection, so blobs were exchanged")
         base = stored.collection
         _check_contents(base, entry)
@@ -233,7 +234,10 @@ def load_contents(blob: Blob, location: str, entry: Entry) -> Entry:
                 check_parts(entry.id, mutation.parts)
             except ValueError as error:
                 raise CorruptBlob(mutation.parts_in.blob, str(error)) from error
-    return replace(entry, pending=pending).with_contents(base)
+    try:
+        return replace(entry, pending=pending).with_contents(base)
+    except (ValueError, Conflict) as error:
+        raise CorruptBlob("log/", f"what it says of the collection {entry.name!r} breaks a rule: {error}") from error
 
 
 def _check_contents(contents: CollectionState, entry: Entry) -> None:
@@ -243,6 +247,7 @@ def _check_contents(contents: CollectionState, entry: Entry) -> None:
             raise ValueError(f"it calls the collection {contents.name[:200]!r}, and the checkpoint {entry.name!r}")
         for times in (contents.since_times, contents.upper_times, contents.allowed_times):
             Antichain(*times)
+        CollectionSchema.from_json(contents.schema_json)
         for name, held in contents.holds.items():
             as_time(f"the time of hold {name[:200]!r}", held.time)
         check_parts(entry.id, contents.parts)

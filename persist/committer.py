@@ -214,6 +214,7 @@ class Committer:
                 continue  # Nobody is refused, and nothing found to change nothing, on the strength of an old state.
             try:
                 if mutations and not self._create(state, mutations):
+                    self._follower.refresh()  # Where many race, the next slot has been taken meanwhile, too.
                     continue
             except BaseException:
                 self._reject_without(state, rejected, unreadable)

@@ -17,9 +17,9 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import TypeVar
 
-from persist.blob import Blob, Conflict, CorruptBlob, InvalidUsage, MissingBlob
+from persist.blob import Blob, Conflict, CorruptBlob, MissingBlob
 from persist.blob.clock import Clock
-from persist.checkpoint import load_contents, read_newest_checkpoint
+from persist.checkpoint import checkpoint_key, load_contents, read_newest_checkpoint
 from persist.errors import ClientClosed, CollectionNotFound, PersistError
 from persist.log import read_record, record_key
 from persist.records import Record
@@ -54,8 +54,28 @@ class Follower:
         self._recent: OrderedDict[int, Record] = OrderedDict()
         self._seen_end = self._now()
         self._state = read_newest_checkpoint(blob)
-        self.refresh()
+        while not self._is_vouched_for(self._state):
+            self._state = read_newest_checkpoint(blob)
         self._refuse_a_hole()
+
+    def _is_vouched_for(self, newest: State) -> bool:
+        """Refresh from a checkpoint; return False if it was collected meanwhile.
+
+        Raises CorruptBlob if there is neither its own record nor a later one. The checkpoint may then have come from
+        another location, whose rows would be taken for those of this one.
+        """
+        if self.refresh() is not newest or newest.location is None:
+            return True
+        record = read_record(self._blob, newest.seqno)
+        if record is not None:
+            if record.location != newest.location:
+                raise _misplaced(record, newest)
+            return True
+        if read_newest_checkpoint(self._blob).seqno == newest.seqno:
+            raise MissingBlob(
+                record_key(newest.seqno), f"it is missing, and {checkpoint_key(newest.seqno)} was made after it"
+            )
+        return False
 
     def _refuse_a_hole(self) -> None:
         """Raise CorruptBlob if a record is missing, rather than take the log to end there and write over what follows.
@@ -150,6 +170,8 @@ class Follower:
         with self._lock:
             if record.seqno <= self._state.seqno:
                 return
+            if self._state.location not in (None, record.location):
+                raise _misplaced(record, self._state)
             try:
                 self._state = apply(self._state, record)
             except (ValueError, Conflict) as error:
@@ -180,10 +202,7 @@ class Follower:
         if entry is None or self._state.location is None:
             return None
         if entry.contents is None:
-            try:
-                entry = load_contents(self._blob, self._state.location, entry)
-            except (InvalidUsage, Conflict) as error:
-                raise CorruptBlob(f"log up to {self._state.seqno}", f"it breaks a rule: {error}") from error
+            entry = load_contents(self._blob, self._state.location, entry)
             self._state = self._state.with_entry(entry)
         return entry.contents
 
@@ -232,3 +251,13 @@ class Follower:
             with self._advanced:
                 if self._state.seqno == seqno and not self._is_closed:
                     self._advanced.wait(pause_s if left_s is None else min(pause_s, left_s))
+
+
+def _misplaced(record: Record, state: State) -> CorruptBlob:
+    """Return the error for a record of another location than the state it was found with."""
+    before = f"{record_key(state.seqno)} or {checkpoint_key(state.seqno)}"
+    return CorruptBlob(
+        record_key(record.seqno),
+        f"it belongs to location {record.location}, and what {before} says to location {state.location}: one of these "
+        "blobs lies where it does not belong",
+    )

@@ -16,14 +16,15 @@ A long list of parts is stored outside the record (`parts_in`); `persist.part_li
 the record.
 """
 
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import msgspec
 
 from persist.codecs import Part
 from persist.envelope import BlobRef, Framed
 
-Frontier = tuple[int, ...]
+Frontier = Annotated[tuple[Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)], ...], msgspec.Meta(max_length=1)]
+Seqno = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 
 
 class _Mutation(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, tag_field="kind"):
@@ -147,7 +148,7 @@ class Record(Framed, frozen=True, kw_only=True, tag="record"):
     """One entry of the commit log."""
 
     location: str
-    seqno: int
+    seqno: Seqno
     commit: str
     writer: str
     epoch: int | None

@@ -350,8 +350,10 @@ def _step(contents: CollectionState | None, step: CollectionStep) -> CollectionS
     """Return one collection's contents after one mutation: where the rules live."""
     change = msgspec.structs.replace
     if isinstance(step, Create):
+        CollectionSchema.from_json(step.schema)  # What raises here would raise with whoever reads the collection.
         return CollectionState(step.collection, step.name, step.schema)
-    assert contents is not None, "a collection's first mutation creates it"
+    if contents is None:
+        raise ValueError(f"the first mutation of collection {step.collection} does not create it")
     if isinstance(step, PlannedAppend):
         _check_beyond_upper(contents, step.time_min)
         return contents

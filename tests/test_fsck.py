@@ -405,7 +405,12 @@ def test_hints_that_are_left_out_of_a_descriptor_are_no_problem(dated: DatedBlob
     with opened(dated) as client:
         handle = client.load("b")
         [part] = uploads(dated, client, handle, 12, 1)
-    append_record(dated, Append(handle.id, (msgspec.structs.replace(part, keys=None, stats={}),)))
+    append_record(
+        dated,
+        Append(
+            handle.id, (msgspec.structs.replace(part, keys_json=msgspec.Raw(b"null"), stats_json=msgspec.Raw(b"{}")),)
+        ),
+    )
     assert fsck(dated).is_clean
 
 
@@ -418,6 +423,7 @@ def bad_part(table: pa.Table, schema: Any) -> tuple[bytes, Part]:
     part = Part(
         bytes=len(data),
         rows=len(table),
+        memory=1 << 20,
         checksum=xxhash.xxh3_128_hexdigest(data),
         time_min=min(times),
         time_max=max(times),
@@ -554,7 +560,10 @@ def crafted_run(blob: Blob, tables: list[pa.Table], keeps_hints: bool) -> list[s
     assert contents is not None
     assert state.location is not None
     if not keeps_hints:
-        parts = [msgspec.structs.replace(part, keys=None, stats={}) for part in parts]
+        parts = [
+            msgspec.structs.replace(part, keys_json=msgspec.Raw(b"null"), stats_json=msgspec.Raw(b"{}"))
+            for part in parts
+        ]
     contents = msgspec.structs.replace(contents, history=(Run(tuple(parts)),))
     base = put_framed(
         blob, f"state/{handle.id}/{state.seqno:020d}-", StateObject(location=state.location, collection=contents)

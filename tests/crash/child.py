@@ -6,6 +6,7 @@ a line before it makes a call and another when the call is acknowledged; what is
 none is lost by a kill. A child that dies of itself leaves its traceback as the last line.
 """
 
+import faulthandler
 import os
 import random
 import signal
@@ -154,6 +155,7 @@ def _make_calls(teller: Teller, ops: Iterator[Op], tell: Callable[[Line], None],
 
 def main() -> None:
     """Fork a child for each job; answer with its pid, then wait for the word to collect what is left of it."""
+    faulthandler.enable()
     make_everything_small()
     _warm_up()
     door = socket.socket(fileno=os.dup(0))

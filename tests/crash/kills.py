@@ -14,7 +14,7 @@ from tests.crash.child import Job
 from tests.crash.nursery import Life, Nursery
 from tests.crash.story import Model
 
-CALLS_MAX = 16
+CALLS_MAX = 10
 CALL_S = 0.02
 # After each crash a folder is made two hours older, so that garbage is collected and the log is truncated.
 AGE_S = 2 * 3600

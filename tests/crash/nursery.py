@@ -93,7 +93,8 @@ class Nursery:
         finally:
             os.close(reading)
         self._door.send(b"!")
-        assert self._door.recv(32) in (b"0", b"-9")
+        status = int(self._door.recv(32))
+        assert status in (0, -signal.SIGKILL), f"a child ended with status {status}, after {life}"
         return life
 
 

@@ -15,7 +15,7 @@ from tests.crash.story import LARGE_ROWS, Model, Op, Teller, updates_of
 
 SEED = 1
 FOLDER_KILLS = 30
-S3_KILLS = 8
+S3_KILLS = 6
 
 
 @pytest.fixture(scope="module")

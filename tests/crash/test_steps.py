@@ -60,7 +60,6 @@ def test_the_same_in_a_bucket(children: Nursery, s3_location: tuple[str, dict[st
     url, options = s3_location
     steps = [
         Step("set", "part", 2, "after"),
-        Step("set", "list", 1, "before"),
         Step("create", "log", 5, "before"),
         Step("create", "log", 5, "after"),
     ]

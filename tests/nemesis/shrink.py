@@ -11,17 +11,17 @@ TRIES = 4
 ATTEMPTS_MAX = 400
 
 
-def shrink(steps: list[Step], fails: Callable[[list[Step]], bool]) -> list[Step]:
-    """Return a part of steps for which fails is true, with as little as can be left out one by one.
+def shrink(steps: list[Step], fails: Callable[[list[Step]], bool], *, tries: int = TRIES) -> list[Step]:
+    """Return a part of steps for which fails is true, and of which no step can be left out.
 
-    At most `ATTEMPTS_MAX` candidates are tried, each up to `TRIES` times.
+    At most `ATTEMPTS_MAX` candidates are tried, each up to tries times.
     """
     attempts = 0
 
     def still_fails(candidate: list[Step]) -> bool:
         nonlocal attempts
         attempts += 1
-        return any(fails(candidate) for _ in range(TRIES))
+        return any(fails(candidate) for _ in range(tries))
 
     size = max(1, len(steps) // 2)
     while attempts < ATTEMPTS_MAX:

@@ -1,0 +1,99 @@
+"""A location that holds every kind of blob, what is true of it, and what a reader makes of a damaged one."""
+
+import random
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import persist
+from persist.blob import Corruption, MemoryBlob
+from persist.checkpoint import write_checkpoint
+from tests.golden.kinds import SETTINGS, write_every_kind
+
+Contents = dict[tuple[str, int], list[tuple[Any, ...]]]  # Rows as of a time, in order, by collection and time.
+Blobs = dict[str, bytes]
+
+SEALS = 37
+CHECKPOINTS = (0, 8, 34, 35)
+LARGE_WRITES = (1, 35)
+READ_AT = (0, 3, 20, SEALS - 1)
+FOLDERS = ("log", "checkpoint", "state", "part", "list")
+
+
+class WatchedBlob(MemoryBlob):
+    """Remembers what was read of it."""
+
+    def __init__(self, blobs: Mapping[str, bytes]) -> None:
+        super().__init__()
+        for key, value in blobs.items():
+            self.set(key, value)
+        self.read: set[str] = set()
+
+    def get(self, key: str, range: tuple[int, int] | None = None) -> bytes | None:
+        self.read.add(key)
+        return super().get(key, range)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of reading a location: what was returned before an error, the error, and which blobs were read."""
+
+    contents: Contents
+    error: Corruption | None
+    read: frozenset[str]
+
+
+def blobs_of(seed: int) -> Blobs:
+    """Return the blobs of a location with rows drawn from a seed; records at the same seqno are alike for all seeds."""
+    blob = MemoryBlob()
+    rng = random.Random(seed)
+    write_every_kind(blob)
+    with pytest.MonkeyPatch.context() as patch, persist.open(blob, settings=SETTINGS) as client:
+        # Or else it would depend on the pace of threads which ones there are.
+        patch.setattr("persist.committer.checkpoint_due", lambda *_: False)
+        many = client.create_or_load("many", key={"k": pa.int64()}, value={"v": pa.string()})
+        few = client.create_or_load("few", key={"k": pa.int64()}, value={"v": pa.string()})
+        for time in range(SEALS):
+            with client.multi_write() as multi:
+                multi.write(few, [((rng.randrange(9), f"v{rng.randrange(3)}"), time, 1)])
+                multi.seal(few, time + 1)
+                multi.seal(many, time + 1)
+            client._follower.current(few.id, few.name)
+            if time in LARGE_WRITES:  # As a part in a blob, named by a list of one.
+                keys = list(range(time * 1000, time * 1000 + 1000))
+                text = [f"{rng.getrandbits(400):x}" for _ in keys]
+                times = [max(LARGE_WRITES) + 1] * 1000
+                patch.setattr("persist.part_lists.PARTS_INLINE_MAX", 0)
+                many.write(pa.table({"k": keys, "v": text, "_time": times, "_diff": [1] * 1000})).result()
+                patch.setattr("persist.part_lists.PARTS_INLINE_MAX", 256)
+            if time in CHECKPOINTS:
+                assert write_checkpoint(blob, *client._follower.recent())
+    return {entry.key: blob.get(entry.key) or b"" for entry in blob.list("")}
+
+
+def read_all(blobs: Mapping[str, bytes]) -> Outcome:
+    """Read everything there is, up to the first error. Anything but Corruption escapes."""
+    blob = WatchedBlob(blobs)
+    contents: Contents = {}
+    error = None
+    try:
+        with persist.open(blob, mode="read") as client:
+            for name in client.collections():
+                collection = client.load(name)
+                for time in READ_AT:
+                    try:
+                        found = collection.snapshot(time, form="diff", timeout_s=0)
+                    except (persist.AsOfNotSealed, persist.AsOfCompacted):
+                        continue
+                    contents[name, time] = sorted(found.rows(), key=repr)
+    except Corruption as caught:
+        error = caught
+    return Outcome(contents, error, frozenset(blob.read))
+
+
+def of_folder(blobs: Mapping[str, bytes], folder: str) -> Iterator[str]:
+    """Yield the keys in a folder, in order."""
+    return (key for key in sorted(blobs) if key.startswith(f"{folder}/"))
