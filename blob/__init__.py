@@ -1,7 +1,9 @@
 """Bytes under keys, with put-if-absent: what storage must do, and the stores that do it."""
 
 from persist.blob.cached import CacheCount, CachedBlob
+from persist.blob.checked import get_checked
 from persist.blob.clock import Clock, SystemClock
+from persist.blob.deletion import NotDeleted, delete_all
 from persist.blob.errors import (
     Conflict,
     CorruptBlob,
@@ -47,6 +49,7 @@ __all__ = [
     "MemoryBlob",
     "MeteredBlob",
     "MissingBlob",
+    "NotDeleted",
     "PersistError",
     "ReadOnlyStore",
     "RetryBlob",
@@ -60,5 +63,7 @@ __all__ = [
     "Unavailable",
     "UnreliableBlob",
     "check_key",
+    "delete_all",
+    "get_checked",
     "open_blob",
 ]

@@ -14,9 +14,9 @@ time is not kept. Writes of others are not seen, which is why only immutable key
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from os import PathLike
 from typing import NamedTuple
@@ -25,8 +25,8 @@ import xxhash
 
 from persist.blob.cache_folder import ENTRY_SHARE_MAX, CacheFolder
 from persist.blob.clock import Clock, SystemClock
-from persist.blob.errors import InvalidUsage
-from persist.blob.protocol import Blob, BlobEntry, check_key, check_range, is_remote
+from persist.blob.errors import InvalidUsage, PersistError
+from persist.blob.protocol import Blob, BlobEntry, DeletePage, check_key, check_range, is_remote, page_deletion
 
 IMMUTABLE_PREFIXES = ("part/", "list/", "state/")
 ENTRY_OVERHEAD_BYTES = 512  # Roughly, of a key, a checksum and what Python adds; so that small values count.
@@ -151,6 +151,20 @@ class CachedBlob:
     def delete(self, key: str) -> None:
         with self._changing(key):
             self._inner.delete(key)
+
+    @property
+    def delete_page(self) -> DeletePage | None:
+        inner = page_deletion(self._inner)
+        if inner is None:
+            return None
+
+        def delete(keys: Sequence[str]) -> Mapping[str, PersistError]:
+            with ExitStack() as stack:
+                for key in keys:
+                    stack.enter_context(self._changing(key))
+                return inner(keys)
+
+        return delete
 
     def forget(self, key: str) -> None:
         """Drop what is kept of key: for a caller who found the value itself, intact as it came, to be wrong."""

@@ -8,13 +8,18 @@ A value is a file; a key's segments are folders. How a value becomes visible:
 
 A reader therefore sees all of a value or none, and a call that returned survives a power cut. `rename` would
 not be exclusive, and `O_EXCL` in place would leave torn files behind a killed process. A new folder is
-synced in its parent.
+synced in its parent. Those that `create` in one folder take turns (`persist.blob.turns`), as a courtesy.
+
+A value can be seen a moment before its folder is synced, and its writer may die in that moment. Whoever finds a
+value, by `get` or by a `create` that comes too late, therefore syncs the folder first, unless this object has done
+so since the file was last changed. A seal that somebody has read is never taken back by a power cut.
 
 A temporary file is called `.tmp-<uuid>` and is never listed. It stands in the root folder, so that the first
 write of a later client finds those that a killed process left by reading one folder, and removes them once
 they are an hour old.
 
-Folders are made with mode 0700 and files with 0600: a location may hold what only its owner should read.
+Folders are made with mode 0700 and files with 0600, unless told otherwise: a location may hold what only its
+owner should read. What exists keeps its mode.
 Symbolic links below the root are not followed. Folders that become empty stay.
 """
 
@@ -24,15 +29,19 @@ import os
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from stat import S_ISREG
 
 from persist.blob.errors import Indeterminate, InvalidUsage, PersistError, StoreMisconfigured, Unavailable
 from persist.blob.protocol import TEMPORARY_PREFIX, BlobEntry, check_key, check_range, is_key
+from persist.blob.turns import Turns
 
 TEMPORARY_AGE_MAX_S = 3600.0
+FILE_MODE = 0o600
+FOLDER_MODE = 0o700
+CLOCK_TICK_NS = 50_000_000  # Times of files come from a clock that moves in ticks, of 10 ms at most on Linux.
 
 
 class FileBlob:
@@ -43,14 +52,28 @@ class FileBlob:
     Args:
         path: the folder.
         fsync: False gives up durability for speed; only for tests.
+        file_mode, folder_mode: rights of new files and folders, whatever the umask; the owner's must be complete.
+            With 0o660 and 0o2770, a group shares a location.
     """
 
-    def __init__(self, path: str | os.PathLike[str], *, fsync: bool = True) -> None:
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        fsync: bool = True,
+        file_mode: int = FILE_MODE,
+        folder_mode: int = FOLDER_MODE,
+    ) -> None:
+        _check_mode("file_mode", file_mode, FILE_MODE, 0o666)
+        _check_mode("folder_mode", folder_mode, FOLDER_MODE, 0o2777)
+        self._file_mode, self._folder_mode = file_mode, folder_mode
         self._root = str(Path(path).expanduser().absolute())
         self._fsync = fsync
         self._lock = threading.Lock()
+        self._turns = Turns()
         self._swept = False
         self._durable_folders: set[str] = set()  # As far as this object has seen to it.
+        self._synced_ns: dict[str, int] = {}  # By folder: what changed in it before that time is durable.
         self._check_root()
 
     def __repr__(self) -> str:
@@ -67,6 +90,7 @@ class FileBlob:
         start, end = check_range(range) if range is not None else (0, None)
         try:
             with open(path, "rb", buffering=0) as file:
+                self._make_durable(path, os.fstat(file.fileno()).st_ctime_ns)
                 if end is None:
                     return file.readall()
                 length = min(end, os.fstat(file.fileno()).st_size) - start
@@ -86,9 +110,14 @@ class FileBlob:
 
     def create(self, key: str, value: bytes) -> bool:
         """Store value at key if there is none; return whether this call stored it."""
-        if os.path.isfile(self._path(key)):
-            return False  # Spares the loser of a race the writing; otherwise the link decides.
-        return self._write(key, value, os.link)
+        path = self._path(key)
+        if not os.path.isfile(path):
+            with self._turns.taken(os.path.dirname(path)):
+                # Looking again spares the losers of a race the writing; whatever comes of it, the link decides.
+                if not os.path.isfile(path) and self._write(key, value, os.link):
+                    return True
+        self._found(path)
+        return False
 
     def list(self, prefix: str, start_after: str | None = None) -> Iterator[BlobEntry]:
         """Yield entries whose key starts with prefix, in key order; a folder is read when reached."""
@@ -116,6 +145,28 @@ class FileBlob:
         except OSError as error:
             raise self._failed("delete", path, error) from error
         self._sync_after(path)
+
+    def delete_page(self, keys: Sequence[str]) -> Mapping[str, PersistError]:
+        """Remove keys with one fsync for each folder they are in; return those that may still be there, and why."""
+        failed: dict[str, PersistError] = {}
+        removed: dict[str, list[str]] = {}
+        for key in keys:
+            path = self._path(key)
+            try:
+                os.unlink(path)
+                removed.setdefault(os.path.dirname(path), []).append(key)
+            except (FileNotFoundError, IsADirectoryError):
+                pass
+            except NotADirectoryError:
+                self._check_root()
+            except OSError as error:
+                failed[key] = self._failed("delete", path, error)
+        for same_folder in removed.values():
+            try:
+                self._sync_after(self._path(same_folder[0]))
+            except Indeterminate as error:
+                failed.update(dict.fromkeys(same_folder, error))
+        return failed
 
     def close(self) -> None:
         """Do nothing: no file stays open between calls."""
@@ -146,6 +197,8 @@ class FileBlob:
     def _fill(self, temporary: str, value: bytes) -> None:
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with open(descriptor, "wb", buffering=0) as file:
+            if self._file_mode != FILE_MODE:
+                os.fchmod(descriptor, self._file_mode)
             view = memoryview(value)
             while view:
                 view = view[file.write(view) :]  # A raw write may take less than all.
@@ -157,8 +210,14 @@ class FileBlob:
         if folder in self._durable_folders and os.path.isdir(folder):
             return
         with self._lock:
-            _make_folders(self._root, folder, sync=self._fsync)
-            self._durable_folders.add(folder)
+            _make_folders(
+                self._root,
+                folder,
+                mode=self._folder_mode,
+                sync=self._fsync,
+                above=self._root not in self._durable_folders,
+            )
+            self._durable_folders |= {self._root, folder}
             if not self._swept:
                 self._swept = True
                 _remove_old_temporaries(self._root)
@@ -168,12 +227,42 @@ class FileBlob:
         if not self._fsync:
             return
         try:
-            _sync_folder(os.path.dirname(path))
+            self._sync(os.path.dirname(path))
         except OSError as error:
             raise Indeterminate(
                 f"{path} was changed, and may not survive a power cut: fsync of its folder failed "
                 f"({error.strerror}). Read it back before trying again."
             ) from error
+
+    def _sync(self, folder: str) -> None:
+        begun_ns = time.time_ns()
+        _sync_folder(folder)
+        self._synced_ns[folder] = begun_ns
+
+    def _found(self, path: str) -> None:
+        """Make the file that kept a `create` from happening durable."""
+        try:
+            self._make_durable(path, os.stat(path).st_ctime_ns)
+        except FileNotFoundError:
+            return  # Deleted since.
+        except OSError as error:
+            raise self._failed("read", path, error) from error
+
+    def _make_durable(self, path: str, changed_ns: int) -> None:
+        """Sync the folder of a file that somebody has made, who may have died before doing so.
+
+        The times of files and ours are of one clock. Setting it back by more than a tick, in the moment in which a
+        process dies before a power cut, is the one case that this does not notice.
+        """
+        folder = os.path.dirname(path)
+        if not self._fsync or changed_ns + CLOCK_TICK_NS < self._synced_ns.get(folder, 0):
+            return
+        try:
+            self._sync(folder)
+        except OSError as error:
+            # Where this process may not sync, or nobody can, nobody writes either, or nothing is durable anyway.
+            if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS, errno.EINVAL, errno.EOPNOTSUPP):
+                raise
 
     # Listing.
 
@@ -257,24 +346,28 @@ class FileBlob:
         return Unavailable(f"{tried}. Nothing was changed; try again when the disk is well.")
 
 
-def _make_folders(root: str, folder: str, *, sync: bool) -> None:
+def _make_folders(root: str, folder: str, *, mode: int, sync: bool, above: bool) -> None:
     """Make the folders down to folder, and see to it that each is durable in its parent.
 
-    A folder below the root that exists may have been made by a process that was killed before its fsync, so
-    those are synced whoever made them. Above the root only new folders are: we may have no right to open the
-    others' parents.
+    A folder that exists may have been made by a process that was killed before its fsync, or has not come to it yet, so
+    all are synced whoever made them; those above the root only if asked for. We may have no right to sync those, and
+    then did not make them either.
     """
-    chain = _with_parents(folder)
+    chain = _with_parents(folder)[1:]
     missing = [path for path in chain if not os.path.isdir(path)]
     for path in missing:
         try:
-            os.mkdir(path, 0o700)
+            os.mkdir(path, FOLDER_MODE)
+            if mode != FOLDER_MODE:
+                os.chmod(path, mode)
         except FileExistsError:
             if not os.path.isdir(path):
                 raise  # Otherwise another process was faster.
-    if sync:
-        for path in chain:
-            if path in missing or len(path) > len(root):
+    for path in chain if sync else ():
+        if path in missing or len(path) > len(root):
+            _sync_folder(os.path.dirname(path))
+        elif above:
+            with suppress(OSError):
                 _sync_folder(os.path.dirname(path))
 
 
@@ -286,6 +379,11 @@ def _remove_old_temporaries(root: str) -> None:
                 with suppress(FileNotFoundError):  # Another process sweeps, too.
                     if entry.stat(follow_symlinks=False).st_mtime < oldest_s:
                         os.unlink(entry.path)
+
+
+def _check_mode(name: str, mode: int, least: int, most: int) -> None:
+    if mode & least != least or mode & ~most:
+        raise InvalidUsage(f"{name}={mode:#o} is not allowed: give at least {least:#o} and at most {most:#o}")
 
 
 def _with_parents(path: str) -> list[str]:

@@ -12,6 +12,7 @@ outcome open. A listing holds all keys of the folder that the prefix names: the 
 
 import inspect
 import io
+import re
 from collections.abc import Iterator, Mapping
 from datetime import datetime
 from typing import Any
@@ -30,6 +31,8 @@ from persist.blob.protocol import BlobEntry, check_key, check_range, is_key
 ATOMIC = {"s3fs": ("s3", "s3a"), "gcsfs": ("gs", "gcs"), "adlfs": ("abfs", "abfss", "az")}
 # What `persist.blob.locate` opens without fsspec, unless asked to by fsspec+s3:// and so on.
 _OURS = {"file", "local", "memory", "s3", "s3a"}
+SECRET_LENGTH_MIN = 4  # Shorter ones stand in too many words.
+_SOUNDS_SECRET = re.compile(r"key|secret|token|pass|credential|connection|sas|auth", re.IGNORECASE)
 _CONTAINER_BEFORE_AT = ("abfs", "abfss")
 
 
@@ -60,8 +63,13 @@ class FsspecBlob:
                 f"the {scheme} URL has a user name or password in it. Pass them as storage options, so that "
                 "they are not logged with the URL."
             )
+        if scheme in ("http", "https") and "?" in url:
+            raise InvalidUsage(
+                f"the {scheme} URL has a query, such as a signed URL has. A location has none: keys are added to it."
+            )
         self._url = url.rstrip("/")
         self._is_http = scheme in ("http", "https")
+        self._secrets = tuple(_secrets(options or {}))
         self._fs = _open_file_system(url, scheme, dict(options or {}))
         self._root = str(self._fs._strip_protocol(url)).rstrip("/")
         self._is_atomic = _has_atomic_create(self._fs)
@@ -89,7 +97,7 @@ class FsspecBlob:
         except Exception as error:
             if _is_absent(error):
                 return None
-            raise self._failed_read("get", key, error) from error
+            raise self._failed_read("get", key, error) from _cause(error, self._secrets)
 
     def set(self, key: str, value: bytes) -> None:
         """Store value at key, replacing what was there."""
@@ -98,7 +106,7 @@ class FsspecBlob:
         try:
             self._fs.pipe_file(path, value)
         except Exception as error:
-            raise self._failed_write("set", key, error) from error
+            raise self._failed_write("set", key, error) from _cause(error, self._secrets)
 
     def create(self, key: str, value: bytes) -> bool:
         """Store value at key if there is none; return whether this call stored it."""
@@ -111,7 +119,7 @@ class FsspecBlob:
         except Exception as error:
             if _code(error) in ("PreconditionFailed", "412"):
                 return False
-            raise self._failed_write("create", key, error) from error
+            raise self._failed_write("create", key, error) from _cause(error, self._secrets)
         return True
 
     def list(self, prefix: str, start_after: str | None = None) -> Iterator[BlobEntry]:
@@ -124,7 +132,7 @@ class FsspecBlob:
         except Exception as error:
             if _is_absent(error):
                 return
-            raise self._failed_read("list", prefix, error) from error
+            raise self._failed_read("list", prefix, error) from _cause(error, self._secrets)
         entries = {self._key(path): info for path, info in found.items() if info.get("type") != "directory"}
         for key in sorted(entries):
             if key.startswith(prefix) and (start_after is None or key > start_after) and is_key(key):
@@ -138,7 +146,7 @@ class FsspecBlob:
             self._fs.rm_file(path)
         except Exception as error:
             if not _is_absent(error):
-                raise self._failed_write("delete", key, error) from error
+                raise self._failed_write("delete", key, error) from _cause(error, self._secrets)
 
     def close(self) -> None:
         """Do nothing: fsspec closes the connections when the file system is no longer used."""
@@ -168,6 +176,9 @@ class FsspecBlob:
         return f"{self._root}/{quote(key, safe='/~') if self._is_http else key}"
 
     def _key(self, path: str) -> str:
+        """Return the key of a path in a listing; '' if it is outside the root, whatever the server says."""
+        if self._root and not path.startswith(f"{self._root}/"):
+            return ""
         key = path.removeprefix(self._root).lstrip("/")
         return unquote(key) if self._is_http else key
 
@@ -180,15 +191,15 @@ class FsspecBlob:
 
     def _failed_read(self, action: str, key: str, error: Exception) -> PersistError:
         what = f"cannot {action} {key!r} at {self.url}"
-        return _misconfigured(what, error) or Unavailable(
-            f"{what}: {_text(error)}. Check that the store is up and reachable, then try again."
+        return _misconfigured(what, error, self._secrets) or Unavailable(
+            f"{what}: {_text(error, self._secrets)}. Check that the store is up and reachable, then try again."
         )
 
     def _failed_write(self, action: str, key: str, error: Exception) -> PersistError:
-        misconfigured = _misconfigured(f"cannot {action} {key!r} at {self.url}", error)
+        misconfigured = _misconfigured(f"cannot {action} {key!r} at {self.url}", error, self._secrets)
         return misconfigured or Indeterminate(
-            f"{action} of {key!r} at {self.url} got no clear answer: {_text(error)}. It may or may not have "
-            "happened: read the key before trying again."
+            f"{action} of {key!r} at {self.url} got no clear answer: {_text(error, self._secrets)}. It may or may not "
+            "have happened: read the key before trying again."
         )
 
 
@@ -238,16 +249,33 @@ def _is_absent(error: Exception) -> bool:
     return isinstance(error, FileNotFoundError) and _code(error) != "NoSuchBucket"
 
 
-def _misconfigured(what: str, error: Exception) -> StoreMisconfigured | None:
+def _misconfigured(what: str, error: Exception, secrets: tuple[str, ...]) -> StoreMisconfigured | None:
     if isinstance(error, FileNotFoundError):
-        return StoreMisconfigured(f"{what}: {_text(error)}. Create the bucket, or correct the URL.")
+        return StoreMisconfigured(f"{what}: {_text(error, secrets)}. Create the bucket, or correct the URL.")
     if isinstance(error, (PermissionError, io.UnsupportedOperation)) or "Credentials" in type(error).__name__:
-        return StoreMisconfigured(f"{what}: {_text(error)}. Correct the credentials or their rights.")
+        return StoreMisconfigured(f"{what}: {_text(error, secrets)}. Correct the credentials or their rights.")
     return None
 
 
-def _text(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}".rstrip(".")
+def _text(error: Exception, secrets: tuple[str, ...]) -> str:
+    text = f"{type(error).__name__}: {error}"
+    for secret in secrets:
+        text = text.replace(secret, "***")
+    return text.rstrip(".")
+
+
+def _cause(error: Exception, secrets: tuple[str, ...]) -> Exception | None:
+    """Return error as the cause of what is raised instead; None when its text would show a secret."""
+    return None if any(secret in str(error) for secret in secrets) else error
+
+
+def _secrets(options: object, *, is_secret: bool = False) -> Iterator[str]:
+    """Yield the texts in options whose name, or that of what they are in, sounds like a secret."""
+    if isinstance(options, Mapping):
+        for name, value in options.items():
+            yield from _secrets(value, is_secret=is_secret or _SOUNDS_SECRET.search(str(name)) is not None)
+    elif isinstance(options, str) and len(options) >= SECRET_LENGTH_MIN and is_secret:
+        yield options
 
 
 def _modified_s(info: Mapping[str, Any]) -> float:

@@ -10,10 +10,11 @@ from persist.blob.errors import InvalidUsage
 from persist.blob.file import FileBlob
 from persist.blob.fsspec import FsspecBlob, known_protocols
 from persist.blob.memory import MemoryBlob
-from persist.blob.options import as_bool, check_options
+from persist.blob.options import as_bool, as_mode, check_options
 from persist.blob.protocol import Blob
 from persist.blob.s3 import S3Blob
 
+_FOLDER_OPTIONS = {"fsync": as_bool, "file_mode": as_mode, "folder_mode": as_mode}
 _SCHEME = re.compile(r"^([A-Za-z][A-Za-z0-9+._-]*)://")
 
 
@@ -35,7 +36,7 @@ def open_blob(url: str | os.PathLike[str], options: Mapping[str, Any] | None = N
     scheme = match.group(1).lower() if match else ""
     if scheme in ("", "file"):
         path = _path_of_file_url(text) if match else text
-        return FileBlob(path, **check_options(options, {"fsync": as_bool}, "a folder"))
+        return FileBlob(path, **check_options(options, _FOLDER_OPTIONS, "a folder"))
     if scheme == "memory":
         check_options(options, {}, "memory://")
         return MemoryBlob.named(_memory_name(text))

@@ -8,7 +8,7 @@ from itertools import islice
 from typing import TypeVar
 
 from persist.blob.histogram import LatencyHistogram
-from persist.blob.protocol import LIST_PAGE_ENTRIES, OPERATIONS, Blob, BlobEntry, is_remote
+from persist.blob.protocol import LIST_PAGE_ENTRIES, OPERATIONS, Blob, BlobEntry, DeletePage, is_remote, page_deletion
 
 T = TypeVar("T")
 
@@ -18,7 +18,7 @@ class Count:
     """What one operation amounts to so far.
 
     Attributes:
-        requests: calls; for `list`, pages of up to 1,000 entries that were begun.
+        requests: calls; for `list`, pages of up to 1,000 entries that were begun; for `delete`, a page of keys is one.
         errors: how many of them raised.
         bytes: of values, sent or received.
         seconds: spent in the store.
@@ -81,6 +81,11 @@ class MeteredBlob:
 
     def delete(self, key: str) -> None:
         self._counted("delete", lambda: self._inner.delete(key), _no_bytes)
+
+    @property
+    def delete_page(self) -> DeletePage | None:
+        inner = page_deletion(self._inner)
+        return None if inner is None else lambda keys: self._counted("delete", lambda: inner(keys), _no_bytes)
 
     def close(self) -> None:
         self._inner.close()

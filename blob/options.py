@@ -38,6 +38,15 @@ def as_bool(value: Any) -> bool:
     raise ValueError("it takes true or false")
 
 
+def as_mode(value: Any) -> int:
+    """Convert the rights of a file: a number, or its octal digits as text, such as "0640"."""
+    if isinstance(value, str):
+        return int(value, 8)
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ValueError('it takes octal digits, such as "0640"')
+    return value
+
+
 def as_int(value: Any) -> int:
     """Convert a positive whole number."""
     number = int(value)

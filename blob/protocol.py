@@ -14,16 +14,17 @@ notion of time, collections or formats; everything above it relies on these prom
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from persist.blob.errors import InvalidUsage
+from persist.blob.errors import InvalidUsage, PersistError
 
 KEY_BYTES_MAX = 900  # S3 allows 1024 including the location's prefix.
 SEGMENT_BYTES_MAX = 200  # Linux file names end at 255 bytes, and temporary files add to the name.
 TEMPORARY_PREFIX = ".tmp-"
 OPERATIONS = ("create", "delete", "get", "list", "set")
+DELETE_PAGE_MAX = 1000
 LIST_PAGE_ENTRIES = 1000  # As S3 has it; what wrappers count and retry as one request.
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
@@ -85,6 +86,19 @@ def is_remote(blob: Blob) -> bool:
     A store says so by an attribute of this name, and a wrapper passes on what its inner store says.
     """
     return bool(getattr(blob, "is_remote", False))
+
+
+# Takes at most `DELETE_PAGE_MAX` keys; returns those that may still be there, and why. May also raise, for all.
+DeletePage = Callable[[Sequence[str]], Mapping[str, PersistError]]
+
+
+def page_deletion(blob: Blob) -> DeletePage | None:
+    """Return how blob deletes many keys at once; None when it has no better way than one by one.
+
+    A store offers it as a method `delete_page`, a wrapper as a property that is None when its inner store does not.
+    """
+    offered: DeletePage | None = getattr(blob, "delete_page", None)
+    return offered
 
 
 def check_key(key: str) -> str:

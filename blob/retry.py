@@ -18,7 +18,7 @@ from outside, and hedged when they are slow (`persist.blob.hedge`).
 
 import random
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from itertools import islice
@@ -28,7 +28,7 @@ from persist.blob.clock import Backoff, Clock, SystemClock
 from persist.blob.errors import Indeterminate, InvalidUsage, PersistError, Throttled, Unavailable
 from persist.blob.hands import Hands
 from persist.blob.hedge import HedgedReads
-from persist.blob.protocol import LIST_PAGE_ENTRIES, OPERATIONS, Blob, BlobEntry, is_remote
+from persist.blob.protocol import LIST_PAGE_ENTRIES, OPERATIONS, Blob, BlobEntry, DeletePage, is_remote, page_deletion
 from persist.blob.rate import AdaptiveRate
 
 CLOSE_TIMEOUT_S = 2.0
@@ -156,6 +156,31 @@ class RetryBlob:
 
     def delete(self, key: str) -> None:
         self._call("delete", key, lambda: self._inner.delete(key))
+
+    @property
+    def delete_page(self) -> DeletePage | None:
+        inner = page_deletion(self._inner)
+        return None if inner is None else partial(self._delete_page, inner)
+
+    def _delete_page(self, inner: DeletePage, keys: Sequence[str]) -> Mapping[str, PersistError]:
+        """Delete keys; those that could not be deleted are tried again, and returned when they are given up."""
+        failed: dict[str, PersistError] = {}
+        left = keys
+
+        def attempt() -> None:
+            nonlocal failed, left
+            failed = dict(inner(left))
+            left = [*failed]
+            again = [error for error in failed.values() if isinstance(error, (Unavailable, Indeterminate))]
+            if again:  # One that was throttled is the reason to slow down.
+                raise next((error for error in again if isinstance(error, Throttled)), again[0])
+
+        try:
+            self._call("delete", keys[0], attempt)
+        except (Unavailable, Indeterminate):
+            if not failed:
+                raise
+        return failed
 
     def close(self) -> None:
         """Close the store; a read that hangs is waited for at most two seconds, and ends by the store's timeouts."""

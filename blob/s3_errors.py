@@ -109,6 +109,19 @@ class S3ErrorMap:
         doubt.timed_out = _is_a(error, _TIMED_OUT)
         return doubt
 
+    def of_deletion(self, key: str, code: str, message: str) -> PersistError:
+        """Return what became of one key of many that were to be deleted by one request."""
+        what = f"cannot delete {key!r} at {self.url}: {self._redacted(f'{code}: {message}'.rstrip('.'))}"
+        if code in _THROTTLED:
+            return Throttled(f"{what}. Try again after a pause.")
+        if code in _ADVICE:
+            return StoreMisconfigured(f"{what}. {_ADVICE[code]}")
+        return Unavailable(f"{what}. Try again after a pause.")
+
+    def cause(self, error: Exception) -> Exception | None:
+        """Return error as the cause of what is raised instead; None when its text would show a secret."""
+        return error if self._redacted(text := str(error)) == text else None
+
     def _unavailable(self, error: Exception, text: str) -> Unavailable:
         failure = Throttled(text) if self.code(error) in _THROTTLED else Unavailable(text)
         failure.timed_out = _is_a(error, _TIMED_OUT)
@@ -148,9 +161,12 @@ class S3ErrorMap:
         text = f"{type(error).__name__}: {error}"
         if answer:
             text = f"{answer.get('Code')}: {answer.get('Message')}"
+        return self._redacted(text).rstrip(".")
+
+    def _redacted(self, text: str) -> str:
         for secret in self.secrets:
             text = text.replace(secret, "***")
-        return text.rstrip(".")
+        return text
 
 
 def _response(error: Exception) -> dict[str, dict[str, Any]]:

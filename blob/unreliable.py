@@ -8,7 +8,7 @@ from enum import Enum
 from typing import TypeVar
 
 from persist.blob.errors import Indeterminate, Unavailable
-from persist.blob.protocol import Blob, BlobEntry, is_remote
+from persist.blob.protocol import Blob, BlobEntry, DeletePage, is_remote, page_deletion
 
 T = TypeVar("T")
 
@@ -103,6 +103,11 @@ class UnreliableBlob:
 
     def delete(self, key: str) -> None:
         self._call("delete", lambda: self._inner.delete(key))
+
+    @property
+    def delete_page(self) -> DeletePage | None:
+        inner = page_deletion(self._inner)
+        return None if inner is None else lambda keys: self._call("delete", lambda: inner(keys))
 
     def close(self) -> None:
         self._inner.close()

@@ -5,7 +5,8 @@ from persist.codecs.consolidation import consolidate
 from persist.codecs.errors import CodecMismatch, DiffOverflow, InvalidUpdate, SchemaMismatch
 from persist.codecs.key_range import KeyRange, key_ranges
 from persist.codecs.ordering import canonical, order_keys, sort_indices
-from persist.codecs.part import ROW_GROUP_ROWS, Part, decode_part, encode_parts
+from persist.codecs.part import ROW_GROUP_ROWS, Part, checksum_of, decode_part, encode_parts
+from persist.codecs.part_check import check_part, described_bounds, overlaps
 from persist.codecs.pruning import parts_that_may_match
 from persist.codecs.scalars import is_flat, scalar_from_json, scalar_to_json
 from persist.codecs.schema import CollectionSchema, Side
@@ -32,14 +33,18 @@ __all__ = [
     "Unit",
     "Utf8",
     "canonical",
+    "check_part",
     "check_type",
+    "checksum_of",
     "consolidate",
     "decode_part",
+    "described_bounds",
     "encode_parts",
     "gathered",
     "is_flat",
     "key_ranges",
     "order_keys",
+    "overlaps",
     "parts_that_may_match",
     "scalar_from_json",
     "scalar_to_json",

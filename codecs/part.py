@@ -259,6 +259,24 @@ def decode_part(
     return table
 
 
+def describe_part(data: bytes | memoryview, table: pa.Table, schema: CollectionSchema) -> Part:
+    """The descriptor of a part that holds table, of at least one row and one chunk a column, as data."""
+    times = _int64(table.column(TIME))
+    diffs = _int64(table.column(DIFF))
+    return Part(
+        bytes=len(data),
+        rows=table.num_rows,
+        memory=memory_of(data, table),
+        checksum=checksum_of(data),
+        time_min=int(times.min()),
+        time_max=int(times.max()),
+        negatives=int(np.count_nonzero(diffs < 0)),
+        diff_sum=_exact_sum(diffs),
+        keys_json=_written(_key_samples(table, schema), _NO_KEYS),
+        stats_json=_written(dict(_stats(table, schema)), _NO_STATS),
+    )
+
+
 def checksum_of(data: bytes | memoryview) -> str:
     """The checksum of a part's bytes as its descriptor holds it."""
     return xxhash.xxh3_128_hexdigest(data)
@@ -366,21 +384,7 @@ def _next_key(keys: Sequence[pa.Array], position: int, rows: int) -> int:
 def _encode_part(table: pa.Table, schema: CollectionSchema, row_group_rows: int) -> tuple[bytes, Part]:
     row_group_rows = max(row_group_rows, min(GROUP_ROWS_MIN, -(-table.num_rows // GROUPS_MAX)))
     data = to_parquet(table, sorted_by=len(schema.names) + 1, row_group_rows=row_group_rows)
-    times = _int64(table.column(TIME))
-    diffs = _int64(table.column(DIFF))
-    part = Part(
-        bytes=len(data),
-        rows=table.num_rows,
-        memory=memory_of(data, table),
-        checksum=checksum_of(data),
-        time_min=int(times.min()),
-        time_max=int(times.max()),
-        negatives=int(np.count_nonzero(diffs < 0)),
-        diff_sum=_exact_sum(diffs),
-        keys_json=_written(_key_samples(table, schema), _NO_KEYS),
-        stats_json=_written(dict(_stats(table, schema)), _NO_STATS),
-    )
-    return data, part
+    return data, describe_part(data, table, schema)
 
 
 def _written(found: Json, none: msgspec.Raw) -> msgspec.Raw:

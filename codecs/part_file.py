@@ -79,7 +79,7 @@ def to_parquet(table: pa.Table, *, sorted_by: int, row_group_rows: int) -> bytes
     return bytes(sink.getvalue())
 
 
-def memory_of(data: bytes, table: pa.Table) -> int:
+def memory_of(data: bytes | memoryview, table: pa.Table) -> int:
     """What a descriptor must say of the memory that decoding takes; see `part_claims`. data is table as a file."""
     levels = 0
     if any(pt.is_nested(kind) for kind in table.schema.types):

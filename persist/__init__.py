@@ -14,6 +14,7 @@ from persist.blob import (
     MemoryBlob,
     MissingBlob,
     PersistError,
+    RetryPolicy,
     S3Blob,
     Unavailable,
 )
@@ -50,6 +51,8 @@ from persist.errors import (
     UpperMismatch,
     WriterFenced,
 )
+from persist.fsck import fsck
+from persist.fsck_report import Checked, FsckReport, Problem, Repair, Unreferenced
 from persist.future import CommitFuture
 from persist.garbage import GarbageReport
 from persist.hold import Hold, HoldInfo
@@ -57,6 +60,7 @@ from persist.listen import Listen, Progress
 from persist.multi_write import MultiWrite
 from persist.settings import Settings
 from persist.snapshot import Snapshot
+from persist.telemetry import Metrics
 
 __all__ = [
     "Antichain",
@@ -65,6 +69,7 @@ __all__ = [
     "Binary",
     "Blob",
     "Changes",
+    "Checked",
     "Client",
     "ClientClosed",
     "Codec",
@@ -79,6 +84,7 @@ __all__ = [
     "DiffOverflow",
     "FileBlob",
     "FrontierRegression",
+    "FsckReport",
     "FsspecBlob",
     "GarbageReport",
     "Hold",
@@ -95,22 +101,28 @@ __all__ = [
     "Listen",
     "Locked",
     "MemoryBlob",
+    "Metrics",
     "MissingBlob",
     "MultiWrite",
     "NegativeMultiplicity",
     "PersistError",
+    "Problem",
     "Progress",
     "ReadOnly",
+    "Repair",
+    "RetryPolicy",
     "S3Blob",
     "SchemaMismatch",
     "Settings",
     "Snapshot",
     "Unavailable",
     "Unit",
+    "Unreferenced",
     "UpdateNotBeyondUpper",
     "UploadExpired",
     "UpperMismatch",
     "Utf8",
     "WriterFenced",
+    "fsck",
     "open",
 ]

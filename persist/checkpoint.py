@@ -19,17 +19,20 @@ checkpoint, which costs 200 PUTs each time when 200 collections are sealed toget
 """
 
 import logging
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType
 
 import msgspec
 
+from persist.antichain import Antichain, as_time
 from persist.blob import Blob, Conflict, CorruptBlob, Corruption, MissingBlob
 from persist.codecs import CollectionSchema
-from persist.control import Control, is_id
+from persist.control import Control, check_keys, check_parts
 from persist.envelope import BlobRef, Framed, decode_framed, encode_framed, get_framed, put_framed
-from persist.log import read_record, record_key
+from persist.log import read_record, record_key, record_seqno
+from persist.names import check_name, is_id
 from persist.part_lists import as_read, as_stored
 from persist.records import Append, CollectionMutation, Create, Destroy, Record, Seqno
 from persist.state import CollectionState, Entry, State, apply
@@ -38,6 +41,7 @@ INTERVAL = 16
 PENDING_MAX = 32
 PENDING_BYTES_MAX = 64 * 1024
 _SEQNO_LAST = 10**20 - 1
+_STATE = re.compile(r"state/(?P<collection>[0-9a-f]{32})/[0-9]{20}-[0-9a-f]{32}\.json")
 
 logger = logging.getLogger("persist")
 
@@ -87,6 +91,12 @@ def checkpoint_seqno(key: str) -> int | None:
     return int(digits) if digits.isdecimal() and checkpoint_key(int(digits)) == key else None
 
 
+def state_collection(key: str) -> str | None:
+    """Return the collection in the key of a state object; None if it is not such a key."""
+    found = _STATE.fullmatch(key)
+    return None if found is None else found["collection"]
+
+
 def write_checkpoint(blob: Blob, state: State, recent: Mapping[int, Record]) -> bool:
     """Store a checkpoint of state, unless there is one already; return whether this call stored one.
 
@@ -124,6 +134,8 @@ def read_newest_checkpoint(blob: Blob, *, skip_damaged: bool = False) -> State:
         CorruptBlob: it is damaged, unless those are to be skipped; or there is none and the log does not begin at 0.
     """
     for found in blob.list("checkpoint/"):
+        if checkpoint_seqno(found.key) is None:
+            continue  # Not ours: perhaps of another location below this one.
         try:
             checkpoint = read_checkpoint(blob, found.key)
         except Corruption as error:
@@ -133,9 +145,9 @@ def read_newest_checkpoint(blob: Blob, *, skip_damaged: bool = False) -> State:
             continue
         if checkpoint is not None:  # Or else it was collected meanwhile: the next one is as good, only older.
             return checkpoint_state(checkpoint)
-    first = next(iter(blob.list("log/")), None)
-    if first is not None and first.key > record_key(0):
-        raise MissingBlob(record_key(0), f"it is missing, no checkpoint can be read, and the log begins at {first.key}")
+    first = next((found.key for found in blob.list("log/") if record_seqno(found.key) is not None), record_key(0))
+    if first != record_key(0):
+        raise MissingBlob(record_key(0), f"it is missing, no checkpoint can be read, and the log begins at {first}")
     return State()
 
 
@@ -147,26 +159,48 @@ def read_checkpoint(blob: Blob, key: str) -> Checkpoint | None:
     checkpoint = decode_framed(data, Checkpoint, key)
     if key != checkpoint_key(checkpoint.seqno):
         raise CorruptBlob(key, f"it holds the checkpoint of seqno {checkpoint.seqno}, so blobs were exchanged")
-    _check_directory(checkpoint, key)
+    try:
+        _check(checkpoint)
+    except ValueError as error:
+        raise CorruptBlob(key, f"it is not one that a writer would make: {error}") from error
     return checkpoint
 
 
-def _check_directory(checkpoint: Checkpoint, key: str) -> None:
-    """Raise CorruptBlob unless everything in a checkpoint refers to what is in it."""
-    ids = {c.id for c in checkpoint.collections}
-    if len(ids) < len(checkpoint.collections) or len({c.name for c in checkpoint.collections}) < len(ids):
-        raise CorruptBlob(key, "it lists an id or a name of a collection twice")
-    if not all(map(is_id, (checkpoint.location, *ids))):
-        raise CorruptBlob(key, "an id in it is not 32 hex digits")
-    for collection in checkpoint.collections:
-        created = isinstance(collection.pending[0], Create) if collection.pending else False
-        if created == (collection.base is not None) or any(
-            m.collection != collection.id or isinstance(m, Create if n else Destroy)
-            for n, m in enumerate(collection.pending)
-        ):
-            raise CorruptBlob(key, f"its mutations of collection {collection.id} do not make one")
-    if any(held not in ids for lease in checkpoint.control.leases.values() for held, _ in lease.holds):
-        raise CorruptBlob(key, "a lease in it holds a collection that is not in it")
+def _check(checkpoint: Checkpoint) -> None:
+    """Check all that is relied on later: above all what becomes part of keys, or decides what is deleted."""
+    control, seqno = checkpoint.control, checkpoint.seqno
+    ids = {each.id for each in checkpoint.collections}
+    if len(ids) < len(checkpoint.collections) or len({e.name for e in checkpoint.collections}) < len(ids):
+        raise ValueError("two collections have the same id or name")
+    if not is_id(checkpoint.location):
+        raise ValueError(f"the location {checkpoint.location[:200]!r} is not 32 hex digits")
+    for each in checkpoint.collections:
+        _check_entry(each)
+    for dropped in control.dropped:
+        if not is_id(dropped.collection) or dropped.collection in ids or dropped.seqno > seqno:
+            raise ValueError(f"the destroyed collection {dropped.collection[:200]!r} is not one, or exists")
+    for lease in control.leases.values():
+        if not all(collection in ids and is_id(hold) for collection, hold in lease.holds):
+            raise ValueError(f"the lease of {lease.holder[:200]!r} has holds that do not exist")
+    floors = (control.log_floor, control.upload_floor)
+    if not all(0 <= floor <= seqno + 1 for floor in floors):
+        raise ValueError(f"the floors {floors} are beyond seqno {seqno}")
+
+
+def _check_entry(each: DirectoryEntry) -> None:
+    if not is_id(each.id):
+        raise ValueError(f"{each.id[:200]!r} is not the id of a collection: 32 hex digits")
+    check_name(each.name)
+    if each.base is not None and state_collection(each.base.blob) != each.id:
+        raise ValueError(f"{each.base.blob[:200]!r} is not the name of a state object of collection {each.id}")
+    for n, mutation in enumerate(each.pending):
+        makes = isinstance(mutation, Create) and mutation.name == each.name
+        if mutation.collection != each.id or makes != (each.base is None and n == 0) or isinstance(mutation, Destroy):
+            raise ValueError(f"mutation {n} of collection {each.id} cannot stand there")
+        if isinstance(mutation, Append):
+            check_keys(mutation)
+    if each.base is None and not each.pending:
+        raise ValueError(f"nothing says what collection {each.id} holds")
 
 
 def checkpoint_state(checkpoint: Checkpoint) -> State:
@@ -192,15 +226,33 @@ def load_contents(blob: Blob, location: str, entry: Entry) -> Entry:
         if (stored.location, stored.collection.id, stored.collection.name) != (location, entry.id, entry.name):
             raise CorruptBlob(entry.base.blob, "it belongs to another collection, so blobs were exchanged")
         base = stored.collection
-        try:
-            CollectionSchema.from_json(base.schema_json)
-        except ValueError as error:
-            raise CorruptBlob(entry.base.blob, f"its schema is none: {error}") from error
+        _check_contents(base, entry)
     pending = tuple(as_read(blob, location, mutation) for mutation in entry.pending)
+    for mutation in pending:
+        if isinstance(mutation, Append) and mutation.parts_in is not None:
+            try:
+                check_parts(entry.id, mutation.parts)
+            except ValueError as error:
+                raise CorruptBlob(mutation.parts_in.blob, str(error)) from error
     try:
         return replace(entry, pending=pending).with_contents(base)
     except (ValueError, Conflict) as error:
         raise CorruptBlob("log/", f"what it says of the collection {entry.name!r} breaks a rule: {error}") from error
+
+
+def _check_contents(contents: CollectionState, entry: Entry) -> None:
+    assert isinstance(entry.base, BlobRef)
+    try:
+        if contents.name != entry.name:
+            raise ValueError(f"it calls the collection {contents.name[:200]!r}, and the checkpoint {entry.name!r}")
+        for times in (contents.since_times, contents.upper_times, contents.allowed_times):
+            Antichain(*times)
+        CollectionSchema.from_json(contents.schema_json)
+        for name, held in contents.holds.items():
+            as_time(f"the time of hold {name[:200]!r}", held.time)
+        check_parts(entry.id, contents.parts)
+    except ValueError as error:
+        raise CorruptBlob(entry.base.blob, f"it is not one that a writer would make: {error}") from error
 
 
 def _with_new_base(blob: Blob, location: str, entry: Entry, seqno: int) -> Entry:

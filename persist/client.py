@@ -4,23 +4,23 @@ import os
 import socket
 import uuid
 import weakref
-from collections.abc import Mapping, Sequence
-from concurrent.futures import Executor, ThreadPoolExecutor
-from contextlib import suppress
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, get_args
 
-from persist.blob import Blob, InvalidUsage, ReadOnlyStore, StoreMisconfigured, open_blob
+from persist.blob import Blob, InvalidUsage, ReadOnlyStore, StoreMisconfigured
 from persist.blob.clock import Clock, SystemClock
 from persist.codecs import CollectionSchema
 from persist.collection import Collection
 from persist.committer import Committer
 from persist.errors import ClientClosed, CollectionExists, CollectionNotFound, ReadOnly, WriterFenced
 from persist.follower import Follower
+from persist.fsck import examine
+from persist.fsck_report import FsckReport
 from persist.future import CommitFuture
-from persist.garbage import Garbage, GarbageReport
+from persist.garbage import Deleted, Garbage, GarbageReport
 from persist.leases import Claim, Leases, no_claim
 from persist.maintenance import Maintenance
 from persist.multi_write import MultiWrite
@@ -28,13 +28,15 @@ from persist.names import check_name
 from persist.operations import Step, Write, token_steps
 from persist.records import AllowCompaction, CloseWriter, Create, OpenWriter
 from persist.settings import Settings
+from persist.storage import Location, Storage, open_storage
+from persist.telemetry import Metrics, register
 
 Mode = Literal["shared", "exclusive", "read"]
 IO_THREADS = 4
 
 
 def open(
-    location: str | os.PathLike[str] | Blob,
+    location: Location,
     *,
     mode: Mode = "shared",
     storage_options: Mapping[str, Any] | None = None,
@@ -69,15 +71,14 @@ def open(
         raise InvalidUsage(f'reentrance_id and force are for mode="exclusive", and this is mode={mode!r}')
     if reentrance_id is not None and not (isinstance(reentrance_id, str) and 0 < len(reentrance_id) <= 200):
         raise InvalidUsage(f"reentrance_id={reentrance_id!r} is not a text of 1 to 200 characters")
-    how = _How(mode, reentrance_id or uuid.uuid4().hex, force, settings or Settings(), clock or SystemClock())
-    if not isinstance(location, (str, os.PathLike)) and not callable(getattr(location, "create", None)):
-        raise InvalidUsage(f"location {location!r} is not a path, a URL or a Blob: give for example s3://bucket/prefix")
-    if isinstance(location, (str, os.PathLike)):
-        blob = open_blob(os.fspath(location) if isinstance(location, Path) else location, storage_options)
-        return _opened(blob, how, owns_blob=True)
-    if storage_options:
-        raise InvalidUsage("storage_options go with a URL; this location is a Blob that was opened already")
-    return _opened(location, how, owns_blob=False)
+    settings, clock = settings or Settings(), clock or SystemClock()
+    how = _How(mode, reentrance_id or uuid.uuid4().hex, force, settings, clock)
+    storage = open_storage(location, storage_options, settings, clock)
+    try:
+        return Client(storage, how)
+    except BaseException:
+        storage.close()
+        raise
 
 
 @dataclass(frozen=True)
@@ -91,23 +92,16 @@ class _How:
     clock: Clock
 
 
-def _opened(blob: Blob, how: _How, *, owns_blob: bool) -> "Client":
-    try:
-        return Client(blob, how, owns_blob=owns_blob)
-    except BaseException:
-        if owns_blob:
-            blob.close()
-        raise
-
-
 class Client:
     """Reads and writes the collections of one location; make it with `persist.open`. Safe to use from many threads."""
 
-    def __init__(self, blob: Blob, how: _How, *, owns_blob: bool) -> None:
-        self._blob = blob
-        self._owns_blob = owns_blob
+    def __init__(self, storage: Storage, how: _How) -> None:
+        self._storage = storage
+        self._blob = blob = storage.blob
         self._mode: Mode = how.mode
         self._closed = False
+        self._settings = how.settings
+        self._clock = how.clock
         self._pid = os.getpid()
         self._follower = Follower(blob, how.clock)
         self._pool = ThreadPoolExecutor(IO_THREADS, thread_name_prefix="persist-io")
@@ -116,6 +110,7 @@ class Client:
         self._maintenance: Maintenance | None = None
         if how.mode != "read":
             self._start_writing(how)
+        self._unregister = register(self.metrics, {"location": storage.blob.url})
 
     def _start_writing(self, how: _How) -> None:
         name = f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:8]}"
@@ -212,6 +207,42 @@ class Client:
         self._claims().end_expired()
         return self._garbage.collect()
 
+    def fsck(self, *, repair: bool = False, dry_run: bool = False, deep: bool = True) -> FsckReport:
+        """Examine the whole location; see `persist.fsck`, which also works when it is too damaged to be opened.
+
+        Raises:
+            ReadOnly: repair without dry_run, and this client only reads.
+            Unavailable: the store did not answer, so the examination did not come to its end.
+        """
+        self._check_open("fsck")
+        if repair and not dry_run:
+            self._check_writable("fsck with repair")
+
+        def collect(keys: Iterable[str]) -> Deleted:
+            return self._garbage.delete_leaked(keys)
+
+        # Around the cache, which may hold what the store has lost.
+        return examine(
+            self._storage.retried, self._settings, self._clock, collect, repair=repair, dry_run=dry_run, deep=deep
+        )
+
+    def metrics(self) -> Metrics:
+        """Return what this client did so far: requests, bytes and latencies, retries, cache, commits and leases.
+
+        Printed, it is a table. Where the package opentelemetry-api is installed it is also exported.
+        """
+        groups: dict[str, Mapping[str, float]] = {"log": {"seqno": self._follower.state.seqno}}
+        if self._committer is not None and self._leases is not None:
+            groups |= {"commits": self._committer.counts(), "leases": self._leases.counts()}
+        storage = self._storage
+        return Metrics(
+            store=storage.metered.counts(),
+            retries=storage.retried.counts(),
+            requests_per_s_max=storage.retried.requests_per_s_max,
+            cache=storage.cached.counts(),
+            groups=groups,
+        )
+
     def maintain(self) -> None:
         """Do what is due of what otherwise happens in the background: leases are renewed, garbage is collected."""
         self._check_writable("maintain")
@@ -223,6 +254,7 @@ class Client:
         if self._closed:
             return
         self._closed = True
+        self._unregister()
         unlocked: CommitFuture | None = None
         if self._committer is not None and self._leases is not None and self._maintenance is not None:
             self._maintenance.close()
@@ -232,11 +264,10 @@ class Client:
             self._committer.close()
         self._follower.close()
         self._pool.shutdown(wait=True)
-        if self._owns_blob:
-            self._blob.close()
-        if unlocked is not None and unlocked.done():
-            with suppress(WriterFenced):  # Another client has taken over: there is nothing to give back.
-                unlocked.result()
+        self._storage.close()
+        # The future's own method would count as a look at its error, and raising that here would lose all others.
+        if unlocked is not None and unlocked.done() and isinstance(Future.exception(unlocked), WriterFenced):
+            unlocked.exception()  # Another client has taken over: there is nothing to give back.
         if self._committer is not None:
             self._committer.unobserved.raise_all()
 

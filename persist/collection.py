@@ -11,6 +11,7 @@ import pyarrow.compute as pc
 from persist.antichain import Antichain, as_time
 from persist.changes import Changes, read_changes
 from persist.codecs import TIME_MAX, CollectionSchema, Part
+from persist.control import check_parts
 from persist.errors import (
     AsOfCompacted,
     AsOfNotSealed,
@@ -266,6 +267,10 @@ class Collection:
 
         For engines whose tasks encode and upload by themselves. Parts of a commit that is rejected are deleted.
         """
+        try:
+            check_parts(self.id, parts)
+        except ValueError as error:
+            raise InvalidUsage(f"these parts cannot be committed: {error}. Upload them with PartWriter.") from error
         steps: list[Step] = []
         if parts:
             uploaded: Future[tuple[Part, ...]] = Future()

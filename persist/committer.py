@@ -26,6 +26,8 @@ import threading
 import uuid
 from collections.abc import Sequence
 from concurrent.futures import Executor, Future, wait
+from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -35,6 +37,7 @@ from persist.blob import Blob
 from persist.blob.clock import Clock
 from persist.checkpoint import checkpoint_due, write_checkpoint
 from persist.codecs import CollectionSchema, Part, small_updates, to_updates
+from persist.control import check_uploaded, is_upload
 from persist.errors import (
     ClientClosed,
     CollectionNotFound,
@@ -43,6 +46,7 @@ from persist.errors import (
     Indeterminate,
     InvalidUsage,
     PersistError,
+    Unavailable,
 )
 from persist.follower import Follower
 from persist.future import CommitFuture, UnobservedErrors
@@ -75,6 +79,7 @@ class Committer:
         self.unobserved = UnobservedErrors()
         self._changed = threading.Condition()
         self._asked: collections.deque[Operation] = collections.deque()
+        self._counts = dict.fromkeys(("records", "operations", "repeated", "rejected", "lost_races", "checkpoints"), 0)
         self._hurry = threading.Event()
         self._in_flight_bytes = 0
         self._closed = False
@@ -125,11 +130,19 @@ class Committer:
             self._changed.notify_all()
         return operation.future
 
+    def counts(self) -> dict[str, int]:
+        """Return what became of what was asked for.
+
+        Records made, the operations they or an earlier record hold, those among them that were done before, those
+        rejected, attempts that found their slot of the log taken, and checkpoints made.
+        """
+        return dict(self._counts)
+
     def abandon(self, steps: Sequence[Step]) -> None:
         """Delete what has been uploaded for steps that will not be submitted after all."""
         for step in steps:
             if isinstance(step, Write) and isinstance(step.data, Future):
-                step.data.add_done_callback(self._discard_upload)
+                step.data.add_done_callback(partial(self._discard_upload, step.collection))
 
     def close(self) -> None:
         """Finish what was asked for and end the thread; idempotent."""
@@ -196,19 +209,39 @@ class Committer:
             state, unreadable = self._state_for(operations)
             accepted, done, rejected = self._validate(state, operations, unreadable)
             mutations = self._mutations(state, accepted, appends)
-            is_old = bool(rejected) or not (mutations or done)
-            if is_old and self._follower.refresh().seqno != state.seqno:
+            is_final = bool(rejected) or (bool(accepted) and not mutations)
+            if is_final and self._follower.refresh().seqno != state.seqno:
                 continue  # Nobody is refused, and nothing found to change nothing, on the strength of an old state.
+            try:
+                if mutations and not self._create(state, mutations):
+                    self._follower.refresh()  # Where many race, the next slot has been taken meanwhile, too.
+                    continue
+            except BaseException:
+                self._reject_without(state, rejected, unreadable)
+                raise
+            # Only now: what refuses them may be what was asked for before them, and is true only with this record.
             for operation, error in rejected:
                 self._reject(operation, error)
-            operations = [operation for operation in operations if not operation.future.done()]
-            if not mutations or self._create(state, mutations):
-                seqno = state.seqno + bool(mutations)
-                for operation in done:
-                    self.abandon(operation.steps)
-                for operation in operations:
-                    operation.future.set_result(seqno)
-                break
+            seqno = state.seqno + bool(mutations)
+            self._counts["operations"] += len(accepted) + len(done)
+            self._counts["repeated"] += len(done)
+            for operation in done:
+                self.abandon(operation.steps)
+            for operation in (*accepted, *done):
+                operation.future.set_result(seqno)
+            break
+
+    def _reject_without(
+        self,
+        state: State,
+        rejected: list[tuple[Operation, PersistError]],
+        unreadable: dict[str, PersistError],
+    ) -> None:
+        """Reject operations of a group whose record was not confirmed, with what state alone has against each."""
+        for operation, _ in rejected:
+            _, _, alone = self._validate(state, [operation], unreadable)
+            error = Unavailable("it came after others that could not be committed, and was not tried. Try it again.")
+            self._reject(operation, alone[0][1] if alone else error)
 
     def _create(self, state: State, mutations: tuple[Mutation, ...]) -> bool:
         """Try to be the record that follows state; return whether this was it."""
@@ -226,10 +259,12 @@ class Committer:
         winner = create_record(self._blob, record, self._clock)
         if winner is None and self._was_truncated(record.seqno):
             # The slot was free because its record is no longer needed: this one is not part of the log.
-            self._blob.delete(record_key(record.seqno))
+            with suppress(PersistError):  # What stays below the floor is collected sooner or later.
+                self._blob.delete(record_key(record.seqno))
             self._follower.refresh()
             return False
         self._follower.advance(winner or record)
+        self._counts["records" if winner is None else "lost_races"] += 1
         if winner is None and checkpoint_due(record.seqno, len(state.entries)):
             self._start_checkpoint()
         return winner is None
@@ -284,15 +319,21 @@ class Committer:
         return (*mutations, *last)
 
     def _reject(self, operation: Operation, error: BaseException) -> None:
-        for upload in operation.uploads:
-            self._discard_upload(upload)
+        self.abandon(operation.steps)
         if isinstance(error, CollectionNotFound):
             error = CollectionNotFound(operation.names.get(error.name, error.name), self._blob.url, error.known)
+        self._counts["rejected"] += 1
         operation.future.fail(error)
 
-    def _discard_upload(self, upload: "Future[tuple[Part, ...]]") -> None:
-        if upload.exception() is None:
-            self._parts.discard(upload.result())
+    def _discard_upload(self, collection: str, upload: "Future[tuple[Part, ...]]") -> None:
+        """Delete parts, except those that were committed nevertheless, such as by a commit that was tried again."""
+        entry = self._follower.state.entries.get(collection)
+        if upload.exception() is not None or (entry is not None and entry.contents is None):
+            return  # Nobody knows whether they are in use, so they are left to garbage collection.
+        committed = set() if entry is None or entry.contents is None else {p.blob for p in entry.contents.parts}
+        self._parts.discard(
+            part for part in upload.result() if part.blob not in committed and is_upload(part.blob, collection)
+        )
 
     def _start_checkpoint(self) -> None:
         if self._checkpointing.acquire(blocking=False):
@@ -302,7 +343,7 @@ class Committer:
         """Make a checkpoint. One that fails is no caller's concern: the next one serves as well."""
         state, recent = self._follower.recent()
         try:
-            write_checkpoint(self._blob, state, recent)
+            self._counts["checkpoints"] += write_checkpoint(self._blob, state, recent)
         except PersistError as error:
             logger.warning("the checkpoint at seqno %d was not made: %s", state.seqno, error)
         finally:
@@ -324,6 +365,10 @@ class Committer:
             try:
                 if broken:
                     raise broken[0]
+                for step in operation.steps:
+                    if isinstance(step, Write) and isinstance(step.data, Future):
+                        # Here, where it costs its own operation only; `apply` would refuse the whole record.
+                        check_uploaded(state.control, Append(step.collection, step.data.result()))
                 (accepted if draft.extend(operation.plan()) else done).append(operation)
             except (InvalidUsage, Conflict, Corruption) as error:
                 rejected.append((operation, error))

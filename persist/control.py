@@ -17,7 +17,9 @@ from collections.abc import Callable, Iterable
 
 import msgspec
 
+from persist.codecs import Part
 from persist.errors import Conflict, LeaseExpired, Locked, UploadExpired, WriterFenced
+from persist.names import is_id
 from persist.records import (
     Append,
     CloseWriter,
@@ -31,7 +33,7 @@ from persist.records import (
     VoidUploads,
 )
 
-_ID = re.compile(r"[0-9a-f]{32}")
+HOLDER_CHARS_MAX = 1000
 _UPLOAD = re.compile(r"(?:part|list)/(?P<collection>[0-9a-f]{32})/(?P<seqno>[0-9]{20})-[0-9a-f]{32}\.(?:parquet|json)")
 
 
@@ -70,11 +72,6 @@ class Control(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     upload_floor: int = 0
 
 
-def is_id(text: str) -> bool:
-    """Tell whether text is 32 hex digits, as ids are: they become parts of keys."""
-    return _ID.fullmatch(text) is not None
-
-
 def check_writer(control: Control, epoch: int | None, steps: Iterable[object]) -> None:
     """Check that a client of that epoch may commit mutations, or what stands for them (rule 12).
 
@@ -98,15 +95,46 @@ def check_uploaded(control: Control, append: Append) -> None:
         UploadExpired: it was uploaded before the floor.
         ValueError: a name is not one that a writer would make.
     """
-    keys = [part.blob for part in append.parts if part.blob]
-    if append.parts_in is not None:
-        keys.append(append.parts_in.blob)
-    for key in keys:
-        found = _UPLOAD.fullmatch(key)
-        if found is None or found["collection"] != append.collection:
-            raise ValueError(f"{key!r} is not the name of an upload to collection {append.collection}")
-        if int(found["seqno"]) < control.upload_floor:
+    for key in check_keys(append):
+        if int(key.split("/")[2][:20]) < control.upload_floor:
             raise UploadExpired(key)
+
+
+def check_keys(append: Append) -> list[str]:
+    """Return the keys of all blobs that append refers to, after checking that they are its collection's uploads.
+
+    Raises:
+        ValueError: one is not, or a part has no bytes, or twice.
+    """
+    keys = check_parts(append.collection, append.parts)
+    if append.parts_in is not None:
+        if not is_upload(append.parts_in.blob, append.collection):
+            raise ValueError(_no_upload(append.parts_in.blob, append.collection))
+        keys.append(append.parts_in.blob)
+    return keys
+
+
+def check_parts(collection: str, parts: Iterable[Part]) -> list[str]:
+    """Return the keys of parts that are not inline; raise ValueError if one is no upload to that collection."""
+    keys = []
+    for part in parts:
+        if bool(part.blob) == bool(part.inline):
+            raise ValueError(f"a part of collection {collection} has its bytes in no place or in two")
+        if part.blob:
+            if not is_upload(part.blob, collection):
+                raise ValueError(_no_upload(part.blob, collection))
+            keys.append(part.blob)
+    return keys
+
+
+def is_upload(key: str, collection: str) -> bool:
+    """Tell whether key is the name of a part or part list of that collection."""
+    found = _UPLOAD.fullmatch(key)
+    return found is not None and found["collection"] == collection
+
+
+def _no_upload(key: str, collection: str) -> str:
+    return f"{key[:200]!r} is not the name of an upload to collection {collection}"
 
 
 def uploaded_seqno(key: str) -> int | None:
@@ -122,7 +150,11 @@ def step(control: Control, mutation: LocationMutation, seqno: int, release: Call
         Conflict: another client came first.
     """
     change = msgspec.structs.replace
+    if isinstance(mutation, GrantLease | OpenWriter):
+        _check_holder(mutation.holder)
     if isinstance(mutation, GrantLease):
+        if not is_id(mutation.lease):
+            raise ValueError(f"{mutation.lease[:200]!r} is not the id of a lease")
         return change(control, leases={**control.leases, mutation.lease: _granted(control, mutation)})
     if isinstance(mutation, EndLease):
         lease = control.leases.get(mutation.lease)
@@ -145,7 +177,7 @@ def step(control: Control, mutation: LocationMutation, seqno: int, release: Call
     if isinstance(mutation, VoidUploads):
         return change(control, upload_floor=max(control.upload_floor, min(mutation.floor, seqno + 1)))
     assert isinstance(mutation, Collected)
-    return change(control, dropped=tuple(d for d in control.dropped if d.seqno not in mutation.seqnos))
+    return change(control, dropped=tuple(d for d in control.dropped if d.collection not in mutation.ids))
 
 
 def with_hold(control: Control, lease: str, collection: str, hold: str) -> Control:
@@ -177,6 +209,11 @@ def with_destroyed(control: Control, collection: str, seqno: int, written_ms: in
         control = _with_holds(control, id_, tuple(h for h in control.leases[id_].holds if h[0] != collection))
     dropped = Dropped(seqno, written_ms, collection, readers)
     return msgspec.structs.replace(control, dropped=(*control.dropped, dropped))
+
+
+def _check_holder(holder: str) -> None:
+    if not 0 < len(holder) <= HOLDER_CHARS_MAX or not holder.isprintable():
+        raise ValueError(f"{holder[:200]!r} is not the name of a client: it would be shown to people")
 
 
 def _granted(control: Control, mutation: GrantLease) -> Lease:

@@ -9,12 +9,13 @@ the version is looked at: damaged bytes are `CorruptBlob` and never mistaken for
 the same in every format version.
 """
 
-from typing import TypeVar
+import threading
+from typing import Any, TypeVar
 
 import msgspec
 import xxhash
 
-from persist.blob import Blob, CorruptBlob, IncompatibleVersion, MissingBlob
+from persist.blob import Blob, CorruptBlob, IncompatibleVersion, MissingBlob, get_checked
 
 FORMAT = 1
 
@@ -31,6 +32,10 @@ class Framed(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field=
 
 
 F = TypeVar("F", bound=Framed)
+T = TypeVar("T")
+
+_decoders: dict[type, "msgspec.json.Decoder[Any]"] = {}
+_making_decoder = threading.Lock()
 
 
 class BlobRef(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -61,14 +66,22 @@ def decode_framed(data: bytes, kind: type[F], key: str) -> F:
     """
     body = _verified_body(data, key) + b"}"
     try:
-        head = msgspec.json.decode(body, type=_Head)
+        head = _decoder(_Head).decode(body)
         if head.format > FORMAT:
             raise IncompatibleVersion(key, head.format, FORMAT)
         if head.format < 1:
             raise CorruptBlob(key, f"it has the impossible format version {head.format}")
-        return msgspec.json.decode(body, type=kind)
+        return _decoder(kind).decode(body)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise CorruptBlob(key, f"it is not a valid {kind.__name__.lower()}: {error}") from error
+
+
+def intact_kind(data: bytes) -> str | None:
+    """Return the kind of the undamaged object that data is, whatever its version; None if it is none."""
+    try:
+        return msgspec.json.decode(_verified_body(data, "") + b"}", type=_Head).persist
+    except (CorruptBlob, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return None
 
 
 def put_framed(blob: Blob, prefix: str, value: Framed) -> BlobRef:
@@ -86,17 +99,34 @@ def get_framed(blob: Blob, ref: BlobRef, kind: type[F]) -> F:
     Raises:
         MissingBlob, CorruptBlob: it is missing or is not what was stored there.
     """
-    data = blob.get(ref.blob)
-    if data is None:
+
+    def check(data: bytes) -> F:
+        found = xxhash.xxh3_128_hexdigest(data)
+        if len(data) != ref.bytes or found != ref.checksum:
+            raise CorruptBlob(
+                ref.blob,
+                f"it has {len(data)} bytes with checksum {found}, and {ref.bytes} bytes with checksum {ref.checksum} "
+                "belong there",
+            )
+        return decode_framed(data, kind, ref.blob)
+
+    value = get_checked(blob, ref.blob, check)
+    if value is None:
         raise MissingBlob(ref.blob, f"it is missing, and {ref.bytes} bytes with checksum {ref.checksum} belong there")
-    found = xxhash.xxh3_128_hexdigest(data)
-    if len(data) != ref.bytes or found != ref.checksum:
-        raise CorruptBlob(
-            ref.blob,
-            f"it has {len(data)} bytes with checksum {found}, and {ref.bytes} bytes with checksum {ref.checksum} "
-            "belong there",
-        )
-    return decode_framed(data, kind, ref.blob)
+    return value
+
+
+def _decoder(kind: type[T]) -> "msgspec.json.Decoder[T]":
+    """Return the decoder of a kind, made by one thread at a time.
+
+    msgspec 0.22 finds out what a Struct consists of when it is first needed, and lets go of the GIL while it does. A
+    second thread that meets the half-made result crashes the process.
+    """
+    decoder = _decoders.get(kind)
+    if decoder is None:
+        with _making_decoder:
+            decoder = _decoders[kind] = msgspec.json.Decoder(kind)
+    return decoder
 
 
 def _verified_body(data: bytes, key: str) -> bytes:

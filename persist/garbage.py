@@ -13,27 +13,38 @@ store says is older than the grace period, next to a blob written just now, prov
 What may go is then declared in the log, and only after that deleted; a writer that comes late finds the declaration
 before it can commit. Any number of collectors may run at once: all of their steps are idempotent. One that dies leaves
 what it did not delete to the next.
+
+Only what has the name of one of these is ever deleted, and no key is taken from what was read: keys come from a listing
+of this location. What else lies there, such as another location below this one, is left alone.
 """
 
 import logging
 import threading
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import groupby, islice, takewhile
 
-from persist.blob import Blob, BlobEntry
-from persist.checkpoint import checkpoint_key, checkpoint_seqno, load_contents, read_checkpoint, write_checkpoint
+from persist.blob import Blob, BlobEntry, delete_all
+from persist.checkpoint import (
+    checkpoint_key,
+    checkpoint_seqno,
+    load_contents,
+    read_checkpoint,
+    state_collection,
+    write_checkpoint,
+)
 from persist.committer import Committer
-from persist.control import uploaded_seqno
+from persist.control import is_upload, uploaded_seqno
 from persist.envelope import BlobRef
 from persist.follower import Follower
-from persist.log import record_key
+from persist.log import record_seqno
 from persist.records import Append, Collected, LocationMutation, TruncateLog, VoidUploads
 from persist.settings import Settings
 from persist.state import State
 
 CLOCK_KEY = "gc/clock"
 CHECKPOINTS_MIN = 2
+DELETE_MAX = 1000
 
 logger = logging.getLogger("persist")
 
@@ -70,6 +81,14 @@ class _Mark:
     modified_s: float
 
 
+@dataclass(frozen=True)
+class Deleted:
+    """What `Garbage.delete_leaked` did: the keys that are gone, and the seqno of the record it committed for that."""
+
+    keys: tuple[str, ...] = ()
+    declared_at: int | None = None
+
+
 class Garbage:
     """Collects the garbage of one location, for one client."""
 
@@ -96,15 +115,35 @@ class Garbage:
                 return GarbageReport()
             return _Round(self._blob, self._follower, self._committer, self._settings).run()
 
+    def delete_leaked(self, keys: Iterable[str]) -> Deleted:
+        """Delete those of keys that `collect` would delete as uploads, lists, states or records nobody refers to.
+
+        Cost and errors are those of `collect`. No other blob is deleted, and no checkpoint is made.
+        """
+        with self._one_at_a_time:
+            if self._follower.refresh().location is None:
+                return Deleted()
+            return _Round(self._blob, self._follower, self._committer, self._settings, frozenset(keys)).run_only()
+
 
 class _Round:
-    """One collection of garbage, which reads the store's clock once."""
+    """One collection of garbage, which reads the store's clock once; only of some keys, if they are given."""
 
-    def __init__(self, blob: Blob, follower: Follower, committer: Committer, settings: Settings) -> None:
+    def __init__(
+        self,
+        blob: Blob,
+        follower: Follower,
+        committer: Committer,
+        settings: Settings,
+        only: frozenset[str] | None = None,
+    ) -> None:
         self._blob = blob
         self._follower = follower
         self._committer = committer
         self._settings = settings
+        self._only = only
+        self._deleted: list[str] = []
+        self._declared_at: int | None = None
         self._counts: dict[str, int] = {}
         self._bytes = 0
         self._marks: list[_Mark] = []
@@ -120,6 +159,14 @@ class _Round:
         self._collect_checkpoints()
         self._collect_states()
         return GarbageReport(collections, **self._counts, bytes=self._bytes)
+
+    def run_only(self) -> Deleted:
+        self._now_s = self._store_time_s()
+        self._marks = self._checkpoints()
+        self._collect_uploads()
+        self._collect_records()
+        self._collect_states()
+        return Deleted(tuple(self._deleted), self._declared_at)
 
     def _store_time_s(self) -> float:
         """Return the present time by the clock that dates the store's blobs."""
@@ -149,31 +196,28 @@ class _Round:
         ]
         for dropped in due:
             # Its part lists stay as long as the log records that name them: following the log reads them.
-            for kind in ("part", "state"):
-                self._delete(f"{kind}s", self._blob.list(f"{kind}/{dropped.collection}/"))
+            id_ = dropped.collection
+            self._delete("parts", (e for e in self._blob.list(f"part/{id_}/") if is_upload(e.key, id_)))
+            self._delete("states", (e for e in self._blob.list(f"state/{id_}/") if state_collection(e.key) == id_))
         if due:
-            self._commit(Collected(tuple(dropped.seqno for dropped in due)))
+            self._commit(Collected(tuple(dropped.collection for dropped in due)))
         return len(due)
 
     def _collect_uploads(self) -> None:
         state, grace_s = self._follower.state, self._settings.orphan_grace_s
-        orphans = [
-            seqno for _, entry in self._unnamed_uploads(state) if (seqno := uploaded_seqno(entry.key)) is not None
-        ]
+        orphans = [seqno for _, seqno in self._unnamed_uploads(state)]
         if not orphans:
             return
-        floor = self._seqno_before(grace_s) + 1 if grace_s else state.seqno + 2
+        floor = void_floor(state, ((m.seqno, m.modified_s) for m in self._marks), self._now_s, grace_s)
         if floor > state.control.upload_floor or max(orphans) > state.seqno:
             # The second, because in a log that stands still nothing would ever be older than these uploads.
-            self._commit(VoidUploads(floor))
+            self._declared_at = self._commit(VoidUploads(floor))
         # Only what no record names even now, after the declaration, can never be named.
         state = self._follower.refresh()
-        for kind, entry in self._unnamed_uploads(state):
-            seqno = uploaded_seqno(entry.key)
-            if seqno is not None and seqno < state.control.upload_floor:
-                self._delete(kind, [entry])
+        void = (entry for entry, seqno in self._unnamed_uploads(state) if seqno < state.control.upload_floor)
+        self._delete("parts", void)
 
-    def _unnamed_uploads(self, state: State) -> Iterator[tuple[str, BlobEntry]]:
+    def _unnamed_uploads(self, state: State) -> Iterator[tuple[BlobEntry, int]]:
         """Yield the old parts that state does not refer to."""
         assert state.location is not None
         for collection, entries in groupby(self._blob.list("part/"), lambda entry: entry.key.split("/")[1]):
@@ -185,8 +229,9 @@ class _Round:
             elif any(dropped.collection == collection for dropped in state.control.dropped):
                 continue
             for entry in entries:
-                if entry.key not in named and self._is_older(entry, self._settings.orphan_grace_s):
-                    yield "parts", entry
+                seqno = uploaded_seqno(entry.key)
+                if seqno is not None and self._is_unnamed(entry, named):
+                    yield entry, seqno
 
     def _truncate(self) -> None:
         state, settings = self._follower.state, self._settings
@@ -195,13 +240,15 @@ class _Round:
             self._commit(TruncateLog(floor))
             self._checkpoint()
             self._marks = self._checkpoints()
+        self._collect_records()
+
+    def _collect_records(self) -> None:
         newest = read_checkpoint(self._blob, checkpoint_key(self._marks[0].seqno)) if self._marks else None
         # Whoever opens, or comes back after a long time, learns of the floor from the newest checkpoint.
         end = 0 if newest is None else newest.control.log_floor
-        for entry in self._blob.list("log/"):
-            if entry.key >= record_key(end):
-                return
-            self._delete("records", [entry])
+        records = ((entry, record_seqno(entry.key)) for entry in self._blob.list("log/"))
+        old = takewhile(lambda found: found[1] is None or found[1] < end, records)
+        self._delete("records", (entry for entry, seqno in old if seqno is not None))
 
     def _collect_checkpoints(self) -> None:
         floor = self._follower.state.control.log_floor
@@ -227,7 +274,14 @@ class _Round:
                 named.update(_named([collection.base]))
                 named.update(_named(m.parts_in for m in collection.pending if isinstance(m, Append)))
         floor = self._follower.state.control.log_floor
-        self._delete("states", (entry for entry in self._blob.list("state/") if self._is_unnamed(entry, named)))
+        self._delete(
+            "states",
+            (
+                entry
+                for entry in self._blob.list("state/")
+                if self._is_unnamed(entry, named) and state_collection(entry.key) is not None
+            ),
+        )
         self._delete(
             "lists",
             (
@@ -238,19 +292,30 @@ class _Round:
         )
 
     def _is_unnamed(self, entry: BlobEntry, named: set[str]) -> bool:
-        return entry.key not in named and self._is_older(entry, self._settings.orphan_grace_s)
+        is_old = self._now_s - entry.modified_s >= self._settings.orphan_grace_s
+        return is_old and entry.key not in named and (self._only is None or entry.key in self._only)
 
-    def _is_older(self, entry: BlobEntry, age_s: float) -> bool:
-        return self._now_s - entry.modified_s >= age_s
-
-    def _commit(self, mutation: LocationMutation) -> None:
-        self._committer.submit([mutation], {}).result()
+    def _commit(self, mutation: LocationMutation) -> int:
+        return self._committer.submit([mutation], {}).result()
 
     def _delete(self, kind: str, entries: Iterable[BlobEntry]) -> None:
-        for entry in entries:
-            self._blob.delete(entry.key)
-            self._counts[kind] = self._counts.get(kind, 0) + 1
-            self._bytes += entry.bytes
+        entries = (entry for entry in entries if self._only is None or entry.key in self._only)
+        while some := [*islice(entries, DELETE_MAX)]:
+            delete_all(self._blob, [entry.key for entry in some])
+            self._deleted += [entry.key for entry in some]
+            self._counts[kind] = self._counts.get(kind, 0) + len(some)
+            self._bytes += sum(entry.bytes for entry in some)
+
+
+def void_floor(state: State, checkpoints: Iterable[tuple[int, float]], now_s: float, grace_s: float) -> int:
+    """Return the seqno before which uploads may be declared void: they began at least grace_s ago.
+
+    Args:
+        checkpoints: the seqno and the time of change of each; 0 grace needs none.
+    """
+    if grace_s == 0:
+        return state.seqno + 2
+    return max((seqno for seqno, modified_s in checkpoints if now_s - modified_s >= grace_s), default=-1) + 1
 
 
 def _named(pointers: Iterable[BlobRef | None]) -> Iterator[str]:

@@ -29,7 +29,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 from persist.blob.clock import Clock
-from persist.errors import CollectionNotFound, Conflict, LeaseExpired, PersistError
+from persist.errors import ClientClosed, CollectionNotFound, Conflict, LeaseExpired, PersistError
 from persist.follower import Follower
 from persist.future import CommitFuture
 from persist.operations import Step
@@ -59,6 +59,8 @@ class _Held:
 
     Attributes:
         durable: where the hold certainly is, or None; `in_log` tells whether there may be one at all.
+        is_gone: the collection was destroyed, and its holds with it. Its blobs stay for the lease of who reads it, so
+            the claims keep the lease alive.
         moving: held by whoever has a change of the hold under way.
     """
 
@@ -67,6 +69,7 @@ class _Held:
     lease: Lease
     durable: int | None = None
     in_log: bool = False
+    is_gone: bool = False
     claims: dict[int, int] = field(default_factory=dict)
     changed_s: float = 0.0
     moving: threading.Lock = field(default_factory=threading.Lock)
@@ -111,11 +114,18 @@ class Leases:
         self._lease = Lease()
         self._held: dict[str, _Held] = {}
         self._changes: collections.deque[tuple[str, int, int | None]] = collections.deque()
+        self._is_closed = False
 
-    @property
-    def is_idle(self) -> bool:
-        """Whether nothing is held or asked for, so that nothing has to be renewed."""
-        return not self._held and not self._lease.is_granted
+    def counts(self) -> dict[str, int]:
+        """Return how many leases this client has (one or none), its holds, and the reads in progress."""
+        with self._lock:
+            self._drain()
+            held = self._held.values()
+            return {
+                "granted": int(self._lease.is_granted),
+                "holds": sum(each.in_log for each in held),
+                "reads": sum(len(each.claims) for each in held),
+            }
 
     def claim(self, collection: str, name: str, time: int) -> Claim:
         """Return a claim once it is durable. Cost: nothing, or a commit.
@@ -200,17 +210,20 @@ class Leases:
         """End the leases of others that ran out, by this client's clock and the declared skew."""
         limit_ms = self._clock.wall_ms() - int(self._settings.clock_skew_s * 1000)
         leases = self._follower.refresh().control.leases
-        expired = [EndLease(i, le.expires_ms) for i, le in leases.items() if le.expires_ms < limit_ms]
-        for future in [self._commit([step], {}) for step in expired]:
-            try:
-                future.result()
-            except Conflict:  # It was renewed in the last moment.
-                continue
+        own = self._lease.id  # However late, it is renewed rather than ended.
+        expired = [EndLease(i, le.expires_ms) for i, le in leases.items() if i != own and le.expires_ms < limit_ms]
+        futures = [self._commit([step], {}) for step in expired]
+        errors = [future.exception() for future in futures]  # Of all: what nobody looks at is raised by close.
+        for error in errors:
+            # After a conflict, it was renewed in the last moment.
+            if error is not None and not isinstance(error, Conflict):
+                raise error
 
     def close(self) -> None:
         """End the lease, and with it all holds. Cost: a commit, if there is any."""
         lease = self._lease
         with self._lock:
+            self._is_closed = True
             self._held = {}
             self._lease = Lease()
         if lease.is_granted and not lease.is_lost:
@@ -220,6 +233,8 @@ class Leases:
                 logger.warning("a lease was not given back, and lasts until it expires: %s", error)
 
     def _check(self, lease: Lease) -> None:
+        if self._is_closed:
+            raise ClientClosed("reading")
         if lease.is_lost or lease.id not in self._follower.state.control.leases:
             self._lose(lease)
             raise LeaseExpired("the lease of this read has ended, so what it reads may have been compacted or deleted")
@@ -279,7 +294,7 @@ class Leases:
             future = self._commit(steps, {collection: held.name})
             error = future.exception()
             self._settled(collection, held, steps, error)
-            if error is not None and held.claims:
+            if error is not None and held.claims and not (eager and held.is_gone):
                 raise error
 
     def _steps(self, collection: str, held: _Held, *, eager: bool) -> list[Step]:
@@ -298,7 +313,7 @@ class Leases:
                     return [ReleaseHold(collection, held.hold)]
                 self._drop(collection, held)
                 return []
-            if held.lease.is_lost or wanted == held.durable:
+            if held.lease.is_lost or held.is_gone or wanted == held.durable:
                 return []
             if held.durable is not None and held.durable < wanted and not eager:
                 return []
@@ -310,8 +325,10 @@ class Leases:
     def _settled(self, collection: str, held: _Held, steps: list[Step], error: BaseException | None) -> None:
         """Take in what became of steps."""
         with self._lock:
-            if isinstance(error, CollectionNotFound):  # It was destroyed, and its holds with it.
-                self._drop(collection, held)
+            if isinstance(error, CollectionNotFound):
+                held.is_gone, held.in_log = True, False
+                if not held.claims:
+                    self._drop(collection, held)
             if error is not None:
                 return
             for step in steps:

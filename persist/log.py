@@ -12,9 +12,10 @@ import msgspec
 
 from persist.blob import Blob, CorruptBlob, Indeterminate, Unavailable
 from persist.blob.clock import Backoff, Clock
+from persist.control import check_keys
 from persist.envelope import decode_framed, encode_framed
 from persist.part_lists import as_read, as_stored
-from persist.records import Record
+from persist.records import Append, Record
 
 COMMIT_DEADLINE_S = 30.0
 
@@ -22,6 +23,12 @@ COMMIT_DEADLINE_S = 30.0
 def record_key(seqno: int) -> str:
     """Return the key of the record at seqno."""
     return f"log/{seqno:020d}"
+
+
+def record_seqno(key: str) -> int | None:
+    """Return the seqno in the key of a record; None if it is not such a key."""
+    digits = key.removeprefix("log/")
+    return int(digits) if digits.isdecimal() and record_key(int(digits)) == key else None
 
 
 def read_record(blob: Blob, seqno: int) -> Record | None:
@@ -40,6 +47,12 @@ def read_record(blob: Blob, seqno: int) -> Record | None:
     record = decode_framed(data, Record, key)
     if record.seqno != seqno:
         raise CorruptBlob(key, f"it holds the record of seqno {record.seqno}, so blobs were exchanged")
+    for mutation in record.mutations:
+        if isinstance(mutation, Append):
+            try:
+                check_keys(mutation)  # Before any of them is asked for.
+            except ValueError as error:
+                raise CorruptBlob(key, f"it breaks a rule of the log: {error}") from error
     mutations = tuple(as_read(blob, record.location, mutation) for mutation in record.mutations)
     return msgspec.structs.replace(record, mutations=mutations)
 

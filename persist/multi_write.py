@@ -17,9 +17,13 @@ class MultiWrite:
 
     Nothing happens if the block raises. If it does not, leaving it waits until the commit is durable and raises its
     error if it was rejected. Memory: everything written in the block.
+
+    Attributes:
+        seqno: of the commit, once the block has ended; as in `CommitFuture`, if the commit changed nothing.
     """
 
     def __init__(self, client: "Client", token: str | None) -> None:
+        self.seqno: int | None = None
         self._client = client
         self._token = token
         self._steps: list[Step] = []
@@ -60,6 +64,6 @@ class MultiWrite:
         self._is_open = False
         if kind is None:
             steps = [*self._steps, *token_steps(self._token, self._names, self._steps)]
-            self._client._submit("multi_write", steps, self._names).result()
+            self.seqno = self._client._submit("multi_write", steps, self._names).result()
         else:
             self._client._abandon(self._steps)

@@ -1,4 +1,7 @@
-"""What collections and permanent holds may be called. Names stay in the log: they are never part of a key or a path."""
+"""What collections and permanent holds may be called. Names stay in the log: they are never part of a key or a path.
+
+Leased holds have ids for names, so a permanent one may not look like an id.
+"""
 
 import re
 
@@ -6,6 +9,7 @@ from persist.blob import InvalidUsage
 
 NAME_CHARS_MAX = 255
 
+_ID = re.compile(r"[0-9a-f]{32}")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 
 
@@ -16,7 +20,14 @@ def check_name(name: str) -> str:
 
 def check_hold_name(name: str) -> str:
     """Return name, or raise InvalidUsage when it is not a good name for a permanent hold."""
+    if isinstance(name, str) and is_id(name):
+        raise InvalidUsage(f"hold name {name!r} is not allowed: it looks like the id of a lease. Use another name.")
     return _checked("hold", name)
+
+
+def is_id(text: str) -> bool:
+    """Tell whether text is 32 hex digits, as ids are: they become parts of keys."""
+    return _ID.fullmatch(text) is not None
 
 
 def _checked(what: str, name: str) -> str:

@@ -131,9 +131,9 @@ class VoidUploads(_LocationMutation, frozen=True, tag="void_uploads"):
 
 
 class Collected(_LocationMutation, frozen=True, tag="collected"):
-    """Forget garbage that has been deleted: that of the records at these seqnos."""
+    """Forget destroyed collections whose blobs have been deleted."""
 
-    seqnos: tuple[int, ...]
+    ids: tuple[str, ...]
 
 
 CollectionMutation = Create | Append | Tokens | Seal | AllowCompaction | Destroy | SetHold | ReleaseHold

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from persist.blob import Blob, MissingBlob
+from persist.blob import Blob, MissingBlob, get_checked
 from persist.codecs import ROW_GROUP_ROWS, CollectionSchema, KeyRange, Part, key_ranges, parts_that_may_match
 
 ALL_KEYS = KeyRange()
@@ -122,8 +122,15 @@ class Scan:
     def _read(self, blob: Blob, part: Part, wanted: Sequence[str]) -> pa.Table:
         inside = part.time_min >= self.time_lower and part.time_max < self.time_upper
         columns = list(wanted) if inside or "_time" in wanted else [*wanted, "_time"]
-        data = read_part(blob, part)
-        table = self.keys.decode(data, part, self.schema, columns=columns, filter=self.filter)
+
+        def decoded(data: bytes) -> pa.Table:
+            return self.keys.decode(data, part, self.schema, columns=columns, filter=self.filter)
+
+        table = decoded(part.inline) if part.inline else get_checked(blob, part.blob, decoded)
+        if table is None:
+            raise MissingBlob(
+                part.blob, f"it is missing, and {part.bytes} bytes with checksum {part.checksum} belong there"
+            )
         if not inside:
             time = table["_time"]
             table = table.filter(pc.and_(pc.greater_equal(time, self.time_lower), pc.less(time, self.time_upper)))
@@ -134,15 +141,3 @@ def _decoded_rows(part: Part, keys: KeyRange, schema: CollectionSchema) -> int:
     start, end = keys.bracket(part, schema)
     group = ROW_GROUP_ROWS
     return min(part.rows, -(-end // group) * group) - start // group * group
-
-
-def read_part(blob: Blob, part: Part) -> bytes:
-    """Return the bytes of a part, not verified yet. Cost: one GET unless they are inline."""
-    if part.inline:
-        return part.inline
-    data = blob.get(part.blob)
-    if data is None:
-        raise MissingBlob(
-            part.blob, f"it is missing, and {part.bytes} bytes with checksum {part.checksum} belong there"
-        )
-    return data

@@ -1,8 +1,9 @@
 """What a client may be told about time, space and storage: one value with documented defaults."""
 
-from dataclasses import dataclass, fields
+import os
+from dataclasses import dataclass, field, fields
 
-from persist.blob import InvalidUsage
+from persist.blob import InvalidUsage, RetryPolicy
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,6 +21,10 @@ class Settings:
         background: whether a writing client renews leases and collects garbage by itself, in a thread of its own.
             Without it, call `Client.maintain` now and then.
         gc_interval_s: the time between two collections of garbage by one client.
+        retry: how failed and slow requests to the store are repeated.
+        cache_memory_bytes: room for blobs kept in memory; None for 64 MiB if the store is remote, and none else.
+        cache_folder, cache_folder_bytes: where to keep blobs on disk, for all processes that name the same folder, and
+            the room for them; None for nowhere.
 
     A grace of 0 is for locations that nobody else uses at the time.
 
@@ -36,16 +41,29 @@ class Settings:
     log_retention_records: int = 1000
     background: bool = True
     gc_interval_s: float = 3600.0
+    retry: RetryPolicy = field(default_factory=RetryPolicy)
+    cache_memory_bytes: int | None = None
+    cache_folder: str | os.PathLike[str] | None = None
+    cache_folder_bytes: int = 1 << 30
 
     def __post_init__(self) -> None:
+        if not isinstance(self.background, bool):
+            raise InvalidUsage(f"Settings(background={self.background!r}) is not True or False")
+        if not isinstance(self.retry, RetryPolicy):
+            raise InvalidUsage(f"Settings(retry={self.retry!r}) is not a RetryPolicy")
         for each in fields(self):
             value, least = getattr(self, each.name), LEAST.get(each.name, 0.0)
-            if each.type == "bool" or isinstance(each.default, bool):
-                if not isinstance(value, bool):
-                    raise InvalidUsage(f"Settings({each.name}={value!r}) is not True or False")
-            elif isinstance(value, bool) or not isinstance(value, (int, float)) or not least <= value < float("inf"):
+            if each.name in ("background", "retry", "cache_folder") or (value is None and each.default is None):
+                continue
+            if isinstance(value, bool) or not isinstance(value, (int, float)) or not least <= value < float("inf"):
                 raise InvalidUsage(f"Settings({each.name}={value!r}) is not a number of at least {least:g}")
 
 
 # The log must keep what a client may take for its end: see `persist.follower.STALE_AFTER_S`.
-LEAST = {"lease_s": 1.0, "log_retention_s": 3600.0, "log_retention_records": 16, "gc_interval_s": 1.0}
+LEAST = {
+    "lease_s": 1.0,
+    "log_retention_s": 3600.0,
+    "log_retention_records": 16,
+    "gc_interval_s": 1.0,
+    "cache_folder_bytes": 1.0,
+}

@@ -35,7 +35,6 @@ from persist.control import (
     Control,
     check_uploaded,
     check_writer,
-    is_id,
     with_destroyed,
     with_hold,
     without_hold,
@@ -52,6 +51,7 @@ from persist.errors import (
     UpdateNotBeyondUpper,
     UpperMismatch,
 )
+from persist.names import check_hold_name, check_name, is_id
 from persist.records import (
     AllowCompaction,
     Append,
@@ -309,6 +309,9 @@ class _Changing:
         if isinstance(step, Create):
             if not is_id(step.collection):
                 raise ValueError(f"{step.collection!r} is not the id of a collection: 32 hex digits")
+            if any(dropped.collection == step.collection for dropped in self.control.dropped):
+                raise ValueError(f"the id {step.collection} was that of a collection whose blobs are being deleted")
+            check_name(step.name)
             if self.ids.get(step.name) is not None or entry is not None:
                 raise CollectionExists(step.name)
             return Entry(step.collection, step.name)
@@ -410,9 +413,12 @@ def _check_forward(which: str, current: Antichain, asked: Frontier) -> None:
 def _check_hold(contents: CollectionState, step: SetHold) -> None:
     if not contents.since.has_beyond(step.time):
         raise AsOfCompacted(step.time, contents.since)
-    if step.lease is not None:
-        return
     held = contents.holds.get(step.hold)
+    if step.lease is not None:
+        if not is_id(step.hold) or (held is not None and held.lease != step.lease):
+            raise ValueError(f"{step.hold!r} is not the id of a hold, or that of another lease")
+        return
+    check_hold_name(step.hold)
     actual = None if held is None else held.time
     if actual != step.expected:
         raise HoldMoved(step.hold, step.expected, actual)

@@ -33,7 +33,7 @@ def contents(blob: MemoryBlob, state: State) -> dict[str, CollectionState | None
 
 def busy(blob: MemoryBlob, commits: int) -> None:
     """Make collections, write, seal, destroy, from two clients."""
-    clients = [persist.open(blob), persist.open(blob)]
+    clients = [persist.open(blob, clock=ImpatientClock()), persist.open(blob)]
     for i in range(commits):
         client = clients[i % 2]
         name = f"c{i % 5}"

@@ -695,3 +695,29 @@ def test_two_processes_that_write_to_one_folder_at_once_lose_nothing(tmp_path: P
         orders.seal(50).result()
         found = Counter(k for k, _ in orders.snapshot(49).rows())
     assert found == Counter(p * 1000 + i for p in range(2) for i in range(50))
+
+
+def test_metrics_tell_what_a_client_did(blob: MemoryBlob) -> None:
+    with persist.open(blob) as client:
+        orders = client.create_or_load("orders", key={"k": pa.int64()})
+        orders.write([((1, None), 0, 1)], token="t", seal=1).result()
+        orders.write([((1, None), 0, 1)], token="t", seal=1).result()
+        assert orders.seal(0).exception() is not None
+        with orders.snapshot(0) as snapshot:
+            snapshot.to_arrow()
+            found = client.metrics().as_dict()
+        assert found["commits"] == {
+            "records": 3,
+            "operations": 4,
+            "repeated": 1,
+            "rejected": 1,
+            "lost_races": 0,
+            "checkpoints": 0,
+        }
+        assert found["leases"] == {"granted": 1, "holds": 1, "reads": 1}
+        assert found["log"] == {"seqno": 2}
+        assert found["store"]["create"]["requests"] == 3
+        assert found["store"]["create"]["p99_s"] > 0
+        assert "create" in str(client.metrics())
+    with persist.open(blob, mode="read") as reader:
+        assert "commits" not in reader.metrics().as_dict()

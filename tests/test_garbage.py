@@ -279,3 +279,16 @@ def test_gc_of_an_idle_location_does_not_go_on_writing_records(dated: DatedBlob)
 def test_bad_settings_are_refused(bad: dict[str, object]) -> None:
     with pytest.raises(persist.InvalidUsage, match=f"Settings\\({next(iter(bad))}="):
         persist.Settings(**bad)  # type: ignore[arg-type]
+
+
+def test_of_collections_destroyed_together_only_those_nobody_reads_are_collected(dated: DatedBlob) -> None:
+    with opened(dated, grace_s=0, orphan_grace_s=0) as client, opened(dated) as reader:
+        read, unread = client.create_or_load("read", key=KEY), client.create_or_load("unread", key=KEY)
+        for each in (read, unread):
+            each.write(table(), seal=1).result()
+        snapshot = reader.load("read").snapshot(0)
+        futures = [each.destroy() for each in (read, unread)]
+        assert len({future.result() for future in futures}) == 1  # One record.
+        assert client.gc().collections == 1
+        assert snapshot.to_arrow().num_rows == 20_000
+        assert [d.collection for d in client._follower.refresh().control.dropped] == [read.id]

@@ -7,7 +7,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 FOLDERS = {"blob": "persist.blob", "codecs": "persist.codecs", "persist": "persist"}
-LAYERS = ["persist.blob", "persist.codecs", "persist", "persist.spark"]
+LAYERS = ["persist.blob", "persist.codecs", "persist", "persist.spark", "persist.cli", "persist.__main__"]
 SOURCES = sorted(p for top in FOLDERS for p in (ROOT / top).rglob("*.py"))
 
 

@@ -328,7 +328,8 @@ def test_rule_9_an_unacknowledged_write_is_wholly_there_or_wholly_absent(fault: 
 
 def test_rule_9_a_part_whose_upload_got_no_answer_is_a_write_that_did_not_happen() -> None:
     unreliable = UnreliableBlob(MemoryBlob())
-    with persist.open(unreliable, clock=ImpatientClock()) as client:
+    once = persist.Settings(retry=persist.RetryPolicy(attempts_max=1))
+    with persist.open(unreliable, clock=ImpatientClock(), settings=once) as client:
         orders = client.create_or_load("orders", key=KEY, value=VALUE)
         unreliable.next_faults("set", Fault.HAPPENED_BUT_FAILED)
         rows = {"k": range(9000), "v": ["x"] * 9000, "_time": [0] * 9000, "_diff": [1] * 9000}

@@ -205,22 +205,25 @@ def test_a_fenced_client_does_not_unlock_its_successor_when_it_closes(blob: Memo
 def test_what_was_asked_for_before_the_fence_and_not_committed_loses(tmp_path: Path) -> None:
     """The commit that is under way when another one takes over finds its slot taken, and then the fence."""
     blob = UnreliableBlob(persist.FileBlob(tmp_path))
-    old = opened(blob, mode="exclusive", reentrance_id="job")
-    c = old.create_or_load("c", key=KEY)
-    blob.next_faults("create", *[Fault.UNAVAILABLE] * 3)
-    taken = threading.Event()
+    overtaken = threading.Event()
 
     class Overtaking(ImpatientClock):
+        is_armed = False
+
         def sleep(self, seconds: float) -> None:
-            if not taken.is_set():
-                taken.set()
+            if self.is_armed and not overtaken.is_set():
+                overtaken.set()
                 opened(persist.FileBlob(tmp_path), mode="exclusive", reentrance_id="job")
             super().sleep(seconds)
 
-    old._committer._clock = Overtaking()  # type: ignore[union-attr]
+    clock = Overtaking()
+    old = persist.open(blob, mode="exclusive", reentrance_id="job", clock=clock)
+    c = old.create_or_load("c", key=KEY)
+    clock.is_armed = True
+    blob.next_faults("create", *[Fault.UNAVAILABLE] * 3)
     with pytest.raises(persist.WriterFenced):
         c.write(ROW).result()
-    assert taken.is_set()
+    assert overtaken.is_set()
     old.close()
 
 

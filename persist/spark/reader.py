@@ -11,7 +11,7 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 from pyspark.sql.types import StructType
 
-from persist.blob import Blob, MissingBlob, open_blob
+from persist.blob import Blob, MissingBlob
 from persist.changes import Changes, read_changes
 from persist.client import open as open_client
 from persist.collection import Collection
@@ -24,6 +24,7 @@ from persist.spark.filters import expression
 from persist.spark.options import ReadOptions
 from persist.spark.surface import surfaced_errors
 from persist.spark.types import as_spark_expects
+from persist.storage import open_storage
 
 SLICE_ROWS_TARGET = 250_000
 
@@ -65,16 +66,16 @@ class PersistReader(DataSourceReader):
         if not isinstance(partition, Slice):
             return  # Spark makes up an empty partition when there are none.
         with surfaced_errors():
-            blob = open_blob(self._options.location, self._options.storage)
+            storage = open_storage(self._options.location, self._options.storage)
             try:
-                for table in self._tables(partition.scan, blob):
+                for table in self._tables(partition.scan, storage.blob):
                     yield from as_spark_expects(table, self._schema).to_batches(max_chunksize=BATCH_ROWS_MAX)
             except MissingBlob as error:
                 if self._is_needed(error.key):
                     raise
                 raise collected(error) from error
             finally:
-                blob.close()
+                storage.close()
 
     def _is_needed(self, key: str) -> bool:
         with open_client(self._options.location, mode="read", storage_options=self._options.storage) as client:

@@ -14,7 +14,6 @@ from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
-from persist.blob import open_blob
 from persist.client import open as open_client
 from persist.codecs import CollectionSchema, Part, to_updates
 from persist.collection import Collection
@@ -23,6 +22,7 @@ from persist.part_writer import PartWriter
 from persist.spark.options import WriteOptions
 from persist.spark.surface import surfaced_errors
 from persist.spark.types import as_collection_expects
+from persist.storage import open_storage
 
 BUFFER_BYTES_MAX = 128 << 20
 
@@ -85,11 +85,11 @@ class PersistWriter(DataSourceArrowWriter):
 
     @contextmanager
     def _uploads(self) -> Iterator[PartWriter]:
-        blob = open_blob(self._options.location, self._options.storage)
+        storage = open_storage(self._options.location, self._options.storage)
         try:
-            yield PartWriter(blob, lambda: self._seqno)
+            yield PartWriter(storage.blob, lambda: self._seqno)
         finally:
-            blob.close()
+            storage.close()
 
     def _updates(self, table: pa.Table) -> pa.Table:
         time = self._options.time

@@ -115,8 +115,17 @@ def test_credentials_in_a_url_are_refused_and_not_repeated(url: str) -> None:
 @pytest.mark.parametrize(
     ("url", "options", "message"),
     [
-        ("/some/folder", {"region": "x"}, "'region' is not an option of a folder; it takes: fsync"),
+        (
+            "/some/folder",
+            {"region": "x"},
+            "'region' is not an option of a folder; it takes: file_mode, folder_mode, fsync",
+        ),
         ("/some/folder", {"fsync": "perhaps"}, "'fsync' of a folder.*it takes true or false"),
+        ("/some/folder", {"file_mode": "rw"}, "'file_mode' of a folder"),
+        ("/some/folder", {"file_mode": 0.5}, "'file_mode' of a folder.*octal digits"),
+        ("/some/folder", {"file_mode": "0400"}, "file_mode=0o400 is not allowed: give at least 0o600"),
+        ("/some/folder", {"folder_mode": "0660"}, "folder_mode=0o660 is not allowed: give at least 0o700"),
+        ("/some/folder", {"folder_mode": "4700"}, "folder_mode=0o4700 is not allowed.*at most 0o2777"),
         ("memory://name", {"fsync": True}, "'fsync' is not an option of memory://; it takes: none"),
         (
             "s3://bucket",

@@ -31,7 +31,7 @@ def write_every_kind(location: Path | Blob) -> None:
             kinds.allow_compaction(3).result()
         client.create_or_load("destroyed", key=persist.Utf8, value=None).destroy().result()
         dropped = client._follower.refresh().control.dropped
-        _commit(client, [Collected(tuple(d.seqno for d in dropped)), TruncateLog(1), VoidUploads(1)])
+        _commit(client, [Collected(tuple(d.collection for d in dropped)), TruncateLog(1), VoidUploads(1)])
 
 
 def _commit(client: Client, mutations: Sequence[LocationMutation]) -> None:

@@ -1,15 +1,17 @@
 """An S3 server that fails on purpose, in the ways that moto cannot: lost answers and errors around a request.
 
 It knows PUT (with `If-None-Match: *`), GET and DELETE of whole objects, gives a PUT's checksum back with the
-GET, and remembers the headers of every request.
+GET, deletes many objects at once, lists what a test says, and remembers the headers of every request.
 """
 
+import re
 import threading
 from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import Enum
+from html import escape, unescape
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 CHECKSUM = "x-amz-checksum-crc32"
@@ -43,6 +45,9 @@ class FakeS3:
         objects: `/bucket/key` as in the request line, to bytes.
         checksums: the same, to the checksum that came with the PUT.
         requests: method and headers (names in lower case) of what came in.
+        undeletable: `/bucket/key` to the error code that a deletion of many gives for it.
+        listings: the keys, with the location's prefix, of the next pages of listings; the last page is an empty one.
+        echo: what error messages repeat, as a careless server would.
         troubles: what goes wrong with the next requests, in turn.
         is_stopping: set when those that wait have to give up.
     """
@@ -51,6 +56,9 @@ class FakeS3:
     objects: dict[str, bytes] = field(default_factory=dict)
     checksums: dict[str, str] = field(default_factory=dict)
     requests: list[tuple[str, Mapping[str, str]]] = field(default_factory=list)
+    undeletable: dict[str, str] = field(default_factory=dict)
+    listings: deque[list[str]] = field(default_factory=deque)
+    echo: str = ""
     troubles: deque[Trouble] = field(default_factory=deque)
     is_stopping: threading.Event = field(default_factory=threading.Event)
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -64,11 +72,36 @@ class FakeS3:
                 self.objects[path] = body
                 self.checksums[path] = headers.get(CHECKSUM, "")
                 return 200, b""
+            if method == "POST":
+                return 200, self._delete_many(path.partition("?")[0], body.decode())
+            if method == "GET" and "list-type=2" in path:
+                return 200, self._list()
             if method == "DELETE":
                 self.objects.pop(path, None)
                 return 204, b""
             found = self.objects.get(path)
             return (404, _error("NoSuchKey")) if found is None else (200, found)
+
+    def _delete_many(self, bucket: str, asked: str) -> bytes:
+        errors = ""
+        for key in re.findall("<Key>(.*?)</Key>", asked):
+            path = f"{bucket}/{unescape(key)}"
+            if code := self.undeletable.get(path):
+                errors += f"<Error><Key>{key}</Key><Code>{code}</Code><Message>made up {self.echo}</Message></Error>"
+            else:
+                self.objects.pop(path, None)
+        return f"<DeleteResult>{errors}</DeleteResult>".encode()
+
+    def _list(self) -> bytes:
+        keys = self.listings.popleft() if self.listings else []
+        entries = "".join(
+            f"<Contents><Key>{escape(key)}</Key><Size>1</Size><LastModified>2026-01-01T00:00:00Z</LastModified></Contents>"
+            for key in keys
+        )
+        more = (
+            "<IsTruncated>true</IsTruncated><NextContinuationToken>t</NextContinuationToken>" if self.listings else ""
+        )
+        return f"<ListBucketResult>{more}{entries}</ListBucketResult>".encode()
 
 
 @contextmanager
@@ -88,10 +121,10 @@ def fake_s3(*troubles: Trouble) -> Iterator[FakeS3]:
         thread.join()
 
 
-def _error(code: str) -> bytes:
+def _error(code: str, echo: str = "") -> bytes:
     if not code:
         return b"<html>a page of a proxy</html>"
-    return f"<?xml version='1.0'?><Error><Code>{code}</Code><Message>made up</Message></Error>".encode()
+    return f"<?xml version='1.0'?><Error><Code>{code}</Code><Message>made up {escape(echo)}</Message></Error>".encode()
 
 
 def _handler(state: FakeS3) -> type[BaseHTTPRequestHandler]:
@@ -117,7 +150,7 @@ def _handler(state: FakeS3) -> type[BaseHTTPRequestHandler]:
             elif trouble.answer == "wait":
                 state.is_stopping.wait()
             elif trouble.answer != "drop":
-                self._answer(int(trouble.answer), _error(trouble.code), "")
+                self._answer(int(trouble.answer), _error(trouble.code, state.echo), "")
 
         def _answer(self, status: int, body: bytes, checksum: str) -> None:
             self.send_response(status)
@@ -127,6 +160,6 @@ def _handler(state: FakeS3) -> type[BaseHTTPRequestHandler]:
             self.end_headers()
             self.wfile.write(body)
 
-        do_GET = do_PUT = do_DELETE = _serve
+        do_GET = do_PUT = do_DELETE = do_POST = _serve
 
     return Handler

@@ -5,6 +5,7 @@ import subprocess
 import sys
 import uuid
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,13 @@ SECRET_ACCESS_KEY = "secret-for-tests-only"
 @pytest.fixture(scope="session")
 def moto_url() -> Iterator[str]:
     """The endpoint of a moto server, such as `http://127.0.0.1:40001`."""
+    with running_moto() as url:
+        yield url
+
+
+@contextmanager
+def running_moto() -> Iterator[str]:
+    """Run a moto server; yields its endpoint."""
     command = [sys.executable, "-W", "ignore", "-m", "tests.servers.moto_s3"]
     # Real credentials in the environment are of no use there, and must not reach a server of ours.
     environment = {k: v for k, v in os.environ.items() if not k.startswith("AWS_")}
@@ -38,6 +46,11 @@ def moto_url() -> Iterator[str]:
 @pytest.fixture(scope="session")
 def s3_options(moto_url: str) -> dict[str, Any]:
     """`storage_options` of S3Blob for the moto server."""
+    return options_of(moto_url)
+
+
+def options_of(moto_url: str) -> dict[str, Any]:
+    """Return `storage_options` of S3Blob for a moto server."""
     return {
         "endpoint_url": moto_url,
         "region": "us-east-1",

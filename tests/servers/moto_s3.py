@@ -14,7 +14,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
-_WRITES = ("put_object", "copy_object", "_key_response_post", "_key_response_delete")
+_WRITES = ("put_object", "copy_object", "_key_response_post", "_key_response_delete", "_bucket_response_delete_keys")
 
 
 def _locked(call: Callable[..., Any], lock: AbstractContextManager[Any]) -> Callable[..., Any]:

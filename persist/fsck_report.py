@@ -1,0 +1,186 @@
+"""What an examination of a location found: data, and a table of it for people.
+
+| kind of problem | means |
+|---|---|
+| missing | something refers to the blob, or the log cannot do without it, and it is not there |
+| damaged | its bytes are not what was written: changed, cut short or replaced |
+| exchanged | its bytes are whole, and belong in another place |
+| incompatible | a newer version of persist wrote it |
+| rule | a record, or what a state says, breaks a rule of the log |
+| disagrees | a checkpoint or state object says something else than the log up to it |
+| descriptor | a part is what was stored, and not what the log says of it |
+| values | a part holds a time, diff or float that may not be stored |
+| unsorted | rows of a part are not in order |
+| unconsolidated | two rows of a part are equal in key, value and time |
+| overlap | two parts of one run overlap in key |
+| overdue | there has been no checkpoint for long, so that opening must read much of the log |
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+ProblemKind = Literal[
+    "missing",
+    "damaged",
+    "exchanged",
+    "incompatible",
+    "rule",
+    "disagrees",
+    "descriptor",
+    "values",
+    "unsorted",
+    "unconsolidated",
+    "overlap",
+    "overdue",
+]
+
+UnreferencedKind = Literal["part", "list", "state", "record", "foreign"]
+
+_NO_REPAIR = "restore it from a copy of the location"
+ADVICE: Mapping[str, str] = {
+    "missing": _NO_REPAIR,
+    "damaged": _NO_REPAIR,
+    "exchanged": _NO_REPAIR,
+    "incompatible": "upgrade persist, then examine again",
+    "rule": "keep the location as it is; no client of this library writes this",
+    "disagrees": "keep the location as it is; no client of this library writes this",
+    "descriptor": "reads that rely on it may be wrong: write the collection's contents to a new one",
+    "values": "write the collection's contents to a new one",
+    "unsorted": "reads may be wrong: write the collection's contents to a new one",
+    "unconsolidated": "write the collection's contents to a new one",
+    "overlap": "reads may be wrong: write the collection's contents to a new one",
+    "overdue": "run with repair to make a checkpoint",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One thing that is wrong.
+
+    Attributes:
+        kind: see the table above.
+        blob: the key of the blob it is about; of an inline part, that of the record or state object that holds it
+            is not kept, and this is "inline part <checksum>".
+        what: what is wrong with it, a sentence.
+        advice: what to do about it.
+        collection: the name of the collection concerned, if it is about one.
+    """
+
+    kind: ProblemKind
+    blob: str
+    what: str
+    advice: str
+    collection: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Unreferenced:
+    """A blob that nothing refers to. That alone is no problem: an upload may be on its way into the log.
+
+    Attributes:
+        age_s: since its last change.
+        kind: "part", "list", "state", "record" (below the log's floor) or "foreign" (no blob of this library).
+        advice: what will become of it, or why it stays.
+    """
+
+    blob: str
+    kind: UnreferencedKind
+    bytes: int
+    age_s: float
+    advice: str
+
+
+@dataclass(frozen=True, slots=True)
+class Repair:
+    """One thing that a repair does: create, replace or delete a blob, or commit a record (at that key, or later)."""
+
+    action: Literal["create", "replace", "delete", "commit"]
+    blob: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """How much of one kind was examined."""
+
+    blobs: int = 0
+    bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class FsckReport:
+    """All that one examination found; `str` of it is a table.
+
+    Attributes:
+        url: of the location.
+        problems: what is wrong, in the order in which it was found.
+        unreferenced: blobs that nothing refers to, by key.
+        checked: how much was read and verified, by kind of blob ("part" counts what was only looked up, too).
+        seqno: of the last record seen, -1 if there is none.
+        deep: whether the contents of parts were read.
+        repairs_planned: what a repair would do, or was to do.
+        repairs_done: what it did.
+    """
+
+    url: str
+    problems: tuple[Problem, ...] = ()
+    unreferenced: tuple[Unreferenced, ...] = ()
+    checked: Mapping[str, Checked] = field(default_factory=dict)
+    seqno: int = -1
+    deep: bool = True
+    repairs_planned: tuple[Repair, ...] = ()
+    repairs_done: tuple[Repair, ...] = ()
+
+    @property
+    def is_clean(self) -> bool:
+        """Whether nothing was found to be wrong. Blobs that nothing refers to are not wrong, see `unreferenced`."""
+        return not self.problems
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing at all is stored there."""
+        return not (self.problems or self.unreferenced or self.checked)
+
+    def __str__(self) -> str:
+        depth = "" if self.deep else ", without reading parts"
+        lines = [f"{self.url} up to seqno {self.seqno}{depth}: {_count(len(self.problems), 'problem')}"]
+        checked = [(kind, f"{c.blobs:,}", f"{c.bytes:,}") for kind, c in self.checked.items()]
+        lines += _section("checked", ("kind", "blobs", "bytes"), checked, right=(1, 2))
+        problems = [(p.kind, p.blob, p.collection or "", p.what, p.advice) for p in self.problems]
+        lines += _section("problems", ("kind", "blob", "collection", "what is wrong", "what to do"), problems)
+        leaked = [(u.kind, u.blob, f"{u.bytes:,}", _age(u.age_s), u.advice) for u in self.unreferenced]
+        lines += _section("nothing refers to", ("kind", "blob", "bytes", "age", "what to do"), leaked, right=(2, 3))
+        planned = [(r.action, r.blob, r.why) for r in self.repairs_planned]
+        lines += _section("repairs planned", ("action", "blob", "why"), planned)
+        done = [(r.action, r.blob, r.why) for r in self.repairs_done]
+        lines += _section("repairs done", ("action", "blob", "why"), done)
+        return "\n".join(lines)
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequence[int] = ()) -> list[str]:
+    """Return the lines of a table with aligned columns, those of the numbers right aligned at their right."""
+    shown = [[" ".join(cell.split()) for cell in row] for row in (head, *rows)]
+    widths = [max(len(row[i]) for row in shown) for i in range(len(head))]
+
+    def line(row: Sequence[str]) -> str:
+        cells = [c.rjust(w) if i in right else c.ljust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True))]
+        return "  ".join(cells).rstrip()
+
+    return [line(row) for row in shown]
+
+
+def _section(title: str, head: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> list[str]:
+    """Return the lines of a table under a title; none without rows."""
+    return ["", title, *(f"  {line}" for line in table(head, rows, right=right))] if rows else []
+
+
+def _count(n: int, noun: str) -> str:
+    return f"no {noun}" if n == 0 else f"{n} {noun}{'s' if n > 1 else ''}"
+
+
+def _age(age_s: float) -> str:
+    for unit, seconds in (("d", 86400), ("h", 3600), ("min", 60)):
+        if age_s >= seconds:
+            return f"{age_s / seconds:.1f} {unit}"
+    return f"{max(0.0, age_s):.0f} s"

@@ -1,0 +1,216 @@
+"""Calls to make on a location, and the model that says what they come to. The model shares no code with the library.
+
+An `Op` is data, so that it can be sent between processes, be made again, and be applied to a `Model`. What it
+writes follows from its number: row i of operation n has the key `n * ROWS_MAX + i`. So the contents of a
+collection tell which operations they come from, whether all of each is there, and whether any is there twice.
+
+A client applies what it is asked in call order, and commits groups of it atomically. After a crash a location must
+therefore hold a *prefix* of what its last client was asked for, with all that was acknowledged in it.
+"""
+
+import random
+from collections.abc import Iterator
+from copy import deepcopy
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+
+import persist
+import persist.checkpoint
+import persist.part_lists
+from persist.codecs import encode_parts
+
+ROWS_MAX = 1_000_000
+LARGE_ROWS = 2_500  # About 100 KB as Arrow, so it is uploaded; four parts at PART_BYTES.
+PART_BYTES = 8 << 10
+NAMES = ("apples", "pears", "plums")
+KEY, VALUE = {"k": pa.int64()}, {"v": pa.string()}
+
+Kind = Literal["create", "write", "multi", "seal", "allow_compaction", "destroy", "compact", "gc"]
+UNLOGGED: tuple[Kind, ...] = ("compact", "gc")  # They change nothing that a reader sees.
+
+
+class Op(msgspec.Struct, frozen=True):
+    """One call.
+
+    Attributes:
+        number: unique in a location.
+        names: the collections concerned; none for "gc".
+        time: of the updates that are written; the new upper or since of "seal" and "allow_compaction".
+        rows: how many of them are written to each collection.
+        upper: what a "multi" also seals its first collection to; -1 for no seal.
+    """
+
+    number: int
+    kind: Kind
+    names: tuple[str, ...] = ()
+    time: int = 0
+    rows: int = 0
+    upper: int = -1
+
+    @property
+    def token(self) -> str:
+        """What makes a repetition of this write harmless."""
+        return f"operation-{self.number}"
+
+
+class Held(msgspec.Struct):
+    """What one collection must hold.
+
+    Attributes:
+        since: the one that was asked for.
+        since_seen: the one that was last seen, which may be less while a hold is live.
+        rows: how many of them, by the number of the operation that wrote them.
+    """
+
+    upper: int = 0
+    since: int = 0
+    since_seen: int = 0
+    rows: dict[int, int] = msgspec.field(default_factory=dict)
+
+
+@dataclass
+class Model:
+    """What a location must hold, by collection name."""
+
+    collections: dict[str, Held] = field(default_factory=dict)
+
+    def apply(self, op: Op) -> None:
+        """Account for one valid call."""
+        if op.kind == "create":
+            self.collections.setdefault(op.names[0], Held())
+        elif op.kind == "destroy":
+            del self.collections[op.names[0]]
+        elif op.kind == "seal":
+            self.collections[op.names[0]].upper = op.time
+        elif op.kind == "allow_compaction":
+            self.collections[op.names[0]].since = op.time
+        elif op.kind in ("write", "multi"):
+            for name in op.names:
+                self.collections[name].rows[op.number] = op.rows
+            if op.upper >= 0:
+                self.collections[op.names[0]].upper = op.upper
+
+    def after(self, ops: list[Op]) -> "Model":
+        """Return the model after more calls; this one stays as it is."""
+        model = deepcopy(self)
+        for op in ops:
+            model.apply(op)
+        return model
+
+    def latest(self) -> int:
+        """Return a time that no frontier and no update is beyond by more than the generator's steps."""
+        return max((max(held.upper, held.since) for held in self.collections.values()), default=0)
+
+
+def random_ops(seed: int, model: Model, first_number: int) -> Iterator[Op]:
+    """Yield valid calls without end, given what the location holds; the model is kept up to date with them."""
+    chance = random.Random(seed)
+    for number in range(first_number, first_number + ROWS_MAX):
+        op = _random_op(chance, model, number)
+        model.apply(op)
+        yield op
+
+
+def _random_op(chance: random.Random, model: Model, number: int) -> Op:
+    missing = [name for name in NAMES if name not in model.collections]
+    if missing and (len(missing) == len(NAMES) or chance.random() < 0.3):
+        return Op(number, "create", (chance.choice(missing),))
+    name = chance.choice([name for name in NAMES if name in model.collections])
+    held = model.collections[name]
+    beyond = held.upper + chance.randrange(4)
+    pick = chance.random()
+    if pick < 0.40:
+        return Op(number, "write", (name,), beyond, chance.randint(1, 5))
+    if pick < 0.52:
+        return Op(number, "write", (name,), beyond, LARGE_ROWS)
+    if pick < 0.72:
+        names = tuple(chance.sample(sorted(model.collections), k=len(model.collections)))
+        time = max(model.collections[n].upper for n in names) + chance.randrange(4)
+        rows = chance.choice([1, 3, LARGE_ROWS])
+        return Op(number, "multi", names, time, rows, time + 1 if chance.random() < 0.5 else -1)
+    if pick < 0.86:
+        return Op(number, "seal", (name,), beyond)
+    if pick < 0.92:
+        return Op(number, "allow_compaction", (name,), max(held.since, held.upper - chance.randrange(3)))
+    if pick < 0.94 and sum(held.rows.values()) > 2 * LARGE_ROWS:
+        return Op(number, "destroy", (name,))
+    if pick < 0.97:
+        return Op(number, "gc")
+    if hasattr(persist.Collection, "compact"):
+        return Op(number, "compact", (name,))
+    return Op(number, "write", (name,), beyond, 2)
+
+
+def updates_of(op: Op) -> Any:
+    """Return what an operation writes to each of its collections: tuples if it is little, a table if it is much."""
+    keys = np.arange(op.rows) + op.number * ROWS_MAX
+    # Random, because what Parquet makes small would not fill several parts.
+    text = np.random.default_rng(op.number).bytes(op.rows * 8).hex()
+    values = [text[i * 16 : i * 16 + 16] for i in range(op.rows)]
+    if op.rows < 100:
+        return [((int(k), v), op.time, 1) for k, v in zip(keys, values, strict=True)]
+    ones = np.ones(op.rows, dtype=np.int64)
+    return pa.table({"k": keys, "v": values, "_time": ones * op.time, "_diff": ones})
+
+
+class Teller:
+    """Makes calls with one client, and knows the collections by name."""
+
+    def __init__(self, client: persist.Client) -> None:
+        self._client = client
+        self._handles: dict[str, persist.Collection] = {}
+
+    def ask(self, op: Op) -> "persist.CommitFuture | None":
+        """Make a call; return its future, or None if it was over when it returned."""
+        if op.kind == "create":
+            self._handles[op.names[0]] = self._client.create_or_load(op.names[0], key=KEY, value=VALUE)
+        elif op.kind == "multi":
+            with self._client.multi_write(token=op.token) as multi:
+                for name in op.names:
+                    multi.write(self.collection(name), updates_of(op))
+                if op.upper >= 0:
+                    multi.seal(self.collection(op.names[0]), op.upper)
+        elif op.kind == "gc":
+            self._client.gc()
+        else:
+            return self._ask_one(op, self.collection(op.names[0]))
+        return None
+
+    def _ask_one(self, op: Op, collection: persist.Collection) -> "persist.CommitFuture | None":
+        if op.kind == "write":
+            return collection.write(updates_of(op), token=op.token)
+        if op.kind == "seal":
+            return collection.seal(op.time)
+        if op.kind == "allow_compaction":
+            return collection.allow_compaction(op.time)
+        if op.kind == "destroy":
+            del self._handles[op.names[0]]
+            return collection.destroy()
+        assert op.kind == "compact"
+        collection.compact()  # type: ignore[attr-defined, unused-ignore]
+        return None
+
+    def collection(self, name: str) -> persist.Collection:
+        """Return the handle of a collection that exists."""
+        if name not in self._handles:
+            self._handles[name] = self._client.load(name)
+        return self._handles[name]
+
+
+def make_everything_small() -> None:
+    """Set sizes so that a short story has many parts, part lists, checkpoints and state objects. For this process."""
+    sizes = encode_parts.__kwdefaults__
+    assert sizes is not None
+    assert {"part_bytes_target", "row_group_rows"} <= sizes.keys()
+    sizes.update(part_bytes_target=PART_BYTES, row_group_rows=256)
+    for module, name, size in (
+        (persist.part_lists, "PARTS_INLINE_MAX", 2),
+        (persist.checkpoint, "INTERVAL", 4),
+        (persist.checkpoint, "PENDING_MAX", 3),
+    ):
+        assert hasattr(module, name), f"{module.__name__} has no {name} any more"
+        setattr(module, name, size)

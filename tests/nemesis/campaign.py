@@ -1,0 +1,104 @@
+"""Runs of the Nemesis, one after the other, and what comes of them.
+
+A campaign of a seed is a series of episodes. Each has an empty location of its own, a seed of its own and a few hundred
+steps, so that a failure can be repeated and made short by itself.
+"""
+
+import random
+import shutil
+import tempfile
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from persist.blob import FileBlob, MemoryBlob
+from tests.nemesis.generator import Step, generate
+from tests.nemesis.history import History
+from tests.nemesis.runner import Run, features
+from tests.nemesis.shrink import shrink
+from tests.nemesis.validator import Violation, judge
+
+SIZES = (100, 300, 300, 600)
+SHOWN_MAX = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Episode:
+    """How one run is made: everything but the turns of the threads follows from it."""
+
+    seed: int
+    size: int
+    on_files: bool = False
+
+    def steps(self) -> list[Step]:
+        return generate(self.seed, self.size, features())
+
+    def __str__(self) -> str:
+        return f"seed={self.seed} size={self.size}{' on files' if self.on_files else ''}"
+
+
+@dataclass(slots=True)
+class Report:
+    """What happened, in numbers."""
+
+    operations: Counter[str] = field(default_factory=Counter)
+    outcomes: Counter[str] = field(default_factory=Counter)
+    faults: Counter[str] = field(default_factory=Counter)
+    requests: int = 0
+    commits: int = 0
+
+    def add(self, other: "Report") -> None:
+        self.operations += other.operations
+        self.outcomes += other.outcomes
+        self.faults += other.faults
+        self.requests += other.requests
+        self.commits += other.commits
+
+    def __str__(self) -> str:
+        lines = [f"operations {self.operations.total()}, commits {self.commits}, writing requests {self.requests}"]
+        for title, counts in (("operation", self.operations), ("outcome", self.outcomes), ("fault", self.faults)):
+            lines += [f"  {title} {name}: {n}" for name, n in sorted(counts.items())]
+        return "\n".join(lines)
+
+
+def episodes(seed: int) -> Iterator[Episode]:
+    """Yield the episodes of a campaign, without end."""
+    chance = random.Random(seed)
+    while True:
+        yield Episode(chance.randrange(10**9), chance.choice(SIZES), chance.random() < 0.05)
+
+
+def execute(episode: Episode, steps: list[Step]) -> tuple[History, list[Violation], Report]:
+    """Do steps, as one run of that episode; return what happened and what is wrong with it."""
+    folder = tempfile.mkdtemp(prefix="nemesis-") if episode.on_files else None
+    try:
+        run = Run(FileBlob(Path(folder), fsync=False) if folder else MemoryBlob())
+        history = run.execute(steps)
+    finally:
+        if folder:
+            shutil.rmtree(folder)
+    report = Report(faults=run.faults, requests=sum(history.stored.values()), commits=len(history.commits))
+    report.operations.update(event.op for event in history.events)
+    report.outcomes.update(str(event.error or event.outcome[0]) for event in history.events)
+    return history, judge(history), report
+
+
+def explain(episode: Episode, history: History, violations: list[Violation]) -> str:
+    """Return what people need to see of a failure: how to repeat it, and the shortest history that still fails."""
+    rules = {violation.rule for violation in violations}
+    found: list[tuple[History, list[Violation]]] = [(history, violations)]
+
+    def fails(steps: list[Step]) -> bool:
+        history, violations, _ = execute(episode, steps)
+        if not any(violation.rule in rules for violation in violations):
+            return False
+        if len(history.events) <= len(found[-1][0].events):
+            found.append((history, violations))
+        return True
+
+    steps = shrink(episode.steps(), fails)
+    history, violations = found[-1]
+    lines = [f"The Nemesis found a violation: {episode}", *(str(each) for each in violations[:SHOWN_MAX])]
+    lines += ["", f"The shortest history that still fails ({len(history.events)} calls):", *history.lines()]
+    return "\n".join([*lines, "", f"Its {len(steps)} steps:", *map(repr, steps)])

@@ -1,0 +1,367 @@
+"""Draws what clients do, from a seed: a list of steps that can be executed even when some of them are left out.
+
+A step is a dict: `id`, `op`, the `slot` of the client that makes the call, and what the call needs. Steps refer to each
+other only by id (read the snapshot that step 7 took); one whose other is missing is not executed. Times are absolute:
+the generator follows roughly where the frontiers should be, as if every call succeeded, so that most calls are valid,
+and some are not on purpose.
+
+`faults` of a step say what storage does to the next requests of its client, request by request; nothing else is left to
+chance, so that a shorter list of steps meets the same weather.
+"""
+
+import random
+from collections.abc import Collection
+from typing import Any
+
+from tests.nemesis.history import EMPTY
+from tests.nemesis.validator import BAD_WRITES
+
+Step = dict[str, Any]
+
+SLOTS = 4
+NAMES = ("a", "b", "c")
+KEYS = 4
+FIRST_MARKER = 1000
+OUTAGE_REQUESTS = 120  # More than a commit tries within its deadline.
+FAULTS = ("UNAVAILABLE", "NOT_HAPPENED_DOUBTFUL", "HAPPENED_BUT_FAILED", "SLOW")
+REQUESTS = ("create", "get", "list", "set", "delete")
+WEATHER = {"clear": 0.0, "showers": 0.12, "storm": 0.5}
+
+WEIGHTS = {
+    "write": 22,
+    "write_bad": 1,
+    "seal": 10,
+    "allow_compaction": 4,
+    "multi": 6,
+    "destroy": 1.2,
+    "snapshot": 9,
+    "read": 8,
+    "close_snapshot": 3,
+    "changes": 4,
+    "listen": 2,
+    "subscribe": 2,
+    "poll": 10,
+    "close_feed": 1,
+    "upper": 2,
+    "since": 2,
+    "collections": 1,
+    "load": 2,
+    "create_or_load": 4,
+    "settle": 4,
+    "open": 3,
+    "close": 0.8,
+    "crash": 0.8,
+    "deliver": 1,
+    "down": 0.5,
+    "up": 2,
+    "pass": 4,
+    "hold": 3,
+    "advance": 3,
+    "release": 2,
+    "holds": 1,
+    "gc": 1.5,
+    "maintain": 3,
+}
+FEATURE_WEIGHTS = {"compact": {"compact": 2.0}}
+SKEW_MAX_S = 10
+
+
+class _Belief:
+    """Roughly how a collection stands."""
+
+    def __init__(self) -> None:
+        self.exists = False
+        self.upper = 0
+        self.since = 0
+
+
+def generate(seed: int, size: int, features: Collection[str] = ()) -> list[Step]:
+    """Return size steps, of the public operations that features and their predecessors name."""
+    return _Generator(seed, frozenset(features)).steps(size)
+
+
+class _Generator:
+    def __init__(self, seed: int, features: frozenset[str]) -> None:
+        self.chance = random.Random(seed)
+        self.features = features
+        self.belief = {name: _Belief() for name in NAMES}
+        self.modes: dict[int, str] = {}
+        self.handles: dict[int, set[str]] = {slot: set() for slot in range(SLOTS)}
+        self.taken: dict[str, list[Step]] = {"snapshot": [], "feed": [], "hold": []}
+        self.with_token: list[Step] = []
+        self.multi_with_token: list[Step] = []
+        self.weather = "clear"
+        self.next_marker = FIRST_MARKER
+        self.large = self.chance.choice([0.01, 0.01, 0.3])  # Only large writes are blobs of their own.
+        self.planned: list[Step] = []
+        weights = dict(WEIGHTS)
+        for feature, more in FEATURE_WEIGHTS.items():
+            if feature in features:
+                weights |= more
+        self.ops, self.weights = list(weights), list(weights.values())
+
+    def steps(self, size: int) -> list[Step]:
+        steps: list[Step] = []
+        for slot in range(2):
+            steps += [self._open(slot, "shared"), *(self._create_or_load(slot, name) for name in NAMES)]
+        while len(steps) < size:
+            if self.chance.random() < 0.03:
+                self.weather = self.chance.choices(list(WEATHER), [6, 3, 1])[0]
+            op = self.chance.choices(self.ops, self.weights)[0]
+            step = self.planned.pop(0) if self.planned else self._step(op)
+            if step is not None:
+                steps.append(step)
+        for number, step in enumerate(steps):
+            step["id"] = number
+        return [_resolved(step) for step in steps]
+
+    def _step(self, op: str) -> Step | None:
+        chance = self.chance
+        if op == "open":
+            return self._open(chance.randrange(SLOTS), self._mode())
+        if op in ("pass", "up", "down", "deliver"):
+            return self._about_the_world(op)
+        slots = list(self.modes)
+        if not slots:
+            return self._open(0, "shared")
+        step: Step | None = {"op": op, "slot": chance.choice(slots)}
+        assert step is not None
+        known = self.handles[step["slot"]]
+        if op in ("create_or_load", "load"):
+            step = self._create_or_load(step["slot"], chance.choice(NAMES), op)
+        elif op in ("close", "crash"):
+            self._forget(step["slot"], op)
+        elif op in ("read", "close_snapshot", "poll", "close_feed", "advance", "release"):
+            step = self._about_what_was_taken(op)
+        elif op not in ("collections", "settle", "gc", "maintain"):
+            if not known:
+                return self._create_or_load(step["slot"], chance.choice(NAMES))
+            step["name"] = chance.choice(sorted(known))
+            getattr(self, f"_{op}", lambda step, belief: None)(step, self.belief[step["name"]])
+        if step is not None and "faults" not in step:
+            self._add_faults(step)
+        return step
+
+    def _mode(self) -> str:
+        if self.chance.random() < 0.12:
+            return "exclusive"
+        return self.chance.choices(["shared", "read"], [5, 1])[0]
+
+    def _open(self, slot: int, mode: str) -> Step:
+        step: Step = {
+            "op": "open",
+            "slot": slot,
+            "mode": mode,
+            "skew_s": self.chance.choice([0, 0, -SKEW_MAX_S, SKEW_MAX_S]),
+        }
+        if mode == "exclusive":
+            step["reentrance_id"] = self.chance.choice(["me", "you"])
+            step["force"] = self.chance.random() < 0.4
+        self._forget(slot, "crash")
+        self.modes[slot] = mode
+        self._add_faults(step)
+        return step
+
+    def _forget(self, slot: int, op: str) -> None:
+        self.handles[slot] = set() if op == "crash" else self.handles[slot]
+        if op == "crash" or self.chance.random() < 0.8:  # Calls after close are worth a few tries.
+            self.modes.pop(slot, None)
+            self.handles[slot] = set()
+
+    def _create_or_load(self, slot: int, name: str, op: str = "create_or_load") -> Step:
+        self.handles[slot].add(name)
+        step: Step = {"op": op, "slot": slot, "name": name}
+        if op == "create_or_load":
+            step["schema"] = "k" if self.chance.random() < 0.95 else "k2"
+            if not self.belief[name].exists:
+                self.belief[name] = _Belief()
+                self.belief[name].exists = True
+        self._add_faults(step)
+        return step
+
+    def _about_the_world(self, op: str) -> Step:
+        step: Step = {"op": op, "slot": None}
+        if op == "pass":
+            step["seconds"] = self.chance.choice([0.1, 1, 1, 10, 10, 40, 40, 100, 200, 1000, 4000])
+        elif op in ("down", "up"):
+            step["slot"] = self.chance.choice([None, *range(SLOTS)]) if op == "down" else None
+        return step
+
+    def _about_what_was_taken(self, op: str) -> Step | None:
+        kind = {"read": "snapshot", "close_snapshot": "snapshot", "poll": "feed", "close_feed": "feed"}.get(op, "hold")
+        if not self.taken[kind]:
+            return None
+        taken = self.chance.choice(self.taken[kind][-6:])
+        step: Step = {"op": op, "slot": taken["slot"], "of": taken}
+        if op == "read":
+            step["count"] = self.chance.random() < 0.15
+        elif op == "advance":
+            step["time"] = max(0, taken["time"] + self.chance.choice([-1, 0, 1, 2, 3]))
+        elif op == "release":
+            step["how"] = self.chance.choice(["close", "release"])
+        if op in ("close_snapshot", "close_feed", "release") and self.chance.random() < 0.9:
+            self.taken[kind].remove(taken)
+        return step
+
+    def _updates(self, belief: _Belief) -> list[list[Any]]:
+        chance = self.chance
+        late = chance.random() < 0.08
+        base = 0 if belief.upper == EMPTY else belief.upper
+        first = max(0, base - chance.randint(1, 3)) if late else base + chance.choice([0, 0, 0, 1, 2, 5])
+        self.next_marker += 1
+        updates: list[list[Any]] = [[self.next_marker, "m", first, 1]]
+        for _ in range(chance.choice([0, 1, 1, 2, 3])):
+            value = "big70000" if chance.random() < self.large else chance.choice("xyz")
+            diff = chance.choices([1, -1, 2, 0, 2**62], [30, 16, 5, 1, 0.3])[0]
+            updates.append([chance.randrange(KEYS), value, first + chance.choice([0, 0, 1, 3]), diff])
+        return updates
+
+    def _wait(self, step: Step) -> None:
+        step["wait"] = self.chance.choices(["now", "later", "never"], [12, 4, 1])[0]
+        if self.chance.random() < 0.012:
+            how = self.chance.choice(["before", "after", "limbo"])
+            step["crash"] = {"calls": self.chance.choice([0, 0, 1, 2]), "how": how}
+            self._forget(step["slot"], "crash")
+
+    def _write(self, step: Step, belief: _Belief) -> None:
+        chance = self.chance
+        self._wait(step)
+        if self.with_token and chance.random() < 0.15:
+            again = chance.choice(self.with_token[-8:])
+            step |= {n: again[n] for n in ("name", "updates", "token", "expected_upper", "seal") if n in again}
+            return
+        step["updates"] = self._updates(belief) if chance.random() < 0.98 else []
+        if chance.random() < 0.2:
+            step["expected_upper"] = self._about(belief.upper)
+        if chance.random() < 0.15:
+            self._seal(step, belief)
+            step["seal"] = step.pop("upper")
+        if step["updates"] and chance.random() < 0.3:
+            step["token"] = f"t{step['updates'][0][0]}"
+            self.with_token.append(step)
+
+    def _about(self, upper: int) -> int:
+        return max(0, upper + self.chance.choice([0, 0, 0, 1, -1])) if upper <= 10**6 else upper
+
+    def _write_bad(self, step: Step, belief: _Belief) -> None:
+        step["bad"] = self.chance.choice(sorted(BAD_WRITES))
+        step["updates"] = []
+
+    def _seal(self, step: Step, belief: _Belief) -> None:
+        self._wait(step)
+        chance = self.chance
+        if chance.random() < 0.015:
+            step["upper"] = EMPTY
+        elif chance.random() < 0.06:
+            step["upper"] = max(0, min(belief.upper, 10**6) - chance.randint(1, 4))
+        else:
+            step["upper"] = min(belief.upper, 10**6) + chance.choice([0, 1, 1, 2, 2, 3])
+        if chance.random() < 0.1:
+            step["expected_upper"] = self._about(belief.upper)
+        belief.upper = max(belief.upper, step["upper"])
+
+    def _allow_compaction(self, step: Step, belief: _Belief) -> None:
+        self._wait(step)
+        ahead = 2 if self.chance.random() < 0.1 else -1
+        step["since"] = max(0, min(belief.upper, 10**6) + ahead - self.chance.choice([0, 1, 2, 3, 5]))
+        belief.since = max(belief.since, step["since"])
+
+    def _destroy(self, step: Step, belief: _Belief) -> None:
+        self._wait(step)
+        self.belief[step["name"]] = _Belief()
+        if self.chance.random() < 0.5:
+            self._plan_reads_of_what_is_gone(step["name"])
+        for names in self.handles.values():
+            if self.chance.random() < 0.8:  # Some go on with a handle of what is not there any more.
+                names.discard(step["name"])
+
+    def _plan_reads_of_what_is_gone(self, name: str) -> None:
+        """Let garbage be collected soon after, and what was taken before be read again."""
+        chance = self.chance
+        taken = [each for each in self.taken["snapshot"][-12:] if each["name"] == name]
+        for _ in range(chance.choice([1, 2, 3])):
+            self.planned.append({"op": "pass", "slot": None, "seconds": chance.choice([10, 40, 100, 200])})
+            self.planned.append({"op": chance.choice(["gc", "maintain"]), "slot": chance.randrange(SLOTS)})
+            for each in taken:
+                self.planned.append({"op": "read", "slot": each["slot"], "of": each, "count": False})
+
+    def _multi(self, step: Step, belief: _Belief) -> None:
+        chance = self.chance
+        if self.multi_with_token and chance.random() < 0.15:
+            again = chance.choice(self.multi_with_token[-4:])
+            step |= {name: again[name] for name in ("steps", "token", "wait", "raises")}
+            return
+        others = [name for name in sorted(self.handles[step["slot"]]) if name != step.pop("name", None)]
+        names = [chance.choice(sorted(self.handles[step["slot"]]))]
+        names += chance.sample([name for name in others if name != names[0]], k=min(1, len(set(others) - set(names))))
+        step["steps"] = [["write", name, self._updates(self.belief[name])] for name in names]
+        for name in names:
+            if chance.random() < 0.4:
+                sealed: Step = {"slot": step["slot"]}
+                self._seal(sealed, self.belief[name])
+                step["steps"].append(["seal", name, sealed["upper"]])
+        self._wait(step)
+        step["wait"] = "now"
+        step["raises"] = chance.random() < 0.12
+        if chance.random() < 0.25:
+            step["token"] = f"t{self.next_marker}"
+            self.multi_with_token.append(step)
+
+    def _as_of(self, belief: _Belief) -> int | None:
+        chance = self.chance
+        if chance.random() < 0.12:
+            return None
+        upper = min(belief.upper, 10**6)
+        if chance.random() < 0.1:
+            return upper + chance.randint(0, 2)
+        if chance.random() < 0.2:
+            return max(0, belief.since - chance.randint(-1, 2))
+        return max(0, upper - 1 - chance.choice([0, 0, 1, 2]))
+
+    def _snapshot(self, step: Step, belief: _Belief) -> None:
+        chance = self.chance
+        step["as_of"] = self._as_of(belief)
+        step["form"] = chance.choice(["rows", "diff", "diff"])
+        step["columns"] = chance.choices(["kv", "k", "v", "vk"], [6, 1, 1, 1])[0]
+        step["above"] = chance.randrange(KEYS) if chance.random() < 0.15 else None
+        step["reads"] = chance.random() < 0.6
+        self.taken["snapshot"].append(step)
+
+    def _changes(self, step: Step, belief: _Belief) -> None:
+        upper = min(belief.upper, 10**6)
+        step["lower"] = max(0, upper - self.chance.randint(0, 6))
+        step["upper"] = max(0, step["lower"] + self.chance.choice([-1, 0, 1, 2, 3, 3, 4, 6]))
+
+    def _listen(self, step: Step, belief: _Belief) -> None:
+        step["as_of"] = self._as_of(belief) or 0
+        self.taken["feed"].append(step)
+
+    def _subscribe(self, step: Step, belief: _Belief) -> None:
+        step["as_of"] = self._as_of(belief)
+        self.taken["feed"].append(step)
+
+    def _hold(self, step: Step, belief: _Belief) -> None:
+        step["time"] = self._as_of(belief) or 0
+        step["hold"] = self.chance.choice([None, None, "one", "two"])
+        self.taken["hold"].append(step)
+
+    def _add_faults(self, step: Step) -> None:
+        chance = self.chance
+        if chance.random() >= WEATHER[self.weather]:
+            return
+        kind = chance.choice(["blip", "blip", "noise", "lost", "outage"])
+        if kind == "blip":
+            step["faults"] = {chance.choice(REQUESTS): [chance.choice(FAULTS)]}
+        elif kind == "noise":
+            odds = [4, 1, 1, 1, 1]
+            step["faults"] = {each: chance.choices(["NONE", *FAULTS], odds, k=12) for each in REQUESTS}
+        elif kind == "lost":
+            first = chance.choice(FAULTS[1:3])
+            step["faults"] = {"create": [first] + ["UNAVAILABLE"] * chance.choice([1, 3, OUTAGE_REQUESTS])}
+        else:
+            step["faults"] = {each: ["UNAVAILABLE"] * OUTAGE_REQUESTS for each in chance.sample(REQUESTS, 2)}
+
+
+def _resolved(step: Step) -> Step:
+    """Return the step with the step it refers to replaced by its id."""
+    return {**step, "of": step["of"]["id"]} if "of" in step else step

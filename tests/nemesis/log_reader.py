@@ -1,0 +1,69 @@
+"""Reads records of the log as `docs/format.md` describes them, without the library.
+
+It turns a record's bytes into the plain mutations of `tests.nemesis.history`. Checksums are not looked at: whether the
+library minds them is for other tests.
+"""
+
+import base64
+import json
+from collections.abc import Mapping
+from io import BytesIO
+from typing import Any
+
+import pyarrow.parquet as pq
+
+from tests.nemesis.history import EMPTY, Commit
+
+PADDED = "~"  # Ends the part of a long value that history keeps.
+
+
+def read_commit(value: bytes, at: int, client: str, clock_s: float, blobs: Mapping[str, bytes]) -> Commit:
+    """Return a record as a commit, given all blobs that were ever stored."""
+    record = json.loads(value)
+    mutations = [_mutation(each, blobs) for each in record["mutations"]]
+    return Commit(record["seqno"], at, client, mutations, clock_s)
+
+
+def frontier(times: list[int]) -> int:
+    return times[0] if times else EMPTY
+
+
+def pad(value: str, length: int) -> str:
+    """Return a long value of which `shorten` makes value again."""
+    return value + PADDED + "." * length
+
+
+def shorten(value: str) -> str:
+    """Return the beginning of a padded value; any other value, and one that is padded wrongly, as it is."""
+    head, mark, tail = value.partition(PADDED)
+    return head if mark and tail.count(".") == len(tail) and len(tail) % 1000 == 0 else value
+
+
+def _mutation(mutation: dict[str, Any], blobs: Mapping[str, bytes]) -> dict[str, Any]:
+    plain = {name: value for name, value in mutation.items() if name in ("kind", "collection", "name")}
+    kind = mutation["kind"]
+    if kind == "create":
+        plain["schema"] = mutation["schema"]["key"]["fields"][0][0]
+    elif kind == "append":
+        plain["updates"] = [update for part in _parts(mutation, blobs) for update in _updates(part, blobs)]
+    elif kind in ("seal", "allow_compaction"):
+        field = "upper" if kind == "seal" else "since"
+        plain[field] = frontier(mutation[field])
+    elif kind == "tokens":
+        plain["tokens"] = [token for token, _ in mutation["tokens"]]
+    else:
+        return mutation
+    return plain
+
+
+def _parts(mutation: dict[str, Any], blobs: Mapping[str, bytes]) -> list[dict[str, Any]]:
+    if "parts_in" in mutation:
+        return list(json.loads(blobs[mutation["parts_in"]["blob"]])["parts"])
+    return list(mutation.get("parts", ()))
+
+
+def _updates(part: dict[str, Any], blobs: Mapping[str, bytes]) -> list[list[Any]]:
+    data = base64.b64decode(part["inline"]) if "inline" in part else blobs[part["blob"]]
+    columns = pq.read_table(BytesIO(data)).to_pydict()
+    ks, vs, times, diffs = columns.values()
+    return [[k, shorten(v), t, d] for k, v, t, d in zip(ks, vs, times, diffs, strict=True)]

@@ -1,0 +1,87 @@
+"""Every public operation of a client, sorted into those that only read and those that write; and all reads at once."""
+
+from collections.abc import Callable
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+import persist
+
+CLIENT_READS = {"close", "collections", "create_or_load", "fsck", "load", "metrics", "mode", "url"}
+CLIENT_WRITES = {"gc", "maintain", "multi_write"}
+COLLECTION_READS = {"changes", "holds", "listen", "needs", "since", "snapshot", "subscribe", "upper"}
+COLLECTION_WRITES = {"allow_compaction", "commit_parts", "compact", "destroy", "hold", "seal", "write"}
+
+KEY = {"k": pa.int64()}
+VALUE = {"v": pa.string()}
+ROWS = 20_000  # Enough for a part of its own.
+
+
+def table(time: int, rows: int = ROWS) -> pa.Table:
+    """Return updates enough for a part in a blob of its own."""
+    values = [f"{k:032}" for k in range(rows)]
+    return pa.table({"k": range(rows), "v": values, "_time": [time] * rows, "_diff": [1] * rows})
+
+
+def fill(client: persist.Client) -> None:
+    """Make a collection with something of everything in it: sealed up to 4, complete times 0 to 3."""
+    orders = client.create_or_load("orders", key=KEY, value=VALUE)
+    orders.write(table(0), token="first", seal=1)
+    orders.write([((1, "a"), 1, 1), ((2, "b"), 2, 1), ((1, "a"), 3, -1)])
+    orders.seal(4).result()
+    orders.hold(1, name="consumer")
+    client.create_or_load("other", key=KEY).seal(9).result()
+
+
+def read_everything(client: persist.Client) -> None:
+    """Do all that reads, on what `fill` made, in every form in which a result can be taken."""
+    assert client.url
+    assert client.mode == "read"
+    assert client.collections() == ["orders", "other"]
+    client.load("other")
+    orders = client.create_or_load("orders", key=KEY, value=VALUE)
+    assert (orders.upper, orders.since) == (persist.Antichain(4), persist.Antichain(0))
+    assert [hold.name for hold in orders.holds()] == ["consumer"]
+    for form in ("rows", "diff"):
+        with orders.snapshot(2, form=form) as snapshot:
+            assert snapshot.to_arrow().num_rows == snapshot.count() == ROWS + 2
+            assert len(snapshot.to_pandas()) == len(snapshot.to_polars()) == len(list(snapshot.rows()))
+            assert sum(batch.num_rows for batch in snapshot.to_batches()) == pa.table(snapshot).num_rows
+            assert snapshot.slices(2)
+    assert orders.snapshot(columns=["k"], filter=pc.field("k") < 3).count() == 4
+    with orders.changes(1, 4) as changes:
+        assert len(list(changes.updates())) == changes.to_arrow().num_rows == 3
+    listen = orders.listen(1)
+    progress = listen.poll(timeout_s=10)
+    assert progress is not None
+    assert progress.updates.num_rows == 2
+    listen.close()
+    subscription = orders.subscribe(1)
+    assert next(iter(subscription)).updates.num_rows == ROWS + 1
+    subscription.close()
+    for name in ("fsck", "metrics"):
+        if callable(found := getattr(client, name, None)):
+            found()
+
+
+def writes(client: persist.Client) -> list[Callable[[], object]]:
+    """Return a call of every operation that writes."""
+    orders = client.load("orders")
+    found: list[Callable[[], object]] = [
+        client.gc,
+        client.maintain,
+        client.multi_write,
+        lambda: client.create_or_load("new", key=KEY),
+        lambda: orders.write([((1, "a"), 9, 1)]),
+        lambda: orders.write(table(9)),
+        lambda: orders.seal(9),
+        lambda: orders.allow_compaction(1),
+        lambda: orders.commit_parts([]),
+        lambda: orders.hold(2),
+        lambda: orders.hold(2, name="mine"),
+        lambda: orders.hold(name="consumer"),
+        orders.destroy,
+    ]
+    if callable(compact := getattr(orders, "compact", None)):
+        found.append(compact)
+    return found
