@@ -212,11 +212,12 @@ class Leases:
         leases = self._follower.refresh().control.leases
         own = self._lease.id  # However late, it is renewed rather than ended.
         expired = [EndLease(i, le.expires_ms) for i, le in leases.items() if i != own and le.expires_ms < limit_ms]
-        for future in [self._commit([step], {}) for step in expired]:
-            try:
-                future.result()
-            except Conflict:  # It was renewed in the last moment.
-                continue
+        futures = [self._commit([step], {}) for step in expired]
+        errors = [future.exception() for future in futures]  # Of all: what nobody looks at is raised by close.
+        for error in errors:
+            # After a conflict, it was renewed in the last moment.
+            if error is not None and not isinstance(error, Conflict):
+                raise error
 
     def close(self) -> None:
         """End the lease, and with it all holds. Cost: a commit, if there is any."""

@@ -92,6 +92,8 @@ class _Generator:
         self.multi_with_token: list[Step] = []
         self.weather = "clear"
         self.next_marker = FIRST_MARKER
+        self.large = self.chance.choice([0.01, 0.01, 0.3])  # Only large writes are blobs of their own.
+        self.planned: list[Step] = []
         weights = dict(WEIGHTS)
         for feature, more in FEATURE_WEIGHTS.items():
             if feature in features:
@@ -106,7 +108,7 @@ class _Generator:
             if self.chance.random() < 0.03:
                 self.weather = self.chance.choices(list(WEATHER), [6, 3, 1])[0]
             op = self.chance.choices(self.ops, self.weights)[0]
-            step = self._step(op)
+            step = self.planned.pop(0) if self.planned else self._step(op)
             if step is not None:
                 steps.append(step)
         for number, step in enumerate(steps):
@@ -209,7 +211,7 @@ class _Generator:
         self.next_marker += 1
         updates: list[list[Any]] = [[self.next_marker, "m", first, 1]]
         for _ in range(chance.choice([0, 1, 1, 2, 3])):
-            value = "big70000" if chance.random() < 0.02 else chance.choice("xyz")
+            value = "big70000" if chance.random() < self.large else chance.choice("xyz")
             diff = chance.choices([1, -1, 2, 0, 2**62], [30, 16, 5, 1, 0.3])[0]
             updates.append([chance.randrange(KEYS), value, first + chance.choice([0, 0, 1, 3]), diff])
         return updates
@@ -267,9 +269,21 @@ class _Generator:
     def _destroy(self, step: Step, belief: _Belief) -> None:
         self._wait(step)
         self.belief[step["name"]] = _Belief()
+        if self.chance.random() < 0.5:
+            self._plan_reads_of_what_is_gone(step["name"])
         for names in self.handles.values():
             if self.chance.random() < 0.8:  # Some go on with a handle of what is not there any more.
                 names.discard(step["name"])
+
+    def _plan_reads_of_what_is_gone(self, name: str) -> None:
+        """Let garbage be collected soon after, and what was taken before be read again."""
+        chance = self.chance
+        taken = [each for each in self.taken["snapshot"][-12:] if each["name"] == name]
+        for _ in range(chance.choice([1, 2, 3])):
+            self.planned.append({"op": "pass", "slot": None, "seconds": chance.choice([10, 40, 100, 200])})
+            self.planned.append({"op": chance.choice(["gc", "maintain"]), "slot": chance.randrange(SLOTS)})
+            for each in taken:
+                self.planned.append({"op": "read", "slot": each["slot"], "of": each, "count": False})
 
     def _multi(self, step: Step, belief: _Belief) -> None:
         chance = self.chance
