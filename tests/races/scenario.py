@@ -42,7 +42,7 @@ class Outcome:
         shares = ", ".join(f"{number}: {counts['acknowledged']}" for number, counts in sorted(writers.items()))
         records, rate = self.report.records, self.report.records / self.seconds
         return (
-            f"{len(self.calls)} calls in {self.seconds:.1f} s: {records} records of {total['acknowledged']} acknowledged "
+            f"{len(self.calls)} calls in {self.seconds:.1f} s: {records} records of {total['acknowledged']} acked "
             f"commits ({rate:.0f} records/s), {total['reads']} reads, refused {refused}; {total['lost']} of "
             f"{total['tried']} creates lost their race ({total['lost'] / max(1, records):.2f} per record); "
             f"acknowledged by process {{{shares}}}"
