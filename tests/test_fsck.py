@@ -187,7 +187,8 @@ def test_golden_locations_are_clean() -> None:
     for folder in (Path(__file__).parent / "golden").glob("format-*/location"):
         report = persist.fsck(folder)
         assert report.is_clean, str(report)
-        assert not report.unreferenced, str(report)
+        # One of them was left while its log was being truncated.
+        assert {found.kind for found in report.unreferenced} <= {"record"}, str(report)
 
 
 def test_a_location_that_does_not_exist_is_empty_and_is_not_made(tmp_path: Path) -> None:
