@@ -59,6 +59,7 @@ from persist.blob.errors import CorruptBlob, InvalidUsage
 from persist.codecs.consolidation import consolidate
 from persist.codecs.digits import neighbours_differ
 from persist.codecs.ordering import order_keys
+from persist.codecs.part_claims import GROUP_ROWS_MIN, GROUPS_MAX
 from persist.codecs.part_file import from_parquet, has_nan, memory_of, scan_parquet, to_parquet, widened
 from persist.codecs.scalars import is_flat, scalar_to_json
 from persist.codecs.schema import DIFF, TIME, CollectionSchema
@@ -177,7 +178,7 @@ def encode_parts(
         table: updates as from `to_updates`: the columns of `schema.arrow`.
         schema: the collection's.
         part_bytes_target: encoded bytes at which the next key starts a new part.
-        row_group_rows: the most rows in one row group.
+        row_group_rows: the most rows in one row group; more if readers would refuse that many groups.
 
     Returns:
         The parts in key order; none when there is no row or all cancel.
@@ -256,6 +257,20 @@ def decode_part(
         raise _bad_filter(filter, schema.arrow, error) from error
     _check_updates(table, part)
     return table
+
+
+def read_part(data: bytes | memoryview, part: Part, schema: CollectionSchema) -> pa.Table:
+    """Read all of a part whose bytes are those of its descriptor, however little they agree in what they say.
+
+    Raises:
+        CorruptBlob: it does not hold the columns of this collection, or not as many rows.
+    """
+
+    def read() -> pa.Table:
+        buffer, names = pa.py_buffer(data), schema.arrow.names
+        return from_parquet(buffer, schema.arrow, columns=names, rows=part.rows, memory=part.memory, use_threads=True)
+
+    return _decoded(part, read)
 
 
 def describe_part(data: bytes | memoryview, table: pa.Table, schema: CollectionSchema) -> Part:
@@ -381,6 +396,7 @@ def _next_key(keys: Sequence[pa.Array], position: int, rows: int) -> int:
 
 
 def _encode_part(table: pa.Table, schema: CollectionSchema, row_group_rows: int) -> tuple[bytes, Part]:
+    row_group_rows = max(row_group_rows, min(GROUP_ROWS_MIN, -(-table.num_rows // GROUPS_MAX)))
     data = to_parquet(table, sorted_by=len(schema.names) + 1, row_group_rows=row_group_rows)
     return data, describe_part(data, table, schema)
 

@@ -6,6 +6,7 @@ to no good. So its footer and the header of every page are looked at first, with
 a file is refused unless
 
 - its columns, row groups, rows and values add up, and the pages of each column chunk fill exactly the bytes it claims;
+- there are no more row groups than 64 and one for each 1,024 rows;
 - what the pages unpack to and what their values occupy as Arrow columns stay within the descriptor's `memory`;
 - only encodings and compressions are used whose output these sizes bound. DELTA_BYTE_ARRAY, in which a few bytes stand
   for long strings, is not among them; of dictionaries of strings that may do so, `Claims.dictionaries` tells.
@@ -45,8 +46,7 @@ _COMPRESSIONS = {"UNCOMPRESSED", "SNAPPY", "ZSTD"}
 _ENCODINGS = {0, 2, 3, 5, 8, 9}  # PLAIN, PLAIN_DICTIONARY, RLE, DELTA_BINARY_PACKED, RLE_DICTIONARY, BYTE_STREAM_SPLIT
 _NO_LIMIT = 1 << 80
 _FOOTER_HARMLESS = 16 << 10
-_ALLOWANCE = 1 << 20  # Memory that is always spent, however small a part.
-_BYTES_PER_CHUNK = 700  # What Arrow makes of a column chunk in the footer, however little it says.
+GROUPS_MAX, GROUP_ROWS_MIN = 64, 1024  # That many row groups, and one more for each so many rows.
 # The header of a data page as Arrow writes it: kind, unpacked, packed, checksum, and of the page itself the values, the
 # encoding and those of the levels. Any other goes the long way.
 _V = rb"[\x80-\xff]{0,4}[\x00-\x7f]"
@@ -209,7 +209,7 @@ def check_footer(data: memoryview, schema: pa.Schema, rows: int, memory: int) ->
     if length > size - _TAIL - len(_MAGIC):
         raise ValueError(f"its footer claims {length} of its {size} bytes")
     leaves = len(_leaves_of(schema))
-    groups_max = min(rows, (4 * (size + memory) + _ALLOWANCE) // (leaves * _BYTES_PER_CHUNK))
+    groups_max = _groups_max(rows)
     if length > _FOOTER_HARMLESS:
         _walk_footer(_Fields(data, size - _TAIL - length, size - _TAIL), schema, groups_max)
     return max(_elements_of(schema), leaves, groups_max, _LIST_MAX)
@@ -230,6 +230,10 @@ def check_claims(
     return _Sums(data, schema, memory).over(metadata, rows)
 
 
+def _groups_max(rows: int) -> int:
+    return min(rows, GROUPS_MAX + rows // GROUP_ROWS_MIN)
+
+
 class _Sums:
     """The sums over one file while it is checked."""
 
@@ -244,6 +248,8 @@ class _Sums:
         self._end = len(self._data) - _TAIL - metadata.serialized_size
         if metadata.num_columns != len(self._leaves):
             raise ValueError(f"it has {metadata.num_columns} columns where {len(self._leaves)} belong")
+        if metadata.num_row_groups > _groups_max(rows):
+            raise ValueError(f"it has {metadata.num_row_groups} row groups for {rows} rows")
         found = 0
         for at in range(metadata.num_row_groups):
             group = metadata.row_group(at)
