@@ -179,6 +179,9 @@ class Committer:
             with self._changed:
                 self._in_flight_bytes -= sum(operation.bytes for operation in group)
                 self._changed.notify_all()
+            # Or the wait for the next group keeps these futures, their callbacks and perhaps the client alive.
+            group.clear()
+            error = operation = None
 
     def _next_group(self) -> list[Operation]:
         """Wait for operations and return those to commit together; none when the client was closed."""

@@ -70,8 +70,8 @@ class CommitFuture(Future[int]):
     def fail(self, error: BaseException) -> None:
         """Resolve to error, which stays on the ledger until somebody looks."""
         # On the ledger first: a waiter that wakes up at once must find it there to take it off.
-        # Without its traceback, whose frames would keep everything alive that was committed together.
-        self._unobserved.add(self._number, error.with_traceback(None))
+        _drop_frames(error)
+        self._unobserved.add(self._number, error)
         self.set_exception(error)
 
     def result(self, timeout: float | None = None) -> int:
@@ -108,3 +108,17 @@ class CommitFuture(Future[int]):
         self.add_done_callback(wake)
         yield from waiter.__await__()
         return self.result()
+
+
+def _drop_frames(error: BaseException) -> None:
+    """Drop the tracebacks of an error and of those it came from.
+
+    Their frames would keep everything alive that was committed together, perhaps down to the client itself, whose
+    threads end when nobody has it any more.
+    """
+    left, seen = [error], set()
+    while left:
+        each = left.pop()
+        seen.add(id(each))
+        each.__traceback__ = None
+        left += [cause for cause in (each.__cause__, each.__context__) if cause is not None and id(cause) not in seen]

@@ -4,6 +4,7 @@ A campaign of a seed is a series of episodes. Each has an empty location of its 
 steps, so that a failure can be repeated and made short by itself.
 """
 
+import gc
 import random
 import shutil
 import tempfile
@@ -78,6 +79,7 @@ def execute(episode: Episode, steps: list[Step]) -> tuple[History, list[Violatio
     finally:
         if folder:
             shutil.rmtree(folder)
+        gc.collect()  # Clients that crashed are cycles with what was taken from them, and their threads end with them.
     report = Report(faults=run.faults, requests=sum(history.stored.values()), commits=len(history.commits))
     report.operations.update(event.op for event in history.events)
     report.outcomes.update(str(event.error or event.outcome[0]) for event in history.events)

@@ -69,7 +69,10 @@ def _results(seed: int, jobs: int) -> Iterator[tuple[Report, str | None]]:
 def _episode(episode: Episode) -> tuple[Report, str | None]:
     logging.getLogger("persist").setLevel(logging.ERROR)
     history, violations, report = execute(episode, episode.steps())
-    return report, explain(episode, history, violations) if violations else None
+    if not violations:
+        return report, None
+    print(f"{episode}: {violations[0]}\nLooking for the shortest history that fails like this …", flush=True)
+    return report, explain(episode, history, violations)
 
 
 def _repeat(episode: Episode) -> int:
