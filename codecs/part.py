@@ -261,6 +261,20 @@ def decode_part(
     return table
 
 
+def read_part(data: bytes | memoryview, part: Part, schema: CollectionSchema) -> pa.Table:
+    """Read all of a part whose bytes are those of its descriptor, however little they agree in what they say.
+
+    Raises:
+        CorruptBlob: it does not hold the columns of this collection, or not as many rows.
+    """
+
+    def read() -> pa.Table:
+        buffer, names = pa.py_buffer(data), schema.arrow.names
+        return from_parquet(buffer, schema.arrow, columns=names, rows=part.rows, memory=part.memory, use_threads=True)
+
+    return _decoded(part, read)
+
+
 def describe_part(data: bytes | memoryview, table: pa.Table, schema: CollectionSchema) -> Part:
     """The descriptor of a part that holds table, of at least one row and one chunk a column, as data."""
     times = _int64(table.column(TIME))

@@ -311,11 +311,12 @@ class Committer:
             known = appends.get(change.id)
             if known is None or known[0] != change.writes:
                 inline_bytes = contents.inline_bytes if contents is not None else 0
-                append = self._parts.append(change.id, change.writes, inline_bytes)
-                if append is not None and state.location is not None:
-                    append = move_out(self._blob, state.location, append, state.seqno + 1)
-                appends[change.id] = (change.writes, append)
-            mutations += change.mutations(contents, appends[change.id][1])
+                appends[change.id] = (change.writes, self._parts.append(change.id, change.writes, inline_bytes))
+            append = appends[change.id][1]
+            if append is not None and state.location is not None:
+                # For every attempt: a list whose name is below the log's floor is collected, whoever names it.
+                append = move_out(self._blob, state.location, append, state.seqno + 1)
+            mutations += change.mutations(contents, append)
         return (*mutations, *last)
 
     def _reject(self, operation: Operation, error: BaseException) -> None:

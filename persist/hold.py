@@ -7,11 +7,12 @@ believe to be that consumer notice each other.
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from types import TracebackType
 
 from persist.antichain import Antichain, as_time
-from persist.errors import FrontierRegression, InvalidUsage
+from persist.errors import FrontierRegression, InvalidUsage, LeaseExpired
 from persist.leases import Claim, Leases
 
 
@@ -93,7 +94,8 @@ class LeasedHold(Hold):
         if not self._is_released:
             self._is_released = True
             self._claim.release()
-            self._leases.settle(self._collection)
+            with suppress(LeaseExpired):  # Then the hold went with its lease; other reads by it will hear.
+                self._leases.settle(self._collection)
 
     def close(self) -> None:
         self.release()

@@ -78,8 +78,7 @@ class Slot:
 
 def features() -> frozenset[str]:
     """Return which operations the library has got that it did not always have."""
-    found = {name for name in ("compact",) if hasattr(persist.Collection, name)}
-    return frozenset(found | {name for name in ("fsck",) if hasattr(persist.Client, name)})
+    return frozenset(name for name in ("compact",) if hasattr(persist.Collection, name))
 
 
 class Run:
@@ -477,9 +476,7 @@ class Run:
             self._load(slot, {"name": name})
             if name in slot.handles:
                 self._read_whole(slot, name)
-        if "fsck" in features():
-            client: Any = slot.client
-            self._call(slot, "fsck", {}, lambda: [str(each) for each in client.fsck().errors])
+        self._call(slot, "fsck", {}, lambda: [str(problem) for problem in slot.client.fsck().problems])
         self._close(slot, {})
 
     def _read_whole(self, slot: Slot, name: str) -> None:
