@@ -19,11 +19,12 @@ A writer promises, and a reader may rely on:
 - statistics never mislead: a float column that holds NaN has none, since Parquet's minimum and maximum ignore
   NaN.
 
-Encodings, compression, row group and page sizes, page index and key-value metadata may vary and may change
-without notice.
+Page sizes, page index and key-value metadata may vary and may change without notice. Encodings, compression and row
+groups may vary as far as `part_claims` allows.
 
 What a reader must check before it believes a row: the length and the xxh3_128 of the whole file against the
-descriptor, then that the file's columns and its number of rows are the expected ones. `decode_part` does.
+descriptor, then that the file's columns and its number of rows are the expected ones, and that it asks for no more
+memory than the descriptor says. `decode_part` does.
 Page checksums are written for readers that open the file alone; they are not verified here, where the whole
 file has been.
 
@@ -75,7 +76,8 @@ TIME_MAX = 2**63 - 2
 _KEYS_BYTES_MAX = KEY_SAMPLES * (KEY_SAMPLE_BYTES_MAX + 1) + 2
 _NO_KEYS = msgspec.Raw(b"null")
 _NO_STATS = msgspec.Raw(b"{}")
-_UNREADABLE = (pa.ArrowException, OSError, ValueError, LookupError, OverflowError, MemoryError)
+# What pyarrow raises on bad bytes. RuntimeError is any C++ exception that it does not know.
+_UNREADABLE = (pa.ArrowException, OSError, ValueError, LookupError, OverflowError, MemoryError, RuntimeError)
 _PROBE_ROWS = 64 * 1024  # What is encoded once more than needed, to learn how many bytes a row takes.
 
 T = TypeVar("T")
@@ -341,7 +343,12 @@ def _int64_chunks(table: pa.Table, name: str, part: Part) -> list[npt.NDArray[np
     column = table.column(name)
     if column.null_count:
         raise CorruptBlob(part.name, f"{column.null_count} of its rows have NULL for {name}")
-    return [chunk.to_numpy() for chunk in column.chunks if len(chunk)]
+    return [_values(chunk) for chunk in column.chunks if len(chunk)]
+
+
+def _values(chunk: pa.Array) -> npt.NDArray[np.int64]:
+    """What `to_numpy` gives, in a third of the time."""
+    return np.frombuffer(chunk.buffers()[1], np.int64, len(chunk), chunk.offset * 8)
 
 
 def _check_request(arrow: pa.Schema, columns: Sequence[str], filter: pc.Expression | None) -> None:
