@@ -169,19 +169,23 @@ class Committer:
         return self._in_flight_bytes == 0 or self._in_flight_bytes + wanted_bytes <= IN_FLIGHT_BYTES_MAX
 
     def _run(self) -> None:
-        while group := self._next_group():
-            try:
-                self._commit(group)
-            except BaseException as error:  # Whatever it is, the callers must hear of it and the thread live on.
-                for operation in group:
-                    if not operation.future.done():
-                        operation.future.fail(error)
-            with self._changed:
-                self._in_flight_bytes -= sum(operation.bytes for operation in group)
-                self._changed.notify_all()
-            # Or the wait for the next group keeps these futures, their callbacks and perhaps the client alive.
-            group.clear()
-            error = operation = None
+        # Nothing of a group may be left here while waiting for the next: not its futures, their callbacks, their client.
+        while self._commit_next():
+            pass
+
+    def _commit_next(self) -> bool:
+        """Commit the next group; return False when there is none any more."""
+        group = self._next_group()
+        try:
+            self._commit(group)
+        except BaseException as error:  # Whatever it is, the callers must hear of it and the thread live on.
+            for operation in group:
+                if not operation.future.done():
+                    operation.future.fail(error)
+        with self._changed:
+            self._in_flight_bytes -= sum(operation.bytes for operation in group)
+            self._changed.notify_all()
+        return bool(group)
 
     def _next_group(self) -> list[Operation]:
         """Wait for operations and return those to commit together; none when the client was closed."""
