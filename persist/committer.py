@@ -169,7 +169,7 @@ class Committer:
         return self._in_flight_bytes == 0 or self._in_flight_bytes + wanted_bytes <= IN_FLIGHT_BYTES_MAX
 
     def _run(self) -> None:
-        # Nothing of a group may be left here while waiting for the next: not its futures, their callbacks, their client.
+        # Nothing of a group may be left here during the wait for the next: not its futures, callbacks, their client.
         while self._commit_next():
             pass
 
