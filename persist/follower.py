@@ -6,8 +6,8 @@ One `Follower` per client, used from many threads. The state is replaced as a wh
 Old records are truncated, and their slots are free again. Whoever last saw the end of the log so long ago that its
 next slot may have been truncated (`STALE_AFTER_S`, far less than any retention) must not believe what it finds in that
 slot, nor what it managed to create there, before it has looked at the newest checkpoint: `refresh` does so by itself,
-and a writer asks `was_truncated` after its create. The time is the longer one of the monotonic and the wall clock's, so
-that a machine that was suspended notices.
+and a writer asks `was_truncated` after its create, which also notices that another thread has refreshed meanwhile. The
+time is the longer one of the monotonic and the wall clock's, so that a machine that was suspended notices.
 """
 
 import itertools
@@ -52,7 +52,7 @@ class Follower:
         self._advanced = threading.Condition(self._lock)
         self._is_closed = False
         self._recent: OrderedDict[int, Record] = OrderedDict()
-        self._seen_end = self._now()
+        self._seen_end = self.now()
         self._state = read_newest_checkpoint(blob)
         while not self._is_vouched_for(self._state):
             self._state = read_newest_checkpoint(blob)
@@ -119,7 +119,7 @@ class Follower:
         self._issued = ticket = next(self._tickets)
         with self._lock:
             if self._served < ticket:
-                serves, began = self._issued, self._now()
+                serves, began = self._issued, self.now()
                 if self._is_stale():
                     self._skip_truncated()
                 while (record := read_record(self._blob, self._state.seqno + 1)) is not None:
@@ -132,21 +132,30 @@ class Follower:
         age_s = self._clock.monotonic_s() - self._seen_end[0]
         return (self._state if age_s < FRESH_S else self.refresh()).seqno + 1
 
-    def was_truncated(self, seqno: int) -> bool:
-        """Return whether the slot of seqno, in which a record was just created, had been truncated before.
+    def was_truncated(self, record: Record) -> bool:
+        """Return whether the slot of a record that was just created has been truncated, before or after that.
 
-        Cost: nothing, unless this client has not seen the end of the log for `STALE_AFTER_S`: then a LIST and a GET.
+        Cost: nothing, unless this client has not seen the end of the log for `STALE_AFTER_S`, or another thread has
+        taken its state beyond the slot without having read the record there: then a LIST and a GET.
         """
         with self._lock:
-            if not self._is_stale():
+            known = self._recent.get(record.seqno)
+            if known is not None and known.commit == record.commit:
                 return False
-            return read_newest_checkpoint(self._blob).control.log_floor > seqno
+            if self._state.seqno < record.seqno and not self._is_stale():
+                return False
+            return read_newest_checkpoint(self._blob).control.log_floor > record.seqno
 
-    def _now(self) -> tuple[float, float]:
+    def now(self) -> tuple[float, float]:
+        """Return the seconds of the monotonic and of the wall clock, for `is_long_ago`."""
         return self._clock.monotonic_s(), self._clock.wall_ms() / 1000
 
+    def is_long_ago(self, then: tuple[float, float]) -> bool:
+        """Return whether a record created at that moment may have been truncated since."""
+        return any(now - before > STALE_AFTER_S for now, before in zip(self.now(), then, strict=True))
+
     def _is_stale(self) -> bool:
-        return any(now - then > STALE_AFTER_S for now, then in zip(self._now(), self._seen_end, strict=True))
+        return self.is_long_ago(self._seen_end)
 
     def _skip_truncated(self) -> None:
         """Go on from the newest checkpoint if the log after the state may be gone."""

@@ -29,7 +29,7 @@ class Settings:
     A grace of 0 is for locations that nobody else uses at the time.
 
     Raises:
-        InvalidUsage: a value is no number, negative or too small to work.
+        InvalidUsage: a value is no number, negative or too small to work, or a fraction where things are counted.
     """
 
     lease_s: float = 600.0
@@ -57,6 +57,8 @@ class Settings:
                 continue
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not least <= value < float("inf"):
                 raise InvalidUsage(f"Settings({each.name}={value!r}) is not a number of at least {least:g}")
+            if each.name in WHOLE and not isinstance(value, int):
+                raise InvalidUsage(f"Settings({each.name}={value!r}) is not a whole number: give {int(value)}")
 
 
 # The log must keep what a client may take for its end: see `persist.follower.STALE_AFTER_S`.
@@ -67,3 +69,5 @@ LEAST = {
     "gc_interval_s": 1.0,
     "cache_folder_bytes": 1.0,
 }
+# The number of records becomes a seqno in the log, where a fraction could not be read again.
+WHOLE = ("log_retention_records", "cache_memory_bytes", "cache_folder_bytes")

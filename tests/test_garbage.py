@@ -1,7 +1,9 @@
 """Garbage collection and the length of the log: what goes, what stays, and who must notice."""
 
+import threading
 import uuid
-from typing import Any, Literal
+from collections.abc import Callable
+from typing import Any, Literal, cast
 
 import pyarrow as pa
 import pytest
@@ -196,6 +198,56 @@ def test_a_writer_that_was_asleep_across_a_truncation_does_not_write_into_a_trun
         assert min(keys(dated, "log/")) == record_key(client._follower.state.control.log_floor)
 
 
+class AfterCreate:
+    """A store that calls `then`, once, when a record has been created and its creator does not know it yet."""
+
+    def __init__(self, inner: DatedBlob) -> None:
+        self._inner = inner
+        self.then: Callable[[], object] | None = None
+
+    def create(self, key: str, value: bytes) -> bool:
+        created = self._inner.create(key, value)
+        then, self.then = self.then, None
+        if then is not None:
+            then()
+        return created
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+
+def test_another_thread_that_wakes_up_first_does_not_hide_that_a_slot_was_truncated(dated: DatedBlob) -> None:
+    store = AfterCreate(dated)
+    with opened(dated, **SHORT) as client, opened(cast(DatedBlob, store), dated.clock, **SHORT) as sleeper:
+        c = client.create_or_load("c", key=KEY)
+        theirs = sleeper.load("c")
+        truncated_while_asleep(dated, client, c)
+
+        def read_in_another_thread() -> None:
+            reader = threading.Thread(target=lambda: theirs.upper)
+            reader.start()
+            reader.join()
+
+        store.then = read_in_another_thread
+        seqno = theirs.write([((7, None), 1_000_000, 1)]).result()
+        assert seqno == client._follower.refresh().seqno
+        c.seal(1_000_001).result()
+        assert c.snapshot(1_000_000).count() == 1
+
+
+def test_a_writer_that_falls_asleep_right_after_its_commit_does_not_commit_it_twice(dated: DatedBlob) -> None:
+    store = AfterCreate(dated)
+    with opened(dated, **SHORT) as client, opened(cast(DatedBlob, store), dated.clock, **SHORT) as sleeper:
+        c = client.create_or_load("c", key=KEY)
+        theirs = sleeper.load("c")
+        store.then = lambda: truncated_while_asleep(dated, client, c)
+        with pytest.raises(persist.Indeterminate, match="took so long"):
+            theirs.write([((7, None), 1_000_000, 1)], token="once").result()
+        theirs.write([((7, None), 1_000_000, 1)], token="once").result()
+        c.seal(1_000_001).result()
+        assert c.snapshot(1_000_000).count() == 1
+
+
 def test_a_reader_that_was_asleep_is_told_when_its_history_is_gone(dated: DatedBlob) -> None:
     with opened(dated, **SHORT) as client, opened(dated) as sleeper:
         c = client.create_or_load("c", key=KEY)
@@ -274,7 +326,16 @@ def test_gc_of_an_idle_location_does_not_go_on_writing_records(dated: DatedBlob)
 
 
 @pytest.mark.parametrize(
-    "bad", [{"lease_s": 0}, {"grace_s": -1}, {"log_retention_s": 60}, {"background": 1}, {"gc_interval_s": "x"}]
+    "bad",
+    [
+        {"lease_s": 0},
+        {"grace_s": -1},
+        {"log_retention_s": 60},
+        {"background": 1},
+        {"gc_interval_s": "x"},
+        {"log_retention_records": 20.5},
+        {"cache_memory_bytes": 1e6},
+    ],
 )
 def test_bad_settings_are_refused(bad: dict[str, object]) -> None:
     with pytest.raises(persist.InvalidUsage, match=f"Settings\\({next(iter(bad))}="):
