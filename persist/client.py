@@ -4,7 +4,7 @@ import os
 import socket
 import uuid
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from types import TracebackType
@@ -33,6 +33,12 @@ from persist.telemetry import Metrics, register
 
 Mode = Literal["shared", "exclusive", "read"]
 IO_THREADS = 4
+
+
+def _unless_forked(pid: int, stop: Callable[[], object]) -> None:
+    """Call stop in the process pid only: elsewhere there is no thread to stop, and its locks may be held for ever."""
+    if os.getpid() == pid:
+        stop()
 
 
 def open(
@@ -69,8 +75,10 @@ def open(
         raise InvalidUsage(f'mode={mode!r} is not a mode of a client: use "shared", "exclusive" or "read"')
     if mode != "exclusive" and (reentrance_id is not None or force):
         raise InvalidUsage(f'reentrance_id and force are for mode="exclusive", and this is mode={mode!r}')
-    if reentrance_id is not None and not (isinstance(reentrance_id, str) and 0 < len(reentrance_id) <= 200):
-        raise InvalidUsage(f"reentrance_id={reentrance_id!r} is not a text of 1 to 200 characters")
+    if reentrance_id is not None and not (
+        isinstance(reentrance_id, str) and 0 < len(reentrance_id) <= 200 and reentrance_id.isprintable()
+    ):
+        raise InvalidUsage(f"reentrance_id={reentrance_id!r} is not a text of 1 to 200 printable characters")
     settings, clock = settings or Settings(), clock or SystemClock()
     how = _How(mode, reentrance_id or uuid.uuid4().hex, force, settings, clock)
     storage = open_storage(location, storage_options, settings, clock)
@@ -116,7 +124,7 @@ class Client:
         name = f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:8]}"
         committer = Committer(self._blob, self._follower, self._pool, how.clock, name)
         # A client dropped without close must not leave its threads behind.
-        weakref.finalize(self, committer.request_stop)
+        weakref.finalize(self, _unless_forked, self._pid, committer.request_stop)
         if how.mode == "exclusive":
             try:
                 opening = committer.submit([OpenWriter(how.reentrance_id, name, how.force)], {})
@@ -126,10 +134,10 @@ class Client:
                 self._pool.shutdown(wait=True)
                 raise
         self._committer = committer
-        self._leases = Leases(self._follower, committer.submit, how.clock, how.settings, name)
+        self._leases = Leases(self._follower, committer.submit, committer.check_may_wait, how.clock, how.settings, name)
         self._garbage = Garbage(self._blob, self._follower, committer, how.settings)
         self._maintenance = Maintenance(self._leases, self._garbage.collect, how.clock, how.settings)
-        weakref.finalize(self, self._maintenance.request_stop)
+        weakref.finalize(self, _unless_forked, self._pid, self._maintenance.request_stop)
 
     @property
     def url(self) -> str:
@@ -204,6 +212,8 @@ class Client:
             Unavailable: the store did not answer; what was not deleted stays for the next time.
         """
         self._check_writable("gc")
+        assert self._committer is not None
+        self._committer.check_may_wait()
         self._claims().end_expired()
         return self._garbage.collect()
 
@@ -250,10 +260,15 @@ class Client:
         self._maintenance.tick()
 
     def close(self) -> None:
-        """Finish what was asked for, free threads and sockets, and raise errors that nobody looked at; idempotent."""
+        """Finish what was asked for, free threads and sockets, and raise errors that nobody looked at; idempotent.
+
+        In a process that was forked off, it does nothing: all of that is the other process's.
+        """
         if self._closed:
             return
         self._closed = True
+        if os.getpid() != self._pid:
+            return
         self._unregister()
         unlocked: CommitFuture | None = None
         if self._committer is not None and self._leases is not None and self._maintenance is not None:

@@ -24,11 +24,11 @@ import collections
 import logging
 import threading
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future, wait
 from contextlib import suppress
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -61,6 +61,8 @@ SMALL_WRITE_BYTES_MAX = 64 << 10
 GROUP_BYTES_MAX = 16 << 20
 IN_FLIGHT_BYTES_MAX = 256 << 20
 LINGER_S = 0.01
+
+T = TypeVar("T")
 
 logger = logging.getLogger("persist")
 
@@ -110,7 +112,7 @@ class Committer:
         if size <= SMALL_WRITE_BYTES_MAX and largest * len(diffs) < 2**63:
             # A copy, because it is encoded later and the caller may reuse the buffers.
             return Write(collection, schema, time_min, size, table.take(pa.array(np.arange(len(table)))))
-        upload = self._pool.submit(self._parts.upload, collection, schema, table)
+        upload = self._in_pool(lambda: self._parts.upload(collection, schema, table))
         return Write(collection, schema, time_min, size, upload)
 
     def submit(self, steps: Sequence[Step], names: dict[str, str]) -> CommitFuture:
@@ -122,7 +124,9 @@ class Committer:
         size = sum(step.bytes for step in steps if isinstance(step, Write))
         operation = Operation(tuple(steps), names, CommitFuture(self.unobserved, self._waited_for), size)
         with self._changed:
-            self._changed.wait_for(lambda: self._closed or self._has_room(operation.bytes))
+            # In a future's callback there is no waiting: the thread that makes room is the one that would wait.
+            if not self._is_own_thread():
+                self._changed.wait_for(lambda: self._closed or self._has_room(operation.bytes))
             if self._closed:
                 raise ClientClosed("a write")
             self._in_flight_bytes += operation.bytes
@@ -147,7 +151,7 @@ class Committer:
     def close(self) -> None:
         """Finish what was asked for and end the thread; idempotent."""
         self.request_stop()
-        if threading.current_thread() is not self._thread:  # A future's callback may close its client.
+        if not self._is_own_thread():  # A future's callback may close its client.
             self._thread.join()
 
     def request_stop(self) -> None:
@@ -157,13 +161,32 @@ class Committer:
             self._hurry.set()
             self._changed.notify_all()
 
-    def _waited_for(self) -> None:
-        if threading.current_thread() is self._thread:
+    def check_may_wait(self) -> None:
+        """Raise InvalidUsage in a future's callback; to be called before a lock is taken that is kept for a commit."""
+        if self._is_own_thread():
             raise InvalidUsage(
                 "a future's callback waits for another commit, which would wait for the callback. Do it in another "
                 "thread, or await it."
             )
+
+    def _waited_for(self) -> None:
+        self.check_may_wait()
         self._hurry.set()
+
+    def _is_own_thread(self) -> bool:
+        return threading.current_thread() is self._thread
+
+    def _in_pool(self, work: Callable[[], T]) -> "Future[T]":
+        """Do work in the pool; or here, when the main thread has ended and Python takes no more work for pools."""
+        try:
+            return self._pool.submit(work)
+        except RuntimeError:
+            done: Future[T] = Future()
+            try:
+                done.set_result(work())
+            except BaseException as error:
+                done.set_exception(error)
+            return done
 
     def _has_room(self, wanted_bytes: int) -> bool:
         return self._in_flight_bytes == 0 or self._in_flight_bytes + wanted_bytes <= IN_FLIGHT_BYTES_MAX
@@ -235,7 +258,7 @@ class Committer:
             for operation in done:
                 self.abandon(operation.steps)
             for operation in (*accepted, *done):
-                operation.future.set_result(seqno)
+                operation.future.succeed(seqno)
             break
 
     def _reject_without(
@@ -263,8 +286,9 @@ class Committer:
         )
         # Whatever went wrong before, a record that readers would refuse must not enter the log.
         apply(state, record)
+        began = self._follower.now()
         winner = create_record(self._blob, record, self._clock)
-        if winner is None and self._was_truncated(record.seqno):
+        if winner is None and self._was_truncated(record, began):
             # The slot was free because its record is no longer needed: this one is not part of the log.
             with suppress(PersistError):  # What stays below the floor is collected sooner or later.
                 self._blob.delete(record_key(record.seqno))
@@ -276,14 +300,22 @@ class Committer:
             self._start_checkpoint()
         return winner is None
 
-    def _was_truncated(self, seqno: int) -> bool:
+    def _was_truncated(self, record: Record, began: tuple[float, float]) -> bool:
+        """Return whether a record, created after began, went to a slot that had been truncated before."""
         try:
-            return self._follower.was_truncated(seqno)
+            was_truncated = self._follower.was_truncated(record)
         except PersistError as error:
             raise Indeterminate(
-                f"a record was created at seqno {seqno} after so long that its slot may have been truncated before, "
-                f"and that could not be found out: {error}. Read back before writing it again."
+                f"a record was created at seqno {record.seqno} after so long that its slot may have been truncated "
+                f"before, and that could not be found out: {error}. Read back before writing it again."
             ) from error
+        if was_truncated and self._follower.is_long_ago(began):
+            # Both are possible: it was in the log and was truncated since, or it never was.
+            raise Indeterminate(
+                f"creating a record at seqno {record.seqno} took so long that the log has been truncated beyond it "
+                "meanwhile, so it cannot be told whether the record was part of it. Read back before writing it again."
+            )
+        return was_truncated
 
     def _with_failed_uploads_rejected(self, group: list[Operation]) -> list[Operation]:
         uploaded = []
@@ -299,11 +331,18 @@ class Committer:
     def _state_for(self, operations: list[Operation]) -> tuple[State, dict[str, PersistError]]:
         """Return a state with the contents of all collections concerned, and why some could not be read."""
         unreadable: dict[str, PersistError] = {}
-        for id_ in {step.collection for operation in operations for step in operation.steps} - {""}:
-            try:
-                self._follower.load(id_)
-            except Corruption as error:
-                unreadable[id_] = error
+        wanted = {step.collection for operation in operations for step in operation.steps} - {""}
+        while wanted:
+            for id_ in wanted:
+                try:
+                    self._follower.load(id_)
+                except Corruption as error:
+                    unreadable[id_] = error
+            state = self._follower.state
+            # To load one, or to refresh in another thread, may go back to a checkpoint: without any contents.
+            loaded = (state.entries.get(id_) for id_ in wanted - unreadable.keys())
+            if all(entry is None or entry.contents is not None for entry in loaded):
+                return state, unreadable
         return self._follower.state, unreadable
 
     def _mutations(
@@ -345,7 +384,7 @@ class Committer:
 
     def _start_checkpoint(self) -> None:
         if self._checkpointing.acquire(blocking=False):
-            self._pool.submit(self._checkpoint)
+            self._in_pool(self._checkpoint)
 
     def _checkpoint(self) -> None:
         """Make a checkpoint. One that fails is no caller's concern: the next one serves as well."""

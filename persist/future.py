@@ -6,15 +6,30 @@ No error may be lost (rule 5): a ledger keeps every failed future that nobody ha
 
 import asyncio
 import itertools
+import logging
 import threading
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Future
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from persist.blob import InvalidUsage
 
 ERRORS_KEPT_MAX = 100
+
+
+logger = logging.getLogger("persist")
+
+
+@contextmanager
+def _contained() -> Iterator[None]:
+    """Keep what ends a thread, such as `sys.exit` in a callback, from what was committed together with its future."""
+    try:
+        yield
+    except BaseException as error:
+        if isinstance(error, Exception):  # Those of callbacks are logged by the future itself.
+            raise
+        logger.error("a future's callback raised %r, which ends nothing here: do that in the main thread", error)
 
 
 class UnobservedErrors:
@@ -72,7 +87,13 @@ class CommitFuture(Future[int]):
         # On the ledger first: a waiter that wakes up at once must find it there to take it off.
         _drop_frames(error)
         self._unobserved.add(self._number, error)
-        self.set_exception(error)
+        with _contained():
+            self.set_exception(error)
+
+    def succeed(self, seqno: int) -> None:
+        """Resolve to the seqno of the commit."""
+        with _contained():
+            self.set_result(seqno)
 
     def result(self, timeout: float | None = None) -> int:
         """Return the seqno of the commit; raise its error, or TimeoutError after timeout seconds."""

@@ -29,7 +29,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 from persist.blob.clock import Clock
-from persist.errors import ClientClosed, CollectionNotFound, Conflict, LeaseExpired, PersistError
+from persist.errors import ClientClosed, CollectionNotFound, Conflict, Indeterminate, LeaseExpired, PersistError
 from persist.follower import Follower
 from persist.future import CommitFuture
 from persist.operations import Step
@@ -47,6 +47,7 @@ class Lease:
     def __init__(self) -> None:
         self.id = uuid.uuid4().hex
         self.is_granted = False
+        self.is_doubtful = False  # Whether it may be in the log though no answer said so.
         self.is_lost = False
         self.expires_ms = 0
         self.renewed_s = 0.0
@@ -103,9 +104,18 @@ class Claim:
 class Leases:
     """The claims of one client. All methods may be called from any thread."""
 
-    def __init__(self, follower: Follower, commit: Commit, clock: Clock, settings: Settings, holder: str) -> None:
+    def __init__(
+        self,
+        follower: Follower,
+        commit: Commit,
+        check_may_wait: Callable[[], object],
+        clock: Clock,
+        settings: Settings,
+        holder: str,
+    ) -> None:
         self._follower = follower
         self._commit = commit
+        self._check_may_wait = check_may_wait  # Before each lock that is kept while a commit is waited for.
         self._clock = clock
         self._settings = settings
         self._holder = holder
@@ -148,6 +158,7 @@ class Leases:
                 if held.durable is not None and held.durable <= time:
                     return Claim(self, collection, number, lease)
             try:
+                self._check_may_wait()
                 with held.moving:
                     self._settle(collection, held, eager=False)
             except LeaseExpired:
@@ -163,6 +174,7 @@ class Leases:
         with self._lock:
             held = self._held.get(collection)
         if held is not None:
+            self._check_may_wait()
             with held.moving:
                 self._settle(collection, held, eager=True)
 
@@ -188,6 +200,7 @@ class Leases:
 
     def tick(self) -> None:
         """Do what is due: let go of what lingered, renew the lease or end it, end leases of others that expired."""
+        self._check_may_wait()
         now_s = self._clock.monotonic_s()
         with self._lock:
             self._drain()
@@ -200,10 +213,10 @@ class Leases:
             with held.moving:
                 self._settle(collection, held, eager=True)
         lease = self._lease
-        if lease.is_granted:
+        if lease.is_granted or lease.is_doubtful:
             if self._end_if_unused(lease):
                 return
-            if now_s - lease.renewed_s >= self._settings.lease_s / 3:
+            if lease.is_granted and now_s - lease.renewed_s >= self._settings.lease_s / 3:
                 self._renew(lease)
 
     def end_expired(self) -> None:
@@ -226,7 +239,7 @@ class Leases:
             self._is_closed = True
             self._held = {}
             self._lease = Lease()
-        if lease.is_granted and not lease.is_lost:
+        if (lease.is_granted or lease.is_doubtful) and not lease.is_lost:
             try:
                 self._commit([EndLease(lease.id)], {}).result()
             except PersistError as error:
@@ -247,6 +260,7 @@ class Leases:
 
     def _renew(self, lease: Lease) -> None:
         began_s = self._clock.monotonic_s()
+        self._check_may_wait()
         with lease.lock:
             if lease.renewed_s > began_s:
                 return  # Another thread did, meanwhile.
@@ -329,6 +343,8 @@ class Leases:
                 held.is_gone, held.in_log = True, False
                 if not held.claims:
                     self._drop(collection, held)
+            if isinstance(error, Indeterminate) and any(isinstance(step, GrantLease) for step in steps):
+                held.lease.is_doubtful = True
             if error is not None:
                 return
             for step in steps:
