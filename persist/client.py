@@ -5,7 +5,7 @@ import socket
 import uuid
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from concurrent.futures import Executor, Future
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Literal, get_args
@@ -26,6 +26,7 @@ from persist.maintenance import Maintenance
 from persist.multi_write import MultiWrite
 from persist.names import check_name
 from persist.operations import Step, Write, token_steps
+from persist.pool import Pool
 from persist.records import AllowCompaction, CloseWriter, Create, OpenWriter
 from persist.settings import Settings
 from persist.storage import Location, Storage, open_storage
@@ -79,6 +80,8 @@ def open(
         isinstance(reentrance_id, str) and 0 < len(reentrance_id) <= 200 and reentrance_id.isprintable()
     ):
         raise InvalidUsage(f"reentrance_id={reentrance_id!r} is not a text of 1 to 200 printable characters")
+    if settings is not None and not isinstance(settings, Settings):
+        raise InvalidUsage(f"settings={settings!r} is not a Settings: use persist.Settings(lease_s=…)")
     settings, clock = settings or Settings(), clock or SystemClock()
     how = _How(mode, reentrance_id or uuid.uuid4().hex, force, settings, clock)
     storage = open_storage(location, storage_options, settings, clock)
@@ -112,7 +115,7 @@ class Client:
         self._clock = how.clock
         self._pid = os.getpid()
         self._follower = Follower(blob, how.clock)
-        self._pool = ThreadPoolExecutor(IO_THREADS, thread_name_prefix="persist-io")
+        self._pool = Pool(IO_THREADS, "persist-io")
         self._committer: Committer | None = None
         self._leases: Leases | None = None
         self._maintenance: Maintenance | None = None

@@ -24,11 +24,11 @@ import collections
 import logging
 import threading
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Executor, Future, wait
 from contextlib import suppress
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -61,8 +61,6 @@ SMALL_WRITE_BYTES_MAX = 64 << 10
 GROUP_BYTES_MAX = 16 << 20
 IN_FLIGHT_BYTES_MAX = 256 << 20
 LINGER_S = 0.01
-
-T = TypeVar("T")
 
 logger = logging.getLogger("persist")
 
@@ -112,7 +110,7 @@ class Committer:
         if size <= SMALL_WRITE_BYTES_MAX and largest * len(diffs) < 2**63:
             # A copy, because it is encoded later and the caller may reuse the buffers.
             return Write(collection, schema, time_min, size, table.take(pa.array(np.arange(len(table)))))
-        upload = self._in_pool(lambda: self._parts.upload(collection, schema, table))
+        upload = self._pool.submit(self._parts.upload, collection, schema, table)
         return Write(collection, schema, time_min, size, upload)
 
     def submit(self, steps: Sequence[Step], names: dict[str, str]) -> CommitFuture:
@@ -175,18 +173,6 @@ class Committer:
 
     def _is_own_thread(self) -> bool:
         return threading.current_thread() is self._thread
-
-    def _in_pool(self, work: Callable[[], T]) -> "Future[T]":
-        """Do work in the pool; or here, when the main thread has ended and Python takes no more work for pools."""
-        try:
-            return self._pool.submit(work)
-        except RuntimeError:
-            done: Future[T] = Future()
-            try:
-                done.set_result(work())
-            except BaseException as error:
-                done.set_exception(error)
-            return done
 
     def _has_room(self, wanted_bytes: int) -> bool:
         return self._in_flight_bytes == 0 or self._in_flight_bytes + wanted_bytes <= IN_FLIGHT_BYTES_MAX
@@ -384,7 +370,10 @@ class Committer:
 
     def _start_checkpoint(self) -> None:
         if self._checkpointing.acquire(blocking=False):
-            self._in_pool(self._checkpoint)
+            try:
+                self._pool.submit(self._checkpoint)
+            except RuntimeError:  # The client was closed by a callback: the next one makes it.
+                self._checkpointing.release()
 
     def _checkpoint(self) -> None:
         """Make a checkpoint. One that fails is no caller's concern: the next one serves as well."""

@@ -8,9 +8,8 @@ what they amount to.
 Every blob is verified before one of its rows is believed.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Executor
-from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import pyarrow as pa
@@ -114,15 +113,8 @@ class Scan:
             InvalidUsage: the filter does not fit the columns.
         """
         wanted = [*self.columns, *(["_time"] if with_time else []), "_diff"]
-
-        def read(part: Part) -> pa.Table:
-            return self._read(blob, part, wanted)
-
-        found: Iterable[pa.Table] = map(read, self.parts)
-        if executor is not None:
-            with suppress(RuntimeError):  # Python gives pools no more work once the main thread has ended.
-                found = executor.map(read, self.parts)
-        tables = list(found)
+        run = map if executor is None else executor.map
+        tables = list(run(lambda part: self._read(blob, part, wanted), self.parts))
         if not tables:
             return pa.schema([self.schema.arrow.field(name) for name in wanted]).empty_table()
         return pa.concat_tables(tables)

@@ -108,7 +108,7 @@ def test_a_callback_that_exits_fails_nothing_that_was_committed_with_it(blob: Me
 
 
 def test_threads_that_outlive_the_main_thread_write_and_read_on(tmp_path: Path) -> None:
-    """Pools take no more work then, which must not look like a failure of a commit that needs a checkpoint."""
+    """Python's own pools take no more work then; a commit that needs a checkpoint must not look failed for that."""
     printed = run(f"""
 client = persist.open({str(tmp_path)!r})
 c = client.create_or_load("c", key={{"k": pa.int64()}})
@@ -128,6 +128,20 @@ threading.Thread(target=work).start()
     assert printed.split() == ["40040"]
     with persist.open(tmp_path, mode="read") as client:
         assert client._follower.state.seqno >= 40
+
+
+def test_a_process_that_exits_does_not_wait_for_uploads_to_a_store_that_is_down() -> None:
+    run("""
+from persist.blob import MemoryBlob
+class Down(MemoryBlob):
+    def set(self, key, value):
+        raise persist.Unavailable("down")
+client = persist.open(Down())
+c = client.create_or_load("c", key={"k": pa.int64()})
+rows = 20_000
+for n in range(40):
+    c.write(pa.table({"k": range(rows), "_time": [n] * rows, "_diff": [1] * rows}))
+""")
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
