@@ -11,13 +11,14 @@ time is the longer one of the monotonic and the wall clock's, so that a machine 
 """
 
 import itertools
+import os
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import TypeVar
 
-from persist.blob import Blob, Conflict, CorruptBlob, MissingBlob
+from persist.blob import Blob, Conflict, CorruptBlob, InvalidUsage, MissingBlob
 from persist.blob.clock import Clock
 from persist.checkpoint import checkpoint_key, load_contents, read_newest_checkpoint
 from persist.errors import ClientClosed, CollectionNotFound, PersistError
@@ -51,6 +52,7 @@ class Follower:
         self._lock = threading.RLock()
         self._advanced = threading.Condition(self._lock)
         self._is_closed = False
+        self._pid = os.getpid()
         self._recent: OrderedDict[int, Record] = OrderedDict()
         self._seen_end = self.now()
         self._state = read_newest_checkpoint(blob)
@@ -102,9 +104,11 @@ class Follower:
             self._advanced.notify_all()
 
     def check_open(self) -> None:
-        """Raise ClientClosed after `close`."""
+        """Raise ClientClosed after `close`, and InvalidUsage in a process that was forked off."""
         if self._is_closed:
             raise ClientClosed("reading")
+        if os.getpid() != self._pid:
+            raise InvalidUsage("this read began in another process, before a fork: open a client in each process")
 
     @property
     def state(self) -> State:

@@ -67,13 +67,16 @@ def create_record(blob: Blob, record: Record, clock: Clock, *, deadline_s: float
     stored = msgspec.structs.replace(record, mutations=tuple(map(as_stored, record.mutations)))
     key, data = record_key(record.seqno), encode_framed(stored)
     backoff = Backoff(clock, deadline_s)
-    doubtful = False
+    doubtful = was_gone = False
     failure: Unavailable | Indeterminate
     while True:
         try:
             if blob.create(key, data):
                 return None
             found = read_record(blob, record.seqno)
+            if found is None and not was_gone:
+                was_gone = True  # Truncated in between: whoever creates it now finds out that the slot is none.
+                continue
             if found is None:
                 raise CorruptBlob(key, "the store says that it exists, and has no value for it")
             return None if found.commit == record.commit else found

@@ -66,3 +66,7 @@ class Maintenance:
                 return
             except PersistError as error:
                 logger.warning("maintenance of the location failed and will be tried again: %s", error)
+            except Exception:  # Whatever it is: without this thread, the lease would run out under those who read.
+                logger.exception(
+                    "maintenance of the location failed in a way nobody thought of; it will be tried again"
+                )

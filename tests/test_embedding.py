@@ -150,14 +150,19 @@ def test_a_fork_that_leaves_the_block_of_its_parents_client_ends_and_changes_not
 with persist.open({str(tmp_path)!r}) as client:
     c = client.create_or_load("c", key={{"k": pa.int64()}})
     c.seal(1).result()
-    held = c.hold(0)
+    held, listen = c.hold(0), c.listen(0)
     with client._committer._changed:  # Another thread of the parent may have it at the moment of the fork.
         child = os.fork()
+    if not child:
+        try:
+            next(listen)
+        except persist.InvalidUsage:
+            print("refused", flush=True)
     if child:
         assert os.waitpid(child, 0)[1] == 0
         print(len(c.holds()))
 """)
-    assert printed.split() == ["1"]
+    assert printed.split() == ["refused", "1"]
 
 
 def test_contents_that_are_lost_while_others_are_loaded_are_loaded_again(blob: MemoryBlob) -> None:

@@ -91,6 +91,22 @@ def test_giving_up_says_whether_the_record_may_be_there() -> None:
         create_record(blob, create(), ImpatientClock())
 
 
+class Truncating(MemoryBlob):
+    """Deletes a record between the answer that it exists and the next request, as a truncation may."""
+
+    def create(self, key: str, value: bytes) -> bool:
+        created = super().create(key, value)
+        if not created:
+            self.delete(key)
+        return created
+
+
+def test_a_record_that_is_truncated_while_its_slot_is_asked_for_is_not_taken_for_damage() -> None:
+    blob, clock = Truncating(), ImpatientClock()
+    assert create_record(blob, create(), clock) is None
+    assert create_record(blob, create(), clock) is None
+
+
 def test_a_long_part_list_is_kept_outside_the_record_and_read_back_with_it() -> None:
     blob, clock = MemoryBlob(), ImpatientClock()
     [(_, part)] = encode_parts(to_updates([((1, None), 0, 1)], SCHEMA), SCHEMA)
