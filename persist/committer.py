@@ -173,15 +173,12 @@ class Committer:
             try:
                 self._commit(group)
             except BaseException as error:  # Whatever it is, the callers must hear of it and the thread live on.
-                for operation in group:
-                    if not operation.future.done():
-                        operation.future.fail(error)
+                _fail(group, error)
             with self._changed:
                 self._in_flight_bytes -= sum(operation.bytes for operation in group)
                 self._changed.notify_all()
             # Or the wait for the next group keeps these futures, their callbacks and perhaps the client alive.
             group.clear()
-            error = operation = None
 
     def _next_group(self) -> list[Operation]:
         """Wait for operations and return those to commit together; none when the client was closed."""
@@ -376,3 +373,9 @@ class Committer:
             except (InvalidUsage, Conflict, Corruption) as error:
                 rejected.append((operation, error))
         return accepted, done, rejected
+
+
+def _fail(group: Sequence[Operation], error: BaseException) -> None:
+    for operation in group:
+        if not operation.future.done():
+            operation.future.fail(error)
