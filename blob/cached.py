@@ -234,8 +234,7 @@ class CachedBlob:
         with self._lock:
             self._folder_hits += is_in_folder
             self._misses += not is_in_folder
-            is_current = self._fetches.get(key) is mine
-        if value is not None and is_current:
+        if value is not None:
             self._keep(key, value, mine, to_folder=not is_in_folder)
         return value
 

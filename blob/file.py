@@ -3,8 +3,9 @@
 A value is a file; a key's segments are folders. How a value becomes visible:
 
     create: temporary file -> write -> fsync -> link to the name, which fails if it exists
-            -> unlink the temporary -> fsync of the folder
-    set:    temporary file -> write -> fsync -> rename over the name -> fsync of the folder
+            -> fsync of the folder -> unlink the temporary
+    set:    temporary file -> write -> fsync -> link to a second temporary -> rename that over the name
+            -> fsync of the folder -> unlink the temporary
 
 A reader therefore sees all of a value or none, and a call that returned survives a power cut. `rename` would
 not be exclusive, and `O_EXCL` in place would leave torn files behind a killed process. A new folder is
@@ -12,7 +13,9 @@ synced in its parent. Those that `create` in one folder take turns (`persist.blo
 
 A value can be seen a moment before its folder is synced, and its writer may die in that moment. Whoever finds a
 value, by `get` or by a `create` that comes too late, therefore syncs the folder first, unless this object has done
-so since the file was last changed. A seal that somebody has read is never taken back by a power cut.
+so since the file was last changed, or the file has no second name: that goes only after the folder was synced.
+(A file system that miscounts names would hide such a moment.) So a seal that somebody has read is never taken back
+by a power cut, and readers of a busy log need not sync its folder for every record.
 
 A temporary file is called `.tmp-<uuid>` and is never listed. It stands in the root folder, so that the first
 write of a later client finds those that a killed process left by reading one folder, and removes them once
@@ -90,7 +93,7 @@ class FileBlob:
         start, end = check_range(range) if range is not None else (0, None)
         try:
             with open(path, "rb", buffering=0) as file:
-                self._make_durable(path, os.fstat(file.fileno()).st_ctime_ns)
+                self._make_durable(path, os.fstat(file.fileno()))
                 if end is None:
                     return file.readall()
                 length = min(end, os.fstat(file.fileno()).st_size) - start
@@ -106,7 +109,7 @@ class FileBlob:
 
     def set(self, key: str, value: bytes) -> None:
         """Store value at key, replacing what was there."""
-        self._write(key, value, os.rename)
+        self._write(key, value, _replace)
 
     def create(self, key: str, value: bytes) -> bool:
         """Store value at key if there is none; return whether this call stored it."""
@@ -177,10 +180,19 @@ class FileBlob:
         """Write a temporary file and publish it at key's path; return False if publish kept a file."""
         path = self._path(key)
         temporary = os.path.join(self._root, f"{TEMPORARY_PREFIX}{uuid.uuid4().hex}")
+        may_be_unsynced = False
         try:
             self._prepare(os.path.dirname(path))
             self._fill(temporary, value)
-            publish(temporary, path)
+            may_be_unsynced = True
+            try:
+                publish(temporary, path)
+            except OSError:
+                may_be_unsynced = False
+                raise
+            self._sync_after(path)
+            may_be_unsynced = False
+            return True
         except (FileExistsError, IsADirectoryError, NotADirectoryError):
             if publish is os.link and os.path.isfile(path):
                 return False
@@ -189,10 +201,9 @@ class FileBlob:
         except OSError as error:
             raise self._failed("write", path, error) from error
         finally:
-            with suppress(OSError):
-                os.unlink(temporary)
-        self._sync_after(path)
-        return True
+            if not may_be_unsynced:  # Or else it stays for readers to see that the folder must be synced.
+                with suppress(OSError):
+                    os.unlink(temporary)
 
     def _fill(self, temporary: str, value: bytes) -> None:
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -242,20 +253,22 @@ class FileBlob:
     def _found(self, path: str) -> None:
         """Make the file that kept a `create` from happening durable."""
         try:
-            self._make_durable(path, os.stat(path).st_ctime_ns)
+            self._make_durable(path, os.stat(path))
         except FileNotFoundError:
             return  # Deleted since.
         except OSError as error:
             raise self._failed("read", path, error) from error
 
-    def _make_durable(self, path: str, changed_ns: int) -> None:
+    def _make_durable(self, path: str, found: os.stat_result) -> None:
         """Sync the folder of a file that somebody has made, who may have died before doing so.
 
         The times of files and ours are of one clock. Setting it back by more than a tick, in the moment in which a
         process dies before a power cut, is the one case that this does not notice.
         """
         folder = os.path.dirname(path)
-        if not self._fsync or changed_ns + CLOCK_TICK_NS < self._synced_ns.get(folder, 0):
+        if not self._fsync or found.st_nlink == 1:
+            return
+        if found.st_ctime_ns + CLOCK_TICK_NS < self._synced_ns.get(folder, 0):
             return
         try:
             self._sync(folder)
@@ -371,13 +384,28 @@ def _make_folders(root: str, folder: str, *, mode: int, sync: bool, above: bool)
                 _sync_folder(os.path.dirname(path))
 
 
+def _replace(temporary: str, path: str) -> None:
+    """Let path name the file temporary, which keeps that name, too."""
+    second = f"{temporary}-2"
+    os.link(temporary, second)
+    try:
+        os.rename(second, path)
+    except OSError:
+        with suppress(OSError):
+            os.unlink(second)
+        raise
+
+
 def _remove_old_temporaries(root: str) -> None:
     oldest_s = time.time() - TEMPORARY_AGE_MAX_S
     with os.scandir(root) as entries:
         for entry in entries:
             if entry.name.startswith(TEMPORARY_PREFIX):
                 with suppress(FileNotFoundError):  # Another process sweeps, too.
-                    if entry.stat(follow_symlinks=False).st_mtime < oldest_s:
+                    found = entry.stat(follow_symlinks=False)
+                    if found.st_mtime < oldest_s:
+                        if found.st_nlink > 1:
+                            os.sync()  # Its second name says that the folder of the first may not be durable.
                         os.unlink(entry.path)
 
 

@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Generic, NoReturn, TypeVar
 
 import pyarrow as pa
 
+from persist.blob.errors import Corruption
 from persist.codecs.errors import InvalidUpdate, SchemaMismatch
 from persist.codecs.types import check_type
 from persist.codecs.values import cut, to_array, to_values
@@ -129,8 +130,15 @@ class Json(Codec[Any]):
         return _dumps(_without_negative_zero(again)) if "-0.0" in text else text
 
     def decode(self, stored: Any) -> Any:
-        """Return the value of a text; NULL, which `encode` never makes, is None too."""
-        return None if stored is None else json.loads(stored)
+        """Return the value of a text; NULL, which `encode` never makes, is None too.
+
+        Raises:
+            Corruption: it is no text that `encode` would make: not JSON, NaN, an integer of thousands of digits.
+        """
+        try:
+            return None if stored is None else json.loads(stored, parse_constant=_refuse_constant)
+        except (ValueError, RecursionError) as error:
+            raise Corruption(f"codec 'json' cannot read {cut(stored)}: {error}. It was not written by it.") from error
 
 
 class Unit(Codec[None]):
@@ -170,6 +178,10 @@ def check_codec(given: Codec[Any] | type[Codec[Any]]) -> Codec[Any]:
 
 def _dumps(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"), sort_keys=True)
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not JSON")
 
 
 def _without_negative_zero(value: Any) -> Any:

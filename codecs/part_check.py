@@ -16,10 +16,9 @@ import pyarrow.types as pt
 from persist.blob.errors import CorruptBlob
 from persist.codecs.digits import dense_ranks
 from persist.codecs.ordering import canonical, order_keys, row_sorter
-from persist.codecs.part import Part, decode_part, describe_part
+from persist.codecs.part import TIME_MAX, Part, describe_part, read_part
 from persist.codecs.scalars import scalar_from_json
 from persist.codecs.schema import DIFF, TIME, CollectionSchema
-from persist.codecs.updates import TIME_MAX
 
 _COUNTED = ("bytes", "rows", "checksum", "time_min", "time_max", "negatives", "diff_sum")
 
@@ -40,7 +39,7 @@ def check_part(
     Cost: all of the part is decoded and sorted. Memory: the decoded part, and 24 bytes a row.
     """
     try:
-        table = decode_part(data, part, schema).combine_chunks()
+        table = read_part(data, part, schema).combine_chunks()
     except CorruptBlob as error:
         return (Finding("descriptor", error.reason),), None
     if table.num_rows == 0:
@@ -71,15 +70,15 @@ def check_part(
 
 def described_bounds(part: Part, schema: CollectionSchema) -> pa.Table | None:
     """Return the least and greatest key as the descriptor has them: two rows; None if it does not say, or nonsense."""
-    if not part.keys:
-        return None
     try:
-        fields = zip(schema.key.fields, part.keys[0], part.keys[-1], strict=True)
+        if not (keys := part.keys):
+            return None
+        fields = zip(schema.key.fields, keys[0], keys[-1], strict=True)
         columns = {
             field.name: pa.array([scalar_from_json(each, field.type).as_py() for each in ends], field.type)
             for field, *ends in fields
         }
-    except (ValueError, pa.ArrowException):
+    except (CorruptBlob, ValueError, pa.ArrowException):
         return None
     return pa.table(columns)
 
@@ -147,11 +146,16 @@ def _descriptor_findings(said: Part, is_: Part) -> Iterator[Finding]:
     for name in _COUNTED:
         if getattr(said, name) != getattr(is_, name):
             yield _differs(name, getattr(said, name), getattr(is_, name))
-    if said.keys is not None and _text(said.keys) != _text(is_.keys):
-        yield _differs("keys", said.keys, is_.keys)
-    for column, stats in said.stats.items():  # It may leave out any, and must not add one.
-        if _text(stats) != _text(is_.stats.get(column)):
-            yield _differs(f"stats of {column!r}", stats, is_.stats.get(column))
+    try:
+        keys, stats = said.keys, said.stats
+    except CorruptBlob as error:
+        yield Finding("descriptor", error.reason)
+        return
+    if keys is not None and _text(keys) != _text(is_.keys):
+        yield _differs("keys", keys, is_.keys)
+    for column, found in stats.items():  # It may leave out any, and must not add one.
+        if _text(found) != _text(is_.stats.get(column)):
+            yield _differs(f"stats of {column!r}", found, is_.stats.get(column))
 
 
 def _differs(name: str, said: object, is_: object) -> Finding:

@@ -6,6 +6,7 @@ to no good. So its footer and the header of every page are looked at first, with
 a file is refused unless
 
 - its columns, row groups, rows and values add up, and the pages of each column chunk fill exactly the bytes it claims;
+- there are no more row groups than 64 and one for each 1,024 rows;
 - what the pages unpack to and what their values occupy as Arrow columns stay within the descriptor's `memory`;
 - only encodings and compressions are used whose output these sizes bound. DELTA_BYTE_ARRAY, in which a few bytes stand
   for long strings, is not among them; of dictionaries of strings that may do so, `Claims.dictionaries` tells.
@@ -16,18 +17,18 @@ Arrow's reader then finds no count in the file that was not checked.
              + for each leaf of a nested column: levels * (4 + bytes of one value, 0 for strings and binary),
                where levels counts its values, its NULLs, and the empty lists around it
 
-Page headers, and footers too large to be harmless, are parsed here (Thrift, compact protocol): Arrow shows no page
-headers, and makes 700 bytes of 3 of a footer. Cost: 2 µs for each column chunk, 5 to 15 µs for each page.
+All of this is parsed here (Thrift, compact protocol), before Arrow sees the file: Arrow shows no page headers, makes
+700 bytes of 3 of a footer, and ends the process when pyarrow's metadata objects are asked for a compression that does
+not exist.
+
+Cost: 10 µs for each column chunk, 3 to 15 µs for each page.
 """
 
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pyarrow.types as pt
 
 from persist.codecs.types import children
@@ -37,16 +38,23 @@ _TAIL = 8
 # Bytes beyond `memory` that headers, padding and little-filled pages may unpack to, per part and per column chunk.
 _SLACK, _CHUNK_SLACK = 64 << 10, 4 << 10
 _DEPTH_MAX = 16
-_FIELD_MAX = 1000
 _LIST_MAX = 1024  # Of the lists that do not matter here: encodings, histograms of levels, metadata.
-_BOOLS, _BYTE, _I16, _I32, _I64, _DOUBLE, _BINARY, _LIST, _SET, _STRUCT = (1, 2), 3, 4, 5, 6, 7, 8, 9, 10, 12
+_BOOLS, _BYTE, _INTEGERS, _DOUBLE, _BINARY, _LIST, _STRUCT = (1, 2), 3, (4, 5, 6), 7, 8, (9, 10), 12
 _DATA_PAGE, _DICTIONARY_PAGE = 0, 2
-_COMPRESSIONS = {"UNCOMPRESSED", "SNAPPY", "ZSTD"}
+_COMPRESSIONS = {0, 1, 6}  # None, Snappy, Zstandard.
 _ENCODINGS = {0, 2, 3, 5, 8, 9}  # PLAIN, PLAIN_DICTIONARY, RLE, DELTA_BINARY_PACKED, RLE_DICTIONARY, BYTE_STREAM_SPLIT
 _NO_LIMIT = 1 << 80
-_FOOTER_HARMLESS = 16 << 10
-_ALLOWANCE = 1 << 20  # Memory that is always spent, however small a part.
-_BYTES_PER_CHUNK = 700  # What Arrow makes of a column chunk in the footer, however little it says.
+GROUPS_MAX, GROUP_ROWS_MIN = 64, 1024  # That many row groups, and one more for each so many rows.
+
+# Which members of a struct are wanted, by field id: None for an integer, a shape for a struct, [shape] for a list of
+# structs, [] for the length of a list, and () for what must not be there. Ids are those of parquet.thrift.
+_Shape = dict[int, Any]
+_COLUMN: _Shape = {4: None, 5: None, 6: None, 7: None, 9: None, 10: (), 11: None}
+_CHUNK: _Shape = {1: (), 3: _COLUMN, 8: (), 9: ()}
+_GROUP: _Shape = {1: [_CHUNK], 3: None}
+_FOOTER: _Shape = {2: [], 3: None, 4: [_GROUP], 8: (), 9: ()}
+_PAGE_INSIDE: _Shape = {1: None, 2: None}
+_PAGE: _Shape = {1: None, 2: None, 3: None, 5: _PAGE_INSIDE, 7: _PAGE_INSIDE}
 # The header of a data page as Arrow writes it: kind, unpacked, packed, checksum, and of the page itself the values, the
 # encoding and those of the levels. Any other goes the long way.
 _V = rb"[\x80-\xff]{0,4}[\x00-\x7f]"
@@ -54,6 +62,7 @@ _PLAIN_HEADER = re.compile(
     rb"\x15\x00\x15(%b)\x15(%b)(?:\x15%b)?[\x1c\x2c]\x15(%b)\x15(%b)\x15%b\x15%b\x00\x00" % ((_V,) * 7), re.DOTALL
 )
 _PLAIN_HEADER_MAX = 64
+_HEADER_MAX = 64 << 10  # With statistics, which may be long.
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,208 +79,130 @@ class _Leaf:
         return 4 + (self.width or 0) if self.is_nested else 0
 
 
-class _Fields:
-    """Reads Thrift structs, compact protocol, off a buffer. Whatever does not fit raises ValueError or IndexError."""
-
-    __slots__ = ("_data", "_end", "at")
-
-    def __init__(self, data: memoryview, at: int, end: int) -> None:
-        self._data = data
-        self._end = end
-        self.at = at
-
-    def fields(self) -> Iterator[tuple[int, int]]:
-        """Yield id and type of each field of a struct; its value must be read in between.
-
-        A field that comes twice is refused, because readers may differ in which of the two they take.
-        """
-        field = seen = 0
-        while head := self._byte():
-            delta = head >> 4
-            field = field + delta if delta else self.integer()
-            if not 0 <= field <= _FIELD_MAX or seen >> field & 1:
-                raise ValueError(f"its metadata has the field {field} twice, or where there is none of that number")
-            seen |= 1 << field
-            yield field, head & 15
-
-    def integer(self) -> int:
-        raw = self._varint()
-        return (raw >> 1) ^ -(raw & 1)
-
-    def expect(self, kind: int, *expected: int) -> None:
-        if kind not in expected:
-            raise ValueError(f"its metadata has a field of type {kind} where {expected} belongs")
-
-    def int_field(self, kind: int) -> int:
-        self.expect(kind, _I16, _I32, _I64)
-        return self.integer()
-
-    def list_head(self, kind: int) -> int:
-        """Return the length of a list of structs."""
-        self.expect(kind, _LIST)
-        head = self._byte()
-        count = head >> 4 if head >> 4 != 15 else self._varint()
-        if count:
-            self.expect(head & 15, _STRUCT)
-        if count > self._end - self.at:
-            raise ValueError(f"its metadata claims a list of {count} elements in {self._end - self.at} bytes")
-        return count
-
-    def skip(self, kind: int, depth: int = 0) -> None:
-        """Read past a value."""
-        if kind in _BOOLS:
-            return
-        if kind in (_I16, _I32, _I64):
-            self._varint()
-        elif kind in (_BYTE, _DOUBLE):
-            self._forward(1 if kind == _BYTE else 8)
-        elif kind == _BINARY:
-            self._forward(self._varint())
-        elif depth == _DEPTH_MAX:
-            raise ValueError("its metadata is nested too deep")
-        elif kind == _STRUCT:
-            for _, inner in self.fields():
-                self.skip(inner, depth + 1)
-        elif kind in (_LIST, _SET):
-            self._skip_list(depth)
-        else:
-            raise ValueError(f"its metadata holds a value of the unknown type {kind}")
-
-    def _skip_list(self, depth: int) -> None:
-        head = self._byte()
-        count, element = head >> 4 if head >> 4 != 15 else self._varint(), head & 15
-        if count > _LIST_MAX:
-            raise ValueError(f"its metadata holds a list of {count} elements")
-        if element in _BOOLS:
-            self._forward(count)
-            return
-        for _ in range(count):
-            self.skip(element, depth + 1)
-
-    def _byte(self) -> int:
-        at = self.at
-        if at >= self._end:
-            raise ValueError("its metadata ends in the middle")
-        self.at = at + 1
-        return self._data[at]
-
-    def _varint(self) -> int:
-        value = shift = 0
-        while True:
-            byte = self._byte()
-            value |= (byte & 127) << shift
-            if byte < 128:
-                return value
-            shift += 7
-            if shift > 63:
-                raise ValueError("its metadata holds an integer of more than 64 bits")
-
-    def _forward(self, count: int) -> None:
-        if count > self._end - self.at:
-            raise ValueError("its metadata ends in the middle")
-        self.at += count
-
-
 @dataclass(frozen=True, slots=True)
 class Claims:
     """What a file was found to claim.
 
     Attributes:
         level_bytes: what decoding its nested columns takes beyond the columns: the second term of `memory`.
+        group_rows: the rows of each row group.
         dictionaries: names of flat columns whose dictionary could make them longer than memory allows. Whether it
             does takes reading them.
         string_bytes_max: how long these may become.
+        list_max: an upper bound of the length of any list in the footer.
     """
 
     level_bytes: int
+    group_rows: tuple[int, ...]
     dictionaries: tuple[str, ...]
     string_bytes_max: int
+    list_max: int
 
 
-def check_footer(data: memoryview, schema: pa.Schema, rows: int, memory: int) -> int:
-    """Check that the footer of a file may be parsed; return the most elements that any list in it may have.
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """What a file of some columns must look like, worked out once.
 
-    Args:
-        data: the file; of unsigned bytes.
-        schema: its columns, as they are stored.
-        rows, memory: the descriptor's.
-
-    Raises:
-        ValueError: it is none, or not of this schema, or parsing it would take more memory than that.
+    Attributes:
+        names, types: of its columns, as they are stored.
     """
-    size = len(data)
-    if size < len(_MAGIC) + _TAIL or data[: len(_MAGIC)] != _MAGIC or data[-len(_MAGIC) :] != _MAGIC:
-        raise ValueError("it is not a Parquet file")
-    least = rows * _row_bits_min_of(schema) // 8
-    if least > memory:
-        raise ValueError(f"{rows} rows take {least} bytes at least, and its descriptor says memory {memory}")
-    length = int.from_bytes(data[-_TAIL : -len(_MAGIC)], "little")
-    if length > size - _TAIL - len(_MAGIC):
-        raise ValueError(f"its footer claims {length} of its {size} bytes")
-    leaves = len(_leaves_of(schema))
-    groups_max = min(rows, (4 * (size + memory) + _ALLOWANCE) // (leaves * _BYTES_PER_CHUNK))
-    if length > _FOOTER_HARMLESS:
-        _walk_footer(_Fields(data, size - _TAIL - length, size - _TAIL), schema, groups_max)
-    return max(_elements_of(schema), leaves, groups_max, _LIST_MAX)
+
+    names: list[str]
+    types: list[pa.DataType]
+    leaves: tuple[_Leaf, ...]
+    elements: int
+    row_bits_min: int
+
+    @classmethod
+    def of(cls, schema: pa.Schema) -> "Layout":
+        """Return the layout of a file with these columns."""
+        return cls(
+            schema.names,
+            schema.types,
+            tuple(leaf for field in schema for leaf in _leaves(field.type, field.name, False)),
+            1 + sum(_elements(field.type) for field in schema),
+            sum(_row_bits_min(kind) for kind in schema.types),
+        )
 
 
-def check_claims(
-    data: memoryview, metadata: pq.FileMetaData, schema: pa.Schema, rows: int, memory: int | None
-) -> Claims:
-    """Check a file that passed `check_footer` against how much it may be; see the module's promise.
+def check_claims(data: memoryview, layout: Layout, rows: int, memory: int | None) -> Claims:
+    """Check a Parquet file against how much it may be; see the module's promise.
 
     Args:
-        metadata: its footer as Arrow understands it.
+        data: the file.
+        rows: how many it must have.
         memory: the descriptor's, or None to find out what it must be.
 
     Raises:
-        ValueError: it claims something else, or contradicts itself.
+        ValueError, LookupError: it claims something else, or contradicts itself.
     """
-    return _Sums(data, schema, memory).over(metadata, rows)
+    # An Arrow buffer says that its bytes are signed.
+    return _Sums(data.cast("B"), layout, rows, memory).over_footer()
 
 
 class _Sums:
     """The sums over one file while it is checked."""
 
-    def __init__(self, data: memoryview, schema: pa.Schema, memory: int | None) -> None:
+    def __init__(self, data: memoryview, layout: Layout, rows: int, memory: int | None) -> None:
         self._data = data
-        self._leaves = _leaves_of(schema)
-        self._limit = 2 * memory + _SLACK if memory is not None else _NO_LIMIT
-        self._level_bytes = self._unpacked = 0
+        self._rows = rows
+        self._leaves = layout.leaves
+        self._elements = layout.elements
+        self._groups_max = min(rows, GROUPS_MAX + rows // GROUP_ROWS_MIN)
+        self._level_bytes = self._unpacked = self._end = 0
+        self._limit = _NO_LIMIT
         self._strings: dict[str, int] = {}
+        if memory is not None:
+            self._limit = 2 * memory + _SLACK
+            least = rows * layout.row_bits_min // 8
+            if least > memory:
+                raise ValueError(f"{rows} rows take {least} bytes at least, and its descriptor says memory {memory}")
 
-    def over(self, metadata: pq.FileMetaData, rows: int) -> Claims:
-        self._end = len(self._data) - _TAIL - metadata.serialized_size
-        if metadata.num_columns != len(self._leaves):
-            raise ValueError(f"it has {metadata.num_columns} columns where {len(self._leaves)} belong")
-        found = 0
-        for at in range(metadata.num_row_groups):
-            group = metadata.row_group(at)
-            if group.num_rows < 1:
-                raise ValueError(f"a row group claims {group.num_rows} rows")
-            found += group.num_rows
-            for index, leaf in enumerate(self._leaves):
-                self._check_chunk(leaf, group.column(index), group.num_rows)
-        if found != rows or metadata.num_rows != rows:
-            raise ValueError(f"it holds {found} rows, and its descriptor says {rows}")
-        too_long = [name for name, size in self._strings.items() if size > self._limit]
-        return Claims(self._level_bytes, tuple(too_long), self._limit)
+    def over_footer(self) -> Claims:
+        data, size = self._data, len(self._data)
+        if size < len(_MAGIC) + _TAIL or data[: len(_MAGIC)] != _MAGIC or data[-len(_MAGIC) :] != _MAGIC:
+            raise ValueError("it is not a Parquet file")
+        length = int.from_bytes(data[-_TAIL : -len(_MAGIC)], "little")
+        self._end = size - _TAIL - length
+        if self._end < len(_MAGIC):
+            raise ValueError(f"its footer claims {length} of its {size} bytes")
+        lengths = max(self._groups_max, len(self._leaves))
+        footer, _ = _Thrift(bytes(data[self._end : size - _TAIL]), lengths).struct(0, _FOOTER)
+        if footer.get(2) != self._elements:
+            raise ValueError(f"its schema has {footer.get(2)} elements where {self._elements} belong")
+        groups = footer.get(4, [])
+        if len(groups) > self._groups_max:
+            raise ValueError(f"it has {len(groups)} row groups for {self._rows} rows")
+        group_rows = tuple(map(self._over_group, groups))
+        if sum(group_rows) != self._rows or footer.get(3) != self._rows:
+            raise ValueError(f"it holds {sum(group_rows)} rows, and its descriptor says {self._rows}")
+        too_long = [name for name, total in self._strings.items() if total > self._limit]
+        list_max = max(self._elements, lengths, _LIST_MAX)
+        return Claims(self._level_bytes, group_rows, tuple(too_long), self._limit, list_max)
 
-    def _check_chunk(self, leaf: _Leaf, chunk: pq.ColumnChunkMetaData, rows: int) -> None:
-        if chunk.compression not in _COMPRESSIONS or chunk.file_path:
-            raise ValueError(f"a column is compressed by {chunk.compression}, or lies in {chunk.file_path!r:.80}")
-        levels = chunk.num_values
+    def _over_group(self, group: dict[int, Any]) -> int:
+        """Check one row group; return how many rows it claims."""
+        rows, chunks = group.get(3, 0), group.get(1, [])
+        if rows < 1 or len(chunks) != len(self._leaves):
+            raise ValueError(f"a row group claims {rows} rows and {len(chunks)} columns")
+        for leaf, chunk in zip(self._leaves, chunks, strict=True):
+            self._over_chunk(leaf, chunk[3], rows)
+        return int(rows)
+
+    def _over_chunk(self, leaf: _Leaf, column: dict[int, int], rows: int) -> None:
+        levels = column[5]
+        if column[4] not in _COMPRESSIONS:
+            raise ValueError(f"a column is compressed by method {column[4]}; only {sorted(_COMPRESSIONS)} are read")
         if levels < rows or (not leaf.is_nested and levels != rows):
             raise ValueError(f"a column claims {levels} values in {rows} rows")
         self._level_bytes += levels * leaf.level_bytes
         if self._level_bytes > self._limit:
             raise ValueError(f"its nested columns take over {self._limit} bytes, more than its descriptor allows")
         self._limit += _CHUNK_SLACK
-        values, unpacked, dictionary = self._pages(leaf, chunk)
-        if (values, unpacked) != (levels, chunk.total_uncompressed_size):
+        values, unpacked, dictionary = self._over_pages(leaf, column)
+        if (values, unpacked) != (levels, column[6]):
             raise ValueError(
-                f"pages hold {values} values in {unpacked} bytes, and their column claims {levels} in "
-                f"{chunk.total_uncompressed_size}"
+                f"pages hold {values} values in {unpacked} bytes, and their column claims {levels} in {column[6]}"
             )
         if dictionary and leaf.width is None:
             longest = dictionary * levels
@@ -279,11 +210,11 @@ class _Sums:
                 raise ValueError("a nested column has a dictionary that may take more than its descriptor allows")
             self._strings[leaf.field] = self._strings.get(leaf.field, 0) + longest
 
-    def _pages(self, leaf: _Leaf, chunk: pq.ColumnChunkMetaData) -> tuple[int, int, int]:
+    def _over_pages(self, leaf: _Leaf, column: dict[int, int]) -> tuple[int, int, int]:
         """Walk the pages of a chunk; return their values, what they unpack to, and what the dictionary does."""
-        at, coded = chunk.data_page_offset, chunk.dictionary_page_offset
-        at = coded if coded is not None and 0 < coded < at else at
-        end = at + chunk.total_compressed_size
+        at, coded = column[9], column.get(11, 0)
+        at = coded if 0 < coded < at else at
+        end = at + column[7]
         if not len(_MAGIC) <= at <= end <= self._end:
             raise ValueError(f"a column claims the bytes [{at}, {end}) of {self._end}")
         values = unpacked = dictionary = 0
@@ -311,39 +242,8 @@ class _Sums:
         return values, unpacked, dictionary
 
 
-def _walk_footer(fields: _Fields, schema: pa.Schema, groups_max: int) -> None:
-    """Check the lengths of all lists of a footer."""
-    for field, kind in fields.fields():
-        if field == 2:
-            count = fields.list_head(kind)
-            if count != _elements_of(schema):
-                raise ValueError(f"its schema has {count} elements where {_elements_of(schema)} belong")
-            for _ in range(count):
-                fields.skip(_STRUCT)
-        elif field == 4:
-            groups = fields.list_head(kind)
-            if groups > groups_max:
-                raise ValueError(f"it claims {groups} row groups, and its descriptor allows for {groups_max}")
-            for _ in range(groups):
-                _walk_row_group(fields, len(_leaves_of(schema)))
-        else:
-            fields.skip(kind)
-
-
-def _walk_row_group(fields: _Fields, leaves: int) -> None:
-    for field, kind in fields.fields():
-        if field == 1:
-            count = fields.list_head(kind)
-            if count != leaves:
-                raise ValueError(f"a row group has {count} columns where {leaves} belong")
-            for _ in range(count):
-                fields.skip(_STRUCT)
-        else:
-            fields.skip(kind)
-
-
 class _Page(NamedTuple):
-    """The claims of one page header; -1 for what is not there."""
+    """The claims of one page header."""
 
     kind: int
     unpacked: int
@@ -356,38 +256,138 @@ def _page(data: memoryview, at: int, end: int) -> tuple[_Page, int]:
     """Return what the page header at a position claims, and where it ends."""
     plain = _PLAIN_HEADER.match(data, at, min(end, at + _PLAIN_HEADER_MAX))
     if plain is not None:
-        page = _Page(_DATA_PAGE, *map(_from_varint, plain.groups()))
-        return page, plain.end()
-    fields = _Fields(data, at, end)
-    kind = unpacked = packed = values = encoding = -1
-    for field, found in fields.fields():
-        if field == 1:
-            kind = fields.int_field(found)
-        elif field == 2:
-            unpacked = fields.int_field(found)
-        elif field == 3:
-            packed = fields.int_field(found)
-        elif (field, kind) in ((5, _DATA_PAGE), (7, _DICTIONARY_PAGE)):
-            fields.expect(found, _STRUCT)
-            for inner, inner_found in fields.fields():
-                if inner == 1:
-                    values = fields.int_field(inner_found)
-                elif inner == 2:
-                    encoding = fields.int_field(inner_found)
-                else:
-                    fields.skip(inner_found)
-        else:
-            fields.skip(found)
-    return _Page(kind, unpacked, packed, values, encoding), fields.at
+        return _Page(_DATA_PAGE, *map(_from_varint, plain.groups())), plain.end()
+    header, length = _Thrift(bytes(data[at : min(end, at + _HEADER_MAX)]), 0).struct(0, _PAGE)
+    kind = header[1]
+    inside = header.get(7 if kind == _DICTIONARY_PAGE else 5, {})
+    return _Page(kind, header[2], header[3], inside.get(1, -1), inside.get(2, -1)), at + length
 
 
 def _from_varint(data: bytes) -> int:
-    if len(data) == 1:
-        return (data[0] >> 1) ^ -(data[0] & 1)
     raw = 0
     for byte in reversed(data):
         raw = raw << 7 | byte & 127
     return (raw >> 1) ^ -(raw & 1)
+
+
+class _Thrift:
+    """Reads Thrift structs, compact protocol; what does not fit raises ValueError, or IndexError at the end of data."""
+
+    __slots__ = ("_data", "_lengths")
+
+    def __init__(self, data: bytes, lengths: int) -> None:
+        """lengths is the most structs in one list that is wanted."""
+        self._data = data
+        self._lengths = lengths
+
+    def struct(self, at: int, shape: _Shape, depth: int = 0) -> tuple[dict[int, Any], int]:
+        """Return the wanted members of the struct at a position, and where it ends.
+
+        A member that comes twice is refused, because readers may differ in which of the two they take.
+        """
+        found: dict[int, Any] = {}
+        data, field = self._data, 0
+        while head := data[at]:
+            at += 1
+            kind = head & 15
+            if head > 15:
+                field += head >> 4
+            else:
+                field, at = self._integer(at)
+            if field not in shape:
+                if 4 <= kind <= 6:  # As `_skip`, but most members are integers and short binary.
+                    while data[at] > 127:
+                        at += 1
+                    at += 1
+                elif kind == _BINARY and data[at] < 128:
+                    at += data[at] + 1
+                elif kind > 2:
+                    at = self._skip(at, kind, depth)
+                continue
+            if field in found:
+                raise ValueError(f"its metadata has the field {field} twice")
+            found[field], at = self._member(at, kind, shape[field], depth)
+        return found, at + 1
+
+    def _member(self, at: int, kind: int, wanted: Any, depth: int) -> tuple[Any, int]:
+        if wanted is None and kind in _INTEGERS:
+            return self._integer(at)
+        if isinstance(wanted, dict) and kind == _STRUCT:
+            return self.struct(at, wanted, depth + 1)
+        if isinstance(wanted, list) and kind in _LIST:
+            count, element, start = self._list(at)
+            if not wanted:
+                return count, self._skip(at, kind, depth, count)
+            if element != _STRUCT or count > self._lengths:
+                raise ValueError(f"its metadata has {count} elements in a list, more than there can be")
+            return self._structs(start, count, wanted[0], depth)
+        raise ValueError(f"its metadata has a member of type {kind} that does not belong there: it may be encrypted")
+
+    def _structs(self, at: int, count: int, shape: _Shape, depth: int) -> tuple[list[dict[int, Any]], int]:
+        found = []
+        for _ in range(count):
+            each, at = self.struct(at, shape, depth + 1)
+            found.append(each)
+        return found, at
+
+    def _skip(self, at: int, kind: int, depth: int, length_max: int = _LIST_MAX) -> int:
+        """Return where a value ends."""
+        data = self._data
+        if kind in _INTEGERS:
+            while data[at] > 127:
+                at += 1
+            return at + 1
+        if kind in _BOOLS:
+            return at
+        if kind == _BINARY:
+            length, at = self._varint(at)
+            return self._within(at + length)
+        if kind in (_BYTE, _DOUBLE):
+            return at + (1 if kind == _BYTE else 8)
+        if depth == _DEPTH_MAX:
+            raise ValueError("its metadata is nested too deep")
+        if kind == _STRUCT:
+            return self.struct(at, {}, depth + 1)[1]
+        if kind not in _LIST:
+            raise ValueError(f"its metadata holds a value of the unknown type {kind}")
+        count, element, at = self._list(at)
+        if count > length_max:
+            raise ValueError(f"its metadata holds a list of {count} elements")
+        if element in _BOOLS:
+            return at + count
+        for _ in range(count):
+            at = self._skip(at, element, depth + 1)
+        return at
+
+    def _list(self, at: int) -> tuple[int, int, int]:
+        """Return length, type of elements, and where they begin."""
+        head = self._data[at]
+        if head >> 4 != 15:
+            return head >> 4, head & 15, at + 1
+        count, at = self._varint(at + 1)
+        return count, head & 15, at
+
+    def _integer(self, at: int) -> tuple[int, int]:
+        raw, at = self._varint(at)
+        return (raw >> 1) ^ -(raw & 1), at
+
+    def _varint(self, at: int) -> tuple[int, int]:
+        data = self._data
+        if data[at] < 128:
+            return data[at], at + 1
+        value, shift = data[at] & 127, 7
+        while data[at] > 127:
+            at += 1
+            value |= (data[at] & 127) << shift
+            shift += 7
+            if shift > 70:
+                raise ValueError("its metadata holds an integer of more than 64 bits")
+        return value, at + 1
+
+    def _within(self, at: int) -> int:
+        if at > len(self._data):
+            raise ValueError("its metadata ends in the middle")
+        return at
 
 
 def _row_bits_min(kind: pa.DataType) -> int:
@@ -399,21 +399,6 @@ def _row_bits_min(kind: pa.DataType) -> int:
     if pt.is_large_string(kind) or pt.is_large_binary(kind) or pt.is_large_list(kind):
         return 64
     return 32 if pt.is_nested(kind) or _is_text(kind) else int(kind.bit_width)
-
-
-@lru_cache(maxsize=256)
-def _row_bits_min_of(schema: pa.Schema) -> int:
-    return sum(_row_bits_min(kind) for kind in schema.types)
-
-
-@lru_cache(maxsize=256)
-def _leaves_of(schema: pa.Schema) -> tuple[_Leaf, ...]:
-    return tuple(leaf for field in schema for leaf in _leaves(field.type, field.name, False))
-
-
-@lru_cache(maxsize=256)
-def _elements_of(schema: pa.Schema) -> int:
-    return 1 + sum(_elements(field.type) for field in schema)
 
 
 def _leaves(kind: pa.DataType, field: str, is_nested: bool) -> list[_Leaf]:

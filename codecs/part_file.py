@@ -31,7 +31,7 @@ import pyarrow.types as pt
 
 from persist.codecs.errors import InvalidUpdate
 from persist.codecs.ordering import combined, order_keys
-from persist.codecs.part_claims import Claims, check_claims, check_footer
+from persist.codecs.part_claims import Claims, Layout, check_claims
 from persist.codecs.types import children, with_children
 
 _SAMPLE_ROWS = 1024
@@ -83,8 +83,7 @@ def memory_of(data: bytes | memoryview, table: pa.Table) -> int:
     """What a descriptor must say of the memory that decoding takes; see `part_claims`. data is table as a file."""
     levels = 0
     if any(pt.is_nested(kind) for kind in table.schema.types):
-        metadata = pq.read_metadata(pa.BufferReader(data))
-        levels = check_claims(memoryview(data), metadata, _stored_schema(table.schema), len(table), None).level_bytes
+        levels = check_claims(memoryview(data), _layout(table.schema)[0], len(table), None).level_bytes
     return int(table.nbytes) + levels
 
 
@@ -110,7 +109,7 @@ def from_parquet(
     with _opened(data, schema, rows, memory) as (file, claims):
         groups: Sequence[int] | None = None
         if within is not None:
-            groups, rows = _row_groups(file, within)
+            groups, rows = _row_groups(claims.group_rows, within)
         coded = _with_long_values(data, file.metadata, claims, columns)
         if coded:
             with _coded(data, file.metadata, coded) as coded_file:
@@ -194,23 +193,18 @@ def _all_same(left: pa.ChunkedArray, right: pa.ChunkedArray) -> bool:
 def _from_storage(table: pa.Table, schema: pa.Schema, columns: Sequence[str]) -> pa.Table:
     wanted = pa.schema([schema.field(name) for name in columns])
     table = table.select(list(columns))
-    for column in table.columns:
-        for chunk in column.chunks:
+    for name in _layout(schema)[1].intersection(columns):
+        for chunk in table.column(name).chunks:
             _check_values(chunk)
     return table if table.schema.equals(wanted, check_metadata=True) else table.cast(wanted)
 
 
 def _check_values(array: pa.Array) -> None:
     """Raise ArrowInvalid for what Arrow's reader lets through: text that is not UTF-8, decimals that are too long."""
-    kind = array.type
-    if pt.is_string(kind) or pt.is_large_string(kind):
+    if pt.is_string(array.type) or pt.is_large_string(array.type):
         text = array.buffers()[2]
         if text is None or _is_ascii(text):
             return  # Many times faster to see than UTF-8 is to check.
-    elif not (pt.is_nested(kind) or pt.is_decimal(kind)):
-        return
-    if pt.is_nested(kind) and not _has_checked(kind):
-        return
     array.validate(full=True)
 
 
@@ -227,27 +221,28 @@ def _has_checked(kind: pa.DataType) -> bool:
     return bool(pt.is_string(kind) or pt.is_large_string(kind) or pt.is_decimal(kind))
 
 
-@lru_cache(maxsize=1024)
-def _stored_schema(schema: pa.Schema) -> pa.Schema:
-    return pa.schema([field.with_type(storage_type(field.type)) for field in schema])
+@lru_cache(maxsize=256)
+def _layout(schema: pa.Schema) -> tuple[Layout, frozenset[str]]:
+    """Return what a file of these columns looks like, and the names of those that `_check_values` looks at."""
+    stored = pa.schema([field.with_type(storage_type(field.type)) for field in schema])
+    return Layout.of(stored), frozenset(field.name for field in schema if _has_checked(field.type))
 
 
 @contextmanager
 def _opened(data: pa.Buffer, schema: pa.Schema, rows: int, memory: int) -> Iterator[tuple[pq.ParquetFile, Claims]]:
     """Open a file once nothing about it gives reason not to."""
-    view = memoryview(data).cast("B")  # An Arrow buffer says that its bytes are signed.
-    expected = _stored_schema(schema)
-    list_max = check_footer(view, expected, rows, memory)
+    layout, _ = _layout(schema)
+    claims = check_claims(memoryview(data), layout, rows, memory)
     with pq.ParquetFile(
         pa.BufferReader(data),
         thrift_string_size_limit=data.size,
-        thrift_container_size_limit=list_max,
+        thrift_container_size_limit=claims.list_max,
         arrow_extensions_enabled=False,
     ) as file:
         found = file.schema_arrow
-        if found.names != expected.names or found.types != expected.types:
+        if found.names != layout.names or found.types != layout.types:
             raise ValueError(f"it holds the columns {_listed(found)} where {_listed(schema)} belong")
-        yield file, check_claims(view, file.metadata, expected, rows, memory)
+        yield file, claims
 
 
 def _read(file: pq.ParquetFile, columns: Sequence[str], groups: Sequence[int] | None, use_threads: bool) -> pa.Table:
@@ -270,9 +265,7 @@ def _with_long_values(data: pa.Buffer, metadata: pq.FileMetaData, claims: Claims
     for name in claims.dictionaries:
         if name in columns:
             with _coded(data, metadata, [name]) as file:
-                longest = sum(
-                    metadata.row_group(at).num_rows * _longest(file, at, name) for at in range(metadata.num_row_groups)
-                )
+                longest = sum(rows * _longest(file, at, name) for at, rows in enumerate(claims.group_rows))
             if longest > claims.string_bytes_max:
                 long.append(name)
     return long
@@ -299,16 +292,15 @@ def _decoded(table: pa.Table, coded: list[str], bytes_max: int) -> pa.Table:
     return table
 
 
-def _row_groups(file: pq.ParquetFile, within: tuple[int, int]) -> tuple[list[int], int]:
+def _row_groups(group_rows: Sequence[int], within: tuple[int, int]) -> tuple[list[int], int]:
     """Return the row groups that hold any of the rows within, and how many rows these groups hold."""
     groups: list[int] = []
     start = rows = 0
-    for group in range(file.metadata.num_row_groups):
-        end = start + file.metadata.row_group(group).num_rows
-        if start < within[1] and end > within[0]:
+    for group, count in enumerate(group_rows):
+        if start < within[1] and start + count > within[0]:
             groups.append(group)
-            rows += end - start
-        start = end
+            rows += count
+        start += count
     return groups, rows
 
 

@@ -92,7 +92,10 @@ class Side:
             case {"codec": str(name), "version": int(version), "type": written, **rest} if not rest:
                 known = BUILT_IN.get(name)
                 codec = known() if known is not None and known.version == version else None
-                return cls((pa.field(side, type_from_json(written)),), codec, name, version)
+                stored = type_from_json(written)
+                if codec is not None and codec.arrow_type != stored:
+                    raise ValueError(f"codec {name!r} stores {codec.arrow_type}, and not {stored}")
+                return cls((pa.field(side, stored),), codec, name, version)
         raise ValueError(f"{j!r:.80} is not the written form of a {side}")
 
 

@@ -243,8 +243,6 @@ def load_contents(blob: Blob, location: str, entry: Entry) -> Entry:
 def _check_contents(contents: CollectionState, entry: Entry) -> None:
     assert isinstance(entry.base, BlobRef)
     try:
-        if contents.name != entry.name:
-            raise ValueError(f"it calls the collection {contents.name[:200]!r}, and the checkpoint {entry.name!r}")
         for times in (contents.since_times, contents.upper_times, contents.allowed_times):
             Antichain(*times)
         CollectionSchema.from_json(contents.schema_json)

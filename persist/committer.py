@@ -169,16 +169,23 @@ class Committer:
         return self._in_flight_bytes == 0 or self._in_flight_bytes + wanted_bytes <= IN_FLIGHT_BYTES_MAX
 
     def _run(self) -> None:
-        while group := self._next_group():
-            try:
-                self._commit(group)
-            except BaseException as error:  # Whatever it is, the callers must hear of it and the thread live on.
-                _fail(group, error)
-            with self._changed:
-                self._in_flight_bytes -= sum(operation.bytes for operation in group)
-                self._changed.notify_all()
-            # Or the wait for the next group keeps these futures, their callbacks and perhaps the client alive.
-            group.clear()
+        # Nothing of a group may be left here during the wait for the next: not its futures, callbacks, their client.
+        while self._commit_next():
+            pass
+
+    def _commit_next(self) -> bool:
+        """Commit the next group; return False when there is none any more."""
+        group = self._next_group()
+        try:
+            self._commit(group)
+        except BaseException as error:  # Whatever it is, the callers must hear of it and the thread live on.
+            for operation in group:
+                if not operation.future.done():
+                    operation.future.fail(error)
+        with self._changed:
+            self._in_flight_bytes -= sum(operation.bytes for operation in group)
+            self._changed.notify_all()
+        return bool(group)
 
     def _next_group(self) -> list[Operation]:
         """Wait for operations and return those to commit together; none when the client was closed."""
@@ -311,11 +318,12 @@ class Committer:
             known = appends.get(change.id)
             if known is None or known[0] != change.writes:
                 inline_bytes = contents.inline_bytes if contents is not None else 0
-                append = self._parts.append(change.id, change.writes, inline_bytes)
-                if append is not None and state.location is not None:
-                    append = move_out(self._blob, state.location, append, state.seqno + 1)
-                appends[change.id] = (change.writes, append)
-            mutations += change.mutations(contents, appends[change.id][1])
+                appends[change.id] = (change.writes, self._parts.append(change.id, change.writes, inline_bytes))
+            append = appends[change.id][1]
+            if append is not None and state.location is not None:
+                # For every attempt: a list whose name is below the log's floor is collected, whoever names it.
+                append = move_out(self._blob, state.location, append, state.seqno + 1)
+            mutations += change.mutations(contents, append)
         return (*mutations, *last)
 
     def _reject(self, operation: Operation, error: BaseException) -> None:
@@ -373,9 +381,3 @@ class Committer:
             except (InvalidUsage, Conflict, Corruption) as error:
                 rejected.append((operation, error))
         return accepted, done, rejected
-
-
-def _fail(group: Sequence[Operation], error: BaseException) -> None:
-    for operation in group:
-        if not operation.future.done():
-            operation.future.fail(error)

@@ -9,7 +9,8 @@ the version is looked at: damaged bytes are `CorruptBlob` and never mistaken for
 the same in every format version.
 """
 
-from typing import TypeVar
+import threading
+from typing import Any, TypeVar
 
 import msgspec
 import xxhash
@@ -31,6 +32,10 @@ class Framed(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field=
 
 
 F = TypeVar("F", bound=Framed)
+T = TypeVar("T")
+
+_decoders: dict[type, "msgspec.json.Decoder[Any]"] = {}
+_making_decoder = threading.Lock()
 
 
 class BlobRef(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -61,12 +66,12 @@ def decode_framed(data: bytes, kind: type[F], key: str) -> F:
     """
     body = _verified_body(data, key) + b"}"
     try:
-        head = msgspec.json.decode(body, type=_Head)
+        head = _decoder(_Head).decode(body)
         if head.format > FORMAT:
             raise IncompatibleVersion(key, head.format, FORMAT)
         if head.format < 1:
             raise CorruptBlob(key, f"it has the impossible format version {head.format}")
-        return msgspec.json.decode(body, type=kind)
+        return _decoder(kind).decode(body)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise CorruptBlob(key, f"it is not a valid {kind.__name__.lower()}: {error}") from error
 
@@ -109,6 +114,19 @@ def get_framed(blob: Blob, ref: BlobRef, kind: type[F]) -> F:
     if value is None:
         raise MissingBlob(ref.blob, f"it is missing, and {ref.bytes} bytes with checksum {ref.checksum} belong there")
     return value
+
+
+def _decoder(kind: type[T]) -> "msgspec.json.Decoder[T]":
+    """Return the decoder of a kind, made by one thread at a time.
+
+    msgspec 0.22 finds out what a Struct consists of when it is first needed, and lets go of the GIL while it does. A
+    second thread that meets the half-made result crashes the process.
+    """
+    decoder = _decoders.get(kind)
+    if decoder is None:
+        with _making_decoder:
+            decoder = _decoders[kind] = msgspec.json.Decoder(kind)
+    return decoder
 
 
 def _verified_body(data: bytes, key: str) -> bytes:

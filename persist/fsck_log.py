@@ -313,6 +313,9 @@ class LogExamination:
         if self.state is not None and self.state.seqno == seqno:
             self._compare(checkpoint, found)
         elif self.state is None or self.state.seqno < seqno:
+            for id_, before in self.state.entries.items() if self.state is not None else ():
+                if before.contents is not None and id_ in found.entries and found.entries[id_].contents is None:
+                    self.loose += [(id_, part) for part in before.contents.parts]
             self.state = found
 
     def _contents(self, found: State, entry: Entry) -> CollectionState | None:

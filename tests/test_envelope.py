@@ -1,6 +1,9 @@
 """The checksummed frame: whatever happens to the bytes, nothing wrong is believed."""
 
 import json
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import xxhash
@@ -10,6 +13,8 @@ from hypothesis import strategies as st
 from persist.blob import CorruptBlob, IncompatibleVersion, PersistError
 from persist.envelope import decode_framed, encode_framed
 from persist.records import Create, Record, Seal
+
+ROOT = Path(__file__).parent.parent
 
 RECORD = Record(
     location="0" * 32,
@@ -85,3 +90,43 @@ def test_arbitrary_bytes_raise_nothing_but_our_errors(data: bytes) -> None:
     for candidate in (data, sealed):
         with pytest.raises(PersistError):
             decode_framed(candidate, Record, "log/7")
+
+
+MANY_THREADS_DECODE_A_NEW_KIND = """
+import sys, threading
+import msgspec
+from persist.envelope import Framed, decode_framed, encode_framed
+
+sys.setswitchinterval(1e-7)
+
+def new_kind():
+    class Inner(msgspec.Struct, frozen=True):
+        number: int
+    class One(msgspec.Struct, frozen=True, tag="one"):
+        inners: tuple[Inner, ...] = ()
+    class Other(msgspec.Struct, frozen=True, tag="other"):
+        inners: dict[str, Inner] = {}
+    class Kind(Framed, frozen=True, kw_only=True, tag="kind"):
+        both: tuple[One | Other, ...] = ()
+    return Kind, encode_framed(Kind(both=(One((Inner(1),)), Other({"a": Inner(2)}))))
+
+def decode(kind, data, ready):
+    ready.wait()
+    decode_framed(data, kind, "key")
+
+for _ in range(200):
+    arguments = (*new_kind(), threading.Barrier(4))
+    threads = [threading.Thread(target=decode, args=arguments) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+print("alive")
+"""
+
+
+def test_threads_that_decode_the_first_object_of_a_kind_together_do_not_crash_the_process() -> None:
+    command = [sys.executable, "-c", MANY_THREADS_DECODE_A_NEW_KIND]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+
+    assert (done.returncode, done.stdout, done.stderr) == (0, "alive\n", "")

@@ -6,6 +6,7 @@ import threading
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from time import monotonic, sleep
 from typing import Any
 
 import msgspec
@@ -27,6 +28,7 @@ from persist.checkpoint import (
     read_newest_checkpoint,
 )
 from persist.codecs import Part, check_part, encode_parts, to_updates
+from persist.control import uploaded_seqno
 from persist.envelope import FORMAT, encode_framed, put_framed
 from persist.follower import Follower
 from persist.log import read_record, record_key
@@ -185,7 +187,8 @@ def test_golden_locations_are_clean() -> None:
     for folder in (Path(__file__).parent / "golden").glob("format-*/location"):
         report = persist.fsck(folder)
         assert report.is_clean, str(report)
-        assert not report.unreferenced, str(report)
+        # One of them was left while its log was being truncated.
+        assert {found.kind for found in report.unreferenced} <= {"record"}, str(report)
 
 
 def test_a_location_that_does_not_exist_is_empty_and_is_not_made(tmp_path: Path) -> None:
@@ -376,11 +379,13 @@ def test_without_records_a_truncated_location_with_no_readable_checkpoint_says_w
     ("member", "value"),
     [
         ("rows", 49),
-        ("time_min", 13),
-        ("time_max", 12 + 1),
+        ("time_min", 11),
+        ("time_max", 13),
         ("negatives", 1),
         ("diff_sum", 49),
+        ("keys", [[k] for k in range(9)]),
         ("keys", [[0], [49]]),
+        ("stats", {"k": "nonsense"}),
         ("stats", {"k": [0, 48, 0]}),
         ("stats", {"nothing": [0, 1, 0]}),
         ("stats", {"v": ["value 0", "value 9", 1]}),
@@ -392,10 +397,13 @@ def test_a_wrong_descriptor_is_found(dated: DatedBlob, member: str, value: Any) 
         handle = client.load("b")
         [part] = uploads(dated, client, handle, 12, 1)
     assert part.rows == 50
-    append_record(dated, Append(handle.id, (msgspec.structs.replace(part, **{member: value}),)))
+    written = member
+    if member in ("keys", "stats"):
+        written, value = f"{member}_json", msgspec.Raw(msgspec.json.encode(value))
+    append_record(dated, Append(handle.id, (msgspec.structs.replace(part, **{written: value}),)))
     [problem] = fsck(dated).problems
     assert (problem.kind, problem.blob, problem.collection) == ("descriptor", part.blob, "b")
-    assert member in problem.what
+    assert {member, "descriptor"} & set(problem.what.split())
     assert fsck(dated, deep=False).is_clean
 
 
@@ -424,8 +432,8 @@ def bad_part(table: pa.Table, schema: Any) -> tuple[bytes, Part]:
         rows=len(table),
         memory=1 << 20,
         checksum=xxhash.xxh3_128_hexdigest(data),
-        time_min=min(times),
-        time_max=max(times),
+        time_min=min(*times, 2**63 - 2),
+        time_max=min(max(times), 2**63 - 2),
         negatives=sum(diff < 0 for diff in diffs),
         diff_sum=sum(diffs),
     )
@@ -677,7 +685,7 @@ def with_leaks(blob: DatedBlob) -> dict[str, str]:
         for time in range(13, 31):
             handle.seal(time).result()
         client._pool.submit(int).result()
-        old = uploads(blob, client, handle, 40, 2)
+        old = uploads(blob, client, handle, 100, 2)
         [old_list] = [f"list/{handle.id}/{3:020d}-{uuid.uuid4().hex}.json"]
         [young_list] = [f"list/{handle.id}/{client._follower.next_seqno():020d}-{uuid.uuid4().hex}.json"]
         state = f"state/{handle.id}/{3:020d}-{uuid.uuid4().hex}.json"
@@ -688,6 +696,9 @@ def with_leaks(blob: DatedBlob) -> dict[str, str]:
         for time in range(31, 49):
             handle.seal(time).result()
         client._pool.submit(int).result()
+        # Old, and begun after all that is known to be old: it cannot be declared void yet.
+        current = f"part/{handle.id}/{client._follower.next_seqno():020d}-{uuid.uuid4().hex}.parquet"
+        blob.set(current, b"left behind")
         blob.clock.sleep(DAY)
         [young] = uploads(blob, client, handle, 50, 1)
     gone = {part.blob: "part" for part in old} | {
@@ -696,7 +707,7 @@ def with_leaks(blob: DatedBlob) -> dict[str, str]:
         stranger: "part",
         record_key(2): "record",
     }
-    stays = {young.blob: "part", young_list: "list", "notes.txt": "foreign", "part/other": "foreign"}
+    stays = {young.blob: "part", current: "part", young_list: "list", "notes.txt": "foreign", "part/other": "foreign"}
     return {**gone, **{key: f"{kind}, stays" for key, kind in stays.items()}}
 
 
@@ -845,28 +856,45 @@ def test_a_damaged_record_or_part_is_reported_and_never_touched(dated: DatedBlob
 
 
 def test_what_was_committed_after_the_examination_is_not_deleted(dated: DatedBlob) -> None:
-    with_leaks(dated)
+    leaks = with_leaks(dated)
+    doomed = {r.blob for r in fsck(dated, repair=True, dry_run=True).repairs_planned if r.action == "delete"}
     with opened(dated) as client:
         handle = client.load("b")
-        doomed = sorted(
-            r.blob for r in fsck(dated, repair=True, dry_run=True).repairs_planned if r.blob.startswith("part/")
-        )
-        found = {entry.key for entry in dated.list("part/")}
-        assert set(doomed) <= found
-        mine = [key for key in doomed if handle.id in key]
-        [one, *_] = mine
-        data = dated.get(one) or b""
-        [(_, part)] = encode_parts(to_updates(rows(0, 50, 40), handle.schema), handle.schema)
-        table = pq.read_table(pa.BufferReader(data))
-        [(again, part)] = encode_parts(to_updates(table, handle.schema), handle.schema)
+        late, alone, *_ = sorted(key for key, kind in leaks.items() if kind == "part" and handle.id in key)
+        data = dated.get(late) or b""
+        [(again, part)] = encode_parts(pq.read_table(pa.BufferReader(data)), handle.schema)
         assert again == data
-        late = msgspec.structs.replace(part, blob=one)
-        time = max(part.time_min, handle.upper.time or 0)
-        if time == part.time_min:
-            handle.commit_parts([late]).result()
-        deleted = client._garbage.delete_leaked(doomed)
-        assert one in deleted.keys or time == part.time_min
-        assert (one in keys(dated, "part/")) == (time == part.time_min)
+        handle.commit_parts([msgspec.structs.replace(part, blob=late)]).result()
+        before = everything(dated)
+        assert client._garbage.delete_leaked([late, alone]).keys == (alone,)
+        assert before.keys() - everything(dated).keys() == {alone}, "only what was asked for"
+        assert set(client._garbage.delete_leaked(doomed).keys) == doomed - {late, alone}
+        assert fsck(dated).is_clean
+
+
+def test_a_list_is_named_after_the_record_that_names_it_even_if_that_lost_a_race() -> None:
+    class Racing(MemoryBlob):
+        race: Callable[[], object] | None = None
+
+        def set(self, key: str, value: bytes) -> None:
+            super().set(key, value)
+            if key.startswith("list/") and self.race is not None:
+                race, self.race = self.race, None
+                race()
+
+    blob = Racing()
+    with opened(blob) as client, opened(blob) as other:
+        c = client.create_or_load("c", key=KEY, value=VALUE)
+        blob.race = lambda: other.load("c").seal(1).result()
+        seqno = c.commit_parts(uploads(blob, client, c, 5)).result()
+        record = read_record(blob, seqno)
+        assert record is not None
+        [append] = record.mutations
+        assert isinstance(append, Append)
+        assert append.parts_in is not None
+        # Or else the list could be collected as one of a record below the floor, while the record is above it.
+        assert uploaded_seqno(append.parts_in.blob) == seqno
+        assert blob.race is None
 
 
 # While others work.
@@ -874,7 +902,7 @@ def test_what_was_committed_after_the_examination_is_not_deleted(dated: DatedBlo
 
 def test_nothing_is_reported_while_writers_write_destroy_and_collect(tmp_path: Path) -> None:
     settings = persist.Settings(
-        background=False, grace_s=0, orphan_grace_s=0, log_retention_s=3600, log_retention_records=16, hold_linger_s=0
+        background=False, grace_s=0, log_retention_s=3600, log_retention_records=16, hold_linger_s=0
     )
     stop = threading.Event()
     failures: list[BaseException] = []
@@ -898,9 +926,11 @@ def test_nothing_is_reported_while_writers_write_destroy_and_collect(tmp_path: P
     for thread in threads:
         thread.start()
     try:
-        reports = []
-        for n in range(14):
-            reports.append(persist.fsck(tmp_path, settings=settings, deep=n % 2 == 0))
+        reports: list[persist.FsckReport] = []
+        ends_s = monotonic() + 60
+        while len(reports) < 12 or (reports[-1].seqno < 60 and monotonic() < ends_s):
+            reports.append(persist.fsck(tmp_path, settings=settings, deep=len(reports) % 2 == 0))
+            sleep(0.02)
     finally:
         stop.set()
         for thread in threads:
@@ -908,7 +938,7 @@ def test_nothing_is_reported_while_writers_write_destroy_and_collect(tmp_path: P
     assert not failures
     for report in reports:
         assert report.is_clean, str(report)
-    assert reports[-1].seqno > reports[0].seqno
+    assert reports[-1].seqno >= 60
 
 
 class Meddling(MemoryBlob):

@@ -344,7 +344,7 @@ def test_a_record_that_no_writer_would_make_is_refused(victim: Victim) -> None:
         before = everything(victim.blob)
         at = victim.record(*mutations)
         try:
-            check_refused(victim, before, at, f"log of collection {victim.id}")
+            check_refused(victim, before, at, "what it says of the collection 'orders'")
         except BaseException as error:
             error.add_note(what)
             raise
@@ -497,7 +497,7 @@ def test_parts_with_hostile_names_are_neither_committed_nor_deleted(client: pers
     for key in (record_key(0), part.blob.replace(orders.id, OTHER), "../x", ""):
         for time in (0, 9):
             with pytest.raises(persist.InvalidUsage, match="these parts cannot be committed"):
-                orders.commit_parts([changed(part, blob=key, time_min=time)])
+                orders.commit_parts([changed(part, blob=key, time_min=time, time_max=time)])
     assert everything(blob) == before
 
 

@@ -122,6 +122,13 @@ def collect(place: Place) -> None:
         for time in range(71, 76):
             orders.seal(time).result()
         client.gc()
+        key = next(iter(bucket.list("checkpoint/"))).key
+        orders.seal(80).result()
+        bucket.delete(key)
+        bucket.create(key, b"damaged")
+        report = client.fsck(repair=True)
+        assert ("damaged", key) in [(problem.kind, problem.blob) for problem in report.problems]
+        assert ("delete", key) in [(repair.action, repair.blob) for repair in report.repairs_done]
 
 
 def test_the_policies_of_the_manual_are_enough_and_no_line_of_them_is_spare(
@@ -347,7 +354,7 @@ def provoked(place: Place, options: dict[str, Any]) -> Iterator[object]:
     with persist.open(place.url, storage_options=options) as client:
         fill(client)
         orders = client.load("orders")
-        yield from (client, client.url, orders, orders.schema, orders.holds(), orders.upper)
+        yield from (client, client.url, client._blob, orders, orders.schema, orders.holds(), orders.upper)
         with orders.snapshot(3) as snapshot, orders.changes(1, 3) as changes, orders.hold(3) as hold:
             listen, future = orders.subscribe(3), orders.seal(5)
             yield from (snapshot, snapshot.scan, changes, hold, listen, future, client.multi_write())

@@ -197,21 +197,22 @@ class TwoClients(RuleBasedStateMachine):
             assert dict(snapshot.rows()) == found
 
     @invariant()
-    def holds_are_where_readers_need_them(self) -> None:
-        for client in getattr(self, "clients", []):
-            while True:
-                try:
-                    client.maintain()
-                    break
-                except (persist.Unavailable, persist.Indeterminate):
-                    continue
-
-    @invariant()
     def both_clients_see_the_same_frontiers(self) -> None:
+        for client in getattr(self, "clients", []):
+            maintain(client)
         for (_, name), handle in getattr(self, "handles", {}).items():
             upper, since = self.model[name].upper, self.model[name].since
             assert handle.upper == (persist.Antichain() if upper is None else persist.Antichain(upper))
             assert handle.since == persist.Antichain(since)
+
+
+def maintain(client: persist.Client) -> None:
+    """Let holds move to where readers need them, however often the store refuses."""
+    while True:
+        try:
+            return client.maintain()
+        except (persist.Unavailable, persist.Indeterminate):
+            continue
 
 
 def settle(future: persist.CommitFuture) -> None:

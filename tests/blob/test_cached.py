@@ -7,12 +7,24 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
-from persist.blob import CachedBlob, Fault, FileBlob, InvalidUsage, MemoryBlob, MeteredBlob, Unavailable, UnreliableBlob
+from persist.blob import (
+    CachedBlob,
+    Fault,
+    FileBlob,
+    Indeterminate,
+    InvalidUsage,
+    MemoryBlob,
+    MeteredBlob,
+    Unavailable,
+    UnreliableBlob,
+)
 from persist.blob.cache_folder import ENTRY_SHARE_MAX, PAUSE_S, TEMPORARY_AGE_MAX_S
 from persist.blob.cached import ENTRY_OVERHEAD_BYTES
 from tests.clocks import ImpatientClock
@@ -113,6 +125,33 @@ def test_a_write_through_the_cache_is_seen_by_the_next_read(tmp_path: Path, writ
             with pytest.raises(Exception, match="no answer"):
                 cached.set(KEY, b"after")
         assert cached.get(KEY) == (None if write == "delete" else b"after")
+
+
+@pytest.mark.parametrize("is_on_disk", [False, True])
+@pytest.mark.parametrize("write", ["set", "delete"])
+@pytest.mark.parametrize("fails", [False, True])
+def test_what_is_read_while_a_write_is_under_way_is_dropped_after_it_even_if_it_fails(
+    tmp_path: Path, write: str, fails: bool, is_on_disk: bool
+) -> None:
+    class ReadWhileWritten(MemoryBlob):
+        def set(self, key: str, value: bytes) -> None:
+            self.during(lambda: super(ReadWhileWritten, self).set(key, value))
+
+        def delete(self, key: str) -> None:
+            self.during(lambda: super(ReadWhileWritten, self).delete(key))
+
+        def during(self, change: Callable[[], None]) -> None:
+            assert cache.get(KEY) == b"before"
+            change()
+            if fails:
+                raise Indeterminate("no answer")
+
+    store = ReadWhileWritten()
+    MemoryBlob.set(store, KEY, b"before")
+    cache = CachedBlob(store, memory_bytes=0 if is_on_disk else 1 << 20, folder=tmp_path if is_on_disk else None)
+    with pytest.raises(Indeterminate) if fails else nullcontext():
+        cache.set(KEY, b"after") if write == "set" else cache.delete(KEY)
+    assert cache.get(KEY) == (b"after" if write == "set" else None)
 
 
 class Gate(MemoryBlob):
@@ -385,8 +424,8 @@ def test_something_else_in_the_place_of_an_entry_costs_a_fetch_and_nothing_else(
     elif obstacle == "pipe":
         os.mkfifo(path)
     else:
-        with open(path, "wb") as file:
-            file.truncate(1 << 40)
+        path.write_bytes(good)
+        os.truncate(path, 1 << 40)
     assert cached.get(KEY) == b"value"
     assert cached.counts().corrupt + cached.counts().disk_errors > 0
 

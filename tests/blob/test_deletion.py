@@ -108,6 +108,14 @@ def test_s3_is_asked_once_for_a_thousand_keys() -> None:
         metered.close()
 
 
+def test_a_key_that_xml_cannot_hold_does_not_keep_the_others() -> None:
+    with fake_s3() as server:
+        blob = client_of(server)
+        assert delete_all(blob, ["a", "\uffff", "<b>&amp;", "\ufffe/c"]) == 4
+        assert sorted(method for method, _ in server.requests) == ["DELETE", "DELETE", "POST"]
+        blob.close()
+
+
 def test_keys_that_s3_could_not_delete_are_named_with_the_reason() -> None:
     with fake_s3() as server:
         blob = client_of(server)

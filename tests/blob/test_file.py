@@ -1,5 +1,6 @@
 """What is particular to a folder as a store: durability, temporaries, rights, links, clashing names."""
 
+import errno
 import os
 import subprocess
 import sys
@@ -8,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from persist.blob import BlobEntry, FileBlob, InvalidUsage, StoreMisconfigured, Unavailable
+from persist.blob import BlobEntry, FileBlob, Indeterminate, InvalidUsage, StoreMisconfigured, Unavailable
 from persist.blob.file import CLOCK_TICK_NS, TEMPORARY_AGE_MAX_S
 
 ROOT = Path(__file__).parent.parent.parent
@@ -58,7 +59,7 @@ def test_create_syncs_the_file_before_it_links_it_and_the_folder_after(
 
     assert blob.create("log/2", b"second")
 
-    assert calls == ["fsync temporary", "link temporary log/2", "unlink temporary", "fsync log"]
+    assert calls == ["fsync temporary", "link temporary log/2", "fsync log", "unlink temporary"]
 
 
 def test_set_syncs_the_file_before_it_renames_it_and_the_folder_after(
@@ -70,7 +71,9 @@ def test_set_syncs_the_file_before_it_renames_it_and_the_folder_after(
 
     blob.set("log/1", b"second")
 
-    assert calls == ["fsync temporary", "rename temporary log/1", "fsync log"]
+    assert calls == [
+        *("fsync temporary", "link temporary temporary", "rename temporary log/1", "fsync log", "unlink temporary"),
+    ]
 
 
 def test_new_folders_are_synced_in_their_parents_before_the_value_is_linked(
@@ -98,11 +101,12 @@ def test_a_folder_that_another_process_made_is_synced_in_its_parent_as_well(
     assert calls.index("fsync ..") < calls.index("fsync .") < calls.index("link temporary log/1")
 
 
-def test_whoever_finds_a_value_that_was_just_made_syncs_its_folder_once(
+def test_whoever_finds_a_value_whose_writer_died_syncs_its_folder_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     FileBlob(tmp_path).create("log/1", b"value")
-    age = tmp_path.stat().st_ctime_ns + CLOCK_TICK_NS
+    os.link(tmp_path / "log" / "1", tmp_path / ".tmp-left")  # The second name that goes when the folder was synced.
+    age = time.time_ns() + CLOCK_TICK_NS
     while time.time_ns() <= age + CLOCK_TICK_NS:
         time.sleep(0.01)  # The file must be older than the resolution of its time.
     reader, loser = FileBlob(tmp_path), FileBlob(tmp_path)
@@ -112,6 +116,37 @@ def test_whoever_finds_a_value_that_was_just_made_syncs_its_folder_once(
     assert calls == ["fsync log"]
     assert [loser.create("log/1", b"late"), loser.create("log/1", b"late")] == [False] * 2
     assert calls == ["fsync log"] * 2
+
+
+def test_whoever_finds_a_value_whose_writer_has_synced_it_does_not_sync_it_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    FileBlob(tmp_path).create("log/1", b"value")
+    FileBlob(tmp_path).set("log/2", b"value")
+    calls = Calls(monkeypatch, tmp_path)
+
+    assert [FileBlob(tmp_path).get(key) for key in ("log/1", "log/2")] == [b"value"] * 2
+    assert not FileBlob(tmp_path).create("log/1", b"late")
+    assert calls == []
+
+
+@pytest.mark.parametrize("operation", ["create", "set"])
+def test_a_value_whose_folder_could_not_be_synced_keeps_its_second_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, operation: str
+) -> None:
+    blob = FileBlob(tmp_path)
+    blob.create("log/0", b"value")
+
+    def fail(folder: str) -> None:
+        raise OSError(errno.EIO, "injected")
+
+    with monkeypatch.context() as broken, pytest.raises(Indeterminate):
+        broken.setattr("persist.blob.file._sync_folder", fail)
+        getattr(blob, operation)("log/1", b"value")
+    assert (tmp_path / "log" / "1").stat().st_nlink == 2
+    calls = Calls(monkeypatch, tmp_path)
+    assert blob.get("log/1") == b"value"
+    assert calls == ["fsync log"]
 
 
 def test_delete_syncs_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,7 @@
 """Hypothesis strategies over every supported Arrow type, with the values that break things.
 
+Strategies are kept and used again: making and validating one takes longer than drawing from it.
+
 `python_values(t)` are in the form that reading gives back (maps as lists of pairs, bytes as bytes, every
 struct key present), and within what Python's own classes can hold. `arrays(t)` go further: temporal columns
 over all that can be stored.
@@ -7,9 +9,10 @@ over all that can be stored.
 
 import datetime as dt
 import math
+from collections.abc import Callable
 from decimal import Decimal
-from functools import cache
-from typing import Any
+from functools import cache, lru_cache
+from typing import Any, TypeVar
 
 import hypothesis.strategies as st
 import pyarrow as pa
@@ -18,6 +21,7 @@ import pyarrow.types as pat
 from persist.codecs.schema import CollectionSchema
 from persist.codecs.types import children, is_flat, with_children
 
+T = TypeVar("T", bound=Callable[..., Any])
 _ZONES = ("UTC", "+01:30", "Europe/Berlin")
 _UNITS = ("s", "ms", "us", "ns")
 _PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
@@ -26,6 +30,12 @@ _PYTHON_TIME_S = (-62_100_000_000, 253_300_000_000)  # years 2 to 9996, so that 
 _EPOCH = dt.datetime(1970, 1, 1)
 
 
+def kept(make: T) -> T:
+    """Return make with a memory of what it made for the same arguments."""
+    return lru_cache(maxsize=1024)(make)  # type: ignore[return-value]
+
+
+@kept
 def flat_types() -> st.SearchStrategy[pa.DataType]:
     """Every supported type that is not nested."""
     decimals = st.one_of(
@@ -53,17 +63,20 @@ def flat_types() -> st.SearchStrategy[pa.DataType]:
     )
 
 
+@kept
 def arrow_types(nested: bool = True) -> st.SearchStrategy[pa.DataType]:
     """Every supported type; with nested=False the flat ones only."""
     return st.one_of(flat_types(), st.recursive(flat_types(), _nest, max_leaves=4)) if nested else flat_types()
 
 
+@kept
 def python_values(t: pa.DataType, nulls: bool = True) -> st.SearchStrategy[Any]:
     """Values of type `t` as Python objects, None among them unless nulls=False."""
     values = _flat(t) if is_flat(t) else _nested(t, python_values)
     return st.one_of(st.none(), values) if nulls else values
 
 
+@kept
 def arrays(t: pa.DataType, *, min_size: int = 0, max_size: int = 20, nulls: bool = True) -> st.SearchStrategy[pa.Array]:
     """Columns of type `t` with 0 to 20 elements."""
     storage = _storage_type(t)
@@ -72,6 +85,7 @@ def arrays(t: pa.DataType, *, min_size: int = 0, max_size: int = 20, nulls: bool
     )
 
 
+@kept
 def schemas(nested: bool = True, max_fields: int = 3) -> st.SearchStrategy[CollectionSchema]:
     """Structured schemas: key k0, k1 …, value v0, v1 …; either may be unit."""
 
@@ -102,6 +116,7 @@ def same(a: Any, b: Any) -> bool:
     return bool(a == b)
 
 
+@kept
 def _side(fields: tuple[pa.Field, ...]) -> st.SearchStrategy[Any]:
     if not fields:
         return st.none()
@@ -179,6 +194,7 @@ def _nested(t: pa.DataType, inner: Any) -> st.SearchStrategy[Any]:
     return st.lists(inner(t.value_type), min_size=sizes[0], max_size=sizes[1])
 
 
+@kept
 def _stored(t: pa.DataType, nulls: bool = True) -> st.SearchStrategy[Any]:
     """Like python_values, with temporal values as the integers Arrow stores."""
     if pat.is_temporal(t):

@@ -40,7 +40,7 @@ def no_fsync(lines: Stack) -> bool:
 
 
 class Call(msgspec.Struct, frozen=True):
-    """One call of a FileBlob; the value is None for "delete" and "get"."""
+    """One call of a FileBlob; the value is None for "delete", "delete_page" (of this one key) and "get"."""
 
     operation: str
     key: str
@@ -67,6 +67,8 @@ FIRST_CALLS = (
     Call("create", "log/2", value("loser")),
     Call("delete", "part/c/1"),
     Call("create", "part/c/2", value("other")),
+    Call("set", "part/d/1", value("of another")),
+    Call("delete_page", "part/d/1"),
 )
 EARLY_CALLS = (Call("create", "log/0", value("zeroth")),)
 LATER_CALLS = (
@@ -91,7 +93,7 @@ class Ledger:
         """Take in a call that begins, or its answer."""
         if isinstance(what, Call):
             allowed = self.allowed.setdefault(what.key, {None})
-            if what.operation in ("set", "delete") or (what.operation == "create" and None in allowed):
+            if what.operation in ("set", "delete", "delete_page") or (what.operation == "create" and None in allowed):
                 allowed.add(what.value)
         elif isinstance(what, Answer):
             call = what.call
@@ -147,7 +149,9 @@ def record_two_lives(top: str, killed_after: int, *, is_older: bool, skip: Skip 
 def _make_calls(recorder: Recorder, blob: FileBlob, calls: Sequence[Call]) -> None:
     for call in calls:
         recorder.mark(call)
-        if call.value is None:
+        if call.operation == "delete_page":
+            result = bool(blob.delete_page([call.key]))
+        elif call.value is None:
             result = getattr(blob, call.operation)(call.key)
         else:
             result = getattr(blob, call.operation)(call.key, call.value)

@@ -1,7 +1,7 @@
 """Makes the golden files of the present format: `python -m tests.golden.make`, once for each format version.
 
-They hold every kind of record, a checkpoint, state objects, a part list, parts in blobs and inline, of every type.
-Files of a released format are never made again: see `docs/format.md`.
+They hold every kind of record and object, parts in blobs and inline, of every type, and what all of it reads as. Files
+of a released format are never made again: see `docs/golden.md`.
 """
 
 import datetime
@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import xxhash
 
 import persist
 from persist import part_lists
@@ -19,6 +20,7 @@ from persist.blob import FileBlob
 from persist.codecs import to_updates
 from persist.envelope import FORMAT
 from persist.part_writer import PartWriter
+from tests.golden.kinds import SETTINGS, write_every_kind
 
 HERE = Path(__file__).parent
 AT = datetime.datetime(2026, 1, 2, 3, 4, 5, 678901)
@@ -45,11 +47,18 @@ FIELDS: dict[str, tuple[pa.DataType, Any]] = {
     "date32": (pa.date32(), AT.date()),
     "date64": (pa.date64(), AT.date()),
     "time32_s": (pa.time32("s"), datetime.time(1, 2, 3)),
+    "time32_ms": (pa.time32("ms"), datetime.time(1, 2, 3, 4000)),
+    "time64_us": (pa.time64("us"), datetime.time(1, 2, 3, 4)),
     "time64_ns": (pa.time64("ns"), datetime.time(1, 2, 3, 4)),
     "timestamp_s": (pa.timestamp("s"), AT.replace(microsecond=0)),
-    "timestamp_us_tz": (pa.timestamp("us", "Europe/Zurich"), AT.replace(tzinfo=UTC)),
+    "timestamp_ms": (pa.timestamp("ms"), AT.replace(microsecond=678000)),
+    "timestamp_us": (pa.timestamp("us"), AT),
     "timestamp_ns": (pa.timestamp("ns"), AT),
+    "timestamp_us_tz": (pa.timestamp("us", "Europe/Zurich"), AT.replace(tzinfo=UTC)),
+    "duration_s": (pa.duration("s"), datetime.timedelta(seconds=-1)),
     "duration_ms": (pa.duration("ms"), datetime.timedelta(days=-1)),
+    "duration_us": (pa.duration("us"), datetime.timedelta(microseconds=1)),
+    "duration_ns": (pa.duration("ns"), datetime.timedelta(days=1)),
     "decimal128": (pa.decimal128(20, 3), Decimal("-12345.678")),
     "decimal256": (pa.decimal256(50, 5), Decimal("1.00001")),
     "list": (pa.list_(pa.int64()), [1, None, 3]),
@@ -64,7 +73,8 @@ def main() -> None:
     folder = HERE / f"format-{FORMAT}"
     shutil.rmtree(folder, ignore_errors=True)
     part_lists.PARTS_INLINE_MAX = 1
-    with persist.open(folder / "location") as client:
+    write_every_kind(folder / "location")
+    with persist.open(folder / "location", settings=SETTINGS) as client:
         every = client.create_or_load(
             "every type", key={"id": pa.int64()}, value={n: t for n, (t, _) in FIELDS.items()}
         )
@@ -84,32 +94,46 @@ def main() -> None:
         with client.multi_write() as multi:
             multi.seal(large, 1)
             multi.write(large, [(((0, "again"), {"n": 1}), 1, 1)])
-        for time in range(2, 40):
-            large.seal(time).result()
+        slow = large.hold(0, name="slow")
+        with large.hold(0):
+            for time in range(2, 40):
+                large.seal(time).result()
+        slow.advance(5)
         large.allow_compaction(30).result()
         client.create_or_load("gone", key=persist.Utf8, value=None).destroy().result()
         done = client.create_or_load("done", key=persist.Int64, value=persist.Binary)
         done.write([((1, b"x"), 0, 1)])
         done.seal(persist.Antichain()).result()
-    expected = {name: digest(folder / "location", name) for name in ("every type", "large", "done")}
+        for side, codec in (("utf8", persist.Utf8), ("json", persist.Json), ("unit", None)):
+            client.create_or_load(f"key of {side}", key=codec, value=codec).seal(1).result()
+    with persist.open(folder / "location", mode="read") as client:
+        names = client.collections()
+    expected = {name: digest(folder / "location", name) for name in names}
     (folder / "expected.json").write_text(json.dumps(expected, indent=1) + "\n")
 
 
 def digest(location: Path, name: str) -> dict[str, Any]:
-    """Return all that can be read of one collection, as text."""
+    """Return all that can be read of one collection, as text; of many rows their checksum and the first and last."""
     with persist.open(location, mode="read") as client:
         collection = client.load(name)
-        as_of = collection.snapshot().as_of
-        found = collection.snapshot(form="diff").to_arrow().to_pylist()
+        snapshot = collection.snapshot(form="diff")
+        since, upper = collection.since.time or 0, collection.upper.time
+        changes = collection.changes(since + 1, max(since + 1, 40 if upper is None else upper))
         return {
             "since": repr(collection.since),
             "upper": repr(collection.upper),
+            "holds": list(map(repr, collection.holds())),
             "schema": collection.schema.to_json(),
-            "as_of": as_of,
-            "rows": len(found),
-            "first": repr(found[0]),
-            "last": repr(found[-1]),
+            "as_of": snapshot.as_of,
+            "snapshot": _rows(snapshot.to_arrow()),
+            "changes": _rows(changes.to_arrow()),
         }
+
+
+def _rows(table: pa.Table) -> dict[str, Any]:
+    rows = [repr(row) for row in sorted(table.to_pylist(), key=repr)]
+    checksum = xxhash.xxh3_128_hexdigest("\n".join(rows).encode())
+    return {"rows": len(rows), "checksum": checksum, "some": [*rows[:3], *rows[3:][-1:]]}
 
 
 if __name__ == "__main__":

@@ -23,6 +23,8 @@ ROWS_RECORDED_MAX = 100_000  # After so many, a process takes no more snapshots:
 SLOW_DOWN_S = 0.002
 ANSWER_TIMEOUT_S = 120
 TOKENS = 200
+CALLS_MIN = 30  # On a machine that is busy with other things, a race of seconds may be none.
+PATIENCE = 4
 
 
 @dataclass
@@ -34,7 +36,7 @@ class Plan:
         folder: where its history goes.
         number: of the process.
         mode: "shared", "exclusive" (opens, writes, closes, and opens again) or "read".
-        seconds: how long it goes on.
+        seconds: how long it goes on; up to `PATIENCE` times as long until it has made `CALLS_MIN` calls.
         reentrance_ids: those that an exclusive process chooses from.
         holds: writers take snapshots, too.
         lost_answers: the chance that a `create` loses its answer, half of them after it happened.
@@ -251,6 +253,7 @@ class Racer:
             )
         self.store.get("warm-up")
         self.ends_ns = 0
+        self.made = 0
         self.opened = 0
         self.written = 0
         self.rows = 0
@@ -275,10 +278,12 @@ class Racer:
         self.recorder.close()
 
     def goes_on(self) -> bool:
-        return time.monotonic_ns() < self.ends_ns
+        over_ns = time.monotonic_ns() - self.ends_ns
+        return over_ns < 0 or (self.made < CALLS_MIN and over_ns < (PATIENCE - 1) * self.plan.seconds * 1e9)
 
     def open(self) -> RecordedClient:
         self.opened += 1
+        self.made += 1
         options: dict[str, Any] = {}
         if self.plan.mode == "exclusive":
             options = {
@@ -292,6 +297,7 @@ class Racer:
         left = self.chance.randrange(5, 40) * (10 if self.plan.mode == "shared" else 1)
         while left > 0 and self.goes_on():
             left -= 1
+            self.made += 1
             if self.plan.mode == "read" or self.chance.random() < 0.1:
                 self.look(client)
                 continue

@@ -40,11 +40,12 @@ class Outcome:
         writers = {number: counts for number, counts in self.counts.items() if counts["tried"]}
         refused = {name: n for name, n in sorted(total.items()) if name[0].isupper()}
         shares = ", ".join(f"{number}: {counts['acknowledged']}" for number, counts in sorted(writers.items()))
+        records, rate = self.report.records, self.report.records / self.seconds
         return (
-            f"{len(self.calls)} calls in {self.seconds:g} s: {self.report.records} records of {total['acknowledged']} "
-            f"acknowledged commits ({self.report.records / self.seconds:.0f} records/s), {total['reads']} reads, "
-            f"refused {refused}; {total['lost']} of {total['tried']} creates lost their race "
-            f"({total['lost'] / max(1, self.report.records):.2f} per record); acknowledged by process {{{shares}}}"
+            f"{len(self.calls)} calls in {self.seconds:.1f} s: {records} records of {total['acknowledged']} acked "
+            f"commits ({rate:.0f} records/s), {total['reads']} reads, refused {refused}; {total['lost']} of "
+            f"{total['tried']} creates lost their race ({total['lost'] / max(1, records):.2f} per record); "
+            f"acknowledged by process {{{shares}}}"
         )
 
 
@@ -102,7 +103,9 @@ def run(
     records = [json.loads(blob.get(entry.key) or b"") for entry in blob.list("log/")]
     blob.close()
     calls = with_log(read_calls(sorted(folder.glob("history-*.jsonl"))), records)
-    return Outcome(calls, check(calls, holds=holds), counts, seconds)
+    racing = [call for call in calls if call.client not in ("final", "last")]
+    took_ns = max(call.invoked_ns for call in racing) - min(call.invoked_ns for call in racing)
+    return Outcome(calls, check(calls, holds=holds), counts, took_ns / 1e9)
 
 
 def read_back(url: str, options: dict[str, Any], folder: Path, *, exclusive: bool) -> None:

@@ -30,9 +30,9 @@ def judge(outcome: Outcome) -> None:
     print(f"\n{outcome}")
     assert not outcome.report.violations, "\n".join(outcome.report.violations[:20])
     # So that a race in which nothing happened does not pass for one in which nothing went wrong.
-    assert outcome.total["acknowledged"] >= 10
-    assert outcome.total["lost"] >= 5
-    assert outcome.total["reads"] >= 5
+    assert outcome.total["acknowledged"] >= 5
+    assert outcome.total["lost"] >= 2
+    assert outcome.total["reads"] >= 3
 
 
 def test_shared_writers_and_readers_agree_on_one_order(location: tuple[str, dict[str, Any]], tmp_path: Path) -> None:

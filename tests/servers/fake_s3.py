@@ -4,15 +4,15 @@ It knows PUT (with `If-None-Match: *`), GET and DELETE of whole objects, gives a
 GET, deletes many objects at once, lists what a test says, and remembers the headers of every request.
 """
 
-import re
 import threading
 from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import Enum
-from html import escape, unescape
+from html import escape
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from xml.etree import ElementTree
 
 CHECKSUM = "x-amz-checksum-crc32"
 
@@ -73,7 +73,7 @@ class FakeS3:
                 self.checksums[path] = headers.get(CHECKSUM, "")
                 return 200, b""
             if method == "POST":
-                return 200, self._delete_many(path.partition("?")[0], body.decode())
+                return self._delete_many(path.partition("?")[0], body)
             if method == "GET" and "list-type=2" in path:
                 return 200, self._list()
             if method == "DELETE":
@@ -82,15 +82,23 @@ class FakeS3:
             found = self.objects.get(path)
             return (404, _error("NoSuchKey")) if found is None else (200, found)
 
-    def _delete_many(self, bucket: str, asked: str) -> bytes:
+    def _delete_many(self, bucket: str, asked: bytes) -> tuple[int, bytes]:
+        try:
+            keys = [
+                str(element.text) for element in ElementTree.fromstring(asked).iter() if element.tag.endswith("Key")
+            ]
+        except ElementTree.ParseError:
+            return 400, _error("MalformedXML")
         errors = ""
-        for key in re.findall("<Key>(.*?)</Key>", asked):
-            path = f"{bucket}/{unescape(key)}"
+        for key in keys:
+            path = f"{bucket}/{key}"
             if code := self.undeletable.get(path):
-                errors += f"<Error><Key>{key}</Key><Code>{code}</Code><Message>made up {self.echo}</Message></Error>"
+                errors += (
+                    f"<Error><Key>{escape(key)}</Key><Code>{code}</Code><Message>made up {self.echo}</Message></Error>"
+                )
             else:
                 self.objects.pop(path, None)
-        return f"<DeleteResult>{errors}</DeleteResult>".encode()
+        return 200, f"<DeleteResult>{errors}</DeleteResult>".encode()
 
     def _list(self) -> bytes:
         keys = self.listings.popleft() if self.listings else []
