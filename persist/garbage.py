@@ -195,10 +195,10 @@ class _Round:
             if dropped.seqno <= old and state.control.leases.keys().isdisjoint(dropped.leases)
         ]
         for dropped in due:
-            # Its part lists stay as long as the log records that name them: following the log reads them.
+            # Its part lists stay as long as the log records that name them, because following the log reads them; its
+            # state objects as long as a checkpoint that is kept names them, which may be older than the destruction.
             id_ = dropped.collection
             self._delete("parts", (e for e in self._blob.list(f"part/{id_}/") if is_upload(e.key, id_)))
-            self._delete("states", (e for e in self._blob.list(f"state/{id_}/") if state_collection(e.key) == id_))
         if due:
             self._commit(Collected(tuple(dropped.collection for dropped in due)))
         return len(due)

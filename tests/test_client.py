@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from time import monotonic, sleep
 from typing import Any
 
 import hypothesis.strategies as st
@@ -25,8 +26,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 import persist
-from persist.blob import MemoryBlob, MeteredBlob
+from persist.blob import MemoryBlob, MeteredBlob, UnreliableBlob
 from persist.snapshot import read_snapshot
+from tests.clocks import ImpatientClock
 
 ROOT = Path(__file__).parent.parent
 KEY = {"k": pa.int64()}
@@ -721,3 +723,24 @@ def test_metrics_tell_what_a_client_did(blob: MemoryBlob) -> None:
         assert "create" in str(client.metrics())
     with persist.open(blob, mode="read") as reader:
         assert "commits" not in reader.metrics().as_dict()
+
+
+def test_a_client_dropped_after_failed_writes_leaves_no_thread_behind() -> None:
+    before = set(threading.enumerate())
+    blob = UnreliableBlob(MemoryBlob())
+    client = persist.open(blob, clock=ImpatientClock(), settings=persist.Settings(background=False))
+    orders = client.create_or_load("orders", key={"k": pa.int64()}, value=None)
+    blob.go_down()
+    told = threading.Event()
+
+    def tell(_: object, known: persist.Client = client) -> None:
+        told.set()
+
+    orders.write([((1, None), 0, 1)]).add_done_callback(tell)
+    assert told.wait(60)
+    del client, orders, tell
+    deadline_s = monotonic() + 20
+    while left := set(threading.enumerate()) - before:
+        assert monotonic() < deadline_s, left
+        gc.collect()
+        sleep(0.01)

@@ -14,6 +14,7 @@ from persist.blob.errors import CorruptBlob
 from persist.codecs import CollectionSchema, Part, decode_part, encode_parts, to_updates
 from persist.codecs.part import checksum_of
 from persist.codecs.part_claims import GROUPS_MAX
+from tests.fuzz.part_cases import BAD_ROWS, part_of_bad_rows
 
 TEXT = CollectionSchema.of({"k": pa.int64()}, {"v": pa.string()})
 NESTED = CollectionSchema.of({"k": pa.int64()}, {"v": pa.list_(pa.string())})
@@ -135,3 +136,9 @@ def test_strings_in_nested_columns_have_no_dictionary() -> None:
 def test_text_that_is_utf8_passes(text: str) -> None:
     data, part, table = part_of([text, None, ""])
     assert decode_part(data, part, TEXT).equals(table)
+
+
+@pytest.mark.parametrize("bad", BAD_ROWS, ids=repr)
+def test_rows_that_contradict_the_descriptor_are_refused(bad: dict[str, Any]) -> None:
+    data, part, schema, _ = part_of_bad_rows(bad)
+    refused(data, part, "it holds|NULL|sum to|not a part", schema)

@@ -10,7 +10,7 @@ asked for the damaged blob must have noticed; only a blob that nobody asked for 
 
 import os
 import random
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 
 import pytest
 
@@ -33,10 +33,14 @@ ONE = blobs_of(1)
 OTHER = blobs_of(2)
 CLEAN = read_all(ONE)
 TRUTH = CLEAN.contents
+LOG_ONLY = {key: data for key, data in ONE.items() if not key.startswith(("checkpoint/", "state/"))}
+CLEAN_LOG = read_all(LOG_ONLY)  # Without checkpoints, every record is needed.
 
 
 def test_the_location_holds_every_kind_of_blob_and_can_be_read() -> None:
     assert CLEAN.error is None
+    assert CLEAN_LOG.contents == TRUTH
+    assert CLEAN_LOG.read >= set(of_folder(ONE, "log"))
     assert {key.split("/")[0] for key in ONE} == set(FOLDERS)
     assert {name for name, _ in TRUTH} == {"few", "kinds", "many"}
     assert len(TRUTH["many", 36]) == 2000
@@ -167,10 +171,10 @@ def assert_true(contents: Contents) -> None:
         assert rows == TRUTH[at], at
 
 
-def assert_found(key: str, damaged: Mapping[str, bytes]) -> None:
+def assert_found(key: str, damaged: Mapping[str, bytes], needed: Collection[str] = CLEAN.read) -> None:
     """Assert that whoever reads the blob at key finds the damage, and who does not read it is right."""
     outcome = judged(key, damaged)
-    if key in CLEAN.read:
+    if key in needed:
         assert outcome.error is not None, f"nobody noticed the damage of {key}"
     elif outcome.error is None:
         assert outcome.contents == TRUTH
@@ -206,7 +210,8 @@ def test_a_client_finds_a_damaged_blob_that_it_needs_and_returns_no_wrong_row(ke
 def pairs(folder: str) -> list[tuple[str, str]]:
     keys = list(of_folder(ONE, folder))
     found = [(a, b) for a in keys for b in keys if a < b]
-    return random.Random(folder).sample(found, min(len(found), 6 * SCALE))
+    needed = [pair for pair in found if CLEAN.read.issuperset(pair)]
+    return [pair for each in (found, needed) for pair in random.Random(folder).sample(each, min(len(each), 4 * SCALE))]
 
 
 @pytest.mark.parametrize("folder", FOLDERS)
@@ -225,6 +230,12 @@ def test_a_blob_in_the_place_of_another_is_found(folder: str) -> None:
     for one, other in pairs(folder):
         assert_found(other, put(other, ONE[one]))
         assert_found(one, put(one, ONE[other]))
+
+
+def test_records_in_each_others_place_are_found_when_the_log_is_all_there_is() -> None:
+    for one, other in pairs("log"):
+        for key, data in ((one, ONE[other]), (other, ONE[one]), (one, OTHER[one]), (other, OTHER[other])):
+            assert_found(key, put(key, data, LOG_ONLY), CLEAN_LOG.read)
 
 
 @pytest.mark.parametrize("folder", FOLDERS)

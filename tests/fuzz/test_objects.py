@@ -190,6 +190,30 @@ def with_mutation(kind: bytes, members: bytes) -> bytes:
     return RECORD % (b'"mutations":[{"kind":"%b","collection":"x",%b}]' % (kind, members))
 
 
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {},
+        {"key": None},
+        {"key": 1, "value": None},
+        {"key": {"fields": []}, "value": None},
+        {"key": {"fields": [["a", "int65"]]}, "value": None},
+        {"key": {"fields": [["a", "int64"]]}, "value": {"fields": [["a", "int64"]]}},
+        {"key": {"codec": "json", "version": 1, "type": "int64"}, "value": None},
+    ],
+    ids=repr,
+)
+def test_a_collection_with_a_schema_that_is_none_is_corrupt(schema: Any) -> None:
+    key = next(of_folder(ONE, "log"))
+    body = opened(ONE[key])
+    assert body["mutations"][0]["kind"] == "create"
+    body["mutations"][0]["schema"] = schema
+    blob = MemoryBlob()
+    blob.set(key, sealed(body))
+    with pytest.raises(CorruptBlob, match=key), persist.open(blob, mode="read") as client:
+        client.load("destroyed")
+
+
 BOMBS = {
     "lists in a schema": with_mutation(b"create", b'"name":"x","schema":{"k":[%b[]]}' % (b"[]," * N)),
     "objects in a schema": with_mutation(b"create", b'"name":"x","schema":{"k":[%b{}]}' % (b"{}," * N)),

@@ -7,26 +7,29 @@ from collections.abc import Callable
 
 from tests.nemesis.generator import Step
 
-TRIES = 4
-ATTEMPTS_MAX = 400
+TRIES = 3
+RUNS_MAX = 400
 
 
 def shrink(steps: list[Step], fails: Callable[[list[Step]], bool], *, tries: int = TRIES) -> list[Step]:
     """Return a part of steps for which fails is true, and of which no step can be left out.
 
-    At most `ATTEMPTS_MAX` candidates are tried, each up to tries times.
+    Each candidate is tried up to tries times, until there were `RUNS_MAX` runs in all.
     """
-    attempts = 0
+    runs = 0
 
     def still_fails(candidate: list[Step]) -> bool:
-        nonlocal attempts
-        attempts += 1
-        return any(fails(candidate) for _ in range(tries))
+        nonlocal runs
+        for _ in range(tries):
+            runs += 1
+            if fails(candidate):
+                return True
+        return False
 
     size = max(1, len(steps) // 2)
-    while attempts < ATTEMPTS_MAX:
+    while runs < RUNS_MAX:
         shorter, at = steps, 0
-        while at < len(shorter) and attempts < ATTEMPTS_MAX:
+        while at < len(shorter) and runs < RUNS_MAX:
             candidate = shorter[:at] + shorter[at + size :]
             if candidate and still_fails(candidate):
                 shorter = candidate
