@@ -394,7 +394,8 @@ def _with_since(contents: CollectionState) -> CollectionState:
 def _with_tokens(contents: CollectionState, step: Tokens) -> dict[str, int]:
     tokens = {**contents.tokens, **dict(step.tokens)}
     if len(tokens) > TOKENS_KEPT:
-        sealed = [token for token, time_min in tokens.items() if not contents.upper.has_beyond(time_min)]
+        upper = contents.upper.time  # Once: this is done at every commit while many tokens are kept.
+        sealed = [token for token, time_min in tokens.items() if upper is None or time_min < upper]
         for token in sealed[: max(0, len(sealed) - TOKENS_KEPT)]:
             del tokens[token]
     return tokens
