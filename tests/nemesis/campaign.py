@@ -46,6 +46,7 @@ class Report:
     operations: Counter[str] = field(default_factory=Counter)
     outcomes: Counter[str] = field(default_factory=Counter)
     faults: Counter[str] = field(default_factory=Counter)
+    retries: Counter[str] = field(default_factory=Counter)
     requests: int = 0
     commits: int = 0
 
@@ -53,13 +54,15 @@ class Report:
         self.operations += other.operations
         self.outcomes += other.outcomes
         self.faults += other.faults
+        self.retries += other.retries
         self.requests += other.requests
         self.commits += other.commits
 
     def __str__(self) -> str:
         lines = [f"operations {self.operations.total()}, commits {self.commits}, writing requests {self.requests}"]
-        for title, counts in (("operation", self.operations), ("outcome", self.outcomes), ("fault", self.faults)):
-            lines += [f"  {title} {name}: {n}" for name, n in sorted(counts.items())]
+        counts = {"operation": self.operations, "outcome": self.outcomes, "fault": self.faults, "counted": self.retries}
+        for title, each in counts.items():
+            lines += [f"  {title} {name}: {n}" for name, n in sorted(each.items())]
         return "\n".join(lines)
 
 
@@ -80,7 +83,9 @@ def execute(episode: Episode, steps: list[Step]) -> tuple[History, list[Violatio
         if folder:
             shutil.rmtree(folder)
         gc.collect()  # Clients that crashed are cycles with what was taken from them, and their threads end with them.
-    report = Report(faults=run.faults, requests=sum(history.stored.values()), commits=len(history.commits))
+    report = Report(
+        faults=run.faults, retries=run.retries, requests=sum(history.stored.values()), commits=len(history.commits)
+    )
     report.operations.update(event.op for event in history.events)
     report.outcomes.update(str(event.error or event.outcome[0]) for event in history.events)
     return history, judge(history), report

@@ -93,6 +93,7 @@ class Run:
         self.gone: list[Pending] = []
         self.stores: list[ClientStore] = []
         self.faults: Counter[str] = Counter()
+        self.retries: Counter[str] = Counter()  # And how commits went, as the clients counted.
         self._numbers = itertools.count()
         self._names: Counter[int] = Counter()
 
@@ -195,6 +196,7 @@ class Run:
             event.outcome, event.returned = ["ok", None], self.moments.next()
         self.gone += slot.pending
         self._count_faults(slot)
+        self._count_retries(slot)
 
     def _crash(self, slot: Slot, step: Step) -> None:
         self._leave(step["slot"])
@@ -233,6 +235,11 @@ class Run:
 
     def _count_faults(self, slot: Slot) -> None:
         self.faults.update({fault.name: n for fault, n in slot.unreliable.faults.items()})
+
+    def _count_retries(self, slot: Slot) -> None:
+        metrics = slot.client.metrics()
+        self.retries.update({f"retries of {operation}": each.retries for operation, each in metrics.retries.items()})
+        self.retries.update({f"commits: {name}": int(n) for name, n in metrics.groups.get("commits", {}).items()})
 
     def _close(self, slot: Slot, step: Step) -> None:
         for each in slot.pending:
