@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Literal, get_args
 
-from persist.blob import Blob, InvalidUsage, ReadOnlyStore, StoreMisconfigured
+from persist.blob import Blob, Indeterminate, InvalidUsage, ReadOnlyStore, StoreMisconfigured
 from persist.blob.clock import Clock, SystemClock
 from persist.codecs import CollectionSchema
 from persist.collection import Collection
@@ -132,7 +132,9 @@ class Client:
             try:
                 opening = committer.submit([OpenWriter(how.reentrance_id, name, how.force)], {})
                 committer.epoch = opening.result()
-            except BaseException:
+            except BaseException as error:
+                if isinstance(error, Indeterminate):
+                    error.add_note(f"If it is, reentrance_id={how.reentrance_id!r} takes the location over at once.")
                 committer.close()
                 self._pool.shutdown(wait=True)
                 raise

@@ -262,10 +262,13 @@ class Collection:
         updates = found.add_column(len(self.schema.names), self.schema.arrow.field("_time"), times)
         return self._listen(time + 1, reading, Progress(updates, Antichain(time + 1)))
 
-    def commit_parts(self, parts: Sequence[Part], *, seal: Antichain | None = None) -> CommitFuture:
+    def commit_parts(
+        self, parts: Sequence[Part], *, seal: Antichain | None = None, token: str | None = None
+    ) -> CommitFuture:
         """Append parts that were stored with `persist.part_writer.PartWriter`, and perhaps seal, as one commit.
 
-        For engines whose tasks encode and upload by themselves. Parts of a commit that is rejected are deleted.
+        For engines whose tasks encode and upload by themselves. Parts of a commit that is rejected are deleted. With a
+        token it happens once, as `write` does.
         """
         try:
             check_parts(self.id, parts)
@@ -278,6 +281,7 @@ class Collection:
             steps.append(Write(self.id, self.schema, min(part.time_min for part in parts), 0, uploaded))
         if seal is not None:
             steps.append(self._seal_step(seal))
+        steps += token_steps(token, [self.id], steps)
         return self.client._submit("commit_parts", steps, {self.id: self.name})
 
     def __repr__(self) -> str:
@@ -366,7 +370,10 @@ class Collection:
                 raise HoldNotFound(name, tuple(n for n, held in holds.items() if held.lease is None))
             if found is not None and found.lease is None:
                 return NamedHold(
-                    name, found.time, lambda expected, to: self._move_hold(name, expected, to), lambda: self._drop(name)
+                    name,
+                    found.time,
+                    lambda expected, to: self._move_hold(name, expected, to),
+                    lambda at: self._drop(name, at),
                 )
             assert time is not None
             with suppress(HoldMoved):  # Somebody else made it in between: return theirs.
@@ -376,8 +383,8 @@ class Collection:
         step = SetHold(self.id, name, time, None, expected)
         self.client._submit("hold", [step], {self.id: self.name}).result()
 
-    def _drop(self, name: str) -> None:
-        self.client._submit("release", [ReleaseHold(self.id, name)], {self.id: self.name}).result()
+    def _drop(self, name: str, expected: int) -> None:
+        self.client._submit("release", [ReleaseHold(self.id, name, expected)], {self.id: self.name}).result()
 
     def _changes_scan(
         self,

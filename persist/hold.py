@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from types import TracebackType
 
 from persist.antichain import Antichain, as_time
-from persist.errors import FrontierRegression, InvalidUsage, LeaseExpired
+from persist.errors import FrontierRegression, HoldMoved, Indeterminate, InvalidUsage, LeaseExpired
 from persist.leases import Claim, Leases
 
 
@@ -56,7 +56,11 @@ class Hold(ABC):
 
     @abstractmethod
     def release(self) -> None:
-        """Give the hold up for good; idempotent."""
+        """Give the hold up for good; idempotent.
+
+        Raises:
+            HoldMoved: a named hold is not where this handle left it; it stays.
+        """
 
     @abstractmethod
     def close(self) -> None:
@@ -105,22 +109,38 @@ class LeasedHold(Hold):
 
 
 class NamedHold(Hold):
-    """A permanent hold. `move` commits a new time if it is at an expected one; `give_up` removes it."""
+    """A permanent hold. `move` commits a new time, and `give_up` removes it, if it is at an expected time."""
 
-    def __init__(self, name: str, time: int, move: Callable[[int, int], object], give_up: Callable[[], object]) -> None:
+    def __init__(
+        self, name: str, time: int, move: Callable[[int, int], object], give_up: Callable[[int], object]
+    ) -> None:
         super().__init__(time)
         self.name = name
         self._move = move
         self._give_up = give_up
+        self._maybe: int | None = None  # Where it may be, because a move got no answer.
 
     def advance(self, time: int) -> None:
         time = _later(f"the hold {self.name!r}", self._time, time)
         if time > self._time:
-            self._move(self._time, time)
-            self._time = time
+            try:
+                self._change(lambda at: self._move(at, time))
+            except Indeterminate:
+                self._maybe = time
+                raise
+            self._time, self._maybe = time, None
 
     def release(self) -> None:
-        self._give_up()
+        self._change(self._give_up)
+
+    def _change(self, change: Callable[[int], object]) -> None:
+        try:
+            change(self._time)
+        except HoldMoved as error:
+            if self._maybe is None or error.actual != self._maybe:
+                raise
+            self._time, self._maybe = self._maybe, None
+            change(self._time)
 
     def close(self) -> None:
         """Leave the hold where it is."""

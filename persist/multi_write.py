@@ -33,13 +33,15 @@ class MultiWrite:
 
     def write(self, collection: "Collection", updates: Any) -> None:
         """Add updates to the commit; takes what `Collection.write` takes and checks them at once."""
+        self._check(collection)
         self._add(collection, collection._write_steps(updates))
 
     def seal(self, collection: "Collection", upper: int | Antichain) -> None:
         """Add a seal to the commit. It comes after the writes before it and before those after it."""
+        self._check(collection)
         self._add(collection, [collection._seal_step(upper)])
 
-    def _add(self, collection: "Collection", steps: list[Step]) -> None:
+    def _check(self, collection: "Collection") -> None:
         if not self._is_open:
             raise InvalidUsage(
                 "a multi_write takes writes only inside its `with` block: with client.multi_write() as multi: …"
@@ -49,6 +51,8 @@ class MultiWrite:
                 f"collection {collection.name!r} belongs to another client; a commit covers the collections of one "
                 "location, so load it from the client that opened this block"
             )
+
+    def _add(self, collection: "Collection", steps: list[Step]) -> None:
         self._names[collection.id] = collection.name
         self._steps += steps
 

@@ -81,9 +81,10 @@ class SetHold(_Mutation, frozen=True, tag="hold"):
 
 
 class ReleaseHold(_Mutation, frozen=True, tag="release"):
-    """Give up a hold; one that is not there is no error."""
+    """Give up a hold, if it is at its expected time; one that is not there is no error."""
 
     hold: str
+    expected: int | None = None
 
 
 class _LocationMutation(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, tag_field="kind"):

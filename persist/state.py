@@ -381,6 +381,9 @@ def _step(contents: CollectionState | None, step: CollectionStep) -> CollectionS
         _check_hold(contents, step)
         return _with_since(change(contents, holds={**contents.holds, step.hold: Held(step.time, step.lease)}))
     assert isinstance(step, ReleaseHold)
+    held = contents.holds.get(step.hold)
+    if held is not None and step.expected not in (None, held.time):
+        raise HoldMoved(step.hold, step.expected, held.time)
     return _with_since(change(contents, holds={name: h for name, h in contents.holds.items() if name != step.hold}))
 
 

@@ -9,7 +9,8 @@ import pyarrow as pa
 import pytest
 
 import persist
-from persist.blob import MemoryBlob, MeteredBlob, UnreliableBlob
+from persist.blob import Fault, MemoryBlob, MeteredBlob, UnreliableBlob
+from persist.part_writer import PartWriter
 from tests.clocks import ImpatientClock
 
 KEY = {"k": pa.int64()}
@@ -318,7 +319,7 @@ def test_a_hold_that_the_store_did_not_take_is_an_error_and_not_a_promise(blob: 
     unreliable = UnreliableBlob(blob)
     with opened(unreliable, clock) as client:
         c = collection(client)
-        unreliable.next_faults("create", *([persist.blob.Fault.UNAVAILABLE] * 2000))
+        unreliable.next_faults("create", *([Fault.UNAVAILABLE] * 2000))
         with pytest.raises(persist.Unavailable):
             c.hold(4)
         unreliable.clear_faults()
@@ -377,3 +378,39 @@ def test_a_lease_whose_grant_was_not_confirmed_is_ended_with_its_client_all_the_
     with persist.open(blob, mode="read") as reader:
         assert reader.load("c").holds() == []
         assert not reader._follower.state.control.leases
+
+
+def test_a_named_hold_whose_move_got_no_answer_goes_on_from_where_it_is(blob: MemoryBlob) -> None:
+    unreliable = UnreliableBlob(blob)
+    with opened(unreliable) as client:
+        hold = collection(client).hold(4, name="consumer")
+        for target in (6, 8):
+            unreliable.next_faults("create", Fault.HAPPENED_BUT_FAILED)
+            unreliable.next_faults("get", *[Fault.UNAVAILABLE] * 2000)
+            unreliable.next_faults("create", *[Fault.UNAVAILABLE] * 2000)
+            with pytest.raises(persist.Indeterminate):
+                hold.advance(target)
+            unreliable.clear_faults()
+            hold.advance(target + 1)
+            assert client.load("c").hold(name="consumer").time == hold.time == target + 1
+
+
+def test_a_named_hold_that_somebody_else_has_moved_is_not_released(blob: MemoryBlob) -> None:
+    with opened(blob) as client:
+        stale = collection(client).hold(4, name="consumer")
+        client.load("c").hold(name="consumer").advance(9)
+        with pytest.raises(persist.HoldMoved):
+            stale.release()
+        client.load("c").hold(name="consumer").release()
+        assert client.load("c").holds() == []
+
+
+def test_parts_that_are_committed_twice_under_one_token_are_there_once(blob: MemoryBlob) -> None:
+    with opened(blob) as client:
+        c = collection(client)
+        table = pa.table({"k": range(100), "_time": [20] * 100, "_diff": [1] * 100})
+        parts = PartWriter(blob, client._follower.next_seqno).upload(c.id, c.schema, table)
+        c.commit_parts(parts, token="t").result()
+        c.commit_parts(parts, seal=persist.Antichain(21), token="t").result()
+        c.seal(21).result()
+        assert c.snapshot(20).count() == 120

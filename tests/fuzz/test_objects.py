@@ -27,7 +27,7 @@ from tests.golden.kinds import SETTINGS
 
 SCALE = int(os.environ.get("PERSIST_FUZZ", "1"))
 SEED = int(os.environ.get("PERSIST_FUZZ_SEED", "0"))
-EACH = 60 * SCALE  # Changes per kind of object.
+EACH = 40 * SCALE  # Changes per kind of object.
 ONE = blobs_of(1)
 KINDS = [folder for folder in FOLDERS if folder != "part"]
 ODD: list[Any] = [
