@@ -41,7 +41,7 @@ INTERVAL = 16
 PENDING_MAX = 32
 PENDING_BYTES_MAX = 64 * 1024
 _SEQNO_LAST = 10**20 - 1
-_STATE = re.compile(r"state/(?P<collection>[0-9a-f]{32})/[0-9]{20}-[0-9a-f]{32}\.json")
+_STATE = re.compile(r"state/(?P<collection>[0-9a-f]{32})/(?P<seqno>[0-9]{20})-[0-9a-f]{32}\.json")
 
 logger = logging.getLogger("persist")
 
@@ -95,6 +95,12 @@ def state_collection(key: str) -> str | None:
     """Return the collection in the key of a state object; None if it is not such a key."""
     found = _STATE.fullmatch(key)
     return None if found is None else found["collection"]
+
+
+def state_seqno(key: str) -> int | None:
+    """Return the seqno of the checkpoint that the state object at key was made for; None if it is not such a key."""
+    found = _STATE.fullmatch(key)
+    return None if found is None else int(found["seqno"])
 
 
 def write_checkpoint(blob: Blob, state: State, recent: Mapping[int, Record]) -> bool:

@@ -30,7 +30,7 @@ from persist.checkpoint import (
     checkpoint_seqno,
     load_contents,
     read_checkpoint,
-    state_collection,
+    state_seqno,
     write_checkpoint,
 )
 from persist.committer import Committer
@@ -274,12 +274,14 @@ class _Round:
                 named.update(_named([collection.base]))
                 named.update(_named(m.parts_in for m in collection.pending if isinstance(m, Append)))
         floor = self._follower.state.control.log_floor
+        # Those beyond the newest checkpoint may be for one that is being made, even by this client itself.
+        newest = max((mark.seqno for mark in self._marks), default=-1)
         self._delete(
             "states",
             (
                 entry
                 for entry in self._blob.list("state/")
-                if self._is_unnamed(entry, named) and state_collection(entry.key) is not None
+                if self._is_unnamed(entry, named) and (seqno := state_seqno(entry.key)) is not None and seqno <= newest
             ),
         )
         self._delete(
