@@ -33,7 +33,7 @@ def contents(blob: MemoryBlob, state: State) -> dict[str, CollectionState | None
 
 def busy(blob: MemoryBlob, commits: int) -> None:
     """Make collections, write, seal, destroy, from two clients."""
-    clients = [persist.open(blob, clock=ImpatientClock()), persist.open(blob)]
+    clients = [persist.open(blob, clock=ImpatientClock()) for _ in range(2)]
     for i in range(commits):
         client = clients[i % 2]
         name = f"c{i % 5}"
