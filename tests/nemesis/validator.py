@@ -481,7 +481,7 @@ class _Judgement:
         elif event.op == "advance" and event.ok:
             self.holds[of].time = event.args["time"]
             self._claim(self.by_id[of], event, event.args["time"])
-        elif event.op == "release" and event.error != "ClientClosed":
+        elif event.op == "release" and event.error not in ("ClientClosed", "HoldMoved"):
             self.holds[of].is_released = True
 
     def _follow_poll(self, event: Event) -> None:
@@ -807,7 +807,10 @@ class _Judgement:
             expected.rule = "hold"
             if self._expect_alive(hold.collection, view, expected):
                 held = view.holds(hold.collection).get(hold.name)
-                expected.check = lambda _: None if held is None else f"it is still at {held[0]}"
+                if event.ok:
+                    expected.check = lambda _: None if held is None else f"it is still at {held[0]}"
+                elif held is not None and held[0] != hold.time:
+                    expected.fail("hold", "HoldMoved", expected=hold.time, actual=held[0])
 
     def _expect_holds(self, event: Event, view: View, expected: Expected) -> None:
         if self._expect_alive(event.args["c"], view, expected):
