@@ -18,7 +18,6 @@ Only what has the name of one of these is ever deleted, and no key is taken from
 of this location. What else lies there, such as another location below this one, is left alone.
 """
 
-import logging
 import threading
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -45,8 +44,6 @@ from persist.state import State
 CLOCK_KEY = "gc/clock"
 CHECKPOINTS_MIN = 2
 DELETE_MAX = 1000
-
-logger = logging.getLogger("persist")
 
 
 @dataclass(frozen=True)

@@ -199,7 +199,7 @@ class Leases:
         self._commit(steps, {collection: held.name}).add_done_callback(settled)
 
     def tick(self) -> None:
-        """Do what is due: let go of what lingered, renew the lease or end it, end leases of others that expired."""
+        """Do what is due: let go of what lingered, renew the lease or end it."""
         self._check_may_wait()
         now_s = self._clock.monotonic_s()
         with self._lock:

@@ -240,11 +240,13 @@ class Draft:
         tokens = [(s.collection, token) for s in steps if isinstance(s, Tokens) for token, _ in s.tokens]
         if tokens and self._done(tokens):
             return False
-        draft = _Changing(ChainMap({}, now.entries), ChainMap({}, now.ids), now.control, _with_step)
+        entries: dict[str, Entry | None] = {}
+        ids: dict[str, str | None] = {}
+        draft = _Changing(ChainMap(entries, now.entries), ChainMap(ids, now.ids), now.control, _with_step)
         for step in steps:
             draft.add(step, self._seqno, 0)
-        now.entries.update(draft.entries.maps[0])  # type: ignore[attr-defined]
-        now.ids.update(draft.ids.maps[0])  # type: ignore[attr-defined]
+        now.entries.update(entries)
+        now.ids.update(ids)
         now.control = draft.control
         self._new_tokens.update(tokens)
         return True

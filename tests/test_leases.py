@@ -3,7 +3,6 @@
 import gc
 import time
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -325,59 +324,6 @@ def test_a_hold_that_the_store_did_not_take_is_an_error_and_not_a_promise(blob: 
         unreliable.clear_faults()
         c.allow_compaction(15).result()
         assert since(c) == 15
-
-
-def test_waiting_for_a_commit_inside_a_callback_is_refused_instead_of_hanging(blob: MemoryBlob) -> None:
-    with opened(blob) as client:
-        c = collection(client)
-        seen: list[BaseException] = []
-
-        def callback(_: object) -> None:
-            try:
-                c.snapshot(3)
-            except persist.PersistError as error:
-                seen.append(error)
-
-        future = c.seal(30)
-        future.add_done_callback(callback)
-        future.result()
-        c.seal(31).result()
-        if seen:  # Or else the callback ran in this thread, because the commit was done already.
-            assert "another thread" in str(seen[0])
-
-
-def test_a_lease_whose_grant_was_not_confirmed_is_ended_with_its_client_all_the_same(blob: MemoryBlob) -> None:
-    class Lossy:
-        """Loses the answers about records while `is_lossy`."""
-
-        is_lossy = False
-
-        def create(self, key: str, value: bytes) -> bool:
-            created = blob.create(key, value)
-            if self.is_lossy:
-                raise persist.Indeterminate("lost")
-            return created
-
-        def get(self, key: str, range: tuple[int, int] | None = None) -> bytes | None:
-            if self.is_lossy and key.startswith("log/"):
-                raise persist.Unavailable("down")
-            return blob.get(key, range)
-
-        def __getattr__(self, name: str) -> Any:
-            return getattr(blob, name)
-
-    store = Lossy()
-    with opened(store) as client:
-        c = collection(client)
-        leases = client._leases
-        assert leases is not None
-        store.is_lossy = True
-        with pytest.raises(persist.Indeterminate):
-            leases.claim(c.id, c.name, 3)
-        store.is_lossy = False
-    with persist.open(blob, mode="read") as reader:
-        assert reader.load("c").holds() == []
-        assert not reader._follower.state.control.leases
 
 
 def test_a_named_hold_whose_move_got_no_answer_goes_on_from_where_it_is(blob: MemoryBlob) -> None:
