@@ -372,17 +372,18 @@ def provoked(place: Place, options: dict[str, Any]) -> Iterator[object]:
     yield from (client, orders)
     wrong: list[tuple[str, dict[str, Any]]] = [
         (f"s3://no-such-{place.bucket}/x", options),
-        (place.url, {**options, "endpoint_url": "http://127.0.0.1:1", "max_attempts": 1}),
+        (place.url, {**options, "endpoint_url": "http://127.0.0.1:1"}),
         (place.url, {**options, "no_such_option": options["secret_access_key"]}),
-        (place.url, {**options, "max_attempts": "many"}),
+        (place.url, {**options, "connect_timeout_s": "many"}),
         (place.url, {**options, "server_side_encryption": "rot13"}),
         (place.url, {**options, "profile": "no-such-profile"}),
         (place.url.replace("s3://", f"s3://{options['access_key_id']}:{options['secret_access_key']}@"), options),
         (place.url, {**options, "endpoint_url": f"http://u:{options['secret_access_key']}@127.0.0.1:1"}),
     ]
+    once = persist.Settings(retry=persist.RetryPolicy(attempts_max=1))
     for url, given in wrong:
         with pytest.raises(persist.PersistError) as caught:
-            persist.open(url, mode="read", storage_options=given)
+            persist.open(url, mode="read", storage_options=given, settings=once)
         yield caught.value
 
 
