@@ -1,6 +1,7 @@
-"""A bounded crew of daemon threads that take a job at once or not at all.
+"""A bounded crew of daemon threads, for work that nobody waits for when the process ends.
 
-Unlike a thread pool's, they never make a process wait at its exit, and no job queues behind one that hangs.
+The standard library's pool is made for work that a program wants finished. Here nothing makes a process wait at its
+exit, such as requests to a store that does not answer, and jobs are still taken when the main thread has ended.
 """
 
 import threading
@@ -9,16 +10,16 @@ import weakref
 from collections.abc import Callable
 from queue import SimpleQueue
 
-Job = Callable[[], Callable[[], None]]
+Job = Callable[[], Callable[[], object]]
 
 
 class Hands:
     """Runs jobs in at most threads_max threads, each made when it is needed first.
 
-    A job does not raise, and returns what reports its result, which is called when the thread counts as idle again:
+    A job does not raise, and returns what reports its result, which is called when the thread counts as free again:
     so a caller who has the report does not find the thread that gave it still busy.
 
-    A crew dropped without `close` ends its threads as soon as they are idle.
+    A crew dropped without `close` ends its threads as soon as they have done what they were given.
     """
 
     def __init__(self, threads_max: int, name: str) -> None:
@@ -28,27 +29,39 @@ class Hands:
 
     def try_run(self, job: Job) -> bool:
         """Have a thread run job now, and return True; or False if all are busy or the crew is closed."""
+        return self._give(job, may_queue=False)
+
+    def run(self, job: Job) -> bool:
+        """Have a thread run job, after what was given before if all are busy; return False if the crew is closed."""
+        return self._give(job, may_queue=True)
+
+    def _give(self, job: Job, *, may_queue: bool) -> bool:
         crew = self._crew
         with crew.lock:
             if crew.is_stopped:
                 return False
-            if crew.idle:
-                crew.idle -= 1
-            elif len(crew.threads) < crew.threads_max:
+            if crew.free <= 0 and len(crew.threads) < crew.threads_max:
                 thread = threading.Thread(target=_work, args=(crew,), name=self._name, daemon=True)
-                crew.threads.append(thread)
                 thread.start()
-            else:
+                crew.threads.append(thread)
+                crew.free += 1
+            if crew.free <= 0 and not may_queue:
                 return False
+            crew.free -= 1
             crew.jobs.put(job)
             return True
 
-    def close(self, timeout_s: float) -> None:
-        """End the threads; wait this long in all for those that are busy, which end by themselves after that."""
+    def close(self, timeout_s: float | None) -> None:
+        """Take no more jobs and end the threads after those they have; idempotent.
+
+        Args:
+            timeout_s: how long to wait for that in all; None without limit. Threads that take longer end by themselves.
+        """
         self._crew.stop()
-        ends_s = time.monotonic() + timeout_s
+        ends_s = None if timeout_s is None else time.monotonic() + timeout_s
         for thread in self._crew.threads:
-            thread.join(max(0.0, ends_s - time.monotonic()))
+            if thread is not threading.current_thread():
+                thread.join(None if ends_s is None else max(0.0, ends_s - time.monotonic()))
 
 
 class _Crew:
@@ -56,10 +69,10 @@ class _Crew:
 
     def __init__(self, threads_max: int) -> None:
         self.threads_max = threads_max
-        self.lock = threading.Lock()
+        self.lock = threading.RLock()  # Taken again by a finalizer that runs inside of it.
         self.jobs: SimpleQueue[Job | None] = SimpleQueue()
         self.threads: list[threading.Thread] = []
-        self.idle = 0  # Threads that wait for a job and that no job in the queue is meant for.
+        self.free = 0  # Threads that wait for a job, less the jobs in the queue.
         self.is_stopped = False
 
     def stop(self) -> None:
@@ -74,6 +87,6 @@ def _work(crew: _Crew) -> None:
     while (job := crew.jobs.get()) is not None:
         report = job()
         with crew.lock:
-            crew.idle += 1
+            crew.free += 1
         report()
         del job, report  # They may hold a value of many bytes.

@@ -1,86 +1,38 @@
-"""Threads for requests to the store and for decoding what it sends.
+"""Threads for requests to the store and for decoding what it sends, as an `Executor`; see `persist.blob.hands`."""
 
-Two things differ from the standard library's pool, which is made for work that a program wants finished: nothing here
-makes a process wait at its exit, such as uploads to a store that does not answer; and work is still taken when the main
-thread has ended, for threads that go on.
-"""
-
-import threading
-import weakref
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from functools import partial
-from queue import SimpleQueue
-from typing import Any, ParamSpec, TypeVar
+from typing import ParamSpec, TypeVar
+
+from persist.blob.hands import Hands
 
 P = ParamSpec("P")
 T = TypeVar("T")
-
-Job = tuple["Future[Any]", Callable[[], Any]]
 
 
 class Pool(Executor):
     """At most threads_max daemon threads, each made when it is needed first; they end when this is dropped."""
 
     def __init__(self, threads_max: int, name: str) -> None:
-        self._threads_max = threads_max
-        self._name = name
-        self._crew = _Crew()
-        weakref.finalize(self, self._crew.stop)
+        self._hands = Hands(threads_max, name)
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> "Future[T]":
         """Have fn called by a thread, after what was submitted before; raise RuntimeError after `shutdown`."""
         future: Future[T] = Future()
-        crew = self._crew
-        with crew.lock:
-            if crew.is_stopped:
-                raise RuntimeError("this pool was shut down")
-            if crew.idle:
-                crew.idle -= 1
-            elif len(crew.threads) < self._threads_max:
-                thread = threading.Thread(target=_work, args=(crew,), name=self._name, daemon=True)
-                thread.start()
-                crew.threads.append(thread)
-            crew.jobs.put((future, partial(fn, *args, **kwargs)))
+        if not self._hands.run(partial(_result_of, future, partial(fn, *args, **kwargs))):
+            raise RuntimeError("this pool was shut down")
         return future
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """Take no more work, and end the threads after what they have, which is not cancelled; idempotent."""
-        self._crew.stop()
-        for thread in self._crew.threads if wait else ():
-            if thread is not threading.current_thread():
-                thread.join()
+        self._hands.close(None if wait else 0.0)
 
 
-class _Crew:
-    """What the threads share; it does not refer to `Pool`, so that one can be dropped."""
-
-    def __init__(self) -> None:
-        self.lock = threading.RLock()  # Taken again by a finalizer that runs inside of it.
-        self.jobs: SimpleQueue[Job | None] = SimpleQueue()
-        self.threads: list[threading.Thread] = []
-        self.idle = 0
-        self.is_stopped = False
-
-    def stop(self) -> None:
-        with self.lock:
-            if not self.is_stopped:
-                self.is_stopped = True
-                for _ in self.threads:
-                    self.jobs.put(None)
-
-
-def _work(crew: _Crew) -> None:
-    while (job := crew.jobs.get()) is not None:
-        future, call = job
-        if future.set_running_or_notify_cancel():
-            try:
-                result = call()
-            except BaseException as error:
-                future.set_exception(error)
-            else:
-                future.set_result(result)
-                del result
-        del job, future, call  # They may hold a table of many bytes.
-        with crew.lock:
-            crew.idle += 1
+def _result_of(future: "Future[T]", call: Callable[[], T]) -> Callable[[], object]:
+    if not future.set_running_or_notify_cancel():
+        return lambda: None
+    try:
+        return partial(future.set_result, call())
+    except BaseException as error:
+        return partial(future.set_exception, error)

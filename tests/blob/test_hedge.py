@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import pytest
 
@@ -285,3 +286,23 @@ def test_a_crew_runs_each_job_at_once_or_not_at_all() -> None:
     crew.close(5)
     assert not crew.try_run(job)
     assert not [thread for thread in threading.enumerate() if thread.name == "test-crew"]
+
+
+def test_a_crew_takes_jobs_beyond_its_threads_in_their_order_and_then_runs_at_once_again() -> None:
+    crew, ran = Hands(1, "test-crew"), list[int]()
+    go, done = threading.Event(), threading.Semaphore(0)
+
+    def job(number: int) -> Callable[[], None]:
+        go.wait(5)
+        ran.append(number)
+        return done.release
+
+    assert all(crew.run(partial(job, number)) for number in range(5))
+    assert not crew.try_run(partial(job, 5))
+    go.set()
+    assert all(done.acquire(timeout=5) for _ in range(5))
+    assert ran == [0, 1, 2, 3, 4]
+    assert crew.try_run(partial(job, 6))
+    crew.close(None)
+    assert ran[-1] == 6
+    assert not crew.run(partial(job, 7))
