@@ -29,13 +29,14 @@ import msgspec
 from persist.antichain import Antichain, as_time
 from persist.blob import Blob, Conflict, CorruptBlob, Corruption, MissingBlob
 from persist.codecs import CollectionSchema
-from persist.control import Control, check_keys, check_parts
+from persist.contents import CollectionState, check_runs
+from persist.control import Control, check_keys, check_parts, is_upload
 from persist.envelope import BlobRef, Framed, decode_framed, encode_framed, get_framed, put_framed
 from persist.log import read_record, record_key, record_seqno
 from persist.names import check_name, is_id
 from persist.part_lists import as_read, as_stored
-from persist.records import Append, CollectionMutation, Create, Destroy, Record, Seqno
-from persist.state import CollectionState, Entry, State, apply
+from persist.records import Append, CollectionMutation, Create, Destroy, Record, Replace, Seqno
+from persist.state import Entry, State, apply
 
 INTERVAL = 16
 PENDING_MAX = 32
@@ -183,12 +184,15 @@ def _check(checkpoint: Checkpoint) -> None:
     for each in checkpoint.collections:
         _check_entry(each)
     for dropped in control.dropped:
-        if not is_id(dropped.collection) or dropped.collection in ids or dropped.seqno > seqno:
+        is_alive = dropped.is_destroyed and dropped.collection in ids
+        if not is_id(dropped.collection) or is_alive or dropped.seqno > seqno:
             raise ValueError(f"the destroyed collection {dropped.collection[:200]!r} is not one, or exists")
+        if not all(is_upload(key, dropped.collection) for key in dropped.blobs):
+            raise ValueError(f"a dropped blob is no upload of collection {dropped.collection}")
     for lease in control.leases.values():
         if not all(collection in ids and is_id(hold) for collection, hold in lease.holds):
             raise ValueError(f"the lease of {lease.holder[:200]!r} has holds that do not exist")
-    floors = (control.log_floor, control.upload_floor)
+    floors = (control.log_floor, control.upload_floor, control.erased)
     if not all(0 <= floor <= seqno + 1 for floor in floors):
         raise ValueError(f"the floors {floors} are beyond seqno {seqno}")
 
@@ -203,7 +207,7 @@ def _check_entry(each: DirectoryEntry) -> None:
         makes = isinstance(mutation, Create) and mutation.name == each.name
         if mutation.collection != each.id or makes != (each.base is None and n == 0) or isinstance(mutation, Destroy):
             raise ValueError(f"mutation {n} of collection {each.id} cannot stand there")
-        if isinstance(mutation, Append):
+        if isinstance(mutation, Append | Replace):
             check_keys(mutation)
     if each.base is None and not each.pending:
         raise ValueError(f"nothing says what collection {each.id} holds")
@@ -235,7 +239,7 @@ def load_contents(blob: Blob, location: str, entry: Entry) -> Entry:
         _check_contents(base, entry)
     pending = tuple(as_read(blob, location, mutation) for mutation in entry.pending)
     for mutation in pending:
-        if isinstance(mutation, Append) and mutation.parts_in is not None:
+        if isinstance(mutation, Append | Replace) and mutation.parts_in is not None:
             try:
                 check_parts(entry.id, mutation.parts)
             except ValueError as error:
@@ -255,14 +259,17 @@ def _check_contents(contents: CollectionState, entry: Entry) -> None:
         for name, held in contents.holds.items():
             as_time(f"the time of hold {name[:200]!r}", held.time)
         check_parts(entry.id, contents.parts)
+        check_runs(contents)
     except ValueError as error:
         raise CorruptBlob(entry.base.blob, f"it is not one that a writer would make: {error}") from error
 
 
 def _with_new_base(blob: Blob, location: str, entry: Entry, seqno: int) -> Entry:
     inline = sum(len(p.inline) for m in entry.pending if isinstance(m, Append) for p in m.parts)
+    # After a compaction, what it destroyed must not live on in what is pending.
+    is_compacted = any(isinstance(m, Replace) for m in entry.pending)
     is_stored = not isinstance(entry.base, CollectionState)
-    if is_stored and len(entry.pending) <= PENDING_MAX and inline <= PENDING_BYTES_MAX:
+    if is_stored and not is_compacted and len(entry.pending) <= PENDING_MAX and inline <= PENDING_BYTES_MAX:
         return entry
     contents = load_contents(blob, location, entry).contents
     assert contents is not None

@@ -11,6 +11,7 @@ import pyarrow.compute as pc
 from persist.antichain import Antichain, as_time
 from persist.changes import Changes, read_changes
 from persist.codecs import TIME_MAX, CollectionSchema, Part
+from persist.contents import CollectionState
 from persist.control import check_parts
 from persist.errors import (
     AsOfCompacted,
@@ -29,7 +30,7 @@ from persist.reading import Reading
 from persist.records import AllowCompaction, Destroy, ReleaseHold, Seal, SetHold
 from persist.scan import Scan
 from persist.snapshot import Form, Snapshot, check_request, read_snapshot, snapshot_scan
-from persist.state import CollectionState, ExpectUpper
+from persist.state import ExpectUpper
 
 if TYPE_CHECKING:
     from persist.client import Client
@@ -143,7 +144,7 @@ class Collection:
         time = as_time("hold time", time)
         self._check_readable(time)
         leases = self.client._claims()
-        return LeasedHold(leases, self.id, leases.claim(self.id, self.name, time), time)
+        return LeasedHold(leases, self.id, leases.claim(self.id, self.name, time, reads=False), time)
 
     def holds(self) -> list[HoldInfo]:
         """Return all holds on this collection, of whatever client, least time first. Cost: one GET."""

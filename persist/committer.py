@@ -348,6 +348,10 @@ class Committer:
             if append is not None and state.location is not None:
                 # For every attempt: a list whose name is below the log's floor is collected, whoever names it.
                 append = move_out(self._blob, state.location, append, state.seqno + 1)
+            if state.location is not None:
+                change.replaces = [
+                    move_out(self._blob, state.location, each, state.seqno + 1) for each in change.replaces
+                ]
             mutations += change.mutations(contents, append)
         return (*mutations, *last)
 

@@ -5,8 +5,10 @@ Like the collections, this is a pure function of the log. Invariants:
 - `epoch` is the seqno of the newest exclusive opening; while `writer` is set, only its records may change contents,
   and after it is gone, records of clients that opened exclusively before stay refused;
 - a lease lists exactly the leased holds that exist in collections that exist;
-- of a collection that was destroyed, and of whatever else is not referred to any more, `dropped` says since when, and
-  which leases lived then: the blobs are deleted when a grace period has passed and those leases are gone;
+- of a collection that was destroyed, and of blobs that a compaction left unused, `dropped` says since when, and which
+  leases with holds on the collection lived then: the blobs are deleted when a grace period has passed and each of those
+  leases is gone, or says that its holder reads from later states only;
+- before `erased`, the log may hold data that compaction has destroyed since;
 - the floors never go back. Below `log_floor` the log is not read any more. A blob whose name begins with a seqno below
   `upload_floor` and to which nothing refers will never be referred to, because `check_uploaded` refuses it: so it may
   be deleted however slow its writer is, and whatever anybody's clock says.
@@ -28,6 +30,7 @@ from persist.records import (
     GrantLease,
     LocationMutation,
     OpenWriter,
+    Replace,
     TruncateLog,
     Unguarded,
     VoidUploads,
@@ -45,20 +48,32 @@ class Writer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Lease(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A reader that is alive, or was until not long ago. Its holds are (collection, hold) each."""
+    """A reader that is alive, or was until not long ago. Its holds are (collection, hold) each.
+
+    It reads from the state at seqno reads_from, and later ones.
+    """
 
     holder: str
     expires_ms: int
     holds: tuple[tuple[str, str], ...] = ()
+    reads_from: int = 0
 
 
 class Dropped(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A collection that was destroyed at seqno, and the leases of those who read it then."""
+    """What was given up at seqno, and the leases of those who read the collection then.
+
+    The blobs named, which compaction left unused, or all of the collection if none are: it was destroyed.
+    """
 
     seqno: int
     written_ms: int
     collection: str
     leases: tuple[str, ...] = ()
+    blobs: tuple[str, ...] = ()
+
+    @property
+    def is_destroyed(self) -> bool:
+        return not self.blobs
 
 
 class Control(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -70,6 +85,7 @@ class Control(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     dropped: tuple[Dropped, ...] = ()
     log_floor: int = 0
     upload_floor: int = 0
+    erased: int = 0
 
 
 def check_writer(control: Control, epoch: int | None, steps: Iterable[object]) -> None:
@@ -88,8 +104,8 @@ def check_writer(control: Control, epoch: int | None, steps: Iterable[object]) -
     raise Locked(control.writer.holder)
 
 
-def check_uploaded(control: Control, append: Append) -> None:
-    """Check that everything append refers to lies where the collection's blobs lie, and cannot have been deleted.
+def check_uploaded(control: Control, append: Append | Replace) -> None:
+    """Check that everything that append brings lies where the collection's blobs lie, and cannot have been deleted.
 
     Raises:
         UploadExpired: it was uploaded before the floor.
@@ -100,8 +116,8 @@ def check_uploaded(control: Control, append: Append) -> None:
             raise UploadExpired(key)
 
 
-def check_keys(append: Append) -> list[str]:
-    """Return the keys of all blobs that append refers to, after checking that they are its collection's uploads.
+def check_keys(append: Append | Replace) -> list[str]:
+    """Return the keys of all blobs that append brings, after checking that all it names are its collection's uploads.
 
     Raises:
         ValueError: one is not, or a part has no bytes, or twice.
@@ -111,6 +127,9 @@ def check_keys(append: Append) -> list[str]:
         if not is_upload(append.parts_in.blob, append.collection):
             raise ValueError(_no_upload(append.parts_in.blob, append.collection))
         keys.append(append.parts_in.blob)
+    for key in append.unused if isinstance(append, Replace) else ():
+        if not is_upload(key, append.collection):
+            raise ValueError(_no_upload(key, append.collection))
     return keys
 
 
@@ -177,7 +196,8 @@ def step(control: Control, mutation: LocationMutation, seqno: int, release: Call
     if isinstance(mutation, VoidUploads):
         return change(control, upload_floor=max(control.upload_floor, min(mutation.floor, seqno + 1)))
     assert isinstance(mutation, Collected)
-    return change(control, dropped=tuple(d for d in control.dropped if d.collection not in mutation.ids))
+    gone = set(mutation.dropped)
+    return change(control, dropped=tuple(d for d in control.dropped if (d.collection, d.seqno) not in gone))
 
 
 def with_hold(control: Control, lease: str, collection: str, hold: str) -> Control:
@@ -204,11 +224,30 @@ def without_hold(control: Control, collection: str, hold: str) -> Control:
 
 def with_destroyed(control: Control, collection: str, seqno: int, written_ms: int) -> Control:
     """Return control after a collection was destroyed: its blobs wait for those who read it."""
-    readers = tuple(id_ for id_, lease in control.leases.items() if any(c == collection for c, _ in lease.holds))
+    readers = _readers(control, collection)
     for id_ in readers:
         control = _with_holds(control, id_, tuple(h for h in control.leases[id_].holds if h[0] != collection))
     dropped = Dropped(seqno, written_ms, collection, readers)
     return msgspec.structs.replace(control, dropped=(*control.dropped, dropped))
+
+
+def with_unused(control: Control, replace: Replace, seqno: int, written_ms: int) -> Control:
+    """Return control after a compaction: blobs that it left unused wait for those who read them."""
+    erased = control.erased if replace.history_from is None else seqno
+    dropped = control.dropped
+    if replace.unused:
+        readers = _readers(control, replace.collection)
+        dropped = (*dropped, Dropped(seqno, written_ms, replace.collection, readers, replace.unused))
+    return msgspec.structs.replace(control, dropped=dropped, erased=erased)
+
+
+def is_waited_for(control: Control, dropped: Dropped) -> bool:
+    """Tell whether somebody with a lease may still read what was dropped."""
+    return any(control.leases[id_].reads_from < dropped.seqno for id_ in dropped.leases if id_ in control.leases)
+
+
+def _readers(control: Control, collection: str) -> tuple[str, ...]:
+    return tuple(id_ for id_, lease in control.leases.items() if any(c == collection for c, _ in lease.holds))
 
 
 def _check_holder(holder: str) -> None:
@@ -220,8 +259,9 @@ def _granted(control: Control, mutation: GrantLease) -> Lease:
     known = control.leases.get(mutation.lease)
     if known is None and mutation.renews:
         raise LeaseExpired("the lease has ended and cannot be renewed: since may have moved on")
-    holds = () if known is None else known.holds
-    return Lease(mutation.holder, mutation.expires_ms, holds)
+    if known is None:
+        return Lease(mutation.holder, mutation.expires_ms, (), mutation.reads_from)
+    return Lease(mutation.holder, mutation.expires_ms, known.holds, max(known.reads_from, mutation.reads_from))
 
 
 def _with_holds(control: Control, lease: str, holds: tuple[tuple[str, str], ...]) -> Control:

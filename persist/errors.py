@@ -250,6 +250,10 @@ class WriterFenced(Conflict):
         )
 
 
+class Superseded(Conflict):
+    """A compaction found that another one has replaced what it was about to replace; what it made is thrown away."""
+
+
 class LeaseExpired(Conflict):
     """What a reader relies on is not kept for it any more; it gets this and never a wrong answer (rule 11)."""
 

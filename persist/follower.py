@@ -21,10 +21,11 @@ from typing import TypeVar
 from persist.blob import Blob, Conflict, CorruptBlob, InvalidUsage, MissingBlob
 from persist.blob.clock import Clock
 from persist.checkpoint import checkpoint_key, load_contents, read_newest_checkpoint
+from persist.contents import CollectionState
 from persist.errors import ClientClosed, CollectionNotFound, PersistError
 from persist.log import read_record, record_key
 from persist.records import Record
-from persist.state import PENDING_MAX, CollectionState, State, apply
+from persist.state import PENDING_MAX, State, apply
 
 T = TypeVar("T")
 

@@ -223,7 +223,8 @@ class _Examination:
             if entry.contents is not None:
                 named.update(part.blob for part in entry.contents.parts)
         named.update(part.blob for _, part in log.loose)
-        dropped = {each.collection for each in state.control.dropped}
+        destroyed = {each.collection for each in state.control.dropped if each.is_destroyed}
+        replaced = {key for each in state.control.dropped for key in each.blobs}
         for key, blob in self.inventory.items():
             if key == CLOCK_KEY or key in named:
                 continue
@@ -236,7 +237,9 @@ class _Examination:
                 continue
             kind = _KINDS.get(key.partition("/")[0])
             if kind is not None and _UNNAMED.fullmatch(key):
-                if key.split("/")[1] in dropped:
+                if key in replaced:
+                    yield self._found(blob, kind, "client.gc() deletes it: compaction has replaced it")
+                elif key.split("/")[1] in destroyed:
                     yield self._found(blob, kind, "client.gc() deletes it: its collection was destroyed")
                 else:
                     yield self._found(blob, kind, "repair, or client.gc(), deletes it when it is old enough")
@@ -261,8 +264,10 @@ class _Examination:
             return False
         seqno, collection = uploaded_seqno(found.blob), found.blob.split("/")[1]
         if found.kind == "part":
-            is_destroyed = any(dropped.collection == collection for dropped in state.control.dropped)
-            return seqno is not None and seqno < upload_floor and not is_destroyed
+            waits = any(
+                d.collection == collection and (d.is_destroyed or found.blob in d.blobs) for d in state.control.dropped
+            )
+            return seqno is not None and seqno < upload_floor and not waits
         return found.kind == "state" or (seqno is not None and seqno < state.control.log_floor)
 
 

@@ -19,10 +19,11 @@ from persist.checkpoint import (
     load_contents,
     read_checkpoint,
 )
+from persist.contents import CollectionState
 from persist.envelope import BlobRef, encode_framed
 from persist.fsck_log import LogExamination
 from persist.fsck_report import Problem, Repair
-from persist.state import CollectionState, State
+from persist.state import State
 
 _BLOCKING = ("rule", "disagrees", "incompatible")
 

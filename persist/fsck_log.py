@@ -36,12 +36,13 @@ from persist.checkpoint import (
     read_checkpoint,
 )
 from persist.codecs import Part
+from persist.contents import CollectionState, check_runs
 from persist.envelope import BlobRef, intact_kind
 from persist.fsck_report import ADVICE, Checked, Problem, ProblemKind
 from persist.log import read_record, record_key, record_seqno
 from persist.part_lists import as_read
-from persist.records import Append, Create, Mutation
-from persist.state import CollectionState, Entry, State, apply
+from persist.records import Append, Create, Mutation, Replace
+from persist.state import Entry, State, apply
 
 _BREAKS_A_RULE = ("it is not a valid", "it is not one that a writer would make", "it breaks a rule")
 KINDS = {"log": "record", "checkpoint": "checkpoint", "state": "state", "list": "parts", "part": "part"}
@@ -240,7 +241,7 @@ class LogExamination:
     def _note_loose(self, mutations: Iterable[Mutation], state: State | None) -> None:
         """Note the parts of appends which state, if they were applied to it, has no contents for."""
         for mutation in mutations:
-            if isinstance(mutation, Append):
+            if isinstance(mutation, Append | Replace):
                 entry = state.entries.get(mutation.collection) if state is not None else None
                 if state is None or (entry is not None and entry.contents is None):
                     self.loose += [(mutation.collection, part) for part in mutation.parts]
@@ -256,7 +257,7 @@ class LogExamination:
 
     def _note(self, mutations: Iterable[Mutation]) -> None:
         for mutation in mutations:
-            if isinstance(mutation, Append) and mutation.parts_in is not None:
+            if isinstance(mutation, Append | Replace) and mutation.parts_in is not None:
                 self.named.add(mutation.parts_in.blob)
             elif isinstance(mutation, Create):
                 self.created[mutation.collection] = mutation
@@ -396,6 +397,10 @@ def _examine_state(state: State, findings: Findings) -> None:
         if inline != contents.inline_bytes:
             what = f"inline_bytes is {contents.inline_bytes}, and the inline parts have {inline} bytes"
             findings.add("rule", key, what, collection=entry.name)
+        try:
+            check_runs(contents)
+        except ValueError as error:
+            findings.add("rule", key, str(error), collection=entry.name)
     if leased != held:
         findings.add("rule", key, f"{len(leased ^ held)} leased holds are not noted both at lease and collection")
 

@@ -12,9 +12,10 @@ import pyarrow as pa
 
 from persist.blob import Blob, InvalidUsage
 from persist.codecs import CollectionSchema, Part, check_part, checksum_of, described_bounds, overlaps
+from persist.contents import CollectionState
 from persist.fsck_log import Findings
 from persist.records import Create
-from persist.state import CollectionState, Run, State
+from persist.state import State
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +45,9 @@ class PartExamination:
         """Examine all parts of one collection."""
         owner = self._owner(contents.id, contents.name, contents.schema_json)
         if owner is not None:
-            for run in contents.history:
-                self._examine_run(run, owner)
+            bounds = {number: self._examine_part(part, owner) for number, part in contents.numbered.items()}
+            for numbers in (*contents.history, *(keyframe.parts for keyframe in contents.keyframes)):
+                self._examine_run([(contents.numbered[n], bounds[n]) for n in numbers], owner)
 
     def examine_alone(self, part: Part, created: Create) -> None:
         """Examine a part of a collection whose contents are not known."""
@@ -82,13 +84,11 @@ class PartExamination:
             self._findings.add("rule", f"collection {id_}", what, collection=name)
             return None
 
-    def _examine_run(self, run: Run, owner: "_Owner") -> None:
+    def _examine_run(self, run: "list[tuple[Part, pa.Table | None]]", owner: "_Owner") -> None:
         bounds: list[tuple[Part, pa.Table]] = []
-        for part in run.parts:
-            found = self._examine_part(part, owner)
-            if found is None:
-                found = described_bounds(part, owner.schema)
-            if found is not None and len(run.parts) > 1:
+        for part, bound in run if len(run) > 1 else ():
+            found = described_bounds(part, owner.schema) if bound is None else bound
+            if found is not None:
                 bounds.append((part, found))
         for one, other in overlaps([table for _, table in bounds], owner.schema):
             what = f"it overlaps in key with {_name(bounds[one][0])}, and both are in one run"

@@ -2,9 +2,11 @@
 
 | what | is deleted when |
 |---|---|
-| blobs of a destroyed collection | `grace_s` has passed and the leases that read it then have ended |
+| blobs of a destroyed collection, and those | `grace_s` has passed, and each lease that read the collection |
+| that compaction left unused | then has ended, or reads from later states only |
 | uploads that no record names | a record has declared them void, `orphan_grace_s` after they began |
-| log records | they are older than the retention, and a checkpoint says that they are not needed |
+| log records | they are older than the retention, or than `grace_s` and may hold what compaction has |
+| | destroyed since; and a checkpoint says that they are not needed |
 | checkpoints | two newer ones exist, except one an hour back to the first log record that is kept |
 | state objects and part lists | no checkpoint that is kept refers to them, nor a log record |
 
@@ -33,11 +35,11 @@ from persist.checkpoint import (
     write_checkpoint,
 )
 from persist.committer import Committer
-from persist.control import is_upload, uploaded_seqno
+from persist.control import is_upload, is_waited_for, uploaded_seqno
 from persist.envelope import BlobRef
-from persist.follower import Follower
+from persist.follower import STALE_AFTER_S, Follower
 from persist.log import record_seqno
-from persist.records import Append, Collected, LocationMutation, TruncateLog, VoidUploads
+from persist.records import Append, Collected, LocationMutation, Replace, TruncateLog, VoidUploads
 from persist.settings import Settings
 from persist.state import State
 
@@ -150,7 +152,7 @@ class _Round:
         self._checkpoint()
         self._now_s = self._store_time_s()
         self._marks = self._checkpoints()
-        collections = self._collect_destroyed()
+        collections = self._collect_dropped()
         self._collect_uploads()
         self._truncate()
         self._collect_checkpoints()
@@ -184,21 +186,23 @@ class _Round:
             return self._follower.state.seqno
         return max((m.seqno for m in self._marks if self._now_s - m.modified_s >= age_s), default=-1)
 
-    def _collect_destroyed(self) -> int:
+    def _collect_dropped(self) -> int:
         state, old = self._follower.state, self._seqno_before(self._settings.grace_s)
         due = [
             dropped
             for dropped in state.control.dropped
-            if dropped.seqno <= old and state.control.leases.keys().isdisjoint(dropped.leases)
+            if dropped.seqno <= old and not is_waited_for(state.control, dropped)
         ]
         for dropped in due:
             # Its part lists stay as long as the log records that name them, because following the log reads them; its
             # state objects as long as a checkpoint that is kept names them, which may be older than the destruction.
             id_ = dropped.collection
-            self._delete("parts", (e for e in self._blob.list(f"part/{id_}/") if is_upload(e.key, id_)))
+            found = (entry for entry in self._blob.list(f"part/{id_}/") if is_upload(entry.key, id_))
+            unused = frozenset(dropped.blobs)
+            self._delete("parts", (entry for entry in found if dropped.is_destroyed or entry.key in unused))
         if due:
-            self._commit(Collected(tuple(dropped.collection for dropped in due)))
-        return len(due)
+            self._commit(Collected(tuple((dropped.collection, dropped.seqno) for dropped in due)))
+        return sum(dropped.is_destroyed for dropped in due)
 
     def _collect_uploads(self) -> None:
         state, grace_s = self._follower.state, self._settings.orphan_grace_s
@@ -217,23 +221,28 @@ class _Round:
     def _unnamed_uploads(self, state: State) -> Iterator[tuple[BlobEntry, int]]:
         """Yield the old parts that state does not refer to."""
         assert state.location is not None
+        destroyed = {dropped.collection for dropped in state.control.dropped if dropped.is_destroyed}
+        replaced = {key for dropped in state.control.dropped for key in dropped.blobs}
         for collection, entries in groupby(self._blob.list("part/"), lambda entry: entry.key.split("/")[1]):
             known = state.entries.get(collection)
             named: set[str] = set()
             if known is not None:
                 contents = load_contents(self._blob, state.location, known).contents
                 named = {part.blob for part in contents.parts} if contents is not None else set()
-            elif any(dropped.collection == collection for dropped in state.control.dropped):
+            elif collection in destroyed:
                 continue
             for entry in entries:
                 seqno = uploaded_seqno(entry.key)
-                if seqno is not None and self._is_unnamed(entry, named):
+                if seqno is not None and entry.key not in replaced and self._is_unnamed(entry, named):
                     yield entry, seqno
 
     def _truncate(self) -> None:
         state, settings = self._follower.state, self._settings
         floor = min(self._seqno_before(settings.log_retention_s) + 1, state.seqno + 1 - settings.log_retention_records)
-        if floor - state.control.log_floor >= max(1, settings.log_retention_records // 10):
+        least = max(1, settings.log_retention_records // 10)
+        if state.control.erased > floor and self._seqno_before(self._erase_after_s) >= state.control.erased:
+            floor, least = state.control.erased, 1
+        if floor - state.control.log_floor >= least:
             self._commit(TruncateLog(floor))
             self._checkpoint()
             self._marks = self._checkpoints()
@@ -269,7 +278,7 @@ class _Round:
             checkpoint = read_checkpoint(self._blob, checkpoint_key(mark.seqno))
             for collection in checkpoint.collections if checkpoint is not None else ():
                 named.update(_named([collection.base]))
-                named.update(_named(m.parts_in for m in collection.pending if isinstance(m, Append)))
+                named.update(_named(m.parts_in for m in collection.pending if isinstance(m, Append | Replace)))
         floor = self._follower.state.control.log_floor
         # Those beyond the newest checkpoint may be for one that is being made, even by this client itself.
         newest = max((mark.seqno for mark in self._marks), default=-1)
@@ -278,7 +287,9 @@ class _Round:
             (
                 entry
                 for entry in self._blob.list("state/")
-                if self._is_unnamed(entry, named) and (seqno := state_seqno(entry.key)) is not None and seqno <= newest
+                if self._is_unnamed(entry, named, min(self._settings.orphan_grace_s, self._erase_after_s))
+                and (seqno := state_seqno(entry.key)) is not None
+                and seqno <= newest
             ),
         )
         self._delete(
@@ -290,8 +301,13 @@ class _Round:
             ),
         )
 
-    def _is_unnamed(self, entry: BlobEntry, named: set[str]) -> bool:
-        is_old = self._now_s - entry.modified_s >= self._settings.orphan_grace_s
+    @property
+    def _erase_after_s(self) -> float:
+        """How long records stay that may hold destroyed data: no client may take their end for that of the log."""
+        return max(self._settings.grace_s, 2 * STALE_AFTER_S)
+
+    def _is_unnamed(self, entry: BlobEntry, named: set[str], age_s: float | None = None) -> bool:
+        is_old = self._now_s - entry.modified_s >= (self._settings.orphan_grace_s if age_s is None else age_s)
         return is_old and entry.key not in named and (self._only is None or entry.key in self._only)
 
     def _commit(self, mutation: LocationMutation) -> int:

@@ -15,6 +15,9 @@ Whether a lease has expired is decided by the log: somebody whose clock is past 
 so. Until then it can be renewed, however late. A reader that finds its lease gone gets `LeaseExpired`. So clocks that
 are wrong may cost a reader its lease, and never make it read something wrong: parts are immutable and verified.
 
+Each grant says of which seqno the oldest state is that an open read was planned on. What compaction left unused before
+that need not be kept for this client, however long it lives.
+
 Invariant: for every claim that was returned and neither released nor lost, the durable hold is at or before its time.
 Releases come from finalizers, which may run inside any other call of the same thread: they are queued, without a lock.
 """
@@ -37,6 +40,7 @@ from persist.records import EndLease, GrantLease, ReleaseHold, SetHold
 from persist.settings import Settings
 
 Commit = Callable[[Sequence[Step], dict[str, str]], CommitFuture]
+SEQNO_MAX = 2**63 - 1
 
 logger = logging.getLogger("persist")
 
@@ -60,6 +64,7 @@ class _Held:
 
     Attributes:
         durable: where the hold certainly is, or None; `in_log` tells whether there may be one at all.
+        claims: by number, the time of each and the seqno of the oldest state that it may read from.
         is_gone: the collection was destroyed, and its holds with it. Its blobs stay for the lease of who reads it, so
             the claims keep the lease alive.
         moving: held by whoever has a change of the hold under way.
@@ -71,7 +76,7 @@ class _Held:
     durable: int | None = None
     in_log: bool = False
     is_gone: bool = False
-    claims: dict[int, int] = field(default_factory=dict)
+    claims: dict[int, tuple[int, int]] = field(default_factory=dict)
     changed_s: float = 0.0
     moving: threading.Lock = field(default_factory=threading.Lock)
 
@@ -93,7 +98,8 @@ class Claim:
     def move(self, time: int) -> None:
         """Let since advance up to a later time, soon."""
         if self._leases is not None:
-            self._leases._changes.append((self._collection, self._number, time))
+            seqno = self._leases._follower.state.seqno  # What is read from now on is of this state or a later one.
+            self._leases._changes.append((self._collection, self._number, (time, seqno)))
 
     def release(self) -> None:
         """Let since advance, soon; idempotent, and safe to call from a finalizer."""
@@ -123,7 +129,7 @@ class Leases:
         self._numbers = itertools.count(1)
         self._lease = Lease()
         self._held: dict[str, _Held] = {}
-        self._changes: collections.deque[tuple[str, int, int | None]] = collections.deque()
+        self._changes: collections.deque[tuple[str, int, tuple[int, int] | None]] = collections.deque()
         self._is_closed = False
 
     def counts(self) -> dict[str, int]:
@@ -137,14 +143,18 @@ class Leases:
                 "reads": sum(len(each.claims) for each in held),
             }
 
-    def claim(self, collection: str, name: str, time: int) -> Claim:
+    def claim(self, collection: str, name: str, time: int, *, reads: bool = True) -> Claim:
         """Return a claim once it is durable. Cost: nothing, or a commit.
+
+        Args:
+            reads: whether something will be read from the state as it is now; or else since is all that is kept back.
 
         Raises:
             AsOfCompacted: since has passed time.
             CollectionNotFound: the collection was destroyed.
             Unavailable, Indeterminate: the store did not take it.
         """
+        reads_from = self._follower.state.seqno if reads else SEQNO_MAX
         while True:
             number = next(self._numbers)
             with self._lock:
@@ -153,7 +163,7 @@ class Leases:
                 held = self._held.get(collection)
                 if held is None:
                     held = self._held[collection] = _Held(name, uuid.uuid4().hex, lease)
-                held.claims[number] = time
+                held.claims[number] = (time, reads_from)
                 held.changed_s = self._clock.monotonic_s()
                 if held.durable is not None and held.durable <= time:
                     return Claim(self, collection, number, lease)
@@ -264,7 +274,9 @@ class Leases:
         with lease.lock:
             if lease.renewed_s > began_s:
                 return  # Another thread did, meanwhile.
-            grant = self._grant(lease, renews=True)
+            with self._lock:
+                self._drain()
+                grant = self._grant(lease, renews=True)
             try:
                 self._commit([grant], {}).result()
             except LeaseExpired:
@@ -298,8 +310,11 @@ class Leases:
             self._held = {}
 
     def _grant(self, lease: Lease, *, renews: bool) -> GrantLease:
+        """Return what begins or prolongs the lease; the caller has the lock."""
         expires_ms = self._clock.wall_ms() + int(self._settings.lease_s * 1000)
-        return GrantLease(lease.id, self._holder, expires_ms, renews)
+        open_reads = [seqno for held in self._held.values() for _, seqno in held.claims.values()]
+        reads_from = min([*open_reads, max(0, self._follower.state.seqno)])
+        return GrantLease(lease.id, self._holder, expires_ms, renews, reads_from)
 
     def _settle(self, collection: str, held: _Held, *, eager: bool) -> None:
         """Commit what `_steps` says; the caller has `held.moving`."""
@@ -318,7 +333,7 @@ class Leases:
         """
         with self._lock:
             self._drain()
-            wanted = min(held.claims.values(), default=None)
+            wanted = min((time for time, _ in held.claims.values()), default=None)
             if wanted is None:
                 if not eager:
                     return []
@@ -365,14 +380,14 @@ class Leases:
     def _drain(self) -> None:
         """Take in what claims have asked for since; the caller has the lock."""
         while self._changes:
-            collection, number, time = self._changes.popleft()
+            collection, number, moved = self._changes.popleft()
             held = self._held.get(collection)
             if held is None or number not in held.claims:
                 continue
-            if time is None:
+            if moved is None:
                 del held.claims[number]
             else:
-                held.claims[number] = time
+                held.claims[number] = (moved[0], max(moved[1], held.claims[number][1]))
 
 
 def no_claim(collection: str) -> Claim:

@@ -13,10 +13,10 @@ import pyarrow as pa
 
 from persist.antichain import Antichain
 from persist.codecs import TIME_MAX
+from persist.contents import CollectionState
 from persist.errors import AsOfCompacted
 from persist.follower import Follower
 from persist.reading import Reading
-from persist.state import CollectionState
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,8 @@ first touched. Their net effect is that of the operations one after the other: a
 and all of them were found valid, so they may stand before the last seal; holds come in the order asked for, and since
 is the least of them and of what was allowed, whichever came first; and a name is only taken again after the
 collection that had it was touched (destroyed), so its `Change` comes first. Leases are granted before all else, because
-holds need them, and whatever else concerns the location comes last.
+holds need them, and whatever else concerns the location comes last. Compactions come before appends, of which they know
+nothing.
 """
 
 from collections.abc import Iterable, Sequence
@@ -18,6 +19,7 @@ import pyarrow as pa
 from persist.antichain import Antichain
 from persist.blob import InvalidUsage
 from persist.codecs import CollectionSchema, Part, SmallUpdates
+from persist.contents import CollectionState
 from persist.future import CommitFuture
 from persist.records import (
     AllowCompaction,
@@ -28,11 +30,12 @@ from persist.records import (
     LocationMutation,
     Mutation,
     ReleaseHold,
+    Replace,
     Seal,
     SetHold,
     Tokens,
 )
-from persist.state import CollectionState, ExpectUpper, PlannedAppend
+from persist.state import ExpectUpper, PlannedAppend
 from persist.state import Step as DraftStep
 
 
@@ -105,6 +108,7 @@ class Change:
     id: str
     create: Create | None = None
     writes: list[Write] = field(default_factory=list)
+    replaces: list[Replace] = field(default_factory=list)
     tokens: list[tuple[str, int]] = field(default_factory=list)
     holds: list[SetHold | ReleaseHold] = field(default_factory=list)
     seal: Seal | None = None
@@ -117,6 +121,8 @@ class Change:
             self.writes.append(step)
         elif isinstance(step, Create):
             self.create = step
+        elif isinstance(step, Replace):
+            self.replaces.append(step)
         elif isinstance(step, Tokens):
             self.tokens += step.tokens
         elif isinstance(step, SetHold | ReleaseHold):
@@ -135,7 +141,16 @@ class Change:
     def mutations(self, contents: CollectionState | None, append: Append | None) -> list[Mutation]:
         """Return what must be written, given the contents before (None if it is new) and the encoded writes."""
         tokens = Tokens(self.id, tuple(self.tokens)) if self.tokens else None
-        wanted = [self.create, append, tokens, *self.holds, self.seal, self.allow_compaction, self.destroy]
+        wanted = [
+            self.create,
+            *self.replaces,
+            append,
+            tokens,
+            *self.holds,
+            self.seal,
+            self.allow_compaction,
+            self.destroy,
+        ]
         if contents is not None and self.seal is not None and self.seal.upper == contents.upper_times:
             wanted.remove(self.seal)
         if (

@@ -14,22 +14,23 @@ import msgspec
 from persist.blob import Blob, CorruptBlob
 from persist.codecs import Part
 from persist.envelope import Framed, get_framed, put_framed
-from persist.records import Append, Mutation
+from persist.records import Append, Mutation, Replace
 
 PARTS_INLINE_MAX = 256
 
 M = TypeVar("M", bound=Mutation)
+A = TypeVar("A", Append, Replace)
 
 
 class PartList(Framed, frozen=True, kw_only=True, tag="parts"):
-    """The parts of one `Append`."""
+    """The parts of one `Append` or `Replace`."""
 
     location: str
     collection: str
     parts: tuple[Part, ...]
 
 
-def move_out(blob: Blob, location: str, append: Append, seqno: int) -> Append:
+def move_out(blob: Blob, location: str, append: A, seqno: int) -> A:
     """Return append, with its part list also stored as an object if it is long. Cost: one PUT, or nothing.
 
     Args:
@@ -45,14 +46,14 @@ def move_out(blob: Blob, location: str, append: Append, seqno: int) -> Append:
 
 def as_stored(mutation: M) -> M:
     """Return mutation as it is written, without a part list that is stored elsewhere."""
-    if isinstance(mutation, Append) and mutation.parts_in is not None:
+    if isinstance(mutation, Append | Replace) and mutation.parts_in is not None:
         return msgspec.structs.replace(mutation, parts=())
     return mutation
 
 
 def as_read(blob: Blob, location: str, mutation: M) -> M:
     """Return mutation with its part list, which costs one GET if it is stored elsewhere."""
-    if not isinstance(mutation, Append) or mutation.parts_in is None or mutation.parts:
+    if not isinstance(mutation, Append | Replace) or mutation.parts_in is None or mutation.parts:
         return mutation
     content = get_framed(blob, mutation.parts_in, PartList)
     if (content.location, content.collection) != (location, mutation.collection):

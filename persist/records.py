@@ -1,7 +1,8 @@
 """What one entry of the commit log says: the mutations of one or more collections, all of them or none.
 
     record   = frame "record" { location, seqno, commit, writer, epoch, written_ms, mutations }
-    mutation = create | append | tokens | seal | allow_compaction | destroy | hold | release        of one collection
+    mutation = create | append | replace | tokens | seal | allow_compaction | destroy | hold | release
+                                                                                                    of one collection
              | lease | end_lease | open_writer | close_writer | truncate | void_uploads | collected  of the location
 
 Fields:
@@ -43,6 +44,41 @@ class Append(_Mutation, frozen=True, tag="append"):
 
     parts: tuple[Part, ...] = ()
     parts_in: BlobRef | None = None
+
+
+Numbers = tuple[int, ...]
+
+
+class Keyframe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The whole consolidated contents as of one time: a run, its parts named by their numbers, in key order."""
+
+    as_of: int
+    parts: Numbers
+
+
+class Replace(_Mutation, frozen=True, tag="replace"):
+    """Put merged history, or keyframes, in the place of what they were made of.
+
+    Parts are named by their numbers in the collection (`persist.contents`); those that come with this record are -1,
+    -2, … in the order of parts. What is removed must still be there: of two that replace the same, the second loses.
+
+    Attributes:
+        removed_runs: the first number of each run of history that goes.
+        runs: the runs that come.
+        removed_keyframes: the time of each keyframe that goes.
+        keyframes: those that come.
+        history_from: updates before this time are only in keyframes from now on; None leaves that as it is.
+        unused: the blobs that nothing refers to from now on.
+    """
+
+    parts: tuple[Part, ...] = ()
+    parts_in: BlobRef | None = None
+    removed_runs: Numbers = ()
+    runs: tuple[Numbers, ...] = ()
+    removed_keyframes: Numbers = ()
+    keyframes: tuple[Keyframe, ...] = ()
+    history_from: int | None = None
+    unused: tuple[str, ...] = ()
 
 
 class Tokens(_Mutation, frozen=True, tag="tokens"):
@@ -92,12 +128,16 @@ class _LocationMutation(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
 
 
 class GrantLease(_LocationMutation, frozen=True, tag="lease"):
-    """Begin a lease, or prolong it if it renews one. It lasts until somebody ends it, others not before its expiry."""
+    """Begin a lease, or prolong it if it renews one. It lasts until somebody ends it, others not before its expiry.
+
+    Whatever its holder reads from now on is of the state at reads_from or later.
+    """
 
     lease: str
     holder: str
     expires_ms: int
     renews: bool = False
+    reads_from: int = 0
 
 
 class EndLease(_LocationMutation, frozen=True, tag="end_lease"):
@@ -132,17 +172,18 @@ class VoidUploads(_LocationMutation, frozen=True, tag="void_uploads"):
 
 
 class Collected(_LocationMutation, frozen=True, tag="collected"):
-    """Forget destroyed collections whose blobs have been deleted."""
+    """Forget what was dropped, (collection, seqno) each, because its blobs have been deleted."""
 
-    ids: tuple[str, ...]
+    dropped: tuple[tuple[str, int], ...]
 
 
-CollectionMutation = Create | Append | Tokens | Seal | AllowCompaction | Destroy | SetHold | ReleaseHold
+CollectionMutation = Create | Append | Replace | Tokens | Seal | AllowCompaction | Destroy | SetHold | ReleaseHold
 LocationMutation = GrantLease | EndLease | OpenWriter | CloseWriter | TruncateLog | VoidUploads | Collected
 Mutation = CollectionMutation | LocationMutation
 
-# Readers' claims and the collection of garbage change no contents: an exclusive writer does not keep others from them.
-Unguarded = SetHold | ReleaseHold | GrantLease | EndLease | OpenWriter | TruncateLog | VoidUploads | Collected
+# Readers' claims, compaction and the collection of garbage change no contents: an exclusive writer does not keep others
+# from them.
+Unguarded = Replace | SetHold | ReleaseHold | GrantLease | EndLease | OpenWriter | TruncateLog | VoidUploads | Collected
 
 
 class Record(Framed, frozen=True, kw_only=True, tag="record"):

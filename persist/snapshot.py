@@ -22,11 +22,11 @@ import pyarrow.compute as pc
 
 from persist.blob import Blob, InvalidUsage
 from persist.codecs import CollectionSchema, SchemaMismatch, consolidate, to_rows, to_tuples
+from persist.contents import CollectionState
 from persist.errors import NegativeMultiplicity
 from persist.reading import Reading
 from persist.result import ArrowResult, rows_without_columns
 from persist.scan import Scan
-from persist.state import CollectionState
 
 Form = Literal["rows", "diff"]
 REPEATED_ROWS_MAX = 1 << 20  # Rows made at a time of records with a multiplicity above 1.

@@ -18,25 +18,28 @@ Invariants, for every state reachable by `apply`:
 - names are unique among the collections that exist, ids for ever;
 - if `contents` is present, it equals the fold of `pending` over the base.
 
-What concerns the location as a whole is in `persist.control`.
+What a collection's contents are, and what compaction may do to them, is in `persist.contents`; what concerns the
+location as a whole in `persist.control`.
 """
 
 from collections import ChainMap
 from collections.abc import Callable, Iterable, Mapping, MutableMapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import msgspec
 
 from persist.antichain import Antichain
-from persist.codecs import CollectionSchema, Part
+from persist.codecs import CollectionSchema
+from persist.contents import CollectionState, Held, appended, replaced
 from persist.control import (
     Control,
     check_uploaded,
     check_writer,
     with_destroyed,
     with_hold,
+    with_unused,
     without_hold,
 )
 from persist.control import step as control_step
@@ -63,6 +66,7 @@ from persist.records import (
     Mutation,
     Record,
     ReleaseHold,
+    Replace,
     Seal,
     SetHold,
     Tokens,
@@ -72,51 +76,6 @@ V = TypeVar("V")
 
 PENDING_MAX = 64  # Mutations an entry keeps before it takes its contents for its base.
 TOKENS_KEPT = 4096  # Of writes whose times are sealed, so that doing them twice is refused anyway.
-
-
-class Run(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Parts that do not overlap in key."""
-
-    parts: tuple[Part, ...]
-
-
-class Held(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """A hold: since stays at or before time. It lives as long as its lease, or is permanent if it has none."""
-
-    time: int
-    lease: str | None = None
-
-
-class CollectionState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One collection at one point of the log. Stored as it is, see `persist.checkpoint`."""
-
-    id: str
-    name: str
-    schema_json: dict[str, Any] = msgspec.field(name="schema")
-    since_times: Frontier = msgspec.field(name="since", default=(0,))
-    upper_times: Frontier = msgspec.field(name="upper", default=(0,))
-    allowed_times: Frontier = msgspec.field(name="allowed", default=(0,))  # What since would be without holds.
-    holds: dict[str, Held] = {}
-    tokens: dict[str, int] = {}  # With the least time written, in the order in which they came.
-    history: tuple[Run, ...] = ()
-    inline_bytes: int = 0  # Of parts that live in the log; kept here because writers ask for it at every commit.
-
-    @property
-    def since(self) -> Antichain:
-        return Antichain(*self.since_times)
-
-    @property
-    def upper(self) -> Antichain:
-        return Antichain(*self.upper_times)
-
-    @property
-    def schema(self) -> CollectionSchema:
-        return CollectionSchema.from_json(self.schema_json)
-
-    @property
-    def parts(self) -> tuple[Part, ...]:
-        """All parts of the history, in commit order."""
-        return tuple(part for run in self.history for part in run.parts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +134,7 @@ def apply(state: State, record: Record) -> State:
     check_writer(state.control, record.epoch, record.mutations)
     after = _Changing(dict(state.entries), dict(state.ids), state.control, _extended)
     for mutation in record.mutations:
-        if isinstance(mutation, Append):
+        if isinstance(mutation, Append | Replace):
             check_uploaded(state.control, mutation)
         after.add(mutation, record.seqno, record.written_ms)
     return State(record.location, record.seqno, _present(after.entries), _present(after.ids), after.control)
@@ -297,6 +256,8 @@ class _Changing:
             self.control = with_hold(self.control, step.lease, step.collection, step.hold)
         elif isinstance(step, ReleaseHold):
             self.control = without_hold(self.control, step.collection, step.hold)
+        elif isinstance(step, Replace):
+            self.control = with_unused(self.control, step, seqno, written_ms)
         self.entries[entry.id] = self._extend(entry, step)
         self.ids[entry.name] = entry.id
 
@@ -311,7 +272,7 @@ class _Changing:
         if isinstance(step, Create):
             if not is_id(step.collection):
                 raise ValueError(f"{step.collection!r} is not the id of a collection: 32 hex digits")
-            if any(dropped.collection == step.collection for dropped in self.control.dropped):
+            if any(dropped.collection == step.collection and dropped.is_destroyed for dropped in self.control.dropped):
                 raise ValueError(f"the id {step.collection} was that of a collection whose blobs are being deleted")
             check_name(step.name)
             if self.ids.get(step.name) is not None or entry is not None:
@@ -366,10 +327,9 @@ def _step(contents: CollectionState | None, step: CollectionStep) -> CollectionS
     if isinstance(step, Append):
         for part in step.parts:
             _check_beyond_upper(contents, part.time_min)
-        inline_bytes = contents.inline_bytes + sum(len(part.inline) for part in step.parts)
-        # One commit may hold batches that overlap in key, so nothing is known of its parts but each by itself.
-        history = (*contents.history, *(Run((part,)) for part in step.parts))
-        return change(contents, history=history, inline_bytes=inline_bytes)
+        return appended(contents, step.parts)
+    if isinstance(step, Replace):
+        return replaced(contents, step)
     if isinstance(step, Tokens):
         return change(contents, tokens=_with_tokens(contents, step))
     if isinstance(step, Seal):

@@ -9,10 +9,11 @@ import persist
 from persist import checkpoint
 from persist.blob import CorruptBlob, MemoryBlob, MeteredBlob
 from persist.blob.clock import SystemClock
+from persist.contents import CollectionState
 from persist.follower import Follower
 from persist.log import create_record, read_record
 from persist.records import Create, Record, Seal
-from persist.state import CollectionState, Entry, State, apply
+from persist.state import Entry, State, apply
 from tests.clocks import ImpatientClock
 
 

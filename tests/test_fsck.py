@@ -34,7 +34,6 @@ from persist.follower import Follower
 from persist.log import read_record, record_key
 from persist.part_writer import PartWriter
 from persist.records import Append, Mutation, Record
-from persist.state import Run
 from tests.clocks import DatedBlob, ImpatientClock
 from tests.golden.make import FIELDS
 
@@ -571,7 +570,8 @@ def crafted_run(blob: Blob, tables: list[pa.Table], keeps_hints: bool) -> list[s
             msgspec.structs.replace(part, keys_json=msgspec.Raw(b"null"), stats_json=msgspec.Raw(b"{}"))
             for part in parts
         ]
-    contents = msgspec.structs.replace(contents, history=(Run(tuple(parts)),))
+    numbered = dict(enumerate(parts))
+    contents = msgspec.structs.replace(contents, numbered=numbered, next_number=len(parts), history=(tuple(numbered),))
     base = put_framed(
         blob, f"state/{handle.id}/{state.seqno:020d}-", StateObject(location=state.location, collection=contents)
     )

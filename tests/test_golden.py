@@ -12,10 +12,10 @@ from persist import checkpoint, part_lists
 from persist.blob import FileBlob
 from persist.codecs import Part, types
 from persist.codecs.codec import BUILT_IN
+from persist.contents import CollectionState, Held
 from persist.control import Control, Dropped, Lease
 from persist.envelope import FORMAT, BlobRef, Framed
 from persist.records import Mutation, Record
-from persist.state import CollectionState, Held
 from tests.golden.make import HERE, digest
 
 FORMATS = sorted(path.name for path in HERE.glob("format-*"))

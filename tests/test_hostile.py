@@ -449,17 +449,16 @@ def test_a_state_object_that_no_writer_would_make_is_refused(victim: Victim) -> 
     assert entry.base is not None
     stored = decode_framed(victim.blob.get(entry.base.blob) or b"", StateObject, "")
     contents = stored.collection
-    (run,) = contents.history
     bad = {
         "id": changed(contents, id=OTHER),
         "name": changed(contents, name="x"),
         "since": changed(contents, since_times=(HUGE,)),
         "upper": changed(contents, upper_times=(-1,)),
         "hold": changed(contents, holds={"x": changed(next(iter(contents.holds.values())), time=HUGE)}),
-        "no bytes": changed(contents, history=(changed(run, parts=(victim.named(""),)),)),
+        "no bytes": changed(contents, numbered={0: victim.named("")}),
     }
     for key in victim.hostile_keys():
-        bad[key] = changed(contents, history=(changed(run, parts=(victim.named(key),)),))
+        bad[key] = changed(contents, numbered={0: victim.named(key)})
     for what, contents in bad.items():
         base = put_framed(victim.blob, f"state/{victim.id}/{0:020d}-", changed(stored, collection=contents))
         victim.blob.set(

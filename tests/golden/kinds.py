@@ -36,7 +36,7 @@ def write_every_kind(location: Path | Blob) -> None:
         _commit(client, GrantLease(LEASE, "somebody", 10**13 + 1, renews=True))
         _commit(client, EndLease(LEASE, expires_ms=10**13 + 1))
         dropped = client._follower.refresh().control.dropped
-        _commit(client, Collected(tuple(d.collection for d in dropped)), TruncateLog(0), VoidUploads(1))
+        _commit(client, Collected(tuple((d.collection, d.seqno) for d in dropped)), TruncateLog(0), VoidUploads(1))
 
 
 def _commit(client: Client, *mutations: LocationMutation) -> None:
