@@ -7,10 +7,12 @@ from persist.codecs.key_range import KeyRange, key_ranges
 from persist.codecs.ordering import canonical, order_keys, sort_indices
 from persist.codecs.part import ROW_GROUP_ROWS, Part, checksum_of, decode_part, encode_parts
 from persist.codecs.part_check import check_part, described_bounds, overlaps
+from persist.codecs.part_index import PartIndex, decode_groups, footer_range, read_index
 from persist.codecs.pruning import parts_that_may_match
 from persist.codecs.scalars import is_flat, scalar_from_json, scalar_to_json
 from persist.codecs.schema import CollectionSchema, Side
 from persist.codecs.small import SmallUpdates, gathered, small_updates
+from persist.codecs.touching import touched_rows
 from persist.codecs.types import check_type, type_from_json, type_to_json
 from persist.codecs.updates import TIME_MAX, to_rows, to_tuples, to_updates
 
@@ -27,6 +29,7 @@ __all__ = [
     "Json",
     "KeyRange",
     "Part",
+    "PartIndex",
     "SchemaMismatch",
     "Side",
     "SmallUpdates",
@@ -37,15 +40,18 @@ __all__ = [
     "check_type",
     "checksum_of",
     "consolidate",
+    "decode_groups",
     "decode_part",
     "described_bounds",
     "encode_parts",
+    "footer_range",
     "gathered",
     "is_flat",
     "key_ranges",
     "order_keys",
     "overlaps",
     "parts_that_may_match",
+    "read_index",
     "scalar_from_json",
     "scalar_to_json",
     "small_updates",
@@ -53,6 +59,7 @@ __all__ = [
     "to_rows",
     "to_tuples",
     "to_updates",
+    "touched_rows",
     "type_from_json",
     "type_to_json",
 ]

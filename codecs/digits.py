@@ -67,6 +67,11 @@ class RowSorter:
             self._digits = _digits_of(columns)
             self._packed = _pack(self._digits, None, self._packed)
 
+    @property
+    def packed(self) -> Bits:
+        """uint64[n]: the leading 64 bits of the order; of two rows the lesser one never has the larger value."""
+        return self._packed
+
     def halves(self) -> list[Rows]:
         """All rows as two subsets of similar size: those of the first sort before those of the second."""
         sample = np.sort(self._packed[:: max(len(self._packed) // _SAMPLE_ROWS, 1)])

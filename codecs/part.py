@@ -157,6 +157,11 @@ class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
             raise CorruptBlob(self.name, f"its descriptor is malformed: {error}") from error
 
     @property
+    def is_plain(self) -> bool:
+        """Whether all diffs are 1."""
+        return self.negatives == 0 and self.diff_sum == self.rows
+
+    @property
     def name(self) -> str:
         """What error messages call it."""
         return self.blob or "inline part"

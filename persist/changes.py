@@ -5,26 +5,26 @@ Updates are consolidated per (key, value, time), ordered by time, then key, then
 """
 
 from collections.abc import Iterator
-from concurrent.futures import Executor
 from typing import Any
 
 import pyarrow as pa
 
-from persist.blob import Blob
 from persist.codecs import consolidate, to_tuples
+from persist.part_reader import PartReader
 from persist.reading import Reading
 from persist.result import ArrowResult
 from persist.scan import Scan
 
 
-def read_changes(scan: Scan, blob: Blob, executor: Executor | None = None) -> pa.Table:
+def read_changes(scan: Scan, reader: PartReader) -> pa.Table:
     """Return the updates of one slice: its columns, `_time`, `_diff`. Memory: its updates.
 
     Raises:
         CorruptBlob: a part is missing or damaged.
         DiffOverflow: the diffs of equal updates sum to more than int64 holds.
     """
-    updates = scan.updates(blob, executor, with_time=True)
+    wanted = [*scan.columns, "_time", "_diff"]
+    updates = pa.concat_tables([scan.empty(wanted), *scan.updates(reader, wanted)])
     found = consolidate(updates, ["_time", *scan.columns])
     return found.select([*scan.columns, "_time", "_diff"])
 
@@ -54,7 +54,7 @@ class Changes(ArrowResult):
 
     def _read(self) -> Iterator[pa.Table]:
         for scan in self.scan.time_slices():
-            yield read_changes(scan, *self._reading())
+            yield read_changes(scan, self._reading())
 
     def __repr__(self) -> str:
         return f"Changes({self.lower}, {self.upper}, columns={list(self.scan.columns)})"

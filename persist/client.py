@@ -5,12 +5,12 @@ import socket
 import uuid
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Executor, Future
+from concurrent.futures import Future
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Literal, get_args
 
-from persist.blob import Blob, Indeterminate, InvalidUsage, ReadOnlyStore, StoreMisconfigured
+from persist.blob import Indeterminate, InvalidUsage, ReadOnlyStore, StoreMisconfigured
 from persist.blob.clock import Clock, SystemClock
 from persist.codecs import CollectionSchema
 from persist.collection import Collection
@@ -26,6 +26,7 @@ from persist.maintenance import Maintenance
 from persist.multi_write import MultiWrite
 from persist.names import check_name
 from persist.operations import Step, Write, token_steps
+from persist.part_reader import Footers, PartReader
 from persist.pool import Pool
 from persist.records import AllowCompaction, CloseWriter, Create, OpenWriter
 from persist.settings import Settings
@@ -116,6 +117,7 @@ class Client:
         self._pid = os.getpid()
         self._follower = Follower(blob, how.clock)
         self._pool = Pool(IO_THREADS, "persist-io")
+        self._footers = Footers()
         self._committer: Committer | None = None
         self._leases: Leases | None = None
         self._maintenance: Maintenance | None = None
@@ -344,9 +346,13 @@ class Client:
             # Who may only read the store reads as a client of mode "read" does.
             return no_claim(collection)
 
-    def _source(self) -> tuple[Blob, Executor]:
+    @property
+    def _slice_bytes(self) -> int:
+        return self._source().slice_bytes
+
+    def _source(self) -> PartReader:
         self._check_open("reading")
-        return self._blob, self._pool
+        return PartReader(self._blob, self._pool, self._footers, self._settings.memory_budget)
 
     def _check_open(self, action: str) -> None:
         if self._closed:

@@ -26,10 +26,11 @@ from persist.hold import Hold, HoldInfo, LeasedHold, NamedHold
 from persist.listen import Listen, Progress
 from persist.names import check_hold_name
 from persist.operations import Step, Write, token_steps
+from persist.plan import changes_scan, explained, snapshot_scan
 from persist.reading import Reading
 from persist.records import AllowCompaction, Destroy, ReleaseHold, Seal, SetHold
 from persist.scan import Scan
-from persist.snapshot import Form, Snapshot, check_request, read_snapshot, snapshot_scan
+from persist.snapshot import Form, Snapshot, check_request, snapshot_tables
 from persist.state import ExpectUpper
 
 if TYPE_CHECKING:
@@ -191,7 +192,7 @@ class Collection:
         check_request(self.schema, columns, filter, form)
         contents, time, reading = self._claimed(as_of, timeout_s)
         scan = snapshot_scan(contents, self.schema, time, columns, filter)
-        return Snapshot(scan, form, reading)
+        return Snapshot(scan, form, reading, lambda: explained(contents, scan, form, self.client._slice_bytes))
 
     def changes(
         self,
@@ -255,7 +256,8 @@ class Collection:
         try:
             scan = snapshot_scan(contents, self.schema, time, None, None)
             with reading.explained():
-                [found] = read_snapshot(scan, "diff", *reading())
+                empty = scan.empty([*scan.columns, "_diff"])
+                found = pa.concat_tables([empty, *snapshot_tables(scan, "diff", reading)])
         except BaseException:
             reading.close()
             raise
@@ -395,12 +397,11 @@ class Collection:
         columns: Sequence[str] | None = None,
         filter: pc.Expression | None = None,
     ) -> Scan:
-        names = self.schema.names if columns is None else tuple(columns)
-        return Scan(self.schema, contents.parts, lower, upper, names, filter).pruned()
+        return changes_scan(contents, self.schema, lower, upper, columns, filter)
 
     def _listen(self, lower: int, reading: Reading, first: Progress | None) -> Listen:
         def read(reading: Reading, contents: CollectionState, lower: int, upper: int) -> pa.Table:
-            return read_changes(self._changes_scan(contents, lower, upper), *reading())
+            return read_changes(self._changes_scan(contents, lower, upper), reading())
 
         return Listen(self.client._follower, self.id, self.name, lower, reading, read, first)
 

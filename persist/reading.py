@@ -1,27 +1,27 @@
-"""What one read works with: the store, threads, and the claim that keeps its blobs there."""
+"""What one read works with: a reader of parts, and the claim that keeps their blobs in the store."""
 
 import weakref
 from collections.abc import Callable, Iterator
-from concurrent.futures import Executor
 from contextlib import contextmanager
 
-from persist.blob import Blob, InvalidUsage, MissingBlob
+from persist.blob import InvalidUsage, MissingBlob
 from persist.errors import LeaseExpired
 from persist.leases import Claim
+from persist.part_reader import PartReader
 
 
 class Reading:
-    """Ask it for the store each time something is read: it says so if that cannot be relied on any more.
+    """Ask it for the reader each time something is read: it says so if that cannot be relied on any more.
 
     Args:
-        source: gives the store and threads of the client; raises ClientClosed after its close.
+        source: gives what reads parts for the client; raises ClientClosed after its close.
         claim: released when this is closed, or dropped.
         is_needed: tells whether the collection, as it is now, refers to the blob of that key.
     """
 
     def __init__(
         self,
-        source: Callable[[], tuple[Blob, Executor]],
+        source: Callable[[], PartReader],
         claim: Claim,
         is_needed: Callable[[str], bool],
     ) -> None:
@@ -30,7 +30,7 @@ class Reading:
         self._is_needed = is_needed
         self._release = weakref.finalize(self, claim.release)
 
-    def __call__(self) -> tuple[Blob, Executor]:
+    def __call__(self) -> PartReader:
         """Return what to read with.
 
         Raises:

@@ -1,35 +1,37 @@
 """What a read will read, as a value, and how it is read.
 
-A `Scan` names parts, an interval of times, a slice of the key space, columns and a filter. It is planned from the
-state alone and can be cut into slices that are independent of each other: threads read them here, tasks in Spark.
-`updates` returns the matching updates of all parts as they are stored; `persist.snapshot` and `persist.changes` say
-what they amount to.
-
-Every blob is verified before one of its rows is believed.
+A `Scan` names the parts of a keyframe, whose rows all count, and parts of the history, of which the updates in an
+interval of times do, added or taken away; a slice of the key space, columns and a filter. `persist.plan` makes it from
+the state alone; it can be cut into slices that are independent of each other: threads read them here, tasks in Spark.
+`persist.snapshot` and `persist.changes` say what the updates amount to.
 """
 
-from collections.abc import Sequence
-from concurrent.futures import Executor
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from persist.blob import Blob, MissingBlob, get_checked
-from persist.codecs import ROW_GROUP_ROWS, CollectionSchema, KeyRange, Part, key_ranges, parts_that_may_match
+from persist.codecs import CollectionSchema, KeyRange, Part, key_ranges, parts_that_may_match
+from persist.part_reader import ALL_KEYS, PartReader, memory_within
 
-ALL_KEYS = KeyRange()
-SLICE_ROWS_TARGET = 2_000_000
+SLICES_MAX = 100_000
 AMPLIFICATION_MAX = 4  # Decoding is several times cheaper than consolidating what was decoded.
+TIME_SLICE_BYTES = 64 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class Scan:
-    """The updates of parts with `time_lower <= time < time_upper`, in a slice of the key space, that pass filter.
+    """The rows of base, and the updates of parts with `time_lower <= time < time_upper`, that pass filter.
 
     Attributes:
+        parts: of the history.
         columns: the key and value columns wanted, in the order wanted.
         filter: an expression over key and value columns, or None.
+        keys: the slice of the key space.
+        base: of a keyframe; they do not overlap in key.
+        sign: by which the diffs of parts are multiplied: -1 when the keyframe is of a later time than is wanted.
     """
 
     schema: CollectionSchema
@@ -39,105 +41,129 @@ class Scan:
     columns: tuple[str, ...]
     filter: pc.Expression | None = None
     keys: KeyRange = ALL_KEYS
+    base: tuple[Part, ...] = ()
+    sign: int = 1
 
     @property
-    def rows_max(self) -> int:
-        """An upper bound of the number of updates."""
-        return sum(part.rows for part in self.parts)
+    def all_parts(self) -> tuple[Part, ...]:
+        """Those of the keyframe and those of the history."""
+        return (*self.base, *self.parts)
+
+    @property
+    def as_of(self) -> int:
+        """The time of the snapshot that this is a plan for."""
+        return self.time_upper - 1 if self.sign > 0 else self.time_lower - 1
+
+    @property
+    def memory(self) -> int:
+        """About how many bytes all that is read takes when decoded, rows at other times included."""
+        return sum(memory_within(part, self.keys, self.schema) for part in self.all_parts)
 
     def pruned(self) -> "Scan":
-        """Return this scan without the parts that cannot hold any of its updates."""
-        kept = [
-            part
-            for part in self.parts
-            if part.time_min < self.time_upper
-            and part.time_max >= self.time_lower
-            and self.keys.may_overlap(part, self.schema)
-        ]
+        """Return this scan without the parts that cannot hold anything of it."""
+        in_time = [p for p in self.parts if p.time_min < self.time_upper and p.time_max >= self.time_lower]
+        return replace(self, base=self._may_match(self.base), parts=self._may_match(in_time))
+
+    def _may_match(self, parts: Sequence[Part]) -> tuple[Part, ...]:
+        kept = [part for part in parts if self.keys.may_overlap(part, self.schema)]
         if self.filter is not None and kept:
+            # A record is a key and a value, so what cannot pass the filter cannot cancel what does.
             kept = parts_that_may_match(kept, self.filter, self.schema)
-        return replace(self, parts=tuple(kept))
+        return tuple(kept)
+
+    def empty(self, names: Sequence[str]) -> pa.Table:
+        """Return a table of those columns and no rows."""
+        return pa.schema([self.schema.arrow.field(name) for name in names]).empty_table()
 
     def slices(self, count: int) -> "list[Scan]":
         """Return at most count scans that together are this one, of about equal size, in key order."""
-        ranges = key_ranges(self.parts, self.schema, count)
+        ranges = key_ranges(self.all_parts, self.schema, count)
         return [replace(self, keys=keys).pruned() for keys in ranges]
 
-    def slices_of_rows(self, rows_target: int = SLICE_ROWS_TARGET) -> "list[Scan]":
-        """Return slices of about rows_target updates each, or larger ones where slicing finely would cost too much.
+    def slices_within(self, bytes_max: int) -> "list[Scan]":
+        """Return slices of at most about bytes_max decoded, in key order: as few as that takes.
 
-        A part that several slices overlap is decoded for each of them, by row groups. Where parts overlap each other in
-        key, as in raw history, that adds up: no more slices are made than `AMPLIFICATION_MAX` allows.
+        They may be larger where the keys of the parts are not known finely enough: a part has up to 33 known ones.
         """
-        count = max(1, -(-self.rows_max // rows_target))
-        while True:
-            slices = self.slices(count)
-            decoded = sum(scan.decoded_rows_max for scan in slices)
-            if count == 1 or decoded <= AMPLIFICATION_MAX * self.rows_max:
+        count = -(-self.memory // bytes_max)
+        while count > 1:
+            slices = self.slices(min(count, SLICES_MAX))
+            if len(slices) < count or max(scan.memory for scan in slices) <= 2 * bytes_max:
                 return slices
-            count = max(1, count // 2)
+            count *= 2
+        return [self]
 
-    @property
-    def decoded_rows_max(self) -> int:
-        """An upper bound of the number of updates that are decoded, whole row groups at a time."""
-        return sum(_decoded_rows(part, self.keys, self.schema) for part in self.parts)
-
-    def time_slices(self, rows_target: int = SLICE_ROWS_TARGET) -> "list[Scan]":
-        """Return scans of about rows_target updates each that together are this one, in time order.
+    def time_slices(self, bytes_max: int = TIME_SLICE_BYTES) -> "list[Scan]":
+        """Return scans of about bytes_max of updates each that together are this one, in time order.
 
         They are cut where parts begin in time. A part that spans many times is read for each of its slices, so there
         are only as many as `AMPLIFICATION_MAX` allows.
         """
         while True:
-            slices = self._cut_in_time(rows_target)
-            if len(slices) == 1 or sum(scan.rows_max for scan in slices) <= AMPLIFICATION_MAX * self.rows_max:
+            slices = self._cut_in_time(bytes_max)
+            if len(slices) == 1 or sum(scan.memory for scan in slices) <= AMPLIFICATION_MAX * self.memory:
                 return slices
-            rows_target *= 2
+            bytes_max *= 2
 
-    def _cut_in_time(self, rows_target: int) -> "list[Scan]":
-        bounds, rows = [self.time_lower], 0
+    def _cut_in_time(self, bytes_max: int) -> "list[Scan]":
+        bounds, size = [self.time_lower], 0
         for part in sorted(self.parts, key=lambda part: part.time_min):
-            if rows >= rows_target and part.time_min > bounds[-1]:
+            if size >= bytes_max and part.time_min > bounds[-1]:
                 bounds.append(part.time_min)
-                rows = 0
-            rows += part.rows
+                size = 0
+            size += part.memory
         ends = [*bounds[1:], self.time_upper]
         cut = (replace(self, time_lower=a, time_upper=b) for a, b in zip(bounds, ends, strict=True))
         return [scan.pruned() for scan in cut]
 
-    def updates(self, blob: Blob, executor: Executor | None, *, with_time: bool) -> pa.Table:
-        """Return the updates: columns, then `_time` if asked for, then `_diff`. Memory: all of them.
+    def is_inside(self, part: Part) -> bool:
+        """Whether all updates of a part of the history are in the interval of times."""
+        return part.time_min >= self.time_lower and part.time_max < self.time_upper
+
+    def updates(
+        self, reader: PartReader, columns: Sequence[str], parts: Sequence[Part] | None = None
+    ) -> Iterator[pa.Table]:
+        """Yield the updates of each part of the history, or of some of them; columns may be `_time` and `_diff`.
 
         Raises:
             CorruptBlob: a part is missing or not what its descriptor says.
             InvalidUsage: the filter does not fit the columns.
         """
-        wanted = [*self.columns, *(["_time"] if with_time else []), "_diff"]
-        run = map if executor is None else executor.map
-        tables = list(run(lambda part: self._read(blob, part, wanted), self.parts))
-        if not tables:
-            return pa.schema([self.schema.arrow.field(name) for name in wanted]).empty_table()
-        return pa.concat_tables(tables)
+        parts = self.parts if parts is None else parts
+        extra = [] if "_time" in columns or all(map(self.is_inside, parts)) else ["_time"]
+        tables = reader.tables(parts, self.schema, [*columns, *extra], filter=self.filter, keys=self.keys)
+        for part, table in tables:
+            if not self.is_inside(part):
+                time = table["_time"]
+                inside = pc.and_(pc.greater_equal(time, self.time_lower), pc.less(time, self.time_upper))
+                table = table.filter(inside)
+            if self.sign < 0 and "_diff" in columns:
+                table = _negated(table)
+            yield table.select(list(columns)) if extra else table
 
-    def _read(self, blob: Blob, part: Part, wanted: Sequence[str]) -> pa.Table:
-        inside = part.time_min >= self.time_lower and part.time_max < self.time_upper
-        columns = list(wanted) if inside or "_time" in wanted else [*wanted, "_time"]
+    def base_rows(
+        self, reader: PartReader, columns: Sequence[str], parts: Sequence[Part] | None = None
+    ) -> Iterator[pa.Table]:
+        """Yield the rows of each part of the keyframe (or of some of them); errors as of `updates`."""
+        parts = self.base if parts is None else parts
+        tables = reader.tables(parts, self.schema, columns, filter=self.filter, keys=self.keys)
+        return (table for _, table in tables)
 
-        def decoded(data: bytes) -> pa.Table:
-            return self.keys.decode(data, part, self.schema, columns=columns, filter=self.filter)
-
-        table = decoded(part.inline) if part.inline else get_checked(blob, part.blob, decoded)
-        if table is None:
-            raise MissingBlob(
-                part.blob, f"it is missing, and {part.bytes} bytes with checksum {part.checksum} belong there"
-            )
-        if not inside:
-            time = table["_time"]
-            table = table.filter(pc.and_(pc.greater_equal(time, self.time_lower), pc.less(time, self.time_upper)))
-        return table.select(list(wanted))
+    def rows_within(self, part: Part) -> int:
+        """Return an upper bound of the number of rows of a part that are in the slice of the key space."""
+        start, end = self.keys.bracket(part, self.schema)
+        return end - start
 
 
-def _decoded_rows(part: Part, keys: KeyRange, schema: CollectionSchema) -> int:
-    start, end = keys.bracket(part, schema)
-    group = ROW_GROUP_ROWS
-    return min(part.rows, -(-end // group) * group) - start // group * group
+def _negated(table: pa.Table) -> pa.Table:
+    """Return the table with the sign of `_diff` changed."""
+    at, diffs = table.schema.get_field_index("_diff"), table["_diff"]
+    least = pc.equal(diffs, -(2**63))  # The one int64 whose negative is none: as two halves.
+    if pc.any(least).as_py():
+        halves = table.filter(least)
+        half = pa.chunked_array([np.full(len(halves), 2**62)])
+        halves = halves.set_column(at, table.field(at), half)
+        table = table.filter(pc.invert(least))
+        negated = table.set_column(at, table.field(at), pc.negate(table["_diff"]))
+        return pa.concat_tables([negated, halves, halves])
+    return table.set_column(at, table.field(at), pc.negate(diffs))

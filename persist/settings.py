@@ -23,6 +23,8 @@ class Settings:
         gc_interval_s: the time between two collections of garbage by one client.
         retry: how failed and slow requests to the store are repeated.
         cache_memory_bytes: room for blobs kept in memory; None for 64 MiB if the store is remote, and none else.
+        memory_budget: bytes that writing, merging, compaction and `to_batches` may take each, at least 16 MiB; whoever
+            asks for a whole result in memory takes the room of that besides.
         cache_folder, cache_folder_bytes: where to keep blobs on disk, for all processes that name the same folder, and
             the room for them; None for nowhere.
 
@@ -42,6 +44,7 @@ class Settings:
     background: bool = True
     gc_interval_s: float = 3600.0
     retry: RetryPolicy = field(default_factory=RetryPolicy)
+    memory_budget: int = 256 << 20
     cache_memory_bytes: int | None = None
     cache_folder: str | os.PathLike[str] | None = None
     cache_folder_bytes: int = 1 << 30
@@ -68,6 +71,7 @@ LEAST = {
     "log_retention_records": 16,
     "gc_interval_s": 1.0,
     "cache_folder_bytes": 1.0,
+    "memory_budget": 16 << 20,
 }
 # The number of records becomes a seqno in the log, where a fraction could not be read again.
-WHOLE = ("log_retention_records", "cache_memory_bytes", "cache_folder_bytes")
+WHOLE = ("log_retention_records", "memory_budget", "cache_memory_bytes", "cache_folder_bytes")

@@ -1,29 +1,44 @@
 """The contents of a collection as of a time.
 
 `as_of` selects updates at times `<= as_of`; equal records' diffs are summed and zeros dropped. In form "diff" a
-record appears once with its multiplicity `_diff`; in form "rows" it appears as often as its multiplicity says.
+record appears once with its multiplicity `_diff`; in form "rows" it appears as often as its multiplicity says. Rows
+come in no particular order.
 
 Projection commutes with consolidation, so columns that nobody asked for are not read: the multiplicity of a
-projected record is the sum over all records that look like it. If no part holds a negative diff, rows need no
-consolidation at all.
+projected record is the sum over all records that look like it.
+
+What must be merged is as little as can be told beforehand. Rows *stand* if nothing can cancel them: in form "rows"
+those of parts without a negative diff, in form "diff" the distinct records of a keyframe; unless a row of the *rest*
+has the same key. So only keys that the rest touches are merged, and what stands is passed on as it was decoded. If
+nothing is in the rest, not even `_diff` is read.
 
 A `Snapshot` is a plan over immutable parts, taken at one point of the log: reading it twice, or later, gives the same
 contents whatever has been written since.
 """
 
-from collections.abc import Iterator, Sequence
-from concurrent.futures import Executor
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain, groupby
 from typing import Any, Literal, get_args
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from persist.blob import Blob, InvalidUsage
-from persist.codecs import CollectionSchema, SchemaMismatch, consolidate, to_rows, to_tuples
-from persist.contents import CollectionState
+from persist.blob import InvalidUsage
+from persist.codecs import (
+    CollectionSchema,
+    DiffOverflow,
+    Part,
+    SchemaMismatch,
+    consolidate,
+    to_rows,
+    to_tuples,
+    touched_rows,
+)
 from persist.errors import NegativeMultiplicity
+from persist.part_reader import PartReader
+from persist.plan import Explanation
 from persist.reading import Reading
 from persist.result import ArrowResult, rows_without_columns
 from persist.scan import Scan
@@ -31,18 +46,7 @@ from persist.scan import Scan
 Form = Literal["rows", "diff"]
 REPEATED_ROWS_MAX = 1 << 20  # Rows made at a time of records with a multiplicity above 1.
 ROWS_MAX = 2**31 - 1  # Rows that one slice may become; beyond it somebody has mistaken multiplicities for data.
-
-
-def snapshot_scan(
-    contents: CollectionState,
-    schema: CollectionSchema,
-    as_of: int,
-    columns: Sequence[str] | None,
-    filter: pc.Expression | None,
-) -> Scan:
-    """Return the plan to read contents as of a time that is sealed and not compacted."""
-    names = schema.names if columns is None else tuple(columns)
-    return Scan(schema, contents.parts, 0, as_of + 1, names, filter).pruned()
+TOUCH_FRACTION = 0.5  # Of more rest than this, per row that stands, most keys are touched anyway.
 
 
 def check_request(
@@ -91,21 +95,134 @@ def _check_filter(schema: CollectionSchema, filter: pc.Expression) -> None:
         ) from error
 
 
-def read_snapshot(scan: Scan, form: Form, blob: Blob, executor: Executor | None = None) -> Iterator[pa.Table]:
-    """Yield what one slice of a snapshot holds. Memory: its updates, and `REPEATED_ROWS_MAX` rows.
+def read_snapshot(scan: Scan, form: Form, reader: PartReader) -> Iterator[pa.Table]:
+    """Yield what one slice of a snapshot holds, in no particular order.
+
+    Memory: one part at a time, if nothing must be merged; else about four times what the slice takes decoded. And
+    `REPEATED_ROWS_MAX` rows.
 
     Raises:
         CorruptBlob: a part is missing or damaged.
         NegativeMultiplicity: rows were asked for and some record has a negative multiplicity.
         DiffOverflow: a multiplicity does not fit int64.
     """
-    updates = scan.updates(blob, executor, with_time=False)
+    for table in _merged(scan, reader, _split(scan, form), keeps_diff=form == "diff" or not scan.columns):
+        if form == "rows" and "_diff" in table.column_names:
+            yield from _repeated(table, scan)
+        elif table.num_rows:
+            yield table
+
+
+@dataclass(frozen=True)
+class _Split:
+    """The parts of a slice: of the keyframe and of the history, each those that stand and the rest."""
+
+    base: list[Part]
+    history: list[Part]
+    base_rest: list[Part]
+    rest: list[Part]
+
+    @property
+    def is_merged(self) -> bool:
+        return bool(self.base_rest or self.rest)
+
+
+def _split(scan: Scan, form: Form) -> _Split:
     if form == "diff":
-        yield consolidate(updates, scan.columns)
+        # Records of a keyframe are distinct, unless they are told apart by what was not asked for.
+        is_whole = set(scan.columns) == set(scan.schema.names)
+        base, base_rest = ([*scan.base], []) if is_whole else ([], [*scan.base])
+        return _Split(base, [], base_rest, [*scan.parts])
+    base = [part for part in scan.base if not part.negatives]
+    history = [part for part in scan.parts if scan.sign > 0 and not part.negatives]
+    base_rest = [part for part in scan.base if part.negatives]
+    return _Split(base, history, base_rest, [part for part in scan.parts if scan.sign < 0 or part.negatives])
+
+
+def needs_merge(scan: Scan, form: Form) -> bool:
+    """Tell whether rows of different parts must be held against each other, so that slices bound the memory."""
+    return _split(scan, form).is_merged
+
+
+def _merged(scan: Scan, reader: PartReader, split: _Split, *, keeps_diff: bool) -> Iterator[pa.Table]:
+    """Yield what stands and is not touched, and what all else comes to; no `_diff` is as good as all 1."""
+    columns, keys = [*scan.columns], scan.schema.key_names
+    if not split.is_merged:
+        yield from _standing(scan, reader, split, columns, keeps_diff=keeps_diff)
         return
-    if any(part.negatives for part in scan.parts):
-        updates = consolidate(updates, scan.columns)
-    yield from _repeated(updates, scan)
+    names = [*columns, *(name for name in keys if name not in columns)]
+    rest = pa.concat_tables(
+        [
+            scan.empty([*names, "_diff"]),
+            *scan.base_rows(reader, [*names, "_diff"], split.base_rest),
+            *scan.updates(reader, [*names, "_diff"], split.rest),
+        ]
+    )
+    try:
+        rest = consolidate(rest, names)
+        standing_rows = sum(scan.rows_within(part) for part in (*split.base, *split.history))
+        is_touching = bool(keys) and len(rest) <= TOUCH_FRACTION * standing_rows
+    except DiffOverflow:  # Perhaps what stands brings it back into range.
+        is_touching = False
+    touched = [rest.select([*columns, "_diff"])]
+    for table in _standing(scan, reader, split, names, keeps_diff=keeps_diff):
+        if not len(rest) or not len(table):
+            yield _selected(table, columns)
+            continue
+        if not is_touching:
+            touched.append(_counted(table, columns))
+            continue
+        (mask,) = touched_rows([table], rest, keys)
+        if mask.any():
+            flags = pa.array(mask)
+            touched.append(_counted(table.filter(flags), columns))
+            table = table.filter(pc.invert(flags))
+        yield _selected(table, columns)
+    yield consolidate(pa.concat_tables(touched), columns)
+
+
+def _standing(
+    scan: Scan, reader: PartReader, split: _Split, names: list[str], *, keeps_diff: bool
+) -> Iterator[pa.Table]:
+    """Yield the rows that stand, without `_diff` where it is 1 throughout and not to be kept."""
+
+    def is_bare(part: Part) -> bool:
+        return part.is_plain and not keeps_diff
+
+    for bare, parts in groupby(split.base, is_bare):
+        yield from scan.base_rows(reader, names if bare else [*names, "_diff"], [*parts])
+    for bare, parts in groupby(split.history, is_bare):
+        yield from scan.updates(reader, names if bare else [*names, "_diff"], [*parts])
+
+
+def _selected(table: pa.Table, columns: list[str]) -> pa.Table:
+    return table.select([*columns, "_diff"] if "_diff" in table.column_names else columns)
+
+
+def _counted(table: pa.Table, columns: list[str]) -> pa.Table:
+    """Return columns and `_diff` of a table that may lack it, where it is 1 throughout."""
+    if "_diff" in table.column_names:
+        return table.select([*columns, "_diff"])
+    ones = pa.array(np.ones(len(table), np.int64))
+    return table.select(columns).append_column(pa.field("_diff", pa.int64(), nullable=False), ones)
+
+
+def snapshot_tables(scan: Scan, form: Form, reading: Reading) -> Iterator[pa.Table]:
+    """Yield a whole snapshot, slice by slice if it must be merged; memory and errors as of `read_snapshot`.
+
+    In form "diff" without all key columns, records of different slices may look alike: then all of it is one table.
+    """
+    reader = reading()
+    slices = scan.slices_within(reader.slice_bytes) if needs_merge(scan, form) else [scan]
+    tables = (table for each in slices for table in read_snapshot(each, form, reading()))
+    if form == "rows" or {*scan.schema.key_names} <= {*scan.columns}:
+        yield from tables
+        return
+    found = next(tables, None)
+    for table in tables:
+        found = consolidate(pa.concat_tables([found, table]), scan.columns)
+    if found is not None:
+        yield found
 
 
 def _repeated(contents: pa.Table, scan: Scan) -> Iterator[pa.Table]:
@@ -116,7 +233,7 @@ def _repeated(contents: pa.Table, scan: Scan) -> Iterator[pa.Table]:
         return
     if counts.min() < 0:
         at = int(counts.argmin())
-        raise NegativeMultiplicity(str(rows.slice(at, 1).to_pylist()[:1]), int(counts[at]), scan.time_upper - 1)
+        raise NegativeMultiplicity(str(rows.slice(at, 1).to_pylist()[:1]), int(counts[at]), scan.as_of)
     if counts.max() == 1:
         yield rows if scan.columns else rows_without_columns(len(counts))
         return
@@ -143,9 +260,10 @@ class Snapshot(ArrowResult):
         form: "rows" or "diff".
     """
 
-    def __init__(self, scan: Scan, form: Form, reading: Reading) -> None:
+    def __init__(self, scan: Scan, form: Form, reading: Reading, explain: Callable[[], Explanation]) -> None:
         super().__init__(reading)
-        self.as_of = scan.time_upper - 1
+        self._explain = explain
+        self.as_of = scan.as_of
         self.form: Form = form
         self.scan = scan
 
@@ -162,15 +280,25 @@ class Snapshot(ArrowResult):
     def count(self) -> int:
         """Return the sum of all multiplicities: the number of rows, when none is negative.
 
-        Reads `_time` and `_diff` only, and those only of parts that hold later updates too, unless there is a filter.
+        It is linear in the diffs, so nothing is merged: `_time` and `_diff` are read, and only those of parts that hold
+        updates at other times too; of all parts if there is a filter.
         """
-        whole = self.scan.filter is None
-        inside = [p for p in self.scan.parts if whole and p.time_max <= self.as_of]
-        others = tuple(p for p in self.scan.parts if not (whole and p.time_max <= self.as_of))
-        scan = replace(self.scan, parts=others, columns=())
+        scan = self.scan
+        base: tuple[Part, ...] = ()
+        parts = [part for part in scan.parts if not scan.is_inside(part)]
+        total = sum(part.diff_sum for part in scan.base)
+        total += scan.sign * sum(part.diff_sum for part in scan.parts if scan.is_inside(part))
+        if scan.filter is not None:
+            base, parts, total = scan.base, [*scan.parts], 0
         with self._reading.explained():
-            diffs = scan.updates(*self._reading(), with_time=False)
-        return sum(part.diff_sum for part in inside) + _exact_sum(diffs["_diff"])
+            reader = self._reading()
+            for table in chain(scan.base_rows(reader, ["_diff"], base), scan.updates(reader, ["_diff"], parts)):
+                total += _exact_sum(table["_diff"])
+        return total
+
+    def explain(self) -> Explanation:
+        """Return what reading all of this takes: print it. Nothing is read for that."""
+        return self._explain()
 
     def rows(self) -> Iterator[tuple[Any, Any]]:
         """Yield `(key, value)` in form "rows", or `((key, value), diff)` in form "diff".
@@ -189,8 +317,7 @@ class Snapshot(ArrowResult):
                 yield from ((None, None) for _ in range(table.num_rows))
 
     def _read(self) -> Iterator[pa.Table]:
-        for scan in self.scan.slices_of_rows():
-            yield from read_snapshot(scan, self.form, *self._reading())
+        return snapshot_tables(self.scan, self.form, self._reading)
 
     def __repr__(self) -> str:
         return f"Snapshot(as_of={self.as_of}, form={self.form!r}, columns={list(self.scan.columns)})"

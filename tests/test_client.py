@@ -308,7 +308,7 @@ def test_a_snapshot_holds_what_a_plain_sum_holds(
         found = orders.snapshot(as_of, columns=columns, filter=filter, form="diff")
         assert found_sums([found.to_arrow()]) == expected
         assert found.count() == sum(expected.values())
-        cut = [each for scan in found.slices(slices) for each in read_snapshot(scan, "diff", *client._source())]
+        cut = [each for scan in found.slices(slices) for each in read_snapshot(scan, "diff", client._source())]
         if "k" in wanted:
             assert found_sums(cut) == expected
         assert sum(pc.sum(each["_diff"]).as_py() or 0 for each in cut) == sum(expected.values())

@@ -16,6 +16,7 @@ from persist.changes import Changes, read_changes
 from persist.client import open as open_client
 from persist.collection import Collection
 from persist.errors import CollectionNotFound
+from persist.part_reader import PartReader
 from persist.reading import collected
 from persist.result import BATCH_ROWS_MAX
 from persist.scan import Scan
@@ -26,7 +27,7 @@ from persist.spark.surface import surfaced_errors
 from persist.spark.types import as_spark_expects
 from persist.storage import open_storage
 
-SLICE_ROWS_TARGET = 250_000
+SLICE_BYTES = 16 << 20
 
 
 @dataclass
@@ -58,7 +59,7 @@ class PersistReader(DataSourceReader):
             arrow = result.scan.schema.arrow
             records = pa.schema([arrow.field(name) for name in result.scan.schema.names])
             scan = replace(result.scan, filter=expression(self._filters, records)).pruned()
-        slices = scan.slices(options.slices) if options.slices else scan.slices_of_rows(SLICE_ROWS_TARGET)
+        slices = scan.slices(options.slices) if options.slices else scan.slices_within(SLICE_BYTES)
         return [Slice(each) for each in slices]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -86,9 +87,9 @@ class PersistReader(DataSourceReader):
 
     def _tables(self, scan: Scan, blob: Blob) -> Iterator[pa.Table]:
         if self._options.form == "changes":
-            yield read_changes(scan, blob)
+            yield read_changes(scan, PartReader(blob))
         else:
-            yield from read_snapshot(scan, self._options.form, blob)
+            yield from read_snapshot(scan, self._options.form, PartReader(blob))
 
 
 class PushingReader(PersistReader):

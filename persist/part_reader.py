@@ -1,0 +1,277 @@
+"""Rows of parts: fetched, verified, decoded, and cut to a range of keys.
+
+A part is fetched whole if most of it is wanted, or little is saved by less. Otherwise its footer is fetched first,
+which says where its row groups are, and then those that may hold wanted rows (`persist.codecs.part_index`); each is
+verified before it is believed. Footers are kept, because whoever reads one slice of a part soon reads the next.
+
+Memory: at any time, the parts that are being decoded in parallel take about `decode_bytes_max`, one at least.
+"""
+
+import threading
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Executor, Future
+from typing import TypeVar
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from persist.blob import Blob, CachedBlob, CorruptBlob, MissingBlob, get_checked
+from persist.codecs import (
+    CollectionSchema,
+    KeyRange,
+    Part,
+    PartIndex,
+    decode_groups,
+    footer_range,
+    read_index,
+)
+
+T = TypeVar("T")
+
+ALL_KEYS = KeyRange()
+WHOLE_BYTES_MAX = 1 << 20  # Smaller parts are always fetched whole.
+WHOLE_FRACTION = 0.5  # And others when more than this is wanted of them.
+FOOTERS_BYTES_MAX = 16 << 20
+MEMORY_BUDGET = 256 << 20
+
+
+class Footers:
+    """The footers of parts read lately, for all readers of one client."""
+
+    def __init__(self, bytes_max: int = FOOTERS_BYTES_MAX) -> None:
+        self._bytes_max = bytes_max
+        self._bytes = 0
+        self._kept: OrderedDict[str, PartIndex] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def get(self, blob: Blob, part: Part, schema: CollectionSchema) -> PartIndex:
+        """Return the footer of a part. Cost: one GET of a range, or nothing."""
+        with self._lock:
+            index = self._kept.get(part.checksum)
+            if index is not None:
+                self._kept.move_to_end(part.checksum)
+                return index
+        index = checked_range(blob, part, footer_range(part), lambda data: read_index(data, part, schema))
+        with self._lock:
+            if part.checksum not in self._kept:
+                self._kept[part.checksum] = index
+                self._bytes += index.nbytes
+            while self._bytes > self._bytes_max and len(self._kept) > 1:
+                _, dropped = self._kept.popitem(last=False)
+                self._bytes -= dropped.nbytes
+        return index
+
+
+def checked_range(blob: Blob, part: Part, within: tuple[int, int], check: Callable[[bytes], T]) -> T:
+    """Return check of some bytes of a part's blob, fetched once more if a cache may have spoiled them.
+
+    Raises:
+        MissingBlob: the blob is not there.
+        CorruptBlob: check says so.
+    """
+    data = blob.get(part.blob, within)
+    if data is None:
+        raise missing(part)
+    try:
+        return check(data)
+    except CorruptBlob:
+        if not isinstance(blob, CachedBlob):
+            raise
+        blob.forget(part.blob)
+        data = blob.get(part.blob, within)
+        if data is None:
+            raise missing(part) from None
+        return check(data)
+
+
+def missing(part: Part) -> MissingBlob:
+    """Return what to raise for a part that is not there."""
+    return MissingBlob(part.blob, f"it is missing, and {part.bytes} bytes with checksum {part.checksum} belong there")
+
+
+class PartReader:
+    """Reads parts for one read or many, from any thread.
+
+    Args:
+        blob: where they are.
+        executor: decodes several parts at a time; None for one after the other.
+        footers: shared with other readers; None for its own.
+        memory_budget: what a read may take; see `Settings.memory_budget`.
+    """
+
+    def __init__(
+        self,
+        blob: Blob,
+        executor: Executor | None = None,
+        footers: Footers | None = None,
+        memory_budget: int = MEMORY_BUDGET,
+    ) -> None:
+        self.blob = blob
+        self.memory_budget = memory_budget
+        self._executor = executor
+        self._footers = footers or Footers()
+
+    @property
+    def slice_bytes(self) -> int:
+        """How much one slice may hold decoded, so that it can be merged within the budget."""
+        return self.memory_budget // 4
+
+    def tables(
+        self,
+        parts: Sequence[Part],
+        schema: CollectionSchema,
+        columns: Sequence[str],
+        *,
+        filter: pc.Expression | None = None,
+        keys: KeyRange = ALL_KEYS,
+    ) -> Iterator[tuple[Part, pa.Table]]:
+        """Yield the rows of each part whose keys are inside, in the order of parts; see `table`.
+
+        A part that would take more than half of the budget comes in several tables.
+        """
+        limit = self.memory_budget // 2
+
+        def read(part: Part) -> Iterator[pa.Table]:
+            if part.inline or memory_within(part, keys, schema) + part.bytes <= limit:
+                yield self.table(part, schema, columns, filter=filter, keys=keys)
+                return
+            groups = self.index(part, schema).groups_within(*keys.bracket(part, schema))
+            for batch in self._batches(part, schema, groups, limit):
+                yield self._inside(part, schema, batch, columns, filter, keys)
+
+        if self._executor is None or len(parts) < 2:
+            for part in parts:
+                for table in read(part):
+                    yield part, table
+            return
+
+        def size(part: Part) -> int:
+            return memory_within(part, keys, schema) + part.bytes
+
+        for part, tables in _in_order(self._executor, read, parts, limit, size):
+            for table in tables:
+                yield part, table
+
+    def table(
+        self,
+        part: Part,
+        schema: CollectionSchema,
+        columns: Sequence[str],
+        *,
+        filter: pc.Expression | None = None,
+        keys: KeyRange = ALL_KEYS,
+    ) -> pa.Table:
+        """Return those columns of a part's rows whose keys are inside and which pass filter.
+
+        Raises:
+            CorruptBlob: the part is missing or not what its descriptor says.
+            InvalidUsage: the filter does not fit the columns.
+        """
+        if part.inline:
+            return keys.decode(part.inline, part, schema, columns=columns, filter=filter)
+        start, end = keys.bracket(part, schema)
+        if part.bytes <= WHOLE_BYTES_MAX or end - start >= WHOLE_FRACTION * part.rows:
+            table = get_checked(
+                self.blob, part.blob, lambda data: keys.decode(data, part, schema, columns=columns, filter=filter)
+            )
+            if table is None:
+                raise missing(part)
+            return table
+        groups = self.index(part, schema).groups_within(start, end)
+        return self._inside(part, schema, groups, columns, filter, keys)
+
+    def _inside(
+        self,
+        part: Part,
+        schema: CollectionSchema,
+        groups: Sequence[int],
+        columns: Sequence[str],
+        filter: pc.Expression | None,
+        keys: KeyRange,
+    ) -> pa.Table:
+        """Return the rows of some row groups whose keys are inside."""
+        extra = [] if keys.is_all else [name for name in schema.key_names if name not in columns]
+        table = self.groups(part, schema, groups, [*columns, *extra], filter=filter)
+        if keys.is_all:
+            return table
+        first, last = keys.rows(table, schema)
+        return table.slice(first, last - first).select(list(columns))
+
+    def _batches(
+        self, part: Part, schema: CollectionSchema, groups: Sequence[int], bytes_max: int
+    ) -> Iterator[Sequence[int]]:
+        """Cut consecutive row groups into batches of at most bytes_max decoded, one group at least."""
+        index = self.index(part, schema)
+        batch: list[int] = []
+        rows = 0
+        for group in groups:
+            rows += index.groups[group].rows
+            if batch and part.memory * rows // part.rows > bytes_max:
+                yield batch
+                batch, rows = [], index.groups[group].rows
+            batch.append(group)
+        if batch:
+            yield batch
+
+    def index(self, part: Part, schema: CollectionSchema) -> PartIndex:
+        """Return the footer of a part that is a blob."""
+        return self._footers.get(self.blob, part, schema)
+
+    def groups(
+        self,
+        part: Part,
+        schema: CollectionSchema,
+        groups: Sequence[int],
+        columns: Sequence[str],
+        *,
+        filter: pc.Expression | None = None,
+    ) -> pa.Table:
+        """Return some consecutive row groups of a part that is a blob. Cost: one GET of a range."""
+        index = self._footers.get(self.blob, part, schema)
+        if not groups:
+            return pa.schema([schema.arrow.field(name) for name in columns]).empty_table()
+        start, end = index.groups[groups[0]].start, index.groups[groups[-1]].end
+
+        def decoded(data: bytes) -> pa.Table:
+            view = memoryview(data)
+            spans = ((n, index.groups[n].start - start, index.groups[n].end - start) for n in groups)
+            pieces = [(n, view[a:b]) for n, a, b in spans]
+            return decode_groups(pieces, index, part, schema, columns=columns, filter=filter)
+
+        return checked_range(self.blob, part, (start, end), decoded)
+
+
+def memory_within(part: Part, keys: KeyRange, schema: CollectionSchema) -> int:
+    """Return about how many bytes the rows of a part that are inside take when decoded."""
+    start, end = keys.bracket(part, schema)
+    return part.memory * (end - start) // part.rows
+
+
+def _in_order(
+    executor: Executor,
+    read: Callable[[Part], Iterator[pa.Table]],
+    parts: Sequence[Part],
+    bytes_max: int,
+    size: Callable[[Part], int],
+) -> Iterator[tuple[Part, Iterable[pa.Table]]]:
+    """Yield what read makes of each part, in order, with as many under way as bytes_max allows."""
+    waiting = list(reversed(parts))
+    ahead: deque[tuple[Part, Future[list[pa.Table]]]] = deque()
+    taken = 0
+    try:
+        while waiting or ahead:
+            while waiting and size(waiting[-1]) + taken <= bytes_max:
+                part = waiting.pop()
+                ahead.append((part, executor.submit(lambda each: list(read(each)), part)))
+                taken += size(part)
+            if ahead:
+                part, future = ahead.popleft()
+                yield part, future.result()
+                taken -= size(part)
+            else:
+                part = waiting.pop()
+                yield part, read(part)
+    finally:
+        for _, future in ahead:
+            future.cancel()
