@@ -100,6 +100,20 @@ def replaced(contents: CollectionState, step: Replace) -> CollectionState:
     """Return contents after a compaction.
 
     Raises:
+        Superseded: something that it replaces, or builds on, is not there any more, or other blobs fall out of use than
+            it says.
+        ValueError: it breaks an invariant, which no compaction that was planned on these contents does.
+    """
+    after, unused = with_unused(contents, step)
+    if set(unused) != set(step.unused):
+        raise Superseded("other blobs fall out of use than this compaction expected: another one came first")
+    return after
+
+
+def with_unused(contents: CollectionState, step: Replace) -> tuple[CollectionState, tuple[str, ...]]:
+    """Return contents after a compaction, and the blobs that it leaves unused, whatever it says of them.
+
+    Raises:
         Superseded: something that it replaces, or builds on, is not there any more.
         ValueError: it breaks an invariant, which no compaction that was planned on these contents does.
     """
@@ -144,11 +158,9 @@ def replaced(contents: CollectionState, step: Replace) -> CollectionState:
         raise ValueError("it brings parts that it does not use")
     if history_from < contents.history_from:
         raise ValueError(f"history_from goes back from {contents.history_from} to {history_from}")
-    unused = {part.blob for number, part in numbered.items() if number not in in_use and part.blob}
-    if unused != set(step.unused):
-        raise Superseded("other blobs fall out of use than this compaction expected: another one came first")
+    unused = tuple(part.blob for number, part in numbered.items() if number not in in_use and part.blob)
     check_runs(after)
-    return after
+    return after, unused
 
 
 def check_runs(contents: CollectionState) -> None:
