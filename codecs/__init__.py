@@ -5,8 +5,10 @@ from persist.codecs.consolidation import consolidate
 from persist.codecs.errors import CodecMismatch, DiffOverflow, InvalidUpdate, SchemaMismatch
 from persist.codecs.key_range import KeyRange, key_ranges
 from persist.codecs.ordering import canonical, order_keys, sort_indices
-from persist.codecs.part import ROW_GROUP_ROWS, Part, checksum_of, decode_part, encode_parts
+from persist.codecs.part import Part, checksum_of, decode_part
 from persist.codecs.part_check import check_part, described_bounds, overlaps
+from persist.codecs.part_index import Group, PartIndex, decode_groups, footer_range, read_index
+from persist.codecs.part_stream import PART_BYTES_TARGET, ROW_GROUP_ROWS, PartStream, encode_parts
 from persist.codecs.pruning import parts_that_may_match
 from persist.codecs.scalars import is_flat, scalar_from_json, scalar_to_json
 from persist.codecs.schema import CollectionSchema, Side
@@ -15,6 +17,7 @@ from persist.codecs.types import check_type, type_from_json, type_to_json
 from persist.codecs.updates import TIME_MAX, to_rows, to_tuples, to_updates
 
 __all__ = [
+    "PART_BYTES_TARGET",
     "ROW_GROUP_ROWS",
     "TIME_MAX",
     "Binary",
@@ -22,11 +25,14 @@ __all__ = [
     "CodecMismatch",
     "CollectionSchema",
     "DiffOverflow",
+    "Group",
     "Int64",
     "InvalidUpdate",
     "Json",
     "KeyRange",
     "Part",
+    "PartIndex",
+    "PartStream",
     "SchemaMismatch",
     "Side",
     "SmallUpdates",
@@ -37,15 +43,18 @@ __all__ = [
     "check_type",
     "checksum_of",
     "consolidate",
+    "decode_groups",
     "decode_part",
     "described_bounds",
     "encode_parts",
+    "footer_range",
     "gathered",
     "is_flat",
     "key_ranges",
     "order_keys",
     "overlaps",
     "parts_that_may_match",
+    "read_index",
     "scalar_from_json",
     "scalar_to_json",
     "small_updates",
