@@ -3,11 +3,12 @@
 from persist.codecs.codec import Binary, Codec, Int64, Json, Unit, Utf8
 from persist.codecs.consolidation import consolidate
 from persist.codecs.errors import CodecMismatch, DiffOverflow, InvalidUpdate, SchemaMismatch
-from persist.codecs.key_range import KeyRange, key_ranges
+from persist.codecs.key_range import KeyRange, key_ranges, ordered_keys
 from persist.codecs.ordering import canonical, order_keys, sort_indices
-from persist.codecs.part import ROW_GROUP_ROWS, Part, checksum_of, decode_part, encode_parts
+from persist.codecs.part import Part, checksum_of, decode_part
 from persist.codecs.part_check import check_part, described_bounds, overlaps
-from persist.codecs.part_index import PartIndex, decode_groups, footer_range, read_index
+from persist.codecs.part_index import Group, PartIndex, decode_groups, footer_range, read_index
+from persist.codecs.part_stream import PART_BYTES_TARGET, ROW_GROUP_ROWS, PartStream, encode_parts
 from persist.codecs.pruning import parts_that_may_match
 from persist.codecs.scalars import is_flat, scalar_from_json, scalar_to_json
 from persist.codecs.schema import CollectionSchema, Side
@@ -17,6 +18,7 @@ from persist.codecs.types import check_type, type_from_json, type_to_json
 from persist.codecs.updates import TIME_MAX, to_rows, to_tuples, to_updates
 
 __all__ = [
+    "PART_BYTES_TARGET",
     "ROW_GROUP_ROWS",
     "TIME_MAX",
     "Binary",
@@ -24,12 +26,14 @@ __all__ = [
     "CodecMismatch",
     "CollectionSchema",
     "DiffOverflow",
+    "Group",
     "Int64",
     "InvalidUpdate",
     "Json",
     "KeyRange",
     "Part",
     "PartIndex",
+    "PartStream",
     "SchemaMismatch",
     "Side",
     "SmallUpdates",
@@ -49,6 +53,7 @@ __all__ = [
     "is_flat",
     "key_ranges",
     "order_keys",
+    "ordered_keys",
     "overlaps",
     "parts_that_may_match",
     "read_index",
@@ -56,10 +61,10 @@ __all__ = [
     "scalar_to_json",
     "small_updates",
     "sort_indices",
+    "touched_rows",
     "to_rows",
     "to_tuples",
     "to_updates",
-    "touched_rows",
     "type_from_json",
     "type_to_json",
 ]

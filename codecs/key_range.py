@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from persist.blob.errors import CorruptBlob
-from persist.codecs.part import Part, decode_part
+from persist.codecs.part import Part, decode_part, sample_rows
 from persist.codecs.scalars import scalar_from_json, scalar_to_json, written_type
 from persist.codecs.schema import CollectionSchema
 
@@ -137,11 +137,6 @@ def key_ranges(parts: Sequence[Part], schema: CollectionSchema, count: int) -> l
             last = key
         passed += rows
     return [KeyRange(a, b) for a, b in zip([None, *cuts], [*cuts, None], strict=True)]
-
-
-def sample_rows(rows: int, samples: int) -> list[int]:
-    """Return the row positions at which a part of that many rows was sampled: evenly, first and last included."""
-    return [i * (rows - 1) // (samples - 1) for i in range(samples)] if samples > 1 else [0] * samples
 
 
 def ordered_keys(part: Part, schema: CollectionSchema) -> list[Orderable] | None:

@@ -31,9 +31,10 @@ file has been.
 The descriptor, `Part`, is JSON in the log. `keys` and `stats` are hints for planning: a reader that ignores
 them is still right, and each may be absent. Their values are written by `scalars.scalar_to_json`.
 
-    keys  = null | [[field, …], …]: min(9, rows) whole keys, those of rows i * (rows - 1) // 8 for i = 0 … 8
-            (with fewer than 9 rows, of every row), so the first and the last key are exact bounds. null when
-            a key field is nested, or when one of these keys has more than 256 bytes of JSON
+    keys  = null | [[field, …], …]: n whole keys, those of rows i * (rows - 1) // (n - 1) for i = 0 … n - 1, so
+            the first and the last key are exact bounds. n = min(c, rows) for the greatest c of 33, 17, 9, 5, 3, 2
+            with which all of it takes no more than 1 KiB of JSON and no key more than 256 bytes (without white
+            space). null when there is no such c, or a key field is nested
     stats = {column: [min, max, null_count]}: flat columns, key fields first, as many as fit in 2 KiB of JSON.
             NULL is neither minimum nor maximum; both are null when there is nothing else. NaN is the maximum
             where there is one. A column whose minimum or maximum is a string or binary of more than 64 bytes
@@ -44,8 +45,7 @@ verified at 8 GB/s), truncated string bounds (another rule every reader would ha
 are rare).
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from itertools import pairwise
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any, TypeVar
 
 import msgspec
@@ -57,28 +57,22 @@ import pyarrow.types as pt
 import xxhash
 
 from persist.blob.errors import CorruptBlob, InvalidUsage
-from persist.codecs.consolidation import consolidate
-from persist.codecs.digits import neighbours_differ
-from persist.codecs.ordering import order_keys
-from persist.codecs.part_claims import GROUP_ROWS_MIN, GROUPS_MAX
-from persist.codecs.part_file import from_parquet, has_nan, memory_of, scan_parquet, to_parquet, widened
+from persist.codecs.part_claims import footer_bytes
+from persist.codecs.part_file import from_parquet, has_nan, level_bytes, scan_parquet, widened
 from persist.codecs.scalars import is_flat, scalar_to_json
 from persist.codecs.schema import DIFF, TIME, CollectionSchema
 from persist.codecs.types import Json
 
-KEY_SAMPLES = 9
+KEY_SAMPLES = (33, 17, 9, 5, 3, 2)
 KEY_SAMPLE_BYTES_MAX = 256
+KEYS_BYTES_MAX = 1024
 STATS_BYTES_MAX = 2048
 STATS_VALUE_BYTES_MAX = 64
-PART_BYTES_TARGET = 64 << 20
-ROW_GROUP_ROWS = 128 * 1024
 TIME_MAX = 2**63 - 2
-_KEYS_BYTES_MAX = KEY_SAMPLES * (KEY_SAMPLE_BYTES_MAX + 1) + 2
 _NO_KEYS = msgspec.Raw(b"null")
 _NO_STATS = msgspec.Raw(b"{}")
 # What pyarrow raises on bad bytes. RuntimeError is any C++ exception that it does not know.
-_UNREADABLE = (pa.ArrowException, OSError, ValueError, LookupError, OverflowError, MemoryError, RuntimeError)
-_PROBE_ROWS = 64 * 1024  # What is encoded once more than needed, to learn how many bytes a row takes.
+UNREADABLE = (pa.ArrowException, OSError, ValueError, LookupError, OverflowError, MemoryError, RuntimeError)
 
 T = TypeVar("T")
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
@@ -90,6 +84,13 @@ _Stats: "msgspec.json.Decoder[dict[str, tuple[Scalar, Scalar, int]]]" = msgspec.
 )
 
 
+class Footer(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """The end of a part, from its Parquet footer to the last byte: how many bytes these are, and their xxh3_128."""
+
+    bytes: Count
+    checksum: str
+
+
 class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
     """What the log says about one part.
 
@@ -99,6 +100,7 @@ class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
         bytes, rows: length of the Parquet bytes, and rows in them.
         memory: bytes that decoding takes (see `part_claims`); what the file claims must fit in it.
         checksum: xxh3_128 of the bytes, 32 hex digits.
+        footer: what is read of it, and checked, before single row groups are.
         time_min, time_max: least and greatest `_time`, both inclusive.
         negatives: rows with a negative diff.
         diff_sum: the sum of all diffs, which may be outside int64.
@@ -112,6 +114,7 @@ class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
     rows: Count
     memory: Count
     checksum: str
+    footer: Footer
     time_min: Time
     time_max: Time
     negatives: Count
@@ -126,7 +129,7 @@ class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
             raise ValueError("the diffs of a part are int64")
         if bool(self.blob) == bool(self.inline) and self.blob:
             raise ValueError("a part is a blob or inline, not both")
-        for name, size_max in (("keys_json", _KEYS_BYTES_MAX), ("stats_json", STATS_BYTES_MAX)):
+        for name, size_max in (("keys_json", KEYS_BYTES_MAX), ("stats_json", STATS_BYTES_MAX)):
             raw: msgspec.Raw = getattr(self, name)
             if memoryview(raw).nbytes > size_max:
                 raise ValueError(f"{name} of a part have at most {size_max} bytes")
@@ -141,7 +144,7 @@ class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
             CorruptBlob: they are not written as they should be.
         """
         keys = self._parsed(self.keys_json, _Keys)
-        if keys is not None and len(keys) != min(KEY_SAMPLES, self.rows):
+        if keys is not None and len(keys) not in {min(samples, self.rows) for samples in KEY_SAMPLES}:
             raise CorruptBlob(self.name, f"its descriptor has {len(keys)} keys of its {self.rows} rows")
         return keys
 
@@ -158,47 +161,13 @@ class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
 
     @property
     def is_plain(self) -> bool:
-        """Whether all diffs are 1."""
+        """Whether every diff is 1."""
         return self.negatives == 0 and self.diff_sum == self.rows
 
     @property
     def name(self) -> str:
         """What error messages call it."""
         return self.blob or "inline part"
-
-
-def encode_parts(
-    table: pa.Table,
-    schema: CollectionSchema,
-    *,
-    part_bytes_target: int = PART_BYTES_TARGET,
-    row_group_rows: int = ROW_GROUP_ROWS,
-) -> list[tuple[bytes, Part]]:
-    """Sort and consolidate updates, and write them as parts with their descriptors; blob and inline are left
-    empty.
-
-    Cost: one sort, one copy of the table, and the encoded bytes; a batch that makes several parts is sampled
-    once to estimate bytes per row, so that parts come out near the target (more only where one key alone
-    exceeds it).
-
-    Args:
-        table: updates as from `to_updates`: the columns of `schema.arrow`.
-        schema: the collection's.
-        part_bytes_target: encoded bytes at which the next key starts a new part.
-        row_group_rows: the most rows in one row group; more if readers would refuse that many groups.
-
-    Returns:
-        The parts in key order; none when there is no row or all cancel.
-
-    Raises:
-        DiffOverflow: the diffs of one update sum to outside int64.
-        InvalidUpdate: a value that Parquet cannot hold (see `part_file.to_parquet`).
-    """
-    summed = consolidate(table, [*schema.names, TIME])
-    summed = pa.Table.from_arrays(summed.columns, schema=schema.arrow).combine_chunks()
-    cuts = _cuts(summed, schema, part_bytes_target, row_group_rows)
-    pieces = [summed.slice(start, end - start) for start, end in pairwise(cuts)]
-    return [_encode_part(piece, schema, row_group_rows) for piece in pieces]
 
 
 def decode_part(
@@ -229,7 +198,7 @@ def decode_part(
         InvalidUsage: an unknown column, or a filter that does not fit the schema.
     """
     columns = schema.arrow.names if columns is None else list(columns)
-    _check_request(schema.arrow, columns, filter)
+    check_request(schema.arrow, columns, filter)
     _verify(data, part)
     buffer = pa.py_buffer(data)
 
@@ -245,8 +214,8 @@ def decode_part(
         )
 
     if filter is None:
-        table = _decoded(part, lambda: read(columns, within))
-        _check_updates(table, part)
+        table = decoded(part, lambda: read(columns, within))
+        check_updates(table, part)
         return table
     try:
         table = scan_parquet(
@@ -258,11 +227,11 @@ def decode_part(
             memory=part.memory,
             use_threads=use_threads,
         )
-    except _UNREADABLE as error:
+    except UNREADABLE as error:
         # Bad bytes make this read fail too; else the filter failed on a value, as in a division by zero.
-        _decoded(part, lambda: read(schema.arrow.names))
-        raise _bad_filter(filter, schema.arrow, error) from error
-    _check_updates(table, part)
+        decoded(part, lambda: read(schema.arrow.names))
+        raise bad_filter(filter, schema.arrow, error) from error
+    check_updates(table, part)
     return table
 
 
@@ -277,25 +246,89 @@ def read_part(data: bytes | memoryview, part: Part, schema: CollectionSchema) ->
         buffer, names = pa.py_buffer(data), schema.arrow.names
         return from_parquet(buffer, schema.arrow, columns=names, rows=part.rows, memory=part.memory, use_threads=True)
 
-    return _decoded(part, read)
+    return decoded(part, read)
+
+
+class Summary:
+    """What a descriptor says of rows, gathered from one row group after the other.
+
+    Memory: the key columns of all rows, for samples are taken at evenly spaced rows of a number known only at the end.
+    """
+
+    def __init__(self, schema: CollectionSchema) -> None:
+        self._schema = schema
+        self._keys: list[pa.Table] = []
+        self._extremes: dict[str, list[tuple[pa.Scalar, pa.Scalar]]] = {}
+        self._nulls: dict[str, int] = {}
+        self.rows = self.memory = self._negatives = self._diff_sum = 0
+        self._time_min, self._time_max = TIME_MAX, 0
+
+    def add(self, group: pa.Table) -> None:
+        """Add the rows that come next, at least one, in one chunk a column."""
+        times, diffs = _int64(group.column(TIME)), _int64(group.column(DIFF))
+        self.rows += group.num_rows
+        self.memory += int(group.nbytes)
+        self._time_min = min(self._time_min, int(times.min()))
+        self._time_max = max(self._time_max, int(times.max()))
+        self._negatives += int(np.count_nonzero(diffs < 0))
+        self._diff_sum += _exact_sum(diffs)
+        self._keys.append(group.select(self._schema.key_names))
+        for name in self._schema.names:
+            column = group.column(name)
+            if is_flat(column.type):
+                self._extremes.setdefault(name, []).append(_extremes(column))
+                self._nulls[name] = self._nulls.get(name, 0) + column.null_count
+
+    @property
+    def key_bytes(self) -> int:
+        """Bytes of the key columns held."""
+        return sum(int(keys.nbytes) for keys in self._keys)
+
+    def describe(self, data: bytes | memoryview) -> Part:
+        """Return the descriptor of a part that holds these rows as data."""
+        return Part(
+            bytes=len(data),
+            rows=self.rows,
+            memory=self.memory + level_bytes(data, self._schema.arrow, self.rows),
+            checksum=checksum_of(data),
+            footer=footer_of(data),
+            time_min=self._time_min,
+            time_max=self._time_max,
+            negatives=self._negatives,
+            diff_sum=self._diff_sum,
+            keys_json=_key_samples(pa.concat_tables(self._keys), self.rows, self._schema),
+            stats_json=self._stats(),
+        )
+
+    def _stats(self) -> msgspec.Raw:
+        found: dict[str, list[Json]] = {}
+        left = STATS_BYTES_MAX - 2
+        for name, extremes in self._extremes.items():
+            least, greatest = extremes[0]
+            if len(extremes) > 1:
+                ends = pa.array([end for pair in extremes for end in pair], least.type)
+                least, greatest = _extremes(pa.chunked_array([ends]))
+            if max(_value_bytes(least), _value_bytes(greatest)) > STATS_VALUE_BYTES_MAX:
+                continue
+            stats = [scalar_to_json(least), scalar_to_json(greatest), self._nulls[name]]
+            left -= len(msgspec.json.encode({name: stats})) - 1
+            if left < 0:
+                break
+            found[name] = stats
+        return msgspec.Raw(msgspec.json.encode(found)) if found else _NO_STATS
 
 
 def describe_part(data: bytes | memoryview, table: pa.Table, schema: CollectionSchema) -> Part:
-    """The descriptor of a part that holds table, of at least one row and one chunk a column, as data."""
-    times = _int64(table.column(TIME))
-    diffs = _int64(table.column(DIFF))
-    return Part(
-        bytes=len(data),
-        rows=table.num_rows,
-        memory=memory_of(data, table),
-        checksum=checksum_of(data),
-        time_min=int(times.min()),
-        time_max=int(times.max()),
-        negatives=int(np.count_nonzero(diffs < 0)),
-        diff_sum=_exact_sum(diffs),
-        keys_json=_written(_key_samples(table, schema), _NO_KEYS),
-        stats_json=_written(dict(_stats(table, schema)), _NO_STATS),
-    )
+    """The descriptor of a part that holds table, of at least one row, as data."""
+    summary = Summary(schema)
+    summary.add(table.combine_chunks())
+    return summary.describe(data)
+
+
+def footer_of(data: bytes | memoryview) -> Footer:
+    """What a descriptor says of the footer of a Parquet file."""
+    size = footer_bytes(data)
+    return Footer(size, checksum_of(memoryview(data)[-size:]))
 
 
 def checksum_of(data: bytes | memoryview) -> str:
@@ -310,16 +343,16 @@ def _verify(data: bytes | memoryview, part: Part) -> None:
         raise CorruptBlob(part.name, f"its checksum is {found}, and its descriptor says {part.checksum}")
 
 
-def _decoded(part: Part, read: Callable[[], pa.Table]) -> pa.Table:
+def decoded(part: Part, read: Callable[[], pa.Table]) -> pa.Table:
     try:
         return read()
-    except _UNREADABLE as error:
+    except UNREADABLE as error:
         raise CorruptBlob(
             part.name, f"its checksum is right, but it is not a part of this collection: {error}"
         ) from error
 
 
-def _check_updates(table: pa.Table, part: Part) -> None:
+def check_updates(table: pa.Table, part: Part) -> None:
     """Check times and diffs, as far as they were read, against what the descriptor says of all of them."""
     if not table.num_rows:
         return
@@ -356,7 +389,7 @@ def _values(chunk: pa.Array) -> npt.NDArray[np.int64]:
     return np.frombuffer(chunk.buffers()[1], np.int64, len(chunk), chunk.offset * 8)
 
 
-def _check_request(arrow: pa.Schema, columns: Sequence[str], filter: pc.Expression | None) -> None:
+def check_request(arrow: pa.Schema, columns: Sequence[str], filter: pc.Expression | None) -> None:
     for name in columns:
         if name not in arrow.names or columns.count(name) > 1:
             problem = "is asked for twice" if name in arrow.names else "does not exist"
@@ -366,56 +399,16 @@ def _check_request(arrow: pa.Schema, columns: Sequence[str], filter: pc.Expressi
     try:
         arrow.empty_table().filter(filter)
     except (pa.ArrowException, TypeError, ValueError) as error:
-        raise _bad_filter(filter, arrow, error) from error
+        raise bad_filter(filter, arrow, error) from error
 
 
-def _bad_filter(filter: pc.Expression, arrow: pa.Schema, error: Exception) -> InvalidUsage:
+def bad_filter(filter: pc.Expression, arrow: pa.Schema, error: Exception) -> InvalidUsage:
     fields = ", ".join(f"{field.name}: {field.type}" for field in arrow)
     reason = " ".join(str(error).split())
     return InvalidUsage(
         f"filter {str(filter)[:200]} cannot be applied: {reason:.200}. It must be true or false for every "
         f"row, over the columns {fields}."
     )
-
-
-def _cuts(table: pa.Table, schema: CollectionSchema, target: int, row_group_rows: int) -> list[int]:
-    """Row positions where parts begin, and the number of rows; just [0] for an empty table."""
-    rows = table.num_rows
-    if rows == 0 or table.nbytes <= target:
-        return [0, rows] if rows else [0]
-    probe = table.slice(max(rows - _PROBE_ROWS, 0) // 2, _PROBE_ROWS)
-    encoded = to_parquet(probe, sorted_by=0, row_group_rows=row_group_rows)
-    part_rows = max(target * probe.num_rows // len(encoded), 1)
-    keys = order_keys(table, schema.key_names)
-    cuts = [0]
-    while cuts[-1] < rows:
-        cuts.append(_next_key(keys, min(cuts[-1] + part_rows, rows), rows))
-    return cuts
-
-
-def _next_key(keys: Sequence[pa.Array], position: int, rows: int) -> int:
-    """The first row from position on whose key differs from the row before it; rows if there is none."""
-    window = 1024
-    while position < rows:
-        differs = np.zeros(min(window, rows - position), dtype=np.bool_)
-        for key in keys:
-            differs |= neighbours_differ(key[position - 1 : position + len(differs)])
-        if differs.any():
-            return position + int(np.argmax(differs))
-        position += len(differs)
-        window *= 2
-    return rows
-
-
-def _encode_part(table: pa.Table, schema: CollectionSchema, row_group_rows: int) -> tuple[bytes, Part]:
-    row_group_rows = max(row_group_rows, min(GROUP_ROWS_MIN, -(-table.num_rows // GROUPS_MAX)))
-    data = to_parquet(table, sorted_by=len(schema.names) + 1, row_group_rows=row_group_rows)
-    return data, describe_part(data, table, schema)
-
-
-def _written(found: Json, none: msgspec.Raw) -> msgspec.Raw:
-    """Return found as JSON, or none, which is left out, if there is nothing."""
-    return msgspec.Raw(msgspec.json.encode(found)) if found else none
 
 
 def _int64(column: pa.ChunkedArray) -> npt.NDArray[np.int64]:
@@ -428,30 +421,27 @@ def _exact_sum(diffs: npt.NDArray[np.int64]) -> int:
     return int(diffs.sum()) if largest * len(diffs) < 2**63 else sum(diffs.tolist())
 
 
-def _key_samples(table: pa.Table, schema: CollectionSchema) -> list[list[Json]] | None:
+def sample_rows(rows: int, samples: int) -> list[int]:
+    """Return the row positions at which a part of that many rows is sampled: evenly, first and last included."""
+    return [i * (rows - 1) // (samples - 1) for i in range(samples)] if samples > 1 else [0] * samples
+
+
+def _key_samples(keys: pa.Table, rows: int, schema: CollectionSchema) -> msgspec.Raw:
     if not all(is_flat(field.type) for field in schema.key.fields):
-        return None
-    count = min(KEY_SAMPLES, table.num_rows)
-    rows = [i * (table.num_rows - 1) // max(count - 1, 1) for i in range(count)]
-    columns = [table.column(name) for name in schema.key_names]
-    keys: list[list[Json]] = [[scalar_to_json(column[row]) for column in columns] for row in rows]
-    return keys if all(len(msgspec.json.encode(key)) <= KEY_SAMPLE_BYTES_MAX for key in keys) else None
-
-
-def _stats(table: pa.Table, schema: CollectionSchema) -> Iterator[tuple[str, list[Json]]]:
-    left = STATS_BYTES_MAX - 2
-    for name in schema.names:
-        column = table.column(name)
-        if not is_flat(column.type):
-            continue
-        least, greatest = _extremes(column)
-        if max(_value_bytes(least), _value_bytes(greatest)) > STATS_VALUE_BYTES_MAX:
-            continue
-        stats = [scalar_to_json(least), scalar_to_json(greatest), column.null_count]
-        left -= len(msgspec.json.encode({name: stats})) - 1
-        if left < 0:
-            return
-        yield name, stats
+        return _NO_KEYS
+    columns = [keys.column(name) for name in schema.key_names]
+    written: dict[int, bytes] = {}
+    for samples in KEY_SAMPLES:
+        found: list[bytes] = []
+        for row in sample_rows(rows, min(samples, rows)):
+            if row not in written:
+                written[row] = msgspec.json.encode([scalar_to_json(column[row]) for column in columns])
+            found.append(written[row])
+            if len(written[row]) > KEY_SAMPLE_BYTES_MAX or sum(map(len, found)) + len(found) + 1 > KEYS_BYTES_MAX:
+                break
+        else:
+            return msgspec.Raw(b"[" + b",".join(found) + b"]")
+    return _NO_KEYS
 
 
 def _extremes(column: pa.ChunkedArray) -> tuple[pa.Scalar, pa.Scalar]:

@@ -13,14 +13,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.types as pt
 
-from persist.blob.errors import CorruptBlob
+from persist.blob.errors import CorruptBlob, IncompatibleVersion
 from persist.codecs.digits import dense_ranks
 from persist.codecs.ordering import canonical, order_keys, row_sorter
-from persist.codecs.part import TIME_MAX, Part, describe_part, read_part
+from persist.codecs.part import TIME_MAX, Part, describe_part, footer_of, read_part
+from persist.codecs.part_index import check_index
 from persist.codecs.scalars import scalar_from_json
 from persist.codecs.schema import DIFF, TIME, CollectionSchema
 
-_COUNTED = ("bytes", "rows", "checksum", "time_min", "time_max", "negatives", "diff_sum")
+_COUNTED = ("bytes", "rows", "checksum", "footer", "time_min", "time_max", "negatives", "diff_sum")
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +50,7 @@ def check_part(
         return tuple(found), None  # Nothing else can be computed.
     if not found:
         found += _descriptor_findings(part, describe_part(data, table, schema))
+        found += _index_findings(data, part, schema)
     order, starts = row_sorter(canonical(table), [*schema.names, TIME]).sort()
     moved = np.flatnonzero(order != np.arange(len(order)))
     if len(moved):
@@ -156,6 +158,17 @@ def _descriptor_findings(said: Part, is_: Part) -> Iterator[Finding]:
     for column, found in stats.items():  # It may leave out any, and must not add one.
         if _text(found) != _text(is_.stats.get(column)):
             yield _differs(f"stats of {column!r}", found, is_.stats.get(column))
+
+
+def _index_findings(data: bytes | memoryview, part: Part, schema: CollectionSchema) -> Iterator[Finding]:
+    if part.footer != footer_of(data):
+        return  # Which is a finding already.
+    try:
+        check_index(data, part, schema)
+    except CorruptBlob as error:
+        yield Finding("descriptor", error.reason)
+    except IncompatibleVersion as error:
+        yield Finding("descriptor", f"its index has the version {error.found}, which is not known")
 
 
 def _differs(name: str, said: object, is_: object) -> Finding:

@@ -9,9 +9,10 @@ a file is refused unless
 - there are no more row groups than 64 and one for each 1,024 rows;
 - what the pages unpack to and what their values occupy as Arrow columns stay within the descriptor's `memory`;
 - only encodings and compressions are used whose output these sizes bound. DELTA_BYTE_ARRAY, in which a few bytes stand
-  for long strings, is not among them; of dictionaries of strings that may do so, `Claims.dictionaries` tells.
+  for long strings, is not among them; of dictionaries of strings that may do so, `check_pages` tells.
 
-Arrow's reader then finds no count in the file that was not checked.
+Arrow's reader then finds no count in what it reads that was not checked: the footer, and the pages of the columns and
+row groups that are decoded. The rest is not looked at, so that a part can be read in pieces.
 
     memory = bytes of the columns as Arrow holds them
              + for each leaf of a nested column: levels * (4 + bytes of one value, 0 for strings and binary),
@@ -25,6 +26,7 @@ Cost: 10 µs for each column chunk, 3 to 15 µs for each page.
 """
 
 import re
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -33,7 +35,7 @@ import pyarrow.types as pt
 
 from persist.codecs.types import children
 
-_MAGIC = b"PAR1"
+MAGIC = b"PAR1"
 _TAIL = 8
 # Bytes beyond `memory` that headers, padding and little-filled pages may unpack to, per part and per column chunk.
 _SLACK, _CHUNK_SLACK = 64 << 10, 4 << 10
@@ -79,23 +81,37 @@ class _Leaf:
         return 4 + (self.width or 0) if self.is_nested else 0
 
 
+class Chunk(NamedTuple):
+    """What the footer claims of one column in one row group.
+
+    Attributes:
+        start, end: the bytes `[start, end)` of the file that its pages fill.
+        levels: its values, NULLs and empty lists.
+        unpacked: bytes of its pages before compression, with their headers.
+    """
+
+    start: int
+    end: int
+    levels: int
+    unpacked: int
+
+
 @dataclass(frozen=True, slots=True)
 class Claims:
-    """What a file was found to claim.
+    """What a footer was found to claim.
 
     Attributes:
         level_bytes: what decoding its nested columns takes beyond the columns: the second term of `memory`.
         group_rows: the rows of each row group.
-        dictionaries: names of flat columns whose dictionary could make them longer than memory allows. Whether it
-            does takes reading them.
-        string_bytes_max: how long these may become.
+        chunks: for each row group, its chunks: one for each leaf of the layout.
+        bytes_max: what the pages may unpack to, and the strings of dictionaries become.
         list_max: an upper bound of the length of any list in the footer.
     """
 
     level_bytes: int
     group_rows: tuple[int, ...]
-    dictionaries: tuple[str, ...]
-    string_bytes_max: int
+    chunks: tuple[tuple[Chunk, ...], ...]
+    bytes_max: int
     list_max: int
 
 
@@ -125,121 +141,145 @@ class Layout:
         )
 
 
-def check_claims(data: memoryview, layout: Layout, rows: int, memory: int | None) -> Claims:
-    """Check a Parquet file against how much it may be; see the module's promise.
+def footer_bytes(data: bytes | memoryview) -> int:
+    """How many bytes at the end of a Parquet file are its footer, with its length and the magic after it."""
+    return int.from_bytes(data[-_TAIL : -len(MAGIC)], "little") + _TAIL
+
+
+def check_footer(tail: memoryview, size: int, layout: Layout, rows: int, memory: int | None) -> Claims:
+    """Check what the footer of a Parquet file claims against how much it may be; see the module's promise.
 
     Args:
-        data: the file.
+        tail: the end of the file, the footer in it.
+        size: bytes of the file.
         rows: how many it must have.
         memory: the descriptor's, or None to find out what it must be.
 
     Raises:
         ValueError, LookupError: it claims something else, or contradicts itself.
     """
-    # An Arrow buffer says that its bytes are signed.
-    return _Sums(data.cast("B"), layout, rows, memory).over_footer()
+    tail = tail.cast("B")  # An Arrow buffer says that its bytes are signed.
+    if len(tail) < _TAIL or tail[-len(MAGIC) :] != MAGIC:
+        raise ValueError("it is not a Parquet file")
+    length = footer_bytes(tail)
+    if not length <= min(len(tail), size - len(MAGIC)):
+        raise ValueError(f"its footer claims {length} of its {size} bytes")
+    if memory is not None and (least := rows * layout.row_bits_min // 8) > memory:
+        raise ValueError(f"{rows} rows take {least} bytes at least, and its descriptor says memory {memory}")
+    groups_max = min(rows, GROUPS_MAX + rows // GROUP_ROWS_MIN)
+    lengths = max(groups_max, len(layout.leaves))
+    footer, _ = _Thrift(bytes(tail[-length:-_TAIL]), lengths).struct(0, _FOOTER)
+    if footer.get(2) != layout.elements:
+        raise ValueError(f"its schema has {footer.get(2)} elements where {layout.elements} belong")
+    groups = footer.get(4, [])
+    if len(groups) > groups_max:
+        raise ValueError(f"it has {len(groups)} row groups for {rows} rows")
+    group_rows = tuple(_rows_of(group, layout) for group in groups)
+    if sum(group_rows) != rows or footer.get(3) != rows:
+        raise ValueError(f"it holds {sum(group_rows)} rows, and its descriptor says {rows}")
+    bytes_max = _NO_LIMIT
+    if memory is not None:
+        bytes_max = 2 * memory + _SLACK + _CHUNK_SLACK * len(groups) * len(layout.leaves)
+    chunks = tuple(
+        tuple(_chunk(leaf, chunk[3], of, size - length) for leaf, chunk in zip(layout.leaves, group[1], strict=True))
+        for group, of in zip(groups, group_rows, strict=True)
+    )
+    nested = [(at, leaf.level_bytes) for at, leaf in enumerate(layout.leaves) if leaf.level_bytes]
+    level_bytes = sum(group[at].levels * each for group in chunks for at, each in nested)
+    if level_bytes > bytes_max:
+        raise ValueError(f"its nested columns take over {bytes_max} bytes, more than its descriptor allows")
+    list_max = max(layout.elements, lengths, _LIST_MAX)
+    return Claims(level_bytes, group_rows, chunks, bytes_max, list_max)
 
 
-class _Sums:
-    """The sums over one file while it is checked."""
+def check_pages(
+    claims: Claims, layout: Layout, pieces: Iterable[tuple[int, memoryview, int]], columns: Collection[str]
+) -> tuple[str, ...]:
+    """Check the header of every page of some columns in some row groups; see the module's promise.
 
-    def __init__(self, data: memoryview, layout: Layout, rows: int, memory: int | None) -> None:
-        self._data = data
-        self._rows = rows
-        self._leaves = layout.leaves
-        self._elements = layout.elements
-        self._groups_max = min(rows, GROUPS_MAX + rows // GROUP_ROWS_MIN)
-        self._level_bytes = self._unpacked = self._end = 0
-        self._limit = _NO_LIMIT
-        self._strings: dict[str, int] = {}
-        if memory is not None:
-            self._limit = 2 * memory + _SLACK
-            least = rows * layout.row_bits_min // 8
-            if least > memory:
-                raise ValueError(f"{rows} rows take {least} bytes at least, and its descriptor says memory {memory}")
+    Args:
+        pieces: row groups, each as its number, bytes of the file that hold it, and where in the file these begin.
+        columns: names of top-level columns; no others may be decoded thereafter.
 
-    def over_footer(self) -> Claims:
-        data, size = self._data, len(self._data)
-        if size < len(_MAGIC) + _TAIL or data[: len(_MAGIC)] != _MAGIC or data[-len(_MAGIC) :] != _MAGIC:
-            raise ValueError("it is not a Parquet file")
-        length = int.from_bytes(data[-_TAIL : -len(_MAGIC)], "little")
-        self._end = size - _TAIL - length
-        if self._end < len(_MAGIC):
-            raise ValueError(f"its footer claims {length} of its {size} bytes")
-        lengths = max(self._groups_max, len(self._leaves))
-        footer, _ = _Thrift(bytes(data[self._end : size - _TAIL]), lengths).struct(0, _FOOTER)
-        if footer.get(2) != self._elements:
-            raise ValueError(f"its schema has {footer.get(2)} elements where {self._elements} belong")
-        groups = footer.get(4, [])
-        if len(groups) > self._groups_max:
-            raise ValueError(f"it has {len(groups)} row groups for {self._rows} rows")
-        group_rows = tuple(map(self._over_group, groups))
-        if sum(group_rows) != self._rows or footer.get(3) != self._rows:
-            raise ValueError(f"it holds {sum(group_rows)} rows, and its descriptor says {self._rows}")
-        too_long = [name for name, total in self._strings.items() if total > self._limit]
-        list_max = max(self._elements, lengths, _LIST_MAX)
-        return Claims(self._level_bytes, group_rows, tuple(too_long), self._limit, list_max)
+    Returns:
+        Names of flat columns whose dictionaries could make them longer than memory allows. Whether they do takes
+        reading them.
 
-    def _over_group(self, group: dict[int, Any]) -> int:
-        """Check one row group; return how many rows it claims."""
-        rows, chunks = group.get(3, 0), group.get(1, [])
-        if rows < 1 or len(chunks) != len(self._leaves):
-            raise ValueError(f"a row group claims {rows} rows and {len(chunks)} columns")
-        for leaf, chunk in zip(self._leaves, chunks, strict=True):
-            self._over_chunk(leaf, chunk[3], rows)
-        return int(rows)
+    Raises:
+        ValueError, LookupError: as `check_footer`.
+    """
+    leaves = [(at, leaf) for at, leaf in enumerate(layout.leaves) if leaf.field in columns]
+    strings: dict[str, int] = {}
+    left = claims.bytes_max
+    for group, data, start in pieces:
+        data = data.cast("B")
+        for at, leaf in leaves:
+            chunk = claims.chunks[group][at]
+            values, unpacked, dictionary, left = _over_pages(data, start, chunk, leaf, left, claims.bytes_max)
+            if (values, unpacked) != (chunk.levels, chunk.unpacked):
+                raise ValueError(
+                    f"pages hold {values} values in {unpacked} bytes, and their column claims {chunk.levels} in "
+                    f"{chunk.unpacked}"
+                )
+            if dictionary and leaf.width is None:
+                longest = dictionary * chunk.levels
+                if leaf.is_nested and longest > claims.bytes_max:
+                    raise ValueError("a nested column has a dictionary that may take more than its descriptor allows")
+                strings[leaf.field] = strings.get(leaf.field, 0) + longest
+    return tuple(name for name, total in strings.items() if total > claims.bytes_max)
 
-    def _over_chunk(self, leaf: _Leaf, column: dict[int, int], rows: int) -> None:
-        levels = column[5]
-        if column[4] not in _COMPRESSIONS:
-            raise ValueError(f"a column is compressed by method {column[4]}; only {sorted(_COMPRESSIONS)} are read")
-        if levels < rows or (not leaf.is_nested and levels != rows):
-            raise ValueError(f"a column claims {levels} values in {rows} rows")
-        self._level_bytes += levels * leaf.level_bytes
-        if self._level_bytes > self._limit:
-            raise ValueError(f"its nested columns take over {self._limit} bytes, more than its descriptor allows")
-        self._limit += _CHUNK_SLACK
-        values, unpacked, dictionary = self._over_pages(leaf, column)
-        if (values, unpacked) != (levels, column[6]):
-            raise ValueError(
-                f"pages hold {values} values in {unpacked} bytes, and their column claims {levels} in {column[6]}"
-            )
-        if dictionary and leaf.width is None:
-            longest = dictionary * levels
-            if leaf.is_nested and longest > self._limit:
-                raise ValueError("a nested column has a dictionary that may take more than its descriptor allows")
-            self._strings[leaf.field] = self._strings.get(leaf.field, 0) + longest
 
-    def _over_pages(self, leaf: _Leaf, column: dict[int, int]) -> tuple[int, int, int]:
-        """Walk the pages of a chunk; return their values, what they unpack to, and what the dictionary does."""
-        at, coded = column[9], column.get(11, 0)
-        at = coded if 0 < coded < at else at
-        end = at + column[7]
-        if not len(_MAGIC) <= at <= end <= self._end:
-            raise ValueError(f"a column claims the bytes [{at}, {end}) of {self._end}")
-        values = unpacked = dictionary = 0
-        first = True
-        while at < end:
-            page, start = _page(self._data, at, end)
-            if not (0 <= page.packed <= end - start and page.unpacked >= 0 and page.values >= 0):
-                raise ValueError(f"a page claims {page.packed} bytes, {page.unpacked} unpacked, {page.values} values")
-            if page.encoding not in _ENCODINGS:
-                raise ValueError(f"a page has the encoding {page.encoding}; only {sorted(_ENCODINGS)} are read")
-            unpacked += page.unpacked + start - at
-            self._unpacked += page.unpacked
-            if self._unpacked > self._limit:
-                raise ValueError(f"its pages unpack to over {self._limit} bytes, more than its descriptor allows")
-            if page.kind == _DATA_PAGE:
-                values += page.values
-            elif page.kind == _DICTIONARY_PAGE and first:
-                dictionary = page.unpacked
-                if page.values * (leaf.width or 4) > page.unpacked:
-                    raise ValueError(f"a dictionary claims {page.values} values in {page.unpacked} bytes")
-            else:
-                raise ValueError(f"a page is of the kind {page.kind}; data pages of version 1 belong there")
-            first = False
-            at = start + page.packed
-        return values, unpacked, dictionary
+def _rows_of(group: dict[int, Any], layout: Layout) -> int:
+    rows, chunks = group.get(3, 0), group.get(1, [])
+    if rows < 1 or len(chunks) != len(layout.leaves):
+        raise ValueError(f"a row group claims {rows} rows and {len(chunks)} columns")
+    return int(rows)
+
+
+def _chunk(leaf: _Leaf, column: dict[int, int], rows: int, end_max: int) -> Chunk:
+    levels = column[5]
+    if column[4] not in _COMPRESSIONS:
+        raise ValueError(f"a column is compressed by method {column[4]}; only {sorted(_COMPRESSIONS)} are read")
+    if levels < rows or (not leaf.is_nested and levels != rows):
+        raise ValueError(f"a column claims {levels} values in {rows} rows")
+    at, coded = column[9], column.get(11, 0)
+    at = coded if 0 < coded < at else at
+    end = at + column[7]
+    if not len(MAGIC) <= at <= end <= end_max:
+        raise ValueError(f"a column claims the bytes [{at}, {end}) of {end_max}")
+    return Chunk(at, end, levels, column[6])
+
+
+def _over_pages(
+    data: memoryview, offset: int, chunk: Chunk, leaf: _Leaf, left: int, bytes_max: int
+) -> tuple[int, int, int, int]:
+    """Walk the pages of a chunk: their values, what they unpack to, what the dictionary does, what is left of left."""
+    at, end = chunk.start - offset, chunk.end - offset
+    if not 0 <= at <= end <= len(data):
+        raise ValueError(f"a column claims bytes up to {chunk.end}, outside of its row group")
+    values = unpacked = dictionary = 0
+    first = True
+    while at < end:
+        page, start = _page(data, at, end)
+        if not (0 <= page.packed <= end - start and page.unpacked >= 0 and page.values >= 0):
+            raise ValueError(f"a page claims {page.packed} bytes, {page.unpacked} unpacked, {page.values} values")
+        if page.encoding not in _ENCODINGS:
+            raise ValueError(f"a page has the encoding {page.encoding}; only {sorted(_ENCODINGS)} are read")
+        unpacked += page.unpacked + start - at
+        left -= page.unpacked
+        if left < 0:
+            raise ValueError(f"its pages unpack to over {bytes_max} bytes, more than its descriptor allows")
+        if page.kind == _DATA_PAGE:
+            values += page.values
+        elif page.kind == _DICTIONARY_PAGE and first:
+            dictionary = page.unpacked
+            if page.values * (leaf.width or 4) > page.unpacked:
+                raise ValueError(f"a dictionary claims {page.values} values in {page.unpacked} bytes")
+        else:
+            raise ValueError(f"a page is of the kind {page.kind}; data pages of version 1 belong there")
+        first = False
+        at = start + page.packed
+    return values, unpacked, dictionary, left
 
 
 class _Page(NamedTuple):

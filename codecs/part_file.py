@@ -17,23 +17,27 @@ Parquet has no seconds and no date64: `storage_type` says what they are written 
 back.
 """
 
+import io
 import re
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pyarrow.types as pt
+import xxhash
 
 from persist.codecs.errors import InvalidUpdate
 from persist.codecs.ordering import combined, order_keys
-from persist.codecs.part_claims import Claims, Layout, check_claims
+from persist.codecs.part_claims import MAGIC, Claims, Layout, check_footer, check_pages
 from persist.codecs.types import children, with_children
 
+GROUPS_KEY, GROUPS_VERSION = "persist.groups", 1
 _SAMPLE_ROWS = 1024
 _NAN = re.compile(r"(?<!\w)nan(?!\w)", re.IGNORECASE)
 _FUNCTION = re.compile(r"(\w+)\(")
@@ -51,40 +55,165 @@ def storage_type(kind: pa.DataType) -> pa.DataType:
     return _MILLISECONDS.get(kind, kind)
 
 
-def to_parquet(table: pa.Table, *, sorted_by: int, row_group_rows: int) -> bytes:
-    """The bytes of one Parquet file.
+class FileWriter:
+    """Writes one Parquet file row group by row group, and into its footer where the groups lie and their checksums.
 
-    Args:
-        table: at least one row, floats canonical, no two columns of one name.
-        sorted_by: how many leading columns the rows are sorted by.
-        row_group_rows: the most rows in a row group.
+    Nothing of a group is kept but its encoded bytes.
+
+    Attributes:
+        without_statistics: names of flat float columns whose minimum and maximum are not written.
+        groups: the row groups so far, each as its length in bytes and its xxh3_64.
+    """
+
+    def __init__(
+        self, schema: pa.Schema, first: pa.Table, *, sorted_by: int, without_statistics: Collection[str] = ()
+    ) -> None:
+        """Begin a file.
+
+        Args:
+            schema: its columns, no two of one name.
+            first: rows by which encodings are chosen: all, or the first row group.
+            sorted_by: how many leading columns the rows are sorted by.
+        """
+        self.without_statistics = frozenset(without_statistics)
+        self.groups: list[tuple[int, str]] = []
+        self._schema = pa.schema([field.with_type(storage_type(field.type)) for field in schema])
+        self._dictionaries = frozenset(name for name in _repeating(first))
+        self._sorted_by = sorted_by
+        self._begin()
+
+    def _begin(self) -> None:
+        self._sink = io.BytesIO()
+        self._writer = pq.ParquetWriter(
+            self._sink,
+            self._schema,
+            compression="zstd",
+            compression_level=1,
+            write_page_index=True,
+            write_page_checksum=True,
+            sorting_columns=_sorting_columns(self._schema, self._sorted_by),
+            **_column_options(self._schema, self._dictionaries, self.without_statistics),
+        )
+        self.groups = []
+        self._end = len(MAGIC)
+
+    @property
+    def size(self) -> int:
+        """Length of what is encoded so far."""
+        return self._end
+
+    def write(self, group: pa.Table) -> None:
+        """Write one row group: at least one row, floats canonical.
+
+        Floats for which statistics would mislead make the file be written again without these, once for a few columns
+        and once more for all.
+
+        Raises:
+            InvalidUpdate: a value is outside what its type can be stored as (a timestamp[s] beyond the range of
+                milliseconds, a date64 that is not a whole day, a time32[s] of more than a day).
+        """
+        misled = misled_columns(group) - self.without_statistics
+        if misled:
+            floats = frozenset(field.name for field in self._schema if pt.is_floating(field.type))
+            self._write_again(floats if self.without_statistics else misled)
+        self._write(_to_storage(group))
+
+    def finish(self) -> bytes:
+        """Return the bytes of the file."""
+        index = msgspec.json.encode({"version": GROUPS_VERSION, "groups": self.groups})
+        self._writer.add_key_value_metadata({GROUPS_KEY: index.decode()})
+        self._writer.close()
+        return self._sink.getvalue()
+
+    def _write(self, stored: pa.Table) -> None:
+        self._writer.write_table(stored, row_group_size=stored.num_rows)
+        start, self._end = self._end, self._sink.tell()
+        with self._sink.getbuffer() as encoded:
+            checksum = xxhash.xxh3_64_hexdigest(encoded[start : self._end])
+        self.groups.append((self._end - start, checksum))
+
+    def _write_again(self, without_statistics: frozenset[str]) -> None:
+        self.without_statistics |= without_statistics
+        if not self.groups:
+            self._begin()
+            return
+        self._writer.close()
+        with pq.ParquetFile(pa.BufferReader(self._sink.getvalue()), arrow_extensions_enabled=False) as file:
+            self._begin()
+            for group in range(file.num_row_groups):
+                self._write(file.read_row_group(group).cast(self._schema))
+
+
+def misled_columns(group: pa.Table) -> frozenset[str]:
+    """Names of flat float columns whose minimum and maximum in Parquet would mislead a reader of a row group."""
+    return frozenset(
+        field.name
+        for field, column in zip(group.schema, group.columns, strict=True)
+        if pt.is_floating(field.type) and (has_nan(column) or _has_zeros_only(column))
+    )
+
+
+def level_bytes(data: bytes | memoryview, schema: pa.Schema, rows: int) -> int:
+    """What decoding a file takes beyond its columns: the second term of `memory`; see `part_claims`."""
+    if not any(pt.is_nested(kind) for kind in schema.types):
+        return 0
+    return check_footer(memoryview(data), len(data), _layout(schema)[0], rows, None).level_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Footer:
+    """A footer that was checked, to be shared between reads."""
+
+    claims: Claims
+    metadata: pq.FileMetaData
+
+
+def read_footer(tail: pa.Buffer, size: int, schema: pa.Schema, *, rows: int, memory: int) -> Footer:
+    """Read the end of a file, of size bytes in all, that must hold exactly schema and that many rows.
 
     Raises:
-        InvalidUpdate: a value is outside what its type can be stored as (a timestamp[s] beyond the range of
-            milliseconds, a date64 that is not a whole day, a time32[s] of more than a day).
+        ValueError: it says otherwise about itself.
+        pa.ArrowException, OSError: it cannot be decoded.
     """
-    table = _to_storage(table)
-    sink = pa.BufferOutputStream()
-    pq.write_table(
-        table,
-        sink,
-        row_group_size=row_group_rows,
-        compression="zstd",
-        compression_level=1,
-        write_page_index=True,
-        write_page_checksum=True,
-        sorting_columns=_sorting_columns(table.schema, sorted_by),
-        **_column_options(table, row_group_rows),
-    )
-    return bytes(sink.getvalue())
+    layout, _ = _layout(schema)
+    claims = check_footer(memoryview(tail), size, layout, rows, memory)
+    # Arrow looks for a footer at the end of what it is given, wherever that begins.
+    with _open(pa.BufferReader(tail), claims) as file:
+        _check_schema(file, layout, schema)
+        return Footer(claims, file.metadata)
 
 
-def memory_of(data: bytes | memoryview, table: pa.Table) -> int:
-    """What a descriptor must say of the memory that decoding takes; see `part_claims`. data is table as a file."""
-    levels = 0
-    if any(pt.is_nested(kind) for kind in table.schema.types):
-        levels = check_claims(memoryview(data), _layout(table.schema)[0], len(table), None).level_bytes
-    return int(table.nbytes) + levels
+def read_groups(
+    source: pa.NativeFile,
+    footer: Footer,
+    schema: pa.Schema,
+    pieces: Sequence[tuple[int, memoryview, int]],
+    *,
+    columns: Sequence[str],
+    use_threads: bool,
+) -> pa.Table:
+    """Read columns of some row groups.
+
+    Args:
+        source: the file, or what has these groups where the file has them.
+        pieces: the groups, as for `check_pages`.
+
+    Raises:
+        ValueError, pa.ArrowException, OSError: as `read_footer`.
+    """
+    layout, checked = _layout(schema)
+    claims, metadata = footer.claims, footer.metadata
+    dictionaries = check_pages(claims, layout, pieces, frozenset(columns))
+    groups = [group for group, _, _ in pieces]
+    long = _with_long_values(source, footer, dictionaries, groups)
+    with _open(source, claims, metadata, long) as file:
+        table = file.read_row_groups(groups, columns=list(columns), use_threads=use_threads)
+    if long:
+        table = _decoded(table, long, claims.bytes_max)
+    rows = sum(claims.group_rows[group] for group in groups)
+    if table.num_rows != rows:
+        raise ValueError(f"it holds {table.num_rows} rows where its footer says {rows}")
+    return _from_storage(table, schema, checked, columns)
 
 
 def from_parquet(
@@ -106,19 +235,13 @@ def from_parquet(
         ValueError: the file says otherwise about itself.
         pa.ArrowException, OSError: it cannot be decoded.
     """
-    with _opened(data, schema, rows, memory) as (file, claims):
-        groups: Sequence[int] | None = None
-        if within is not None:
-            groups, rows = _row_groups(claims.group_rows, within)
-        coded = _with_long_values(data, file.metadata, claims, columns)
-        if coded:
-            with _coded(data, file.metadata, coded) as coded_file:
-                table = _decoded(_read(coded_file, columns, groups, use_threads), coded, claims.string_bytes_max)
-        else:
-            table = _read(file, columns, groups, use_threads)
-    if table.num_rows != rows:
-        raise ValueError(f"it holds {table.num_rows} rows, and its descriptor says {rows}")
-    return _from_storage(table, schema, columns)
+    footer = _whole_footer(data, schema, rows, memory)
+    groups = list(range(len(footer.claims.group_rows)))
+    if within is not None:
+        groups = groups_within(footer.claims.group_rows, within)
+    view = memoryview(data)
+    pieces = [(group, view, 0) for group in groups]
+    return read_groups(pa.BufferReader(data), footer, schema, pieces, columns=columns, use_threads=use_threads)
 
 
 def scan_parquet(
@@ -136,10 +259,15 @@ def scan_parquet(
     A filter that may compare with NaN is not held against statistics: Arrow takes such comparisons for more than they
     say. Raises what `from_parquet` raises, or what the filter does.
     """
-    with _opened(data, schema, rows, memory) as (file, claims):
-        coded = _with_long_values(data, file.metadata, claims, schema.names)
-    if coded or may_compare_with_nan(filter):
-        whole = from_parquet(data, schema, columns=schema.names, rows=rows, memory=memory, use_threads=use_threads)
+    layout, checked = _layout(schema)
+    footer = _whole_footer(data, schema, rows, memory)
+    view = memoryview(data)
+    groups = list(range(len(footer.claims.group_rows)))
+    pieces = [(group, view, 0) for group in groups]
+    read = [*columns, *columns_of(filter, schema, columns)]
+    dictionaries = check_pages(footer.claims, layout, pieces, frozenset(read))
+    if _with_long_values(pa.BufferReader(data), footer, dictionaries, groups) or may_compare_with_nan(filter):
+        whole = read_groups(pa.BufferReader(data), footer, schema, pieces, columns=read, use_threads=use_threads)
         return whole.filter(filter).select(list(columns))
     # Here, because importing it imports pandas where there is one, which every worker process would wait for.
     from pyarrow.dataset import ParquetFileFormat
@@ -149,7 +277,19 @@ def scan_parquet(
     table = fragment.to_table(
         schema=fragment.physical_schema, columns=projection, filter=filter, use_threads=use_threads
     )
-    return _from_storage(table, schema, columns)
+    return _from_storage(table, schema, checked, columns)
+
+
+def columns_of(filter: pc.Expression, schema: pa.Schema, besides: Sequence[str] = ()) -> list[str]:
+    """Names of the columns, besides some, over which filter can be computed; more than these if that is hard to say."""
+    text = str(filter)
+    others = [name for name in schema.names if name not in besides]
+    named = others if "..." in text else [name for name in others if name in text]
+    try:
+        schema.empty_table().select([*besides, *named]).filter(filter)
+    except (pa.ArrowException, TypeError, ValueError):
+        return others
+    return named
 
 
 def may_compare_with_nan(filter: pc.Expression) -> bool:
@@ -190,10 +330,10 @@ def _all_same(left: pa.ChunkedArray, right: pa.ChunkedArray) -> bool:
     return bool(ranks[: len(left)].equals(ranks[len(left) :]))
 
 
-def _from_storage(table: pa.Table, schema: pa.Schema, columns: Sequence[str]) -> pa.Table:
+def _from_storage(table: pa.Table, schema: pa.Schema, checked: frozenset[str], columns: Sequence[str]) -> pa.Table:
     wanted = pa.schema([schema.field(name) for name in columns])
     table = table.select(list(columns))
-    for name in _layout(schema)[1].intersection(columns):
+    for name in checked.intersection(columns):
         for chunk in table.column(name).chunks:
             _check_values(chunk)
     return table if table.schema.equals(wanted, check_metadata=True) else table.cast(wanted)
@@ -228,46 +368,50 @@ def _layout(schema: pa.Schema) -> tuple[Layout, frozenset[str]]:
     return Layout.of(stored), frozenset(field.name for field in schema if _has_checked(field.type))
 
 
-@contextmanager
-def _opened(data: pa.Buffer, schema: pa.Schema, rows: int, memory: int) -> Iterator[tuple[pq.ParquetFile, Claims]]:
-    """Open a file once nothing about it gives reason not to."""
-    layout, _ = _layout(schema)
-    claims = check_claims(memoryview(data), layout, rows, memory)
-    with pq.ParquetFile(
-        pa.BufferReader(data),
-        thrift_string_size_limit=data.size,
+def _whole_footer(data: pa.Buffer, schema: pa.Schema, rows: int, memory: int) -> Footer:
+    if memoryview(data)[: len(MAGIC)].tobytes() != MAGIC:
+        raise ValueError("it is not a Parquet file")
+    return read_footer(data, data.size, schema, rows=rows, memory=memory)
+
+
+def _check_schema(file: pq.ParquetFile, layout: Layout, schema: pa.Schema) -> None:
+    found = file.schema_arrow
+    if found.names != layout.names or found.types != layout.types:
+        raise ValueError(f"it holds the columns {_listed(found)} where {_listed(schema)} belong")
+
+
+def _open(
+    source: pa.NativeFile, claims: Claims, metadata: pq.FileMetaData | None = None, coded: Sequence[str] = ()
+) -> pq.ParquetFile:
+    """Open a file once nothing about it gives reason not to.
+
+    Args:
+        coded: columns to be read in the form of dictionaries and positions in them.
+    """
+    return pq.ParquetFile(
+        source,
+        metadata=metadata,
+        read_dictionary=list(coded) or None,
+        thrift_string_size_limit=source.size(),
         thrift_container_size_limit=claims.list_max,
+        pre_buffer=False,  # It is all in memory.
         arrow_extensions_enabled=False,
-    ) as file:
-        found = file.schema_arrow
-        if found.names != layout.names or found.types != layout.types:
-            raise ValueError(f"it holds the columns {_listed(found)} where {_listed(schema)} belong")
-        yield file, claims
+    )
 
 
-def _read(file: pq.ParquetFile, columns: Sequence[str], groups: Sequence[int] | None, use_threads: bool) -> pa.Table:
-    if groups is None:
-        return file.read(columns=list(columns), use_threads=use_threads)
-    return file.read_row_groups(groups, columns=list(columns), use_threads=use_threads)
-
-
-def _coded(data: pa.Buffer, metadata: pq.FileMetaData, columns: list[str]) -> pq.ParquetFile:
-    """Return the file, to be read with these columns in the form of dictionaries and positions in them."""
-    return pq.ParquetFile(pa.BufferReader(data), metadata=metadata, read_dictionary=columns)
-
-
-def _with_long_values(data: pa.Buffer, metadata: pq.FileMetaData, claims: Claims, columns: Sequence[str]) -> list[str]:
+def _with_long_values(
+    source: pa.NativeFile, footer: Footer, dictionaries: Sequence[str], groups: list[int]
+) -> list[str]:
     """Return which columns could be too long even if they held the longest value of each dictionary throughout.
 
     Cost: the first page of each row group.
     """
     long: list[str] = []
-    for name in claims.dictionaries:
-        if name in columns:
-            with _coded(data, metadata, [name]) as file:
-                longest = sum(rows * _longest(file, at, name) for at, rows in enumerate(claims.group_rows))
-            if longest > claims.string_bytes_max:
-                long.append(name)
+    for name in dictionaries:
+        with _open(source, footer.claims, footer.metadata, [name]) as file:
+            longest = sum(footer.claims.group_rows[group] * _longest(file, group, name) for group in groups)
+        if longest > footer.claims.bytes_max:
+            long.append(name)
     return long
 
 
@@ -292,16 +436,15 @@ def _decoded(table: pa.Table, coded: list[str], bytes_max: int) -> pa.Table:
     return table
 
 
-def _row_groups(group_rows: Sequence[int], within: tuple[int, int]) -> tuple[list[int], int]:
-    """Return the row groups that hold any of the rows within, and how many rows these groups hold."""
+def groups_within(group_rows: Sequence[int], within: tuple[int, int]) -> list[int]:
+    """Return the row groups that hold any of the rows within."""
     groups: list[int] = []
-    start = rows = 0
+    start = 0
     for group, count in enumerate(group_rows):
         if start < within[1] and start + count > within[0]:
             groups.append(group)
-            rows += count
         start += count
-    return groups, rows
+    return groups
 
 
 def _listed(schema: pa.Schema) -> str:
@@ -318,23 +461,33 @@ def _sorting_columns(schema: pa.Schema, sorted_by: int) -> list[pq.SortingColumn
     return leading
 
 
-def _column_options(table: pa.Table, row_group_rows: int) -> dict[str, Any]:
+def _column_options(
+    schema: pa.Schema, repeating: Collection[str], without_statistics: Collection[str]
+) -> dict[str, Any]:
     """Encodings and statistics, by leaf path."""
-    nested = [path for field in table.schema for path in _nested_leaves(field)]
+    nested = [path for field in schema for path in _nested_leaves(field)]
     nested_paths = {path for path, _ in nested}
     encodings: dict[str, str] = {}
     dictionaries = [path for path, kind in nested if not _is_text(kind)]
     statistics = [path for path, kind in nested if not pt.is_floating(kind)]
-    for field, column in zip(table.schema, table.columns, strict=True):
+    for field in schema:
         if pt.is_nested(field.type) or field.name in nested_paths:  # "a.b" may also be field b of struct a.
             continue
         if (encoding := _encoding(field.type)) is not None:
             encodings[field.name] = encoding
-        elif _repeats(column):
+        elif field.name in repeating:
             dictionaries.append(field.name)
-        if not (pt.is_floating(field.type) and (has_nan(column) or _has_zeros_only(column, row_group_rows))):
+        if field.name not in without_statistics:
             statistics.append(field.name)
     return {"use_dictionary": dictionaries, "column_encoding": encodings, "write_statistics": statistics}
+
+
+def _repeating(rows: pa.Table) -> Iterator[str]:
+    """Names of the flat columns that are worth a dictionary."""
+    for field, column in zip(rows.schema, rows.columns, strict=True):
+        kind = storage_type(field.type)
+        if not pt.is_nested(kind) and _encoding(kind) is None and _repeats(column):
+            yield field.name
 
 
 def _is_text(kind: pa.DataType) -> bool:
@@ -360,15 +513,14 @@ def has_nan(column: pa.ChunkedArray) -> bool:
     return any(_has_nan_bits(chunk) and bool(pc.any(pc.is_nan(widened(chunk))).as_py()) for chunk in column.chunks)
 
 
-def _has_zeros_only(column: pa.ChunkedArray, row_group_rows: int) -> bool:
-    """Whether the floats of some row group are all zero or NULL.
+def _has_zeros_only(column: pa.ChunkedArray) -> bool:
+    """Whether the floats of a row group are all zero or NULL.
 
     Parquet gives zero as the minimum -0.0 and the maximum 0.0; Arrow then takes the column for a constant -0.0, which
     `isin([0.0])` does not match.
     """
     stored = widened(combined(column)).fill_null(0).to_numpy()
-    starts = np.arange(0, len(stored), row_group_rows)
-    return bool((np.add.reduceat(stored != 0, starts, dtype=np.int64) == 0).any())
+    return not bool(stored[0]) and not bool(stored.any())
 
 
 def _has_nan_bits(chunk: pa.Array) -> bool:

@@ -1,6 +1,5 @@
 """Examination of a location: damage is found and named, what is healthy is clean, a repair does as it says."""
 
-import io
 import random
 import threading
 import uuid
@@ -28,6 +27,8 @@ from persist.checkpoint import (
     read_newest_checkpoint,
 )
 from persist.codecs import Part, check_part, encode_parts, to_updates
+from persist.codecs.part import checksum_of, footer_of
+from persist.codecs.part_file import FileWriter
 from persist.control import uploaded_seqno
 from persist.envelope import FORMAT, encode_framed, put_framed
 from persist.follower import Follower
@@ -422,15 +423,16 @@ def test_hints_that_are_left_out_of_a_descriptor_are_no_problem(dated: DatedBlob
 
 def bad_part(table: pa.Table, schema: Any) -> tuple[bytes, Part]:
     """A part that is what table is, with a descriptor that agrees as far as a sorted copy of table can say."""
-    sink = io.BytesIO()
-    pq.write_table(table, sink)
-    data = sink.getvalue()
+    writer = FileWriter(table.schema, table, sorted_by=0)
+    writer.write(table)
+    data = writer.finish()
     times, diffs = table["_time"].to_pylist(), table["_diff"].to_pylist()
     part = Part(
         bytes=len(data),
         rows=len(table),
         memory=1 << 20,
-        checksum=xxhash.xxh3_128_hexdigest(data),
+        checksum=checksum_of(data),
+        footer=footer_of(data),
         time_min=min(*times, 2**63 - 2),
         time_max=min(max(times), 2**63 - 2),
         negatives=sum(diff < 0 for diff in diffs),

@@ -25,6 +25,7 @@ import persist
 from persist.blob import Blob, FileBlob, MemoryBlob
 from persist.checkpoint import Checkpoint, StateObject, checkpoint_key
 from persist.codecs import Part
+from persist.codecs.part import footer_of
 from persist.control import Dropped, Lease
 from persist.envelope import BlobRef, decode_framed, encode_framed, put_framed
 from persist.log import record_key
@@ -644,6 +645,7 @@ def test_nothing_that_is_read_is_executed(tmp_path: Path) -> None:
                 rows=1,
                 memory=1 << 20,
                 checksum=xxhash.xxh3_128_hexdigest(data),
+                footer=footer_of(data),
                 time_min=0,
                 time_max=0,
                 negatives=0,

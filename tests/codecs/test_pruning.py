@@ -13,7 +13,8 @@ import pyarrow.compute as pc
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from persist.codecs.part import Part, decode_part, encode_parts
+from persist.codecs.part import Part, decode_part
+from persist.codecs.part_stream import encode_parts
 from persist.codecs.pruning import parts_that_may_match
 from persist.codecs.schema import CollectionSchema
 from persist.codecs.updates import to_updates

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from persist.codecs import CollectionSchema, Part, encode_parts, to_updates
-from persist.codecs.part import checksum_of
+from persist.codecs.part import Footer, checksum_of
 
 Random = random.Random
 INT64 = 2**63
@@ -156,6 +156,7 @@ def described(table: pa.Table, memory: int | None = None) -> Part:
         rows=max(table.num_rows, 1),
         memory=table.nbytes if memory is None else memory,
         checksum="",
+        footer=Footer(0, ""),
         time_min=0,
         time_max=INT64 - 2,
         negatives=0,

@@ -175,7 +175,7 @@ def test_a_changed_object_is_understood_or_refused(kind: str, caplog: pytest.Log
         except Exception as error:
             raise AssertionError(f"the change of {seed!r} lets {type(error).__name__} escape") from error
         outcomes[outcome] = outcomes.get(outcome, 0) + 1
-    assert outcomes.get("CorruptBlob", 0) > EACH // 10
+    assert outcomes.get("CorruptBlob", 0) > EACH // 20  # Much of a descriptor is only looked at when it is needed.
     assert len(outcomes) > 1
 
 
