@@ -61,10 +61,10 @@ __all__ = [
     "scalar_to_json",
     "small_updates",
     "sort_indices",
-    "touched_rows",
     "to_rows",
     "to_tuples",
     "to_updates",
+    "touched_rows",
     "type_from_json",
     "type_to_json",
 ]

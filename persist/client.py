@@ -15,6 +15,7 @@ from persist.blob.clock import Clock, SystemClock
 from persist.codecs import CollectionSchema
 from persist.collection import Collection
 from persist.committer import Committer
+from persist.compactor import CompactionReport, Compactor
 from persist.errors import ClientClosed, CollectionExists, CollectionNotFound, ReadOnly, WriterFenced
 from persist.follower import Follower
 from persist.fsck import examine
@@ -143,6 +144,15 @@ class Client:
         self._committer = committer
         self._leases = Leases(self._follower, committer.submit, committer.check_may_wait, how.clock, how.settings, name)
         self._garbage = Garbage(self._blob, self._follower, committer, how.settings)
+        self._compactor = Compactor(
+            self._blob,
+            self._follower,
+            committer.submit,
+            self._pool,
+            self._footers,
+            how.settings.compaction,
+            how.settings.memory_budget,
+        )
         self._maintenance = Maintenance(self._leases, self._garbage.collect, how.clock, how.settings)
         weakref.finalize(self, _unless_forked, self._pid, self._maintenance.request_stop)
 
@@ -322,6 +332,12 @@ class Client:
     def _abandon(self, steps: Sequence[Step]) -> None:
         if self._committer is not None:  # A client that only reads has uploaded nothing.
             self._committer.abandon(steps)
+
+    def _compact(self, id_: str, name: str, *, full: bool) -> CompactionReport:
+        self._check_writable("compact")
+        assert self._committer is not None
+        self._committer.check_may_wait()
+        return self._compactor.compact(id_, name, full=full, destroy=full)
 
     def _write_step(self, id_: str, schema: CollectionSchema, updates: Any) -> Write | None:
         assert self._committer is not None

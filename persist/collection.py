@@ -11,6 +11,7 @@ import pyarrow.compute as pc
 from persist.antichain import Antichain, as_time
 from persist.changes import Changes, read_changes
 from persist.codecs import TIME_MAX, CollectionSchema, Part
+from persist.compactor import CompactionReport
 from persist.contents import CollectionState
 from persist.control import check_parts
 from persist.errors import (
@@ -123,6 +124,24 @@ class Collection:
         """
         step = AllowCompaction(self.id, Antichain.at(since).elements)
         return self.client._allow_compaction(step, self.name)
+
+    def compact(self, *, only_due: bool = False) -> CompactionReport:
+        """Make reading cheap, and destroy what since has passed; readers notice nothing. See `persist.compaction`.
+
+        A keyframe is made as of the last sealed time, runs of similar size are merged, small writes leave the log, and
+        what was retracted before since is written away: `Client.gc` deletes it after the grace period. Cost: reading
+        what is rewritten, a PUT for each new part, and a commit for each piece of work. Memory: `memory_budget`.
+
+        Args:
+            only_due: do only what `Settings.compaction` says is worth it by now.
+
+        Raises:
+            CorruptBlob: a part cannot be believed; nothing that it is part of was replaced.
+            DiffOverflow: a multiplicity does not fit int64.
+            InvalidUsage: `memory_budget` cannot hold a row group.
+            CollectionNotFound, ReadOnly, Unavailable, ClientClosed.
+        """
+        return self.client._compact(self.id, self.name, full=not only_due)
 
     def hold(self, time: int | None = None, *, name: str | None = None) -> Hold:
         """Keep since at or before a time, durably. Cost: a commit, or nothing if something holds it already.

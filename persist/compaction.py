@@ -1,24 +1,25 @@
 """What compaction should do to a collection, decided from its state alone: no I/O happens here.
 
-Keyframes cut the history into *intervals* of time: after one keyframe, up to and including the next. Four kinds of work:
+Keyframes cut the history into *intervals* of time: after one keyframe, up to and including the next. Four kinds of
+work:
 
 | work | why | when |
 |---|---|---|
-| keyframe | reads near it cost a scan of their result | the history since the last one has grown past a fraction of it |
+| keyframe | reads near it cost a scan of their result | the history since the last one has grown past a share of it |
 | forget | drop history, and keyframes, that nobody may read any more | since has passed a keyframe |
 | merge | few runs to read and to look a key up in | an interval has many runs of similar size (size-tiered) |
 | thin | old keyframes must not outgrow the history they serve | since stays behind for long |
 
 A merge never crosses a keyframe's time: a reader near a keyframe would decode what it must then drop. It puts together
 runs that follow each other in time, for the same reason. Levels are sizes: a run is of level n if it has at least
-`LEVEL_BYTES * merge_runs**n` bytes; `merge_runs` runs in a row of one level, and whatever smaller ones lie between them,
-become one run of the next. So an update is rewritten once for each level (O'Neil et al., The log-structured merge-tree,
-1996, in its size-tiered form), and there are at most `merge_runs` runs for each level and interval.
+`LEVEL_BYTES * merge_runs**n` bytes; `merge_runs` runs in a row of one level, and whatever smaller ones lie between
+them, become one run of the next. So an update is rewritten once for each level (O'Neil et al., The log-structured
+merge-tree, 1996, in its size-tiered form), and there are at most `merge_runs` runs for each level and interval.
 
 Where no update retracts another, the history is the contents, and no keyframe is made.
 
-What was retracted must be destroyed once since has passed the retraction. A keyframe as of since then takes the place of
-all history before it, whatever little there is of it.
+What was retracted must be destroyed once since has passed the retraction. A keyframe as of since then takes the place
+of all history before it, whatever little there is of it.
 """
 
 from bisect import bisect_right
@@ -42,12 +43,12 @@ class CompactionPolicy:
         part_bytes: encoded bytes at which the next key starts a new part.
         keyframe_fraction: a keyframe is made when the history since the last one has this many rows for each of its.
         keyframe_rows_min: and no fewer rows than this, so that small collections are not written anew all the time.
-        keyframe_space: keyframes but the newest may take this many bytes for each of the history; then some are dropped.
-        merge_runs: how many runs of similar size become one.
-        inline_bytes, inline_runs: at this many bytes or runs, small writes that live in the log become a part.
-        runs_max: at this many runs of one collection, its writers wait for a merge.
-        destroy_after_s: what was retracted is destroyed this long after since has passed it; None for half the grace.
-        interval_s: how often a client looks for work in the collections it uses; and for each of the others, whenever it
+        keyframe_space: keyframes but the newest may take this many bytes for each of the history; then some are
+        dropped. merge_runs: how many runs of similar size become one. inline_bytes, inline_runs: at this many bytes
+        or runs, small writes that live in the log become a part. runs_max: at this many runs of one collection, its
+        writers wait for a merge. destroy_after_s: what was retracted is destroyed this long after since has passed
+        it; None for half the grace. interval_s: how often a client looks for work in the collections it uses; and for
+        each of the others, whenever it
             collects garbage.
 
     Raises:

@@ -8,15 +8,16 @@ A new keyframe is made of the plan by which a reader would read its time. Where 
 the old one, the new one lists that very part. Small parts next to rewritten ones are rewritten with them.
 
 Nothing is replaced before all of it has been written, and only if what it was made of is still there: the record says
-so, and loses otherwise (`persist.contents`). Any number of compactors may therefore run; a loser deletes what it made. A
-part found missing or damaged ends the compaction with an error that names it. Before the commit the sums of diffs are
-held against each other: a slice that was lost or read twice would show.
+so, and loses otherwise (`persist.contents`). Any number of compactors may therefore run; a loser deletes what it
+made. A part found missing or damaged ends the compaction with an error that names it. Before the commit the sums of
+diffs are held against each other: a slice that was lost or read twice would show.
 """
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import msgspec
 import numpy as np
@@ -26,7 +27,7 @@ from persist.blob import Blob, Indeterminate, MissingBlob
 from persist.codecs import TIME_MAX, CollectionSchema, KeyRange, Part, PartStream, consolidate, ordered_keys
 from persist.compaction import CompactionPolicy, Forget, MakeKeyframe, Merge, Thin, Work, next_work
 from persist.contents import CollectionState, with_unused
-from persist.errors import ClientClosed, CollectionNotFound, Conflict, Superseded
+from persist.errors import ClientClosed, CollectionNotFound, Superseded
 from persist.follower import Follower
 from persist.future import CommitFuture
 from persist.operations import Step
@@ -184,22 +185,20 @@ class Compactor:
 
     # A keyframe.
 
-    def _keyframe(
-        self, contents: CollectionState, as_of: int, made: "_Made"
-    ) -> tuple[Replace, CompactionReport]:
+    def _keyframe(self, contents: CollectionState, as_of: int, made: "_Made") -> tuple[Replace, CompactionReport]:
         scan = snapshot_scan(contents, contents.schema, as_of, None)
-        numbers = {part.checksum + part.blob: number for number, part in contents.numbered.items()}
+        numbers = {part.blob: number for number, part in contents.numbered.items()}
         listed: list[int] = []
         expected = sum(part.diff_sum for part in scan.base)
         read: list[Part] = [*scan.parts]
         shared = 0
         for region in self._regions(scan):
-            if region.parts and (made.is_open or self._is_touched(region)) or self._is_small(region, made):
+            if (region.parts and (made.is_open or self._is_touched(region))) or self._is_small(region, made):
                 read += region.base
                 expected += self._rewrite(region, as_of, made)
                 continue
             listed += made.flush()
-            listed += [numbers[part.checksum + part.blob] for part in region.base]
+            listed += [numbers[part.blob] for part in region.base]
             shared += len(region.base)
         listed += made.flush()
         made.check(expected - sum(contents.numbered[n].diff_sum for n in listed if n >= 0))
@@ -267,7 +266,7 @@ class Compactor:
                 return None
             keyed.append((keys[0], keys[-1], number))
         keyed.sort(key=lambda each: each[:2])
-        if any(one[1] >= other[0] for one, other in zip(keyed, keyed[1:], strict=False)):
+        if any(one[1] >= other[0] for one, other in pairwise(keyed)):
             return None
         return tuple(number for _, _, number in keyed)
 
@@ -376,7 +375,7 @@ class _Made:
         self._checked = len(self._uploads)
         found = sum(part.diff_sum for part in parts)
         if found != diff_sum:
-            raise AssertionError(f"the diffs of the result sum to {found}, and those of what it was made of to {diff_sum}")
+            raise AssertionError(f"the diffs of the result sum to {found}, and those of its sources to {diff_sum}")
 
     def wait(self) -> None:
         """Wait for uploads under way."""

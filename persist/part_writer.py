@@ -58,7 +58,7 @@ class PartWriter:
                 parts.append(msgspec.structs.replace(part, inline=data))
                 inline_bytes += len(data)
             else:
-                parts.append(self._put(collection, self._next_seqno(), data, part))
+                parts.append(self.put(collection, data, part))
         return Append(collection, tuple(parts)) if parts else None
 
     def discard(self, parts: Iterable[Part]) -> None:
@@ -69,6 +69,10 @@ class PartWriter:
                     self._blob.delete(part.blob)
                 except PersistError:
                     continue
+
+    def put(self, collection: str, data: bytes, part: Part) -> Part:
+        """Store one encoded part of a collection; return its descriptor. Raises Unavailable if it was not stored."""
+        return self._put(collection, self._next_seqno(), data, part)
 
     def _put(self, collection: str, seqno: int, data: bytes, part: Part) -> Part:
         key = f"part/{collection}/{seqno:020d}-{uuid.uuid4().hex}.parquet"

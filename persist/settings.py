@@ -4,6 +4,7 @@ import os
 from dataclasses import dataclass, field, fields
 
 from persist.blob import InvalidUsage, RetryPolicy
+from persist.compaction import CompactionPolicy
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,8 +19,9 @@ class Settings:
         orphan_grace_s: how long an upload may take from its first part to its commit. (*)
         log_retention_s: log records are kept at least this long, and (*)
         log_retention_records: at least as many of them. (*)
-        background: whether a writing client renews leases and collects garbage by itself, in a thread of its own.
-            Without it, call `Client.maintain` now and then.
+        background: whether a writing client renews leases, collects garbage and compacts by itself, in threads of its
+            own. Without it, call `Client.maintain` now and then.
+        compaction: when and how collections are compacted; see `CompactionPolicy`. (*)
         gc_interval_s: the time between two collections of garbage by one client.
         retry: how failed and slow requests to the store are repeated.
         cache_memory_bytes: room for blobs kept in memory; None for 64 MiB if the store is remote, and none else.
@@ -42,6 +44,7 @@ class Settings:
     log_retention_s: float = 7 * 24 * 3600.0
     log_retention_records: int = 1000
     background: bool = True
+    compaction: CompactionPolicy = field(default_factory=CompactionPolicy)
     gc_interval_s: float = 3600.0
     retry: RetryPolicy = field(default_factory=RetryPolicy)
     memory_budget: int = 256 << 20
@@ -54,9 +57,13 @@ class Settings:
             raise InvalidUsage(f"Settings(background={self.background!r}) is not True or False")
         if not isinstance(self.retry, RetryPolicy):
             raise InvalidUsage(f"Settings(retry={self.retry!r}) is not a RetryPolicy")
+        if not isinstance(self.compaction, CompactionPolicy):
+            raise InvalidUsage(f"Settings(compaction={self.compaction!r}) is not a CompactionPolicy")
         for each in fields(self):
             value, least = getattr(self, each.name), LEAST.get(each.name, 0.0)
-            if each.name in ("background", "retry", "cache_folder") or (value is None and each.default is None):
+            if each.name in ("background", "retry", "compaction", "cache_folder") or (
+                value is None and each.default is None
+            ):
                 continue
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not least <= value < float("inf"):
                 raise InvalidUsage(f"Settings({each.name}={value!r}) is not a number of at least {least:g}")
@@ -73,5 +80,6 @@ LEAST = {
     "cache_folder_bytes": 1.0,
     "memory_budget": 16 << 20,
 }
+OTHERS = ("background", "retry", "compaction", "cache_folder")  # Those that are no numbers.
 # The number of records becomes a seqno in the log, where a fraction could not be read again.
 WHOLE = ("log_retention_records", "memory_budget", "cache_memory_bytes", "cache_folder_bytes")
