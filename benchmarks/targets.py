@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from deltalake import DeltaTable, write_deltalake
-from pyiceberg.catalog.sql import SqlCatalog
-from pyiceberg.expressions import In
 
 import persist
 from benchmarks.datasets import DataSet
@@ -89,6 +88,8 @@ def _marked(step: Step) -> pa.Table:
 
 def write_iceberg(data: DataSet, folder: Path) -> None:
     """Write one snapshot per seal. Slow, as pyiceberg is at this: seconds for each 10,000 touched keys."""
+    from pyiceberg.expressions import In
+
     key = next(iter(data.key))
     table = iceberg_table(folder, pa.schema({**data.key, **data.value}))
     for number, step in enumerate(data.steps()):
@@ -109,11 +110,20 @@ def read_iceberg(folder: Path) -> pa.Table:
     return _catalog(folder).load_table("bench.rows").scan().to_arrow()
 
 
-def _catalog(folder: Path) -> SqlCatalog:
+def _catalog(folder: Path) -> Any:
+    from pyiceberg.catalog.sql import SqlCatalog  # Takes seconds to import, and few measures need it.
+
     folder.mkdir(parents=True, exist_ok=True)
     catalog = SqlCatalog("bench", uri=f"sqlite:///{folder}/catalog.db", warehouse=f"file://{folder}")
     catalog.create_namespace_if_not_exists("bench")
     return catalog
+
+
+def net(updates: pa.Table) -> pa.Table:
+    """Return updates with the diffs of those that are equal else summed, without those that cancel."""
+    names = [name for name in updates.column_names if name != "_diff"]
+    summed = updates.group_by(names).aggregate([("_diff", "sum")]).rename_columns([*names, "_diff"])
+    return summed.filter(pc.not_equal(summed["_diff"], 0))
 
 
 def same_rows(found: pa.Table, expected: pa.Table, by: Iterable[str]) -> bool:
