@@ -33,6 +33,8 @@ from persist.codecs import (
     Utf8,
 )
 from persist.collection import Collection
+from persist.compaction import CompactionPolicy
+from persist.compactor import CompactionReport
 from persist.errors import (
     AsOfCompacted,
     AsOfNotSealed,
@@ -58,6 +60,7 @@ from persist.garbage import GarbageReport
 from persist.hold import Hold, HoldInfo
 from persist.listen import Listen, Progress
 from persist.multi_write import MultiWrite
+from persist.plan import Explanation
 from persist.settings import Settings
 from persist.snapshot import Snapshot
 from persist.telemetry import Metrics
@@ -78,10 +81,13 @@ __all__ = [
     "CollectionExists",
     "CollectionNotFound",
     "CommitFuture",
+    "CompactionPolicy",
+    "CompactionReport",
     "Conflict",
     "CorruptBlob",
     "Corruption",
     "DiffOverflow",
+    "Explanation",
     "FileBlob",
     "FrontierRegression",
     "FsckReport",

@@ -1,4 +1,4 @@
-"""The command line: `python -m persist fsck|gc|collections <location>`.
+"""The command line: `python -m persist fsck|gc|compact|collections <location>`.
 
 Exit status: 0 for all is well, 1 for problems found in the location, 2 for a mistake in the call or a store that does
 not answer. Errors of the library are one line on standard error.
@@ -40,6 +40,11 @@ def _parser() -> argparse.ArgumentParser:
     fsck.add_argument("--shallow", action="store_true", help="do not read parts, only look for them")
     fsck.set_defaults(run=_fsck)
     _command(commands, "gc", "delete what nobody needs any more").set_defaults(run=_gc)
+    compact = _command(commands, "compact", "make reading cheap, and destroy what may not be read any more")
+    compact.add_argument("collections", nargs="*", metavar="collection", help="which ones; all by default")
+    compact.add_argument("--due", action="store_true", help="do only what is worth it by now")
+    compact.add_argument("--memory-budget", type=int, metavar="BYTES", help="at most about this much memory")
+    compact.set_defaults(run=_compact)
     _command(commands, "collections", "list the collections").set_defaults(run=_collections)
     return parser
 
@@ -92,6 +97,22 @@ def _gc(asked: argparse.Namespace) -> int:
         print(
             f"{client.url}: deleted {counts} ({report.bytes:,} bytes) of {report.collections:,} destroyed collections"
         )
+    return OK
+
+
+def _compact(asked: argparse.Namespace) -> int:
+    settings = persist.Settings(background=False)
+    if asked.memory_budget is not None:
+        settings = persist.Settings(background=False, memory_budget=asked.memory_budget)
+    with persist.open(asked.location, storage_options=dict(asked.storage_options), settings=settings) as client:
+        for name in asked.collections or client.collections():
+            try:
+                report = client.load(name).compact(only_due=asked.due)
+            except persist.CollectionNotFound:
+                if asked.collections:
+                    raise
+                continue  # It was destroyed meanwhile.
+            print(f"{name}: {report}")
     return OK
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Literal, get_args
 
+from persist.background import BackgroundCompaction
 from persist.blob import Indeterminate, InvalidUsage, ReadOnlyStore, StoreMisconfigured
 from persist.blob.clock import Clock, SystemClock
 from persist.codecs import CollectionSchema
@@ -153,6 +154,9 @@ class Client:
             how.settings.compaction,
             how.settings.memory_budget,
         )
+        self._compaction = BackgroundCompaction(self._compactor, self._follower, how.clock, how.settings)
+        committer.appended = self._compaction.committed
+        weakref.finalize(self, _unless_forked, self._pid, self._compaction.request_stop)
         self._maintenance = Maintenance(self._leases, self._garbage.collect, how.clock, how.settings)
         weakref.finalize(self, _unless_forked, self._pid, self._maintenance.request_stop)
 
@@ -271,10 +275,11 @@ class Client:
         )
 
     def maintain(self) -> None:
-        """Do what is due of what otherwise happens in the background: leases are renewed, garbage is collected."""
+        """Do what is due of what otherwise happens in the background: leases, compaction, collection of garbage."""
         self._check_writable("maintain")
         assert self._maintenance is not None
         self._maintenance.tick()
+        self._compaction.tick()
 
     def close(self) -> None:
         """Finish what was asked for, free threads and sockets, and raise errors that nobody looked at; idempotent.
@@ -289,6 +294,7 @@ class Client:
         self._unregister()
         unlocked: CommitFuture | None = None
         if self._committer is not None and self._leases is not None and self._maintenance is not None:
+            self._compaction.close()
             self._maintenance.close()
             self._leases.close()
             if self._committer.epoch is not None:
@@ -341,6 +347,8 @@ class Client:
 
     def _write_step(self, id_: str, schema: CollectionSchema, updates: Any) -> Write | None:
         assert self._committer is not None
+        if self._committer.may_wait():
+            self._compaction.relieve(id_)
         return self._committer.write_step(id_, schema, updates)
 
     def _allow_compaction(self, step: AllowCompaction, name: str) -> CommitFuture:

@@ -24,7 +24,7 @@ import collections
 import logging
 import threading
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future, wait
 from contextlib import suppress
 from functools import partial
@@ -77,6 +77,7 @@ class Committer:
         self._writer_name = writer_name
         self._parts = PartWriter(blob, follower.next_seqno)
         self.unobserved = UnobservedErrors()
+        self.appended: Callable[[str], object] = lambda collection: None  # Told of each commit that adds updates.
         self._changed = threading.Condition()
         self._asked: collections.deque[Operation] = collections.deque()
         self._counts = dict.fromkeys(("records", "operations", "repeated", "rejected", "lost_races", "checkpoints"), 0)
@@ -159,6 +160,10 @@ class Committer:
             self._hurry.set()
             self._changed.notify_all()
 
+    def may_wait(self) -> bool:
+        """Whether the calling thread may wait for a commit: not in a future's callback."""
+        return not self._is_own_thread()
+
     def check_may_wait(self) -> None:
         """Raise InvalidUsage in a future's callback; to be called before a lock is taken that is kept for a commit."""
         if self._is_own_thread():
@@ -238,6 +243,9 @@ class Committer:
             # Only now: what refuses them may be what was asked for before them, and is true only with this record.
             for operation, error in rejected:
                 self._reject(operation, error)
+            for mutation in mutations:
+                if isinstance(mutation, Append):
+                    self.appended(mutation.collection)
             seqno = state.seqno + bool(mutations)
             self._counts["operations"] += len(accepted) + len(done)
             self._counts["repeated"] += len(done)

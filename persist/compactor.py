@@ -71,6 +71,19 @@ class CompactionReport:
     parts_shared: int = 0
     superseded: int = 0
 
+    def __str__(self) -> str:
+        if self == CompactionReport():
+            return "nothing to do"
+        done = [f"keyframe as of {as_of}" for as_of in self.keyframes]
+        done += [f"history up to {self.forgotten} forgotten"] if self.forgotten is not None else []
+        done += [f"{self.runs_merged:,} runs merged"] if self.runs_merged else []
+        done += [f"{self.keyframes_dropped:,} keyframes dropped"] if self.keyframes_dropped else []
+        done += [f"{self.parts_shared:,} parts shared"] if self.parts_shared else []
+        done += [f"{self.superseded:,} times another compaction was faster"] if self.superseded else []
+        read, wrote = ((self.parts_read, self.bytes_read), (self.parts_written, self.bytes_written))
+        done += [f"{what} {n:,} parts ({size:,} bytes)" for what, (n, size) in (("read", read), ("wrote", wrote))]
+        return ", ".join(done)
+
     def __add__(self, other: "CompactionReport") -> "CompactionReport":
         forgotten = max((each for each in (self.forgotten, other.forgotten) if each is not None), default=None)
         added = {

@@ -491,7 +491,7 @@ def test_small_parts_travel_in_the_record_until_the_cap_and_then_in_blobs(
     blob: MemoryBlob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("persist.part_writer.INLINE_TOTAL_MAX", 20_000)
-    with persist.open(blob) as client:
+    with persist.open(blob, settings=persist.Settings(background=False)) as client:
         orders = client.create_or_load("orders", key=KEY, value=VALUE)
         orders.write([((0, "a"), 0, 1)]).result()
         assert list(blob.list("part/")) == []

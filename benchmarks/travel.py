@@ -1,0 +1,168 @@
+"""Any time of a long history, and what changed in a part of it: `history-50m`, with the whole history kept.
+
+Our side is maintained while it is written, as a client with a background would do it. deltalake has one version for
+each seal, so only sealed times are asked for. The space it takes is without the files of its change feed.
+"""
+
+import statistics
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from deltalake import DeltaTable
+
+import persist
+from benchmarks import targets
+from benchmarks.harness import Job, Measure, Row, Side, alternate, duration, megabytes, peak_memory, times
+from benchmarks.targets import COLLECTION, net, same_rows
+from benchmarks.workspace import FRUGAL, Workspace, bytes_of, one_file
+
+SET = "history-50m"
+TIMES = 20
+COLUMNS = ["id", "name", "amount", "at"]
+
+
+def maintained(work: Workspace) -> str:
+    """Return the set as a collection that was maintained while it was written."""
+
+    def make(folder: Path) -> None:
+        targets.write_collection(work.data(SET), str(folder), settings=FRUGAL, maintained=True)
+        with persist.open(str(folder), settings=FRUGAL) as client:
+            client.gc()
+
+    return str(work.once(f"maintained-{SET}", make))
+
+
+def _sealed(work: Workspace) -> list[int]:
+    """Return the positions of the seals as of which to read, in random order."""
+    uppers = work.data(SET).uppers
+    return [int(i) for i in np.random.default_rng(5).permutation(len(uppers))[:TIMES]]
+
+
+def anytime(work: Workspace) -> list[Row]:
+    """Snapshots at random times, against reading a Parquet file of each result."""
+    location, seals = maintained(work), _sealed(work)
+    as_of = [work.data(SET).uppers[i] - 1 for i in seals]
+    files = []
+    for time, contents in zip(as_of, work.data(SET).contents(as_of), strict=True):
+        files.append(one_file(contents, work.folder / "results" / f"{time}.parquet"))
+    with persist.open(location, mode="read") as client:
+        rows = client.load(COLLECTION)
+
+        def ours(time: int) -> pa.Table:
+            return rows.snapshot(time).to_arrow()
+
+        mine, peer = [], []
+        for time, file in zip(as_of, files, strict=True):
+            theirs = partial(pq.read_table, file)
+            assert same_rows(ours(time), theirs(), ["id"]), f"our contents as of {time} are wrong"
+            taken = alternate([Side(partial(ours, time)), Side(theirs)], work.rounds)
+            mine.append(statistics.median(taken[0]))
+            peer.append(statistics.median(taken[1]))
+        measure = f"snapshot at {len(as_of)} random times, {SET}, whole history kept"
+        work.explain(measure, rows.snapshot(as_of[0]))
+    return [
+        Row(
+            measure,
+            "pyarrow read_table of one file of each result",
+            ">= 0.5x in the median, >= 0.3x at worst",
+            f"{duration(statistics.median(mine))} ({duration(min(mine))} to {duration(max(mine))})",
+            duration(statistics.median(peer)),
+            times([p / m for m, p in zip(mine, peer, strict=True)]) + " over times",
+            megabytes(peak_memory(Job(read_at, [location, as_of]))),
+        )
+    ]
+
+
+def read_at(location: str, as_of: list[int]) -> None:
+    """Read the contents as of some times, one after the other."""
+    with persist.open(location, mode="read") as client:
+        rows = client.load(COLLECTION)
+        for time in as_of:
+            rows.snapshot(time).to_arrow()
+
+
+def versions(work: Workspace) -> list[Row]:
+    """The same times, against deltalake at the version of each; and the space that both take."""
+    location, seals = maintained(work), _sealed(work)
+    uppers, table = work.data(SET).uppers, work.delta(SET)
+    with persist.open(location, mode="read") as client:
+        rows = client.load(COLLECTION)
+
+        def ours() -> None:
+            for seal in seals:
+                rows.snapshot(uppers[seal] - 1).to_arrow()
+
+        def theirs() -> None:
+            for seal in seals:
+                _at_version(table, seal)
+
+        for seal in seals[:3]:
+            found = rows.snapshot(uppers[seal] - 1).to_arrow()
+            assert same_rows(found, _at_version(table, seal), ["id"]), f"the peer finds other contents at seal {seal}"
+        measure = f"snapshot at the same times, {SET}"
+        units = len(seals)
+        read = Measure(
+            measure,
+            f"deltalake at a version, {len(uppers):,} kept",
+            "> 1x",
+            Side(ours, units=units),
+            [Side(theirs, "deltalake", units=units)],
+        ).run(work.rounds)
+    mine, peer = bytes_of(Path(location)), bytes_of(table, besides="_change_data")
+    space = Row(
+        f"space, {SET}, whole history kept",
+        "deltalake, without its change feed",
+        "> 1x",
+        megabytes(mine),
+        megabytes(peer),
+        f"{peer / mine:.2f}x",
+    )
+    return [read, space]
+
+
+def _at_version(table: Path, version: int) -> pa.Table:
+    return DeltaTable(table, version=version).to_pyarrow_table()
+
+
+def feed(work: Workspace) -> list[Row]:
+    """The changes in 1% of the time range, against deltalake's change data feed of the same versions."""
+    location, table, uppers = maintained(work), work.delta(SET), work.data(SET).uppers
+    count = max(1, round(len(uppers) / 100))
+    first = len(uppers) * 2 // 3
+    lower, upper = uppers[first - 1], uppers[first + count - 1]
+    with persist.open(location, mode="read") as client:
+        rows = client.load(COLLECTION)
+
+        def ours() -> pa.Table:
+            return rows.changes(lower, upper).to_arrow()
+
+        def theirs() -> pa.Table:
+            return pa.table(DeltaTable(table).load_cdf(starting_version=first, ending_version=first + count - 1))
+
+        # The peer knows no times between seals, and shows what comes of several changes of a key.
+        assert same_rows(net(ours().drop_columns(["_time"])), net(_with_diffs(theirs())), [*COLUMNS, "_diff"]), (
+            "the peer finds other changes"
+        )
+        measure = f"change feed of {count / len(uppers):.1%} of the time range, {SET}"
+        work.explain(measure, rows.changes(lower, upper))
+        job = Job(read_changes, [location, lower, upper])
+        peer = [Side(theirs, "deltalake")]
+        return [Measure(measure, "deltalake load_cdf", ">= 3x", Side(ours), peer, job).run(work.rounds)]
+
+
+def read_changes(location: str, lower: int, upper: int) -> None:
+    """Read changes, in a fresh process."""
+    with persist.open(location, mode="read") as client:
+        client.load(COLLECTION).changes(lower, upper).to_arrow()
+
+
+def _with_diffs(changes: pa.Table) -> pa.Table:
+    kind = changes["_change_type"].cast(pa.string())
+    gone = pc.is_in(kind, pa.array(["delete", "update_preimage"]))
+    diff = pc.if_else(gone, pa.scalar(-1, pa.int64()), pa.scalar(1, pa.int64()))
+    rows = changes.select(COLUMNS).set_column(1, "name", changes["name"].cast(pa.string()))  # It may come as a view.
+    return rows.append_column("_diff", diff)

@@ -1,0 +1,148 @@
+"""Data sets as collections and as the peers' tables, each made once per run and shared by the measures.
+
+With a folder of your own the peers' tables stay there and are used again by the next run, because deltalake takes
+minutes for a long history. Our collections are always made anew: they are what changes between runs.
+"""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+import persist
+from benchmarks import targets
+from benchmarks.datasets import DataSet, data_set
+from benchmarks.histories import Batch
+
+# What nobody reads goes at once, so that what is on disk is what is in use.
+FRUGAL = persist.Settings(background=False, grace_s=0.0, orphan_grace_s=0.0, hold_linger_s=0.0)
+
+
+class Workspace:
+    """A folder for a run, at a scale.
+
+    Attributes:
+        scale: how many times the size of the standard sets.
+        rounds: how often to measure.
+        explained: what `explain()` says of each read that was measured, by measure.
+    """
+
+    def __init__(self, folder: Path, kept: Path, scale: float, rounds: int) -> None:
+        """folder is for this run only; what is in kept can be used again."""
+        self.folder, self._kept = folder, kept / f"peers-{scale:g}"
+        self.scale, self.rounds = scale, rounds
+        self.explained: dict[str, str] = {}
+        self._kept.mkdir(parents=True, exist_ok=True)
+
+    def data(self, name: str) -> DataSet:
+        """Return a standard set, scaled."""
+        return data_set(name, self.scale)
+
+    def explain(self, measure: str, read: Any) -> None:
+        """Keep what a snapshot says that it will read."""
+        if hasattr(read, "explain"):  # Not every result is a snapshot.
+            self.explained[measure] = str(read.explain())
+
+    def once(self, name: str, make: Callable[[Path], None]) -> Path:
+        """Return the folder of that name in this run; make makes it if need be."""
+        return self._once(self.folder, name, make)
+
+    def delta(self, name: str) -> Path:
+        """Return a standard set as a deltalake table with a change feed, one version for each seal."""
+        data = self.data(name)
+        return self._once(self._kept, f"delta-{name}", lambda f: targets.write_delta(data, f, change_feed=True))
+
+    def raw(self, name: str) -> str:
+        """Return a standard set as a collection on which nothing was compacted. Do not write to it."""
+        data = self.data(name)
+        return str(self.once(f"raw-{name}", lambda f: targets.write_collection(data, str(f))))
+
+    def compacted(self, name: str) -> str:
+        """Return a standard set as a collection that holds its latest contents and no history. Do not write to it."""
+
+        def make(folder: Path) -> None:
+            copy_location(Path(self.raw(name)), folder)
+            compact_fully(str(folder), self.data(name).uppers[-1])
+
+        return str(self.once(f"compacted-{name}", make))
+
+    def with_tail(self, name: str, share: float = 0.05) -> str:
+        """Return a standard set with a keyframe, and with the last share of its updates not compacted."""
+        return str(self.once(f"tail-{name}", lambda folder: self._write_tail(name, share, folder)))
+
+    def _write_tail(self, name: str, share: float, folder: Path) -> None:
+        data = self.data(name)
+        with persist.open(str(folder), settings=targets.QUIET) as client:
+            rows: Any = client.create_or_load(targets.COLLECTION, key=data.key, value=data.value)
+            before, after = parted(data, share)
+            for batch in before:
+                rows.write(batch.updates, seal=batch.upper).result()
+            rows.compact()
+            for batch in after:
+                rows.write(batch.updates, seal=batch.upper).result()
+
+    @staticmethod
+    def _once(parent: Path, name: str, make: Callable[[Path], None]) -> Path:
+        folder = parent / name
+        if not folder.exists():
+            # Under another name until it is whole: a run may be stopped.
+            unfinished = parent / f"unfinished-{name}"
+            shutil.rmtree(unfinished, ignore_errors=True)
+            make(unfinished)
+            unfinished.rename(folder)
+        return folder
+
+
+def parted(data: DataSet, share: float) -> tuple[list[Batch], list[Batch]]:
+    """Return the batches before and in the last share of the updates; a time parts the batch in which that begins.
+
+    Nothing may be late in data. Memory: all of it.
+    """
+    batches = list(data.batches())
+    left = round((1 - share) * sum(len(batch.updates) for batch in batches))
+    for number, batch in enumerate(batches):
+        if left < len(batch.updates):
+            times = np.asarray(batch.updates["_time"])
+            cut = int(np.searchsorted(times, times[left]))
+            early = Batch(batch.updates.slice(0, cut), int(times[cut]))
+            late = Batch(batch.updates.slice(cut), batch.upper)
+            return [*batches[:number], early], [late, *batches[number + 1 :]]
+        left -= len(batch.updates)
+    return batches, []
+
+
+def copy_location(source: Path, target: Path) -> None:
+    """Copy a location to which nobody writes meanwhile."""
+    shutil.copytree(source, target)  # No links: a store takes a second link for a create that was cut short.
+
+
+def compact_fully(location: str, upper: int) -> Any:
+    """Let nothing but the latest contents remain; return the report of the compaction."""
+    with persist.open(location, settings=FRUGAL) as client:
+        rows: Any = client.load(targets.COLLECTION)
+        rows.allow_compaction(upper - 1).result()
+        done = rows.compact()
+        client.gc()
+        return done
+
+
+def part_files(location: str) -> list[str]:
+    """Return the Parquet files of a location. Small collections may have none: their updates are in the log."""
+    return sorted(map(str, Path(location, "part").glob("*/*.parquet")))
+
+
+def bytes_of(folder: Path, *, besides: str = "") -> int:
+    """Return the size of all files under a folder, but those in folders of one name."""
+    files = (path for path in folder.rglob("*") if path.is_file())
+    return sum(path.stat().st_size for path in files if not besides or besides not in path.parts)
+
+
+def one_file(table: pa.Table, path: Path) -> str:
+    """Write a table to one Parquet file with pyarrow's defaults; return its path."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(table, path)
+    return str(path)
