@@ -358,7 +358,7 @@ def test_a_collector_that_lags_behind_is_not_stopped_by_state_objects_that_other
     dated: DatedBlob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("persist.checkpoint.PENDING_MAX", 1)
-    settings = {"log_retention_records": 16, "log_retention_s": HOUR}
+    settings: dict[str, Any] = {"log_retention_records": 16, "log_retention_s": HOUR}
     with opened(dated, **settings) as writer:
         c = writer.create_or_load("c", key=KEY)
         c.write(table(), seal=1).result()

@@ -800,10 +800,18 @@ class _Judgement:
             total = sum(wanted.values())
             expected.check = lambda found: None if found == total else f"the count is {total}"
             return
-        _expect_overflow(wanted.values(), expected)
-        if event.args["how"] == "rows" and any(n < 0 for n in wanted.values()):
-            expected.fail("negative", "NegativeMultiplicity")
-        elif event.args["how"] == "rows" and sum(wanted.values()) > ROWS_MAX:
+        if event.args["how"] == "rows":
+            # Each key must have no negative one, even if what is shown of other keys looks like it.
+            wanted_by_key: Counter[tuple[Any, ...]] = Counter()
+            for (k, v), n in contents.items():
+                if above is None or k > above:
+                    wanted_by_key[k, v if "v" in columns else None] += n
+            _expect_overflow(wanted_by_key.values(), expected)
+            if any(n < 0 for n in wanted_by_key.values()):
+                expected.fail("negative", "NegativeMultiplicity")
+        else:
+            _expect_overflow(wanted.values(), expected)
+        if event.args["how"] == "rows" and sum(wanted.values()) > ROWS_MAX:
             expected.fail("overflow", "InvalidUsage")
         expected.check = lambda found: _contents_difference(found, wanted)
         if event.args["how"] == "diff":
