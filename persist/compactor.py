@@ -117,7 +117,9 @@ class Compactor:
         self._one_at_a_time = threading.Lock()
         self._stop = threading.Event()
 
-    def compact(self, id_: str, name: str, *, full: bool = False, destroy: bool = False) -> CompactionReport:
+    def compact(
+        self, id_: str, name: str, *, full: bool = False, destroy: bool = False, move_out: bool = False
+    ) -> CompactionReport:
         """Do all that is due in one collection; see `persist.compaction.next_work`.
 
         Raises:
@@ -131,7 +133,7 @@ class Compactor:
         with self._one_at_a_time:
             while True:
                 contents = self._contents(id_, name)
-                work = next_work(contents, self._policy, full=full, destroy=destroy)
+                work = next_work(contents, self._policy, full=full, destroy=destroy, move_out=move_out)
                 if work is None:
                     return report
                 try:
