@@ -9,9 +9,9 @@ import pyarrow.parquet as pq
 
 import persist
 from benchmarks.harness import Job, Measure, Row, Side, megabytes
-from benchmarks.ours import COLLECTION, FRUGAL, compact, write_collection, write_maintained
+from benchmarks.ours import COLLECTION, compact, write_collection, write_maintained
 from benchmarks.targets import same_rows
-from benchmarks.travel import maintained
+from benchmarks.travel import bytes_written, maintained
 from benchmarks.workspace import Workspace, bytes_of, copy_location, one_file
 from persist.blob import FileBlob, MeteredBlob
 
@@ -53,19 +53,14 @@ def throughput(work: Workspace) -> list[Row]:
 def amplification(work: Workspace) -> list[Row]:
     """What is written for each byte that comes in while `history-50m` is written and maintained; and the space."""
     data = work.data(LONG)
-    metered = MeteredBlob(FileBlob(work.folder / "amplification"))
-    write_collection(data, metered, settings=FRUGAL, maintained=True)
-    counts = metered.counts()
-    written = counts["set"].bytes + counts["create"].bytes
-    shutil.rmtree(work.folder / "amplification")
+    taken = bytes_of(Path(maintained(work)))
+    written = work.bytes_written[LONG]
     raw = MeteredBlob(FileBlob(work.folder / "unmaintained"))
     write_collection(data, raw)
-    counts = raw.counts()
-    came_in = counts["set"].bytes + counts["create"].bytes
+    came_in = bytes_written(raw)
     [contents] = data.contents([data.uppers[-1] - 1])
     result = Path(one_file(contents, work.folder / "result.parquet")).stat().st_size
     shutil.rmtree(work.folder / "unmaintained")
-    taken = bytes_of(Path(maintained(work)))
     job = Job(write_maintained, [LONG, work.scale, str(work.folder / "maintained-memory")])
     memory = work.memory_of(job)
     return [

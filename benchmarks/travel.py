@@ -19,6 +19,7 @@ from benchmarks.harness import Job, Measure, Row, Side, alternate, duration, meg
 from benchmarks.ours import COLLECTION, FRUGAL, read_at, read_changes, write_collection
 from benchmarks.targets import net, same_rows
 from benchmarks.workspace import Workspace, bytes_of, one_file
+from persist.blob import FileBlob, MeteredBlob
 
 SET = "history-50m"
 TIMES = 20
@@ -29,11 +30,19 @@ def maintained(work: Workspace) -> str:
     """Return the set as a collection that was maintained while it was written."""
 
     def make(folder: Path) -> None:
-        write_collection(work.data(SET), str(folder), settings=FRUGAL, maintained=True)
+        metered = MeteredBlob(FileBlob(folder))
+        write_collection(work.data(SET), metered, settings=FRUGAL, maintained=True)
+        work.bytes_written[SET] = bytes_written(metered)
         with persist.open(str(folder), settings=FRUGAL) as client:
             client.gc()
 
     return str(work.once(f"maintained-{SET}", make))
+
+
+def bytes_written(metered: MeteredBlob) -> int:
+    """Return how much was sent to a store."""
+    counts = metered.counts()
+    return counts["set"].bytes + counts["create"].bytes
 
 
 def _sealed(work: Workspace) -> list[int]:

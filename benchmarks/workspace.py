@@ -28,6 +28,7 @@ class Workspace:
         scale: how many times the size of the standard sets.
         rounds: how often to measure.
         explained: what `explain()` says of each read that was measured, by measure.
+        bytes_written: what was sent to the store while a set was written and maintained, by the name of the set.
     """
 
     def __init__(self, folder: Path, kept: Path, scale: float, rounds: int, memory: bool = True) -> None:
@@ -37,6 +38,7 @@ class Workspace:
         self.scale, self.rounds = scale, rounds
         self._sets: dict[str, DataSet] = {}
         self.explained: dict[str, str] = {}
+        self.bytes_written: dict[str, int] = {}
         self._kept.mkdir(parents=True, exist_ok=True)
 
     def data(self, name: str) -> DataSet:
