@@ -218,7 +218,7 @@ def snapshot_tables(scan: Scan, form: Form, reading: Reading) -> Iterator[pa.Tab
     """
     reader = reading()
     slices = scan.slices_within(reader.slice_bytes) if needs_merge(scan, form) else [scan]
-    tables = (table for each in slices for table in read_snapshot(each, form, reading()))
+    tables = (table for each in slices for table in read_snapshot(each, form, reading.checked(reader)))
     if form == "rows" or {*scan.schema.key_names} <= {*scan.columns}:
         yield from tables
         return
