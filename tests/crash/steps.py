@@ -109,7 +109,7 @@ def _look(location: str, options: dict[str, Any], step: Step, life: Life, tally:
                 if future is not None:
                     future.result()
         with persist.open(blob) as client:
-            recovered(client, blob, recovery.model, asked, len(asked))
+            recovered(client, blob, recovery.model, asked, len(asked), examine=False)
         _check_that_garbage_goes(blob)
 
 
