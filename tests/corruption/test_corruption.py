@@ -368,16 +368,17 @@ def read_by_compaction() -> list[str]:
     with persist.open(blob, settings=NO_GRACE) as client:
         blob.read.clear()
         report = compact_everything(client)
+        read = {*blob.read}
     assert report.keyframes
     assert report.forgotten is not None
     assert_true({at: rows for at, rows in read_all(all_of(blob)).contents.items() if at[1] != CHANGES})
-    return [key for key in parts_of_compacted() if key in blob.read]
+    return [key for key in parts_of_compacted() if key in read]
 
 
 @pytest.mark.parametrize("key", parts_of_compacted(), ids=place)
 def test_compaction_over_a_damaged_part_names_it_and_replaces_nothing_of_it(key: str) -> None:
     rng = random.Random(key)
-    damages = [one for damage in DAMAGES.values() for one in few(damage(ONE[key], rng), rng)[:2]]
+    damages = [one for damage in DAMAGES.values() for one in few(damage(ONE[key], rng), rng)[:1]]
     other = rng.choice([part for part in parts_of_compacted() if part != key])
     for damaged in [*damages, ONE[other], None]:
         blob = blob_with({k: v for k, v in put(key, damaged or b"").items() if k != key or damaged is not None})
