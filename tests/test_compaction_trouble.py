@@ -1,6 +1,7 @@
 """Compaction where something comes in between, or where numbers are at their limits."""
 
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import pyarrow as pa
@@ -31,7 +32,14 @@ def every_key_a_part() -> persist.CompactionPolicy:
 
 def opened(blob: MemoryBlob, how: persist.CompactionPolicy | None = None, **changed: Any) -> persist.Client:
     settings = persist.Settings(
-        **{"background": False, "hold_linger_s": 0, "grace_s": 0, "compaction": how or policy(), **changed}
+        **{
+            "background": False,
+            "hold_linger_s": 0,
+            "grace_s": 0,
+            "orphan_grace_s": 0,
+            "compaction": how or policy(),
+            **changed,
+        }
     )
     return persist.open(blob, clock=ImpatientClock(), settings=settings)
 
@@ -111,3 +119,225 @@ def test_a_part_that_compaction_has_replaced_cannot_be_committed_again() -> None
             c.commit_parts(parts).result()
         c.seal(1).result()
         check(c, updates * 2)
+
+
+class Meanwhile:
+    """Passes calls on to a store, and lets something happen before the n-th one that changes a kind of key."""
+
+    def __init__(self, inner: MemoryBlob, kind: str, n: int, act: Callable[[], object]) -> None:
+        self._inner, self._kind, self._n, self._act = inner, kind, n, act
+        self.happened = False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def get(self, key: str, range: tuple[int, int] | None = None) -> bytes | None:
+        self._count(f"get {key}")
+        return self._inner.get(key, range)
+
+    def set(self, key: str, value: bytes) -> None:
+        self._count(key)
+        self._inner.set(key, value)
+
+    def create(self, key: str, value: bytes) -> bool:
+        self._count(key)
+        return self._inner.create(key, value)
+
+    def _count(self, key: str) -> None:
+        if key.startswith(f"{self._kind}/"):
+            self._n -= 1
+            if self._n == 0 and not self.happened:
+                self.happened = True
+                self._act()
+
+
+def leftovers(*clients: persist.Client) -> set[str]:
+    """Collect garbage when nobody reads; return the parts that are there and in no collection."""
+    for client in clients:
+        client.maintain()
+    client = clients[-1]
+    client.gc()
+    named = {part.blob for name in client.collections() for part in client.load(name)._contents().parts}
+    assert client.fsck().is_clean
+    return {entry.key for entry in client._blob.list("part/")} - named
+
+
+DEEDS: dict[str, Callable[[persist.Collection], Any]] = {
+    "the same compaction": lambda c: c.compact(),
+    "what is due": lambda c: c.compact(only_due=True),
+    "since moves and garbage goes": lambda c: (c.allow_compaction(7).result(), c.compact(), c.client.gc()),
+    "a write": lambda c: c.write([((1, "v5"), 12, -1), ((9, "late"), 12, 1)], seal=13).result(),
+    "a write that is not sealed": lambda c: c.write([((1, "late"), 15, 1)]).result(),
+    "a seal": lambda c: c.seal(20).result(),
+    "complete for ever": lambda c: c.seal(persist.Antichain()).result(),
+    "nothing may be read any more": lambda c: c.allow_compaction(persist.Antichain()).result(),
+    "beyond upper": lambda c: c.allow_compaction(100).result(),
+}
+
+
+@pytest.mark.parametrize("deed", DEEDS)
+@pytest.mark.parametrize(
+    ("kind", "n", "how"),
+    [("get part", 1, policy), ("part", 2, every_key_a_part), ("log", 2, every_key_a_part), ("log", 3, policy)],
+)
+def test_two_clients_compact_and_readers_keep_their_answers(deed: str, kind: str, n: int, how: Any) -> None:
+    """The first record of the one that is interrupted says that since moves on; then come its compactions."""
+    blob = MemoryBlob()
+    written: list[Update] = []
+
+    def act() -> None:
+        DEEDS[deed](other.load("c"))
+
+    store = Meanwhile(blob, kind, n, act)
+    with opened(blob, how()) as other, opened(store, how()) as client:  # type: ignore[arg-type]
+        c = other.create_or_load("c", key=KEY, value=VALUE)
+        written += fill(c, range(8))
+        c.compact()
+        written += [((k, f"v{k}"), 9, 1) for k in range(4)] + [((0, "straddles"), 9, 1), ((0, "straddles"), 30, -1)]
+        c.write(written[-6:]).result()
+        written += fill(c, range(10, 12))
+        open_snapshot, expected = c.snapshot(3, form="diff"), as_of(written, 3)
+        listen = c.listen(3)
+        mine = client.load("c")
+        store.happened = False
+        store._n = n
+        mine.allow_compaction(5).result()
+        mine.compact()
+        assert store.happened
+        mine.compact()
+        if deed == "a write":
+            written += [((1, "v5"), 12, -1), ((9, "late"), 12, 1)]
+        elif deed == "a write that is not sealed":
+            written += [((1, "late"), 15, 1)]
+        assert dict(open_snapshot.rows()) == expected
+        progress = listen.poll()
+        assert progress is not None
+        open_snapshot.close()
+        listen.close()
+        if not mine.since.is_empty:
+            check(mine, written)
+        for each in (other, client):
+            assert each.load("c").compact() is not None
+        if not mine.since.is_empty:
+            check(mine, written)
+        assert leftovers(other, client) == set()
+
+
+@pytest.mark.parametrize("again", [False, True])
+@pytest.mark.parametrize(("kind", "n"), [("get part", 1), ("part", 1), ("part", 2), ("log", 1), ("log", 2)])
+def test_a_collection_is_destroyed_under_its_compaction(kind: str, n: int, again: bool) -> None:
+    blob = MemoryBlob()
+
+    def act() -> None:
+        other.load("c").destroy().result()
+        other.gc()
+        if again:
+            fill(other.create_or_load("c", key=KEY, value=VALUE), range(2))
+
+    store = Meanwhile(blob, kind, n, act)
+    with opened(blob) as other, opened(store) as client:  # type: ignore[arg-type]
+        c = other.create_or_load("c", key=KEY, value=VALUE)
+        fill(c, range(8))
+        c.compact()
+        fill(c, range(8, 12))
+        store.happened = False
+        store._n = n
+        with pytest.raises(persist.CollectionNotFound):
+            client.load("c").compact()
+        assert store.happened
+        assert leftovers(other, client) == set()
+        if again:
+            assert client.load("c").snapshot(1).count() == 2
+
+
+def test_a_merge_that_would_overflow_is_not_done_and_nothing_is_lost() -> None:
+    with opened(MemoryBlob()) as client:
+        c = client.create_or_load("c", key=KEY, value=VALUE)
+        for _ in range(3):
+            c.write([((1, "x"), 0, 2**62), ((2, "y"), 0, 1)]).result()
+        c.write([((1, "x"), 1, -(2**62)), ((1, "x"), 2, -(2**62))], seal=3).result()
+        before = c._contents()
+        with pytest.raises(persist.DiffOverflow):
+            c.compact()
+        assert c._contents().history == before.history
+        assert dict(c.snapshot(2, form="diff").rows()) == {(1, "x"): 2**62, (2, "y"): 3}
+
+
+@pytest.mark.parametrize("how", [policy, every_key_a_part])
+@pytest.mark.parametrize(
+    ("key", "records"),
+    [
+        (None, [None, None, None]),
+        ({"k": pa.list_(pa.int64())}, [[1], [1, None], None]),
+        ({"k": pa.struct([("x", pa.int8())])}, [{"x": 1}, {"x": None}, None]),
+        ({"k": pa.float64()}, [float("nan"), -0.0, float("inf")]),
+        ({"k": pa.string()}, ["", "\N{SNOWMAN}", None]),
+        ({"a": pa.int64(), "b": pa.bool_()}, [(1, None), (None, True), (1, False)]),
+    ],
+    ids=["unit", "list", "struct", "float", "string", "two"],
+)
+def test_keys_of_every_sort_are_compacted(key: Any, records: list[Any], how: Any) -> None:
+    with opened(MemoryBlob(), how()) as client:
+        c = client.create_or_load("c", key=key, value=VALUE)
+
+        def contents(time: int) -> list[Any]:
+            return sorted(map(repr, c.snapshot(time, form="diff").to_arrow().to_pylist()))
+
+        for time in range(6):
+            rows = [((k, f"{time}"), time, n + 1) for n, k in enumerate(records)]
+            rows += [((k, f"{time - 1}"), time, -n - 2) for n, k in enumerate(records) if time]
+            c.write(rows, seal=time + 1).result()
+        expected = [contents(time) for time in range(6)]
+        assert c.compact().keyframes == (5,)
+        assert [contents(time) for time in range(6)] == expected
+        c.allow_compaction(3).result()
+        assert c.compact().forgotten == 3
+        assert [contents(time) for time in range(3, 6)] == expected[3:]
+        assert client.fsck().is_clean
+
+
+def test_a_write_with_a_token_happens_once_although_its_part_was_compacted_away() -> None:
+    blob = MemoryBlob()
+    with opened(blob) as client:
+        c = client.create_or_load("c", key=KEY, value=VALUE)
+        for token in "abc":
+            c.write([((1, token), 5, 1)], token=token).result()
+        assert c.compact().runs_merged == 3
+        c.write([((1, "b"), 5, 1)], token="b").result()
+    with opened(blob) as client:
+        c = client.load("c")
+        c.write([((1, "c"), 5, 1)], token="c").result()
+        c.seal(6).result()
+        c.compact()
+        assert dict(c.snapshot(5, form="diff").rows()) == {(1, "a"): 1, (1, "b"): 1, (1, "c"): 1}
+
+
+def test_what_is_complete_for_ever_and_read_by_nobody_is_compacted_to_what_it_comes_to() -> None:
+    blob = MemoryBlob()
+    with opened(blob) as client:
+        c = client.create_or_load("c", key=KEY, value=VALUE)
+        written = fill(c, range(8))
+        c.allow_compaction(persist.Antichain())
+        c.seal(persist.Antichain()).result()
+        assert c.compact().forgotten == 7
+        contents = c._contents()
+        assert sum(part.rows for part in contents.parts) == len(as_of(written, 7))
+        assert not contents.history
+        assert c.compact() == persist.CompactionReport()
+        assert leftovers(client) == set()
+    with opened(blob) as client:
+        assert client.load("c").upper.is_empty
+
+
+def test_since_beyond_upper_lets_compaction_forget_what_is_sealed_and_nothing_else() -> None:
+    with opened(MemoryBlob()) as client:
+        c = client.create_or_load("c", key=KEY, value=VALUE)
+        written = fill(c, range(6))
+        written += [((1, "unsealed"), 8, 1), ((1, "unsealed"), 50, -1)]
+        c.write(written[-2:]).result()
+        c.allow_compaction(100).result()
+        assert c.compact().forgotten == 5
+        c.seal(200).result()
+        check(c, written)
+        assert c.compact().forgotten == 100
+        check(c, written)

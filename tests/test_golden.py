@@ -86,7 +86,9 @@ def test_golden_files_hold_every_member_of_what_is_stored(kind: type[msgspec.Str
     assert members(kind) <= {name for each in found for name in each}, PROCEDURE
     for field in fields:
         values = [each[field.encode_name] for each in found if field.encode_name in each]
-        assert any(value != default_of(field) for value in values), f"{field.encode_name} is always the same: {PROCEDURE}"
+        assert any(value != default_of(field) for value in values), (
+            f"{field.encode_name} is always the same: {PROCEDURE}"
+        )
 
 
 def written_types(written: Any) -> Iterator[str]:

@@ -222,7 +222,9 @@ class TwoClients(RuleBasedStateMachine):
 
 def small_policy() -> CompactionPolicy:
     """Return a policy under which there is always something to do."""
-    policy = CompactionPolicy(keyframe_rows_min=3, keyframe_fraction=0.1, merge_runs=2, inline_runs=3, inline_bytes=2000)
+    policy = CompactionPolicy(
+        keyframe_rows_min=3, keyframe_fraction=0.1, merge_runs=2, inline_runs=3, inline_bytes=2000
+    )
     object.__setattr__(policy, "part_bytes", 1)  # Smaller than makes sense, so that runs have parts.
     return policy
 

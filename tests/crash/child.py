@@ -22,7 +22,18 @@ import msgspec
 import persist
 from persist.blob import Blob, BlobEntry, open_blob
 from persist.codecs import CollectionSchema, encode_parts, to_updates
-from tests.crash.story import KEY, UNLOGGED, VALUE, Held, Model, Op, Teller, make_everything_small, random_ops, small_policy
+from tests.crash.story import (
+    KEY,
+    UNLOGGED,
+    VALUE,
+    Held,
+    Model,
+    Op,
+    Teller,
+    make_everything_small,
+    random_ops,
+    small_policy,
+)
 
 IN_FLIGHT_MAX = 6
 MESSAGE_BYTES_MAX = 1 << 20

@@ -63,6 +63,15 @@ WEIGHTS = {
     "maintain": 3,
 }
 FEATURE_WEIGHTS = {"compact": {"compact": 6.0}}
+# Since must move on for history to be forgotten, and reads are closed for since to move on.
+FLAT_OUT_WEIGHTS = {
+    "allow_compaction": 9,
+    "seal": 14,
+    "close_snapshot": 9,
+    "close_feed": 3,
+    "release": 4,
+    "destroy": 0.4,
+}
 SKEW_MAX_S = 10
 PART_BYTES = (64 << 10, 4 << 10, 1)  # For compaction; with 1, each key is a part of its own.
 
@@ -104,6 +113,8 @@ class _Generator:
         for feature, more in FEATURE_WEIGHTS.items():
             if feature in features:
                 weights |= more
+        if flat_out:
+            weights |= FLAT_OUT_WEIGHTS
         self.ops, self.weights = list(weights), list(weights.values())
 
     def steps(self, size: int) -> list[Step]:

@@ -10,7 +10,7 @@ import pytest
 
 from tests.nemesis import history as history_module
 from tests.nemesis import model, validator
-from tests.nemesis.history import EMPTY, Commit, Event, History
+from tests.nemesis.history import EMPTY, Commit, Deletion, Event, History
 from tests.nemesis.validator import judge
 
 SETTINGS = {"began_ms": 0, "lease_s": 60, "clock_skew_s": 30, "skew_max_s": 10, "grace_s": 100}
@@ -79,6 +79,7 @@ W3B = [[1004, "m", 0, 1], [2, "y", 0, 2]]
 W4 = [[1005, "m", 5, 1], [3, "z", 5, 1]]
 W5 = [[1006, "m", 6, 1]]
 W6 = [[1007, "m", 6, 1]]
+AS_OF_4 = [[2, "y", 1], [1001, "m", 1], [1002, "m", 1], [1003, "m", 1]]
 AS_OF_1 = [[1, "x", 1], [1001, "m", 1], [1002, "m", 1]]
 
 
@@ -93,7 +94,8 @@ def good() -> Story:
         s.commit("A", {"kind": "create", "collection": c, "name": c, "schema": "k"})
         s.end(made, c)
     s.write("A", "write", "w1", append("a", *W1), c="a", updates=W1)
-    s.write("B", "write", "w2", append("a", *W2), {"kind": "tokens", "collection": "a", "tokens": ["t"]},
+    stored = {**append("a", *W2), "parts": [W2], "blobs": ["part/w2"]}
+    s.write("B", "write", "w2", stored, {"kind": "tokens", "collection": "a", "tokens": ["t"]},
             c="a", updates=W2, token="t")  # fmt: skip
     s.call("A", "write", "w2 again", c="a", updates=W2, token="t", value=3)
     s.write("A", "seal", "s3", seal("a", 3), c="a", upper=3, expected_upper=0)
@@ -125,6 +127,12 @@ def good() -> Story:
     s.end(release)
     s.call("B", "close_feed", feed=feed.id)
     s.refused("R", "snapshot", "compacted", "AsOfCompacted", {"as_of": 2, "since": 3}, c="a", as_of=2)
+    compacted = s.begin("A", "compact", "compact", c="a", full=True)
+    s.commit("A", {"kind": "replace", "collection": "a", "parts": [[*W1, *W2], [[k, v, 4, n] for k, v, n in AS_OF_4]],
+                   "blobs": ["part/merged", "part/keyframe"], "removed_runs": [0, 1], "runs": [[-1]],
+                   "removed_keyframes": [], "keyframes": [[4, [-2]]], "history_from": None,
+                   "unused": ["part/w2"]})  # fmt: skip
+    s.end(compacted)
     named = s.begin("A", "hold", "named", c="a", time=3, name="one")
     s.commit("A", {"kind": "hold", "collection": "a", "hold": "one", "time": 3})
     s.end(named, 3)
@@ -140,6 +148,7 @@ def good() -> Story:
     s.refused("A", "load", "gone", "CollectionNotFound", {}, name="b")
     s.call("R", "collections", "names", value=["a"])
     s.clock_s = 1000.0
+    s.history.deletions.append(Deletion("part/w2", s.moment(), "A", s.clock_s))
     crashed = s.begin("A", "write", "crashed", c="a", updates=W6)
     s.call("A", "crash")
     assert crashed.returned is None
@@ -194,6 +203,62 @@ def commit_of(s: Story, label: str) -> Commit:
     return next(c for c in s.history.commits if event.invoked < c.at < event.returned)
 
 
+@plant("compaction")
+def a_merge_loses_an_update(s: Story) -> None:
+    commit_of(s, "compact").mutations[0]["parts"][0].pop()
+
+
+@plant("compaction")
+def a_merge_moves_an_update_in_time(s: Story) -> None:
+    commit_of(s, "compact").mutations[0]["parts"][0][1][2] = 1
+
+
+@plant("compaction")
+def a_keyframe_holds_what_was_retracted(s: Story) -> None:
+    commit_of(s, "compact").mutations[0]["parts"][1].insert(0, [1, "x", 4, 1])
+
+
+@plant("compaction")
+def a_keyframe_of_a_time_that_is_not_sealed(s: Story) -> None:
+    commit_of(s, "compact").mutations[0]["keyframes"][0][0] = 5
+
+
+@plant("compaction")
+def a_merge_leaves_its_sources_in_place(s: Story) -> None:
+    commit_of(s, "compact").mutations[0].update(removed_runs=[0], unused=[])
+
+
+@plant("compaction")
+def history_is_forgotten_that_may_be_read(s: Story) -> None:
+    commit_of(s, "compact").mutations[0].update(removed_runs=[0, 1, 2], runs=[], history_from=5)
+
+
+@plant("compaction")
+def a_blob_in_use_is_said_to_be_unused(s: Story) -> None:
+    commit_of(s, "compact").mutations[0]["unused"].append("part/merged")
+
+
+@plant("deletion")
+def a_blob_in_use_is_deleted(s: Story) -> None:
+    s.history.deletions[0].key = "part/keyframe"
+
+
+@plant("deletion")
+def a_blob_is_deleted_within_the_grace_period(s: Story) -> None:
+    s.history.deletions[0].clock_s = 50.0
+
+
+@plant("deletion")
+def a_blob_is_deleted_under_a_reader(s: Story) -> None:
+    hold = {"kind": "hold", "collection": "a", "hold": "e" * 32, "time": 3, "lease": "m"}
+    insert(s, "since", {"kind": "lease", "lease": "m", "expires_ms": 10**9}, hold)
+
+
+@plant("refused")
+def a_compaction_fails(s: Story) -> None:
+    refuse(s, "compact", "CorruptBlob: part/w2")
+
+
 def drop(s: Story, label: str) -> None:
     """Empty the record that a call made; the seqnos stay as they are."""
     commit_of(s, label).mutations.clear()
@@ -206,8 +271,8 @@ def insert(s: Story, label: str, *mutations: dict[str, Any], client: str | None 
     for other in s.history.events:
         other.invoked *= 2
         other.returned = None if other.returned is None else other.returned * 2
-    for commit in s.history.commits:
-        commit.at *= 2
+    for other_moment in (*s.history.commits, *s.history.deletions):
+        other_moment.at *= 2
     at = event.invoked + 1
     seqno = sum(commit.at < at for commit in s.history.commits)
     for other in s.history.events:
