@@ -129,7 +129,7 @@ def next_work(
     """Return what should be done first, None if nothing is due.
 
     Args:
-        full: all of the following, and a keyframe as of the last sealed time, however little has changed since the last.
+        full: all of the following, and a keyframe as of the last sealed time, however little has changed since.
         destroy: what since has passed must be destroyed now.
         move_out: what lives in the log must become parts now.
     """
