@@ -208,7 +208,10 @@ class Compactor:
         read: list[Part] = [*scan.parts]
         shared = 0
         for region in self._regions(scan):
-            if (region.parts and (made.is_open or self._is_touched(region))) or self._is_small(region, made):
+            # Rows of a later keyframe say a later time, so its parts cannot be listed by an earlier one.
+            is_later = any(part.time_max > as_of for part in region.base)
+            is_touched = is_later or (region.parts and (made.is_open or self._is_touched(region)))
+            if is_touched or self._is_small(region, made):
                 read += region.base
                 expected += self._rewrite(region, as_of, made)
                 continue
