@@ -333,6 +333,8 @@ def _all_same(left: pa.ChunkedArray, right: pa.ChunkedArray) -> bool:
 def _from_storage(table: pa.Table, schema: pa.Schema, checked: frozenset[str], columns: Sequence[str]) -> pa.Table:
     wanted = pa.schema([schema.field(name) for name in columns])
     table = table.select(list(columns))
+    if not columns:
+        return table  # A cast would lose the number of rows.
     for name in checked.intersection(columns):
         for chunk in table.column(name).chunks:
             _check_values(chunk)
