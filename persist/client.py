@@ -129,7 +129,8 @@ class Client:
 
     def _start_writing(self, how: _How) -> None:
         name = f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:8]}"
-        committer = Committer(self._blob, self._follower, self._pool, how.clock, name)
+        budget = how.settings.memory_budget
+        committer = Committer(self._blob, self._follower, self._pool, how.clock, name, budget)
         # A client dropped without close must not leave its threads behind.
         weakref.finalize(self, _unless_forked, self._pid, committer.request_stop)
         if how.mode == "exclusive":
@@ -152,7 +153,7 @@ class Client:
             self._pool,
             self._footers,
             how.settings.compaction,
-            how.settings.memory_budget,
+            budget,
         )
         self._compaction = BackgroundCompaction(self._compactor, self._follower, how.clock, how.settings)
         committer.appended = self._compaction.committed

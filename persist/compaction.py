@@ -33,6 +33,7 @@ from persist.records import Keyframe, Numbers
 
 LEVEL_BYTES = 64 << 10
 MERGED_RUNS_MAX = 64
+CROWDED = 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,11 +136,14 @@ def next_work(
     """
     if (full or destroy) and (time := must_destroy(contents)) is not None:
         return MakeKeyframe(time) if all(each.as_of != time for each in contents.keyframes) else Forget(time)
-    if (time := _keyframe_due(contents, policy, full=full)) is not None:
-        return MakeKeyframe(time)
     if (time := _forgettable(contents)) is not None:
         return Forget(time)
-    if (runs := _merge_due(contents, policy, move_out=full or move_out)) is not None:
+    runs = _merge_due(contents, policy, move_out=full or move_out)
+    time = _keyframe_due(contents, policy, full=full)
+    # A keyframe of very many runs would look into each of them for each slice of keys: merge them before.
+    if time is not None and (runs is None or len(contents.history) <= CROWDED * policy.merge_runs):
+        return MakeKeyframe(time)
+    if runs is not None:
         return Merge(runs)
     if thinned := _too_dense(contents, policy):
         return Thin(thinned)

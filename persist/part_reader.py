@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from persist.blob import Blob, CachedBlob, CorruptBlob, MissingBlob, get_checked
+from persist.blob import Blob, CachedBlob, CorruptBlob, InvalidUsage, MissingBlob, get_checked
 from persist.codecs import (
     CollectionSchema,
     KeyRange,
@@ -28,13 +28,13 @@ from persist.codecs import (
     footer_range,
     read_index,
 )
+from persist.part_writer import MEMORY_BUDGET
 
 T = TypeVar("T")
 
 ALL_KEYS = KeyRange()
 WHOLE_BYTES_MAX = 1 << 20  # Smaller parts are always fetched whole.
 FOOTERS_BYTES_MAX = 16 << 20
-MEMORY_BUDGET = 256 << 20
 
 
 class Footers:
@@ -199,7 +199,7 @@ class PartReader:
 
         Raises:
             CorruptBlob: the part is missing or not what its descriptor says.
-            InvalidUsage: the filter does not fit the columns.
+            InvalidUsage: the filter does not fit the columns, or the budget is too small for a row group.
         """
         if keys.is_all or keys.covers(part, schema):
             if part.inline:
@@ -302,6 +302,12 @@ class PartReader:
     ) -> pa.Table:
         """Return some consecutive row groups of a part that is a blob. Cost: one GET of a range."""
         index = self._footers.get(self.blob, part, schema)
+        largest = max((index.groups[n].rows for n in groups), default=0) * part.memory // part.rows
+        if largest > self.memory_budget:
+            raise InvalidUsage(
+                f"memory_budget={self.memory_budget} cannot hold a row group of {part.name!r}, which takes {largest} "
+                f"bytes decoded: open with persist.Settings(memory_budget={4 * largest}) or more"
+            )
         if not groups:
             return pa.schema([schema.arrow.field(name) for name in columns]).empty_table()
         start, end = index.groups[groups[0]].start, index.groups[groups[-1]].end
