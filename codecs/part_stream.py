@@ -15,12 +15,13 @@ readers would refuse that many groups (see `part_claims`). A part ends where the
 stand for very many. How many rows these are is estimated from the rows already encoded.
 
 Row groups of 64k rows, because they are what a point read decodes (5 ms for six columns, 0.5 ms for one of int64), and
-smaller ones cost more elsewhere; against 128k, in CPU time of writing and of reading all, on data of FINDINGS:
+smaller ones cost more elsewhere. CPU time of writing and of reading all, against 128k, on the data of FINDINGS and with
+dense keys at a constant time, over two runs beside other work:
 
-    rows      write          read
-    16k       +39 to 40%     +2 to 32%
-    32k       +5 to 11%      +11 to 13%
-    64k       +3 to 6%       +1 to 4%
+    rows      write           read
+    16k       +38 to +54%     +2 to +35%
+    32k       +5 to +30%      +11 to +28%
+    64k       +3 to +15%      +1 to +8%
 """
 
 import bisect
