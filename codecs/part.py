@@ -19,14 +19,16 @@ A writer promises, and a reader may rely on:
 - statistics never mislead: a float column that holds NaN has none, since Parquet's minimum and maximum ignore
   NaN.
 
-Page sizes, page index and key-value metadata may vary and may change without notice. Encodings, compression and row
-groups may vary as far as `part_claims` allows.
+Page sizes, page index and other key-value metadata may vary and may change without notice. Encodings, compression and
+row groups may vary as far as `part_claims` allows. Every file has an index of its row groups in its footer, by which
+they can be read one by one; see `part_index`.
 
 What a reader must check before it believes a row: the length and the xxh3_128 of the whole file against the
-descriptor, then that the file's columns and its number of rows are the expected ones, and that it asks for no more
-memory than the descriptor says. `decode_part` does.
-Page checksums are written for readers that open the file alone; they are not verified here, where the whole
-file has been.
+descriptor, or of the footer against the descriptor and of a row group against the footer; then that the file's columns
+and its number of rows are the expected ones, and that it asks for no more memory than the descriptor says.
+`decode_part` and `decode_groups` do.
+Page checksums are written for readers that open the file alone; they are not verified here, where all that is read
+has been.
 
 The descriptor, `Part`, is JSON in the log. `keys` and `stats` are hints for planning: a reader that ignores
 them is still right, and each may be absent. Their values are written by `scalars.scalar_to_json`.
@@ -40,9 +42,9 @@ them is still right, and each may be absent. Their values are written by `scalar
             where there is one. A column whose minimum or maximum is a string or binary of more than 64 bytes
             is left out, never cut short
 
-Rejected: Arrow IPC (larger, no statistics, read by fewer tools), a checksum per row group (one for all is
-verified at 8 GB/s), truncated string bounds (another rule every reader would have to know, for keys that long
-are rare).
+Rejected: Arrow IPC (larger, no statistics, read by fewer tools), page checksums in place of those of row groups
+(they do not cover the headers of pages), truncated string bounds (another rule every reader would have to know, for
+keys that long are rare).
 """
 
 from collections.abc import Callable, Sequence
@@ -59,7 +61,7 @@ import xxhash
 from persist.blob.errors import CorruptBlob, InvalidUsage
 from persist.codecs.part_claims import footer_bytes
 from persist.codecs.part_file import from_parquet, has_nan, level_bytes, scan_parquet, widened
-from persist.codecs.scalars import is_flat, scalar_to_json
+from persist.codecs.scalars import integers_to_json, is_flat, scalar_to_json
 from persist.codecs.schema import DIFF, TIME, CollectionSchema
 from persist.codecs.types import Json
 
@@ -71,6 +73,7 @@ STATS_VALUE_BYTES_MAX = 64
 TIME_MAX = 2**63 - 2
 _NO_KEYS = msgspec.Raw(b"null")
 _NO_STATS = msgspec.Raw(b"{}")
+_TAKE_MIN = 1024  # Of fewer values the least and the greatest are found sooner than the first and the last are taken.
 # What pyarrow raises on bad bytes. RuntimeError is any C++ exception that it does not know.
 UNREADABLE = (pa.ArrowException, OSError, ValueError, LookupError, OverflowError, MemoryError, RuntimeError)
 
@@ -280,7 +283,7 @@ class Summary:
             column = group.column(name)
             if is_flat(column.type):
                 nulls = column.null_count
-                if name in self._sorted:
+                if name in self._sorted and len(column) > _TAKE_MIN:
                     column = column.take([0, max(len(column) - nulls - 1, 0)])
                 self._extremes.setdefault(name, []).append(_extremes(column))
                 self._nulls[name] = self._nulls.get(name, 0) + nulls
@@ -448,6 +451,10 @@ def _key_samples(keys: pa.Table, rows: int, schema: CollectionSchema) -> msgspec
         return _NO_KEYS
     columns = [keys.column(name) for name in schema.key_names]
     written: dict[int, bytes] = {}
+    if columns and all(pt.is_integer(column.type) or pt.is_temporal(column.type) for column in columns):
+        first = sample_rows(rows, min(KEY_SAMPLES[0], rows))
+        values = zip(*(integers_to_json(column, first) for column in columns), strict=True)
+        written = {row: msgspec.json.encode(key) for row, key in zip(first, values, strict=True)}
     for samples in KEY_SAMPLES:
         found: list[bytes] = []
         for row in sample_rows(rows, min(samples, rows)):
