@@ -8,6 +8,7 @@ and are durable; reads come from the page cache, for both sides. See docs/perfor
 """
 
 import argparse
+import gc
 import os
 import platform
 import sys
@@ -29,6 +30,8 @@ MEASURES: dict[str, Callable[[Workspace], list[Row]]] = {
     "compacted": latest.compacted,
     "tail": latest.tail,
     "raw": latest.raw,
+    "flights": latest.flights,
+    "log": latest.log,
     "history": travel.anytime,
     "versions": travel.versions,
     "feed": travel.feed,
@@ -52,12 +55,20 @@ def main(command_line: list[str] | None = None) -> int:
     parser.add_argument(
         "--folder", type=Path, help="where to write; tables of peers stay there for the next run. Else a temporary one"
     )
+    parser.add_argument(
+        "--memory", action=argparse.BooleanOptionalAction, default=True, help="also measure peak memory"
+    )
     arguments = parser.parse_args(command_line)
     if unknown := [name for name in arguments.names if name not in MEASURES]:
         parser.error(f"no such measure: {', '.join(unknown)}; there are {', '.join(MEASURES)}")
     with tempfile.TemporaryDirectory(dir=arguments.folder, prefix="persist-bench-") as name:
-        work = Workspace(Path(name), arguments.folder or Path(name), arguments.scale, arguments.rounds)
+        work = Workspace(
+            Path(name), arguments.folder or Path(name), arguments.scale, arguments.rounds, arguments.memory
+        )
+        # What the imports made is not garbage; without it, the collections between rounds are quick.
+        gc.freeze()
         rows, failed = run(arguments.names or list(MEASURES), work)
+        gc.unfreeze()
     versions = ", ".join(f"{package} {version(package)}" for package in PACKAGES)
     print(f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}, {versions}")
     print(f"{time.strftime('%Y-%m-%d')}, scale {arguments.scale:g}, {arguments.rounds} rounds\n")

@@ -8,11 +8,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 import persist
-from benchmarks import targets
-from benchmarks.harness import Job, Measure, Row, Side, megabytes, peak_memory
-from benchmarks.targets import COLLECTION, QUIET, same_rows
-from benchmarks.travel import maintained
-from benchmarks.workspace import FRUGAL, Workspace, bytes_of, copy_location, one_file, part_files
+from benchmarks.harness import Job, Measure, Row, Side, megabytes
+from benchmarks.ours import COLLECTION, compact, write_collection, write_maintained
+from benchmarks.targets import same_rows
+from benchmarks.travel import bytes_written, maintained
+from benchmarks.workspace import Workspace, bytes_of, copy_location, one_file
 from persist.blob import FileBlob, MeteredBlob
 
 SET, LONG = "cdc-5m", "history-50m"
@@ -22,7 +22,7 @@ ORDER = [(name, "ascending") for name in ("id", "name", "amount", "at", "_time")
 def throughput(work: Workspace) -> list[Row]:
     """Compact raw history by hand, against reading, sorting and writing the same rows with pyarrow."""
     source, copy = Path(work.raw(SET)), work.folder / "compacting"
-    files = part_files(str(source))
+    files = work.raw_files(SET)
 
     def copied() -> None:
         shutil.rmtree(copy, ignore_errors=True)
@@ -39,42 +39,30 @@ def throughput(work: Workspace) -> list[Row]:
         found = client.load(COLLECTION).snapshot().to_arrow()
     assert same_rows(found, expected, ["id"]), "compaction changed the contents"
     copied()
-    memory = peak_memory(Job(compact, [str(copy)]))
+    memory = work.memory_of(Job(compact, [str(copy)]))
     row = Measure(
         f"compact() of {SET} raw, {done.rows_read:,} rows read, {done.rows_written:,} written",
         f"pyarrow: read, sort, write {sum(pq.read_metadata(file).num_rows for file in files):,} rows",
         ">= 0.7x",
         Side(lambda: compact(str(copy)), before=copied),
         [Side(theirs, "pyarrow")],
-    ).run(work.rounds)
-    return [Row(row.measure, row.against, row.reach, row.ours, row.theirs, row.ratio, megabytes(memory))]
-
-
-def compact(location: str) -> Any:
-    """Compact by hand; return the report."""
-    with persist.open(location, settings=QUIET) as client:
-        rows: Any = client.load(COLLECTION)
-        return rows.compact()
+    ).run(work.rounds, work.memory_of)
+    return [Row(row.measure, row.against, row.reach, row.ours, row.theirs, row.ratio, memory)]
 
 
 def amplification(work: Workspace) -> list[Row]:
     """What is written for each byte that comes in while `history-50m` is written and maintained; and the space."""
     data = work.data(LONG)
-    metered = MeteredBlob(FileBlob(work.folder / "amplification"))
-    targets.write_collection(data, metered, settings=FRUGAL, maintained=True)
-    counts = metered.counts()
-    written = counts["set"].bytes + counts["create"].bytes
-    shutil.rmtree(work.folder / "amplification")
+    taken = bytes_of(Path(maintained(work)))
+    written = work.bytes_written[LONG]
     raw = MeteredBlob(FileBlob(work.folder / "unmaintained"))
-    targets.write_collection(data, raw)
-    counts = raw.counts()
-    came_in = counts["set"].bytes + counts["create"].bytes
+    write_collection(data, raw)
+    came_in = bytes_written(raw)
     [contents] = data.contents([data.uppers[-1] - 1])
     result = Path(one_file(contents, work.folder / "result.parquet")).stat().st_size
     shutil.rmtree(work.folder / "unmaintained")
-    taken = bytes_of(Path(maintained(work)))
     job = Job(write_maintained, [LONG, work.scale, str(work.folder / "maintained-memory")])
-    memory = megabytes(peak_memory(job))
+    memory = work.memory_of(job)
     return [
         Row(
             f"write amplification, {LONG}, maintained while written",
@@ -94,10 +82,3 @@ def amplification(work: Workspace) -> list[Row]:
             f"{taken / (result + came_in):.2f}",
         ),
     ]
-
-
-def write_maintained(name: str, scale: float, location: str) -> None:
-    """Write a standard set and maintain it, in a fresh process."""
-    from benchmarks.datasets import data_set
-
-    targets.write_collection(data_set(name, scale), location, settings=FRUGAL, maintained=True)

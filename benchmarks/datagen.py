@@ -38,10 +38,10 @@ def chosen(arguments: argparse.Namespace) -> DataSet:
 
 def write(data: DataSet, target: str, folder: Path, change_feed: bool = False) -> None:
     """Write data to a new folder."""
-    from benchmarks import targets  # The peers take a second to import, and plain Parquet does not need them.
+    from benchmarks import ours, targets  # The peers take a second to import, and plain Parquet does not need them.
 
     if target == "collection":
-        targets.write_collection(data, str(folder))
+        ours.write_collection(data, str(folder))
     elif target == "parquet":
         targets.write_parquet(data, folder)
     elif target == "delta":

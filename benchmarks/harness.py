@@ -67,8 +67,8 @@ class Measure:
     theirs: Sequence[Side]
     job: Job | None = None
 
-    def run(self, rounds: int) -> Row:
-        """Run all sides and return the line of the report."""
+    def run(self, rounds: int, memory_of: Callable[[Job], str]) -> Row:
+        """Run all sides and return the line of the report; memory_of tells the peak memory of a job."""
         mine, *others = alternate([self.ours, *self.theirs], rounds)
         best = min(range(len(others)), key=lambda i: statistics.median(others[i]))
         ratios = [theirs / ours for ours, theirs in zip(mine, others[best], strict=True)]
@@ -77,7 +77,7 @@ class Measure:
             (f"{side.name} " if named else "") + duration(statistics.median(taken))
             for side, taken in zip(self.theirs, others, strict=True)
         )
-        memory = megabytes(peak_memory(self.job)) if self.job is not None else "-"
+        memory = memory_of(self.job) if self.job is not None else "-"
         ours = f"{duration(statistics.median(mine))} ({duration(min(mine))} to {duration(max(mine))})"
         return Row(self.measure, self.against, self.reach, ours, theirs, times(ratios), memory)
 

@@ -1,4 +1,7 @@
-"""The latest contents of `cdc-5m`: compacted, with a tail of history on a keyframe, raw; and its aggregates."""
+"""The latest contents: of `cdc-5m` compacted, with a tail of history on a keyframe, raw; and its aggregates.
+
+Also of raw history that is real (`flights`), and of such that only inserts (`log-20m`).
+"""
 
 from typing import Any
 
@@ -9,23 +12,18 @@ import pyarrow.parquet as pq
 
 import persist
 from benchmarks.harness import Job, Measure, Row, Side
-from benchmarks.targets import COLLECTION, same_rows
-from benchmarks.workspace import Workspace, one_file, part_files
+from benchmarks.ours import COLLECTION, count, grouped, read_latest
+from benchmarks.targets import same_rows
+from benchmarks.workspace import Workspace, one_file
 
-SET, TEXTS = "cdc-5m", "cdc-5m-texts"
+SET, TEXTS, LOG = "cdc-5m", "cdc-5m-texts", "log-20m"
 COLUMNS = ["id", "name", "amount", "at"]
 
 
 def compacted(work: Workspace) -> list[Row]:
     """All columns of the latest snapshot to Arrow, against reading the same parts."""
-    location = work.compacted(SET)
-    what = "pyarrow read_table of the same parts"
-    files: Any = part_files(location)
-    if not files:  # So small that it is all in the log.
-        files, what = str(work.folder / "compacted.parquet"), "pyarrow read_table of one file"
-        one_file(read_latest(location), work.folder / "compacted.parquet")
-    measure = f"latest snapshot, {SET} compacted"
-    return [_against_files(work, location, measure, what, ">= 0.85x", files)]
+    measure, what = f"latest snapshot, {SET} compacted", "pyarrow read_table of the same parts"
+    return [_against_files(work, SET, work.compacted(SET), measure, what, ">= 0.85x", work.result_files(SET))]
 
 
 def tail(work: Workspace) -> list[Row]:
@@ -33,11 +31,22 @@ def tail(work: Workspace) -> list[Row]:
     location = work.with_tail(SET)
     file = one_file(read_latest(location).sort_by("id"), work.folder / "tail.parquet")
     measure = f"latest snapshot, {SET}, keyframe plus a 5% tail"
-    return [_against_files(work, location, measure, "pyarrow read_table of one file of the result", ">= 0.6x", file)]
+    what = "pyarrow read_table of one file of the result"
+    return [_against_files(work, SET, location, measure, what, ">= 0.6x", [file])]
 
 
-def _against_files(work: Workspace, location: str, measure: str, what: str, reach: str, files: Any) -> Row:
-    [expected] = work.data(SET).contents([work.data(SET).uppers[-1] - 1])
+def log(work: Workspace) -> list[Row]:
+    """The latest snapshot of an insert-only collection, against reading the same parts."""
+    measure, what = f"latest snapshot, {LOG}, insert-only", "pyarrow read_table of the same parts"
+    return [_against_files(work, LOG, work.raw(LOG), measure, what, "-", work.raw_files(LOG))]
+
+
+def _against_files(
+    work: Workspace, name: str, location: str, measure: str, what: str, reach: str, files: list[str]
+) -> Row:
+    data = work.data(name)
+    columns = [*data.key, *data.value]
+    [expected] = data.contents([data.uppers[-1] - 1])
     with persist.open(location, mode="read") as client:
         rows = client.load(COLLECTION)
 
@@ -45,46 +54,56 @@ def _against_files(work: Workspace, location: str, measure: str, what: str, reac
             return rows.snapshot().to_arrow()
 
         def theirs() -> pa.Table:
-            return pq.read_table(files, columns=COLUMNS, partitioning=None)
+            return pq.read_table(files, columns=columns, partitioning=None)
 
-        assert same_rows(ours(), expected, ["id"]), "our contents are wrong"
-        assert same_rows(theirs(), expected, ["id"]), "the files hold other contents"
+        assert same_rows(ours(), expected, data.key), "our contents are wrong"
+        assert same_rows(theirs(), expected, data.key), "the files hold other contents"
+        del expected
         work.explain(measure, rows.snapshot())
         job = Job(read_latest, [location])
-        return Measure(measure, what, reach, Side(ours), [Side(theirs, "pyarrow")], job).run(work.rounds)
+        return Measure(measure, what, reach, Side(ours), [Side(theirs, "pyarrow")], job).run(
+            work.rounds, work.memory_of
+        )
 
 
 def raw(work: Workspace) -> list[Row]:
     """The latest snapshot of raw history, against DuckDB and Polars summing diffs over the same files."""
-    location = work.raw(SET)
-    files = part_files(location)
-    [expected] = work.data(SET).contents([work.data(SET).uppers[-1] - 1])
-    query = f"SELECT {_quoted(COLUMNS)} FROM read_parquet({files}) GROUP BY ALL HAVING sum(_diff) <> 0"
+    return [_consolidating(work, SET, ">= 1.2x of the better")]
+
+
+def flights(work: Workspace) -> list[Row]:
+    """The same of real data: where every aircraft was last sent."""
+    return [_consolidating(work, "flights", "-")]
+
+
+def _consolidating(work: Workspace, name: str, reach: str) -> Row:
+    data, location, files = work.data(name), work.raw(name), work.raw_files(name)
+    columns = [*data.key, *data.value]
+    [expected] = data.contents([data.uppers[-1] - 1])
+    query = f"SELECT {_quoted(columns)} FROM read_parquet({files}) GROUP BY ALL HAVING sum(_diff) <> 0"
+
+    def by_polars() -> pa.Table:
+        summed = pl.scan_parquet(files).group_by(columns).agg(pl.col("_diff").sum()).filter(pl.col("_diff") != 0)
+        return summed.select(columns).collect().to_arrow()
+
     with persist.open(location, mode="read") as client, duckdb.connect() as connection:
         rows = client.load(COLLECTION)
-        sides = [
-            Side(lambda: rows.snapshot().to_arrow()),
-            Side(lambda: connection.sql(query).to_arrow_table(), "DuckDB"),
-            Side(lambda: _by_polars(files), "Polars"),
-        ]
-        for side in sides:
-            assert same_rows(side.call(), expected, ["id"]), f"{side.name} finds other contents"
-        measure = f"latest snapshot, {SET}, raw history"
+
+        def ours() -> pa.Table:
+            return rows.snapshot().to_arrow()
+
+        def by_duckdb() -> pa.Table:
+            return connection.sql(query).to_arrow_table()
+
+        for found in (ours(), by_duckdb(), by_polars()):
+            assert same_rows(found, expected, data.key), "one of them finds other contents"
+        measure = f"latest snapshot, {name}, raw history"
         work.explain(measure, rows.snapshot())
         job = Job(read_latest, [location])
         what = "DuckDB, Polars: group-by and filter over the same files"
-        return [Measure(measure, what, ">= 1.2x of the better", sides[0], sides[1:], job).run(work.rounds)]
-
-
-def _by_polars(files: list[str]) -> pa.Table:
-    summed = pl.scan_parquet(files).group_by(COLUMNS).agg(pl.col("_diff").sum()).filter(pl.col("_diff") != 0)
-    return summed.select(COLUMNS).collect().to_arrow()
-
-
-def read_latest(location: str) -> pa.Table:
-    """Read the latest snapshot."""
-    with persist.open(location, mode="read") as client:
-        return client.load(COLLECTION).snapshot().to_arrow()
+        sides = [Side(by_duckdb, "DuckDB"), Side(by_polars, "Polars")]
+        compared = Measure(measure, what, reach, Side(ours), sides, job)
+        return compared.run(work.rounds, work.memory_of)
 
 
 def aggregates(work: Workspace) -> list[Row]:
@@ -94,7 +113,7 @@ def aggregates(work: Workspace) -> list[Row]:
 
 def _count(work: Workspace) -> Row:
     location = work.raw(SET)
-    query = f"SELECT sum(n) FROM ({_consolidated(part_files(location), 'sum(_diff) AS n')})"
+    query = f"SELECT sum(n) FROM ({_consolidated(work.raw_files(SET), 'sum(_diff) AS n')})"
     with persist.open(location, mode="read") as client, duckdb.connect() as connection:
         rows = client.load(COLLECTION)
         [[theirs]] = connection.sql(query).fetchall()
@@ -104,12 +123,14 @@ def _count(work: Workspace) -> Row:
         sides = [Side(lambda: connection.sql(query).fetchall(), "DuckDB")]
         job = Job(count, [location])
         ours = Side(lambda: rows.snapshot().count())
-        return Measure(measure, "DuckDB, consolidating first", ">= 3x", ours, sides, job).run(work.rounds)
+        return Measure(measure, "DuckDB, consolidating first", ">= 3x", ours, sides, job).run(
+            work.rounds, work.memory_of
+        )
 
 
 def _grouped_sum(work: Workspace) -> Row:
     location = work.raw(TEXTS)
-    rows_of = _consolidated(part_files(location), "name, amount * sum(_diff) AS amount, sum(_diff) AS n")
+    rows_of = _consolidated(work.raw_files(TEXTS), "name, amount * sum(_diff) AS amount, sum(_diff) AS n")
     query = f"SELECT name, sum(amount) AS amount, sum(n)::BIGINT AS n FROM ({rows_of}) GROUP BY name"
     with persist.open(location, mode="read") as client, duckdb.connect() as connection:
         rows: Any = client.load(COLLECTION)
@@ -124,20 +145,9 @@ def _grouped_sum(work: Workspace) -> Row:
         measure, job = f"sum and count by group, {SET} raw with {len(theirs()):,} groups", Job(grouped, [location])
         work.explain(measure, rows.snapshot())
         sides = [Side(theirs, "DuckDB")]
-        return Measure(measure, "DuckDB, consolidating first", ">= 3x", Side(ours), sides, job).run(work.rounds)
-
-
-def count(location: str) -> None:
-    """Count, in a fresh process."""
-    with persist.open(location, mode="read") as client:
-        client.load(COLLECTION).snapshot().count()
-
-
-def grouped(location: str) -> None:
-    """Sum by group, in a fresh process."""
-    with persist.open(location, mode="read") as client:
-        rows: Any = client.load(COLLECTION)
-        rows.snapshot().aggregate(["name"], {"amount": ("amount", "sum"), "n": ("id", "count")})
+        return Measure(measure, "DuckDB, consolidating first", ">= 3x", Side(ours), sides, job).run(
+            work.rounds, work.memory_of
+        )
 
 
 def _consolidated(files: list[str], select: str) -> str:

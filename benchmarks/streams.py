@@ -15,8 +15,8 @@ from deltalake import DeltaTable, write_deltalake
 
 import persist
 from benchmarks.harness import Job, Measure, Row, Side
-from benchmarks.histories import Batch
-from benchmarks.targets import COLLECTION, QUIET, iceberg_table, net, read_iceberg, same_rows
+from benchmarks.ours import COLLECTION, QUIET, write_micro, write_stream
+from benchmarks.targets import iceberg_table, net, read_iceberg, same_rows
 from benchmarks.workspace import Workspace
 
 APPENDS, APPEND_ROWS = 50, 100
@@ -29,31 +29,32 @@ def append(work: Workspace) -> list[Row]:
     updates = pa.concat_tables([batch.updates for batch in work.data("micro").batches()]).slice(0, APPEND_ROWS)
     columns = updates.drop_columns(["_time", "_diff"])
     data, location, table = work.data("micro"), str(work.folder / "append"), work.folder / "append-delta"
+    appends = max(5, min(APPENDS, round(APPENDS * 100 * work.scale)))
     write_deltalake(table, columns)
     with persist.open(location, settings=QUIET) as client:
         rows = client.create_or_load(COLLECTION, key=data.key, value=data.value)
         next_time = [0]
 
         def ours() -> None:
-            for _ in range(APPENDS):
+            for _ in range(appends):
                 time = next_time[0]
                 next_time[0] += 1
                 stamped = updates.set_column(4, "_time", pa.repeat(pa.scalar(time, pa.int64()), len(updates)))
                 rows.write(stamped, seal=time + 1).result()
 
         def theirs() -> None:
-            for _ in range(APPENDS):
+            for _ in range(appends):
                 write_deltalake(table, columns, mode="append")
 
         measure = Measure(
             f"append and seal of {len(updates)} rows, durable, each",
             "deltalake append",
             ">= 3x",
-            Side(ours, units=APPENDS),
-            [Side(theirs, "deltalake", units=APPENDS)],
+            Side(ours, units=appends),
+            [Side(theirs, "deltalake", units=appends)],
         )
-        row = measure.run(work.rounds)
-        expected = APPENDS * (work.rounds + 1) * len(updates)
+        row = measure.run(work.rounds, work.memory_of)
+        expected = appends * (work.rounds + 1) * len(updates)
         assert rows.snapshot(form="diff").to_arrow()["_diff"].to_numpy().sum() == expected, "our rows are not all there"
         assert DeltaTable(table).to_pyarrow_table().num_rows == expected + len(columns), "the peer lacks rows"
         return [row]
@@ -82,11 +83,13 @@ def micro(work: Workspace) -> list[Row]:
             tables["iceberg"].append(batch.updates)
 
     count = len(batches)
-    side = Side(lambda: write_stream(str(ours), batches), before=clear(ours), units=count)
+    side = Side(lambda: write_stream(data, str(ours), batches), before=clear(ours), units=count)
     deltalake = Side(to_delta, "deltalake", before=clear(delta), units=count)
     pyiceberg = Side(to_iceberg, "pyiceberg", before=new_iceberg, units=count)
     rows = [
-        Measure(f"micro, the first {count} batches, each", f"{peer.name} append", ">= 20x", side, [peer]).run(rounds)
+        Measure(f"micro, the first {count} batches, each", f"{peer.name} append", ">= 20x", side, [peer]).run(
+            rounds, work.memory_of
+        )
         # pyiceberg takes a minute for them.
         for peer, rounds in [(deltalake, work.rounds), (pyiceberg, max(1, work.rounds // 3))]
     ]
@@ -101,37 +104,18 @@ def micro(work: Workspace) -> list[Row]:
 
 def _whole_stream(work: Workspace) -> Row:
     """Our rate over all of it, which the peers would take an hour and more for."""
-    batches, location = list(work.data("micro").batches()), work.folder / "micro-whole"
+    data, location = work.data("micro"), work.folder / "micro-whole"
+    batches = list(data.batches())
     whole = Measure(
         f"micro, all {len(batches):,} batches, each",
         "-",
         "-",
         Side(
-            lambda: write_stream(str(location), batches),
+            lambda: write_stream(data, str(location), batches),
             before=lambda: shutil.rmtree(location, ignore_errors=True),
             units=len(batches),
         ),
         [Side(lambda: None)],
         Job(write_micro, [str(work.folder / "micro-memory"), work.scale]),
-    ).run(max(1, work.rounds // 3))
+    ).run(max(1, work.rounds // 3), work.memory_of)
     return Row(whole.measure, "-", "-", whole.ours, memory=whole.memory)
-
-
-def write_stream(location: str, batches: list[Batch]) -> None:
-    """Write and seal each batch without waiting; return when all are durable."""
-    with persist.open(location) as client:
-        rows = client.create_or_load(COLLECTION, key=KEY, value=VALUE)
-        futures = [rows.write(batch.updates, seal=batch.upper) for batch in batches]
-        for future in futures:
-            future.result()
-
-
-KEY = {"id": pa.int64()}
-VALUE = {"name": pa.string(), "amount": pa.float64(), "at": pa.timestamp("us")}
-
-
-def write_micro(location: str, scale: float) -> None:
-    """Make the stream and write it, in a fresh process."""
-    from benchmarks.datasets import data_set
-
-    write_stream(location, list(data_set("micro", scale).batches()))

@@ -1,4 +1,4 @@
-"""Where a data set can be written: a collection, plain Parquet, deltalake, pyiceberg; and how to read it back.
+"""Where else than to a collection a data set can be written: plain Parquet, deltalake, pyiceberg; and comparing rows.
 
 A store that knows versions and no times gets one version per seal, whose rows are the contents as of the last time
 before it: deltalake by a merge, pyiceberg by deleting the touched keys and appending their rows in one transaction.
@@ -14,35 +14,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from deltalake import DeltaTable, write_deltalake
 
-import persist
 from benchmarks.datasets import DataSet
 from benchmarks.histories import Step
-
-COLLECTION = "rows"
-# Nothing but what is measured shall run.
-QUIET = persist.Settings(background=False)
-
-
-def write_collection(
-    data: DataSet, location: str | persist.Blob, *, settings: persist.Settings = QUIET, maintained: bool = False
-) -> None:
-    """Write to a new collection, batch by batch, without waiting except for the end.
-
-    Args:
-        maintained: do what is due of maintenance after each seal, as the background would.
-    """
-    with persist.open(location, settings=settings) as client:
-        rows = client.create_or_load(COLLECTION, key=data.key, value=data.value)
-        waiting: list[persist.CommitFuture] = []
-        for batch in data.batches():
-            waiting.append(rows.write(batch.updates, seal=batch.upper))
-            # What is on its way is in memory: let it not be much.
-            while len(waiting) > (0 if maintained else 4):
-                waiting.pop(0).result()
-            if maintained:
-                client.maintain()
-        for future in waiting:
-            future.result()
 
 
 def write_parquet(data: DataSet, folder: Path) -> None:

@@ -15,10 +15,11 @@ import pyarrow.parquet as pq
 from deltalake import DeltaTable
 
 import persist
-from benchmarks import targets
-from benchmarks.harness import Job, Measure, Row, Side, alternate, duration, megabytes, peak_memory, times
-from benchmarks.targets import COLLECTION, net, same_rows
-from benchmarks.workspace import FRUGAL, Workspace, bytes_of, one_file
+from benchmarks.harness import Job, Measure, Row, Side, alternate, duration, megabytes, times
+from benchmarks.ours import COLLECTION, FRUGAL, read_at, read_changes, write_collection
+from benchmarks.targets import net, same_rows
+from benchmarks.workspace import Workspace, bytes_of, one_file
+from persist.blob import FileBlob, MeteredBlob
 
 SET = "history-50m"
 TIMES = 20
@@ -29,17 +30,26 @@ def maintained(work: Workspace) -> str:
     """Return the set as a collection that was maintained while it was written."""
 
     def make(folder: Path) -> None:
-        targets.write_collection(work.data(SET), str(folder), settings=FRUGAL, maintained=True)
+        metered = MeteredBlob(FileBlob(folder))
+        write_collection(work.data(SET), metered, settings=FRUGAL, maintained=True)
+        work.bytes_written[SET] = bytes_written(metered)
         with persist.open(str(folder), settings=FRUGAL) as client:
             client.gc()
 
     return str(work.once(f"maintained-{SET}", make))
 
 
+def bytes_written(metered: MeteredBlob) -> int:
+    """Return how much was sent to a store."""
+    counts = metered.counts()
+    return counts["set"].bytes + counts["create"].bytes
+
+
 def _sealed(work: Workspace) -> list[int]:
     """Return the positions of the seals as of which to read, in random order."""
     uppers = work.data(SET).uppers
-    return [int(i) for i in np.random.default_rng(5).permutation(len(uppers))[:TIMES]]
+    count = max(3, min(TIMES, round(100 * TIMES * work.scale)))
+    return [int(i) for i in np.random.default_rng(5).permutation(len(uppers))[:count]]
 
 
 def anytime(work: Workspace) -> list[Row]:
@@ -72,17 +82,9 @@ def anytime(work: Workspace) -> list[Row]:
             f"{duration(statistics.median(mine))} ({duration(min(mine))} to {duration(max(mine))})",
             duration(statistics.median(peer)),
             times([p / m for m, p in zip(mine, peer, strict=True)]) + " over times",
-            megabytes(peak_memory(Job(read_at, [location, as_of]))),
+            work.memory_of(Job(read_at, [location, as_of])),
         )
     ]
-
-
-def read_at(location: str, as_of: list[int]) -> None:
-    """Read the contents as of some times, one after the other."""
-    with persist.open(location, mode="read") as client:
-        rows = client.load(COLLECTION)
-        for time in as_of:
-            rows.snapshot(time).to_arrow()
 
 
 def versions(work: Workspace) -> list[Row]:
@@ -111,7 +113,7 @@ def versions(work: Workspace) -> list[Row]:
             "> 1x",
             Side(ours, units=units),
             [Side(theirs, "deltalake", units=units)],
-        ).run(work.rounds)
+        ).run(work.rounds, work.memory_of)
     mine, peer = bytes_of(Path(location)), bytes_of(table, besides="_change_data")
     space = Row(
         f"space, {SET}, whole history kept",
@@ -151,13 +153,7 @@ def feed(work: Workspace) -> list[Row]:
         work.explain(measure, rows.changes(lower, upper))
         job = Job(read_changes, [location, lower, upper])
         peer = [Side(theirs, "deltalake")]
-        return [Measure(measure, "deltalake load_cdf", ">= 3x", Side(ours), peer, job).run(work.rounds)]
-
-
-def read_changes(location: str, lower: int, upper: int) -> None:
-    """Read changes, in a fresh process."""
-    with persist.open(location, mode="read") as client:
-        client.load(COLLECTION).changes(lower, upper).to_arrow()
+        return [Measure(measure, "deltalake load_cdf", ">= 3x", Side(ours), peer, job).run(work.rounds, work.memory_of)]
 
 
 def _with_diffs(changes: pa.Table) -> pa.Table:

@@ -16,10 +16,9 @@ import pyarrow.parquet as pq
 import persist
 from benchmarks import targets
 from benchmarks.datasets import DataSet, data_set
+from benchmarks.harness import Job, megabytes, peak_memory
 from benchmarks.histories import Batch
-
-# What nobody reads goes at once, so that what is on disk is what is in use.
-FRUGAL = persist.Settings(background=False, grace_s=0.0, orphan_grace_s=0.0, hold_linger_s=0.0)
+from benchmarks.ours import COLLECTION, FRUGAL, QUIET, write_collection
 
 
 class Workspace:
@@ -29,18 +28,28 @@ class Workspace:
         scale: how many times the size of the standard sets.
         rounds: how often to measure.
         explained: what `explain()` says of each read that was measured, by measure.
+        bytes_written: what was sent to the store while a set was written and maintained, by the name of the set.
     """
 
-    def __init__(self, folder: Path, kept: Path, scale: float, rounds: int) -> None:
-        """folder is for this run only; what is in kept can be used again."""
+    def __init__(self, folder: Path, kept: Path, scale: float, rounds: int, memory: bool = True) -> None:
+        """folder is for this run only; what is in kept can be used again. Without memory, that is not measured."""
+        self._memory = memory
         self.folder, self._kept = folder, kept / f"peers-{scale:g}"
         self.scale, self.rounds = scale, rounds
+        self._sets: dict[str, DataSet] = {}
         self.explained: dict[str, str] = {}
+        self.bytes_written: dict[str, int] = {}
         self._kept.mkdir(parents=True, exist_ok=True)
 
     def data(self, name: str) -> DataSet:
         """Return a standard set, scaled."""
-        return data_set(name, self.scale)
+        if name not in self._sets:
+            self._sets[name] = data_set(name, self.scale)
+        return self._sets[name]
+
+    def memory_of(self, job: Job) -> str:
+        """Return the peak memory of a job, as text."""
+        return megabytes(peak_memory(job)) if self._memory else "-"
 
     def explain(self, measure: str, read: Any) -> None:
         """Keep what a snapshot says that it will read."""
@@ -59,7 +68,28 @@ class Workspace:
     def raw(self, name: str) -> str:
         """Return a standard set as a collection on which nothing was compacted. Do not write to it."""
         data = self.data(name)
-        return str(self.once(f"raw-{name}", lambda f: targets.write_collection(data, str(f))))
+        return str(self.once(f"raw-{name}", lambda f: write_collection(data, str(f))))
+
+    def raw_files(self, name: str) -> list[str]:
+        """Return Parquet files that together are the updates of `raw`: its parts, unless some are so small that they
+        are in the log."""
+        location = self.raw(name)
+        files = part_files(location)
+        with persist.open(location, mode="read") as client:
+            updates = client.load(COLLECTION).changes(0, self.data(name).uppers[-1]).to_arrow()
+        if sum(pq.read_metadata(file).num_rows for file in files) == len(updates):
+            return files
+        return [one_file(updates, self.folder / f"updates-{name}.parquet")]
+
+    def result_files(self, name: str) -> list[str]:
+        """Return Parquet files that together are the contents of `compacted`: its parts, or a file if it has none."""
+        location = self.compacted(name)
+        files = part_files(location)
+        if files:
+            return files
+        with persist.open(location, mode="read") as client:
+            contents = client.load(COLLECTION).snapshot().to_arrow()
+        return [one_file(contents.sort_by("id"), self.folder / f"contents-{name}.parquet")]
 
     def compacted(self, name: str) -> str:
         """Return a standard set as a collection that holds its latest contents and no history. Do not write to it."""
@@ -76,8 +106,8 @@ class Workspace:
 
     def _write_tail(self, name: str, share: float, folder: Path) -> None:
         data = self.data(name)
-        with persist.open(str(folder), settings=targets.QUIET) as client:
-            rows: Any = client.create_or_load(targets.COLLECTION, key=data.key, value=data.value)
+        with persist.open(str(folder), settings=QUIET) as client:
+            rows: Any = client.create_or_load(COLLECTION, key=data.key, value=data.value)
             before, after = parted(data, share)
             for batch in before:
                 rows.write(batch.updates, seal=batch.upper).result()
@@ -123,7 +153,7 @@ def copy_location(source: Path, target: Path) -> None:
 def compact_fully(location: str, upper: int) -> Any:
     """Let nothing but the latest contents remain; return the report of the compaction."""
     with persist.open(location, settings=FRUGAL) as client:
-        rows: Any = client.load(targets.COLLECTION)
+        rows: Any = client.load(COLLECTION)
         rows.allow_compaction(upper - 1).result()
         done = rows.compact()
         client.gc()

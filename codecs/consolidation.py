@@ -44,6 +44,7 @@ def consolidate(table: pa.Table, by: Sequence[str]) -> pa.Table:
     Raises:
         DiffOverflow: when a sum is outside int64.
     """
+    # Whoever has no other use for the rows given has their memory back from here on.
     table = canonical(table.select([*by, DIFF]).combine_chunks())
     if table.num_rows == 0:
         return table

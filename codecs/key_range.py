@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
+from functools import lru_cache
 from itertools import pairwise
 from operator import itemgetter
 from typing import Any
@@ -26,6 +27,11 @@ from persist.codecs.schema import CollectionSchema
 
 Bound = list[Any]
 Orderable = tuple[tuple[int, Any], ...]
+
+
+KNOWN_MAX = 4096
+# What was parsed lately: planning asks for the keys of the same parts again and again.
+_KNOWN: dict[tuple[bytes, tuple[pa.DataType, ...]], list[Orderable]] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +66,10 @@ class KeyRange:
         return (self.lower is None or order(self.lower) <= keys[0]) and (
             self.upper is None or keys[-1] < order(self.upper)
         )
+
+    def end(self, keys: pa.Table, schema: CollectionSchema) -> int:
+        """Return the first row that is not inside, of sorted rows that begin inside. Cost: as of `rows`."""
+        return KeyRange(None, self.upper).rows(keys, schema)[1]
 
     def rows(self, keys: pa.Table, schema: CollectionSchema) -> tuple[int, int]:
         """Return the interval `[start, end)` of rows that are inside, given the sorted key columns of a part.
@@ -145,9 +155,21 @@ def ordered_keys(part: Part, schema: CollectionSchema) -> list[Orderable] | None
     Raises:
         CorruptBlob: they are not keys of this schema, or not in order.
     """
+    written = bytes(part.keys_json)
+    types = tuple(field.type for field in schema.key.fields)
+    keys = _KNOWN.get((written, types))
+    if keys is None:
+        keys = _ordered_keys(part, schema)
+        if len(_KNOWN) >= KNOWN_MAX:
+            _KNOWN.clear()
+        _KNOWN[written, types] = keys
+    return keys or None
+
+
+def _ordered_keys(part: Part, schema: CollectionSchema) -> list[Orderable]:
     bounds = part.keys
     if bounds is None:
-        return None
+        return []
     order = key_order(schema)
     try:
         keys = [order(bound) for bound in bounds]
@@ -160,7 +182,12 @@ def ordered_keys(part: Part, schema: CollectionSchema) -> list[Orderable] | None
 
 def key_order(schema: CollectionSchema) -> Callable[[Bound], Orderable]:
     """Return the function that makes keys in JSON form comparable in the order of rows."""
-    orders = [(written_type(field.type), _value_order(field.type)) for field in schema.key.fields]
+    return _key_order(tuple(field.type for field in schema.key.fields))
+
+
+@lru_cache(maxsize=256)
+def _key_order(types: tuple[pa.DataType, ...]) -> Callable[[Bound], Orderable]:
+    orders = [(written_type(each), _value_order(each)) for each in types]
 
     def order(key: Bound) -> Orderable:
         return tuple(

@@ -93,7 +93,7 @@ class BackgroundCompaction:
             return
         self._relieved_at[collection] = drawn
         try:
-            self._compactor.compact(collection, entry.name)
+            self._compactor.compact(collection, entry.name, move_out=True)
         except PersistError as error:
             logger.warning("%r has too many runs, and compaction failed: %s", entry.name, error)
 

@@ -119,14 +119,19 @@ Work = Merge | MakeKeyframe | Forget | Thin
 
 
 def next_work(
-    contents: CollectionState, policy: CompactionPolicy, *, full: bool = False, destroy: bool = False
+    contents: CollectionState,
+    policy: CompactionPolicy,
+    *,
+    full: bool = False,
+    destroy: bool = False,
+    move_out: bool = False,
 ) -> Work | None:
     """Return what should be done first, None if nothing is due.
 
     Args:
-        full: make a keyframe as of the last sealed time, however little has changed since the last one, merge all that
-            lives in the log, and destroy.
+        full: all of the following, and a keyframe as of the last sealed time, however little has changed since.
         destroy: what since has passed must be destroyed now.
+        move_out: what lives in the log must become parts now.
     """
     if (full or destroy) and (time := must_destroy(contents)) is not None:
         return MakeKeyframe(time) if all(each.as_of != time for each in contents.keyframes) else Forget(time)
@@ -134,7 +139,7 @@ def next_work(
         return MakeKeyframe(time)
     if (time := _forgettable(contents)) is not None:
         return Forget(time)
-    if (runs := _merge_due(contents, policy, full=full)) is not None:
+    if (runs := _merge_due(contents, policy, move_out=full or move_out)) is not None:
         return Merge(runs)
     if thinned := _too_dense(contents, policy):
         return Thin(thinned)
@@ -190,10 +195,10 @@ def _forgettable(contents: CollectionState) -> int | None:
     return reached[-1] if reached and reached[-1] >= contents.history_from else None
 
 
-def _merge_due(contents: CollectionState, policy: CompactionPolicy, *, full: bool) -> Numbers | None:
+def _merge_due(contents: CollectionState, policy: CompactionPolicy, *, move_out: bool) -> Numbers | None:
     inline = [run for run in contents.history if contents.numbered[run[0]].inline]
     is_many = contents.inline_bytes >= policy.inline_bytes or len(inline) >= policy.inline_runs
-    if inline and (is_many or full):
+    if inline and (is_many or move_out):
         # All that lives in the log, so that it becomes one part: but not across keyframes.
         groups = _intervals(contents, inline)
         return tuple(run[0] for run in max(groups, key=len)[:MERGED_RUNS_MAX])

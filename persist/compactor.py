@@ -117,7 +117,9 @@ class Compactor:
         self._one_at_a_time = threading.Lock()
         self._stop = threading.Event()
 
-    def compact(self, id_: str, name: str, *, full: bool = False, destroy: bool = False) -> CompactionReport:
+    def compact(
+        self, id_: str, name: str, *, full: bool = False, destroy: bool = False, move_out: bool = False
+    ) -> CompactionReport:
         """Do all that is due in one collection; see `persist.compaction.next_work`.
 
         Raises:
@@ -131,7 +133,7 @@ class Compactor:
         with self._one_at_a_time:
             while True:
                 contents = self._contents(id_, name)
-                work = next_work(contents, self._policy, full=full, destroy=destroy)
+                work = next_work(contents, self._policy, full=full, destroy=destroy, move_out=move_out)
                 if work is None:
                     return report
                 try:
@@ -206,7 +208,10 @@ class Compactor:
         read: list[Part] = [*scan.parts]
         shared = 0
         for region in self._regions(scan):
-            if (region.parts and (made.is_open or self._is_touched(region))) or self._is_small(region, made):
+            # Rows of a later keyframe say a later time, so its parts cannot be listed by an earlier one.
+            is_later = any(part.time_max > as_of for part in region.base)
+            is_touched = is_later or (region.parts and (made.is_open or self._is_touched(region)))
+            if is_touched or self._is_small(region, made):
                 read += region.base
                 expected += self._rewrite(region, as_of, made)
                 continue
@@ -237,8 +242,7 @@ class Compactor:
             return True
         names = region.schema.names
         for each in region.slices_within(self._reader.memory_budget // SLICE_SHARE):
-            tables = [each.empty([*names, "_diff"]), *each.updates(self._reader, [*names, "_diff"])]
-            if len(consolidate(pa.concat_tables(tables), names)):
+            if len(consolidate(self._rows(replace(each, base=()), names, []), names)):
                 return True
         return False
 
@@ -251,13 +255,23 @@ class Compactor:
         names, added = region.schema.names, 0
         for each in region.slices_within(self._reader.memory_budget // SLICE_SHARE):
             self._contents_may_go_on()
-            tables = [each.empty([*names, "_diff"]), *each.base_rows(self._reader, [*names, "_diff"])]
-            for table in each.updates(self._reader, [*names, "_diff"]):
-                added += _sum(table)
-                tables.append(table)
-            found = consolidate(pa.concat_tables(tables), names)
+            sums: list[int] = []
+            found = consolidate(self._rows(each, names, sums), names)
+            added += sum(sums)
             made.add(_with_time(found, as_of, region.schema))
         return added
+
+    def _rows(self, scan: Scan, names: Sequence[str], sums: list[int]) -> pa.Table:
+        """Return all rows of one slice, columns and `_diff`; add the diff sums of its updates to sums.
+
+        Nothing else keeps what it returns, so that whoever copies it may have its memory.
+        """
+        columns = [*names, "_diff"]
+        tables = [scan.empty(columns), *scan.base_rows(self._reader, columns)]
+        for table in scan.updates(self._reader, columns):
+            sums.append(_sum(table))
+            tables.append(table)
+        return pa.concat_tables(tables)
 
     # History.
 
@@ -289,14 +303,12 @@ class Compactor:
         """Write the updates of some parts from time lower on; return the run that they are now, or none."""
         parts, schema = contents.parts_of(numbers), contents.schema
         scan = Scan(schema, parts, lower, TIME_MAX + 1, schema.names).pruned()
-        columns, added = [*schema.names, "_time", "_diff"], 0
+        columns, added = [*schema.names, "_time"], 0
         for each in scan.slices_within(self._reader.memory_budget // SLICE_SHARE):
             self._contents_may_go_on()
-            tables = [each.empty(columns)]
-            for table in each.updates(self._reader, columns):
-                added += _sum(table)
-                tables.append(table)
-            made.add(consolidate(pa.concat_tables(tables), columns[:-1]))
+            sums: list[int] = []
+            made.add(consolidate(self._rows(each, columns, sums), columns))
+            added += sum(sums)
         run = tuple(made.flush())
         made.check(added)
         if lower == 0 and added != sum(part.diff_sum for part in parts):

@@ -132,6 +132,15 @@ class Follower:
                 self._served, self._seen_end = serves, began
             return self._state
 
+    def restart(self) -> State:
+        """Take over the newest checkpoint, because state objects that only older ones refer to may be gone.
+
+        Cost: a page of LIST, a GET, and what it takes to read the contents of collections again.
+        """
+        with self._lock:
+            self._restart(read_newest_checkpoint(self._blob))
+            return self._state
+
     def next_seqno(self) -> int:
         """Return the next seqno of the log, as of `FRESH_S` ago at most. Cost: mostly nothing, or a GET."""
         age_s = self._clock.monotonic_s() - self._seen_end[0]

@@ -25,7 +25,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import groupby, islice, takewhile
 
-from persist.blob import Blob, BlobEntry, delete_all
+from persist.blob import Blob, BlobEntry, MissingBlob, delete_all
 from persist.checkpoint import (
     checkpoint_key,
     checkpoint_seqno,
@@ -205,8 +205,8 @@ class _Round:
         return sum(dropped.is_destroyed for dropped in due)
 
     def _collect_uploads(self) -> None:
-        state, grace_s = self._follower.state, self._settings.orphan_grace_s
-        orphans = [seqno for _, seqno in self._unnamed_uploads(state)]
+        state, unnamed = self._unnamed_uploads()
+        orphans, grace_s = [seqno for _, seqno in unnamed], self._settings.orphan_grace_s
         if not orphans:
             return
         floor = void_floor(state, ((m.seqno, m.modified_s) for m in self._marks), self._now_s, grace_s)
@@ -214,12 +214,21 @@ class _Round:
             # The second, because in a log that stands still nothing would ever be older than these uploads.
             self._declared_at = self._commit(VoidUploads(floor))
         # Only what no record names even now, after the declaration, can never be named.
-        state = self._follower.refresh()
-        void = (entry for entry, seqno in self._unnamed_uploads(state) if seqno < state.control.upload_floor)
-        self._delete("parts", void)
+        state, unnamed = self._unnamed_uploads()
+        self._delete("parts", (entry for entry, seqno in unnamed if seqno < state.control.upload_floor))
 
-    def _unnamed_uploads(self, state: State) -> Iterator[tuple[BlobEntry, int]]:
-        """Yield the old parts that state does not refer to."""
+    def _unnamed_uploads(self) -> tuple[State, list[tuple[BlobEntry, int]]]:
+        """Return the newest state, and the old parts that it does not refer to."""
+        state = self._follower.refresh()
+        try:
+            return state, [*self._unnamed_in(state)]
+        except MissingBlob:
+            # A state object that newer checkpoints do not refer to has been collected. All of it is looked at anew,
+            # because a state from there may be newer, and not refer to what this one says was dropped.
+            state = self._follower.restart()
+            return state, [*self._unnamed_in(state)]
+
+    def _unnamed_in(self, state: State) -> Iterator[tuple[BlobEntry, int]]:
         assert state.location is not None
         destroyed = {dropped.collection for dropped in state.control.dropped if dropped.is_destroyed}
         replaced = {key for dropped in state.control.dropped for key in dropped.blobs}

@@ -13,6 +13,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, Future
 from typing import Protocol, TypeVar
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -23,6 +24,7 @@ from persist.codecs import (
     Part,
     PartIndex,
     decode_groups,
+    decode_part,
     footer_range,
     read_index,
 )
@@ -32,7 +34,6 @@ T = TypeVar("T")
 
 ALL_KEYS = KeyRange()
 WHOLE_BYTES_MAX = 1 << 20  # Smaller parts are always fetched whole.
-WHOLE_FRACTION = 0.5  # And others when more than this is wanted of them.
 FOOTERS_BYTES_MAX = 16 << 20
 MEMORY_BUDGET = 256 << 20
 
@@ -134,6 +135,37 @@ def missing(part: Part) -> MissingBlob:
     return MissingBlob(part.blob, f"it is missing, and {part.bytes} bytes with checksum {part.checksum} belong there")
 
 
+Cut = tuple[str, tuple[str, ...], str]  # The checksum of a part, columns, and a bound of keys.
+
+
+class _Left:
+    """What slices of the key space left over of what they decoded, for those that follow them."""
+
+    def __init__(self, bytes_max: int) -> None:
+        self._bytes_max = bytes_max
+        self._bytes = 0
+        self._kept: OrderedDict[Cut, tuple[pa.Table, int]] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def take(self, cut: Cut) -> tuple[pa.Table, int] | None:
+        """Return the rows from a bound on that were decoded, and the row of the part that follows them."""
+        with self._lock:
+            found = self._kept.pop(cut, None)
+            if found is not None:
+                self._bytes -= found[0].nbytes
+            return found
+
+    def keep(self, cut: Cut, rows: pa.Table, following: int) -> None:
+        """Keep a copy of rows, without what they are a slice of, as long as there is room."""
+        rows = rows.take(pa.array(np.arange(len(rows))))
+        with self._lock:
+            self._kept[cut] = rows, following
+            self._bytes += rows.nbytes
+            while self._bytes > self._bytes_max:
+                _, (dropped, _) = self._kept.popitem(last=False)
+                self._bytes -= dropped.nbytes
+
+
 class PartReader:
     """Reads parts for one read or many, from any thread.
 
@@ -158,6 +190,7 @@ class PartReader:
         self.decoded = decoded or Decoded(memory_budget // 4)
         self._executor = executor
         self._footers = footers or Footers()
+        self._left = _Left(memory_budget // 4)
 
     @property
     def slice_bytes(self) -> int:
@@ -175,9 +208,9 @@ class PartReader:
     ) -> Iterator[tuple[Part, pa.Table]]:
         """Yield the rows of each part whose keys are inside, in the order of parts; see `table`.
 
-        A part that would take more than half of the budget comes in several tables.
+        A part that would take more than a quarter of the budget comes in several tables.
         """
-        limit = self.memory_budget // 2
+        limit = self.memory_budget // 4
 
         def read(part: Part) -> Iterator[pa.Table]:
             if part.inline or memory_within(part, keys, schema) + part.bytes <= limit:
@@ -215,18 +248,58 @@ class PartReader:
             CorruptBlob: the part is missing or not what its descriptor says.
             InvalidUsage: the filter does not fit the columns.
         """
-        if part.inline:
-            return keys.decode(part.inline, part, schema, columns=columns, filter=filter)
-        start, end = keys.bracket(part, schema)
-        if part.bytes <= WHOLE_BYTES_MAX or end - start >= WHOLE_FRACTION * part.rows:
+        if keys.is_all or keys.covers(part, schema):
+            if part.inline:
+                return decode_part(part.inline, part, schema, columns=columns, filter=filter)
             table = get_checked(
-                self.blob, part.blob, lambda data: keys.decode(data, part, schema, columns=columns, filter=filter)
+                self.blob, part.blob, lambda data: decode_part(data, part, schema, columns=columns, filter=filter)
             )
             if table is None:
                 raise missing(part)
             return table
-        groups = self.index(part, schema).groups_within(start, end)
-        return self._inside(part, schema, groups, columns, filter, keys)
+        return self._cut(part, schema, columns, filter, keys)
+
+    def _cut(
+        self,
+        part: Part,
+        schema: CollectionSchema,
+        columns: Sequence[str],
+        filter: pc.Expression | None,
+        keys: KeyRange,
+    ) -> pa.Table:
+        """Return the rows of a part that are inside; go on where the slice before this one ended."""
+        names = (*columns, *(name for name in schema.key_names if name not in columns))
+        start, end = keys.bracket(part, schema)
+        left = self._left.take((part.checksum, names, str(keys.lower)))
+        if left is None:
+            table, following = self._decoded(part, schema, names, filter, start, end)
+            first, last = keys.rows(table, schema)
+        else:
+            table, following = left
+            if following < end:
+                more, following = self._decoded(part, schema, names, filter, following, end)
+                table = pa.concat_tables([table, more])
+            first, last = 0, keys.end(table, schema)
+        if keys.upper is not None and (last < len(table) or following < part.rows):
+            self._left.keep((part.checksum, names, str(keys.upper)), table.slice(last), following)
+        return table.slice(first, last - first).select(list(columns))
+
+    def _decoded(
+        self,
+        part: Part,
+        schema: CollectionSchema,
+        names: Sequence[str],
+        filter: pc.Expression | None,
+        start: int,
+        end: int,
+    ) -> tuple[pa.Table, int]:
+        """Return all rows from start to end, and others of their row groups; and the row that follows these."""
+        if part.inline or part.bytes <= WHOLE_BYTES_MAX:
+            return self.table(part, schema, names, filter=filter), part.rows
+        index = self.index(part, schema)
+        groups = index.groups_within(start, end)
+        table = self.groups(part, schema, groups, names, filter=filter)
+        return table, index.groups[groups[-1]].first_row + index.groups[groups[-1]].rows if groups else end
 
     def _inside(
         self,

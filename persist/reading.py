@@ -44,6 +44,11 @@ class Reading:
         self._claim.check()
         return source
 
+    def checked(self, reader: PartReader) -> PartReader:
+        """Return reader, which came from here, if what it reads can be relied on still; raises as a call does."""
+        self()
+        return reader
+
     def move(self, time: int) -> None:
         """Claim from a later time on only."""
         self._claim.move(time)

@@ -5,7 +5,8 @@ record appears once with its multiplicity `_diff`; in form "rows" it appears as 
 come in no particular order.
 
 Projection commutes with consolidation, so columns that nobody asked for are not read: the multiplicity of a
-projected record is the sum over all records that look like it.
+projected record is the sum over all records that look like it. In form "rows" none of the sums per key may be negative,
+whether its key columns are asked for or not.
 
 What must be merged is as little as can be told beforehand. Rows *stand* if nothing can cancel them: in form "rows"
 those of parts without a negative diff, in form "diff" the distinct records of a keyframe; unless a row of the *rest*
@@ -109,7 +110,7 @@ def read_snapshot(scan: Scan, form: Form, reader: PartReader) -> Iterator[pa.Tab
         NegativeMultiplicity: rows were asked for and some record has a negative multiplicity.
         DiffOverflow: a multiplicity does not fit int64.
     """
-    for table in _merged(scan, reader, _split(scan, form), keeps_diff=form == "diff" or not scan.columns):
+    for table in _merged(scan, reader, _split(scan, form), form):
         if form == "rows" and "_diff" in table.column_names:
             yield from _repeated(table, scan)
         elif table.num_rows:
@@ -147,13 +148,16 @@ def needs_merge(scan: Scan, form: Form) -> bool:
     return _split(scan, form).is_merged
 
 
-def _merged(scan: Scan, reader: PartReader, split: _Split, *, keeps_diff: bool) -> Iterator[pa.Table]:
+def _merged(scan: Scan, reader: PartReader, split: _Split, form: Form) -> Iterator[pa.Table]:
     """Yield what stands and is not touched, and what all else comes to; no `_diff` is as good as all 1."""
-    columns, keys = [*scan.columns], scan.schema.key_names
+    columns, keys, keeps_diff = [*scan.columns], scan.schema.key_names, form == "diff" or not scan.columns
     if not split.is_merged:
         yield from _standing(scan, reader, split, columns, keeps_diff=keeps_diff)
         return
     names = [*columns, *(name for name in keys if name not in columns)]
+    # As rows, records of different keys that look alike must not make up for each other: whether they met here would
+    # depend on how the collection is stored.
+    apart = names if form == "rows" else columns
     rest = pa.concat_tables(
         [
             scan.empty([*names, "_diff"]),
@@ -167,21 +171,21 @@ def _merged(scan: Scan, reader: PartReader, split: _Split, *, keeps_diff: bool) 
         is_touching = bool(keys) and len(rest) <= TOUCH_FRACTION * standing_rows
     except DiffOverflow:  # Perhaps what stands brings it back into range.
         is_touching = False
-    touched = [rest.select([*columns, "_diff"])]
+    touched = [rest.select([*apart, "_diff"])]
     for table in _standing(scan, reader, split, names, keeps_diff=keeps_diff):
         if not len(rest) or not len(table):
             yield _selected(table, columns)
             continue
         if not is_touching:
-            touched.append(_counted(table, columns))
+            touched.append(_counted(table, apart))
             continue
         (mask,) = touched_rows([table], rest, keys)
         if mask.any():
             flags = pa.array(mask)
-            touched.append(_counted(table.filter(flags), columns))
+            touched.append(_counted(table.filter(flags), apart))
             table = table.filter(pc.invert(flags))
         yield _selected(table, columns)
-    yield consolidate(pa.concat_tables(touched), columns)
+    yield consolidate(pa.concat_tables(touched), apart)
 
 
 def _standing(
@@ -217,7 +221,7 @@ def snapshot_tables(scan: Scan, form: Form, reading: Reading) -> Iterator[pa.Tab
     """
     reader = reading()
     slices = scan.slices_within(reader.slice_bytes) if needs_merge(scan, form) else [scan]
-    tables = (table for each in slices for table in read_snapshot(each, form, reading()))
+    tables = (table for each in slices for table in read_snapshot(each, form, reading.checked(reader)))
     if form == "rows" or {*scan.schema.key_names} <= {*scan.columns}:
         yield from tables
         return

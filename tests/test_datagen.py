@@ -5,15 +5,21 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
 import persist
-from benchmarks import datagen, targets
+from benchmarks import datagen, ours, targets
+from benchmarks.__main__ import MEASURES
+from benchmarks.__main__ import main as benchmark
 from benchmarks.datasets import HISTORIES, NAMES, DataSet, data_set
+from benchmarks.harness import Job, peak_memory
 from benchmarks.histories import BLOCK_ROWS, History
 
+# What the library can do so far.
+MEASURED = ["write", "read", "tiny", "raw", "flights", "log", "history", "versions", "feed", "append", "micro"]
 SMALL = History(
     keys=300, rows=4001, batch_count=13, uneven=True, inserts=0.2, deletes=0.2, late=0.1, seal_every=2, ticks=50
 )
@@ -159,7 +165,7 @@ def test_every_target_gets_the_same_contents(data: DataSet, tmp_path: Path) -> N
     for target in datagen.TARGETS:
         datagen.write(data, target, tmp_path / target, change_feed=True)
     with persist.open(tmp_path / "collection", mode="read") as client:
-        rows = client.load(targets.COLLECTION)
+        rows = client.load(ours.COLLECTION)
         for version, (time, contents) in enumerate(zip(times, expected, strict=True)):
             assert targets.same_rows(rows.snapshot(time).to_arrow(), contents, key)
             delta = DeltaTable(tmp_path / "delta", version=version).to_pyarrow_table()
@@ -180,3 +186,28 @@ def test_the_command_line_takes_every_option(tmp_path: Path, capsys: pytest.Capt
     assert datagen.main(["flights", "parquet", str(tmp_path / "f"), "--keys", "5"]) == 2
     assert datagen.main(["custom", "parquet", str(tmp_path / "g"), "--deletes", "2"]) == 2
     assert "shares from 0 to 1" in capsys.readouterr().err
+
+
+def test_the_benchmarks_measure_and_find_that_both_sides_agree(capsys: pytest.CaptureFixture[str]) -> None:
+    assert benchmark([*MEASURED, "--rounds", "1", "--scale", "0.001", "--no-memory"]) == 0
+    printed = capsys.readouterr().out
+    assert "| failed |" not in printed
+    assert printed.count("\n| ") >= 1 + len(MEASURED)
+
+
+def test_a_measure_that_fails_is_reported_and_costs_no_other(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(MEASURES, "read", lambda work: 1 / 0)
+    assert benchmark(["read", "tiny", "--rounds", "1", "--scale", "0.001"]) == 1
+    printed = capsys.readouterr()
+    assert "| read | - | - | failed |" in printed.out
+    assert "tiny writes" in printed.out
+    assert "ZeroDivisionError" in printed.err
+
+
+def test_peak_memory_is_that_of_the_job_alone() -> None:
+    ballast = bytearray(300 << 20)  # A new process must not count what the one before it holds.
+    peak = peak_memory(Job(np.ones, [100 << 17]))  # Of 8 bytes.
+    assert 95 << 20 <= peak <= 150 << 20
+    del ballast

@@ -352,3 +352,26 @@ def test_of_collections_destroyed_together_only_those_nobody_reads_are_collected
         assert client.gc().collections == 1
         assert snapshot.to_arrow().num_rows == 20_000
         assert [d.collection for d in client._follower.refresh().control.dropped] == [read.id]
+
+
+def test_a_collector_that_lags_behind_is_not_stopped_by_state_objects_that_others_have_collected(
+    dated: DatedBlob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("persist.checkpoint.PENDING_MAX", 1)
+    settings: dict[str, Any] = {"log_retention_records": 16, "log_retention_s": HOUR}
+    with opened(dated, **settings) as writer:
+        c = writer.create_or_load("c", key=KEY)
+        c.write(table(), seal=1).result()
+        c.write(table(10, 1), seal=2).result()
+        writer.gc()
+        (old,) = keys(dated, "state/")
+        with opened(dated, **settings) as other:
+            assert other.collections() == ["c"]  # It knows of the contents only where they are.
+            for time in range(2, 30):
+                c.write(table(10, time), seal=time + 1).result()
+                dated.clock.sleep(HOUR)
+                writer.gc()
+                other.collections()
+            assert old not in keys(dated, "state/")
+            other.gc()
+        assert c.snapshot(29).count() == 20_000 + 29 * 10

@@ -149,3 +149,19 @@ def test_a_client_does_not_work_in_a_forked_child(client: persist.Client) -> Non
 def test_what_is_no_location_is_refused(location: Any) -> None:
     with pytest.raises(persist.InvalidUsage):
         persist.open(location)
+
+
+@pytest.mark.parametrize("how", ["at once", "apart", "compacted"])
+def test_a_negative_multiplicity_is_refused_as_rows_however_it_is_stored(client: persist.Client, how: str) -> None:
+    """Although another key has a record that looks like it, if only the value is asked for."""
+    updates = [((1, "x"), 0, -1), ((2, "x"), 0, 1), *(((k, "y"), 0, 1) for k in range(10, 20))]
+    c = client.create_or_load("c", key={"k": pa.int64()}, value={"v": pa.string()})
+    for each in [updates] if how == "at once" else [updates[:1], updates[1:]]:
+        c.write(each).result()
+    c.seal(1).result()
+    if how == "compacted":
+        assert c.compact().keyframes == (0,)
+    with pytest.raises(persist.NegativeMultiplicity):
+        c.snapshot(0, columns=["v"]).to_arrow()
+    found = c.snapshot(0, columns=["v"], form="diff").to_arrow().to_pydict()
+    assert found == {"v": ["y"], "_diff": [10]}

@@ -22,6 +22,7 @@ from tests.nemesis.validator import Violation, judge
 
 SIZES = (100, 300, 300, 600)
 SHOWN_MAX = 10
+FLAT_OUT = 0.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,12 +32,14 @@ class Episode:
     seed: int
     size: int
     on_files: bool = False
+    flat_out: bool = False
 
     def steps(self) -> list[Step]:
-        return generate(self.seed, self.size, features())
+        return generate(self.seed, self.size, features(), flat_out=self.flat_out)
 
     def __str__(self) -> str:
-        return f"seed={self.seed} size={self.size}{' on files' if self.on_files else ''}"
+        how = (" on files" if self.on_files else "") + (" flat out" if self.flat_out else "")
+        return f"seed={self.seed} size={self.size}{how}"
 
 
 @dataclass(slots=True)
@@ -66,11 +69,12 @@ class Report:
         return "\n".join(lines)
 
 
-def episodes(seed: int) -> Iterator[Episode]:
-    """Yield the episodes of a campaign, without end."""
+def episodes(seed: int, *, flat_out: float = FLAT_OUT) -> Iterator[Episode]:
+    """Yield the episodes of a campaign, without end; flat_out is the share of those with compaction all the time."""
     chance = random.Random(seed)
     while True:
-        yield Episode(chance.randrange(10**9), chance.choice(SIZES), chance.random() < 0.05)
+        on_files = chance.random() < 0.05
+        yield Episode(chance.randrange(10**9), chance.choice(SIZES), on_files, chance.random() < flat_out)
 
 
 def execute(episode: Episode, steps: list[Step]) -> tuple[History, list[Violation], Report]:

@@ -62,8 +62,9 @@ WEIGHTS = {
     "gc": 1.5,
     "maintain": 3,
 }
-FEATURE_WEIGHTS = {"compact": {"compact": 2.0}}
+FEATURE_WEIGHTS = {"compact": {"compact": 6.0}}
 SKEW_MAX_S = 10
+PART_BYTES = (64 << 10, 4 << 10, 1)  # For compaction; with 1, each key is a part of its own.
 
 
 class _Belief:
@@ -75,14 +76,19 @@ class _Belief:
         self.since = 0
 
 
-def generate(seed: int, size: int, features: Collection[str] = ()) -> list[Step]:
-    """Return size steps, of the public operations that features and their predecessors name."""
-    return _Generator(seed, frozenset(features)).steps(size)
+def generate(seed: int, size: int, features: Collection[str] = (), *, flat_out: bool = False) -> list[Step]:
+    """Return size steps, of the public operations that features and their predecessors name.
+
+    Args:
+        flat_out: after each step, somebody compacts or collects garbage, and time passes.
+    """
+    return _Generator(seed, frozenset(features), flat_out=flat_out).steps(size)
 
 
 class _Generator:
-    def __init__(self, seed: int, features: frozenset[str]) -> None:
+    def __init__(self, seed: int, features: frozenset[str], *, flat_out: bool) -> None:
         self.chance = random.Random(seed)
+        self.flat_out = flat_out
         self.features = features
         self.belief = {name: _Belief() for name in NAMES}
         self.modes: dict[int, str] = {}
@@ -111,6 +117,8 @@ class _Generator:
             step = self.planned.pop(0) if self.planned else self._step(op)
             if step is not None:
                 steps.append(step)
+            if self.flat_out and (step := self._upkeep()) is not None:
+                steps.append(step)
         for number, step in enumerate(steps):
             step["id"] = number
         return [_resolved(step) for step in steps]
@@ -133,7 +141,9 @@ class _Generator:
             self._forget(step["slot"], op)
         elif op in ("read", "close_snapshot", "poll", "close_feed", "advance", "release"):
             step = self._about_what_was_taken(op)
-        elif op not in ("collections", "settle", "gc", "maintain"):
+        elif op == "gc":
+            self._gc(step)
+        elif op not in ("collections", "settle", "maintain"):
             if not known:
                 return self._create_or_load(step["slot"], chance.choice(NAMES))
             step["name"] = chance.choice(sorted(known))
@@ -141,6 +151,12 @@ class _Generator:
         if step is not None and "faults" not in step:
             self._add_faults(step)
         return step
+
+    def _upkeep(self) -> Step | None:
+        op = self.chance.choices(["compact", "gc", "maintain", "pass"], [10, 4, 1, 4])[0]
+        if op == "pass":
+            return {"op": op, "slot": None, "seconds": self.chance.choice([1, 10, 10, 60, 130])}
+        return self._step(op)
 
     def _mode(self) -> str:
         if self.chance.random() < 0.12:
@@ -153,6 +169,7 @@ class _Generator:
             "slot": slot,
             "mode": mode,
             "skew_s": self.chance.choice([0, 0, -SKEW_MAX_S, SKEW_MAX_S]),
+            "part_bytes": self.chance.choice(PART_BYTES),
         }
         if mode == "exclusive":
             step["reentrance_id"] = self.chance.choice(["me", "you"])
@@ -219,9 +236,7 @@ class _Generator:
     def _wait(self, step: Step) -> None:
         step["wait"] = self.chance.choices(["now", "later", "never"], [12, 4, 1])[0]
         if self.chance.random() < 0.012:
-            how = self.chance.choice(["before", "after", "limbo"])
-            step["crash"] = {"calls": self.chance.choice([0, 0, 1, 2]), "how": how}
-            self._forget(step["slot"], "crash")
+            self._crash_in(step, calls=3)
 
     def _write(self, step: Step, belief: _Belief) -> None:
         chance = self.chance
@@ -339,6 +354,22 @@ class _Generator:
     def _subscribe(self, step: Step, belief: _Belief) -> None:
         step["as_of"] = self._as_of(belief)
         self.taken["feed"].append(step)
+
+    def _compact(self, step: Step, belief: _Belief) -> None:
+        step["full"] = self.chance.random() < 0.5
+        if self.chance.random() < 0.04:
+            self._crash_in(step, calls=8)
+
+    def _gc(self, step: Step) -> None:
+        if self.chance.random() < 0.04:
+            self._crash_in(step, calls=8)
+
+    def _crash_in(self, step: Step, calls: int) -> None:
+        step["crash"] = {
+            "calls": self.chance.randrange(calls),
+            "how": self.chance.choice(["before", "after", "limbo"]),
+        }
+        self._forget(step["slot"], "crash")
 
     def _hold(self, step: Step, belief: _Belief) -> None:
         step["time"] = self._as_of(belief) or 0

@@ -10,7 +10,9 @@ came first, and whether a record landed before, during or after a call.
                ["ok", value]                     value depends on op
                ["error", class name, attributes] such as ["error", "UpdateNotBeyondUpper", {"time": 3, "upper": 5}]
                ["crashed"]                       the client died before it had an answer
-    commit   one record of the log, as its bytes say, with the moment at which it came into being and whose it is
+    commit   one record of the log, as its bytes say, with the moment at which it came into being and whose it is.
+             An append also lists the `parts` it brings, a list of updates each, and their `blobs` ("" for an inline
+             one); so does a replace, which names parts by number as `persist.records` describes
 
 Ops, their arguments (`c` is the id of a collection) and the value of "ok":
 
@@ -35,7 +37,8 @@ Ops, their arguments (`c` is the id of a collection) and the value of "ok":
     advance         hold (id of its event), time                      None
     release         hold, how ("close" | "release")                   None
     holds           c                                                 [[name, time]] of the named ones
-    compact, gc, maintain                                             None
+    compact         c, full                                           None
+    gc, maintain                                                      None
     crash                                                             None: the client is no more
     fsck                                                              list of what it found wrong
 
@@ -100,6 +103,16 @@ class Commit:
 
 
 @dataclass(slots=True)
+class Deletion:
+    """A request to delete a part, when it was sent."""
+
+    key: str
+    at: int
+    client: str
+    clock_s: float
+
+
+@dataclass(slots=True)
 class History:
     """Everything that happened.
 
@@ -111,6 +124,7 @@ class History:
     commits: list[Commit]
     stored: dict[str, int] = field(default_factory=dict)
     settings: dict[str, float] = field(default_factory=dict)
+    deletions: list[Deletion] = field(default_factory=list)
 
     def to_json(self) -> str:
         """Return it as text that `from_json` reads."""
@@ -120,7 +134,9 @@ class History:
     def from_json(cls, text: str) -> "History":
         found = json.loads(text)
         events = [Event(**each) for each in found["events"]]
-        return cls(events, [Commit(**each) for each in found["commits"]], found["stored"], found["settings"])
+        commits = [Commit(**each) for each in found["commits"]]
+        deletions = [Deletion(**each) for each in found["deletions"]]
+        return cls(events, commits, found["stored"], found["settings"], deletions)
 
     def lines(self) -> list[str]:
         """Return it for people, in the order in which things began."""

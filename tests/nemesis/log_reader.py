@@ -45,7 +45,14 @@ def _mutation(mutation: dict[str, Any], blobs: Mapping[str, bytes]) -> dict[str,
     if kind == "create":
         plain["schema"] = mutation["schema"]["key"]["fields"][0][0]
     elif kind == "append":
-        plain["updates"] = [update for part in _parts(mutation, blobs) for update in _updates(part, blobs)]
+        _read_parts(mutation, blobs, plain)
+        plain["updates"] = [update for part in plain["parts"] for update in part]
+    elif kind == "replace":
+        _read_parts(mutation, blobs, plain)
+        for name in ("removed_runs", "runs", "removed_keyframes", "unused"):
+            plain[name] = mutation.get(name, [])
+        plain["keyframes"] = [[keyframe["as_of"], keyframe["parts"]] for keyframe in mutation.get("keyframes", [])]
+        plain["history_from"] = mutation.get("history_from")
     elif kind in ("seal", "allow_compaction"):
         field = "upper" if kind == "seal" else "since"
         plain[field] = frontier(mutation[field])
@@ -54,6 +61,13 @@ def _mutation(mutation: dict[str, Any], blobs: Mapping[str, bytes]) -> dict[str,
     else:
         return mutation
     return plain
+
+
+def _read_parts(mutation: dict[str, Any], blobs: Mapping[str, bytes], plain: dict[str, Any]) -> None:
+    """Add the updates of each part that a mutation brings, and the key of its blob, if it has one."""
+    parts = _parts(mutation, blobs)
+    plain["parts"] = [_updates(part, blobs) for part in parts]
+    plain["blobs"] = [part.get("blob", "") for part in parts]
 
 
 def _parts(mutation: dict[str, Any], blobs: Mapping[str, bytes]) -> list[dict[str, Any]]:

@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 
 import persist
 from persist.blob import Blob, Fault, MemoryBlob, UnreliableBlob
+from persist.compaction import CompactionPolicy
 from tests.nemesis.clocks import BEGAN_MS, ClientClock, World
 from tests.nemesis.generator import SKEW_MAX_S, Step
 from tests.nemesis.history import EMPTY, Event, History
@@ -37,7 +38,7 @@ SETTINGS: dict[str, Any] = {
     "log_retention_records": 16,
     "gc_interval_s": 100.0,
 }
-DOUBTS = ("Unavailable", "Indeterminate")
+DOUBTS = ("Unavailable", "Indeterminate", "NotDeleted")
 FRONTIERS = ("upper", "since", "asked", "current", "expected", "actual")
 PLAIN = ("time", "as_of", "lower")
 
@@ -76,6 +77,16 @@ class Slot:
         return sum(n for fault, n in self.unreliable.faults.items() if fault not in harmless) + self.store.is_cut
 
 
+def _policy(part_bytes: int | None) -> CompactionPolicy:
+    """Return a policy under which a few updates are enough for all that compaction does."""
+    policy = CompactionPolicy(
+        keyframe_rows_min=4, keyframe_fraction=0.3, merge_runs=2, inline_runs=3, inline_bytes=20_000, runs_max=100_000
+    )
+    if part_bytes is not None:  # Smaller than makes sense, so that runs have parts.
+        object.__setattr__(policy, "part_bytes", part_bytes)
+    return policy
+
+
 def features() -> frozenset[str]:
     """Return which operations the library has got that it did not always have."""
     return frozenset(name for name in ("compact",) if hasattr(persist.Collection, name))
@@ -110,7 +121,11 @@ class Run:
         blobs = self.tap.values
         commits = [read_commit(each.value, each.at, each.client, each.clock_s, blobs) for each in self.tap.landed]
         return History(
-            self.events, commits, self.tap.stored, SETTINGS | {"skew_max_s": SKEW_MAX_S, "began_ms": BEGAN_MS}
+            self.events,
+            commits,
+            self.tap.stored,
+            SETTINGS | {"skew_max_s": SKEW_MAX_S, "began_ms": BEGAN_MS},
+            self.tap.deletions,
         )
 
     # Steps
@@ -175,7 +190,7 @@ class Run:
         slot = Slot(name, None, store, unreliable, clock)  # type: ignore[arg-type]
 
         def opened() -> None:
-            settings = persist.Settings(background=False, **SETTINGS)
+            settings = persist.Settings(background=False, compaction=_policy(step.get("part_bytes")), **SETTINGS)
             slot.client = persist.open(unreliable, mode=step["mode"], clock=clock, settings=settings, **options)
 
         event = self._call(slot, "open", {"mode": step["mode"], **options}, opened)
@@ -203,6 +218,19 @@ class Run:
 
     def _maintain(self, slot: Slot, step: Step) -> None:
         self._call(slot, "maintain", {}, slot.client.maintain)
+
+    def _compact(self, slot: Slot, step: Step) -> None:
+        def call(c: persist.Collection) -> None:
+            report = c.compact(only_due=not step["full"])
+            made = {
+                "keyframes": len(report.keyframes),
+                "times that history was forgotten": report.forgotten is not None,
+            }
+            names = ("runs_merged", "keyframes_dropped", "parts_written", "parts_shared", "superseded")
+            self.retries.update({f"compaction: {name}": int(n) for name, n in made.items()})
+            self.retries.update({f"compaction: {name}": getattr(report, name) for name in names})
+
+        self._on_handle(slot, step, {"full": step["full"]}, call)
 
     def _gc(self, slot: Slot, step: Step) -> None:
         self._call(slot, "gc", {}, lambda: slot.client.gc() and None)

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator
 from itertools import islice
 
-from tests.nemesis.campaign import Episode, Report, episodes, execute, explain
+from tests.nemesis.campaign import FLAT_OUT, Episode, Report, episodes, execute, explain
 from tests.nemesis.runner import features
 
 BATCH = 8
@@ -22,18 +22,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--episode", type=int, metavar="SEED", help="repeat only the episode of this seed …")
     parser.add_argument("--size", type=int, default=300, help="… with so many steps (default: %(default)s)")
     parser.add_argument("--files", action="store_true", help="… on files")
+    parser.add_argument(
+        "--flat-out", action="store_true", help="compaction and collection of garbage after each step, in all episodes"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
     """Run episodes until there were enough calls, or one of them failed; return whether one did."""
     logging.getLogger("persist").setLevel(logging.ERROR)  # Checkpoints that fail are what storage is down for.
     if args.episode is not None:
-        return _repeat(Episode(args.episode, args.size, args.files))
+        return _repeat(Episode(args.episode, args.size, args.files, args.flat_out))
     print(
         f"Nemesis: seed {args.seed}, {args.operations} operations, features: {', '.join(sorted(features())) or 'none'}"
     )
     total, began_s, told_s, count = Report(), time.monotonic(), time.monotonic(), 0
-    for report, failure in _results(args.seed, args.jobs):
+    for report, failure in _results(episodes(args.seed, flat_out=1 if args.flat_out else FLAT_OUT), args.jobs):
         total.add(report)
         count += 1
         if failure is not None:
@@ -56,11 +59,10 @@ def _tell(total: Report, count: int, seconds: float) -> None:
     print(f"{done} operations in {count} episodes, {seconds:.0f} s, {done / seconds:.0f}/s", flush=True)
 
 
-def _results(seed: int, jobs: int) -> Iterator[tuple[Report, str | None]]:
+def _results(endless: Iterator[Episode], jobs: int) -> Iterator[tuple[Report, str | None]]:
     if jobs == 1:
-        yield from map(_episode, episodes(seed))
+        yield from map(_episode, endless)
         return
-    endless = episodes(seed)
     with multiprocessing.get_context("spawn").Pool(jobs, maxtasksperchild=50) as pool:
         while True:
             yield from pool.imap_unordered(_episode, islice(endless, BATCH * jobs))

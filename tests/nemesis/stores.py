@@ -14,8 +14,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from persist.blob import Blob, BlobEntry, Unavailable
+from tests.nemesis.history import Deletion
 
 LOG = "log/"
+PARTS = "part/"
 
 
 class Moments:
@@ -55,6 +57,7 @@ class Tap:
         self._now_s = now_s
         self._modified_s: dict[str, float] = {}
         self.landed: list[Landed] = []
+        self.deletions: list[Deletion] = []
         self.values: dict[str, bytes] = {}
         self.stored: dict[str, int] = {}
 
@@ -86,6 +89,8 @@ class Tap:
 
     def delete(self, client: str, key: str) -> None:
         self._stores(client)
+        if key.startswith(PARTS):
+            self.deletions.append(Deletion(key, self._moments.next(), client, self._now_s()))
         self._inner.delete(key)
 
     def _stores(self, client: str, key: str | None = None) -> None:

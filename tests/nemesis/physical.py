@@ -1,0 +1,130 @@
+"""How the log says that a collection is stored, and whether that still is what was written.
+
+The parts of each collection by number, with the updates that their bytes hold, and which of them its runs and keyframes
+list. A replace must not change what any of it stands for: the history is all updates at times `>= history_from`, and
+each keyframe is the contents as of its time. Shares no code with the library.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from tests.nemesis.history import EMPTY
+
+Update = list[Any]  # k, v, time, diff
+Run = list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A part: what it holds, and the key of its blob, or "" for one that lives in the log."""
+
+    updates: list[Update]
+    blob: str
+
+
+@dataclass(slots=True)
+class Physical:
+    """One collection, as the records up to some seqno describe it."""
+
+    numbered: dict[int, Stored] = field(default_factory=dict)
+    next_number: int = 0
+    history: list[Run] = field(default_factory=list)
+    keyframes: dict[int, Run] = field(default_factory=dict)
+    history_from: int = 0
+
+    @property
+    def blobs(self) -> set[str]:
+        return {part.blob for part in self.numbered.values() if part.blob}
+
+    def append(self, mutation: dict[str, Any]) -> None:
+        """Take in the parts of an append, each a run by itself."""
+        self.history += [[number] for number in self._number(mutation)]
+
+    def replace(self, mutation: dict[str, Any], updates: list[Update], since: int, upper: int) -> Iterator[str]:
+        """Take in a replace; yield what is wrong with it, given all that was written, since and upper."""
+        first, before = self.next_number, self.blobs
+        for _ in self._number(mutation):
+            pass
+        removed = [run for run in self.history if run[0] in mutation["removed_runs"]]
+        if len(removed) != len(mutation["removed_runs"]):
+            yield f"it removes runs {mutation['removed_runs']}, and there are {self.history}"
+        self.history = [run for run in self.history if run not in removed]
+        self.history += [[_resolved(n, first) for n in run] for run in mutation["runs"]]
+        for as_of in mutation["removed_keyframes"]:
+            if self.keyframes.pop(as_of, None) is None:
+                yield f"it removes a keyframe as of {as_of}, which is not there"
+        for as_of, numbers in mutation["keyframes"]:
+            if as_of in self.keyframes or as_of >= upper:
+                yield f"it makes a keyframe as of {as_of}; there are {sorted(self.keyframes)}, and upper is {upper}"
+            self.keyframes[as_of] = [_resolved(n, first) for n in numbers]
+        if mutation["history_from"] is not None:
+            if not self.history_from <= mutation["history_from"] <= min(since + 1, EMPTY):
+                yield f"its history begins at {mutation['history_from']}, since is {since}, and {self.history_from} was"
+            self.history_from = mutation["history_from"]
+        in_use = {n for run in (*self.history, *self.keyframes.values()) for n in run}
+        yield from self._check_numbers(in_use)
+        self.numbered = {number: part for number, part in self.numbered.items() if number in in_use}
+        brought = {blob for blob in mutation["blobs"] if blob}
+        if set(mutation["unused"]) != (before | brought) - self.blobs:
+            yield f"it says that {mutation['unused']} fall out of use, and {(before | brought) - self.blobs} do"
+        yield from self._check_contents(updates)
+
+    def _number(self, mutation: dict[str, Any]) -> list[int]:
+        parts = mutation.get("parts", [mutation.get("updates", [])])
+        blobs = mutation.get("blobs", [""] * len(parts))
+        numbers = list(range(self.next_number, self.next_number + len(parts)))
+        self.numbered |= {n: Stored(u, b) for n, u, b in zip(numbers, parts, blobs, strict=True)}
+        self.next_number += len(parts)
+        return numbers
+
+    def _check_numbers(self, in_use: set[int]) -> Iterator[str]:
+        if missing := in_use - self.numbered.keys():
+            yield f"nothing has the numbers {missing}"
+            for number in missing:
+                self.numbered[number] = Stored([], "")
+        listed = [n for run in self.history for n in run]
+        keyframed = {n for run in self.keyframes.values() for n in run}
+        if len(set(listed)) < len(listed) or keyframed.intersection(listed):
+            yield f"a part is in two runs: {self.history}, keyframes {self.keyframes}"
+        if self.history_from and self.history_from - 1 not in self.keyframes:
+            yield f"the history begins at {self.history_from}, and keyframes are at {sorted(self.keyframes)}"
+
+    def _check_contents(self, updates: list[Update]) -> Iterator[str]:
+        wanted = _summed(u for u in updates if u[2] >= self.history_from)
+        found = _summed(u for run in self.history for n in run for u in self.numbered[n].updates)
+        if wanted != found:
+            yield f"the history lacks {_less(wanted, found)} and has {_less(found, wanted)} besides"
+        for as_of, run in self.keyframes.items():
+            kept = [u for n in run for u in self.numbered[n].updates]
+            if any(time > as_of for _, _, time, _ in kept) or len({(k, v) for k, v, *_ in kept}) != len(kept):
+                yield f"the keyframe as of {as_of} has later times, or records twice: {kept}"
+            contents = _summed([k, v, 0, d] for k, v, t, d in updates if t <= as_of)
+            stands_for = _summed([k, v, 0, d] for k, v, _, d in kept)
+            if contents != stands_for:
+                lacks, has = _less(contents, stands_for), _less(stands_for, contents)
+                yield f"the keyframe as of {as_of} lacks {lacks} and has {has} besides"
+        for run in (*self.history, *self.keyframes.values()):
+            spans = [(min(u[0] for u in part), max(u[0] for u in part)) for part in self._parts(run) if part]
+            if any(one[1] >= other[0] for one, other in zip(spans, spans[1:], strict=False)):
+                yield f"the parts of run {run} overlap in key: {spans}"
+
+    def _parts(self, run: Run) -> list[list[Update]]:
+        return [self.numbered[n].updates for n in run]
+
+
+def _resolved(number: int, first: int) -> int:
+    """Return the number of a part: -1, -2, … are those that come with the record."""
+    return number if number >= 0 else first - 1 - number
+
+
+def _summed(updates: Iterable[Update]) -> dict[tuple[Any, ...], int]:
+    sums: Counter[tuple[Any, ...]] = Counter()
+    for k, v, time, diff in updates:
+        sums[k, v, time] += diff
+    return {update: n for update, n in sums.items() if n}
+
+
+def _less(one: dict[tuple[Any, ...], int], other: dict[tuple[Any, ...], int]) -> dict[tuple[Any, ...], int]:
+    return {update: n for update, n in one.items() if other.get(update) != n}
