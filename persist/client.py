@@ -28,7 +28,7 @@ from persist.maintenance import Maintenance
 from persist.multi_write import MultiWrite
 from persist.names import check_name
 from persist.operations import Step, Write, token_steps
-from persist.part_reader import Footers, PartReader
+from persist.part_reader import Decoded, Footers, PartReader
 from persist.pool import Pool
 from persist.records import AllowCompaction, CloseWriter, Create, OpenWriter
 from persist.settings import Settings
@@ -120,6 +120,7 @@ class Client:
         self._follower = Follower(blob, how.clock)
         self._pool = Pool(IO_THREADS, "persist-io")
         self._footers = Footers()
+        self._decoded = Decoded(how.settings.memory_budget // 4)
         self._committer: Committer | None = None
         self._leases: Leases | None = None
         self._maintenance: Maintenance | None = None
@@ -377,7 +378,7 @@ class Client:
 
     def _source(self) -> PartReader:
         self._check_open("reading")
-        return PartReader(self._blob, self._pool, self._footers, self._settings.memory_budget)
+        return PartReader(self._blob, self._pool, self._footers, self._settings.memory_budget, self._decoded)
 
     def _check_open(self, action: str) -> None:
         if self._closed:

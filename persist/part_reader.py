@@ -9,9 +9,9 @@ Memory: at any time, the parts that are being decoded in parallel take about `de
 
 import threading
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, Future
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -30,6 +30,7 @@ from persist.codecs import (
 )
 from persist.part_writer import MEMORY_BUDGET
 
+S = TypeVar("S")
 T = TypeVar("T")
 
 ALL_KEYS = KeyRange()
@@ -46,13 +47,19 @@ class Footers:
         self._kept: OrderedDict[str, PartIndex] = OrderedDict()
         self._lock = threading.Lock()
 
-    def get(self, blob: Blob, part: Part, schema: CollectionSchema) -> PartIndex:
-        """Return the footer of a part. Cost: one GET of a range, or nothing."""
+    def known(self, part: Part) -> PartIndex | None:
+        """Return the footer of a part if it is kept here."""
         with self._lock:
             index = self._kept.get(part.checksum)
             if index is not None:
                 self._kept.move_to_end(part.checksum)
-                return index
+            return index
+
+    def get(self, blob: Blob, part: Part, schema: CollectionSchema) -> PartIndex:
+        """Return the footer of a part. Cost: one GET of a range, or nothing."""
+        index = self.known(part)
+        if index is not None:
+            return index
         index = checked_range(blob, part, footer_range(part), lambda data: read_index(data, part, schema))
         with self._lock:
             if part.checksum not in self._kept:
@@ -62,6 +69,43 @@ class Footers:
                 _, dropped = self._kept.popitem(last=False)
                 self._bytes -= dropped.nbytes
         return index
+
+
+class Kept(Protocol):
+    """What knows about how many bytes it takes."""
+
+    @property
+    def nbytes(self) -> int: ...
+
+
+class Decoded:
+    """What point reads decoded lately, least recently used first to go, for all readers of one client."""
+
+    def __init__(self, bytes_max: int) -> None:
+        self._bytes_max = bytes_max
+        self._bytes = 0
+        self._kept: OrderedDict[Hashable, Kept] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def get(self, name: Hashable) -> Kept | None:
+        """Return what is kept under that name."""
+        with self._lock:
+            rows = self._kept.get(name)
+            if rows is not None:
+                self._kept.move_to_end(name)
+            return rows
+
+    def keep(self, name: Hashable, rows: Kept) -> None:
+        """Keep rows, as long as there is room; what takes more than half of it is not kept at all."""
+        if rows.nbytes > self._bytes_max // 2:
+            return
+        with self._lock:
+            if name not in self._kept:
+                self._kept[name] = rows
+                self._bytes += rows.nbytes
+            while self._bytes > self._bytes_max:
+                _, dropped = self._kept.popitem(last=False)
+                self._bytes -= dropped.nbytes
 
 
 def checked_range(blob: Blob, part: Part, within: tuple[int, int], check: Callable[[bytes], T]) -> T:
@@ -130,6 +174,7 @@ class PartReader:
         executor: decodes several parts at a time; None for one after the other.
         footers: shared with other readers; None for its own.
         memory_budget: what a read may take; see `Settings.memory_budget`.
+        decoded: what point reads keep, shared with other readers; None for its own.
     """
 
     def __init__(
@@ -138,9 +183,11 @@ class PartReader:
         executor: Executor | None = None,
         footers: Footers | None = None,
         memory_budget: int = MEMORY_BUDGET,
+        decoded: Decoded | None = None,
     ) -> None:
         self.blob = blob
         self.memory_budget = memory_budget
+        self.decoded = decoded or Decoded(memory_budget // 4)
         self._executor = executor
         self._footers = footers or Footers()
         self._left = _Left(memory_budget // 4)
@@ -286,6 +333,16 @@ class PartReader:
             batch.append(group)
         if batch:
             yield batch
+
+    def map(self, call: Callable[[S], T], items: Sequence[S]) -> list[T]:
+        """Return what call makes of each item, several at a time."""
+        if self._executor is None or len(items) < 2:
+            return [call(item) for item in items]
+        return list(self._executor.map(call, items))
+
+    def known_index(self, part: Part) -> PartIndex | None:
+        """Return the footer of a part if no request is needed for that."""
+        return self._footers.known(part)
 
     def index(self, part: Part, schema: CollectionSchema) -> PartIndex:
         """Return the footer of a part that is a blob."""
