@@ -158,9 +158,11 @@ def with_unused(contents: CollectionState, step: Replace) -> tuple[CollectionSta
         raise ValueError("it brings parts that it does not use")
     if history_from < contents.history_from:
         raise ValueError(f"history_from goes back from {contents.history_from} to {history_from}")
-    unused = tuple(part.blob for number, part in numbered.items() if number not in in_use and part.blob)
+    # Parts that were committed twice are two numbers with one blob.
+    blobs = {part.blob for part in after.numbered.values()}
+    unused = dict.fromkeys(part.blob for part in numbered.values() if part.blob and part.blob not in blobs)
     check_runs(after)
-    return after, unused
+    return after, tuple(unused)
 
 
 def check_runs(contents: CollectionState) -> None:
@@ -176,7 +178,7 @@ def check_runs(contents: CollectionState) -> None:
     if any(contents.numbered[number].time_min < contents.history_from for number in listed):
         raise ValueError(f"a part of the history has times before {contents.history_from}")
     times = [keyframe.as_of for keyframe in contents.keyframes]
-    if any(contents.upper.has_beyond(as_of) for as_of in times) or sorted(set(times)) != times:
+    if any(as_of < 0 or contents.upper.has_beyond(as_of) for as_of in times) or sorted(set(times)) != times:
         raise ValueError(f"the keyframes as of {times} are not of ascending sealed times, upper is {contents.upper}")
     for keyframe in contents.keyframes:
         if any(contents.numbered[number].time_max > keyframe.as_of for number in keyframe.parts):

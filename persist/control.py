@@ -108,11 +108,14 @@ def check_uploaded(control: Control, append: Append | Replace) -> None:
     """Check that everything that append brings lies where the collection's blobs lie, and cannot have been deleted.
 
     Raises:
-        UploadExpired: it was uploaded before the floor.
+        UploadExpired: it was uploaded before the floor, or was part of the collection before and waits to be deleted.
         ValueError: a name is not one that a writer would make.
     """
-    for key in check_keys(append):
-        if int(key.split("/")[2][:20]) < control.upload_floor:
+    keys = check_keys(append)
+    ours = (dropped.blobs for dropped in control.dropped if dropped.collection == append.collection)
+    dropped = {key for blobs in ours for key in blobs} if keys else set()
+    for key in keys:
+        if int(key.split("/")[2][:20]) < control.upload_floor or key in dropped:
             raise UploadExpired(key)
 
 

@@ -15,7 +15,7 @@ from persist.blob.clock import Backoff, Clock
 from persist.control import check_keys
 from persist.envelope import decode_framed, encode_framed
 from persist.part_lists import as_read, as_stored
-from persist.records import Append, Record
+from persist.records import Append, Record, Replace
 
 COMMIT_DEADLINE_S = 30.0
 
@@ -48,7 +48,7 @@ def read_record(blob: Blob, seqno: int) -> Record | None:
     if record.seqno != seqno:
         raise CorruptBlob(key, f"it holds the record of seqno {record.seqno}, so blobs were exchanged")
     for mutation in record.mutations:
-        if isinstance(mutation, Append):
+        if isinstance(mutation, Append | Replace):
             try:
                 check_keys(mutation)  # Before any of them is asked for.
             except ValueError as error:

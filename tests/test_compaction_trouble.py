@@ -8,6 +8,9 @@ import pytest
 
 import persist
 from persist.blob import MemoryBlob
+from persist.codecs import Part, to_updates
+from persist.part_writer import PartWriter
+from persist.records import Replace
 from tests.clocks import ImpatientClock
 
 KEY, VALUE = {"k": pa.int64()}, {"v": pa.string()}
@@ -73,3 +76,38 @@ def test_a_keyframe_before_another_one_is_made_of_what_can_be_told_apart(how: An
         assert report.forgotten == 15
         check(c, written)
         assert client.fsck().is_clean
+
+
+def uploaded(client: persist.Client, c: persist.Collection, updates: list[Update]) -> tuple[Part, ...]:
+    return PartWriter(client._blob, client._follower.next_seqno).upload(c.id, c.schema, to_updates(updates, c.schema))
+
+
+def test_a_part_that_was_committed_twice_stays_as_long_as_either_is_in_use() -> None:
+    updates: list[Update] = [((k, "x"), 0, 1) for k in range(10)]
+    with opened(MemoryBlob(), policy(merge_runs=100, inline_runs=100)) as client:
+        c = client.create_or_load("c", key=KEY, value=VALUE)
+        parts = uploaded(client, c, updates)
+        for _ in range(2):
+            c.commit_parts(parts).result()
+        c.seal(1).result()
+        (one,), (other,) = c._contents().history
+        brought = uploaded(client, c, updates)
+        merge = Replace(c.id, brought, removed_runs=(one,), runs=((-1,),))
+        client._submit("compact", [merge], {c.id: c.name}).result()
+        client.gc()
+        check(c, updates * 2)
+        assert [other] in [[*run] for run in c._contents().history]
+
+
+def test_a_part_that_compaction_has_replaced_cannot_be_committed_again() -> None:
+    updates: list[Update] = [((k, "x"), 0, 1) for k in range(10)]
+    with opened(MemoryBlob(), grace_s=3600) as client:
+        c = client.create_or_load("c", key=KEY, value=VALUE)
+        parts = uploaded(client, c, updates)
+        c.commit_parts(parts).result()
+        c.commit_parts(uploaded(client, c, updates)).result()
+        assert c.compact().runs_merged == 2
+        with pytest.raises(persist.PersistError, match="uploaded too long ago"):
+            c.commit_parts(parts).result()
+        c.seal(1).result()
+        check(c, updates * 2)

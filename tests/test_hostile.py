@@ -37,10 +37,12 @@ from persist.records import (
     Create,
     Destroy,
     GrantLease,
+    Keyframe,
     Mutation,
     OpenWriter,
     Record,
     ReleaseHold,
+    Replace,
     Seal,
     SetHold,
 )
@@ -352,6 +354,73 @@ def test_a_record_that_no_writer_would_make_is_refused(victim: Victim) -> None:
         victim.blob.delete(at)
 
 
+def hostile_replaces(victim: Victim) -> dict[str, Replace]:
+    """Of a collection that has the part number 0, at time 0, a since of 0 and an upper of 5."""
+    brought = victim.named(f"part/{victim.id}/{0:020d}-{DIGITS}.parquet")
+    own, foreign = victim.part.blob, victim.part.blob.replace(victim.id, OTHER)
+    keyframe = Keyframe(0, (-1,))
+
+    def replace(**members: Any) -> Replace:
+        return Replace(victim.id, **members)
+
+    found = {
+        "a run that is not there": replace(removed_runs=(7,)),
+        "a run twice": replace(removed_runs=(0, 0), runs=((0,), (0,))),
+        "a part twice in a run": replace(removed_runs=(0,), runs=((0, 0),)),
+        "a part in two runs": replace(runs=((0,),)),
+        "a part in history and keyframe": replace(keyframes=(Keyframe(0, (0,)),)),
+        "a new part twice": replace(parts=(brought,), removed_runs=(0,), runs=((-1, -1),), unused=(own,)),
+        "an empty run": replace(runs=((),)),
+        "a part that is not there": replace(removed_runs=(0,), runs=((1,),), unused=(own,)),
+        "a new part that is not there": replace(removed_runs=(0,), runs=((-2,),), parts=(brought,), unused=(own,)),
+        "a part that is in nothing": replace(parts=(brought,)),
+        "no updates any more": replace(removed_runs=(0,), unused=(own,)),
+        "other diffs": replace(
+            parts=(msgspec.structs.replace(brought, diff_sum=1),), removed_runs=(0,), runs=((-1,),), unused=(own,)
+        ),
+        "a keyframe that is not there": replace(removed_keyframes=(0,)),
+        "a keyframe beyond upper": replace(keyframes=(Keyframe(5, ()),)),
+        "a keyframe below 0": replace(keyframes=(Keyframe(-1, ()),)),
+        "a keyframe twice": replace(keyframes=(Keyframe(0, ()), Keyframe(0, ()))),
+        "later times in a keyframe": replace(
+            parts=(msgspec.structs.replace(brought, time_min=1, time_max=1),), keyframes=(keyframe,)
+        ),
+        "history that begins beyond since": replace(
+            parts=(brought,), removed_runs=(0,), keyframes=(keyframe,), history_from=1, unused=(own,)
+        ),
+        "history that was forgotten without a keyframe": replace(removed_runs=(0,), history_from=1, unused=(own,)),
+        "history that begins in the middle of a part": replace(keyframes=(Keyframe(0, ()),), history_from=1),
+        "a blob in use to be deleted": replace(unused=(own,)),
+        "a foreign blob to be deleted": replace(unused=(foreign,)),
+        "a blob that nobody knows to be deleted": replace(unused=(brought.blob,)),
+        "a blob that is not said to be unused": replace(parts=(brought,), removed_runs=(0,), runs=((-1,),)),
+    }
+    for bad in (HUGE, -HUGE, -1, 2**63, 2**64):
+        found[f"run {bad:.1e}"] = replace(removed_runs=(bad,))
+        found[f"part {bad:.1e}"] = replace(removed_runs=(0,), runs=((bad,),), unused=(own,))
+        found[f"keyframe {bad:.1e}"] = replace(keyframes=(Keyframe(bad, ()),))
+        found[f"part {bad:.1e} of a keyframe"] = replace(keyframes=(Keyframe(0, (bad,)),))
+        found[f"keyframe {bad:.1e} to be removed"] = replace(removed_keyframes=(bad,))
+        found[f"history from {bad:.1e}"] = replace(history_from=bad)
+    for key in victim.hostile_keys():
+        found[f"unused {key[:50]!r}"] = replace(unused=(key,))
+        found[f"new part {key[:50]!r}"] = replace(parts=(victim.named(key),), keyframes=(keyframe,))
+        found[f"list {key[:50]!r}"] = replace(parts_in=BlobRef(key, 1, DIGITS), keyframes=(keyframe,))
+    return found
+
+
+def test_a_compaction_that_no_writer_would_commit_is_refused(victim: Victim) -> None:
+    for what, mutation in hostile_replaces(victim).items():
+        before = everything(victim.blob)
+        at = victim.record(mutation)
+        try:
+            check_refused(victim, before, at, "what it says of the collection 'orders'")
+        except BaseException as error:
+            error.add_note(what)
+            raise
+        victim.blob.delete(at)
+
+
 def test_huge_numbers_are_no_trouble(victim: Victim) -> None:
     victim.record(GrantLease(OTHER, "me", HUGE), SetHold(victim.id, OTHER, 4, OTHER), written_ms=HUGE)
     with persist.open(victim.blob, settings=NOW) as client:
@@ -384,6 +453,10 @@ def hostile_checkpoints(victim: Victim, good: Checkpoint) -> dict[str, Checkpoin
         "a floor below": with_control(log_floor=-1),
         "an upload floor beyond the log": with_control(upload_floor=10**19),
         "a collection that lives, to be deleted": with_control(dropped=(Dropped(0, 0, victim.id),)),
+        "a replaced blob elsewhere, to be deleted": with_control(dropped=(Dropped(0, 0, victim.id, (), ("../x",)),)),
+        "another's blob, to be deleted": with_control(dropped=(Dropped(0, 0, OTHER, (), (victim.part.blob,)),)),
+        "data that was destroyed beyond the log": with_control(erased=10**19),
+        "data that was destroyed below": with_control(erased=-1),
         "a folder to be deleted": with_control(dropped=(Dropped(0, 0, ""),)),
         "a path to be deleted": with_control(dropped=(Dropped(0, 0, "../log"),)),
         "a hold of no collection": with_control(leases={OTHER: Lease("me", 0, ((OTHER, OTHER),))}),
@@ -405,6 +478,9 @@ def hostile_checkpoints(victim: Victim, good: Checkpoint) -> dict[str, Checkpoin
         found[f"base {key[:50]!r}"] = with_entry(base=BlobRef(key, 1, DIGITS))
         found[f"part {key[:50]!r}"] = with_entry(pending=(Append(victim.id, (victim.named(key),)),))
         found[f"list {key[:50]!r}"] = with_entry(pending=(Append(victim.id, (), BlobRef(key, 1, DIGITS)),))
+        found[f"unused {key[:50]!r}"] = with_entry(pending=(Replace(victim.id, unused=(key,)),))
+        found[f"replaced {key[:50]!r}"] = with_entry(pending=(Replace(victim.id, (victim.named(key),)),))
+        found[f"to be deleted {key[:50]!r}"] = with_control(dropped=(Dropped(0, 0, victim.id, (), (key,)),))
     return found
 
 
@@ -457,6 +533,25 @@ def test_a_state_object_that_no_writer_would_make_is_refused(victim: Victim) -> 
         "upper": changed(contents, upper_times=(-1,)),
         "hold": changed(contents, holds={"x": changed(next(iter(contents.holds.values())), time=HUGE)}),
         "no bytes": changed(contents, numbered={0: victim.named("")}),
+        "no run": changed(contents, history=()),
+        "a run twice": changed(contents, history=((0,), (0,))),
+        "a part twice": changed(contents, history=((0, 0),)),
+        "an empty run": changed(contents, history=((0,), ())),
+        "a part that is not there": changed(contents, history=((0,), (1,))),
+        "a huge number": changed(contents, history=((0,), (HUGE,))),
+        "a number to come": changed(contents, next_number=0),
+        "a negative number": changed(contents, numbered={-1: victim.part}, history=((-1,),)),
+        "a keyframe of history": changed(contents, keyframes=(Keyframe(0, (0,)),)),
+        "a keyframe of nothing": changed(contents, keyframes=(Keyframe(0, (1,)),)),
+        "a keyframe beyond upper": changed(contents, keyframes=(Keyframe(5, ()),)),
+        "keyframes backwards": changed(contents, keyframes=(Keyframe(2, ()), Keyframe(1, ()))),
+        "a huge keyframe": changed(contents, keyframes=(Keyframe(HUGE, ()),)),
+        "a keyframe below 0": changed(contents, keyframes=(Keyframe(-1, ()),)),
+        "history without a keyframe": changed(contents, history_from=1, numbered={}, history=()),
+        "history beyond since": changed(
+            contents, history_from=3, numbered={}, history=(), keyframes=(Keyframe(2, ()),)
+        ),
+        "history below 0": changed(contents, history_from=-1),
     }
     for key in victim.hostile_keys():
         bad[key] = changed(contents, numbered={0: victim.named(key)})

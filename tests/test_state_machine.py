@@ -14,6 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 import persist
 from persist.blob import MemoryBlob, UnreliableBlob
+from persist.compaction import CompactionPolicy
 from tests.clocks import ImpatientClock
 from tests.model import ModelCollection, ModelError, Update
 
@@ -45,7 +46,10 @@ class TwoClients(RuleBasedStateMachine):
         self.listens: list[tuple[persist.Listen, ModelCollection, int, Counter[Any]]] = []
 
     def opened(self) -> persist.Client:
-        settings = persist.Settings(hold_linger_s=0, background=False)
+        # Garbage goes as soon as nobody claims it, although two clients use the location: both have leases.
+        settings = persist.Settings(
+            hold_linger_s=0, background=False, grace_s=0, orphan_grace_s=0, compaction=small_policy()
+        )
         return persist.open(self.blob, clock=ImpatientClock(), settings=settings)
 
     def teardown(self) -> None:
@@ -125,6 +129,16 @@ class TwoClients(RuleBasedStateMachine):
         self.handles = {key: h for key, h in self.handles.items() if key[1] != name}
         self.listens = [each for each in self.listens if each[0]._id != handle.id]
 
+    @rule(client=CLIENTS, name=NAMES, only_due=st.booleans())
+    def compact(self, client: int, name: str, only_due: bool) -> None:
+        """Nobody notices: the invariants look at snapshots that were taken before."""
+        handle, _ = self.pick(client, name)
+        patiently(lambda: handle.compact(only_due=only_due))
+
+    @rule(client=CLIENTS)
+    def gc(self, client: int) -> None:
+        patiently(self.clients[client].gc)
+
     @rule(client=CLIENTS)
     def reopen(self, client: int) -> None:
         """A client that closes, or is gone, takes nothing with it."""
@@ -199,18 +213,28 @@ class TwoClients(RuleBasedStateMachine):
     @invariant()
     def both_clients_see_the_same_frontiers(self) -> None:
         for client in getattr(self, "clients", []):
-            maintain(client)
+            patiently(client.maintain)
         for (_, name), handle in getattr(self, "handles", {}).items():
             upper, since = self.model[name].upper, self.model[name].since
             assert handle.upper == (persist.Antichain() if upper is None else persist.Antichain(upper))
             assert handle.since == persist.Antichain(since)
 
 
-def maintain(client: persist.Client) -> None:
-    """Let holds move to where readers need them, however often the store refuses."""
+def small_policy() -> CompactionPolicy:
+    """Return a policy under which there is always something to do."""
+    policy = CompactionPolicy(
+        keyframe_rows_min=3, keyframe_fraction=0.1, merge_runs=2, inline_runs=3, inline_bytes=2000
+    )
+    object.__setattr__(policy, "part_bytes", 1)  # Smaller than makes sense, so that runs have parts.
+    return policy
+
+
+def patiently(call: Callable[[], object]) -> None:
+    """Make a call, however often the store refuses."""
     while True:
         try:
-            return client.maintain()
+            call()
+            return
         except (persist.Unavailable, persist.Indeterminate):
             continue
 

@@ -11,15 +11,17 @@ import pytest
 import persist
 from persist.blob import Corruption, MemoryBlob
 from persist.checkpoint import write_checkpoint
-from tests.golden.kinds import SETTINGS, write_every_kind
+from tests.golden.kinds import SETTINGS, write_compacted, write_every_kind
 
-Contents = dict[tuple[str, int], list[tuple[Any, ...]]]  # Rows as of a time, in order, by collection and time.
+Contents = dict[tuple[str, int], list[tuple[Any, ...]]]  # Rows as of a time, in order; and all changes after since.
 Blobs = dict[str, bytes]
 
 SEALS = 37
 CHECKPOINTS = (0, 8, 34, 35)
 LARGE_WRITES = (1, 35)
 READ_AT = (0, 3, 20, SEALS - 1)
+READ_COMPACTED_AT = (5, 15, 17)
+CHANGES = -1  # In the place of a time.
 FOLDERS = ("log", "checkpoint", "state", "part", "list")
 
 
@@ -54,6 +56,7 @@ def blobs_of(seed: int) -> Blobs:
     with pytest.MonkeyPatch.context() as patch, persist.open(blob, settings=SETTINGS) as client:
         # Or else it would depend on the pace of threads which ones there are.
         patch.setattr("persist.committer.checkpoint_due", lambda *_: False)
+        write_compacted(client, f"{rng.random()}")
         many = client.create_or_load("many", key={"k": pa.int64()}, value={"v": pa.string()})
         few = client.create_or_load("few", key={"k": pa.int64()}, value={"v": pa.string()})
         for time in range(SEALS):
@@ -83,12 +86,18 @@ def read_all(blobs: Mapping[str, bytes]) -> Outcome:
         with persist.open(blob, mode="read") as client:
             for name in client.collections():
                 collection = client.load(name)
-                for time in READ_AT:
+                for time in READ_COMPACTED_AT if name == "compacted" else READ_AT:
                     try:
                         found = collection.snapshot(time, form="diff", timeout_s=0)
                     except (persist.AsOfNotSealed, persist.AsOfCompacted):
                         continue
                     contents[name, time] = sorted(found.rows(), key=repr)
+                if name == "compacted":
+                    since, upper = collection.since.time, collection.upper.time
+                    assert since is not None
+                    assert upper is not None
+                    changes = collection.changes(since + 1, upper, timeout_s=0)
+                    contents[name, CHANGES] = sorted(changes.updates(), key=repr)
     except Corruption as caught:
         error = caught
     return Outcome(contents, error, frozenset(blob.read))

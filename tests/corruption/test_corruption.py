@@ -14,14 +14,26 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 
 import pytest
 
+import persist
 from persist.blob import CorruptBlob, Corruption, MemoryBlob
 from persist.checkpoint import Checkpoint, StateObject, read_checkpoint
 from persist.codecs import CollectionSchema, Part, decode_part
 from persist.envelope import BlobRef, decode_framed, get_framed
 from persist.log import read_record
 from persist.part_lists import PartList
-from persist.records import Append, Record
-from tests.corruption.location import FOLDERS, Blobs, Contents, Outcome, blobs_of, of_folder, read_all
+from persist.records import Append, Record, Replace
+from tests.corruption.location import (
+    CHANGES,
+    FOLDERS,
+    Blobs,
+    Contents,
+    Outcome,
+    WatchedBlob,
+    blobs_of,
+    of_folder,
+    read_all,
+)
+from tests.golden.kinds import POLICY
 
 SCALE = int(os.environ.get("PERSIST_CORRUPTIONS", "1"))
 LARGE_BYTES = 4096  # From here on bits are sampled instead of flipping each.
@@ -42,9 +54,15 @@ def test_the_location_holds_every_kind_of_blob_and_can_be_read() -> None:
     assert CLEAN_LOG.contents == TRUTH
     assert CLEAN_LOG.read >= set(of_folder(ONE, "log"))
     assert {key.split("/")[0] for key in ONE} == set(FOLDERS)
-    assert {name for name, _ in TRUTH} == {"few", "kinds", "many"}
+    assert {name for name, _ in TRUTH} == {"compacted", "few", "kinds", "many"}
     assert len(TRUTH["many", 36]) == 2000
     assert len(TRUTH["few", 20]) > 5
+    with persist.open(blob_with(ONE), mode="read") as client:
+        contents = client.load("compacted")._contents()
+    assert len(contents.keyframes) > 1
+    assert contents.history_from > 0
+    assert any(len(run) > 1 for run in contents.history)
+    assert CLEAN.read >= {part.blob for part in contents.parts if part.blob}
     for folder in FOLDERS:
         assert any(key in CLEAN.read for key in of_folder(ONE, folder)), folder
 
@@ -68,7 +86,7 @@ def pointers() -> Iterator[BlobRef | Part]:
     """Yield all that points from one blob to another."""
     for key in of_folder(ONE, "log"):
         for mutation in decode_framed(ONE[key], Record, key).mutations:
-            if isinstance(mutation, Append):
+            if isinstance(mutation, Append | Replace):
                 yield from mutation.parts
                 yield from [mutation.parts_in] if mutation.parts_in is not None else []
     for key in of_folder(ONE, "list"):
@@ -313,3 +331,93 @@ def test_damage_is_never_taken_for_a_newer_version() -> None:
         reader_of(key)(damaged)
     assert type(read_all(put(key, damaged)).error) is CorruptBlob
     assert issubclass(CorruptBlob, Corruption)
+
+
+# Compaction and the collection of garbage, over what is damaged.
+
+
+NO_GRACE = persist.Settings(background=False, hold_linger_s=0, grace_s=0, orphan_grace_s=0, compaction=POLICY)
+
+
+def blob_with(blobs: Mapping[str, bytes]) -> MemoryBlob:
+    blob = MemoryBlob()
+    for key, data in blobs.items():
+        blob.set(key, data)
+    return blob
+
+
+def all_of(blob: MemoryBlob) -> Blobs:
+    return {entry.key: blob.get(entry.key) or b"" for entry in blob.list("")}
+
+
+def compact_everything(client: persist.Client) -> persist.CompactionReport:
+    """Compact what `compacted` has, after since has passed more of it, so that every part of it is read."""
+    compacted = client.load("compacted")
+    compacted.allow_compaction(16).result()
+    return compacted.compact()
+
+
+def parts_of_compacted() -> list[str]:
+    with persist.open(blob_with(ONE), mode="read") as client:
+        return [part.blob for part in client.load("compacted")._contents().parts if part.blob]
+
+
+def read_by_compaction() -> list[str]:
+    """Return the parts of `compacted` that compaction reads, in a run over sound data."""
+    blob = WatchedBlob(ONE)
+    with persist.open(blob, settings=NO_GRACE) as client:
+        blob.read.clear()
+        report = compact_everything(client)
+        read = {*blob.read}
+    assert report.keyframes
+    assert report.forgotten is not None
+    assert_true({at: rows for at, rows in read_all(all_of(blob)).contents.items() if at[1] != CHANGES})
+    return [key for key in parts_of_compacted() if key in read]
+
+
+@pytest.mark.parametrize("key", parts_of_compacted(), ids=place)
+def test_compaction_over_a_damaged_part_names_it_and_replaces_nothing_of_it(key: str) -> None:
+    rng = random.Random(key)
+    damages = [one for damage in DAMAGES.values() for one in few(damage(ONE[key], rng), rng)[:1]]
+    other = rng.choice([part for part in parts_of_compacted() if part != key])
+    for damaged in [*damages, ONE[other], None]:
+        blob = blob_with({k: v for k, v in put(key, damaged or b"").items() if k != key or damaged is not None})
+        with persist.open(blob, settings=NO_GRACE) as client:
+            failed = None
+            try:
+                compact_everything(client)
+            except CorruptBlob as error:
+                failed = error.key
+            client.gc()
+            still_used = key in {part.blob for part in client.load("compacted")._contents().parts}
+        if key in READ_BY_COMPACTION:
+            assert failed == key
+            assert still_used
+        assert failed in (None, key)
+        if still_used:  # With a sound copy of it, everything is there; so nothing else was deleted.
+            blob.set(key, ONE[key])
+        outcome = read_all(all_of(blob))
+        assert outcome.error is None
+        assert outcome.contents["compacted", 17] == TRUTH["compacted", 17]
+        assert_true({at: rows for at, rows in outcome.contents.items() if at[1] != CHANGES})
+
+
+@pytest.mark.parametrize("key", samples(6), ids=place)
+def test_garbage_is_not_collected_on_the_strength_of_damaged_data(key: str) -> None:
+    rng = random.Random(key)
+    foreign = [OTHER[k] for k in of_folder(OTHER, key.split("/")[0])]
+    for damaged in [*(few(damage(ONE[key], rng), rng)[0] for damage in DAMAGES.values()), rng.choice(foreign)]:
+        blob = blob_with(put(key, damaged))
+        try:
+            with persist.open(blob, settings=NO_GRACE) as client:
+                client.gc()
+        except Corruption:
+            pass
+        if blob.get(key) is not None:
+            blob.set(key, ONE[key])
+        outcome = read_all(all_of(blob))
+        assert outcome.error is None
+        assert outcome.contents == TRUTH
+
+
+READ_BY_COMPACTION = read_by_compaction()

@@ -13,8 +13,8 @@ import numpy as np
 import persist
 from persist.blob import Blob
 from persist.log import read_record, record_key
-from persist.records import Append
-from tests.crash.story import KEY, ROWS_MAX, Model, Op, Teller
+from persist.records import Append, Replace
+from tests.crash.story import KEY, ROWS_MAX, Held, Model, Op, Teller
 
 BARRIER = "barrier"
 Frontiers = dict[str, tuple[int | None, int | None, bool]]  # Upper, since, and whether nobody holds it back.
@@ -40,7 +40,14 @@ class Recovery:
 
 
 def recovered(
-    client: persist.Client, blob: Blob, before: Model, asked: Sequence[Op], acknowledged: int, *, retry: bool = False
+    client: persist.Client,
+    blob: Blob,
+    before: Model,
+    asked: Sequence[Op],
+    acknowledged: int,
+    *,
+    retry: bool = False,
+    examine: bool = True,
 ) -> Recovery:
     """Judge a location that held `before` when a client, dead by now, was asked for some calls.
 
@@ -51,6 +58,7 @@ def recovered(
         asked: the calls, in order.
         acknowledged: how many of them, at least, must have happened.
         retry: make the writes that were not acknowledged again, with the same tokens.
+        examine: run fsck, too.
 
     Raises:
         Violation: it is not as it must be; the message says how.
@@ -63,10 +71,10 @@ def recovered(
         future = teller.ask(op)
         if future is not None:
             future.result()
-    top = max(before.after(list(asked)).latest(), *(op.time for op in asked), 0) + 1
+    top = max(before.after(list(asked)).latest(), *(op.time for op in asked), 0) + 2  # When all ghosts are gone.
     model, found = _by_contents(client, teller, candidates, again, top)
     check_log(blob)
-    if hasattr(client, "fsck"):
+    if examine:
         check_with_fsck(client)
     return Recovery(model, found, len(again))
 
@@ -88,24 +96,28 @@ def check_log(blob: Blob) -> None:
 def check_records(client: persist.Client, blob: Blob) -> int:
     """Raise Violation unless every record can be read and every part it names is there; return how many records.
 
-    Parts of collections that do not exist any more may be gone, and once parts are compacted the old ones.
+    Parts of collections that do not exist any more may be gone, and those that compaction has replaced.
     """
     parts = {entry.key for entry in blob.list("part/")}
     present = {client.load(name).id for name in client.collections()}
     seqnos = [int(entry.key.removeprefix("log/")) for entry in blob.list("log/")]
+    records = []
     for seqno in seqnos:
         record = read_record(blob, seqno)
         assert record is not None
-        appends = [m for m in record.mutations if isinstance(m, Append) and m.collection in present]
-        named = {part.blob for append in appends for part in append.parts if part.blob}
-        if not named <= parts and not hasattr(persist.Collection, "compact"):
+        records.append(record)
+    replaced = {key for record in records for m in record.mutations if isinstance(m, Replace) for key in m.unused}
+    for seqno, record in zip(seqnos, records, strict=True):
+        brings = [m for m in record.mutations if isinstance(m, Append | Replace) and m.collection in present]
+        named = {part.blob for each in brings for part in each.parts if part.blob} - replaced
+        if not named <= parts:
             raise Violation(f"{record_key(seqno)} names parts that are not there: {sorted(named - parts)}")
     return len(seqnos)
 
 
 def check_with_fsck(client: persist.Client) -> None:
     """Raise Violation unless fsck finds nothing worse than blobs that nothing names."""
-    report = client.fsck()  # type: ignore[attr-defined, unused-ignore]
+    report = client.fsck()
     if not report.is_clean:
         raise Violation(f"fsck found damage: {report}")
 
@@ -169,28 +181,46 @@ def _by_contents(
     names = list(candidates[0][0].collections)
     for name in names:
         teller.collection(name).seal(top).result()
-    contents = {name: _rows(teller.collection(name), top - 1) for name in names}
+    contents = {name: _rows(teller.collection(name), top - 1)[0] for name in names}
     for model, found in candidates:
         for op in again:
             model.apply(op)
         if contents == {name: held.rows for name, held in model.collections.items()}:
-            for held in model.collections.values():
+            for name, held in model.collections.items():
                 held.upper = top
+                _check_earlier_times(teller.collection(name), held)
             return model, found
     raise Violation(_difference(contents, [model for model, _ in candidates]))
 
 
-def _rows(collection: persist.Collection, as_of: int) -> dict[int, int]:
-    """Return how many rows of each operation a collection holds; checks that each is there once and none is foreign."""
+def _check_earlier_times(collection: persist.Collection, held: Held) -> None:
+    """Compare a collection with what it must hold at times that can be read: the first ones, and where it changed."""
+    since = collection.since.time
+    assert since is not None
+    if since >= held.upper:
+        return
+    changed = [time for time in sorted({*held.times.values()}) if time >= since]
+    for time in sorted({since, *changed[:1], *changed[-2:]}):
+        if (found := _rows(collection, time)) != held.as_of(time):
+            raise Violation(f"{collection.name} holds {found} as of {time}, and should hold {held.as_of(time)}")
+
+
+def _rows(collection: persist.Collection, as_of: int) -> tuple[dict[int, int], list[int]]:
+    """Return how many rows of each operation a collection holds, and its ghosts, by operation.
+
+    Checks that each row is there once and none is foreign.
+    """
     table = collection.snapshot(as_of=as_of, form="diff", columns=["k"]).to_arrow()
     keys, diffs = table["k"].to_numpy(), table["_diff"].to_numpy()
     if (diffs != 1).any():
         raise Violation(f"{collection.name} has rows more than once: keys {keys[diffs != 1][:10]}")
+    ghosts = sorted((-1 - keys[keys < 0]).tolist())
+    keys = keys[keys >= 0]
     numbers, counts = np.unique(keys // ROWS_MAX, return_counts=True)
     last = np.array([(keys[keys // ROWS_MAX == n] % ROWS_MAX).max() for n in numbers])
     if (last + 1 != counts).any():
         raise Violation(f"{collection.name} has parts of the operations {numbers[last + 1 != counts]}")
-    return dict(zip(numbers.tolist(), counts.tolist(), strict=True))
+    return dict(zip(numbers.tolist(), counts.tolist(), strict=True)), ghosts
 
 
 def _difference(contents: dict[str, dict[int, int]], models: Sequence[Model]) -> str:

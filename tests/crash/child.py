@@ -22,7 +22,18 @@ import msgspec
 import persist
 from persist.blob import Blob, BlobEntry, open_blob
 from persist.codecs import CollectionSchema, encode_parts, to_updates
-from tests.crash.story import KEY, UNLOGGED, VALUE, Held, Model, Op, Teller, make_everything_small, random_ops
+from tests.crash.story import (
+    KEY,
+    UNLOGGED,
+    VALUE,
+    Held,
+    Model,
+    Op,
+    Teller,
+    make_everything_small,
+    random_ops,
+    small_policy,
+)
 
 IN_FLIGHT_MAX = 6
 MESSAGE_BYTES_MAX = 1 << 20
@@ -117,7 +128,7 @@ class MortalBlob:
 
 def work(job: Job, blob: Blob, tell: Callable[[Line], None]) -> None:
     """Do a job, telling of every call before it is made and when it is acknowledged."""
-    settings = persist.Settings(**job.settings)
+    settings = persist.Settings(compaction=small_policy(), **job.settings)
     if job.script:
         with persist.open(MortalBlob(blob, job.kill_at, tell), settings=settings) as client:
             _make_calls(Teller(client), iter(job.script), tell, lambda: 0)

@@ -10,18 +10,18 @@ from contextlib import closing
 from typing import Any
 
 import persist
-from persist.blob import open_blob
-from tests.crash.checker import Violation, recovered
+from persist.blob import Blob, open_blob
+from tests.crash.checker import Violation, check_with_fsck, recovered
 from tests.crash.child import Job, Step
 from tests.crash.kills import Tally
 from tests.crash.nursery import Life, Nursery
-from tests.crash.story import LARGE_ROWS, UNLOGGED, Model, Op, Teller, random_ops
+from tests.crash.story import LARGE_ROWS, UNLOGGED, Model, Op, Teller, random_ops, small_policy
 
 BEFORE_THE_RECORD = ("part", "list")
 BY_ANOTHER_THREAD = ("checkpoint", "state")
 ENCORE = 3
 # Nobody else uses the location, so garbage may go at once. What happens by itself would be at no step in particular.
-SETTINGS = {"grace_s": 0, "orphan_grace_s": 0, "background": False}
+SETTINGS: dict[str, Any] = {"grace_s": 0, "orphan_grace_s": 0, "background": False}
 
 
 def story() -> tuple[Op, ...]:
@@ -37,13 +37,16 @@ def story() -> tuple[Op, ...]:
         {"kind": "allow_compaction", "names": ("apples",), "time": 2},
         {"kind": "seal", "names": ("apples",), "time": 7},
     ]
-    if hasattr(persist.Collection, "compact"):
-        calls.append({"kind": "compact", "names": ("apples",)})
     calls += [
+        {"kind": "compact", "names": ("apples",)},
         {"kind": "destroy", "names": ("pears",)},
         {"kind": "write", "names": ("apples",), "time": 8, "rows": 1},
         {"kind": "gc"},
-        {"kind": "write", "names": ("apples",), "time": 9, "rows": 1},
+        {"kind": "allow_compaction", "names": ("apples",), "time": 9},
+        {"kind": "seal", "names": ("apples",), "time": 11},
+        {"kind": "compact", "names": ("apples",)},
+        {"kind": "gc"},
+        {"kind": "write", "names": ("apples",), "time": 12, "rows": 1},
     ]
     return tuple(Op(number, **call) for number, call in enumerate(calls))
 
@@ -106,7 +109,21 @@ def _look(location: str, options: dict[str, Any], step: Step, life: Life, tally:
                 if future is not None:
                     future.result()
         with persist.open(blob) as client:
-            recovered(client, blob, recovery.model, asked, len(asked))
+            recovered(client, blob, recovery.model, asked, len(asked), examine=False)
+        _check_that_garbage_goes(blob)
+
+
+def _check_that_garbage_goes(blob: Blob) -> None:
+    """What the dead client uploaded or replaced is deleted, and nothing else."""
+    with persist.open(blob, settings=persist.Settings(compaction=small_policy(), **SETTINGS)) as client:
+        named: set[str] = set()
+        for name in client.collections():
+            client.load(name).compact()
+            named |= {part.blob for part in client.load(name)._contents().parts if part.blob}
+        client.gc()
+        if (there := {entry.key for entry in blob.list("part/")}) != named:
+            raise Violation(f"garbage {sorted(there - named)} is left over, {sorted(named - there)} is gone")
+        check_with_fsck(client)
 
 
 def _check_found(step: Step, life: Life, found: int) -> None:

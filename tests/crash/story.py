@@ -3,6 +3,8 @@
 An `Op` is data, so that it can be sent between processes, be made again, and be applied to a `Model`. What it
 writes follows from its number: row i of operation n has the key `n * ROWS_MAX + i`. So the contents of a
 collection tell which operations they come from, whether all of each is there, and whether any is there twice.
+Besides, it writes a *ghost* with the key `-1 - n`, which is there at the time of the operation only: at the next time
+it is retracted. So there is something to compact.
 
 A client applies what it is asked in call order, and commits groups of it atomically. After a crash a location must
 therefore hold a *prefix* of what its last client was asked for, with all that was acknowledged in it.
@@ -22,6 +24,7 @@ import persist
 import persist.checkpoint
 import persist.part_lists
 from persist.codecs import encode_parts
+from persist.compaction import CompactionPolicy
 
 ROWS_MAX = 1_000_000
 LARGE_ROWS = 2_500  # About 100 KB as Arrow, so it is uploaded; four parts at PART_BYTES.
@@ -64,12 +67,19 @@ class Held(msgspec.Struct):
         since: the one that was asked for.
         since_seen: the one that was last seen, which may be less while a hold is live.
         rows: how many of them, by the number of the operation that wrote them.
+        times: of its rows.
     """
 
     upper: int = 0
     since: int = 0
     since_seen: int = 0
     rows: dict[int, int] = msgspec.field(default_factory=dict)
+    times: dict[int, int] = msgspec.field(default_factory=dict)
+
+    def as_of(self, time: int) -> tuple[dict[int, int], list[int]]:
+        """Return the rows at a time, by the number of their operation, and of which operations there are ghosts."""
+        rows = {number: rows for number, rows in self.rows.items() if self.times[number] <= time}
+        return rows, sorted(number for number in self.rows if self.times[number] == time)
 
 
 @dataclass
@@ -91,6 +101,7 @@ class Model:
         elif op.kind in ("write", "multi"):
             for name in op.names:
                 self.collections[name].rows[op.number] = op.rows
+                self.collections[name].times[op.number] = op.time
             if op.upper >= 0:
                 self.collections[op.names[0]].upper = op.upper
 
@@ -123,26 +134,24 @@ def _random_op(chance: random.Random, model: Model, number: int) -> Op:
     held = model.collections[name]
     beyond = held.upper + chance.randrange(4)
     pick = chance.random()
-    if pick < 0.40:
+    if pick < 0.36:
         return Op(number, "write", (name,), beyond, chance.randint(1, 5))
-    if pick < 0.52:
+    if pick < 0.46:
         return Op(number, "write", (name,), beyond, LARGE_ROWS)
-    if pick < 0.72:
+    if pick < 0.65:
         names = tuple(chance.sample(sorted(model.collections), k=len(model.collections)))
         time = max(model.collections[n].upper for n in names) + chance.randrange(4)
         rows = chance.choice([1, 3, LARGE_ROWS])
         return Op(number, "multi", names, time, rows, time + 1 if chance.random() < 0.5 else -1)
-    if pick < 0.86:
+    if pick < 0.80:
         return Op(number, "seal", (name,), beyond)
-    if pick < 0.92:
+    if pick < 0.87:
         return Op(number, "allow_compaction", (name,), max(held.since, held.upper - chance.randrange(3)))
-    if pick < 0.94 and sum(held.rows.values()) > 2 * LARGE_ROWS:
+    if pick < 0.89 and sum(held.rows.values()) > 2 * LARGE_ROWS:
         return Op(number, "destroy", (name,))
-    if pick < 0.97:
+    if pick < 0.93:
         return Op(number, "gc")
-    if hasattr(persist.Collection, "compact"):
-        return Op(number, "compact", (name,))
-    return Op(number, "write", (name,), beyond, 2)
+    return Op(number, "compact", (name,))
 
 
 def updates_of(op: Op) -> Any:
@@ -151,10 +160,19 @@ def updates_of(op: Op) -> Any:
     # Random, because what Parquet makes small would not fill several parts.
     text = np.random.default_rng(op.number).bytes(op.rows * 8).hex()
     values = [text[i * 16 : i * 16 + 16] for i in range(op.rows)]
+    ghost = -1 - op.number
     if op.rows < 100:
-        return [((int(k), v), op.time, 1) for k, v in zip(keys, values, strict=True)]
+        rows = [((int(k), v), op.time, 1) for k, v in zip(keys, values, strict=True)]
+        return [*rows, ((ghost, "ghost"), op.time, 1), ((ghost, "ghost"), op.time + 1, -1)]
     ones = np.ones(op.rows, dtype=np.int64)
-    return pa.table({"k": keys, "v": values, "_time": ones * op.time, "_diff": ones})
+    return pa.table(
+        {
+            "k": np.append(keys, [ghost, ghost]),
+            "v": [*values, "ghost", "ghost"],
+            "_time": np.append(ones * op.time, [op.time, op.time + 1]),
+            "_diff": np.append(ones, [1, -1]),
+        }
+    )
 
 
 class Teller:
@@ -191,7 +209,7 @@ class Teller:
             del self._handles[op.names[0]]
             return collection.destroy()
         assert op.kind == "compact"
-        collection.compact()  # type: ignore[attr-defined, unused-ignore]
+        collection.compact()
         return None
 
     def collection(self, name: str) -> persist.Collection:
@@ -199,6 +217,15 @@ class Teller:
         if name not in self._handles:
             self._handles[name] = self._client.load(name)
         return self._handles[name]
+
+
+def small_policy() -> CompactionPolicy:
+    """Return a policy under which a short story is enough for all that compaction does."""
+    policy = CompactionPolicy(
+        keyframe_rows_min=3, keyframe_fraction=0.1, merge_runs=2, inline_runs=3, inline_bytes=2000
+    )
+    object.__setattr__(policy, "part_bytes", PART_BYTES)  # Smaller than makes sense.
+    return policy
 
 
 def make_everything_small() -> None:

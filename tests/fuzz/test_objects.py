@@ -154,6 +154,7 @@ def write(blob: MemoryBlob) -> None:
                 collection.allow_compaction(collection.since).result()
                 with collection.hold(collection.since.time or 0):
                     collection.holds()
+                collection.compact()
             except PersistError:
                 continue
         client.gc()
@@ -222,7 +223,15 @@ BOMBS = {
     "statistics of a part": with_mutation(b"append", b'"parts":[{"stats":{%b"":0}}]' % (b'"":[],' * N)),
     "tokens": with_mutation(b"tokens", b'"tokens":[%b]' % b",".join(b'["%x",0]' % n for n in range(N // 4))),
     "tokens of a state": STATE % (b'"tokens":{%b}' % b",".join(b'"%x":%d' % (n, n) for n in range(N // 4))),
-    "runs of a state": STATE % (b'"history":[%b]' % b",".join([b'{"parts":[]}'] * (N // 4))),
+    "runs of a state": STATE % (b'"history":[%b[]]' % (b"[]," * N)),
+    "keyframes of a state": STATE % (b'"keyframes":[%b]' % b",".join([b'{"as_of":1,"parts":[]}'] * (N // 10))),
+    "parts of a keyframe": STATE % (b'"keyframes":[{"as_of":1,"parts":[%b1]}]' % (b"257," * N)),
+    "runs of a replace": with_mutation(b"replace", b'"runs":[%b[]]' % (b"[]," * N)),
+    "keyframes of a replace": with_mutation(
+        b"replace", b'"keyframes":[%b]' % b",".join([b'{"as_of":1,"parts":[]}'] * (N // 10))
+    ),
+    "what is unused": with_mutation(b"replace", b'"unused":[%b""]' % (b'"x",' * N)),
+    "what was removed": with_mutation(b"replace", b'"removed_runs":[%b1]' % (b"257," * N)),
     "numbers": RECORD % (b'"mutations":[{"kind":"collected","seqnos":[%b1]}]' % (b"257," * N)),
     "empty mutations": RECORD % (b'"mutations":[%b]' % b",".join([b'{"kind":"close_writer"}'] * (N // 10))),
     "wide text": RECORD % (b'"mutations":[],"writer":"%b\xf0\x9f\x98\x80"' % (b"x" * 3 * N)),

@@ -11,9 +11,12 @@ import pyarrow as pa
 import persist
 from persist.blob import Blob
 from persist.client import Client
+from persist.compaction import CompactionPolicy
 from persist.records import Collected, EndLease, GrantLease, LocationMutation, TruncateLog, VoidUploads
 
-SETTINGS = persist.Settings(background=False, hold_linger_s=0)
+POLICY = CompactionPolicy(keyframe_rows_min=3, keyframe_fraction=0.1, merge_runs=3, inline_runs=4, inline_bytes=4000)
+object.__setattr__(POLICY, "part_bytes", 1)  # Smaller than makes sense: each key is a part of its own.
+SETTINGS = persist.Settings(background=False, hold_linger_s=0, compaction=POLICY)
 LEASE = "f" * 32
 
 
@@ -32,14 +35,42 @@ def write_every_kind(location: Path | Blob) -> None:
         kinds.hold(2, name="released").release()
         with kinds.hold(3):
             kinds.allow_compaction(3).result()
-        _commit(client, GrantLease(LEASE, "somebody", 10**13))
-        _commit(client, GrantLease(LEASE, "somebody", 10**13 + 1, renews=True))
-        _commit(client, EndLease(LEASE, expires_ms=10**13 + 1))
+        commit(client, GrantLease(LEASE, "somebody", 10**13))
+        commit(client, GrantLease(LEASE, "somebody", 10**13 + 1, renews=True, reads_from=5))
+        commit(client, EndLease(LEASE, expires_ms=10**13 + 1))
         dropped = client._follower.refresh().control.dropped
-        _commit(client, Collected(tuple((d.collection, d.seqno) for d in dropped)), TruncateLog(0), VoidUploads(1))
+        commit(client, Collected(tuple((d.collection, d.seqno) for d in dropped)), TruncateLog(0), VoidUploads(1))
 
 
-def _commit(client: Client, *mutations: LocationMutation) -> None:
+def write_compacted(client: Client, word: str = "at") -> None:
+    """Make a collection `compacted` that has keyframes, merged runs and forgotten history, by each kind of replace.
+
+    Args:
+        word: is in all values.
+    """
+    compacted = client.create_or_load("compacted", key={"k": pa.int64()}, value={"v": pa.string()})
+
+    def change(times: range, keys: range) -> None:
+        for time in times:
+            rows = [((k, f"{k} {word} {time}"), time, 1) for k in keys]
+            rows += [((k, f"{k} {word} {time - 1}"), time, -1) for k in keys if time > times.start]
+            compacted.write(rows, seal=time + 1, token=f"change {time}").result()
+
+    change(range(4), range(4))
+    compacted.compact()  # The first keyframe, as of 3, and one run of what lived in the log.
+    change(range(4, 8), range(4, 6))
+    compacted.compact()  # Another one, which shares parts.
+    with compacted.hold(5):
+        compacted.allow_compaction(5).result()
+        compacted.compact()  # One as of 5, before that; history up to it is forgotten.
+    change(range(8, 12), range(6, 7))
+    compacted.compact()
+    change(range(12, 16), range(7, 8))
+    compacted.compact(only_due=True)
+    change(range(16, 18), range(2))  # Stays in the log.
+
+
+def commit(client: Client, *mutations: LocationMutation) -> None:
     """Commit what else only leases and the collection of garbage commit, when time has passed."""
     assert client._committer is not None
     client._committer.submit(mutations, {}).result()

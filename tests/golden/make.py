@@ -20,7 +20,8 @@ from persist.blob import FileBlob
 from persist.codecs import to_updates
 from persist.envelope import FORMAT
 from persist.part_writer import PartWriter
-from tests.golden.kinds import SETTINGS, write_every_kind
+from persist.records import TruncateLog
+from tests.golden.kinds import SETTINGS, commit, write_compacted, write_every_kind
 
 HERE = Path(__file__).parent
 AT = datetime.datetime(2026, 1, 2, 3, 4, 5, 678901)
@@ -96,6 +97,8 @@ def main() -> None:
             multi.write(large, [(((0, "again"), {"n": 1}), 1, 1)])
         slow = large.hold(0, name="slow")
         with large.hold(0):
+            write_compacted(client)
+            commit(client, TruncateLog(1))
             for time in range(2, 40):
                 large.seal(time).result()
         slow.advance(5)
@@ -117,6 +120,7 @@ def digest(location: Path, name: str) -> dict[str, Any]:
     with persist.open(location, mode="read") as client:
         collection = client.load(name)
         snapshot = collection.snapshot(form="diff")
+        first = collection.snapshot(collection.since.time, form="diff") if collection.since.time else snapshot
         since, upper = collection.since.time or 0, collection.upper.time
         changes = collection.changes(since + 1, max(since + 1, 40 if upper is None else upper))
         return {
@@ -126,6 +130,7 @@ def digest(location: Path, name: str) -> dict[str, Any]:
             "schema": collection.schema.to_json(),
             "as_of": snapshot.as_of,
             "snapshot": _rows(snapshot.to_arrow()),
+            "snapshot as of since": _rows(first.to_arrow()),
             "changes": _rows(changes.to_arrow()),
         }
 

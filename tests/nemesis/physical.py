@@ -8,6 +8,7 @@ each keyframe is the contents as of its time. Shares no code with the library.
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 from tests.nemesis.history import EMPTY
@@ -107,7 +108,7 @@ class Physical:
                 yield f"the keyframe as of {as_of} lacks {lacks} and has {has} besides"
         for run in (*self.history, *self.keyframes.values()):
             spans = [(min(u[0] for u in part), max(u[0] for u in part)) for part in self._parts(run) if part]
-            if any(one[1] >= other[0] for one, other in zip(spans, spans[1:], strict=False)):
+            if any(one[1] >= other[0] for one, other in pairwise(spans)):
                 yield f"the parts of run {run} overlap in key: {spans}"
 
     def _parts(self, run: Run) -> list[list[Update]]:
