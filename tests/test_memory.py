@@ -67,8 +67,15 @@ def everything(location: str, some: Iterator[pa.Table], settings: persist.Settin
             "rows": sum(batch.num_rows for batch in c.snapshot().to_batches()),
             "back": sum(batch.num_rows for batch in c.snapshot(upper - 3).to_batches()),
             "count": c.snapshot().count(),
-            "stored": sum(part.memory for part in client._follower.load(c.id).parts),  # type: ignore[union-attr]
+            "stored": stored(client, c),
         }
+
+
+def stored(client: persist.Client, collection: persist.Collection) -> int:
+    """Return what all parts take decoded."""
+    contents = client._follower.load(collection.id)
+    assert contents is not None
+    return sum(part.memory for part in contents.parts)
 
 
 def work(location: str) -> None:
