@@ -32,7 +32,7 @@ from persist.contents import CollectionState
 from persist.records import Keyframe, Numbers
 
 LEVEL_BYTES = 64 << 10
-MERGED_RUNS_MAX = 64
+INLINE_RUNS_MAX = 1000  # Merged at a time.
 CROWDED = 2
 
 
@@ -205,7 +205,7 @@ def _merge_due(contents: CollectionState, policy: CompactionPolicy, *, move_out:
     if inline and (is_many or move_out):
         # All that lives in the log, so that it becomes one part: but not across keyframes.
         groups = _intervals(contents, inline)
-        return tuple(run[0] for run in max(groups, key=len)[:MERGED_RUNS_MAX])
+        return tuple(run[0] for run in max(groups, key=len)[:INLINE_RUNS_MAX])
     for runs in _intervals(contents, [run for run in contents.history if run not in inline]):
         sizes = [sum(part.bytes for part in contents.parts_of(run)) for run in runs]
         if (found := _similar(sizes, policy.merge_runs)) is not None:
@@ -238,7 +238,7 @@ def _similar(sizes: list[int], merge_runs: int) -> tuple[int, int] | None:
         for at, found in enumerate([*levels, level + 1]):
             if found > level:
                 if levels[start:at].count(level) >= merge_runs:
-                    return start, min(at, start + MERGED_RUNS_MAX)
+                    return start, min(at, start + 2 * merge_runs)
                 start = at + 1
     return None
 

@@ -26,6 +26,7 @@ from persist.codecs import (
     decode_groups,
     decode_part,
     footer_range,
+    ordered_keys,
     read_index,
 )
 from persist.part_writer import MEMORY_BUDGET
@@ -381,7 +382,12 @@ class PartReader:
 def memory_within(part: Part, keys: KeyRange, schema: CollectionSchema) -> int:
     """Return about how many bytes the rows of a part that are inside take when decoded."""
     start, end = keys.bracket(part, schema)
-    return part.memory * (end - start) // part.rows
+    if not keys.is_all and end - start < part.rows:
+        # A bound lies anywhere between two known keys, on the average in the middle.
+        known = len(ordered_keys(part, schema) or ())
+        between = (part.rows - 1) / max(known - 1, 1)
+        end -= int(between * ((start > 0) + (end < part.rows)) / 2)
+    return part.memory * max(end - start, 0) // part.rows
 
 
 def _in_order(
