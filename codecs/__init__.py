@@ -8,7 +8,7 @@ from persist.codecs.ordering import canonical, order_keys, sort_indices
 from persist.codecs.part import Part, checksum_of, decode_part
 from persist.codecs.part_check import check_part, described_bounds, overlaps
 from persist.codecs.part_index import Group, PartIndex, decode_groups, footer_range, read_index
-from persist.codecs.part_stream import PART_BYTES_TARGET, ROW_GROUP_ROWS, PartStream, encode_parts
+from persist.codecs.part_stream import PART_BYTES_TARGET, ROW_GROUP_BYTES_MAX, ROW_GROUP_ROWS, PartStream, encode_parts
 from persist.codecs.pruning import parts_that_may_match
 from persist.codecs.scalars import is_flat, scalar_from_json, scalar_to_json
 from persist.codecs.schema import CollectionSchema, Side
@@ -19,6 +19,7 @@ from persist.codecs.updates import TIME_MAX, to_rows, to_tuples, to_updates
 
 __all__ = [
     "PART_BYTES_TARGET",
+    "ROW_GROUP_BYTES_MAX",
     "ROW_GROUP_ROWS",
     "TIME_MAX",
     "Binary",

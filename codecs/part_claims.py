@@ -22,7 +22,7 @@ All of this is parsed here (Thrift, compact protocol), before Arrow sees the fil
 700 bytes of 3 of a footer, and ends the process when pyarrow's metadata objects are asked for a compression that does
 not exist.
 
-Cost: 10 µs for each column chunk, 3 to 15 µs for each page.
+Cost: 5 to 10 µs for each column chunk, 3 to 15 µs for each page.
 """
 
 import re
@@ -64,6 +64,20 @@ _PLAIN_HEADER = re.compile(
     rb"\x15\x00\x15(%b)\x15(%b)(?:\x15%b)?[\x1c\x2c]\x15(%b)\x15(%b)\x15%b\x15%b\x00\x00" % ((_V,) * 7), re.DOTALL
 )
 _PLAIN_HEADER_MAX = 64
+# The same for a column chunk in a footer: position in the file, physical type and encodings; then its path; then
+# compression, values, bytes unpacked and packed, and where data pages and the dictionary begin; then statistics (of 8
+# byte values); then how many pages of which encodings there are, how long strings and levels are, and its page index.
+_PLAIN_CHUNK = re.compile(rb"\x26\x00\x1c\x15%b\x19(?:\x15%b|\x25%b%b|\x35%b%b%b)\x19" % ((_V,) * 7), re.DOTALL)
+_PLAIN_SIZES = re.compile(rb"\x15(%b)\x16(%b)\x16(%b)\x16(%b)\x26(%b)(?:\x26(%b))?" % ((_V,) * 6), re.DOTALL)
+_PLAIN_STATISTICS = re.compile(
+    rb"(?:\x18\x08.{8}\x18\x08.{8})?[\x16\x36]%b(?:\x28\x08.{8}\x18\x08.{8}[\x11\x12][\x11\x12])?\x00" % _V, re.DOTALL
+)
+_PLAIN_PAGE = rb"\x15%b\x15%b\x15%b\x00" % ((_V,) * 3)
+_PLAIN_REST = re.compile(
+    rb"(?:\x1c%b|\x2c(?:%b){2}|\x3c(?:%b){3})(?:\x3c(?:\x16%b)?(?:[\x19\x29](?:\x06|\x26%b%b)){0,2}\x00)?\x00"
+    rb"(?:\x16%b\x15%b(?:\x16%b\x15%b)?)?\x00" % ((_PLAIN_PAGE,) * 3 + (_V,) * 7),
+    re.DOTALL,
+)
 _HEADER_MAX = 64 << 10  # With statistics, which may be long.
 
 
@@ -304,9 +318,9 @@ def _page(data: memoryview, at: int, end: int) -> tuple[_Page, int]:
 
 
 def _from_varint(data: bytes) -> int:
-    raw = 0
-    for byte in reversed(data):
-        raw = raw << 7 | byte & 127
+    """The integer of one to five bytes of Thrift."""
+    x = int.from_bytes(data, "little")
+    raw = x & 0x7F | x >> 1 & 0x3F80 | x >> 2 & 0x1FC000 | x >> 3 & 0xFE00000 | x >> 4 & 0x7F0000000
     return (raw >> 1) ^ -(raw & 1)
 
 
@@ -366,9 +380,41 @@ class _Thrift:
     def _structs(self, at: int, count: int, shape: _Shape, depth: int) -> tuple[list[dict[int, Any]], int]:
         found = []
         for _ in range(count):
-            each, at = self.struct(at, shape, depth + 1)
+            plain = self._plain_chunk(at, depth) if shape is _CHUNK else None
+            each, at = self.struct(at, shape, depth + 1) if plain is None else plain
             found.append(each)
         return found, at
+
+    def _plain_chunk(self, at: int, depth: int) -> tuple[dict[int, Any], int] | None:
+        """Return what `struct` does for a column chunk in a fifth of the time, if it is as Arrow writes it."""
+        data = self._data
+        if (head := _PLAIN_CHUNK.match(data, at)) is None:
+            return None
+        at = head.end()
+        names = data[at] >> 4 if data[at] & 15 == _BINARY else 15
+        if names == 15:
+            return None
+        at += 1
+        for _ in range(names):
+            if data[at] > 127:
+                return None
+            at += data[at] + 1
+        if (sizes := _PLAIN_SIZES.match(data, at)) is None:
+            return None
+        at, last = sizes.end(), 9
+        compression, values, unpacked, packed, start, dictionary = sizes.groups()
+        column = {4: _from_varint(compression), 5: _from_varint(values), 6: _from_varint(unpacked)}
+        column |= {7: _from_varint(packed), 9: _from_varint(start)}
+        if dictionary is not None:
+            column[11], last = _from_varint(dictionary), 11
+        if data[at] == (12 - last) << 4 | _STRUCT:
+            statistics = _PLAIN_STATISTICS.match(data, at + 1)
+            at = self._skip(at + 1, _STRUCT, depth + 2) if statistics is None else statistics.end()
+            last = 12
+        if data[at] != (13 - last) << 4 | _LIST[0]:
+            return None
+        rest = _PLAIN_REST.match(data, at + 1)
+        return None if rest is None else ({3: column}, rest.end())
 
     def _skip(self, at: int, kind: int, depth: int, length_max: int = _LIST_MAX) -> int:
         """Return where a value ends."""

@@ -1,17 +1,42 @@
 """The Parquet side of a part: one sorted table to a file's bytes and back. See `part` for what the file
 promises.
 
-What is written per column, measured in FINDINGS and here (1M rows, two thirds of the CPU time of pyarrow's
-defaults):
+What is written per column, by measurement (1M rows, CPU milliseconds of one thread, row groups of 64k rows):
 
-- integers and temporal types: DELTA_BINARY_PACKED; float32 and float64: BYTE_STREAM_SPLIT; all under zstd
-  level 1;
+    column                           encoding, compression         MB     write   read
+    random timestamps                DELTA_BINARY_PACKED, none     6.06     19     2.6
+                                     the same, zstd-1              6.06     33     3.6
+                                     PLAIN, zstd-1                 7.07     23    11.5
+    sorted sparse int64 keys         DELTA_BINARY_PACKED, none     2.89     15     2.5
+                                     the same, zstd-1              2.89     23     3.3
+    one value throughout             dictionary, none              0.01      7     1.4
+                                     DELTA_BINARY_PACKED, zstd-1   0.01      8     2.4
+    -1 and 1                         dictionary, none              0.14     16     2.2
+                                     DELTA_BINARY_PACKED, zstd-1   0.25     12     3.6
+    a million values                 dictionary, zstd-1            5.31    100    18
+                                     DELTA_BINARY_PACKED, none     2.67     12     2.4
+    random doubles                   BYTE_STREAM_SPLIT, zstd-1     6.92     20     4.0
+                                     the same, none                8.01     11     2.1
+    random strings of 20 letters     PLAIN, zstd-1                13.2     115    39
+                                     the same, zstd-3             13.2     279    42
+                                     the same, lz4                22.8      83    21
+                                     the same, none               24.0      38    17
+
+So:
+
+- integers and temporal types: DELTA_BINARY_PACKED, but a dictionary where a sample has very few values; float32 and
+  float64: BYTE_STREAM_SPLIT;
 - other flat types: a dictionary only if a sample shows values repeat, because on unique strings it doubles
   the time of writing and reading and makes the file larger; nested columns: a dictionary for each leaf but
   strings and binary, where a reader could not tell how long the values become (see `part_claims`);
+- zstd level 1 on columns of which a sample becomes at least a twentieth smaller, none on others;
+- one page a column chunk, up to 1 MiB: the default of 20,000 rows a page is no faster, and each page costs a check;
 - statistics for all leaves except floating ones that hold NaN or lie inside a nested column: Parquet leaves
   NaN out of minimum and maximum, so a reader that prunes by them would lose rows for a filter such as `~(x >
   5)`.
+
+A page index is written for other readers: pyarrow uses neither it nor bloom filters, and finds one value of 1M unsorted
+ones no faster with a bloom filter for each row group than without.
 
 Parquet has no seconds and no date64: `storage_type` says what they are written as, and reading casts them
 back.
@@ -39,6 +64,9 @@ from persist.codecs.types import children, with_children
 
 GROUPS_KEY, GROUPS_VERSION = "persist.groups", 1
 _SAMPLE_ROWS = 1024
+_FEW = 16
+_PROBED_MIN, _PROBE_ROWS = 16 << 10, 8 << 10
+_WORTH = 0.95  # Compression must leave less than this of a column.
 _NAN = re.compile(r"(?<!\w)nan(?!\w)", re.IGNORECASE)
 _FUNCTION = re.compile(r"(\w+)\(")
 _PLAIN_FUNCTIONS = {"invert", "is_null", "is_valid", "is_nan", "is_in"}
@@ -78,8 +106,11 @@ class FileWriter:
         self.without_statistics = frozenset(without_statistics)
         self.groups: list[tuple[int, str]] = []
         self._schema = pa.schema([field.with_type(storage_type(field.type)) for field in schema])
-        self._dictionaries = frozenset(name for name in _repeating(first))
+        self._dictionaries = frozenset(_repeating(first))
         self._sorted_by = sorted_by
+        self._compression: dict[str, Any] = {"compression": "zstd", "compression_level": 1}
+        if len(first) >= _PROBED_MIN:
+            self._compression = self._probed(_to_storage(first.slice((len(first) - _PROBE_ROWS) // 2, _PROBE_ROWS)))
         self._begin()
 
     def _begin(self) -> None:
@@ -87,15 +118,29 @@ class FileWriter:
         self._writer = pq.ParquetWriter(
             self._sink,
             self._schema,
-            compression="zstd",
-            compression_level=1,
             write_page_index=True,
             write_page_checksum=True,
+            max_rows_per_page=1 << 30,  # They end at 1 MiB, or with the row group.
+            **self._compression,
             sorting_columns=_sorting_columns(self._schema, self._sorted_by),
             **_column_options(self._schema, self._dictionaries, self.without_statistics),
         )
         self.groups = []
         self._end = len(MAGIC)
+
+    def _probed(self, stored: pa.Table) -> dict[str, Any]:
+        """Return the compression of each leaf: none for those that it hardly makes smaller, judged by some rows."""
+        sink = io.BytesIO()
+        options = _column_options(self._schema, self._dictionaries, ())
+        pq.write_table(stored, sink, **self._compression, **options | {"write_statistics": False})
+        group = pq.read_metadata(sink).row_group(0)
+        chunks = [group.column(at) for at in range(group.num_columns)]
+        # A flat "a.b" and a field b of struct a have one path.
+        worth = {c.path_in_schema for c in chunks if c.total_compressed_size < _WORTH * c.total_uncompressed_size}
+        return {
+            "compression": {c.path_in_schema: "zstd" if c.path_in_schema in worth else "none" for c in chunks},
+            "compression_level": dict.fromkeys(worth, 1),
+        }
 
     @property
     def size(self) -> int:
@@ -333,6 +378,8 @@ def _all_same(left: pa.ChunkedArray, right: pa.ChunkedArray) -> bool:
 def _from_storage(table: pa.Table, schema: pa.Schema, checked: frozenset[str], columns: Sequence[str]) -> pa.Table:
     wanted = pa.schema([schema.field(name) for name in columns])
     table = table.select(list(columns))
+    if not columns:
+        return table  # A cast would lose the number of rows.
     for name in checked.intersection(columns):
         for chunk in table.column(name).chunks:
             _check_values(chunk)
@@ -473,10 +520,10 @@ def _column_options(
     for field in schema:
         if pt.is_nested(field.type) or field.name in nested_paths:  # "a.b" may also be field b of struct a.
             continue
-        if (encoding := _encoding(field.type)) is not None:
-            encodings[field.name] = encoding
-        elif field.name in repeating:
+        if field.name in repeating:
             dictionaries.append(field.name)
+        elif (encoding := _encoding(field.type)) is not None:
+            encodings[field.name] = encoding
         if field.name not in without_statistics:
             statistics.append(field.name)
     return {"use_dictionary": dictionaries, "column_encoding": encodings, "write_statistics": statistics}
@@ -485,9 +532,21 @@ def _column_options(
 def _repeating(rows: pa.Table) -> Iterator[str]:
     """Names of the flat columns that are worth a dictionary."""
     for field, column in zip(rows.schema, rows.columns, strict=True):
-        kind = storage_type(field.type)
-        if not pt.is_nested(kind) and _encoding(kind) is None and _repeats(column):
+        if pt.is_nested(field.type) or pt.is_boolean(field.type) or pt.is_floating(field.type):
+            continue
+        if _encoding(field.type) is None:
+            if _distinct(column) <= min(len(column), _SAMPLE_ROWS) // 2:
+                yield field.name
+        elif len(rows) >= _PROBED_MIN and _distinct(column) <= _FEW:
             yield field.name
+
+
+def _distinct(column: pa.ChunkedArray) -> int:
+    """How many values there are among some evenly spaced ones; all of a few are taken for distinct."""
+    if len(column) < 8:
+        return len(column)
+    sample = column.take(pa.array(np.arange(0, len(column), -(-len(column) // _SAMPLE_ROWS))))
+    return int(pc.count_distinct(sample, mode="all").as_py())
 
 
 def _is_text(kind: pa.DataType) -> bool:
@@ -498,14 +557,6 @@ def _encoding(kind: pa.DataType) -> str | None:
     if pt.is_integer(kind) or pt.is_temporal(kind):
         return "DELTA_BINARY_PACKED"
     return "BYTE_STREAM_SPLIT" if pt.is_float32(kind) or pt.is_float64(kind) else None
-
-
-def _repeats(column: pa.ChunkedArray) -> bool:
-    """Whether at least half of some evenly spaced values are the same as others of them."""
-    if len(column) < 8 or pt.is_boolean(column.type) or pt.is_float16(column.type):
-        return False
-    sample = column.take(pa.array(np.arange(0, len(column), -(-len(column) // _SAMPLE_ROWS))))
-    return 2 * int(pc.count_distinct(sample, mode="all").as_py()) <= len(sample)
 
 
 def has_nan(column: pa.ChunkedArray) -> bool:

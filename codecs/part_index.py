@@ -43,8 +43,8 @@ from persist.codecs.part_file import GROUPS_KEY, GROUPS_VERSION, Footer, columns
 from persist.codecs.part_file import read_groups as _read_groups
 from persist.codecs.schema import CollectionSchema
 
-# What Arrow's and our own form of a footer take, for each byte of it; measured.
-_PARSED_BYTES = 12
+# What Arrow's and our own form of a footer take at most, for each byte of it: 4 to 8 were measured.
+_PARSED_BYTES = 8
 
 _Length = Annotated[int, msgspec.Meta(ge=1, le=2**63 - 1)]
 
@@ -99,7 +99,7 @@ def footer_range(part: Part) -> tuple[int, int]:
 def read_index(footer: bytes | memoryview, part: Part, schema: CollectionSchema) -> PartIndex:
     """Verify the footer of a part, and return what it says of the row groups.
 
-    Cost: 0.2 ms, and 10 µs for each column of each row group.
+    Cost: 0.2 ms, and 10 to 15 µs for each column of each row group; 4 ms for 64 MiB of six columns.
 
     Args:
         footer: the bytes of `footer_range`.
@@ -172,6 +172,8 @@ def decode_groups(
         pieces: the number of each row group, ascending, and its bytes, those of `[Group.start, Group.end)`.
         index: the part's.
         part, schema, columns, filter, use_threads: as for `decode_part`; statistics are not looked at.
+
+    Cost, beyond what Arrow takes to decode them: 0.2 ms, and the checksum, 0.1 ms a MB.
 
     Raises:
         CorruptBlob: pieces are not what the index says, or not of a part of this collection.

@@ -42,6 +42,16 @@ def scalar_to_json(value: pa.Scalar) -> Json:
     return base64.b64encode(stored).decode("ascii") if isinstance(stored, bytes) else stored
 
 
+def integers_to_json(column: pa.ChunkedArray, rows: list[int]) -> list[Json]:
+    """Return the written form of some values of a column of integers or times; all at once, which is faster."""
+    taken = column.take(pa.array(rows, pa.int64())).combine_chunks()
+    array: pa.Array = taken.chunk(0) if isinstance(taken, pa.ChunkedArray) else taken
+    if pat.is_temporal(array.type):
+        array = array.view(pa.int32() if array.type.bit_width == 32 else pa.int64())
+    values: list[Json] = array.to_pylist()
+    return values
+
+
 def scalar_from_json(j: Json, t: pa.DataType) -> pa.Scalar:
     """Return the scalar of type `t` that `j` stands for; raises ValueError if it stands for none."""
     if not is_flat(t):

@@ -28,7 +28,7 @@ from persist.maintenance import Maintenance
 from persist.multi_write import MultiWrite
 from persist.names import check_name
 from persist.operations import Step, Write, token_steps
-from persist.part_reader import Footers, PartReader
+from persist.part_reader import Decoded, Footers, PartReader
 from persist.pool import Pool
 from persist.records import AllowCompaction, CloseWriter, Create, OpenWriter
 from persist.settings import Settings
@@ -120,6 +120,7 @@ class Client:
         self._follower = Follower(blob, how.clock)
         self._pool = Pool(IO_THREADS, "persist-io")
         self._footers = Footers()
+        self._decoded = Decoded(how.settings.memory_budget // 4)
         self._committer: Committer | None = None
         self._leases: Leases | None = None
         self._maintenance: Maintenance | None = None
@@ -129,7 +130,8 @@ class Client:
 
     def _start_writing(self, how: _How) -> None:
         name = f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:8]}"
-        committer = Committer(self._blob, self._follower, self._pool, how.clock, name)
+        budget = how.settings.memory_budget
+        committer = Committer(self._blob, self._follower, self._pool, how.clock, name, budget)
         # A client dropped without close must not leave its threads behind.
         weakref.finalize(self, _unless_forked, self._pid, committer.request_stop)
         if how.mode == "exclusive":
@@ -152,7 +154,7 @@ class Client:
             self._pool,
             self._footers,
             how.settings.compaction,
-            how.settings.memory_budget,
+            budget,
         )
         self._compaction = BackgroundCompaction(self._compactor, self._follower, how.clock, how.settings)
         committer.appended = self._compaction.committed
@@ -376,7 +378,7 @@ class Client:
 
     def _source(self) -> PartReader:
         self._check_open("reading")
-        return PartReader(self._blob, self._pool, self._footers, self._settings.memory_budget)
+        return PartReader(self._blob, self._pool, self._footers, self._settings.memory_budget, self._decoded)
 
     def _check_open(self, action: str) -> None:
         if self._closed:

@@ -14,7 +14,7 @@ to a local folder takes less time than a few calls. When several operations are 
 group therefore stays open for `LINGER_S`.
 
 Large writes are encoded and uploaded by a pool as soon as they are asked for; small ones are encoded here. What is
-asked for and not yet durable is bounded by `IN_FLIGHT_BYTES_MAX`: beyond it, callers wait.
+asked for and not yet durable is bounded by the memory budget: beyond it, callers wait.
 
 A blob is stored before the record that refers to it, never after. Uploads of rejected operations are deleted; after
 an indeterminate commit they are left, because the record may yet appear.
@@ -53,13 +53,12 @@ from persist.future import CommitFuture, UnobservedErrors
 from persist.log import create_record, record_key
 from persist.operations import Operation, Step, Write, merge
 from persist.part_lists import move_out
-from persist.part_writer import PartWriter
+from persist.part_writer import MEMORY_BUDGET, PartWriter
 from persist.records import Append, Mutation, Record
 from persist.state import Draft, State, apply
 
 SMALL_WRITE_BYTES_MAX = 64 << 10
 GROUP_BYTES_MAX = 16 << 20
-IN_FLIGHT_BYTES_MAX = 256 << 20
 LINGER_S = 0.01
 
 logger = logging.getLogger("persist")
@@ -68,14 +67,23 @@ logger = logging.getLogger("persist")
 class Committer:
     """Owns the thread that commits; every method may be called from any thread."""
 
-    def __init__(self, blob: Blob, follower: Follower, pool: Executor, clock: Clock, writer_name: str) -> None:
+    def __init__(
+        self,
+        blob: Blob,
+        follower: Follower,
+        pool: Executor,
+        clock: Clock,
+        writer_name: str,
+        memory_budget: int = MEMORY_BUDGET,
+    ) -> None:
         self.epoch: int | None = None  # Set once, by whoever opened the location exclusively.
         self._blob = blob
         self._follower = follower
         self._pool = pool
         self._clock = clock
         self._writer_name = writer_name
-        self._parts = PartWriter(blob, follower.next_seqno)
+        self._parts = PartWriter(blob, follower.next_seqno, memory_budget)
+        self._in_flight_bytes_max = memory_budget
         self.unobserved = UnobservedErrors()
         self.appended: Callable[[str], object] = lambda collection: None  # Told of each commit that adds updates.
         self._changed = threading.Condition()
@@ -180,7 +188,7 @@ class Committer:
         return threading.current_thread() is self._thread
 
     def _has_room(self, wanted_bytes: int) -> bool:
-        return self._in_flight_bytes == 0 or self._in_flight_bytes + wanted_bytes <= IN_FLIGHT_BYTES_MAX
+        return self._in_flight_bytes == 0 or self._in_flight_bytes + wanted_bytes <= self._in_flight_bytes_max
 
     def _run(self) -> None:
         # Nothing of a group may be left here during the wait for the next: not its futures, callbacks, their client.

@@ -32,7 +32,8 @@ from persist.contents import CollectionState
 from persist.records import Keyframe, Numbers
 
 LEVEL_BYTES = 64 << 10
-MERGED_RUNS_MAX = 64
+INLINE_RUNS_MAX = 1000  # Merged at a time.
+CROWDED = 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,17 +130,20 @@ def next_work(
     """Return what should be done first, None if nothing is due.
 
     Args:
-        full: all of the following, and a keyframe as of the last sealed time, however little has changed since the last.
+        full: all of the following, and a keyframe as of the last sealed time, however little has changed since.
         destroy: what since has passed must be destroyed now.
         move_out: what lives in the log must become parts now.
     """
     if (full or destroy) and (time := must_destroy(contents)) is not None:
         return MakeKeyframe(time) if all(each.as_of != time for each in contents.keyframes) else Forget(time)
-    if (time := _keyframe_due(contents, policy, full=full)) is not None:
-        return MakeKeyframe(time)
     if (time := _forgettable(contents)) is not None:
         return Forget(time)
-    if (runs := _merge_due(contents, policy, move_out=full or move_out)) is not None:
+    runs = _merge_due(contents, policy, move_out=full or move_out)
+    time = _keyframe_due(contents, policy, full=full)
+    # A keyframe of very many runs would look into each of them for each slice of keys: merge them before.
+    if time is not None and (runs is None or len(contents.history) <= CROWDED * policy.merge_runs):
+        return MakeKeyframe(time)
+    if runs is not None:
         return Merge(runs)
     if thinned := _too_dense(contents, policy):
         return Thin(thinned)
@@ -201,7 +205,7 @@ def _merge_due(contents: CollectionState, policy: CompactionPolicy, *, move_out:
     if inline and (is_many or move_out):
         # All that lives in the log, so that it becomes one part: but not across keyframes.
         groups = _intervals(contents, inline)
-        return tuple(run[0] for run in max(groups, key=len)[:MERGED_RUNS_MAX])
+        return tuple(run[0] for run in max(groups, key=len)[:INLINE_RUNS_MAX])
     for runs in _intervals(contents, [run for run in contents.history if run not in inline]):
         sizes = [sum(part.bytes for part in contents.parts_of(run)) for run in runs]
         if (found := _similar(sizes, policy.merge_runs)) is not None:
@@ -234,7 +238,7 @@ def _similar(sizes: list[int], merge_runs: int) -> tuple[int, int] | None:
         for at, found in enumerate([*levels, level + 1]):
             if found > level:
                 if levels[start:at].count(level) >= merge_runs:
-                    return start, min(at, start + MERGED_RUNS_MAX)
+                    return start, min(at, start + 2 * merge_runs)
                 start = at + 1
     return None
 

@@ -32,7 +32,7 @@ from persist.follower import Follower
 from persist.future import CommitFuture
 from persist.operations import Step
 from persist.part_reader import Footers, PartReader
-from persist.part_writer import PartWriter
+from persist.part_writer import PartWriter, group_bytes_max
 from persist.plan import snapshot_scan
 from persist.records import Keyframe, Numbers, Replace
 from persist.scan import Scan
@@ -112,7 +112,8 @@ class Compactor:
         self._commit = commit
         self._policy = policy
         self._reader = PartReader(blob, executor, footers, memory_budget)
-        self._writer = PartWriter(blob, follower.next_seqno)
+        self._writer = PartWriter(blob, follower.next_seqno, memory_budget)
+        self._group_bytes = group_bytes_max(memory_budget)
         self._executor = executor
         self._one_at_a_time = threading.Lock()
         self._stop = threading.Event()
@@ -154,7 +155,7 @@ class Compactor:
         if isinstance(work, Thin):
             self._put(contents, Replace(contents.id, removed_keyframes=work.keyframes))
             return CompactionReport(keyframes_dropped=len(work.keyframes))
-        made = _Made(self._writer, self._executor, contents, contents.schema, self._policy.part_bytes)
+        made = _Made(self._writer, self._executor, contents, self._policy.part_bytes, self._group_bytes)
         try:
             if isinstance(work, MakeKeyframe):
                 step, report = self._keyframe(contents, work.as_of, made)
@@ -354,15 +355,16 @@ class _Made:
         writer: PartWriter,
         executor: Executor,
         contents: CollectionState,
-        schema: CollectionSchema,
         part_bytes: int,
+        group_bytes: int,
     ) -> None:
         self._writer = writer
         self._executor = executor
         self._id = contents.id
-        self._schema = schema
+        self._schema = contents.schema
         self._sources = contents.parts
         self._part_bytes = part_bytes
+        self._group_bytes = group_bytes
         self._stream: PartStream | None = None
         self._uploads: list[Future[Part]] = []
         self._listed = 0
@@ -381,7 +383,12 @@ class _Made:
     def add(self, table: pa.Table) -> None:
         """Take more rows, sorted and consolidated, which come after all before in key."""
         if self._stream is None:
-            self._stream = PartStream(self._schema, part_bytes_target=self._part_bytes, sources=self._sources)
+            self._stream = PartStream(
+                self._schema,
+                part_bytes_target=self._part_bytes,
+                row_group_bytes_max=self._group_bytes,
+                sources=self._sources,
+            )
         if len(table):
             self._upload(self._stream.add(table))
 

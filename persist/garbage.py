@@ -289,6 +289,8 @@ class _Round:
                 named.update(_named([collection.base]))
                 named.update(_named(m.parts_in for m in collection.pending if isinstance(m, Append | Replace)))
         floor = self._follower.state.control.log_floor
+        # Neither has a way back: a list is for the record whose seqno it has, and that slot has been truncated.
+        age_s = min(self._settings.orphan_grace_s, self._erase_after_s)
         # Those beyond the newest checkpoint may be for one that is being made, even by this client itself.
         newest = max((mark.seqno for mark in self._marks), default=-1)
         self._delete(
@@ -296,7 +298,7 @@ class _Round:
             (
                 entry
                 for entry in self._blob.list("state/")
-                if self._is_unnamed(entry, named, min(self._settings.orphan_grace_s, self._erase_after_s))
+                if self._is_unnamed(entry, named, age_s)
                 and (seqno := state_seqno(entry.key)) is not None
                 and seqno <= newest
             ),
@@ -306,7 +308,9 @@ class _Round:
             (
                 entry
                 for entry in self._blob.list("list/")
-                if self._is_unnamed(entry, named) and (seqno := uploaded_seqno(entry.key)) is not None and seqno < floor
+                if self._is_unnamed(entry, named, age_s)
+                and (seqno := uploaded_seqno(entry.key)) is not None
+                and seqno < floor
             ),
         )
 

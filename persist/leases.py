@@ -7,7 +7,8 @@ collection share a durable hold, which is at or before the least of them:
     its durable hold         3 <= 5         in the log, and it lives by the client's lease
 
 A new claim at or after the hold costs nothing. A hold that stands too far back, or that no claim needs any more, is
-moved or released only after `hold_linger_s`, because the next read is likely to want it; at once when this client
+moved or released only after `hold_linger_s` without a new claim, because the next read is likely to want it, and every
+tenth of a lease if there always are new ones; at once when this client
 itself allows compaction, closes an explicit hold, or is closed. The lease is granted with the first hold, renewed every
 third of its duration while there is any, and ended with the last.
 
@@ -78,6 +79,7 @@ class _Held:
     is_gone: bool = False
     claims: dict[int, tuple[int, int]] = field(default_factory=dict)
     changed_s: float = 0.0
+    moved_s: float = 0.0
     moving: threading.Lock = field(default_factory=threading.Lock)
 
 
@@ -163,6 +165,7 @@ class Leases:
                 held = self._held.get(collection)
                 if held is None:
                     held = self._held[collection] = _Held(name, uuid.uuid4().hex, lease)
+                    held.moved_s = self._clock.monotonic_s()
                 held.claims[number] = (time, reads_from)
                 held.changed_s = self._clock.monotonic_s()
                 if held.durable is not None and held.durable <= time:
@@ -218,6 +221,7 @@ class Leases:
                 (collection, held)
                 for collection, held in self._held.items()
                 if now_s - held.changed_s >= self._settings.hold_linger_s
+                or now_s - held.moved_s >= self._settings.lease_s / 10
             ]
         for collection, held in due:
             with held.moving:
@@ -367,7 +371,7 @@ class Leases:
                     held.lease.is_granted = True
                     held.lease.expires_ms, held.lease.renewed_s = step.expires_ms, self._clock.monotonic_s()
                 elif isinstance(step, SetHold):
-                    held.durable = step.time
+                    held.durable, held.moved_s = step.time, self._clock.monotonic_s()
                 elif isinstance(step, ReleaseHold):
                     held.in_log = False
                     if not held.claims:

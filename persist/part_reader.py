@@ -9,15 +9,15 @@ Memory: at any time, the parts that are being decoded in parallel take about `de
 
 import threading
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, Future
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from persist.blob import Blob, CachedBlob, CorruptBlob, MissingBlob, get_checked
+from persist.blob import Blob, CachedBlob, CorruptBlob, InvalidUsage, MissingBlob, get_checked
 from persist.codecs import (
     CollectionSchema,
     KeyRange,
@@ -26,15 +26,17 @@ from persist.codecs import (
     decode_groups,
     decode_part,
     footer_range,
+    ordered_keys,
     read_index,
 )
+from persist.part_writer import MEMORY_BUDGET
 
+S = TypeVar("S")
 T = TypeVar("T")
 
 ALL_KEYS = KeyRange()
 WHOLE_BYTES_MAX = 1 << 20  # Smaller parts are always fetched whole.
 FOOTERS_BYTES_MAX = 16 << 20
-MEMORY_BUDGET = 256 << 20
 
 
 class Footers:
@@ -46,13 +48,19 @@ class Footers:
         self._kept: OrderedDict[str, PartIndex] = OrderedDict()
         self._lock = threading.Lock()
 
-    def get(self, blob: Blob, part: Part, schema: CollectionSchema) -> PartIndex:
-        """Return the footer of a part. Cost: one GET of a range, or nothing."""
+    def known(self, part: Part) -> PartIndex | None:
+        """Return the footer of a part if it is kept here."""
         with self._lock:
             index = self._kept.get(part.checksum)
             if index is not None:
                 self._kept.move_to_end(part.checksum)
-                return index
+            return index
+
+    def get(self, blob: Blob, part: Part, schema: CollectionSchema) -> PartIndex:
+        """Return the footer of a part. Cost: one GET of a range, or nothing."""
+        index = self.known(part)
+        if index is not None:
+            return index
         index = checked_range(blob, part, footer_range(part), lambda data: read_index(data, part, schema))
         with self._lock:
             if part.checksum not in self._kept:
@@ -62,6 +70,43 @@ class Footers:
                 _, dropped = self._kept.popitem(last=False)
                 self._bytes -= dropped.nbytes
         return index
+
+
+class Kept(Protocol):
+    """What knows about how many bytes it takes."""
+
+    @property
+    def nbytes(self) -> int: ...
+
+
+class Decoded:
+    """What point reads decoded lately, least recently used first to go, for all readers of one client."""
+
+    def __init__(self, bytes_max: int) -> None:
+        self._bytes_max = bytes_max
+        self._bytes = 0
+        self._kept: OrderedDict[Hashable, Kept] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def get(self, name: Hashable) -> Kept | None:
+        """Return what is kept under that name."""
+        with self._lock:
+            rows = self._kept.get(name)
+            if rows is not None:
+                self._kept.move_to_end(name)
+            return rows
+
+    def keep(self, name: Hashable, rows: Kept) -> None:
+        """Keep rows, as long as there is room; what takes more than half of it is not kept at all."""
+        if rows.nbytes > self._bytes_max // 2:
+            return
+        with self._lock:
+            if name not in self._kept:
+                self._kept[name] = rows
+                self._bytes += rows.nbytes
+            while self._bytes > self._bytes_max:
+                _, dropped = self._kept.popitem(last=False)
+                self._bytes -= dropped.nbytes
 
 
 def checked_range(blob: Blob, part: Part, within: tuple[int, int], check: Callable[[bytes], T]) -> T:
@@ -130,6 +175,7 @@ class PartReader:
         executor: decodes several parts at a time; None for one after the other.
         footers: shared with other readers; None for its own.
         memory_budget: what a read may take; see `Settings.memory_budget`.
+        decoded: what point reads keep, shared with other readers; None for its own.
     """
 
     def __init__(
@@ -138,9 +184,11 @@ class PartReader:
         executor: Executor | None = None,
         footers: Footers | None = None,
         memory_budget: int = MEMORY_BUDGET,
+        decoded: Decoded | None = None,
     ) -> None:
         self.blob = blob
         self.memory_budget = memory_budget
+        self.decoded = decoded or Decoded(memory_budget // 4)
         self._executor = executor
         self._footers = footers or Footers()
         self._left = _Left(memory_budget // 4)
@@ -199,7 +247,7 @@ class PartReader:
 
         Raises:
             CorruptBlob: the part is missing or not what its descriptor says.
-            InvalidUsage: the filter does not fit the columns.
+            InvalidUsage: the filter does not fit the columns, or the budget is too small for a row group.
         """
         if keys.is_all or keys.covers(part, schema):
             if part.inline:
@@ -287,6 +335,16 @@ class PartReader:
         if batch:
             yield batch
 
+    def map(self, call: Callable[[S], T], items: Sequence[S]) -> list[T]:
+        """Return what call makes of each item, several at a time."""
+        if self._executor is None or len(items) < 2:
+            return [call(item) for item in items]
+        return list(self._executor.map(call, items))
+
+    def known_index(self, part: Part) -> PartIndex | None:
+        """Return the footer of a part if no request is needed for that."""
+        return self._footers.known(part)
+
     def index(self, part: Part, schema: CollectionSchema) -> PartIndex:
         """Return the footer of a part that is a blob."""
         return self._footers.get(self.blob, part, schema)
@@ -302,6 +360,12 @@ class PartReader:
     ) -> pa.Table:
         """Return some consecutive row groups of a part that is a blob. Cost: one GET of a range."""
         index = self._footers.get(self.blob, part, schema)
+        largest = max((index.groups[n].rows for n in groups), default=0) * part.memory // part.rows
+        if largest > self.memory_budget:
+            raise InvalidUsage(
+                f"memory_budget={self.memory_budget} cannot hold a row group of {part.name!r}, which takes {largest} "
+                f"bytes decoded: open with persist.Settings(memory_budget={4 * largest}) or more"
+            )
         if not groups:
             return pa.schema([schema.arrow.field(name) for name in columns]).empty_table()
         start, end = index.groups[groups[0]].start, index.groups[groups[-1]].end
@@ -318,7 +382,12 @@ class PartReader:
 def memory_within(part: Part, keys: KeyRange, schema: CollectionSchema) -> int:
     """Return about how many bytes the rows of a part that are inside take when decoded."""
     start, end = keys.bracket(part, schema)
-    return part.memory * (end - start) // part.rows
+    if not keys.is_all and end - start < part.rows:
+        # A bound lies anywhere between two known keys, on the average in the middle.
+        known = len(ordered_keys(part, schema) or ())
+        between = (part.rows - 1) / max(known - 1, 1)
+        end -= int(between * ((start > 0) + (end < part.rows)) / 2)
+    return part.memory * max(end - start, 0) // part.rows
 
 
 def _in_order(

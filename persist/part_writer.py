@@ -9,31 +9,50 @@ long as the collection's inline bytes stay under `INLINE_TOTAL_MAX`.
 """
 
 import uuid
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 
 import msgspec
 import pyarrow as pa
 
 from persist.blob import Blob, Indeterminate, PersistError, Unavailable
-from persist.codecs import CollectionSchema, DiffOverflow, Part, SmallUpdates, encode_parts, gathered
+from persist.codecs import (
+    ROW_GROUP_BYTES_MAX,
+    CollectionSchema,
+    DiffOverflow,
+    Part,
+    SmallUpdates,
+    encode_parts,
+    gathered,
+)
 from persist.operations import Write
 from persist.records import Append
 
 INLINE_PART_MAX = 64 << 10
 INLINE_TOTAL_MAX = 1 << 20
+MEMORY_BUDGET = 256 << 20
 
 
 class PartWriter:
     """Encodes updates and puts them where readers find them."""
 
-    def __init__(self, blob: Blob, next_seqno: Callable[[], int]) -> None:
-        """next_seqno gives the next seqno of the log, as of not long ago."""
+    def __init__(self, blob: Blob, next_seqno: Callable[[], int], memory_budget: int = MEMORY_BUDGET) -> None:
+        """Make one that uploads to blob.
+
+        Args:
+            next_seqno: gives the next seqno of the log, as of not long ago.
+            memory_budget: what encoding may take besides what it is given; see `Settings.memory_budget`.
+        """
         self._blob = blob
         self._next_seqno = next_seqno
+        self._piece_bytes = memory_budget // 4
+        self._group_bytes = group_bytes_max(memory_budget)
 
     def upload(self, collection: str, schema: CollectionSchema, table: pa.Table) -> tuple[Part, ...]:
         """Encode table and store its parts; return their descriptors. Cost: one PUT for each part.
+
+        Of a table that is larger than what can be sorted within the budget, several pieces are sorted by themselves:
+        their parts overlap in key, and the next merge puts them together.
 
         Raises:
             DiffOverflow: the diffs of equal updates sum to more than int64 holds.
@@ -42,8 +61,9 @@ class PartWriter:
         stored: list[Part] = []
         seqno = self._next_seqno()
         try:
-            for data, part in encode_parts(table, schema):
-                stored.append(self._put(collection, seqno, data, part))
+            for piece in _pieces(table, self._piece_bytes):
+                for data, part in encode_parts(piece, schema, row_group_bytes_max=self._group_bytes):
+                    stored.append(self._put(collection, seqno, data, part))
         except BaseException:
             self.discard(stored)
             raise
@@ -82,6 +102,18 @@ class PartWriter:
             # The blob may be there or not, but no record will name it: of the write, nothing has happened.
             raise Unavailable(f"a part could not be stored, so nothing was written: {error}") from error
         return msgspec.structs.replace(part, blob=key)
+
+
+def group_bytes_max(memory_budget: int) -> int:
+    """Return how large the row groups may be that are written within a budget, so that many can be read within it."""
+    return min(max(memory_budget // 32, 256 << 10), ROW_GROUP_BYTES_MAX)
+
+
+def _pieces(table: pa.Table, bytes_max: int) -> Iterator[pa.Table]:
+    """Yield slices of a table of at most about bytes_max each."""
+    rows = -(-len(table) // max(1, -(-table.nbytes // bytes_max)))
+    for start in range(0, len(table), max(1, rows)):
+        yield table.slice(start, rows)
 
 
 def _encoded_together(writes: Sequence[Write]) -> list[tuple[bytes, Part]]:

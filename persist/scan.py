@@ -86,12 +86,14 @@ class Scan:
         They may be larger where the keys of the parts are not known finely enough: a part has up to 33 known ones.
         """
         count = -(-self.memory // bytes_max)
-        while count > 1:
-            slices = self.slices(min(count, SLICES_MAX))
-            if len(slices) < count or max(scan.memory for scan in slices) <= 2 * bytes_max:
-                return slices
-            count *= 2
-        return [self]
+        slices, largest = [self], self.memory
+        while count > 1 and largest > 2 * bytes_max:
+            finer = self.slices(min(count, SLICES_MAX))
+            before, largest = largest, max(scan.memory for scan in finer)
+            if largest > 0.8 * before:
+                break  # No more keys are known between the bounds there are.
+            slices, count = finer, 2 * count
+        return slices
 
     def time_slices(self, bytes_max: int = TIME_SLICE_BYTES) -> "list[Scan]":
         """Return scans of about bytes_max of updates each that together are this one, in time order.

@@ -78,8 +78,9 @@ def test_a_read_in_a_callback_does_not_wait_for_a_thread_that_waits_for_the_call
 
 
 def test_a_callback_may_write_though_there_is_no_room(blob: MemoryBlob, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("persist.committer.IN_FLIGHT_BYTES_MAX", 1)
     with persist.open(blob) as client:
+        assert client._committer is not None
+        monkeypatch.setattr(client._committer, "_in_flight_bytes_max", 1)
         c = client.create_or_load("c", key=KEY)
         written: list[persist.CommitFuture] = []
         called = threading.Event()

@@ -1,6 +1,7 @@
 """A file that asks for more than its descriptor says, or contradicts itself, is refused before it is decoded."""
 
 import io
+import random
 from typing import Any
 
 import msgspec
@@ -13,8 +14,10 @@ import pytest
 from persist.blob.errors import CorruptBlob
 from persist.codecs import CollectionSchema, Part, decode_part, encode_parts, to_updates
 from persist.codecs.part import checksum_of
-from persist.codecs.part_claims import GROUPS_MAX
-from tests.fuzz.part_cases import BAD_ROWS, part_of_bad_rows
+from persist.codecs.part_claims import GROUPS_MAX, Layout, _Thrift, check_footer
+from persist.codecs.part_file import _layout
+from persist.codecs.part_index import footer_range
+from tests.fuzz.part_cases import BAD_ROWS, _mutated, genuine, part_of_bad_rows
 
 TEXT = CollectionSchema.of({"k": pa.int64()}, {"v": pa.string()})
 NESTED = CollectionSchema.of({"k": pa.int64()}, {"v": pa.list_(pa.string())})
@@ -142,3 +145,36 @@ def test_text_that_is_utf8_passes(text: str) -> None:
 def test_rows_that_contradict_the_descriptor_are_refused(bad: dict[str, Any]) -> None:
     data, part, schema, _ = part_of_bad_rows(bad)
     refused(data, part, "it holds|NULL|sum to|not a part", schema)
+
+
+def outcome(tail: bytes, layout: Layout, part: Part) -> Any:
+    try:
+        return check_footer(memoryview(tail), part.bytes, layout, part.rows, part.memory)
+    except (ValueError, LookupError):
+        return None
+
+
+def test_a_footer_as_arrow_writes_it_is_parsed_at_once_and_like_any_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever is changed in it, the quick way finds the same or leaves it to the long one."""
+    rng = random.Random(8)
+    quickly = _Thrift._plain_chunk
+    taken = 0
+
+    def counted(self: _Thrift, at: int, depth: int) -> Any:
+        nonlocal taken
+        found = quickly(self, at, depth)
+        taken += found is not None
+        return found
+
+    for n in range(600):
+        data, part, schema = genuine(rng)
+        tail = data[footer_range(part)[0] :]
+        if n % 6:
+            tail = _mutated(rng, tail[:-8], 0, len(tail) - 8)
+            tail += len(tail).to_bytes(4, "little") + b"PAR1"
+        layout, _ = _layout(schema.arrow)
+        monkeypatch.setattr(_Thrift, "_plain_chunk", counted)
+        quick = outcome(tail, layout, part)
+        monkeypatch.setattr(_Thrift, "_plain_chunk", lambda *_: None)
+        assert quick == outcome(tail, layout, part), n
+    assert taken > 1000

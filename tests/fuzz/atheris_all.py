@@ -19,14 +19,14 @@ with atheris.instrument_imports(include=["persist"]):
     import xxhash
 
     from persist.checkpoint import Checkpoint, StateObject
-    from persist.codecs import CollectionSchema, decode_part
+    from persist.codecs import CollectionSchema, decode_groups, decode_part, read_index
     from persist.codecs.codec import BUILT_IN
-    from persist.codecs.part import checksum_of
+    from persist.codecs.part import Footer, checksum_of
     from persist.envelope import decode_framed
     from persist.errors import PersistError
     from persist.part_lists import PartList
     from persist.records import Record
-    from tests.fuzz.part_cases import SCHEMAS, described, genuine, rows_of
+    from tests.fuzz.part_cases import SCHEMAS, believable, believable_index, described, genuine, rows_of
 
 KINDS = (Record, Checkpoint, StateObject, PartList)
 GOLDEN = Path(__file__).parent.parent / "golden" / "format-1" / "location"
@@ -46,8 +46,22 @@ def one_input(data: bytes) -> None:
 
 def part(which: int, data: bytes) -> None:
     like = LIKE[which % len(SCHEMAS)][which // len(SCHEMAS)]
-    believed = msgspec.structs.replace(like, bytes=len(data), checksum=checksum_of(data))
-    decode_part(data, believed, SCHEMAS[which % len(SCHEMAS)])
+    decode_part(data, believable(data, like), SCHEMAS[which % len(SCHEMAS)])
+
+
+def pieces(which: int, data: bytes) -> None:
+    like, of = LIKE[which % len(SCHEMAS)][which // len(SCHEMAS)], SCHEMAS[which % len(SCHEMAS)]
+    believed = believable(data, like)
+    index = believable_index(data, believed, of)
+    for number, group in enumerate(index.groups):
+        decode_groups([(number, data[group.start : group.end])], index, believed, of)
+
+
+def footer(which: int, data: bytes) -> None:
+    like, of = LIKE[which % len(SCHEMAS)][which // len(SCHEMAS)], SCHEMAS[which % len(SCHEMAS)]
+    size = len(data) + 1000
+    believed = msgspec.structs.replace(like, bytes=size, footer=Footer(len(data), checksum_of(data)))
+    read_index(data, believed, of)
 
 
 def framed(which: int, body: bytes) -> None:
@@ -64,7 +78,7 @@ def json_codec(which: int, data: bytes) -> None:
     BUILT_IN["json"]().decode(data.decode(errors="replace"))
 
 
-TARGETS = (part, framed, schema, json_codec)
+TARGETS = (part, framed, schema, json_codec, pieces, footer)
 
 
 def seed(corpus: Path) -> None:
@@ -75,6 +89,8 @@ def seed(corpus: Path) -> None:
         if made.rows <= ROWS_MAX:
             which = SCHEMAS.index(of) + len(SCHEMAS) * (made.rows - 1)
             (corpus / f"part-{n}").write_bytes(bytes([0, which]) + data)
+            (corpus / f"pieces-{n}").write_bytes(bytes([4, which]) + data)
+            (corpus / f"footer-{n}").write_bytes(bytes([5, which]) + data[-made.footer.bytes :])
     for which, folder in enumerate(("log", "checkpoint", "state", "list")):
         for path in sorted((GOLDEN / folder).rglob("*"))[:12]:
             if path.is_file():

@@ -10,9 +10,12 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+import xxhash
 
 from persist.codecs import CollectionSchema, Part, encode_parts, to_updates
-from persist.codecs.part import Footer, checksum_of
+from persist.codecs.part import Footer, checksum_of, decoded, footer_of
+from persist.codecs.part_file import read_footer
+from persist.codecs.part_index import Group, PartIndex, footer_range
 
 Random = random.Random
 INT64 = 2**63
@@ -34,7 +37,27 @@ def case(seed: int) -> Case:
     rng = Random(seed)
     kind, make = MAKERS[seed % len(MAKERS)]
     data, part, schema, must = make(rng)
-    return Case(kind, data, msgspec.structs.replace(part, bytes=len(data), checksum=checksum_of(data)), schema, must)
+    return Case(kind, data, believable(data, part), schema, must)
+
+
+def believable(data: bytes, part: Part) -> Part:
+    """Return a descriptor with the right checksums, and as much of the data for a footer as that claims."""
+    size = min(footer_of(data).bytes, len(data))
+    footer = Footer(size, checksum_of(data[len(data) - size :]))
+    return msgspec.structs.replace(part, bytes=len(data), checksum=checksum_of(data), footer=footer)
+
+
+def believable_index(data: bytes, part: Part, schema: CollectionSchema) -> PartIndex:
+    """Return the index of a part as whoever made its footer could have written it: every checksum in it is right."""
+    start, end = footer_range(part)
+    tail = pa.py_buffer(data[start:end])
+    footer = decoded(part, lambda: read_footer(tail, len(data), schema.arrow, rows=part.rows, memory=part.memory))
+    groups: list[Group] = []
+    for rows, chunks in zip(footer.claims.group_rows, footer.claims.chunks, strict=True):
+        first = groups[-1].first_row + groups[-1].rows if groups else 0
+        groups.append(Group(first, rows, min(chunk.start for chunk in chunks), max(chunk.end for chunk in chunks)))
+    checksums = tuple(xxhash.xxh3_64_hexdigest(data[group.start : group.end]) for group in groups)
+    return PartIndex(tuple(groups), 0, checksums, footer)
 
 
 Made = tuple[bytes, Part, CollectionSchema, str]

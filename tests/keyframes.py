@@ -1,0 +1,58 @@
+"""Keyframes made by hand, and a snapshot from each of them, whichever the plan would choose."""
+
+from collections.abc import Iterator
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+import persist
+from persist.codecs import Part, consolidate
+from persist.part_writer import PartWriter
+from persist.plan import _from, explained
+from persist.records import Keyframe, Replace
+from persist.snapshot import Form, Snapshot
+
+
+def add_keyframe(collection: persist.Collection, as_of: int, *, pieces: int = 1, drop_history: bool = False) -> None:
+    """Add a keyframe as of a sealed time, in some parts; perhaps drop the history up to it, all in parts of its own."""
+    client, schema = collection.client, collection.schema
+    assert client._committer is not None
+    contents = collection.snapshot(as_of, form="diff").to_arrow()
+    times = pa.repeat(pa.scalar(as_of, pa.int64()), len(contents))
+    table = consolidate(contents, schema.names).add_column(len(schema.names), schema.arrow.field("_time"), times)
+    writer = PartWriter(client._blob, lambda: client._follower.state.seqno + 1)
+    parts: tuple[Part, ...] = ()
+    rows = -(-len(table) // pieces) or 1
+    for start in range(0, len(table), rows):  # Of one row for each key, or of one piece.
+        parts += writer.upload(collection.id, schema, table.slice(start, rows))
+    state = collection._contents()
+    gone = [run for run in state.history if drop_history and state.parts_of(run)[0].time_max <= as_of]
+    step = Replace(
+        collection.id,
+        parts=parts,
+        keyframes=(Keyframe(as_of, tuple(-1 - i for i in range(len(parts)))),),
+        removed_runs=tuple(run[0] for run in gone),
+        history_from=as_of + 1 if drop_history else None,
+        unused=tuple(part.blob for run in gone for part in state.parts_of(run) if part.blob),
+    )
+    client._committer.submit([step], {collection.id: collection.name}).result()
+
+
+def snapshots(
+    collection: persist.Collection,
+    as_of: int,
+    *,
+    columns: tuple[str, ...] | None = None,
+    filter: pc.Expression | None = None,
+    form: Form = "rows",
+) -> Iterator[Snapshot]:
+    """Yield the snapshot as of a time by every plan there is: from each keyframe, and from none."""
+    candidates: list[Keyframe | None] = [*collection._contents().keyframes, None]
+    for keyframe in candidates:
+        contents, _, reading = collection._claimed(as_of, None)
+        if keyframe is None and contents.history_from:
+            continue
+        names = collection.schema.names if columns is None else columns
+        scan = _from(contents, contents.history_parts, collection.schema, keyframe, as_of, names, filter).pruned()
+        with Snapshot(scan, form, reading, lambda c=contents, s=scan: explained(c, s, form, 1 << 20)) as snapshot:  # type: ignore[misc]
+            yield snapshot
