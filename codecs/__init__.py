@@ -13,7 +13,7 @@ from persist.codecs.pruning import parts_that_may_match
 from persist.codecs.scalars import is_flat, scalar_from_json, scalar_to_json
 from persist.codecs.schema import CollectionSchema, Side
 from persist.codecs.small import SmallUpdates, gathered, small_updates
-from persist.codecs.touching import touched_rows
+from persist.codecs.touching import Touching
 from persist.codecs.types import check_type, type_from_json, type_to_json
 from persist.codecs.updates import TIME_MAX, to_rows, to_tuples, to_updates
 
@@ -38,6 +38,7 @@ __all__ = [
     "SchemaMismatch",
     "Side",
     "SmallUpdates",
+    "Touching",
     "Unit",
     "Utf8",
     "canonical",
@@ -65,7 +66,6 @@ __all__ = [
     "to_rows",
     "to_tuples",
     "to_updates",
-    "touched_rows",
     "type_from_json",
     "type_to_json",
 ]

@@ -7,33 +7,72 @@ of the other.
 """
 
 from collections.abc import Sequence
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as pt
 
-from persist.codecs.ordering import row_sorter
+from persist.codecs.ordering import combined, row_sorter
+
+Packed: TypeAlias = npt.NDArray[np.uint64 | np.int64]
 
 
-def touched_rows(tables: Sequence[pa.Table], other: pa.Table, names: Sequence[str]) -> list[npt.NDArray[np.bool_]]:
-    """Per table bool[rows]: True wherever other has a row that is equal in names; elsewhere mostly False.
+class Touching:
+    """The keys of some rows, to split sorted tables by.
 
     Args:
-        tables: each sorted by names, floats canonical.
-        other: in any order, floats canonical; not empty.
-        names: columns that all of them have, in which tables are sorted first.
+        rows: in any order, floats canonical; not empty.
+        names: the key columns, one at least.
     """
-    keys = pa.concat_tables([*(table.select(names) for table in tables), other.select(names)])
-    packed = row_sorter(keys.combine_chunks(), names).packed
-    wanted = np.unique(packed[len(packed) - len(other) :])
-    found, start = [], 0
-    for table in tables:
-        found.append(_members(packed[start : start + len(table)], wanted))
-        start += len(table)
+
+    def __init__(self, rows: pa.Table, names: Sequence[str]) -> None:
+        self._names = list(names)
+        self._rows = rows.select(self._names)
+        integers = _integers(self._rows, self._names)
+        self._integers = None if integers is None else _distinct(integers)
+
+    def split(self, table: pa.Table) -> tuple[pa.Table, pa.Table]:
+        """Return the rows of a table that rows have a key in common with, and perhaps some more; and the others.
+
+        Args:
+            table: sorted by names, floats canonical; it may have other columns besides.
+        """
+        mask = self.mask(table)
+        if not mask.any():
+            return table.slice(0, 0), table
+        return table.take(pa.array(np.flatnonzero(mask))), table.filter(pa.array(~mask))
+
+    def mask(self, table: pa.Table) -> npt.NDArray[np.bool_]:
+        """Return bool[rows of table]: True wherever rows have the same key; elsewhere mostly False."""
+        if self._integers is not None and (keys := _integers(table, self._names)) is not None:
+            return _members(keys, self._integers)
+        both = pa.concat_tables([table.select(self._names), self._rows]).combine_chunks()
+        packed = row_sorter(both, self._names).packed
+        return _members(packed[: len(table)], _distinct(packed[len(table) :]))
+
+
+def _integers(table: pa.Table, names: Sequence[str]) -> npt.NDArray[np.int64] | None:
+    """Return the keys themselves, if they are one column of 64-bit integers or times without NULL."""
+    column = table.column(names[0])
+    kind = column.type
+    if len(names) > 1 or column.null_count or pt.is_unsigned_integer(kind) or pt.is_floating(kind):
+        return None
+    if not (pt.is_int64(kind) or pt.is_timestamp(kind) or pt.is_duration(kind)):
+        return None
+    found: npt.NDArray[np.int64] = combined(pc.cast(column, pa.int64())).to_numpy()
     return found
 
 
-def _members(ascending: npt.NDArray[np.uint64], wanted: npt.NDArray[np.uint64]) -> npt.NDArray[np.bool_]:
+def _distinct(values: Packed) -> Packed:
+    values = np.sort(values)  # Not np.unique, which hashes: mostly they are sorted already.
+    distinct: Packed = values[np.concatenate([[True], values[1:] != values[:-1]])]
+    return distinct
+
+
+def _members(ascending: Packed, wanted: Packed) -> npt.NDArray[np.bool_]:
     """Which of some ascending values are among wanted, which ascend, too, and are distinct."""
     members = np.zeros(len(ascending), dtype=np.bool_)
     starts = np.searchsorted(ascending, wanted)

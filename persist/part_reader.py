@@ -9,8 +9,9 @@ Memory: at any time, the parts that are being decoded in parallel take about `de
 
 import threading
 from collections import OrderedDict, deque
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Hashable, Iterator, Sequence
 from concurrent.futures import Executor, Future
+from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 import numpy as np
@@ -30,6 +31,7 @@ from persist.codecs import (
     read_index,
 )
 from persist.part_writer import MEMORY_BUDGET
+from persist.pool import Pool
 
 S = TypeVar("S")
 T = TypeVar("T")
@@ -209,30 +211,28 @@ class PartReader:
     ) -> Iterator[tuple[Part, pa.Table]]:
         """Yield the rows of each part whose keys are inside, in the order of parts; see `table`.
 
-        A part that would take more than a quarter of the budget comes in several tables.
+        A part that would take more than an eighth of the budget comes in several tables.
         """
-        limit = self.memory_budget // 4
+        room = self.memory_budget // 4
 
-        def read(part: Part) -> Iterator[pa.Table]:
-            if part.inline or memory_within(part, keys, schema) + part.bytes <= limit:
-                yield self.table(part, schema, columns, filter=filter, keys=keys)
-                return
-            groups = self.index(part, schema).groups_within(*keys.bracket(part, schema))
-            for batch in self._batches(part, schema, groups, limit):
-                yield self._inside(part, schema, batch, columns, filter, keys)
-
-        if self._executor is None or len(parts) < 2:
+        def pieces() -> Iterator[_Piece]:
             for part in parts:
-                for table in read(part):
-                    yield part, table
-            return
+                size = memory_within(part, keys, schema)
+                if part.inline or size + part.bytes <= room // 2:
+                    yield _Piece(part, size + part.bytes, None)
+                    continue
+                groups = self.index(part, schema).groups_within(*keys.bracket(part, schema))
+                for batch in self._batches(part, schema, groups, room // 4):
+                    yield _Piece(part, size * len(batch) // len(groups), batch)
 
-        def size(part: Part) -> int:
-            return memory_within(part, keys, schema) + part.bytes
+        def read(piece: _Piece) -> pa.Table:
+            if piece.groups is None:
+                return self.table(piece.part, schema, columns, filter=filter, keys=keys)
+            return self._inside(piece.part, schema, piece.groups, columns, filter, keys)
 
-        for part, tables in _in_order(self._executor, read, parts, limit, size):
-            for table in tables:
-                yield part, table
+        if self._executor is None:
+            return ((piece.part, read(piece)) for piece in pieces())
+        return _in_order(self._executor, read, pieces(), room)
 
     def table(
         self,
@@ -390,30 +390,43 @@ def memory_within(part: Part, keys: KeyRange, schema: CollectionSchema) -> int:
     return part.memory * max(end - start, 0) // part.rows
 
 
+@dataclass(frozen=True)
+class _Piece:
+    """Some row groups of a part, or what is wanted of all of it; size is what reading it takes, in bytes."""
+
+    part: Part
+    size: int
+    groups: Sequence[int] | None
+
+
 def _in_order(
-    executor: Executor,
-    read: Callable[[Part], Iterator[pa.Table]],
-    parts: Sequence[Part],
-    bytes_max: int,
-    size: Callable[[Part], int],
-) -> Iterator[tuple[Part, Iterable[pa.Table]]]:
-    """Yield what read makes of each part, in order, with as many under way as bytes_max allows."""
-    waiting = list(reversed(parts))
-    ahead: deque[tuple[Part, Future[list[pa.Table]]]] = deque()
+    executor: Executor, read: Callable[[_Piece], pa.Table], pieces: Iterator[_Piece], room: int
+) -> Iterator[tuple[Part, pa.Table]]:
+    """Yield what read makes of each piece, in order, with as many under way as there is room for, one at least."""
+    under_way: deque[tuple[_Piece, Future[pa.Table]]] = deque()
     taken = 0
+    following = next(pieces, None)
     try:
-        while waiting or ahead:
-            while waiting and size(waiting[-1]) + taken <= bytes_max:
-                part = waiting.pop()
-                ahead.append((part, executor.submit(lambda each: list(read(each)), part)))
-                taken += size(part)
-            if ahead:
-                part, future = ahead.popleft()
-                yield part, future.result()
-                taken -= size(part)
-            else:
-                part = waiting.pop()
-                yield part, read(part)
+        while following is not None or under_way:
+            while following is not None and (not under_way or taken + following.size <= room):
+                under_way.append((following, executor.submit(read, following)))
+                taken += following.size
+                following = next(pieces, None)
+            piece, future = under_way.popleft()
+            yield piece.part, future.result()
+            taken -= piece.size
     finally:
-        for _, future in ahead:
+        for _, future in under_way:
             future.cancel()
+
+
+def ahead(tables: Iterator[pa.Table]) -> Generator[pa.Table, None, None]:
+    """Yield the same, of which the next one is always being made in a thread of its own."""
+    thread = Pool(1, "persist-ahead")
+    future = thread.submit(next, tables, None)
+    try:
+        while (table := future.result()) is not None:
+            future = thread.submit(next, tables, None)
+            yield table
+    finally:
+        thread.shutdown(wait=True)

@@ -15,7 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.types as pat
 
-from persist.codecs import is_flat, order_keys, touched_rows
+from persist.codecs import Touching, is_flat, order_keys
 from persist.codecs.digits import dense_ranks
 
 Rows: TypeAlias = npt.NDArray[np.int64]
@@ -82,8 +82,7 @@ class SortedRows:
             return NO_ROWS
         keys = pa.Table.from_batches([self.batch.select(self._names)])
         others = pa.Table.from_batches([wanted.batch.select(self._names).slice(first, last - first)])
-        (mask,) = touched_rows([keys], others, self._names)
-        rows = np.flatnonzero(mask)
+        rows = np.flatnonzero(Touching(others, self._names).mask(keys))
         # Of these, some may only begin like a wanted key.
         both = pa.concat_tables([keys.take(pa.array(rows)), others]).combine_chunks()
         ranks = dense_ranks(order_keys(both, self._names))

@@ -18,6 +18,7 @@ contents whatever has been written since.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from itertools import chain, groupby
 from types import MappingProxyType
@@ -31,17 +32,16 @@ from persist.aggregate import Request, aggregate
 from persist.blob import InvalidUsage
 from persist.codecs import (
     CollectionSchema,
-    DiffOverflow,
     Part,
     SchemaMismatch,
+    Touching,
     consolidate,
     to_rows,
     to_tuples,
-    touched_rows,
 )
 from persist.errors import NegativeMultiplicity
 from persist.lookup import Lookup
-from persist.part_reader import PartReader
+from persist.part_reader import PartReader, ahead
 from persist.plan import Explanation
 from persist.reading import Reading
 from persist.result import ArrowResult, rows_without_columns
@@ -158,33 +158,30 @@ def _merged(scan: Scan, reader: PartReader, split: _Split, form: Form) -> Iterat
     # As rows, records of different keys that look alike must not make up for each other: whether they met here would
     # depend on how the collection is stored.
     apart = names if form == "rows" else columns
-    rest = pa.concat_tables(
-        [
-            scan.empty([*names, "_diff"]),
-            *scan.base_rows(reader, [*names, "_diff"], split.base_rest),
-            *scan.updates(reader, [*names, "_diff"], split.rest),
-        ]
-    )
-    try:
-        rest = consolidate(rest, names)
-        standing_rows = sum(scan.rows_within(part) for part in (*split.base, *split.history))
-        is_touching = bool(keys) and len(rest) <= TOUCH_FRACTION * standing_rows
-    except DiffOverflow:  # Perhaps what stands brings it back into range.
-        is_touching = False
-    touched = [rest.select([*apart, "_diff"])]
-    for table in _standing(scan, reader, split, names, keeps_diff=keeps_diff):
-        if not len(rest) or not len(table):
-            yield _selected(table, columns)
-            continue
-        if not is_touching:
-            touched.append(_counted(table, apart))
-            continue
-        (mask,) = touched_rows([table], rest, keys)
-        if mask.any():
-            flags = pa.array(mask)
-            touched.append(_counted(table.filter(flags), apart))
-            table = table.filter(pc.invert(flags))
-        yield _selected(table, columns)
+    standing_rows = sum(scan.rows_within(part) for part in (*split.base, *split.history))
+    rest_rows = sum(scan.rows_within(part) for part in (*split.base_rest, *split.rest))
+    is_touching = bool(keys) and rest_rows <= TOUCH_FRACTION * standing_rows
+    # What stands is read while the rest is, and while its keys are looked up.
+    standing = ahead(_standing(scan, reader, split, names, keeps_diff=keeps_diff))
+    with closing(standing):
+        rest = pa.concat_tables(
+            [
+                scan.empty([*names, "_diff"]),
+                *scan.base_rows(reader, [*names, "_diff"], split.base_rest),
+                *scan.updates(reader, [*names, "_diff"], split.rest),
+            ]
+        )
+        touching = Touching(rest, keys) if is_touching and len(rest) else None
+        touched = [rest.select([*apart, "_diff"])]
+        for table in standing:
+            if not len(rest) or not len(table):
+                yield _selected(table, columns)
+            elif touching is None:
+                touched.append(_counted(table, apart))
+            else:
+                inside, outside = touching.split(table)
+                touched.append(_counted(inside, apart))
+                yield _selected(outside, columns)
     yield consolidate(pa.concat_tables(touched), apart)
 
 

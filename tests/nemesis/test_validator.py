@@ -271,7 +271,8 @@ def insert(s: Story, label: str, *mutations: dict[str, Any], client: str | None 
     for other in s.history.events:
         other.invoked *= 2
         other.returned = None if other.returned is None else other.returned * 2
-    for other_moment in (*s.history.commits, *s.history.deletions):
+    moments: list[Any] = [*s.history.commits, *s.history.deletions]
+    for other_moment in moments:
         other_moment.at *= 2
     at = event.invoked + 1
     seqno = sum(commit.at < at for commit in s.history.commits)
