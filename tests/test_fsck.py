@@ -187,8 +187,9 @@ def test_golden_locations_are_clean() -> None:
     for folder in (Path(__file__).parent / "golden").glob("format-*/location"):
         report = persist.fsck(folder)
         assert report.is_clean, str(report)
-        # One of them was left while its log was being truncated.
-        assert {found.kind for found in report.unreferenced} <= {"record"}, str(report)
+        # One of them was left while its log was being truncated, and before what compaction replaced was deleted.
+        kinds = {found.kind for found in report.unreferenced if "compaction has replaced it" not in found.advice}
+        assert kinds <= {"record"}, str(report)
 
 
 def test_a_location_that_does_not_exist_is_empty_and_is_not_made(tmp_path: Path) -> None:

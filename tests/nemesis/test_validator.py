@@ -271,9 +271,10 @@ def insert(s: Story, label: str, *mutations: dict[str, Any], client: str | None 
     for other in s.history.events:
         other.invoked *= 2
         other.returned = None if other.returned is None else other.returned * 2
-    moments: list[Any] = [*s.history.commits, *s.history.deletions]
-    for other_moment in moments:
-        other_moment.at *= 2
+    for commit in s.history.commits:
+        commit.at *= 2
+    for deletion in s.history.deletions:
+        deletion.at *= 2
     at = event.invoked + 1
     seqno = sum(commit.at < at for commit in s.history.commits)
     for other in s.history.events:
