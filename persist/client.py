@@ -120,7 +120,7 @@ class Client:
         self._follower = Follower(blob, how.clock)
         self._pool = Pool(IO_THREADS, "persist-io")
         self._footers = Footers()
-        self._decoded = Decoded(how.settings.memory_budget // 4)
+        self._decoded = Decoded(how.settings.memory_budget // 2)
         self._committer: Committer | None = None
         self._leases: Leases | None = None
         self._maintenance: Maintenance | None = None

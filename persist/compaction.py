@@ -126,6 +126,7 @@ def next_work(
     full: bool = False,
     destroy: bool = False,
     move_out: bool = False,
+    without: "frozenset[Work]" = frozenset(),
 ) -> Work | None:
     """Return what should be done first, None if nothing is due.
 
@@ -133,13 +134,19 @@ def next_work(
         full: all of the following, and a keyframe as of the last sealed time, however little has changed since.
         destroy: what since has passed must be destroyed now.
         move_out: what lives in the log must become parts now.
+        without: work that could not be done, and what it merges.
     """
     if (full or destroy) and (time := must_destroy(contents)) is not None:
-        return MakeKeyframe(time) if all(each.as_of != time for each in contents.keyframes) else Forget(time)
+        made = any(each.as_of == time for each in contents.keyframes)
+        if made or MakeKeyframe(time) not in without:
+            return Forget(time) if made else MakeKeyframe(time)
     if (time := _forgettable(contents)) is not None:
         return Forget(time)
-    runs = _merge_due(contents, policy, move_out=full or move_out)
+    merged = frozenset(run for work in without if isinstance(work, Merge) for run in work.runs)
+    runs = _merge_due(contents, policy, merged, move_out=full or move_out)
     time = _keyframe_due(contents, policy, full=full)
+    if time is not None and MakeKeyframe(time) in without:
+        time = None
     # A keyframe of very many runs would look into each of them for each slice of keys: merge them before.
     if time is not None and (runs is None or len(contents.history) <= CROWDED * policy.merge_runs):
         return MakeKeyframe(time)
@@ -199,17 +206,20 @@ def _forgettable(contents: CollectionState) -> int | None:
     return reached[-1] if reached and reached[-1] >= contents.history_from else None
 
 
-def _merge_due(contents: CollectionState, policy: CompactionPolicy, *, move_out: bool) -> Numbers | None:
-    inline = [run for run in contents.history if contents.numbered[run[0]].inline]
+def _merge_due(
+    contents: CollectionState, policy: CompactionPolicy, without: frozenset[int], *, move_out: bool
+) -> Numbers | None:
+    runs = [run for run in contents.history if run[0] not in without]
+    inline = [run for run in runs if contents.numbered[run[0]].inline]
     is_many = contents.inline_bytes >= policy.inline_bytes or len(inline) >= policy.inline_runs
     if inline and (is_many or move_out):
         # All that lives in the log, so that it becomes one part: but not across keyframes.
         groups = _intervals(contents, inline)
         return tuple(run[0] for run in max(groups, key=len)[:INLINE_RUNS_MAX])
-    for runs in _intervals(contents, [run for run in contents.history if run not in inline]):
-        sizes = [sum(part.bytes for part in contents.parts_of(run)) for run in runs]
+    for group in _intervals(contents, [run for run in runs if not contents.numbered[run[0]].inline]):
+        sizes = [sum(part.bytes for part in contents.parts_of(run)) for run in group]
         if (found := _similar(sizes, policy.merge_runs)) is not None:
-            return tuple(run[0] for run in runs[found[0] : found[1]])
+            return tuple(run[0] for run in group[found[0] : found[1]])
     return None
 
 

@@ -24,7 +24,16 @@ import numpy as np
 import pyarrow as pa
 
 from persist.blob import Blob, Indeterminate, MissingBlob
-from persist.codecs import TIME_MAX, CollectionSchema, KeyRange, Part, PartStream, consolidate, ordered_keys
+from persist.codecs import (
+    TIME_MAX,
+    CollectionSchema,
+    DiffOverflow,
+    KeyRange,
+    Part,
+    PartStream,
+    consolidate,
+    ordered_keys,
+)
 from persist.compaction import CompactionPolicy, Forget, MakeKeyframe, Merge, Thin, Work, next_work
 from persist.contents import CollectionState, with_unused
 from persist.errors import ClientClosed, CollectionNotFound, Superseded
@@ -126,21 +135,34 @@ class Compactor:
         Raises:
             CollectionNotFound: it was destroyed.
             CorruptBlob: a part cannot be believed; nothing that it is part of was replaced.
-            DiffOverflow: a multiplicity does not fit int64; that piece of work was not done.
+            DiffOverflow: a sum of diffs does not fit int64; that piece of work was not done, all else was.
             Unavailable, Indeterminate: the store did not answer.
             ClientClosed: the client was closed meanwhile.
         """
         report = CompactionReport()
+        failed: dict[Work, DiffOverflow] = {}
         with self._one_at_a_time:
             while True:
                 contents = self._contents(id_, name)
-                work = next_work(contents, self._policy, full=full, destroy=destroy, move_out=move_out)
+                work = next_work(
+                    contents,
+                    self._policy,
+                    full=full,
+                    destroy=destroy,
+                    move_out=move_out,
+                    without=frozenset(failed),
+                )
                 if work is None:
-                    return report
+                    break
                 try:
                     report += self._do(contents, work)
                 except Superseded:
                     report += CompactionReport(superseded=1)
+                except DiffOverflow as error:
+                    failed[work] = error
+        if failed:
+            raise next(iter(failed.values()))
+        return report
 
     def close(self) -> None:
         """Let what is under way end soon, with ClientClosed; idempotent."""

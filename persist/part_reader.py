@@ -190,7 +190,7 @@ class PartReader:
     ) -> None:
         self.blob = blob
         self.memory_budget = memory_budget
-        self.decoded = decoded or Decoded(memory_budget // 4)
+        self.decoded = decoded or Decoded(memory_budget // 2)
         self._executor = executor
         self._footers = footers or Footers()
         self._left = _Left(memory_budget // 4)
