@@ -397,10 +397,10 @@ def test_work_that_another_compactor_made_pointless_is_thrown_away_and_costs_nob
         mine = client.load("c")
         put, steps = client._compactor._put, list[Replace]()
 
-        def late_put(contents: CollectionState, step: Replace) -> None:
+        def late_put(contents: CollectionState, step: Replace, made: Any) -> None:
             steps.append(step)
             work(other, *meanwhile)
-            put(contents, step)
+            put(contents, step, made)
 
         monkeypatch.setattr(client._compactor, "_put", late_put)
         with pytest.raises(Superseded):
@@ -422,7 +422,7 @@ def test_a_compaction_whose_uploads_were_declared_void_costs_nobody_else_anythin
         written = fill(c, range(10))
         steps: list[Replace] = []
 
-        def late_put(contents: CollectionState, step: Replace) -> None:
+        def late_put(contents: CollectionState, step: Replace, made: Any) -> None:
             steps.append(step)
             client.gc()  # Without any grace.
             one, void, two = together(c, step)
@@ -453,3 +453,23 @@ def test_parts_of_the_same_bytes_are_cut_into_slices_again_and_again() -> None:
             tables = [table for each in scan.slices(5) for table in each.updates(reader, ["k", "v", "_diff"])]
             assert sum(table.num_rows for table in tables) == 4 * len(keys)
         assert reader._left._bytes == 0
+
+
+def test_what_an_interrupted_compaction_has_asked_for_keeps_its_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    with opened(MemoryBlob()) as client:
+        c = client.create_or_load("c", key=KEY, value=VALUE)
+        written = fill(c, range(10))
+        submit = client._compactor._commit
+
+        def interrupted(*asked: Any) -> Any:
+            submit(*asked)
+            raise KeyboardInterrupt  # As if Ctrl-C came while the answer is waited for.
+
+        with monkeypatch.context() as patched:
+            patched.setattr(client._compactor, "_commit", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                work(client, MakeKeyframe(9))
+        c.seal(11).result()  # After it in the log.
+        assert [keyframe.as_of for keyframe in c._contents().keyframes] == [9]
+        check(c, written)
+        assert leftovers(client) == set()
