@@ -118,6 +118,10 @@ class Compactor:
         self._one_at_a_time = threading.Lock()
         self._stop = threading.Event()
 
+    def is_due(self, contents: CollectionState, *, destroy: bool = False) -> bool:
+        """Tell whether `compact` would find something to do. Cost: no request."""
+        return next_work(contents, self._policy, destroy=destroy) is not None
+
     def compact(
         self, id_: str, name: str, *, full: bool = False, destroy: bool = False, move_out: bool = False
     ) -> CompactionReport:

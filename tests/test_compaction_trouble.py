@@ -473,3 +473,13 @@ def test_what_an_interrupted_compaction_has_asked_for_keeps_its_parts(monkeypatc
         assert [keyframe.as_of for keyframe in c._contents().keyframes] == [9]
         check(c, written)
         assert leftovers(client) == set()
+
+
+def test_collections_that_stand_still_cost_no_requests() -> None:
+    with opened(MemoryBlob()) as client:
+        for n in range(20):
+            fill(client.create_or_load(f"c{n}", key=KEY, value=VALUE), range(4))
+        client._compaction.tick()
+        before = client.metrics().store["get"].requests
+        client._compaction.tick()
+        assert client.metrics().store["get"].requests - before == 1
