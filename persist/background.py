@@ -65,8 +65,11 @@ class BackgroundCompaction:
             if not sweeps and entry.contents is None:
                 continue
             try:
-                contents = self._follower.current(id_, entry.name)
-                self._compactor.compact(id_, entry.name, destroy=self._is_overdue(contents))
+                # As of the refresh above: a location of many idle collections must not cost requests for each.
+                contents = self._follower.known(id_, entry.name)
+                is_overdue = self._is_overdue(contents)
+                if self._compactor.is_due(contents, destroy=is_overdue):
+                    self._compactor.compact(id_, entry.name, destroy=is_overdue)
             except CollectionNotFound:
                 self._undestroyed.pop(id_, None)
             except ClientClosed:

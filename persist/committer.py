@@ -54,7 +54,7 @@ from persist.log import create_record, record_key
 from persist.operations import Operation, Step, Write, merge
 from persist.part_lists import move_out
 from persist.part_writer import MEMORY_BUDGET, PartWriter
-from persist.records import Append, Mutation, Record
+from persist.records import Append, Mutation, Record, Replace
 from persist.state import Draft, State, apply
 
 SMALL_WRITE_BYTES_MAX = 64 << 10
@@ -422,9 +422,11 @@ class Committer:
                 if broken:
                     raise broken[0]
                 for step in operation.steps:
+                    # Here, where it costs its own operation only; `apply` would refuse the whole record.
                     if isinstance(step, Write) and isinstance(step.data, Future):
-                        # Here, where it costs its own operation only; `apply` would refuse the whole record.
                         check_uploaded(state.control, Append(step.collection, step.data.result()))
+                    elif isinstance(step, Replace):
+                        check_uploaded(state.control, step)
                 (accepted if draft.extend(operation.plan()) else done).append(operation)
             except (InvalidUsage, Conflict, Corruption) as error:
                 rejected.append((operation, error))

@@ -36,7 +36,7 @@ from persist.codecs import (
 )
 from persist.compaction import CompactionPolicy, Forget, MakeKeyframe, Merge, Thin, Work, next_work
 from persist.contents import CollectionState, with_unused
-from persist.errors import ClientClosed, CollectionNotFound, Superseded
+from persist.errors import ClientClosed, CollectionNotFound, PersistError, Superseded
 from persist.follower import Follower
 from persist.future import CommitFuture
 from persist.operations import Step
@@ -127,6 +127,10 @@ class Compactor:
         self._one_at_a_time = threading.Lock()
         self._stop = threading.Event()
 
+    def is_due(self, contents: CollectionState, *, destroy: bool = False) -> bool:
+        """Tell whether `compact` would find something to do. Cost: no request."""
+        return next_work(contents, self._policy, destroy=destroy) is not None
+
     def compact(
         self, id_: str, name: str, *, full: bool = False, destroy: bool = False, move_out: bool = False
     ) -> CompactionReport:
@@ -174,10 +178,10 @@ class Compactor:
         return self._follower.current(id_, name)
 
     def _do(self, contents: CollectionState, work: Work) -> CompactionReport:
-        if isinstance(work, Thin):
-            self._put(contents, Replace(contents.id, removed_keyframes=work.keyframes))
-            return CompactionReport(keyframes_dropped=len(work.keyframes))
         made = _Made(self._writer, self._executor, contents, self._policy.part_bytes, self._group_bytes)
+        if isinstance(work, Thin):
+            self._put(contents, Replace(contents.id, removed_keyframes=work.keyframes), made)
+            return CompactionReport(keyframes_dropped=len(work.keyframes))
         try:
             if isinstance(work, MakeKeyframe):
                 step, report = self._keyframe(contents, work.as_of, made)
@@ -186,11 +190,10 @@ class Compactor:
             else:
                 step, report = self._forget(contents, work, made)
             step = msgspec.structs.replace(step, parts=made.parts)
-            self._put(contents, step)
-        except Indeterminate:
-            made.wait()
-            raise  # The record may be there: what it names must stay.
+            self._put(contents, step, made)
         except BaseException as error:
+            if made.may_be_committed:
+                raise
             made.discard()
             if isinstance(error, MissingBlob) and not self._needs(contents, error.key):
                 raise Superseded("what this compaction read has been replaced and deleted meanwhile") from error
@@ -209,16 +212,19 @@ class Compactor:
             return False
         return any(part.blob == blob for part in known.parts)
 
-    def _put(self, contents: CollectionState, step: Replace) -> None:
-        """Commit step as long as what it replaces is there."""
+    def _put(self, contents: CollectionState, step: Replace, made: "_Made") -> None:
+        """Commit step, which names what was made for it, as long as what it replaces is there."""
         for attempt in range(ATTEMPTS):
             contents = self._contents(contents.id, contents.name)
             _, unused = with_unused(contents, step)
+            # Until there is an answer that says no, the record may be there or come yet, whatever ends the wait for it.
+            made.may_be_committed = True
             try:
                 self._commit([msgspec.structs.replace(step, unused=unused)], {contents.id: contents.name}).result()
                 return
-            except Superseded:
-                if attempt == ATTEMPTS - 1:
+            except PersistError as error:
+                made.may_be_committed = isinstance(error, Indeterminate)
+                if attempt == ATTEMPTS - 1 or not isinstance(error, Superseded):
                     raise
 
     # A keyframe.
@@ -370,6 +376,9 @@ class _Made:
     """The parts that one piece of work makes: encoded as rows come, uploaded while the next are made.
 
     A part that was made is named by -1, -2, … in the order of parts.
+
+    Attributes:
+        may_be_committed: whether a record may name them, so that they must stay.
     """
 
     def __init__(
@@ -391,6 +400,7 @@ class _Made:
         self._uploads: list[Future[Part]] = []
         self._listed = 0
         self._checked = 0
+        self.may_be_committed = False
 
     @property
     def is_open(self) -> bool:

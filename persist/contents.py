@@ -139,6 +139,9 @@ def with_unused(contents: CollectionState, step: Replace) -> tuple[CollectionSta
             raise Superseded(f"there is a keyframe as of {keyframe.as_of} already")
         keyframes[keyframe.as_of] = Keyframe(keyframe.as_of, resolved(keyframe.parts) if keyframe.parts else ())
     history_from = contents.history_from if step.history_from is None else step.history_from
+    # Other compactors may have forgotten more, or dropped that keyframe, since this was planned.
+    if history_from < contents.history_from or (history_from and min(keyframes, default=None) != history_from - 1):
+        raise Superseded("the history begins, or would begin, at another keyframe than this compaction took it to")
     if history_from == contents.history_from:
         merged, result = (sum(numbered[n].diff_sum for run in some for n in run) for some in (gone, runs))
         if merged != result:
@@ -156,8 +159,6 @@ def with_unused(contents: CollectionState, step: Replace) -> tuple[CollectionSta
     )
     if not after.numbered.keys() >= set(range(contents.next_number, after.next_number)):
         raise ValueError("it brings parts that it does not use")
-    if history_from < contents.history_from:
-        raise ValueError(f"history_from goes back from {contents.history_from} to {history_from}")
     # Parts that were committed twice are two numbers with one blob.
     blobs = {part.blob for part in after.numbered.values()}
     unused = dict.fromkeys(part.blob for part in numbered.values() if part.blob and part.blob not in blobs)

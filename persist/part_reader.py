@@ -162,8 +162,10 @@ class _Left:
         """Keep a copy of rows, without what they are a slice of, as long as there is room."""
         rows = rows.take(pa.array(np.arange(len(rows))))
         with self._lock:
+            # Two parts may be the same bytes, and then each leaves the same.
+            before = self._kept.pop(cut, None)
             self._kept[cut] = rows, following
-            self._bytes += rows.nbytes
+            self._bytes += rows.nbytes - (0 if before is None else before[0].nbytes)
             while self._bytes > self._bytes_max:
                 _, (dropped, _) = self._kept.popitem(last=False)
                 self._bytes -= dropped.nbytes

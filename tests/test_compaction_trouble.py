@@ -1,5 +1,6 @@
 """Compaction where something comes in between, or where numbers are at their limits."""
 
+import threading
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -10,6 +11,10 @@ import pytest
 import persist
 from persist.blob import MemoryBlob
 from persist.codecs import Part, to_updates
+from persist.compaction import Forget, MakeKeyframe, Thin, Work
+from persist.contents import CollectionState
+from persist.errors import Superseded, UploadExpired
+from persist.part_reader import PartReader
 from persist.part_writer import PartWriter
 from persist.records import Replace
 from tests.clocks import ImpatientClock
@@ -341,3 +346,140 @@ def test_since_beyond_upper_lets_compaction_forget_what_is_sealed_and_nothing_el
         check(c, written)
         assert c.compact().forgotten == 100
         check(c, written)
+
+
+def work(client: persist.Client, *todo: Work) -> None:
+    """Do certain pieces of compaction."""
+    for each in todo:
+        client._compactor._do(client.load("c")._contents(), each)
+
+
+def together(collection: persist.Collection, step: Replace) -> list[persist.CommitFuture]:
+    """Ask for a write, a compaction and another write, such that they are validated as one group."""
+    committer = collection.client._committer
+    assert committer is not None
+    asked: list[persist.CommitFuture] = []
+
+    def ask(_: object) -> None:  # In a callback, so that nothing is committed before all of it is asked for.
+        asked.append(collection.write([((77, "innocent"), 100, 1)]))
+        asked.append(committer.submit([step], {collection.id: "c"}))
+        asked.append(collection.write([((78, "innocent"), 100, 1)]))
+        is_asked.set()
+
+    is_asked = threading.Event()
+    collection.write([((76, "innocent"), 100, 1)]).add_done_callback(ask)
+    assert is_asked.wait(10)
+    return asked
+
+
+@pytest.mark.parametrize(
+    ("before", "late", "since", "meanwhile"),
+    [
+        ((), MakeKeyframe(4), 9, (MakeKeyframe(9), Forget(9))),
+        ((MakeKeyframe(2), MakeKeyframe(5), MakeKeyframe(8)), Thin((2,)), 2, (Forget(2),)),
+        ((MakeKeyframe(2), MakeKeyframe(5), MakeKeyframe(8)), Forget(5), 5, (Thin((5,)),)),
+        ((MakeKeyframe(2), MakeKeyframe(5), MakeKeyframe(8)), Forget(5), 8, (Forget(8),)),
+    ],
+)
+def test_work_that_another_compactor_made_pointless_is_thrown_away_and_costs_nobody_else_anything(
+    before: tuple[Work, ...],
+    late: Work,
+    since: int,
+    meanwhile: tuple[Work, ...],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    blob = MemoryBlob()
+    with opened(blob) as other, opened(blob) as client:
+        c = other.create_or_load("c", key=KEY, value=VALUE)
+        written = fill(c, range(10))
+        work(other, *before)
+        c.allow_compaction(since).result()
+        mine = client.load("c")
+        put, steps = client._compactor._put, list[Replace]()
+
+        def late_put(contents: CollectionState, step: Replace, made: Any) -> None:
+            steps.append(step)
+            work(other, *meanwhile)
+            put(contents, step, made)
+
+        monkeypatch.setattr(client._compactor, "_put", late_put)
+        with pytest.raises(Superseded):
+            work(client, late)
+        # That check comes before the commit. A race that is lost after it ends in the same way.
+        one, superseded, two = together(mine, steps[0])
+        with pytest.raises(Superseded):
+            superseded.result()
+        assert one.result() == two.result()
+        check(mine, written)
+        assert leftovers(other, client) == set()
+
+
+def test_a_compaction_whose_uploads_were_declared_void_costs_nobody_else_anything(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with opened(MemoryBlob()) as client:
+        c = client.create_or_load("c", key=KEY, value=VALUE)
+        written = fill(c, range(10))
+        steps: list[Replace] = []
+
+        def late_put(contents: CollectionState, step: Replace, made: Any) -> None:
+            steps.append(step)
+            client.gc()  # Without any grace.
+            one, void, two = together(c, step)
+            assert one.result() == two.result()
+            void.result()
+
+        with monkeypatch.context() as patched:
+            patched.setattr(client._compactor, "_put", late_put)
+            with pytest.raises(UploadExpired):
+                work(client, MakeKeyframe(4))
+        check(c, written)
+        assert leftovers(client) == set()
+
+
+def test_parts_of_the_same_bytes_are_cut_into_slices_again_and_again() -> None:
+    blob, keys = MemoryBlob(), pa.array(range(60_000))
+    with opened(blob) as client:
+        c = client.create_or_load("c", key=KEY, value=VALUE)
+        values = pa.array([f"{key:020}" for key in range(len(keys))])
+        for _ in range(4):
+            c.write(pa.table({"k": keys, "v": values, "_time": [0] * len(keys), "_diff": [1] * len(keys)})).result()
+        c.seal(1).result()
+        assert len({part.checksum for part in c._contents().parts}) == 1
+        scan = c.snapshot(form="diff").scan
+        reader = PartReader(client._blob, memory_budget=16 << 20)
+        reader._left = type(reader._left)(4 * values.nbytes)
+        for _ in range(8):
+            tables = [table for each in scan.slices(5) for table in each.updates(reader, ["k", "v", "_diff"])]
+            assert sum(table.num_rows for table in tables) == 4 * len(keys)
+        assert reader._left._bytes == 0
+
+
+def test_what_an_interrupted_compaction_has_asked_for_keeps_its_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    with opened(MemoryBlob()) as client:
+        c = client.create_or_load("c", key=KEY, value=VALUE)
+        written = fill(c, range(10))
+        submit = client._compactor._commit
+
+        def interrupted(*asked: Any) -> Any:
+            submit(*asked)
+            raise KeyboardInterrupt  # As if Ctrl-C came while the answer is waited for.
+
+        with monkeypatch.context() as patched:
+            patched.setattr(client._compactor, "_commit", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                work(client, MakeKeyframe(9))
+        c.seal(11).result()  # After it in the log.
+        assert [keyframe.as_of for keyframe in c._contents().keyframes] == [9]
+        check(c, written)
+        assert leftovers(client) == set()
+
+
+def test_collections_that_stand_still_cost_no_requests() -> None:
+    with opened(MemoryBlob()) as client:
+        for n in range(20):
+            fill(client.create_or_load(f"c{n}", key=KEY, value=VALUE), range(4))
+        client._compaction.tick()
+        before = client.metrics().store["get"].requests
+        client._compaction.tick()
+        assert client.metrics().store["get"].requests - before == 1
