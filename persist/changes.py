@@ -53,8 +53,12 @@ class Changes(ArrowResult):
             yield from to_tuples(table, self.scan.schema)
 
     def _read(self) -> Iterator[pa.Table]:
-        for scan in self.scan.time_slices():
-            yield read_changes(scan, self._reading())
+        reader = self._reading()
+        for scan in self.scan.time_slices(reader.slice_bytes):
+            # Updates of one time come in the order of keys, so they can be cut there, too.
+            is_one_time = scan.time_upper - scan.time_lower == 1
+            for each in scan.slices_within(reader.slice_bytes) if is_one_time else [scan]:
+                yield read_changes(each, self._reading.checked(reader))
 
     def __repr__(self) -> str:
         return f"Changes({self.lower}, {self.upper}, columns={list(self.scan.columns)})"

@@ -35,7 +35,7 @@ from persist.codecs import (
     ordered_keys,
 )
 from persist.compaction import CompactionPolicy, Forget, MakeKeyframe, Merge, Thin, Work, next_work
-from persist.contents import CollectionState, with_unused
+from persist.contents import CollectionState, with_replaced
 from persist.errors import ClientClosed, CollectionNotFound, PersistError, Superseded
 from persist.follower import Follower
 from persist.future import CommitFuture
@@ -216,7 +216,7 @@ class Compactor:
         """Commit step, which names what was made for it, as long as what it replaces is there."""
         for attempt in range(ATTEMPTS):
             contents = self._contents(contents.id, contents.name)
-            _, unused = with_unused(contents, step)
+            _, unused = with_replaced(contents, step)
             # Until there is an answer that says no, the record may be there or come yet, whatever ends the wait for it.
             made.may_be_committed = True
             try:
@@ -283,7 +283,7 @@ class Compactor:
         """Write a region of a keyframe; return the sum of the diffs of its history."""
         names, added = region.schema.names, 0
         for each in region.slices_within(self._reader.memory_budget // SLICE_SHARE):
-            self._contents_may_go_on()
+            self._check_running()
             sums: list[int] = []
             found = consolidate(self._rows(each, names, sums), names)
             added += sum(sums)
@@ -334,7 +334,7 @@ class Compactor:
         scan = Scan(schema, parts, lower, TIME_MAX + 1, schema.names).pruned()
         columns, added = [*schema.names, "_time"], 0
         for each in scan.slices_within(self._reader.memory_budget // SLICE_SHARE):
-            self._contents_may_go_on()
+            self._check_running()
             sums: list[int] = []
             made.add(consolidate(self._rows(each, columns, sums), columns))
             added += sum(sums)
@@ -367,7 +367,7 @@ class Compactor:
         )
         return step, _read(read, CompactionReport(forgotten=work.as_of, keyframes_dropped=len(old)))
 
-    def _contents_may_go_on(self) -> None:
+    def _check_running(self) -> None:
         if self._stop.is_set():
             raise ClientClosed("compaction")
 

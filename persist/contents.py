@@ -104,13 +104,13 @@ def replaced(contents: CollectionState, step: Replace) -> CollectionState:
             it says.
         ValueError: it breaks an invariant, which no compaction that was planned on these contents does.
     """
-    after, unused = with_unused(contents, step)
+    after, unused = with_replaced(contents, step)
     if set(unused) != set(step.unused):
         raise Superseded("other blobs fall out of use than this compaction expected: another one came first")
     return after
 
 
-def with_unused(contents: CollectionState, step: Replace) -> tuple[CollectionState, tuple[str, ...]]:
+def with_replaced(contents: CollectionState, step: Replace) -> tuple[CollectionState, tuple[str, ...]]:
     """Return contents after a compaction, and the blobs that it leaves unused, whatever it says of them.
 
     Raises:

@@ -4,7 +4,8 @@ A part is fetched whole if most of it is wanted, or little is saved by less. Oth
 which says where its row groups are, and then those that may hold wanted rows (`persist.codecs.part_index`); each is
 verified before it is believed. Footers are kept, because whoever reads one slice of a part soon reads the next.
 
-Memory: at any time, the parts that are being decoded in parallel take about `decode_bytes_max`, one at least.
+Memory: what is being decoded ahead takes about a quarter of the budget, one piece at least; a piece is a row group or
+more of them, up to a small part of the budget.
 """
 
 import threading
@@ -138,7 +139,7 @@ def missing(part: Part) -> MissingBlob:
     return MissingBlob(part.blob, f"it is missing, and {part.bytes} bytes with checksum {part.checksum} belong there")
 
 
-Cut = tuple[str, tuple[str, ...], str]  # The checksum of a part, columns, and a bound of keys.
+Cut = tuple[str, tuple[str, ...], int, str]  # The checksum of a part, columns, which filter, and a bound of keys.
 
 
 class _Left:
@@ -273,7 +274,7 @@ class PartReader:
         """Return the rows of a part that are inside; go on where the slice before this one ended."""
         names = (*columns, *(name for name in schema.key_names if name not in columns))
         start, end = keys.bracket(part, schema)
-        left = self._left.take((part.checksum, names, str(keys.lower)))
+        left = self._left.take((part.checksum, names, id(filter), str(keys.lower)))
         if left is None:
             table, following = self._decoded(part, schema, names, filter, start, end)
             first, last = keys.rows(table, schema)
@@ -284,7 +285,7 @@ class PartReader:
                 table = pa.concat_tables([table, more])
             first, last = 0, keys.end(table, schema)
         if keys.upper is not None and (last < len(table) or following < part.rows):
-            self._left.keep((part.checksum, names, str(keys.upper)), table.slice(last), following)
+            self._left.keep((part.checksum, names, id(filter), str(keys.upper)), table.slice(last), following)
         return table.slice(first, last - first).select(list(columns))
 
     def _decoded(

@@ -6,8 +6,11 @@ the state alone; it can be cut into slices that are independent of each other: t
 `persist.snapshot` and `persist.changes` say what the updates amount to.
 """
 
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from fractions import Fraction
+from itertools import pairwise
 
 import numpy as np
 import pyarrow as pa
@@ -17,8 +20,6 @@ from persist.codecs import CollectionSchema, KeyRange, Part, key_ranges, parts_t
 from persist.part_reader import ALL_KEYS, PartReader, memory_within
 
 SLICES_MAX = 100_000
-AMPLIFICATION_MAX = 4  # Decoding is several times cheaper than consolidating what was decoded.
-TIME_SLICE_BYTES = 64 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,28 +96,29 @@ class Scan:
             slices, count = finer, 2 * count
         return slices
 
-    def time_slices(self, bytes_max: int = TIME_SLICE_BYTES) -> "list[Scan]":
-        """Return scans of about bytes_max of updates each that together are this one, in time order.
+    def time_slices(self, bytes_max: int) -> "list[Scan]":
+        """Return scans of at most about bytes_max of updates each that together are this one, in time order.
 
-        They are cut where parts begin in time. A part that spans many times is read for each of its slices, so there
-        are only as many as `AMPLIFICATION_MAX` allows.
+        How many updates there are until a time is estimated: those of a part are taken to be spread evenly. A part is
+        read, piece by piece, for each of the slices that it has updates for. Slices of a single time may be larger.
         """
-        while True:
-            slices = self._cut_in_time(bytes_max)
-            if len(slices) == 1 or sum(scan.memory for scan in slices) <= AMPLIFICATION_MAX * self.memory:
-                return slices
-            bytes_max *= 2
-
-    def _cut_in_time(self, bytes_max: int) -> "list[Scan]":
-        bounds, size = [self.time_lower], 0
-        for part in sorted(self.parts, key=lambda part: part.time_min):
-            if size >= bytes_max and part.time_min > bounds[-1]:
-                bounds.append(part.time_min)
-                size = 0
-            size += part.memory
-        ends = [*bounds[1:], self.time_upper]
-        cut = (replace(self, time_lower=a, time_upper=b) for a, b in zip(bounds, ends, strict=True))
-        return [scan.pruned() for scan in cut]
+        changes: defaultdict[int, Fraction] = defaultdict(Fraction)  # Of the bytes for each time, from a time on.
+        for part in self.parts:
+            density = Fraction(part.memory, part.time_max + 1 - part.time_min)
+            changes[max(part.time_min, self.time_lower)] += density
+            changes[min(part.time_max + 1, self.time_upper)] -= density
+        cuts, passed, density = [self.time_lower], Fraction(0), Fraction(0)
+        for start, end in pairwise(sorted(changes)):
+            density += changes[start]
+            while density and passed + density * (end - start) > bytes_max:
+                # As far into this stretch as there is room, one time at least.
+                cut = max(start + int((bytes_max - passed) / density), cuts[-1] + 1)
+                if cut >= end:
+                    break
+                cuts.append(cut)
+                start, passed = cut, Fraction(0)
+            passed += density * (end - start)
+        return [replace(self, time_lower=a, time_upper=b).pruned() for a, b in pairwise([*cuts, self.time_upper])]
 
     def is_inside(self, part: Part) -> bool:
         """Whether all updates of a part of the history are in the interval of times."""
