@@ -162,9 +162,11 @@ def must_destroy(contents: CollectionState) -> int | None:
     last = last_readable(contents)
     if last is None:
         return None
-    if any(part.negatives and part.time_min <= last for part in contents.history_parts):
-        return last
-    return None
+    passed = [part for part in contents.history_parts if part.time_min <= last]
+    # What follows a keyframe may also make up for a record that it has less than none of.
+    before = [keyframe for keyframe in contents.keyframes if keyframe.as_of <= last][-1:]
+    owing = contents.parts_of(before[0].parts) if before else ()
+    return last if passed and any(part.negatives for part in (*passed, *owing)) else None
 
 
 def last_readable(contents: CollectionState) -> int | None:

@@ -483,3 +483,22 @@ def test_collections_that_stand_still_cost_no_requests() -> None:
         before = client.metrics().store["get"].requests
         client._compaction.tick()
         assert client.metrics().store["get"].requests - before == 1
+
+
+def test_what_was_retracted_before_it_was_written_is_destroyed_in_the_background_too() -> None:
+    blob = MemoryBlob()
+    with opened(blob, policy(keyframe_rows_min=1000, destroy_after_s=0)) as client:
+        c = client.create_or_load("c", key=KEY, value=VALUE)
+        c.write([((1, "secret"), 1, -1), ((2, "stays"), 1, 1)], seal=2).result()
+        c.allow_compaction(1).result()
+        client.maintain()
+        assert [keyframe.as_of for keyframe in c._contents().keyframes] == [1]
+        c.write([((1, "secret"), 2, 1)], seal=3).result()
+        c.allow_compaction(2).result()
+        client.maintain()
+        assert [keyframe.as_of for keyframe in c._contents().keyframes] == [2]
+        assert sum(part.rows for part in c._contents().parts) == 1
+        assert leftovers(client) == set()
+        before = c._contents()
+        client.maintain()
+        assert c._contents().numbered == before.numbered
