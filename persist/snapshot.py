@@ -27,6 +27,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.types as pt
 
 from persist.aggregate import Request, aggregate
 from persist.blob import InvalidUsage
@@ -182,7 +183,19 @@ def _merged(scan: Scan, reader: PartReader, split: _Split, form: Form) -> Iterat
                 inside, outside = touching.split(table)
                 touched.append(_counted(inside, apart))
                 yield _selected(outside, columns)
-    yield consolidate(pa.concat_tables(touched), apart)
+    found = consolidate(pa.concat_tables(touched), _cheap_first(apart, scan.schema))
+    yield found.select([*apart, "_diff"])
+
+
+def _cheap_first(names: list[str], schema: CollectionSchema) -> list[str]:
+    """Return names in the order in which rows are told apart with the least work: keys, then what has a fixed width.
+
+    A third of the time, on keys with a few records each: a number tells most of them apart, and strings are then only
+    compared where they are equal.
+    """
+    return sorted(
+        names, key=lambda name: (name not in schema.key_names, not pt.is_primitive(schema.arrow.field(name).type))
+    )
 
 
 def _standing(

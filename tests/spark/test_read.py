@@ -212,3 +212,25 @@ def test_spark_reads_and_writes_s3(spark: SparkSession, s3_location: tuple[str, 
         found = spark.read.format("persist").options(**options, collection="orders").load(url)
         assert found.groupBy("status").count().orderBy("status").collect() == [("new", 100), ("paid", 50)]
         assert orders.snapshot().count() == 150
+
+
+def test_a_compacted_collection_is_the_same_as_in_python_before_and_after_its_keyframe(
+    spark: SparkSession, tmp_path: Any
+) -> None:
+    location, policy = str(tmp_path), persist.CompactionPolicy(keyframe_rows_min=10, keyframe_space=9.0)
+    with persist.open(location, settings=persist.Settings(background=False, compaction=policy)) as client:
+        orders = client.create_or_load("orders", key={"id": pa.int64()}, value={"status": pa.string()})
+        for at in range(6):
+            new = [((k, f"v{at}"), at, 1) for k in range(at, 300, 2)]
+            old = [((k, f"v{at - 2}"), at, -1) for k in range(at - 2, 300, 2)] if at > 1 else []
+            orders.write(new + old, seal=at + 1).result()
+            if at == 3:
+                assert orders.compact().keyframes == (3,)
+        expected = {
+            (as_of, form): python_rows(orders.snapshot(as_of, form=form).to_arrow())
+            for as_of in (2, 3, 5)
+            for form in ("rows", "diff")
+        }
+        assert "backwards" in str(orders.snapshot(2).explain())
+    for (as_of, form), found in expected.items():
+        assert rows(read(spark, location, as_of=as_of, form=form, slices=3)) == found
