@@ -27,7 +27,7 @@ from persist.blob import Blob, Indeterminate, MissingBlob
 from persist.codecs import TIME_MAX, CollectionSchema, KeyRange, Part, PartStream, consolidate, ordered_keys
 from persist.compaction import CompactionPolicy, Forget, MakeKeyframe, Merge, Thin, Work, next_work
 from persist.contents import CollectionState, with_unused
-from persist.errors import ClientClosed, CollectionNotFound, PersistError, Superseded
+from persist.errors import ClientClosed, CollectionNotFound, PersistError, Superseded, UploadExpired
 from persist.follower import Follower
 from persist.future import CommitFuture
 from persist.operations import Step
@@ -202,6 +202,8 @@ class Compactor:
                 return
             except PersistError as error:
                 made.may_be_committed = isinstance(error, Indeterminate)
+                if isinstance(error, UploadExpired):  # That it came too late is the better reason, if it did.
+                    with_unused(self._contents(contents.id, contents.name), step)
                 if attempt == ATTEMPTS - 1 or not isinstance(error, Superseded):
                     raise
 
