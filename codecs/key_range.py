@@ -124,29 +124,39 @@ class KeyRange:
         return table.slice(start, end - start).select(list(columns))
 
 
-def key_ranges(parts: Sequence[Part], schema: CollectionSchema, count: int) -> list[KeyRange]:
-    """Return at most count ranges that cover the key space and hold about equally many rows of parts.
+def key_ranges(
+    parts: Sequence[Part], schema: CollectionSchema, count: int, within: KeyRange | None = None
+) -> list[KeyRange]:
+    """Return at most count ranges that cover the key space, or within, and hold about equally many rows of parts.
 
     There is only one when keys cannot be compared from their descriptors (a nested key field, or very long keys).
     """
+    within = within or KeyRange()
     if count <= 1 or not schema.key_names:
-        return [KeyRange()]
+        return [within]
+    order = key_order(schema)
+    lower = None if within.lower is None else order(within.lower)
+    upper = None if within.upper is None else order(within.upper)
     weighted: list[tuple[Orderable, Bound, float]] = []
     for part in parts:
         keys, bounds = ordered_keys(part, schema), part.keys
         if keys is None or bounds is None:
-            return [KeyRange()]
-        weighted += [(key, bound, part.rows / len(keys)) for key, bound in zip(keys, bounds, strict=True)]
+            return [within]
+        weighted += [
+            (key, bound, part.rows / len(keys))
+            for key, bound in zip(keys, bounds, strict=True)
+            if (lower is None or key >= lower) and (upper is None or key < upper)
+        ]
     weighted.sort(key=itemgetter(0))
     step = sum(rows for _, _, rows in weighted) / count
     cuts: list[Bound] = []
-    passed, last = 0.0, weighted[0][0] if weighted else ()
+    passed, last = 0.0, lower or (weighted[0][0] if weighted else ())
     for key, bound, rows in weighted:
         if passed >= step * (len(cuts) + 1) and key != last:
             cuts.append(bound)
             last = key
         passed += rows
-    return [KeyRange(a, b) for a, b in zip([None, *cuts], [*cuts, None], strict=True)]
+    return [KeyRange(a, b) for a, b in zip([within.lower, *cuts], [*cuts, within.upper], strict=True)]
 
 
 def ordered_keys(part: Part, schema: CollectionSchema) -> list[Orderable] | None:

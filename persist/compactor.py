@@ -36,7 +36,7 @@ from persist.codecs import (
 )
 from persist.compaction import CompactionPolicy, Forget, MakeKeyframe, Merge, Thin, Work, next_work
 from persist.contents import CollectionState, with_replaced
-from persist.errors import ClientClosed, CollectionNotFound, PersistError, Superseded
+from persist.errors import ClientClosed, CollectionNotFound, PersistError, Superseded, UploadExpired
 from persist.follower import Follower
 from persist.future import CommitFuture
 from persist.operations import Step
@@ -224,6 +224,8 @@ class Compactor:
                 return
             except PersistError as error:
                 made.may_be_committed = isinstance(error, Indeterminate)
+                if isinstance(error, UploadExpired):  # That it came too late is the better reason, if it did.
+                    with_replaced(self._contents(contents.id, contents.name), step)
                 if attempt == ATTEMPTS - 1 or not isinstance(error, Superseded):
                     raise
 
@@ -249,6 +251,7 @@ class Compactor:
             shared += len(region.base)
         listed += made.flush()
         made.check(expected - sum(contents.numbered[n].diff_sum for n in listed if n >= 0))
+        made.check_order(listed)
         step = Replace(contents.id, keyframes=(Keyframe(as_of, tuple(listed)),))
         return step, _read(read, CompactionReport(keyframes=(as_of,), parts_shared=shared))
 
@@ -340,6 +343,7 @@ class Compactor:
             added += sum(sums)
         run = tuple(made.flush())
         made.check(added)
+        made.check_order(run)
         if lower == 0 and added != sum(part.diff_sum for part in parts):
             raise AssertionError("slices of a merge did not read every update once")
         return (run,) if run else ()
@@ -393,6 +397,7 @@ class _Made:
         self._executor = executor
         self._id = contents.id
         self._schema = contents.schema
+        self._contents = contents
         self._sources = contents.parts
         self._part_bytes = part_bytes
         self._group_bytes = group_bytes
@@ -440,6 +445,16 @@ class _Made:
         found = sum(part.diff_sum for part in parts)
         if found != diff_sum:
             raise AssertionError(f"the diffs of the result sum to {found}, and those of its sources to {diff_sum}")
+
+    def check_order(self, numbers: Sequence[int]) -> None:
+        """Raise AssertionError if parts, by number or name, have keys in common or are not in key order.
+
+        The sums of diffs do not show a slice that went beyond its keys: what it read too much is in both of them.
+        """
+        parts = [self._contents.numbered[n] if n >= 0 else self._uploads[-1 - n].result() for n in numbers]
+        keyed = [keys for part in parts if (keys := ordered_keys(part, self._schema)) is not None]
+        if any(one[-1] >= other[0] for one, other in pairwise(keyed)):
+            raise AssertionError("the parts of the result overlap in key: slices of the key space did, too")
 
     def wait(self) -> None:
         """Wait for uploads under way."""

@@ -78,7 +78,7 @@ class Scan:
 
     def slices(self, count: int) -> "list[Scan]":
         """Return at most count scans that together are this one, of about equal size, in key order."""
-        ranges = key_ranges(self.all_parts, self.schema, count)
+        ranges = key_ranges(self.all_parts, self.schema, count, self.keys)
         return [replace(self, keys=keys).pruned() for keys in ranges]
 
     def slices_within(self, bytes_max: int) -> "list[Scan]":

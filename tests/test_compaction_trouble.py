@@ -18,6 +18,7 @@ from persist.part_reader import PartReader
 from persist.part_writer import PartWriter
 from persist.records import Replace
 from tests.clocks import ImpatientClock
+from tests.keyframes import add_keyframe
 
 KEY, VALUE = {"k": pa.int64()}, {"v": pa.string()}
 Update = tuple[tuple[Any, Any], int, int]
@@ -502,3 +503,35 @@ def test_what_was_retracted_before_it_was_written_is_destroyed_in_the_background
         before = c._contents()
         client.maintain()
         assert c._contents().numbered == before.numbered
+
+
+@pytest.mark.parametrize("slice_bytes", [100, 1000])
+def test_a_region_of_a_keyframe_that_is_cut_into_slices_holds_its_own_keys_only(
+    slice_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("persist.compactor.SLICE_SHARE", (16 << 20) // slice_bytes)
+    with opened(MemoryBlob()) as client:
+        c = client.create_or_load("c", key=KEY, value=VALUE)
+        written: list[Update] = [((k, "old"), 0, 1) for k in range(300)]
+        c.write(written, seal=1).result()
+        add_keyframe(c, 0, pieces=3)
+        changed: list[Update] = [((k, "new"), 1, 1) for k in range(300)] + [((k, "old"), 1, -1) for k in range(300)]
+        c.write(changed, seal=2).result()
+        assert c.compact().keyframes == (1,)
+        check(c, written + changed)
+
+
+def test_slices_of_a_slice_are_within_it() -> None:
+    with opened(MemoryBlob()) as client:
+        c = client.create_or_load("c", key=KEY, value=VALUE)
+        c.write([((k, "v"), 0, 1) for k in range(200)], seal=1).result()
+        scan = c.snapshot(form="diff").scan
+        outer = scan.slices(3)
+        assert len(outer) == 3
+        for each in outer:
+            inner = each.slices(4)
+            assert len(inner) > 1
+            assert (inner[0].keys.lower, inner[-1].keys.upper) == (each.keys.lower, each.keys.upper)
+        reader = PartReader(client._blob)
+        tables = [t for each in outer for one in each.slices(4) for t in one.updates(reader, ["k"])]
+        assert sum(map(len, tables)) == 200
