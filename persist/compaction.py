@@ -73,7 +73,7 @@ class CompactionPolicy:
             if value is None and each.default is None:
                 continue
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not least <= value < float("inf"):
-                raise InvalidUsage(f"CompactionPolicy({each.name}={value!r}) is not a number of at least {least:g}")
+                raise InvalidUsage(f"CompactionPolicy({each.name}={value!r}) is not a number of at least {least:,}")
             if isinstance(each.default, int) and not isinstance(value, int):
                 raise InvalidUsage(f"CompactionPolicy({each.name}={value!r}) is not a whole number: give {int(value)}")
 

@@ -66,7 +66,7 @@ class Settings:
             ):
                 continue
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not least <= value < float("inf"):
-                raise InvalidUsage(f"Settings({each.name}={value!r}) is not a number of at least {least:g}")
+                raise InvalidUsage(f"Settings({each.name}={value!r}) is not a number of at least {least:,}")
             if each.name in WHOLE and not isinstance(value, int):
                 raise InvalidUsage(f"Settings({each.name}={value!r}) is not a whole number: give {int(value)}")
 
