@@ -31,6 +31,7 @@ from persist.committer import Committer
 from persist.control import uploaded_seqno
 from persist.follower import Follower
 from persist.fsck_checkpoint import Renewal
+from persist.fsck_keyframes import examine_keyframes
 from persist.fsck_log import CountedBlob, Findings, LogExamination
 from persist.fsck_parts import PartExamination
 from persist.fsck_report import FsckReport, Problem, Repair, Unreferenced, UnreferencedKind
@@ -192,6 +193,8 @@ class _Examination:
         for entry in entries:
             if entry.contents is not None:
                 parts.examine(entry.contents)
+                if sizes is None:
+                    examine_keyframes(self._blob, entry.contents, self.findings)
         known = {part.checksum for e in entries if e.contents is not None for part in e.contents.parts}
         for id_, part in self.log.loose:
             is_gone = self.log.is_complete and state is not None and id_ not in state.entries

@@ -39,7 +39,7 @@ from persist.codecs.key_range import Orderable, key_order, ordered_keys
 from persist.codecs.part import bad_filter, sample_rows
 from persist.codecs.values import cut
 from persist.part_reader import WHOLE_BYTES_MAX, PartReader
-from persist.scan import Scan, _negated
+from persist.scan import Scan, negated
 from persist.search import SortedRows
 
 RUN_BYTES_MAX = 32 << 20  # Of consecutive row groups that are fetched and decoded at a time.
@@ -264,7 +264,7 @@ class Lookup:
             if scan.filter is not None:
                 table = self._filtered(table, scan.filter)
             if source.diff is None and source.sign < 0:
-                table = _negated(table)
+                table = negated(table)
             if len(table):
                 yield source, table
 

@@ -142,7 +142,7 @@ class Scan:
                 inside = pc.and_(pc.greater_equal(time, self.time_lower), pc.less(time, self.time_upper))
                 table = table.filter(inside)
             if self.sign < 0 and "_diff" in columns:
-                table = _negated(table)
+                table = negated(table)
             yield table.select(list(columns)) if extra else table
 
     def base_rows(
@@ -159,7 +159,7 @@ class Scan:
         return end - start
 
 
-def _negated(table: pa.Table) -> pa.Table:
+def negated(table: pa.Table) -> pa.Table:
     """Return the table with the sign of `_diff` changed."""
     at, diffs = table.schema.get_field_index("_diff"), table["_diff"]
     least = pc.equal(diffs, -(2**63))  # The one int64 whose negative is none: as two halves.

@@ -23,7 +23,7 @@ from persist.blob import FileBlob, MemoryBlob, Unavailable
 from persist.compaction import Forget, MakeKeyframe, Merge, Thin, next_work
 from persist.contents import CollectionState
 from persist.part_writer import PartWriter
-from persist.records import Keyframe
+from persist.records import Keyframe, Replace
 from tests.clocks import DatedBlob, ImpatientClock
 
 KEY, VALUE = {"k": pa.int64()}, {"v": pa.string()}
@@ -511,3 +511,21 @@ def test_a_policy_that_cannot_work_is_refused(wrong: dict[str, Any]) -> None:
     [name] = wrong
     with pytest.raises(persist.InvalidUsage, match=name):
         persist.CompactionPolicy(**wrong)
+
+
+def test_fsck_finds_a_keyframe_that_does_not_say_what_the_history_says() -> None:
+    with opened(MemoryBlob()) as client:
+        c = client.create_or_load("c", key=KEY, value=VALUE)
+        c.write(rows_at(50, 0), seal=1).result()
+        c.write(rows_at(20, 1, diff=-1), seal=2).result()
+        c.compact()
+        c.write(rows_at(10, 2, start=100), seal=3).result()
+        assert is_clean(client)
+        wrong = pa.concat_tables([rows_at(29, 2, start=20), rows_at(10, 2, start=100)])  # One record is missing.
+        assert client._committer is not None
+        parts = PartWriter(client._blob, client._follower.next_seqno).upload(c.id, c.schema, wrong)
+        step = Replace(c.id, parts=parts, keyframes=(Keyframe(2, (-1,)),))
+        client._committer.submit([step], {c.id: "c"}).result()
+        [problem] = client.fsck().problems
+        assert (problem.kind, problem.blob) == ("disagrees", parts[0].blob)
+        assert "the keyframe as of 2 differs in 1 records from what the keyframe as of 1" in problem.what
