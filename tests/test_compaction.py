@@ -87,13 +87,13 @@ class Oracle:
         return {update: n for update, n in sums.items() if n}
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_every_readable_time_reads_the_same_whatever_was_compacted(seed: int) -> None:
     chance, oracle, current = random.Random(seed), Oracle(), dict[int, str]()
     since = upper = 0
     with opened(MemoryBlob()) as client, opened(client._storage.metered._inner) as other:
         handles = [each.create_or_load("c", key=KEY, value=VALUE) for each in (client, other)]
-        for _ in range(60):
+        for _ in range(50):
             updates = []
             for key in chance.sample(range(50), chance.randint(0, 25)):
                 at = upper + chance.choice([0, 0, 0, 1, 3])  # Some ahead of the seal: they straddle keyframes.

@@ -23,7 +23,7 @@ BUDGET = 16 << 20
 SLACK = 200 << 20
 POOL: dict[str, str] = {}
 ROW_BYTES = 400
-BATCHES = 40
+BATCHES = 24
 ROWS = 20 * BUDGET // ROW_BYTES // BATCHES  # Of one batch.
 KEYS = BATCHES * ROWS // 3
 
@@ -64,7 +64,6 @@ def everything(location: str, some: Iterator[pa.Table], settings: persist.Settin
             "raw": sum(batch.num_rows for batch in c.snapshot().to_batches()),
             "changes": sum(batch.num_rows for batch in c.changes(upper // 2, upper // 2 + 1).to_batches()),
             "compacted": len(c.compact().keyframes),
-            "rows": sum(batch.num_rows for batch in c.snapshot().to_batches()),
             "back": sum(batch.num_rows for batch in c.snapshot(upper - 3).to_batches()),
             "count": c.snapshot().count(),
             "stored": stored(client, c),
@@ -89,7 +88,7 @@ def work(location: str) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="RLIMIT_DATA counts private memory on Linux only")
-@pytest.mark.timeout(200)
+@pytest.mark.timeout(290)
 def test_everything_works_within_the_budget_on_a_collection_of_twenty_times_the_budget(tmp_path: Path) -> None:
     code = f"from tests.test_memory import work; work({str(tmp_path)!r})"
     environment = {**os.environ, **POOL, "PYTHONPATH": str(Path(__file__).parents[1])}
@@ -97,7 +96,7 @@ def test_everything_works_within_the_budget_on_a_collection_of_twenty_times_the_
     assert done.returncode == 0, done.stderr[-4000:]
     found = json.loads(done.stdout)
     assert found["stored"] >= 20 * BUDGET
-    assert found["raw"] == found["rows"] == found["count"] == BATCHES * ROWS - (BATCHES - 3) * (ROWS // 3)
+    assert found["raw"] == found["count"] == BATCHES * ROWS - (BATCHES - 3) * (ROWS // 3)
     assert found["compacted"] == 1
     assert found["merged"] >= 8
 
