@@ -115,7 +115,7 @@ def draw(found: dict[int, dict[str, float]], path: Path) -> None:
     axes.set(xscale="log", yscale="log", xlabel="length of history, times the first", ylabel="milliseconds")
     axes.set_title("Cost against length of history, same keys")
     axes.grid(True, which="major", alpha=0.3)
-    axes.legend()
+    figure.legend(loc="outside lower center", ncols=4)  # Not over the curves.
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
     pyplot.close(figure)
