@@ -1,7 +1,7 @@
 """Typed values and Parquet batches to bytes and back: columns, never time or the log."""
 
 from persist.codecs.codec import Binary, Codec, Int64, Json, Unit, Utf8
-from persist.codecs.consolidation import consolidate
+from persist.codecs.consolidation import consolidate, exact_sum
 from persist.codecs.errors import CodecMismatch, DiffOverflow, InvalidUpdate, SchemaMismatch
 from persist.codecs.key_range import KeyRange, key_ranges, ordered_keys
 from persist.codecs.ordering import canonical, order_keys, sort_indices
@@ -50,6 +50,7 @@ __all__ = [
     "decode_part",
     "described_bounds",
     "encode_parts",
+    "exact_sum",
     "footer_range",
     "gathered",
     "is_flat",

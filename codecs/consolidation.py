@@ -95,6 +95,16 @@ def sum_runs(diffs: Diffs, firsts: Rows) -> Diffs:
     return sums
 
 
+def exact_sum(diffs: Diffs, least: int | None = None, greatest: int | None = None) -> int:
+    """The sum of all diffs, 0 for none, whatever its size; least and greatest are those of diffs if they are known."""
+    if not len(diffs):
+        return 0
+    least, greatest = int(diffs.min()) if least is None else least, int(diffs.max()) if greatest is None else greatest
+    if least == greatest:  # As almost always.
+        return least * len(diffs)
+    return int(diffs.sum()) if max(-least, greatest) * len(diffs) < 2**63 else sum(diffs.tolist())
+
+
 def sum_all(diffs: Diffs) -> int:
     """The sum of all diffs, 0 for none. Raises DiffOverflow when it is outside int64."""
     return int(sum_runs(diffs, np.zeros(1, dtype=np.int64))[0]) if len(diffs) else 0

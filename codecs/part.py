@@ -59,6 +59,7 @@ import pyarrow.types as pt
 import xxhash
 
 from persist.blob.errors import CorruptBlob, InvalidUsage
+from persist.codecs.consolidation import exact_sum
 from persist.codecs.part_claims import footer_bytes
 from persist.codecs.part_file import from_parquet, has_nan, level_bytes, scan_parquet, widened
 from persist.codecs.scalars import integers_to_json, is_flat, scalar_to_json
@@ -277,7 +278,7 @@ class Summary:
         self._time_min, self._time_max = min(self._time_min, time_min), max(self._time_max, time_max)
         least, greatest = _ends(diffs)
         self._negatives += int(np.count_nonzero(diffs < 0)) if least < 0 else 0
-        self._diff_sum += _exact_sum(diffs, least, greatest)
+        self._diff_sum += exact_sum(diffs, least, greatest)
         self._keys.append(group.select(self._schema.key_names))
         for name in self._schema.names:
             column = group.column(name)
@@ -379,7 +380,7 @@ def check_updates(table: pa.Table, part: Part) -> None:
         has_zeros = False
         for diffs in _int64_chunks(table, DIFF, part):
             least, greatest = _ends(diffs)
-            total += _exact_sum(diffs, least, greatest)
+            total += exact_sum(diffs, least, greatest)
             if least <= 0:
                 negatives += int(np.count_nonzero(diffs < 0))
                 has_zeros |= not diffs.all()
@@ -433,12 +434,6 @@ def _int64(column: pa.ChunkedArray) -> npt.NDArray[np.int64]:
 def _ends(values: npt.NDArray[np.int64]) -> tuple[int, int]:
     """The least and the greatest of a row group's values: while they are in the processor's cache."""
     return int(values.min()), int(values.max())
-
-
-def _exact_sum(diffs: npt.NDArray[np.int64], least: int, greatest: int) -> int:
-    if least == greatest:  # As almost always.
-        return least * len(diffs)
-    return int(diffs.sum()) if max(-least, greatest) * len(diffs) < 2**63 else sum(diffs.tolist())
 
 
 def sample_rows(rows: int, samples: int) -> list[int]:

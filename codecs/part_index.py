@@ -21,11 +21,12 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Annotated, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.types as pt
 import xxhash
 
 from persist.blob.errors import CorruptBlob, IncompatibleVersion
@@ -83,6 +84,26 @@ class PartIndex:
     def groups_within(self, start_row: int, end_row: int) -> list[int]:
         """Return the numbers of the row groups that hold any of the rows `[start_row, end_row)` of the part."""
         return groups_within(self._footer.claims.group_rows, (start_row, end_row))
+
+    def first_field_limits(self, kind: pa.DataType) -> tuple[list[Any], list[Any]] | None:
+        """Return the least and the greatest value of each row group, as Parquet has them; None if they are not known.
+
+        Only of types that it stores and orders as Arrow does. The column of the first key field is the file's first.
+        """
+        is_text = pt.is_string(kind) or pt.is_large_string(kind) or pt.is_binary(kind) or pt.is_large_binary(kind)
+        is_number = pt.is_integer(kind) or pt.is_float32(kind) or pt.is_float64(kind)
+        if not (is_text or is_number):
+            return None
+        found: tuple[list[Any], list[Any]] = ([], [])
+        metadata = self._footer.metadata
+        for number in range(len(self.groups)):
+            statistics = metadata.row_group(number).column(0).statistics
+            if statistics is None or not statistics.has_min_max or statistics.null_count != 0:
+                return None
+            for limits, value in zip(found, (statistics.min_raw, statistics.max_raw), strict=True):
+                # Parquet has unsigned integers as signed ones of the same bits.
+                limits.append(value % 2 ** max(kind.bit_width, 32) if pt.is_unsigned_integer(kind) else value)
+        return found
 
 
 def footer_range(part: Part) -> tuple[int, int]:

@@ -16,7 +16,7 @@ Written form, part of the storage format:
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -148,6 +148,26 @@ class CollectionSchema:
             SchemaMismatch: a name, type or codec that is not allowed, or a name used twice.
         """
         return cls(Side.of(key, "key"), Side.of(value, "value"))
+
+    def distinct(self, what: str, names: Sequence[str]) -> tuple[str, ...]:
+        """Return names of some columns, key and value, which a caller gave as the argument called what.
+
+        Raises:
+            SchemaMismatch: it is no list of names, or one is unknown or there twice.
+        """
+        if isinstance(names, str):
+            raise SchemaMismatch(f"{what}={names!r} is one string; give a list of names, such as [{names!r}]")
+        try:
+            found = tuple(names)
+        except TypeError as error:
+            raise SchemaMismatch(f"{what}={names!r} is not a list of names") from error
+        unknown = [name for name in found if name not in self.names]
+        if unknown or len(set(found)) != len(found):
+            raise SchemaMismatch(
+                f"{what} {list(found)} are not distinct columns of this collection (unknown: {unknown}); "
+                f"it has {list(self.names)}"
+            )
+        return found
 
     def to_json(self) -> dict[str, Json]:
         """Return the written form."""

@@ -4,8 +4,9 @@ Both are linear in the diffs: `count = sum(diff)`, `sum(v) = sum(v * diff)`, wha
 consolidated: each table of updates becomes a *partial*, one row for each of its groups, and partials of equal groups
 are added up. Memory: one table as it was read, and a few times the number of groups.
 
-Whole numbers and counts are exact: a partial holds such a sum as limbs (`persist.limbs`), as many as the bound over all
-that was added demands, `rows * max|v| * max|diff|` of each table. Mostly that is one, so that an int64 column is all.
+Whole numbers and counts are exact: a partial holds such a sum as limbs (`persist.codecs.limbs`), as many as the bound
+over all that was added demands, `rows * max|v| * max|diff|` of each table. Mostly that is one, so that an int64
+column is all.
 
 Floats are added as float64, and what was inserted and retracted again may have left rounding errors, or NaN, behind.
 Where that can be, the sum of `|v * diff|` is kept, too; if it tells that the result is not to be trusted, the sums are
@@ -23,7 +24,7 @@ import pyarrow.types as pat
 
 from persist.blob import InvalidUsage
 from persist.codecs import CollectionSchema, DiffOverflow, SchemaMismatch, order_keys, sort_indices
-from persist.limbs import (
+from persist.codecs.limbs import (
     ROWS_MAX,
     Ints,
     from_whole_numbers,
@@ -72,7 +73,7 @@ class Request:
             SchemaMismatch: a column is unknown, or grouped by twice.
             InvalidUsage: an aggregation is none, cannot be made of that column, or its name is taken.
         """
-        groups = _checked_groups(schema, group_by)
+        groups = schema.distinct("group_by", group_by)
         if not isinstance(aggregations, Mapping) or not aggregations:
             raise InvalidUsage(
                 f"aggregations={aggregations!r:.80} is not a dict of at least one output: "
@@ -84,22 +85,6 @@ class Request:
     def columns(self) -> tuple[str, ...]:
         """The columns to read."""
         return tuple(dict.fromkeys([*self.group_by, *(a.column for a in self.aggregations if a.column is not None)]))
-
-
-def _checked_groups(schema: CollectionSchema, group_by: Sequence[str]) -> tuple[str, ...]:
-    if isinstance(group_by, str):
-        raise SchemaMismatch(f"group_by={group_by!r} is one string; give a list of names, such as [{group_by!r}]")
-    try:
-        names = tuple(group_by)
-    except TypeError as error:
-        raise SchemaMismatch(f"group_by={group_by!r} is not a list of names") from error
-    unknown = [name for name in names if name not in schema.names]
-    if unknown or len(set(names)) != len(names):
-        raise SchemaMismatch(
-            f"group_by={list(names)} are not distinct columns of this collection (unknown: {unknown}); "
-            f"it has {list(schema.names)}"
-        )
-    return names
 
 
 def _checked(schema: CollectionSchema, groups: tuple[str, ...], output: Any, spec: Any) -> Aggregation:

@@ -27,11 +27,11 @@ from persist.hold import Hold, HoldInfo, LeasedHold, NamedHold
 from persist.listen import Listen, Progress
 from persist.names import check_hold_name
 from persist.operations import Step, Write, token_steps
-from persist.plan import changes_scan, explained, snapshot_scan
+from persist.plan import Explanation, changes_scan, explained, snapshot_scan
 from persist.reading import Reading
 from persist.records import AllowCompaction, Destroy, ReleaseHold, Seal, SetHold
 from persist.scan import Scan
-from persist.snapshot import Form, Snapshot, check_request, snapshot_tables
+from persist.snapshot import Form, Snapshot, check_request, snapshot_slices, snapshot_tables
 from persist.state import ExpectUpper
 
 if TYPE_CHECKING:
@@ -211,7 +211,11 @@ class Collection:
         check_request(self.schema, columns, filter, form)
         contents, time, reading = self._claimed(as_of, timeout_s)
         scan = snapshot_scan(contents, self.schema, time, columns, filter)
-        return Snapshot(scan, form, reading, lambda: explained(contents, scan, form, self.client._slice_bytes))
+
+        def explain() -> Explanation:
+            return explained(contents, scan, form, len(snapshot_slices(scan, form, self.client._slice_bytes)))
+
+        return Snapshot(scan, form, reading, explain)
 
     def changes(
         self,

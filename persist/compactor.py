@@ -32,6 +32,7 @@ from persist.codecs import (
     Part,
     PartStream,
     consolidate,
+    exact_sum,
     ordered_keys,
 )
 from persist.compaction import CompactionPolicy, Forget, MakeKeyframe, Merge, Thin, Work, next_work
@@ -301,7 +302,7 @@ class Compactor:
         columns = [*names, "_diff"]
         tables = [scan.empty(columns), *scan.base_rows(self._reader, columns)]
         for table in scan.updates(self._reader, columns):
-            sums.append(_sum(table))
+            sums.append(exact_sum(table["_diff"].to_numpy()))
             tables.append(table)
         return pa.concat_tables(tables)
 
@@ -471,13 +472,6 @@ class _Made:
             if self._uploads:
                 self._uploads[-1].exception()  # One at a time: each takes memory.
             self._uploads.append(self._executor.submit(self._writer.put, self._id, data, part))
-
-
-def _sum(table: pa.Table) -> int:
-    """Return the exact sum of diffs."""
-    diffs = table["_diff"].to_numpy()
-    largest = max(abs(int(diffs.max(initial=0))), abs(int(diffs.min(initial=0))))
-    return int(diffs.sum()) if largest * len(diffs) < 2**63 else sum(diffs.tolist())
 
 
 def _with_time(table: pa.Table, time: int, schema: CollectionSchema) -> pa.Table:

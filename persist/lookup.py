@@ -2,7 +2,7 @@
 
 Where to look is told by what is known already, coarse to fine: the sampled keys in a part's descriptor give intervals
 of rows, its footer the row groups of these, statistics of the first key field the one or two that matter, and within a
-row group keys are searched for (`persist.search`). Row groups stay decoded in a bounded cache of the client's
+row group keys are searched for (`persist.codecs.search`). Row groups stay decoded in a bounded cache of the client's
 (`persist.part_reader.Decoded`), so a key that is read again costs some searches in memory. Parts without sampled keys
 (nested ones, very long ones) are read as a whole.
 
@@ -20,7 +20,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.types as pat
 
 from persist.blob import InvalidUsage
 from persist.codecs import (
@@ -37,10 +36,10 @@ from persist.codecs import (
 )
 from persist.codecs.key_range import Orderable, key_order, ordered_keys
 from persist.codecs.part import bad_filter, sample_rows
+from persist.codecs.search import SortedRows
 from persist.codecs.values import cut
 from persist.part_reader import WHOLE_BYTES_MAX, PartReader
 from persist.scan import Scan, negated
-from persist.search import SortedRows
 
 RUN_BYTES_MAX = 32 << 20  # Of consecutive row groups that are fetched and decoded at a time.
 WHOLE = -1  # In place of the number of a row group, for all of a part.
@@ -380,7 +379,7 @@ class GroupBounds:
     def of(cls, index: PartIndex, schema: CollectionSchema) -> "GroupBounds":
         """Make it from a footer. Cost: some 10 µs for each row group."""
         firsts = [group.first_row for group in index.groups]
-        limits = _first_field_limits(index, schema.arrow.types[0]) if schema.key_names else None
+        limits = index.first_field_limits(schema.arrow.types[0]) if schema.key_names else None
         return cls(firsts, *(limits or (None, None)))
 
     def within(self, start: int, end: int, value: Any) -> range:
@@ -390,27 +389,6 @@ class GroupBounds:
             first = max(first, bisect.bisect_left(self.greatests, value))
             last = min(last, bisect.bisect_right(self.leasts, value))
         return range(first, last)
-
-
-def _first_field_limits(index: PartIndex, kind: pa.DataType) -> tuple[list[Any], list[Any]] | None:
-    """Return the least and the greatest value of each row group, as Parquet has them; None if they are not known.
-
-    Only of types that it stores and orders as Arrow does. The column of the first key field is the file's first.
-    """
-    is_text = pat.is_string(kind) or pat.is_large_string(kind) or pat.is_binary(kind) or pat.is_large_binary(kind)
-    is_number = pat.is_integer(kind) or pat.is_float32(kind) or pat.is_float64(kind)
-    if not (is_text or is_number):
-        return None
-    found: tuple[list[Any], list[Any]] = ([], [])
-    metadata = index._footer.metadata
-    for number in range(len(index.groups)):
-        statistics = metadata.row_group(number).column(0).statistics
-        if statistics is None or not statistics.has_min_max or statistics.null_count != 0:
-            return None
-        for limits, value in zip(found, (statistics.min_raw, statistics.max_raw), strict=True):
-            # Parquet has unsigned integers as signed ones of the same bits.
-            limits.append(value % 2 ** max(kind.bit_width, 32) if pat.is_unsigned_integer(kind) else value)
-    return found
 
 
 def _counted(table: pa.Table, diff: int | None) -> pa.Table:

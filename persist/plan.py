@@ -86,8 +86,8 @@ def snapshot_scan(
     return _from(contents, history, schema, best, as_of, names, filter).pruned()
 
 
-def explained(contents: CollectionState, scan: Scan, form: str, slice_bytes: int) -> Explanation:
-    """Return what a plan of `snapshot_scan` over contents will read, in slices of slice_bytes."""
+def explained(contents: CollectionState, scan: Scan, form: str, slices: int) -> Explanation:
+    """Return what a plan of `snapshot_scan` over contents will read, in so many slices."""
     forwards = scan.sign > 0
     time = scan.time_lower - 1 if forwards else scan.time_upper - 1
     keyframe = next((each for each in contents.keyframes if each.as_of == time), None)
@@ -107,7 +107,7 @@ def explained(contents: CollectionState, scan: Scan, form: str, slice_bytes: int
         base_bytes=sum(part.bytes for part in scan.base),
         base_rows=sum(part.rows for part in scan.base),
         memory=scan.memory,
-        slices=len(scan.slices_within(slice_bytes)),
+        slices=slices,
         columns=scan.columns,
         form=form,
         filter=None if scan.filter is None else str(scan.filter),

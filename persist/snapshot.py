@@ -34,9 +34,9 @@ from persist.blob import InvalidUsage
 from persist.codecs import (
     CollectionSchema,
     Part,
-    SchemaMismatch,
     Touching,
     consolidate,
+    exact_sum,
     to_rows,
     to_tuples,
 )
@@ -66,24 +66,9 @@ def check_request(
     if form not in get_args(Form):
         raise InvalidUsage(f'form={form!r} is not a form of a snapshot: use "rows" or "diff"')
     if columns is not None:
-        _check_columns(schema, columns)
+        schema.distinct("columns", columns)
     if filter is not None:
         _check_filter(schema, filter)
-
-
-def _check_columns(schema: CollectionSchema, columns: Sequence[str]) -> None:
-    if isinstance(columns, str):
-        raise SchemaMismatch(f"columns={columns!r} is one string; give a list of names, such as [{columns!r}]")
-    try:
-        names = tuple(columns)
-    except TypeError as error:
-        raise SchemaMismatch(f"columns={columns!r} is not a list of names") from error
-    unknown = [name for name in names if name not in schema.names]
-    if unknown or len(set(names)) != len(names):
-        raise SchemaMismatch(
-            f"columns {list(names)} are not distinct columns of this collection (unknown: {unknown}); "
-            f"it has {list(schema.names)}"
-        )
 
 
 def _check_filter(schema: CollectionSchema, filter: pc.Expression) -> None:
@@ -144,9 +129,9 @@ def _split(scan: Scan, form: Form) -> _Split:
     return _Split(base, history, base_rest, [part for part in scan.parts if scan.sign < 0 or part.negatives])
 
 
-def needs_merge(scan: Scan, form: Form) -> bool:
-    """Tell whether rows of different parts must be held against each other, so that slices bound the memory."""
-    return _split(scan, form).is_merged
+def snapshot_slices(scan: Scan, form: Form, slice_bytes: int) -> list[Scan]:
+    """Return how a snapshot is read: in slices if rows of different parts must be held against each other."""
+    return scan.slices_within(slice_bytes) if _split(scan, form).is_merged else [scan]
 
 
 def _merged(scan: Scan, reader: PartReader, split: _Split, form: Form) -> Iterator[pa.Table]:
@@ -230,7 +215,7 @@ def snapshot_tables(scan: Scan, form: Form, reading: Reading) -> Iterator[pa.Tab
     In form "diff" without all key columns, records of different slices may look alike: then all of it is one table.
     """
     reader = reading()
-    slices = scan.slices_within(reader.slice_bytes) if needs_merge(scan, form) else [scan]
+    slices = snapshot_slices(scan, form, reader.slice_bytes)
     tables = (table for each in slices for table in read_snapshot(each, form, reading.checked(reader)))
     if form == "rows" or {*scan.schema.key_names} <= {*scan.columns}:
         yield from tables
@@ -311,7 +296,7 @@ class Snapshot(ArrowResult):
         with self._reading.explained():
             reader = self._reading()
             for table in chain(scan.base_rows(reader, ["_diff"], base), scan.updates(reader, ["_diff"], parts)):
-                total += _exact_sum(table["_diff"])
+                total += exact_sum(table["_diff"].to_numpy())
         return total
 
     def aggregate(
@@ -407,10 +392,3 @@ class Snapshot(ArrowResult):
 
     def __repr__(self) -> str:
         return f"Snapshot(as_of={self.as_of}, form={self.form!r}, columns={list(self.scan.columns)})"
-
-
-def _exact_sum(diffs: pa.ChunkedArray) -> int:
-    values = diffs.to_numpy()
-    if len(values) and max(abs(int(values.max())), abs(int(values.min()))) * len(values) >= 2**63:
-        return sum(values.tolist())
-    return int(values.sum())

@@ -54,5 +54,5 @@ def snapshots(
             continue
         names = collection.schema.names if columns is None else columns
         scan = _from(contents, contents.history_parts, collection.schema, keyframe, as_of, names, filter).pruned()
-        with Snapshot(scan, form, reading, lambda c=contents, s=scan: explained(c, s, form, 1 << 20)) as snapshot:  # type: ignore[misc]
+        with Snapshot(scan, form, reading, lambda c=contents, s=scan: explained(c, s, form, 1)) as snapshot:  # type: ignore[misc]
             yield snapshot

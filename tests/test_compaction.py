@@ -345,7 +345,7 @@ def test_a_value_that_was_not_deleted_stays_when_since_moves_on() -> None:
         assert [*holders(dated, text("x", 0))] == []
 
 
-def test_of_two_compactors_that_do_the_same_work_one_throws_its_output_away() -> None:
+def test_of_two_compactors_that_do_the_same_work_one_throws_its_output_away(monkeypatch: pytest.MonkeyPatch) -> None:
     blob = MemoryBlob()
     with opened(blob) as one, opened(blob) as other:
         c = one.create_or_load("c", key=KEY, value=VALUE)
@@ -354,11 +354,11 @@ def test_of_two_compactors_that_do_the_same_work_one_throws_its_output_away() ->
         put, rival = one._compactor._put, other.load("c")
 
         def late(*arguments: Any) -> None:
-            one._compactor._put = put  # type: ignore
+            monkeypatch.undo()
             rival.compact()
             put(*arguments)
 
-        one._compactor._put = late  # type: ignore
+        monkeypatch.setattr(one._compactor, "_put", late)
         report = c.compact()
         assert report.superseded == 1
         named = {part.blob for part in state(one, c).parts}
@@ -462,7 +462,7 @@ def test_writers_wait_for_a_merge_when_there_are_too_many_runs() -> None:
         assert c.snapshot().count() == 128_000
 
 
-def test_a_full_disk_ends_a_compaction_and_nothing_is_replaced(tmp_path: Any) -> None:
+def test_a_full_disk_ends_a_compaction_and_nothing_is_replaced(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     blob = FileBlob(tmp_path, fsync=False)
     with opened(blob) as client:
         c = client.create_or_load("c", key=KEY, value=VALUE)
@@ -478,12 +478,10 @@ def test_a_full_disk_ends_a_compaction_and_nothing_is_replaced(tmp_path: Any) ->
                 raise Unavailable("No space left on device")
             return put(writer, *arguments)
 
-        PartWriter.put = full  # type: ignore
-        try:
-            with pytest.raises(persist.Unavailable, match="No space"):
-                c.compact()
-        finally:
-            PartWriter.put = put  # type: ignore
+        monkeypatch.setattr(PartWriter, "put", full)
+        with pytest.raises(persist.Unavailable, match="No space"):
+            c.compact()
+        monkeypatch.undo()
         assert calls > 1
         assert state(client, c) == before
         assert {entry.key for entry in blob.list("part/")} == stored

@@ -17,8 +17,8 @@ import persist
 import persist.lookup
 import persist.part_reader
 from persist.blob import MemoryBlob, MeteredBlob
+from persist.codecs.search import SortedRows
 from persist.part_reader import Decoded
-from persist.search import SortedRows
 from persist.snapshot import Form
 from tests.codecs.oracle import plain_values, sort_key, sort_keys
 from tests.codecs.strategies import python_values
@@ -114,7 +114,7 @@ def test_rows_with_some_keys_are_found_as_a_filter_would(
     filter = pc.field("v") > 0 if is_filtered else None
     client, collection = made(types, updates)
     with client, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(persist.search, "FEW_KEYS", few_keys)
+        patch.setattr(persist.codecs.search, "FEW_KEYS", few_keys)
         patch.setattr(persist.lookup, "WHOLE_BYTES_MAX", 0)  # Keyframes are blobs, and read in pieces.
         for time in keyframes:
             add_keyframe(collection, time)

@@ -15,8 +15,10 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.types as pat
 
-from persist.codecs import Touching, is_flat, order_keys
 from persist.codecs.digits import dense_ranks
+from persist.codecs.ordering import order_keys
+from persist.codecs.touching import Touching
+from persist.codecs.types import is_flat
 
 Rows: TypeAlias = npt.NDArray[np.int64]
 NO_ROWS: Rows = np.zeros(0, np.int64)
