@@ -82,7 +82,7 @@ class Scan:
         return [replace(self, keys=keys).pruned() for keys in ranges]
 
     def slices_within(self, bytes_max: int) -> "list[Scan]":
-        """Return slices of at most about bytes_max decoded, in key order: as few as that takes.
+        """Return slices of about bytes_max decoded, at most twice that, in key order: as few as that takes.
 
         They may be larger where the keys of the parts are not known finely enough: a part has up to 33 known ones.
         """

@@ -527,3 +527,16 @@ def test_fsck_finds_a_keyframe_that_does_not_say_what_the_history_says() -> None
         [problem] = client.fsck().problems
         assert (problem.kind, problem.blob) == ("disagrees", parts[0].blob)
         assert "the keyframe as of 2 differs in 1 records from what the keyframe as of 1" in problem.what
+
+
+def test_explain_tells_of_slices_only_where_something_must_be_merged() -> None:
+    with opened(MemoryBlob(), memory_budget=16 << 20) as client:
+        c = client.create_or_load("c", key=KEY, value=VALUE)
+        c.write(rows_at(200_000, 0), seal=1).result()
+        c.write(rows_at(100_000, 1, diff=-1), seal=2).result()
+        raw = c.snapshot().explain()
+        assert (raw.keyframe, raw.rows) == (None, 300_000)
+        assert raw.slices > 1
+        c.compact()
+        compacted = c.snapshot().explain()
+        assert (compacted.keyframe, compacted.rows, compacted.slices) == (1, 100_000, 1)
