@@ -22,7 +22,7 @@ from persist.result import BATCH_ROWS_MAX
 from persist.scan import Scan
 from persist.snapshot import Snapshot, read_snapshot
 from persist.spark.filters import expression
-from persist.spark.options import ReadOptions
+from persist.spark.read_options import ReadOptions
 from persist.spark.surface import surfaced_errors
 from persist.spark.types import as_spark_expects
 from persist.storage import open_storage

@@ -9,17 +9,18 @@ from pyspark.sql.types import StructType
 from persist.client import open as open_client
 from persist.errors import InvalidUsage
 from persist.snapshot import Snapshot
-from persist.spark.options import ReadOptions, WriteOptions
+from persist.spark.read_options import ReadOptions
 from persist.spark.reader import PersistReader, PushingReader, planned
 from persist.spark.surface import surfaced_errors
 from persist.spark.types import spark_schema
+from persist.spark.write_options import WriteOptions
 from persist.spark.writer import PersistWriter
 
 _PUSHING_WORKER = "pyspark.sql.worker.data_source_pushdown_filters"
 
 
 class PersistDataSource(DataSource):
-    """A collection as a table: options are documented in `persist.spark.options`."""
+    """A collection as a table; its options are in `persist.spark.read_options` and `persist.spark.write_options`."""
 
     def __init__(self, options: Mapping[str, str]) -> None:
         super().__init__(dict(options))

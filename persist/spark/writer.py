@@ -19,9 +19,9 @@ from persist.codecs import CollectionSchema, Part, to_updates
 from persist.collection import Collection
 from persist.errors import UpdateNotBeyondUpper
 from persist.part_writer import PartWriter
-from persist.spark.options import WriteOptions
 from persist.spark.surface import surfaced_errors
 from persist.spark.types import as_collection_expects
+from persist.spark.write_options import WriteOptions
 from persist.storage import open_storage
 
 BUFFER_BYTES_MAX = 128 << 20
