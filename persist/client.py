@@ -29,6 +29,7 @@ from persist.multi_write import MultiWrite
 from persist.names import check_name
 from persist.operations import Step, Write, token_steps
 from persist.part_reader import Decoded, Footers, PartReader
+from persist.pinned import PinnedFollower
 from persist.pool import Pool
 from persist.records import AllowCompaction, CloseWriter, Create, OpenWriter
 from persist.settings import Settings
@@ -52,6 +53,7 @@ def open(
     storage_options: Mapping[str, Any] | None = None,
     reentrance_id: str | None = None,
     force: bool = False,
+    seqno: int | None = None,
     settings: Settings | None = None,
     clock: Clock | None = None,
 ) -> "Client":
@@ -65,6 +67,8 @@ def open(
         reentrance_id: in mode "exclusive", names the one writer across its restarts: a client that gives the same one
             takes over at once. None means that nobody can, except by force.
         force: in mode "exclusive", take over from whoever has the location. That client is fenced off.
+        seqno: in mode "read", see the location as it was after this record of the log, and nothing later, so that
+            reads of several collections belong together. As far back as the log is kept.
         settings: times and sizes; see `Settings`.
         clock: replaces the machine's clocks, for tests.
 
@@ -83,10 +87,12 @@ def open(
         isinstance(reentrance_id, str) and 0 < len(reentrance_id) <= 200 and reentrance_id.isprintable()
     ):
         raise InvalidUsage(f"reentrance_id={reentrance_id!r} is not a text of 1 to 200 printable characters")
+    if seqno is not None and (mode != "read" or isinstance(seqno, bool) or not isinstance(seqno, int) or seqno < 0):
+        raise InvalidUsage(f'seqno={seqno!r} with mode={mode!r}: give a number of at least 0, and mode="read"')
     if settings is not None and not isinstance(settings, Settings):
         raise InvalidUsage(f"settings={settings!r} is not a Settings: use persist.Settings(lease_s=…)")
     settings, clock = settings or Settings(), clock or SystemClock()
-    how = _How(mode, reentrance_id or uuid.uuid4().hex, force, settings, clock)
+    how = _How(mode, reentrance_id or uuid.uuid4().hex, force, seqno, settings, clock)
     storage = open_storage(location, storage_options, settings, clock)
     try:
         return Client(storage, how)
@@ -102,6 +108,7 @@ class _How:
     mode: Mode
     reentrance_id: str
     force: bool
+    seqno: int | None
     settings: Settings
     clock: Clock
 
@@ -117,7 +124,7 @@ class Client:
         self._settings = how.settings
         self._clock = how.clock
         self._pid = os.getpid()
-        self._follower = Follower(blob, how.clock)
+        self._follower = Follower(blob, how.clock) if how.seqno is None else PinnedFollower(blob, how.clock, how.seqno)
         self._pool = Pool(IO_THREADS, "persist-io")
         self._footers = Footers()
         self._decoded = Decoded(how.settings.memory_budget // 2)
@@ -171,6 +178,12 @@ class Client:
     def mode(self) -> Mode:
         """ "shared", "exclusive" or "read"."""
         return self._mode
+
+    @property
+    def seqno(self) -> int:
+        """The seqno of the last record of the log that this client knows. Cost: one GET."""
+        self._check_open("seqno")
+        return self._follower.refresh().seqno
 
     def collections(self) -> list[str]:
         """Return the names of all collections, sorted. Cost: one GET."""

@@ -347,8 +347,7 @@ class Collection:
 
         contents = follower.wait_for(sealed, timeout_s)
         if contents is None:
-            assert timeout_s is not None
-            raise AsOfNotSealed(as_of, follower.known(self.id, self.name).upper, timeout_s)
+            raise AsOfNotSealed(as_of, follower.known(self.id, self.name).upper, timeout_s or 0.0)
         time = _latest(contents) if as_of is None else as_of
         if not contents.since.has_beyond(time):
             raise AsOfCompacted(time, contents.since)
