@@ -15,8 +15,6 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.types as pat
 
-from persist.codecs.digits import dense_ranks
-from persist.codecs.ordering import order_keys
 from persist.codecs.touching import Touching
 from persist.codecs.types import is_flat
 
@@ -84,11 +82,10 @@ class SortedRows:
             return NO_ROWS
         keys = pa.Table.from_batches([self.batch.select(self._names)])
         others = pa.Table.from_batches([wanted.batch.select(self._names).slice(first, last - first)])
-        rows = np.flatnonzero(Touching(others, self._names).mask(keys))
+        touching = Touching(others, self._names)
+        rows = np.flatnonzero(touching.mask(keys))
         # Of these, some may only begin like a wanted key.
-        both = pa.concat_tables([keys.take(pa.array(rows)), others]).combine_chunks()
-        ranks = dense_ranks(order_keys(both, self._names))
-        found: Rows = rows[np.isin(ranks[: len(rows)], ranks[len(rows) :])]
+        found: Rows = rows[touching.exact(keys.take(pa.array(rows)))]
         return found
 
 

@@ -15,7 +15,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pt
 
-from persist.codecs.ordering import combined, row_sorter
+from persist.codecs.digits import dense_ranks
+from persist.codecs.ordering import combined, order_keys, row_sorter
 
 Packed: TypeAlias = npt.NDArray[np.uint64 | np.int64]
 
@@ -52,6 +53,14 @@ class Touching:
         both = pa.concat_tables([table.select(self._names), self._rows]).combine_chunks()
         packed = row_sorter(both, self._names).packed
         return _members(packed[: len(table)], _distinct(packed[len(table) :]))
+
+    def exact(self, table: pa.Table) -> npt.NDArray[np.bool_]:
+        """Return bool[rows of table]: True where rows have the same key, and nowhere else; table needs no order."""
+        if self._integers is not None and (keys := _integers(table, self._names)) is not None:
+            return np.isin(keys, self._integers)
+        both = pa.concat_tables([table.select(self._names), self._rows]).combine_chunks()
+        ranks = dense_ranks(order_keys(both, self._names))
+        return np.isin(ranks[: len(table)], ranks[len(table) :])
 
 
 def _integers(table: pa.Table, names: Sequence[str]) -> npt.NDArray[np.int64] | None:

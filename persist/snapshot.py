@@ -96,15 +96,32 @@ def read_snapshot(scan: Scan, form: Form, reader: PartReader) -> Iterator[pa.Tab
         NegativeMultiplicity: rows were asked for and some record has a negative multiplicity.
         DiffOverflow: a multiplicity does not fit int64.
     """
-    for table in _merged(scan, reader, _split(scan, form), form):
-        if form == "rows" and "_diff" in table.column_names:
-            yield from _repeated(table, scan)
-        elif table.num_rows:
-            yield table
+    for table in _merged(scan, reader, split(scan, form), form):
+        yield from _given_out(table, scan, form)
+
+
+def read_touched(scan: Scan, form: Form, reader: PartReader) -> Iterator[pa.Table]:
+    """Yield what one slice of a snapshot holds under the keys that its rest has rows of, and nothing else.
+
+    For plans that have somebody else read what stands, and take those keys out of it: key columns are flat, and there
+    is one at least. Memory and errors as of `read_snapshot`.
+    """
+    assert scan.schema.key_names, "without keys, nothing is touched more than anything else"
+    parts = split(scan, form)
+    if parts.is_merged:
+        for table in _merged(scan, reader, parts, form, only_touched=True):
+            yield from _given_out(table, scan, form)
+
+
+def _given_out(table: pa.Table, scan: Scan, form: Form) -> Iterator[pa.Table]:
+    if form == "rows" and "_diff" in table.column_names:
+        yield from _repeated(table, scan)
+    elif table.num_rows:
+        yield table
 
 
 @dataclass(frozen=True)
-class _Split:
+class Split:
     """The parts of a slice: of the keyframe and of the history, each those that stand and the rest."""
 
     base: list[Part]
@@ -117,25 +134,31 @@ class _Split:
         return bool(self.base_rest or self.rest)
 
 
-def _split(scan: Scan, form: Form) -> _Split:
+def split(scan: Scan, form: Form) -> Split:
+    """Return which parts of a scan stand, and which may cancel what stands."""
     if form == "diff":
         # Records of a keyframe are distinct, unless they are told apart by what was not asked for.
         is_whole = set(scan.columns) == set(scan.schema.names)
         base, base_rest = ([*scan.base], []) if is_whole else ([], [*scan.base])
-        return _Split(base, [], base_rest, [*scan.parts])
+        return Split(base, [], base_rest, [*scan.parts])
     base = [part for part in scan.base if not part.negatives]
     history = [part for part in scan.parts if scan.sign > 0 and not part.negatives]
     base_rest = [part for part in scan.base if part.negatives]
-    return _Split(base, history, base_rest, [part for part in scan.parts if scan.sign < 0 or part.negatives])
+    return Split(base, history, base_rest, [part for part in scan.parts if scan.sign < 0 or part.negatives])
 
 
 def snapshot_slices(scan: Scan, form: Form, slice_bytes: int) -> list[Scan]:
     """Return how a snapshot is read: in slices if rows of different parts must be held against each other."""
-    return scan.slices_within(slice_bytes) if _split(scan, form).is_merged else [scan]
+    return scan.slices_within(slice_bytes) if split(scan, form).is_merged else [scan]
 
 
-def _merged(scan: Scan, reader: PartReader, split: _Split, form: Form) -> Iterator[pa.Table]:
-    """Yield what stands and is not touched, and what all else comes to; no `_diff` is as good as all 1."""
+def _merged(
+    scan: Scan, reader: PartReader, split: Split, form: Form, *, only_touched: bool = False
+) -> Iterator[pa.Table]:
+    """Yield what stands and is not touched, unless told not to, and what all else comes to.
+
+    No `_diff` is as good as all 1.
+    """
     columns, keys, keeps_diff = [*scan.columns], scan.schema.key_names, form == "diff" or not scan.columns
     if not split.is_merged:
         yield from _standing(scan, reader, split, columns, keeps_diff=keeps_diff)
@@ -146,7 +169,7 @@ def _merged(scan: Scan, reader: PartReader, split: _Split, form: Form) -> Iterat
     apart = names if form == "rows" else columns
     standing_rows = sum(scan.rows_within(part) for part in (*split.base, *split.history))
     rest_rows = sum(scan.rows_within(part) for part in (*split.base_rest, *split.rest))
-    is_touching = bool(keys) and rest_rows <= TOUCH_FRACTION * standing_rows
+    is_touching = bool(keys) and (only_touched or rest_rows <= TOUCH_FRACTION * standing_rows)
     # What stands is read while the rest is, and while its keys are looked up.
     standing = ahead(_standing(scan, reader, split, names, keeps_diff=keeps_diff))
     with closing(standing):
@@ -157,6 +180,8 @@ def _merged(scan: Scan, reader: PartReader, split: _Split, form: Form) -> Iterat
                 *scan.updates(reader, [*names, "_diff"], split.rest),
             ]
         )
+        if only_touched and not len(rest):
+            return
         touching = Touching(rest, keys) if is_touching and len(rest) else None
         touched = [rest.select([*apart, "_diff"])]
         for table in standing:
@@ -167,7 +192,10 @@ def _merged(scan: Scan, reader: PartReader, split: _Split, form: Form) -> Iterat
             else:
                 inside, outside = touching.split(table)
                 touched.append(_counted(inside, apart))
-                yield _selected(outside, columns)
+                if not only_touched:
+                    yield _selected(outside, columns)
+    if only_touched and touching is not None:
+        touched = [table.filter(pa.array(touching.exact(table))) for table in touched]
     found = consolidate(pa.concat_tables(touched), _cheap_first(apart, scan.schema))
     yield found.select([*apart, "_diff"])
 
@@ -184,7 +212,7 @@ def _cheap_first(names: list[str], schema: CollectionSchema) -> list[str]:
 
 
 def _standing(
-    scan: Scan, reader: PartReader, split: _Split, names: list[str], *, keeps_diff: bool
+    scan: Scan, reader: PartReader, split: Split, names: list[str], *, keeps_diff: bool
 ) -> Iterator[pa.Table]:
     """Yield the rows that stand, without `_diff` where it is 1 throughout and not to be kept."""
 

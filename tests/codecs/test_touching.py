@@ -33,6 +33,7 @@ def test_all_rows_of_keys_in_common_are_found(kind: str, data: st.DataObject) ->
     assert all(touched for touched, is_wanted in zip(found, expected, strict=True) if is_wanted)
     if kind == "int64" and None not in ours and None not in theirs:
         assert found == expected
+    assert touching.exact(table).tolist() == expected
     inside, outside = touching.split(table)
     assert len(inside) == sum(found)
     assert sorted([*inside["n"].to_pylist(), *outside["n"].to_pylist()]) == sorted(table["n"].to_pylist())
