@@ -6,9 +6,10 @@ away from the checkout), call `register(spark)` once for a session.
 
 from pyspark.sql import SparkSession
 
+from persist.spark.location import SparkLocation, changes, explain, location, snapshot
 from persist.spark.source import PersistDataSource
 
-__all__ = ["PersistDataSource", "register"]
+__all__ = ["PersistDataSource", "SparkLocation", "changes", "explain", "location", "register", "snapshot"]
 
 
 def register(spark: SparkSession) -> None:

@@ -1,0 +1,275 @@
+"""A location for a Spark session: snapshots and changes as DataFrames, each by the fastest way there is.
+
+    with persist.spark.location(spark, "s3://bucket/prefix") as here:
+        with here.at() as now:                     # one point of the log
+            now.snapshot("orders").join(now.snapshot("customers"), "customer_id")
+
+What DataFrames of an open location read is kept in the store, by the lease of its client, until the location is closed.
+A DataFrame of `persist.spark.snapshot` has no lease: what it reads is kept for the grace period after it fell out of
+use (`Settings.grace_s`), and an action after that fails.
+
+`at` pins a point of the log: from there on "latest" is what was sealed then, in every collection, so that DataFrames of
+several collections belong together. What they read is the same whenever they are made, for contents as of a sealed time
+do not change.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Any
+
+from pyspark.sql import DataFrame, SparkSession
+
+from persist.changes import Changes
+from persist.client import Client
+from persist.client import open as open_client
+from persist.collection import READ_TIMEOUT_S, Collection
+from persist.compaction import CompactionPolicy
+from persist.errors import AsOfNotSealed, CollectionNotFound, InvalidUsage
+from persist.settings import Settings
+from persist.snapshot import Form, Snapshot
+from persist.spark.native import Planned, plan
+from persist.spark.native_changes import PlannedChanges, plan_changes
+from persist.spark.task_reader import Place
+
+NEVER_S = 1e9
+# A client that renews its lease, and leaves maintenance to those who write.
+LEASING = Settings(gc_interval_s=NEVER_S, compaction=CompactionPolicy(interval_s=NEVER_S))
+
+
+class SparkLocation:
+    """The collections of one location as DataFrames; make it with `persist.spark.location`, use it in a `with`.
+
+    Attributes:
+        spark: the session.
+        seqno: the point of the log that is pinned, None if none is.
+    """
+
+    def __init__(
+        self, spark: SparkSession, client: Client, storage: Mapping[str, Any], pinned: Client | None = None
+    ) -> None:
+        self.spark = spark
+        self.seqno = None if pinned is None else pinned.seqno
+        self._client = client
+        self._storage = dict(storage)
+        self._pinned = pinned
+        self._reading: list[Snapshot | Changes] = []
+
+    @property
+    def url(self) -> str:
+        """Where the location is; absolute."""
+        return self._client.url
+
+    def collections(self) -> list[str]:
+        """Return the names of all collections, sorted."""
+        return (self._pinned or self._client).collections()
+
+    @contextmanager
+    def at(self, seqno: int | None = None) -> "Iterator[SparkLocation]":
+        """Return this location as it was after one record of the log, the last there is if seqno is None.
+
+        Raises:
+            InvalidUsage: there is no such record yet, or that part of the log is not kept any more.
+        """
+        seqno = self._client.seqno if seqno is None else seqno
+        with open_client(self.url, mode="read", seqno=seqno, storage_options=self._storage) as pinned:
+            here = SparkLocation(self.spark, self._client, self._storage, pinned)
+            try:
+                yield here
+            finally:
+                here._release()
+
+    def snapshot(
+        self,
+        collection: str,
+        *,
+        as_of: Any = None,
+        columns: Sequence[str] | None = None,
+        form: Form = "rows",
+        native: bool | None = None,
+        timeout_s: float = READ_TIMEOUT_S,
+    ) -> DataFrame:
+        """Return the contents of a collection as of a time, as a DataFrame.
+
+        Args:
+            as_of: as in `Collection.snapshot`; None or "latest" is the last time that is (or, pinned, was) sealed.
+            columns: those wanted; None for all. Only in what touched keys hold does it matter for speed.
+            form: "rows", or "diff" for each record once with its multiplicity `_diff`.
+            native: True to insist on Spark's own Parquet scan, False on the data source; None for what is faster.
+
+        Raises:
+            what `Collection.snapshot` raises; InvalidUsage: native=True is not possible.
+        """
+        return self.plan(collection, as_of=as_of, columns=columns, form=form, native=native, timeout_s=timeout_s).frame(
+            self.spark
+        )
+
+    def plan(
+        self,
+        collection: str,
+        *,
+        as_of: Any = None,
+        columns: Sequence[str] | None = None,
+        form: Form = "rows",
+        native: bool | None = None,
+        timeout_s: float = READ_TIMEOUT_S,
+    ) -> Planned:
+        """Return what `snapshot` would read, and how: print it. Arguments and errors as there."""
+        rows, latest = self._load(collection)
+        if as_of is None or as_of == "latest":
+            as_of = latest
+        snapshot = rows.snapshot(as_of, columns=columns, form=form, timeout_s=timeout_s)
+        self._reading.append(snapshot)
+        return plan(self.spark, snapshot, self._place(collection), native)
+
+    def changes(
+        self,
+        collection: str,
+        lower: Any,
+        until: Any,
+        *,
+        columns: Sequence[str] | None = None,
+        native: bool | None = None,
+        timeout_s: float = READ_TIMEOUT_S,
+    ) -> DataFrame:
+        """Return the updates with `lower <= time < until`; arguments and errors as of `Collection.changes`."""
+        return self.plan_changes(collection, lower, until, columns=columns, native=native, timeout_s=timeout_s).frame(
+            self.spark
+        )
+
+    def plan_changes(
+        self,
+        collection: str,
+        lower: Any,
+        until: Any,
+        *,
+        columns: Sequence[str] | None = None,
+        native: bool | None = None,
+        timeout_s: float = READ_TIMEOUT_S,
+    ) -> PlannedChanges:
+        """Return what `changes` would read, and how: print it."""
+        rows, _ = self._load(collection)
+        changes = rows.changes(lower, until, columns=columns, timeout_s=timeout_s)
+        self._reading.append(changes)
+        return plan_changes(self.spark, changes, self._place(collection), native)
+
+    def close(self) -> None:
+        """Let go of what DataFrames of this location read; idempotent."""
+        self._release()
+        self._client.close()
+
+    def _release(self) -> None:
+        for each in self._reading:
+            each.close()
+        self._reading.clear()
+
+    def _load(self, name: str) -> tuple[Collection, int | None]:
+        """Return a collection, and the last time that was sealed at the pinned point (None if none is pinned)."""
+        if self._pinned is None:
+            return self._client.load(name), None
+        then = self._pinned.load(name)
+        rows = self._client.load(name)
+        if rows.id != then.id:
+            raise CollectionNotFound(name, self.url, tuple(self._client.collections()))
+        upper = then.upper
+        if upper.has_beyond(0):
+            raise AsOfNotSealed(None, upper, 0.0)
+        return rows, None if upper.time is None else upper.time - 1
+
+    def _place(self, collection: str) -> Place:
+        return Place(self.url, self._storage, collection)
+
+    def __enter__(self) -> "SparkLocation":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        pinned = "" if self.seqno is None else f" at seqno {self.seqno}"
+        return f"<SparkLocation {self.url}{pinned}>"
+
+
+def location(spark: SparkSession, path: str, *, storage_options: Mapping[str, Any] | None = None) -> SparkLocation:
+    """Open a location for a Spark session. Close it, or use it in a `with`.
+
+    Args:
+        path: a folder or URL that the driver and all executors can reach.
+        storage_options: as in `persist.open`; they travel to the tasks.
+
+    Raises:
+        what `persist.open` raises.
+    """
+    _check_session(spark)
+    storage = dict(storage_options or {})
+    return SparkLocation(spark, open_client(path, storage_options=storage, settings=LEASING), storage)
+
+
+def snapshot(
+    spark: SparkSession,
+    path: str,
+    collection: str,
+    *,
+    as_of: Any = None,
+    columns: Sequence[str] | None = None,
+    form: Form = "rows",
+    native: bool | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+    timeout_s: float = READ_TIMEOUT_S,
+) -> DataFrame:
+    """Return the contents of a collection as of a time; arguments and errors as of `SparkLocation.snapshot`.
+
+    No lease keeps what it reads: it is there for `Settings.grace_s` after it fell out of use. For DataFrames that are
+    to live longer, open a `location`.
+    """
+    with _reading(spark, path, storage_options) as here:
+        return here.snapshot(collection, as_of=as_of, columns=columns, form=form, native=native, timeout_s=timeout_s)
+
+
+def explain(
+    spark: SparkSession,
+    path: str,
+    collection: str,
+    *,
+    as_of: Any = None,
+    columns: Sequence[str] | None = None,
+    form: Form = "rows",
+    native: bool | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+    timeout_s: float = READ_TIMEOUT_S,
+) -> str:
+    """Return, as text, what `snapshot` would read, by which way, and why."""
+    with _reading(spark, path, storage_options) as here:
+        return str(here.plan(collection, as_of=as_of, columns=columns, form=form, native=native, timeout_s=timeout_s))
+
+
+def changes(
+    spark: SparkSession,
+    path: str,
+    collection: str,
+    lower: Any,
+    until: Any,
+    *,
+    columns: Sequence[str] | None = None,
+    native: bool | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+    timeout_s: float = READ_TIMEOUT_S,
+) -> DataFrame:
+    """Return the updates with `lower <= time < until`; see `SparkLocation.changes`, and `snapshot` for leases."""
+    with _reading(spark, path, storage_options) as here:
+        return here.changes(collection, lower, until, columns=columns, native=native, timeout_s=timeout_s)
+
+
+@contextmanager
+def _reading(spark: SparkSession, path: str, storage_options: Mapping[str, Any] | None) -> Iterator[SparkLocation]:
+    _check_session(spark)
+    storage = dict(storage_options or {})
+    with open_client(path, mode="read", storage_options=storage) as client:
+        yield SparkLocation(spark, client, storage)
+
+
+def _check_session(spark: SparkSession) -> None:
+    if not hasattr(spark, "read") or not hasattr(spark, "range"):
+        raise InvalidUsage(f"{spark!r} is not a SparkSession: give the session first, then the location")

@@ -1,0 +1,96 @@
+"""Whether Spark's own Parquet scan can read the parts of a collection, and how.
+
+Each check has an answer in words, None for yes: `explain` shows it where the answer is no.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.types as pt
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+
+from persist.codecs import CollectionSchema, Part
+from persist.spark.types import spark_schema
+
+# Whatever the session is set to: what is missing or damaged is not silently left out, names are taken as they are, and
+# pages are held against their checksums.
+READ_OPTIONS = {
+    "__globPaths__": "false",
+    "recursiveFileLookup": "true",
+    "ignoreMissingFiles": "false",
+    "ignoreCorruptFiles": "false",
+    "mergeSchema": "false",
+    "datetimeRebaseMode": "CORRECTED",
+    "parquet.page.verify-checksum.enabled": "true",
+}
+
+
+def native_root(url: str) -> str | None:
+    """Return the URL by which Hadoop knows the location at url, None if there is none."""
+    scheme, found, rest = url.partition("://")
+    if not found:
+        return f"file://{url}"  # Hadoop takes a path as it is, without escapes.
+    scheme = scheme.removeprefix("fsspec+")
+    if scheme in ("s3", "s3a"):
+        return f"s3a://{rest}"
+    return f"{scheme}://{rest}" if scheme in ("gs", "abfs", "abfss", "hdfs") else None
+
+
+def why_not_stored(spark: SparkSession, url: str, parts: Sequence[Part]) -> str | None:
+    """Say why the JVM cannot read these parts. Cost: a request of the JVM's for one of them."""
+    root = native_root(url)
+    if root is None:
+        return f"the JVM knows no store of the kind of {url}"
+    blob = next((part.blob for part in parts if part.blob), None)
+    if blob is None:
+        return None
+    path = f"{root}/{blob}"
+    jvm: Any = getattr(spark, "_jvm", None)
+    try:
+        if jvm is None:  # A remote session: the server looks.
+            spark.read.options(**READ_OPTIONS).parquet(path).schema  # noqa: B018
+        else:
+            where = jvm.org.apache.hadoop.fs.Path(path)
+            where.getFileSystem(spark._jsparkSession.sessionState().newHadoopConf()).getFileStatus(where)
+    except Exception as error:  # Whatever it is, Java's or Connect's: then it does not work.
+        return f"the JVM cannot read {path}: {_first_line(error)}"
+    return None
+
+
+def _first_line(error: BaseException) -> str:
+    java = getattr(error, "java_exception", None)
+    text = str(java.toString() if java is not None else error) or type(error).__name__
+    return text.splitlines()[0][:300] if not isinstance(error, PySparkException) else text.splitlines()[0]
+
+
+def why_not_typed(schema: CollectionSchema, names: Sequence[str]) -> str | None:
+    """Say which column Spark's Parquet scan would read otherwise than the data source does."""
+    wrong = [name for name in names if not _is_native(schema.arrow.field(name).type)]
+    if not wrong:
+        return None
+    kinds = ", ".join(f"{name!r} ({schema.arrow.field(name).type})" for name in wrong)
+    return f"Spark's Parquet scan cannot read the column {kinds}"
+
+
+def _is_native(kind: Any) -> bool:
+    if pt.is_nested(kind):
+        if pt.is_struct(kind):
+            return all(_is_native(field.type) for field in kind)
+        if pt.is_map(kind):
+            return _is_native(kind.key_type) and _is_native(kind.item_type)
+        return not pt.is_fixed_size_list(kind) and _is_native(kind.value_type)
+    if pt.is_timestamp(kind):
+        return kind.unit in ("ms", "us")
+    # Parquet has no duration, so it is stored as a number; Spark cannot read 16-bit floats, nor all times of day.
+    return not (pt.is_duration(kind) or pt.is_float16(kind) or pt.is_time(kind) or pt.is_dictionary(kind))
+
+
+def part_frame(
+    spark: SparkSession, url: str, schema: CollectionSchema, names: Sequence[str], parts: Sequence[Part]
+) -> DataFrame:
+    """Return those columns of all rows of parts that are blobs, by Spark's own scan."""
+    root = native_root(url)
+    types = spark_schema(pa.schema([schema.arrow.field(name) for name in names]))
+    return spark.read.schema(types).options(**READ_OPTIONS).parquet(*(f"{root}/{part.blob}" for part in parts))
