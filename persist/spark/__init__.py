@@ -8,8 +8,18 @@ from pyspark.sql import SparkSession
 
 from persist.spark.location import SparkLocation, changes, explain, location, snapshot
 from persist.spark.source import PersistDataSource
+from persist.spark.views import create_views
 
-__all__ = ["PersistDataSource", "SparkLocation", "changes", "explain", "location", "register", "snapshot"]
+__all__ = [
+    "PersistDataSource",
+    "SparkLocation",
+    "changes",
+    "create_views",
+    "explain",
+    "location",
+    "register",
+    "snapshot",
+]
 
 
 def register(spark: SparkSession) -> None:
