@@ -4,9 +4,9 @@ Spark finds it by itself, through the package `pyspark_persist`; where that pack
 away from the checkout), call `register(spark)` once for a session.
 """
 
-from pyspark.sql import SparkSession
-
+from persist.spark.columns import columns_used, pruned
 from persist.spark.location import SparkLocation, changes, explain, location, snapshot
+from persist.spark.registration import register
 from persist.spark.source import PersistDataSource
 from persist.spark.views import create_views
 
@@ -14,14 +14,11 @@ __all__ = [
     "PersistDataSource",
     "SparkLocation",
     "changes",
+    "columns_used",
     "create_views",
     "explain",
     "location",
+    "pruned",
     "register",
     "snapshot",
 ]
-
-
-def register(spark: SparkSession) -> None:
-    """Make `format("persist")` known to a session."""
-    spark.dataSource.register(PersistDataSource)

@@ -5,12 +5,14 @@ Spark gives every option as a string and ignores the case of names. Options of t
 """
 
 import json
+import re
 from collections.abc import Mapping
 from typing import TypeVar
 
 from persist.errors import InvalidUsage
 
 STORAGE = "storage."
+TABLE_PROPERTIES = ("comment", "external", "is_managed_location", "location", "owner", "provider")
 
 N = TypeVar("N", int, float)
 
@@ -19,8 +21,10 @@ def split_options(
     given: Mapping[str, str], known: Mapping[str, str], doing: str
 ) -> tuple[str, dict[str, str], dict[str, str]]:
     """Split options into the location, those of the store, and ours, whose names are checked."""
-    lower = {name.lower(): value for name, value in given.items()}
+    lower = _without_table({name.lower(): value for name, value in given.items()})
     location = lower.pop("path", None)
+    if location is not None and re.match("file:/(?!/)", location):
+        location = location.replace("file:", "file://", 1)  # How Hadoop writes the path of a table.
     storage = {name.removeprefix(STORAGE): value for name, value in lower.items() if name.startswith(STORAGE)}
     options = {name: value for name, value in lower.items() if not name.startswith(STORAGE)}
     if unknown := sorted(options.keys() - known.keys()):
@@ -30,10 +34,26 @@ def split_options(
             f"{right}; and {STORAGE}… for the store."
         )
     if not location:
-        raise InvalidUsage('no location was given: use .load("s3://bucket/prefix") or .save("/folder")')
+        raise InvalidUsage(
+            'no location was given: use .load("s3://bucket/prefix") or .save("/folder"). Spark does not pass on the '
+            "options of a table that was made by CREATE TABLE … USING persist: use CREATE TEMPORARY VIEW … USING "
+            "persist OPTIONS (…), or SELECT … FROM t WITH (path = …, collection = …), or a source that has them: "
+            'persist.spark.register(spark, "orders", location=…, collection="orders").'
+        )
     if not options.get("collection"):
         raise InvalidUsage('no collection was given: use .option("collection", "name")')
     return location, storage, options
+
+
+def _without_table(options: dict[str, str]) -> dict[str, str]:
+    """Return options without what Spark says of the table that is being made: CREATE TABLE … USING persist."""
+    if "provider" not in options:
+        return options
+    return {
+        name: value
+        for name, value in options.items()
+        if name not in TABLE_PROPERTIES and not name.startswith("option.")
+    }
 
 
 def number(name: str, text: str, kind: type[N], least: N, most: N) -> N:

@@ -17,6 +17,7 @@ READ = {
     "from": "for changes: the first time, inclusive",
     "until": "for changes: the last time, exclusive",
     "columns": "names of the columns wanted, separated by commas, or a JSON list",
+    "seqno": 'the point of the log at which "latest" is taken, so that reads of several collections belong together',
     "slices": "number of tasks to read with, at most",
     "wait": "seconds to wait for the time to be sealed",
 }
@@ -33,6 +34,7 @@ class ReadOptions:
     lower: int = 0
     until: int = 0
     columns: tuple[str, ...] | None = None
+    seqno: int | None = None
     slices: int | None = None
     wait_s: float = READ_TIMEOUT_S
     storage: dict[str, str] = field(default_factory=dict)
@@ -62,6 +64,7 @@ class ReadOptions:
             lower=number("from", options.get("from", "0"), int, 0, TIME_MAX),
             until=number("until", options.get("until", "0"), int, 0, TIME_MAX + 1),
             columns=names(options.get("columns")),
+            seqno=number("seqno", options["seqno"], int, 0, TIME_MAX) if "seqno" in options else None,
             slices=number("slices", options["slices"], int, 1, 100_000) if "slices" in options else None,
             wait_s=number("wait", options.get("wait", str(READ_TIMEOUT_S)), float, 0, 1e9),
             storage=storage,

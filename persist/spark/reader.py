@@ -11,23 +11,17 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 from pyspark.sql.types import StructType
 
-from persist.blob import Blob, MissingBlob
-from persist.changes import Changes, read_changes
+from persist.changes import Changes
 from persist.client import open as open_client
 from persist.collection import Collection
 from persist.errors import CollectionNotFound
-from persist.part_reader import PartReader
-from persist.reading import collected
-from persist.result import BATCH_ROWS_MAX
 from persist.scan import Scan
-from persist.snapshot import Snapshot, read_snapshot
+from persist.snapshot import Form, Snapshot
 from persist.spark.filters import expression
 from persist.spark.read_options import ReadOptions
+from persist.spark.slicing import PARALLEL_DEFAULT, count_for
 from persist.spark.surface import surfaced_errors
-from persist.spark.types import as_spark_expects
-from persist.storage import open_storage
-
-SLICE_BYTES = 16 << 20
+from persist.spark.task_reader import Place, TaskReader, What
 
 
 @dataclass
@@ -35,6 +29,7 @@ class Slice(InputPartition):
     """What one task reads."""
 
     scan: Scan
+    place: Place
 
     def __post_init__(self) -> None:
         super().__init__(None)
@@ -57,39 +52,21 @@ class PersistReader(DataSourceReader):
         ):
             result = planned(client.load(options.collection), options, tuple(self._schema.names))
             arrow = result.scan.schema.arrow
+            place = Place(client.url, options.storage, options.collection)
             records = pa.schema([arrow.field(name) for name in result.scan.schema.names])
             scan = replace(result.scan, filter=expression(self._filters, records)).pruned()
-        slices = scan.slices(options.slices) if options.slices else scan.slices_within(SLICE_BYTES)
-        return [Slice(each) for each in slices]
+        # The worker that plans does not know the cluster, so this many at a time are taken to run.
+        count = options.slices or count_for(scan, PARALLEL_DEFAULT)
+        return [Slice(each, place) for each in scan.slices(count)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Read one slice, in a task."""
         if not isinstance(partition, Slice):
             return  # Spark makes up an empty partition when there are none.
-        with surfaced_errors():
-            storage = open_storage(self._options.location, self._options.storage)
-            try:
-                for table in self._tables(partition.scan, storage.blob):
-                    yield from as_spark_expects(table, self._schema).to_batches(max_chunksize=BATCH_ROWS_MAX)
-            except MissingBlob as error:
-                if self._is_needed(error.key):
-                    raise
-                raise collected(error) from error
-            finally:
-                storage.close()
-
-    def _is_needed(self, key: str) -> bool:
-        with open_client(self._options.location, mode="read", storage_options=self._options.storage) as client:
-            try:
-                return client.load(self._options.collection).needs(key)
-            except CollectionNotFound:
-                return False
-
-    def _tables(self, scan: Scan, blob: Blob) -> Iterator[pa.Table]:
-        if self._options.form == "changes":
-            yield read_changes(scan, PartReader(blob))
-        else:
-            yield from read_snapshot(scan, self._options.form, PartReader(blob))
+        what: What = "changes" if self._options.form == "changes" else "all"
+        form: Form = "rows" if self._options.form == "rows" else "diff"
+        reader = TaskReader(partition.place, (partition.scan,), form, what, self._schema)
+        yield from reader.slice(0)
 
 
 class PushingReader(PersistReader):
@@ -103,9 +80,32 @@ class PushingReader(PersistReader):
 
 def planned(collection: Collection, options: ReadOptions, names: tuple[str, ...] | None) -> Snapshot | Changes:
     """Return what to read, of the columns that are among names (None: of those the options ask for)."""
+    options = _at_seqno(options, collection)
     wanted = options.columns
     if names is not None:
         wanted = tuple(name for name in names if name not in ("_time", "_diff"))
     if options.form == "changes":
         return collection.changes(options.lower, options.until, columns=wanted, timeout_s=options.wait_s)
     return collection.snapshot(options.as_of, columns=wanted, form=options.form, timeout_s=options.wait_s)
+
+
+def _at_seqno(options: ReadOptions, collection: Collection) -> ReadOptions:
+    """Return options whose times are those of the point of the log they name.
+
+    Contents as of a sealed time do not change, so from there on they can be read from whatever state is the newest.
+
+    Raises:
+        AsOfNotSealed: a time was not sealed then; it is not waited for.
+        CollectionNotFound: the collection has been destroyed since, and another may have its name.
+        InvalidUsage: there is no such seqno yet, or that part of the log is not kept any more.
+    """
+    if options.seqno is None:
+        return options
+    with open_client(options.location, mode="read", seqno=options.seqno, storage_options=options.storage) as client:
+        then = client.load(options.collection)
+        if then.id != collection.id:
+            raise CollectionNotFound(options.collection, client.url, ())
+        if options.form == "changes":
+            then.changes(options.lower, options.until, timeout_s=0)
+            return options
+        return options.with_latest(then.snapshot(options.as_of, timeout_s=0).as_of)

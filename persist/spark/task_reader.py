@@ -63,14 +63,17 @@ class TaskReader:
     schema: StructType
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            for number in batch.column(0).to_pylist():
+                yield from self.slice(number)
+
+    def slice(self, number: int) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of one slice, as Spark expects them."""
         with surfaced_errors():
             storage = open_storage(self.place.url, self.place.storage)
             try:
-                reader = PartReader(storage.blob)
-                for batch in batches:
-                    for number in batch.column(0).to_pylist():
-                        for table in self._tables(self.slices[number], reader):
-                            yield from as_spark_expects(table, self.schema).to_batches(max_chunksize=BATCH_ROWS_MAX)
+                for table in self._tables(self.slices[number], PartReader(storage.blob)):
+                    yield from as_spark_expects(table, self.schema).to_batches(max_chunksize=BATCH_ROWS_MAX)
             except MissingBlob as error:
                 if self.place.is_needed(error.key):
                     raise
