@@ -19,7 +19,7 @@ from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 
-from benchmarks import basics, compaction, latest, points, streams, travel
+from benchmarks import basics, compaction, latest, points, spark, streams, travel
 from benchmarks.harness import Row, report
 from benchmarks.workspace import Workspace
 
@@ -41,8 +41,11 @@ MEASURES: dict[str, Callable[[Workspace], list[Row]]] = {
     "micro": streams.micro,
     "compaction": compaction.throughput,
     "amplification": compaction.amplification,
+    "spark": spark.snapshots,
+    "spark-write": spark.write,
+    "spark-streams": spark.streams,
 }
-PACKAGES = ("pyarrow", "numpy", "duckdb", "polars", "deltalake", "pyiceberg")
+PACKAGES = ("pyarrow", "numpy", "duckdb", "polars", "deltalake", "pyiceberg", "pyspark")
 
 
 def main(command_line: list[str] | None = None) -> int:
