@@ -11,7 +11,7 @@ from persist.codecs.part_index import Group, PartIndex, decode_groups, footer_ra
 from persist.codecs.part_stream import PART_BYTES_TARGET, ROW_GROUP_BYTES_MAX, ROW_GROUP_ROWS, PartStream, encode_parts
 from persist.codecs.pruning import parts_that_may_match
 from persist.codecs.scalars import is_flat, scalar_from_json, scalar_to_json
-from persist.codecs.schema import CollectionSchema, Side
+from persist.codecs.schema import TIME_UNITS, CollectionSchema, Side
 from persist.codecs.small import SmallUpdates, gathered, small_updates
 from persist.codecs.touching import Touching
 from persist.codecs.types import check_type, type_from_json, type_to_json
@@ -22,6 +22,7 @@ __all__ = [
     "ROW_GROUP_BYTES_MAX",
     "ROW_GROUP_ROWS",
     "TIME_MAX",
+    "TIME_UNITS",
     "Binary",
     "Codec",
     "CodecMismatch",

@@ -9,7 +9,8 @@ versions are.
 
 Written form, part of the storage format:
 
-    schema = {"key": side, "value": side}
+    schema = {"key": side, "value": side, "timeline"?: unit}
+    unit   = "s" | "ms" | "us" | "ns"
     side   = null                                                       unit: no column
            | {"fields": [[name, type], ...]}                            structured
            | {"codec": name, "version": n, "type": type}                through a codec
@@ -29,6 +30,7 @@ from persist.codecs.types import Json, check_type, type_from_json, type_to_json
 NAME_CHARS_MAX = 128
 TIME = "_time"
 DIFF = "_diff"
+TIME_UNITS = ("s", "ms", "us", "ns")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
 SideSpec: TypeAlias = Mapping[str, pa.DataType] | pa.Schema | Codec[Any] | type[Codec[Any]] | None
@@ -104,6 +106,7 @@ class CollectionSchema:
     """The fields of key and value of one collection, with what follows from them worked out once.
 
     Attributes:
+        timeline: the unit of `TIME_UNITS` in which times count since 1970-01-01T00:00Z; None if they only count.
         key_names, value_names: column names per side, in order; `names` is both.
         arrow: the key's fields, the value's, then `_time` and `_diff` (int64, not nullable).
         types: the types of these.
@@ -112,6 +115,7 @@ class CollectionSchema:
 
     key: Side
     value: Side
+    timeline: str | None = None
     key_names: tuple[str, ...] = field(init=False, repr=False, compare=False)
     value_names: tuple[str, ...] = field(init=False, repr=False, compare=False)
     names: tuple[str, ...] = field(init=False, repr=False, compare=False)
@@ -137,17 +141,23 @@ class CollectionSchema:
         object.__setattr__(self, "row_type", pa.struct(list(self.arrow)))
 
     @classmethod
-    def of(cls, key: SideSpec, value: SideSpec) -> "CollectionSchema":
+    def of(cls, key: SideSpec, value: SideSpec, timeline: str | None = None) -> "CollectionSchema":
         """Build a schema from what `create_or_load` takes.
 
         Args:
             key: names with types (dict or pa.Schema), a codec (class or instance), or None for unit.
             value: likewise.
+            timeline: a unit of time, or None.
 
         Raises:
-            SchemaMismatch: a name, type or codec that is not allowed, or a name used twice.
+            SchemaMismatch: a name, type, codec or unit that is not allowed, or a name used twice.
         """
-        return cls(Side.of(key, "key"), Side.of(value, "value"))
+        if timeline is not None and timeline not in TIME_UNITS:
+            raise SchemaMismatch(
+                f"timeline={timeline!r} is no unit of time: give one of {', '.join(map(repr, TIME_UNITS))}, or None "
+                "for times that are plain numbers"
+            )
+        return cls(Side.of(key, "key"), Side.of(value, "value"), timeline)
 
     def distinct(self, what: str, names: Sequence[str]) -> tuple[str, ...]:
         """Return names of some columns, key and value, which a caller gave as the argument called what.
@@ -171,14 +181,18 @@ class CollectionSchema:
 
     def to_json(self) -> dict[str, Json]:
         """Return the written form."""
-        return {"key": self.key.to_json(), "value": self.value.to_json()}
+        sides: dict[str, Json] = {"key": self.key.to_json(), "value": self.value.to_json()}
+        return sides if self.timeline is None else {**sides, "timeline": self.timeline}
 
     @classmethod
     def from_json(cls, j: Json) -> "CollectionSchema":
         """Read the written form, codecs unknown here as None; raises ValueError on anything else."""
-        if not isinstance(j, dict) or set(j) != {"key", "value"}:
-            raise ValueError(f"{j!r:.80} is not the written form of a schema")
-        return cls(Side.from_json(j["key"], "key"), Side.from_json(j["value"], "value"))
+        match j:
+            case {"key": key, "value": value, **rest} if not rest:
+                return cls(Side.from_json(key, "key"), Side.from_json(value, "value"))
+            case {"key": key, "value": value, "timeline": str(unit), **rest} if not rest and unit in TIME_UNITS:
+                return cls(Side.from_json(key, "key"), Side.from_json(value, "value"), unit)
+        raise ValueError(f"{j!r:.80} is not the written form of a schema")
 
     def reconcile(self, stored: "CollectionSchema", collection: str) -> "CollectionSchema":
         """Return the stored schema with the codec objects given here, if both say the same.
@@ -193,12 +207,15 @@ class CollectionSchema:
         """
         _check_codecs(self, stored, collection)
         differences = _differences("key", self.key, stored.key) + _differences("value", self.value, stored.value)
+        if self.timeline != stored.timeline:
+            differences.append(f"the timeline is stored as {stored.timeline!r}, given as {self.timeline!r}")
         if differences:
             raise SchemaMismatch(
                 f"collection {collection!r} has another schema than the one given: {'; '.join(differences)}. "
                 "Give the stored schema, or use another collection name."
             )
-        return CollectionSchema(_with_codec(stored.key, self.key), _with_codec(stored.value, self.value))
+        sides = (_with_codec(stored.key, self.key), _with_codec(stored.value, self.value))
+        return CollectionSchema(*sides, timeline=stored.timeline)
 
 
 def _plain(name: str, arrow_type: pa.DataType) -> pa.Field:

@@ -64,6 +64,7 @@ from persist.plan import Explanation
 from persist.settings import Settings
 from persist.snapshot import Snapshot
 from persist.telemetry import Metrics
+from persist.timeline import Timeline
 
 __all__ = [
     "Antichain",
@@ -121,6 +122,7 @@ __all__ = [
     "SchemaMismatch",
     "Settings",
     "Snapshot",
+    "Timeline",
     "Unavailable",
     "Unit",
     "Unreferenced",

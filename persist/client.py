@@ -204,12 +204,14 @@ class Client:
         contents = self._follower.known(state.ids[name], name)
         return Collection(self, contents.id, name, contents.schema)
 
-    def create_or_load(self, name: str, *, key: Any, value: Any = None) -> Collection:
+    def create_or_load(self, name: str, *, key: Any, value: Any = None, timeline: str | None = None) -> Collection:
         """Return the collection of that name; create it, empty, if there is none. Idempotent.
 
         Args:
             name: 1 to 255 characters, no '/', '..' or control characters.
             key, value: a dict of names to Arrow types, a `pa.Schema`, a `Codec`, or None for no columns at all.
+            timeline: what times are: "s", "ms", "us" or "ns" since 1970-01-01T00:00Z, so that a moment may be given
+                wherever the collection is read as of a time; None if they are numbers of another meaning.
 
         Raises:
             SchemaMismatch, CodecMismatch: it exists with another schema; the message shows the difference.
@@ -217,7 +219,7 @@ class Client:
         """
         self._check_open("create_or_load")
         check_name(name)
-        schema = CollectionSchema.of(key, value)
+        schema = CollectionSchema.of(key, value, timeline)
         while True:
             state = self._follower.refresh()
             id_ = state.ids.get(name)

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from concurrent.futures import Future
 from contextlib import suppress
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -33,6 +34,7 @@ from persist.records import AllowCompaction, Destroy, ReleaseHold, Seal, SetHold
 from persist.scan import Scan
 from persist.snapshot import Form, Snapshot, check_request, snapshot_slices, snapshot_tables
 from persist.state import ExpectUpper
+from persist.timeline import Moment, Timeline
 
 if TYPE_CHECKING:
     from persist.client import Client
@@ -57,6 +59,11 @@ class Collection:
         self.id = id_
         self.name = name
         self.schema = schema
+
+    @property
+    def timeline(self) -> Timeline | None:
+        """What times are, if they are moments: it turns moments into times, and back."""
+        return None if self.schema.timeline is None else Timeline(self.schema.timeline)
 
     @property
     def upper(self) -> Antichain:
@@ -143,11 +150,12 @@ class Collection:
         """
         return self.client._compact(self.id, self.name, full=not only_due)
 
-    def hold(self, time: int | None = None, *, name: str | None = None) -> Hold:
+    def hold(self, time: int | Moment | None = None, *, name: str | None = None) -> Hold:
         """Keep since at or before a time, durably. Cost: a commit, or nothing if something holds it already.
 
         Args:
-            time: where; of a named hold that exists it may be left out.
+            time: where, as a number or, if the collection has a timeline, a moment; of a named hold that exists it may
+                be left out.
             name: makes the hold permanent. Without a name it is released with this client, or when its lease runs out.
                 If there is a hold of that name it is returned as it is, and its `time` may be another one.
 
@@ -157,11 +165,11 @@ class Collection:
             ReadOnly: this client only reads.
         """
         self.client._check_writable("hold")
+        time = None if time is None else self.as_time("hold time", time)
         if name is not None:
             return self._named_hold(check_hold_name(name), time)
         if time is None:
             raise InvalidUsage("hold() needs the time that since must not pass: hold(time), or hold(name=…)")
-        time = as_time("hold time", time)
         self._check_readable(time)
         leases = self.client._claims()
         return LeasedHold(leases, self.id, leases.claim(self.id, self.name, time, reads=False), time)
@@ -188,7 +196,7 @@ class Collection:
 
     def snapshot(
         self,
-        as_of: int | None = None,
+        as_of: int | Moment | None = None,
         *,
         columns: Sequence[str] | None = None,
         filter: pc.Expression | None = None,
@@ -198,7 +206,8 @@ class Collection:
         """Return the contents as of a time, to be read as Arrow, pandas, Polars, batches or Python rows.
 
         Args:
-            as_of: the time; None means the latest sealed one.
+            as_of: the time; None means the latest sealed one. If the collection has a timeline it may be a moment: its
+                contents are those of the last time that is not after it.
             columns: the columns wanted; None means all of them.
             filter: a `pyarrow.compute` expression over key and value columns.
             form: "rows" (each record as often as its multiplicity) or "diff" (once, with `_diff`).
@@ -219,8 +228,8 @@ class Collection:
 
     def changes(
         self,
-        lower: int,
-        upper: int,
+        lower: int | Moment,
+        upper: int | Moment,
         *,
         columns: Sequence[str] | None = None,
         filter: pc.Expression | None = None,
@@ -229,6 +238,7 @@ class Collection:
         """Return the updates with `lower <= time < upper`, consolidated, in time order.
 
         Args:
+            lower, upper: the bounds, as numbers or, if the collection has a timeline, moments.
             timeout_s: how long to wait for `upper - 1` to be sealed; None waits without limit.
 
         Raises:
@@ -236,7 +246,7 @@ class Collection:
             AsOfNotSealed: upper is beyond the collection's upper.
             InvalidUsage: the interval is not `0 <= lower <= upper`.
         """
-        lower, upper = as_time("lower", lower), as_time("upper", upper, most=TIME_MAX + 1)
+        lower, upper = self.as_bound("lower", lower), self.as_bound("upper", upper, most=TIME_MAX + 1)
         check_request(self.schema, columns, filter, "diff")
         if lower > upper:
             raise InvalidUsage(
@@ -255,18 +265,18 @@ class Collection:
             reading.close()
             raise
 
-    def listen(self, as_of: int) -> Listen:
+    def listen(self, as_of: int | Moment) -> Listen:
         """Follow the updates after as_of, with progress; since waits for how far that has come.
 
         Raises:
             AsOfCompacted: as_of is before since.
         """
-        as_of = as_time("as_of", as_of)
+        as_of = self.as_time("as_of", as_of)
         _check_since(self._contents(), as_of + 1)
         _, reading = self._claim(as_of)
         return self._listen(as_of + 1, reading, None)
 
-    def subscribe(self, as_of: int | None = None, *, timeout_s: float | None = READ_TIMEOUT_S) -> Listen:
+    def subscribe(self, as_of: int | Moment | None = None, *, timeout_s: float | None = READ_TIMEOUT_S) -> Listen:
         """Return the contents as of a time as the first progress (at time as_of), then what `listen` returns.
 
         Both are taken at one point of the log, so that no update is seen twice or missed. None means the latest
@@ -310,6 +320,30 @@ class Collection:
         steps += token_steps(token, [self.id], steps)
         return self.client._submit("commit_parts", steps, {self.id: self.name})
 
+    def as_time(self, what: str, given: int | Moment) -> int:
+        """Return a number as it is, and of a moment the last time not after it; what says in errors what it is.
+
+        Raises:
+            InvalidUsage: it is neither, or a moment and the collection has no timeline.
+        """
+        if isinstance(given, (datetime, str)):
+            return self._timeline_for(what, given).time_of(given)
+        return as_time(what, given)
+
+    def as_bound(self, what: str, given: int | Moment, *, most: int = TIME_MAX) -> int:
+        """Like `as_time`, with the first time that is not before a moment: the bound of an interval."""
+        if isinstance(given, (datetime, str)):
+            return self._timeline_for(what, given).bound_of(given)
+        return as_time(what, given, most=most)
+
+    def _timeline_for(self, what: str, given: Moment) -> Timeline:
+        if self.timeline is None:
+            raise InvalidUsage(
+                f"{what} {given!r} is not an integer in [0, {TIME_MAX}], and the collection {self.name!r} has no "
+                'timeline by which a moment would be one. Give a number, or create one with timeline="us".'
+            )
+        return self.timeline
+
     def __repr__(self) -> str:
         return f"<Collection {self.name!r} at {self.client.url}>"
 
@@ -328,11 +362,11 @@ class Collection:
         self.client._check_open("reading")
         return self.client._follower.current(self.id, self.name)
 
-    def _sealed(self, as_of: int | None, timeout_s: float | None) -> tuple[CollectionState, int]:
+    def _sealed(self, as_of: int | Moment | None, timeout_s: float | None) -> tuple[CollectionState, int]:
         """Wait until as_of (None: any time) is sealed; return the contents of that moment and the time to read."""
         self.client._check_open("reading")
         if as_of is not None:
-            as_of = as_time("as_of", as_of)
+            as_of = self.as_time("as_of", as_of)
         if timeout_s is not None and not (isinstance(timeout_s, (int, float)) and timeout_s >= 0):
             raise InvalidUsage(
                 f"timeout_s={timeout_s!r} is not a number of seconds; give 0 or more, or None for no limit"
@@ -353,7 +387,7 @@ class Collection:
             raise AsOfCompacted(time, contents.since)
         return contents, time
 
-    def _claimed(self, as_of: int | None, timeout_s: float | None) -> tuple[CollectionState, int, Reading]:
+    def _claimed(self, as_of: int | Moment | None, timeout_s: float | None) -> tuple[CollectionState, int, Reading]:
         """Like `_sealed`, of a moment from which on since waits for the read."""
         _, time = self._sealed(as_of, timeout_s)
         contents, reading = self._claim(time)
@@ -386,8 +420,6 @@ class Collection:
             raise AsOfCompacted(time, since)
 
     def _named_hold(self, name: str, time: int | None) -> NamedHold:
-        if time is not None:
-            time = as_time("hold time", time)
         while True:
             holds = self._contents().holds
             found = holds.get(name)

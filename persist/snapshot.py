@@ -115,7 +115,7 @@ def read_touched(scan: Scan, form: Form, reader: PartReader) -> Iterator[pa.Tabl
 
 def _given_out(table: pa.Table, scan: Scan, form: Form) -> Iterator[pa.Table]:
     if form == "rows" and "_diff" in table.column_names:
-        yield from _repeated(table, scan)
+        yield from repeated(table, scan)
     elif table.num_rows:
         yield table
 
@@ -255,7 +255,7 @@ def snapshot_tables(scan: Scan, form: Form, reading: Reading) -> Iterator[pa.Tab
         yield found
 
 
-def _repeated(contents: pa.Table, scan: Scan) -> Iterator[pa.Table]:
+def repeated(contents: pa.Table, scan: Scan) -> Iterator[pa.Table]:
     """Yield contents without `_diff`, each row as often as it says."""
     rows = contents.select(list(scan.columns))
     counts = contents["_diff"].to_numpy()
@@ -390,7 +390,7 @@ class Snapshot(ArrowResult):
             found = self._lookup.contents(wanted, self.form, self._reading())
         if self.form == "diff" or "_diff" not in found.column_names:
             return found
-        tables = list(_repeated(found, self.scan))
+        tables = list(repeated(found, self.scan))
         if not self.scan.columns:
             return rows_without_columns(sum(map(len, tables)))
         return pa.concat_tables([self.schema.empty_table(), *tables])

@@ -9,12 +9,15 @@ import re
 from collections.abc import Mapping
 from typing import TypeVar
 
+from persist.codecs import TIME_MAX
 from persist.errors import InvalidUsage
 
 STORAGE = "storage."
 TABLE_PROPERTIES = ("comment", "external", "is_managed_location", "location", "owner", "provider")
 
 N = TypeVar("N", int, float)
+
+_DAY = re.compile(r"\s*\d{4}-")
 
 
 def split_options(
@@ -27,7 +30,7 @@ def split_options(
         location = location.replace("file:", "file://", 1)  # How Hadoop writes the path of a table.
     storage = {name.removeprefix(STORAGE): value for name, value in lower.items() if name.startswith(STORAGE)}
     options = {name: value for name, value in lower.items() if not name.startswith(STORAGE)}
-    if unknown := sorted(options.keys() - known.keys()):
+    if unknown := sorted(options.keys() - {name.lower() for name in known}):
         right = "; ".join(f"{name}: {meaning}" for name, meaning in known.items())
         raise InvalidUsage(
             f'option {", ".join(map(repr, unknown))} is not an option for {doing} format("persist"). There are: '
@@ -64,6 +67,16 @@ def number(name: str, text: str, kind: type[N], least: N, most: N) -> N:
     if not least <= found <= most:
         raise InvalidUsage(f"option {name}={text!r} is not a number from {least} to {most}")
     return found
+
+
+def time_or_moment(name: str, text: str, most: int = TIME_MAX) -> int | str:
+    """Return a time; or the text, if that is a moment, for which the timeline of the collection has the time."""
+    if _DAY.match(text):
+        return text
+    try:
+        return number(name, text, int, 0, most)
+    except InvalidUsage as error:
+        raise InvalidUsage(f"{error}, nor a timestamp such as 2026-11-21T12:00:00Z") from error
 
 
 def names(text: str | None) -> tuple[str, ...] | None:

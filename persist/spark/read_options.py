@@ -7,15 +7,15 @@ from typing import Literal
 from persist.codecs import TIME_MAX
 from persist.collection import READ_TIMEOUT_S
 from persist.errors import InvalidUsage
-from persist.spark.options import names, number, split_options
+from persist.spark.options import names, number, split_options, time_or_moment
 
 Form = Literal["rows", "diff", "changes"]
 READ = {
     "collection": "name of the collection",
     "form": '"rows" (default), "diff" or "changes"',
-    "as_of": 'for rows and diff: a time, or "latest" (default)',
-    "from": "for changes: the first time, inclusive",
-    "until": "for changes: the last time, exclusive",
+    "as_of": 'for rows and diff: a time, or "latest" (default); if the collection has a timeline, also a timestamp',
+    "from": "for changes: the first time (or timestamp), inclusive",
+    "until": "for changes: the last time (or timestamp), exclusive",
     "columns": "names of the columns wanted, separated by commas, or a JSON list",
     "seqno": 'the point of the log at which "latest" is taken, so that reads of several collections belong together',
     "slices": "number of tasks to read with, at most",
@@ -25,14 +25,14 @@ READ = {
 
 @dataclass(frozen=True)
 class ReadOptions:
-    """What to read. until is one past the last time of changes."""
+    """What to read. until is one past the last time of changes. Times given as timestamps are left as they are."""
 
     location: str
     collection: str
     form: Form = "rows"
-    as_of: int | None = None
-    lower: int = 0
-    until: int = 0
+    as_of: int | str | None = None
+    lower: int | str = 0
+    until: int | str = 0
     columns: tuple[str, ...] | None = None
     seqno: int | None = None
     slices: int | None = None
@@ -60,9 +60,9 @@ class ReadOptions:
             location=location,
             collection=options["collection"],
             form=form,  # type: ignore[arg-type]
-            as_of=None if as_of == "latest" else number("as_of", as_of, int, 0, TIME_MAX),
-            lower=number("from", options.get("from", "0"), int, 0, TIME_MAX),
-            until=number("until", options.get("until", "0"), int, 0, TIME_MAX + 1),
+            as_of=None if as_of == "latest" else time_or_moment("as_of", as_of),
+            lower=time_or_moment("from", options.get("from", "0")),
+            until=time_or_moment("until", options.get("until", "0"), TIME_MAX + 1),
             columns=names(options.get("columns")),
             seqno=number("seqno", options["seqno"], int, 0, TIME_MAX) if "seqno" in options else None,
             slices=number("slices", options["slices"], int, 1, 100_000) if "slices" in options else None,

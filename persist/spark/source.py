@@ -2,20 +2,26 @@
 
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 
-from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceWriter
+import pyarrow as pa
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, DataSourceWriter
 from pyspark.sql.types import StructType
 
 from persist.client import open as open_client
-from persist.errors import InvalidUsage
+from persist.collection import Collection
+from persist.errors import AsOfNotSealed, InvalidUsage
 from persist.snapshot import Snapshot
-from persist.spark.read_options import ReadOptions
+from persist.spark.options import split_options
+from persist.spark.read_options import READ, ReadOptions
 from persist.spark.reader import PersistReader, PushingReader, planned
+from persist.spark.stream_options import STREAM, StreamOptions, is_only_for_streams
 from persist.spark.surface import surfaced_errors
 from persist.spark.types import spark_schema
 from persist.spark.write_options import WriteOptions
 from persist.spark.writer import PersistWriter
 
+_EXTRA: Mapping[str, tuple[str, ...]] = {"rows": (), "diff": ("_diff",), "changes": ("_time", "_diff")}
 _PUSHING_WORKER = "pyspark.sql.worker.data_source_pushdown_filters"
 
 
@@ -36,12 +42,17 @@ class PersistDataSource(DataSource):
         The latest time is chosen here, once, so that all plans of one DataFrame read the same contents.
         """
         with surfaced_errors():
-            options = ReadOptions.of(self.options)
+            # Spark does not say whether it is going to read a batch or a stream; the reader's own check is stricter.
+            split_options(self.options, {**READ, **STREAM}, "reading")
+            for_stream = is_only_for_streams(self.options)
+            options = StreamOptions.of(self.options) if for_stream else ReadOptions.of(self.options)
             with open_client(options.location, mode="read", storage_options=options.storage) as client:
-                result = planned(client.load(options.collection), options, None)
-            if isinstance(result, Snapshot):
-                self._latest = result.as_of
-            return spark_schema(result.schema)
+                collection = client.load(options.collection)
+                if isinstance(options, ReadOptions):
+                    self._latest = _chosen(collection, options)
+                schema = collection.schema
+                names = schema.names if options.columns is None else schema.distinct("columns", options.columns)
+                return spark_schema(pa.schema([schema.arrow.field(n) for n in (*names, *_EXTRA[options.form])]))
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """Return what plans and reads, called by PySpark's planning worker and by nobody else."""
@@ -52,6 +63,12 @@ class PersistDataSource(DataSource):
         with surfaced_errors():
             return kind(ReadOptions.of(self.options).with_latest(self._latest), schema)
 
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        # Admission control came with PySpark 4.2; older ones can do everything else.
+        from persist.spark.stream_reader import PersistStreamReader
+
+        return PersistStreamReader(self.options, schema)
+
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         with surfaced_errors():
             if overwrite:
@@ -60,3 +77,15 @@ class PersistDataSource(DataSource):
                     "retractions (_diff = -1) of what is to go."
                 )
             return PersistWriter(WriteOptions.of(self.options), schema)
+
+
+def _chosen(collection: Collection, options: ReadOptions) -> int | None:
+    """Check what can be checked of a read, and return the time that it is of; None for changes.
+
+    What is not sealed yet is waited for when it is read, and not at all if this is for a stream.
+    """
+    try:
+        result = planned(collection, replace(options, wait_s=0), None)
+    except AsOfNotSealed:
+        return None
+    return result.as_of if isinstance(result, Snapshot) else None
