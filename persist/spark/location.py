@@ -25,7 +25,7 @@ from persist.client import Client
 from persist.client import open as open_client
 from persist.collection import READ_TIMEOUT_S, Collection
 from persist.compaction import CompactionPolicy
-from persist.errors import AsOfNotSealed, CollectionNotFound, InvalidUsage
+from persist.errors import CollectionNotFound, InvalidUsage
 from persist.settings import Settings
 from persist.snapshot import Form, Snapshot
 from persist.spark.native import Planned, plan
@@ -115,9 +115,10 @@ class SparkLocation:
         timeout_s: float = READ_TIMEOUT_S,
     ) -> Planned:
         """Return what `snapshot` would read, and how: print it. Arguments and errors as there."""
-        rows, latest = self._load(collection)
-        if as_of is None or as_of == "latest":
-            as_of = latest
+        rows, then = self._load(collection)
+        as_of = None if as_of == "latest" else as_of
+        if then is not None:  # What can be read there can be read anywhere later, for it does not change.
+            as_of = then.snapshot(as_of, timeout_s=0).as_of
         snapshot = rows.snapshot(as_of, columns=columns, form=form, timeout_s=timeout_s)
         self._reading.append(snapshot)
         return plan(self.spark, snapshot, self._place(collection), native)
@@ -148,7 +149,9 @@ class SparkLocation:
         timeout_s: float = READ_TIMEOUT_S,
     ) -> PlannedChanges:
         """Return what `changes` would read, and how: print it."""
-        rows, _ = self._load(collection)
+        rows, then = self._load(collection)
+        if then is not None:
+            then.changes(lower, until, timeout_s=0)
         changes = rows.changes(lower, until, columns=columns, timeout_s=timeout_s)
         self._reading.append(changes)
         return plan_changes(self.spark, changes, self._place(collection), native)
@@ -163,18 +166,13 @@ class SparkLocation:
             each.close()
         self._reading.clear()
 
-    def _load(self, name: str) -> tuple[Collection, int | None]:
-        """Return a collection, and the last time that was sealed at the pinned point (None if none is pinned)."""
-        if self._pinned is None:
-            return self._client.load(name), None
-        then = self._pinned.load(name)
+    def _load(self, name: str) -> tuple[Collection, Collection | None]:
+        """Return a collection as it is now, and as it was at the pinned point if there is one."""
+        then = None if self._pinned is None else self._pinned.load(name)
         rows = self._client.load(name)
-        if rows.id != then.id:
+        if then is not None and rows.id != then.id:
             raise CollectionNotFound(name, self.url, tuple(self._client.collections()))
-        upper = then.upper
-        if upper.has_beyond(0):
-            raise AsOfNotSealed(None, upper, 0.0)
-        return rows, None if upper.time is None else upper.time - 1
+        return rows, then
 
     def _place(self, collection: str) -> Place:
         return Place(self.url, self._storage, collection)

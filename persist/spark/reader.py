@@ -22,6 +22,7 @@ from persist.spark.read_options import ReadOptions
 from persist.spark.slicing import PARALLEL_DEFAULT, count_for
 from persist.spark.surface import surfaced_errors
 from persist.spark.task_reader import Place, TaskReader, What
+from persist.spark.worker_log import tell
 
 
 @dataclass
@@ -55,9 +56,10 @@ class PersistReader(DataSourceReader):
             place = Place(client.url, options.storage, options.collection)
             records = pa.schema([arrow.field(name) for name in result.scan.schema.names])
             scan = replace(result.scan, filter=expression(self._filters, records)).pruned()
-        # The worker that plans does not know the cluster, so this many at a time are taken to run.
-        count = options.slices or count_for(scan, PARALLEL_DEFAULT)
-        return [Slice(each, place) for each in scan.slices(count)]
+            # The worker that plans does not know the cluster, so this many at a time are taken to run.
+            slices = scan.slices(options.slices or count_for(scan, PARALLEL_DEFAULT))
+            _log(result, scan, len(slices))
+        return [Slice(each, place) for each in slices]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Read one slice, in a task."""
@@ -109,3 +111,12 @@ def _at_seqno(options: ReadOptions, collection: Collection) -> ReadOptions:
             then.changes(options.lower, options.until, timeout_s=0)
             return options
         return options.with_latest(then.snapshot(options.as_of, timeout_s=0).as_of)
+
+
+def _log(result: Snapshot | Changes, scan: Scan, slices: int) -> None:
+    pruned = {"filters": len(result.scan.all_parts) - len(scan.all_parts)}
+    if isinstance(result, Snapshot):
+        pruned |= {by: count for by, count in result.explain().pruned.items() if by != "filter"}
+    why = ", ".join(f"{count} by {by}" for by, count in pruned.items() if count) or "none"
+    parts, size = len(scan.all_parts), sum(part.bytes for part in scan.all_parts)
+    tell("planned %r: %d slices, %d parts, %d bytes; parts pruned: %s", result, slices, parts, size, why)

@@ -25,7 +25,8 @@ from persist.scan import Scan
 from persist.snapshot import Form, read_snapshot, read_touched
 from persist.spark.surface import surfaced_errors
 from persist.spark.types import as_spark_expects
-from persist.storage import open_storage
+from persist.spark.worker_log import tell
+from persist.storage import Storage, open_storage
 
 What = Literal["all", "touched", "keys", "changes"]
 
@@ -71,15 +72,24 @@ class TaskReader:
         """Yield the rows of one slice, as Spark expects them."""
         with surfaced_errors():
             storage = open_storage(self.place.url, self.place.storage)
+            rows = 0
             try:
                 for table in self._tables(self.slices[number], PartReader(storage.blob)):
+                    rows += len(table)
                     yield from as_spark_expects(table, self.schema).to_batches(max_chunksize=BATCH_ROWS_MAX)
+                self._log(number, rows, storage)
             except MissingBlob as error:
                 if self.place.is_needed(error.key):
                     raise
                 raise collected(error) from error
             finally:
                 storage.close()
+
+    def _log(self, number: int, rows: int, storage: Storage) -> None:
+        gets = storage.metered.counts()["get"]
+        parts = len(self.slices[number].all_parts)
+        message = "read a slice of %s: %d rows, %d parts, %d bytes in %d requests"
+        tell(message, self.place.collection, rows, parts, gets.bytes, gets.requests)
 
     def _tables(self, scan: Scan, reader: PartReader) -> Iterator[pa.Table]:
         if self.what == "keys":

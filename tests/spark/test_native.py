@@ -238,7 +238,9 @@ def test_a_pinned_location_reads_all_collections_as_they_were(spark: SparkSessio
             with pytest.raises(persist.CollectionNotFound):
                 then.snapshot("b")
         with here.at(then.seqno) as again:
-            assert again.snapshot("a", as_of=1).count() == 2
+            assert again.snapshot("a").count() == 1
+            with pytest.raises(persist.AsOfNotSealed):
+                again.snapshot("a", as_of=1)
         with pytest.raises(persist.InvalidUsage, match="is not in the log"), here.at(10_000):
             pass
 
