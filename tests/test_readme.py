@@ -21,8 +21,11 @@ def test_the_examples_run_one_after_the_other(tmp_path: Path) -> None:
     script = tmp_path / "readme.py"
     script.write_text("\n".join(BLOCKS))
     env = {**os.environ, "PYTHONPATH": "", "PYSPARK_PYTHON": sys.executable}
-    # In the checkout, as a reader would start it; the location is moved to a folder of the test's own.
-    script.write_text(script.read_text().replace('"orders-demo"', repr(str(tmp_path / "orders-demo"))))
+    # In the checkout, as a reader would start it; its folders are moved to one of the test's own.
+    text = script.read_text()
+    for folder in ("orders-demo", "orders-checkpoint"):
+        text = text.replace(f'"{folder}"', repr(str(tmp_path / folder)))
+    script.write_text(text)
     done = subprocess.run([sys.executable, str(script)], cwd=ROOT, env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
     assert "Antichain(13)" in done.stdout
