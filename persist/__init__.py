@@ -34,7 +34,7 @@ from persist.codecs import (
 )
 from persist.collection import Collection
 from persist.compaction import CompactionPolicy
-from persist.compactor import CompactionReport
+from persist.compaction_report import CompactionReport
 from persist.errors import (
     AsOfCompacted,
     AsOfNotSealed,

@@ -2,6 +2,7 @@
 
 import os
 import socket
+import threading
 import uuid
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -16,7 +17,8 @@ from persist.blob.clock import Clock, SystemClock
 from persist.codecs import CollectionSchema
 from persist.collection import Collection
 from persist.committer import Committer
-from persist.compactor import CompactionReport, Compactor
+from persist.compaction_report import CompactionReport
+from persist.compactor import Compactor
 from persist.errors import ClientClosed, CollectionExists, CollectionNotFound, ReadOnly, WriterFenced
 from persist.follower import Follower
 from persist.fsck import examine
@@ -29,12 +31,14 @@ from persist.multi_write import MultiWrite
 from persist.names import check_name
 from persist.operations import Step, Write, token_steps
 from persist.part_reader import Decoded, Footers, PartReader
+from persist.part_writer import PartWriter
 from persist.pinned import PinnedFollower
 from persist.pool import Pool
 from persist.records import AllowCompaction, CloseWriter, Create, OpenWriter
 from persist.settings import Settings
 from persist.storage import Location, Storage, open_storage
 from persist.telemetry import Metrics, register
+from persist.workshop import Workbench, Workshop
 
 Mode = Literal["shared", "exclusive", "read"]
 IO_THREADS = 4
@@ -154,15 +158,8 @@ class Client:
         self._committer = committer
         self._leases = Leases(self._follower, committer.submit, committer.check_may_wait, how.clock, how.settings, name)
         self._garbage = Garbage(self._blob, self._follower, committer, how.settings)
-        self._compactor = Compactor(
-            self._blob,
-            self._follower,
-            committer.submit,
-            self._pool,
-            self._footers,
-            how.settings.compaction,
-            budget,
-        )
+        stop = threading.Event()
+        self._compactor = self._compactor_of(self._workbench(stop), stop)
         self._compaction = BackgroundCompaction(self._compactor, self._follower, how.clock, how.settings)
         committer.appended = self._compaction.committed
         weakref.finalize(self, _unless_forked, self._pid, self._compaction.request_stop)
@@ -361,6 +358,16 @@ class Client:
         assert self._committer is not None
         self._committer.check_may_wait()
         return self._compactor.compact(id_, name, full=full, destroy=full)
+
+    def _workbench(self, stop: threading.Event) -> Workbench:
+        budget = self._settings.memory_budget
+        reader = PartReader(self._blob, self._pool, self._footers, budget)
+        writer = PartWriter(self._blob, self._follower.next_seqno, budget)
+        return Workbench(reader, writer, self._pool, self._settings.compaction.part_bytes, stop)
+
+    def _compactor_of(self, workshop: Workshop, stop: threading.Event) -> Compactor:
+        assert self._committer is not None
+        return Compactor(self._follower, self._committer.submit, self._settings.compaction, workshop, stop)
 
     def _write_step(self, id_: str, schema: CollectionSchema, updates: Any) -> Write | None:
         assert self._committer is not None

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from persist.antichain import Antichain, as_time
 from persist.changes import Changes, read_changes
 from persist.codecs import TIME_MAX, CollectionSchema, Part
-from persist.compactor import CompactionReport
+from persist.compaction_report import CompactionReport
 from persist.contents import CollectionState
 from persist.control import check_parts
 from persist.errors import (

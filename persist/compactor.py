@@ -1,11 +1,4 @@
-"""Compaction carried out: parts are read, merged and written, and one record puts the result in place.
-
-Work is done slice by slice of the key space, in key order: each is read, consolidated, and appended to a stream of new
-parts, which are uploaded as they become full. So memory is a slice, a row group and a part in progress, whatever the
-size of the collection.
-
-A new keyframe is made of the plan by which a reader would read its time. Where no history touches the keys of a part of
-the old one, the new one lists that very part. Small parts next to rewritten ones are rewritten with them.
+"""Compaction carried out: a workshop makes new parts out of old ones, and one record puts the result in place.
 
 Nothing is replaced before all of it has been written, and only if what it was made of is still there: the record says
 so, and loses otherwise (`persist.contents`). Any number of compactors may therefore run; a loser deletes what it
@@ -14,94 +7,28 @@ diffs are held against each other: a slice that was lost or read twice would sho
 """
 
 import threading
-from collections.abc import Callable, Sequence
-from concurrent.futures import Executor, Future
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
 
 import msgspec
-import numpy as np
-import pyarrow as pa
 
-from persist.blob import Blob, Indeterminate, MissingBlob
-from persist.codecs import (
-    TIME_MAX,
-    CollectionSchema,
-    DiffOverflow,
-    KeyRange,
-    Part,
-    PartStream,
-    consolidate,
-    exact_sum,
-    ordered_keys,
-)
+from persist.blob import Indeterminate, MissingBlob
+from persist.codecs import TIME_MAX, DiffOverflow, Part, ordered_keys
 from persist.compaction import CompactionPolicy, Forget, MakeKeyframe, Merge, Thin, Work, next_work
+from persist.compaction_report import CompactionReport, with_read, with_written
 from persist.contents import CollectionState, with_replaced
 from persist.errors import ClientClosed, CollectionNotFound, PersistError, Superseded, UploadExpired
 from persist.follower import Follower
 from persist.future import CommitFuture
 from persist.operations import Step
-from persist.part_reader import Footers, PartReader
-from persist.part_writer import PartWriter, group_bytes_max
 from persist.plan import snapshot_scan
 from persist.records import Keyframe, Numbers, Replace
 from persist.scan import Scan
+from persist.sharing import WHOLE_FRACTION, keyframe_pieces
+from persist.workshop import Made, Piece, Rewrite, Workshop
 
 Commit = Callable[[Sequence[Step], dict[str, str]], CommitFuture]
 ATTEMPTS = 3
-SLICE_SHARE = 8  # Of the budget one slice takes this fraction: merging takes about four times as much.
-WHOLE_FRACTION = 4  # Parts at least this fraction of the target are left as they are where they can be.
-
-
-@dataclass(frozen=True)
-class CompactionReport:
-    """What compaction did.
-
-    Attributes:
-        keyframes: those made, by their times.
-        forgotten: the time up to which history was dropped, None if none was.
-        runs_merged: runs of history that became fewer.
-        keyframes_dropped: those that were not needed any more, or too many.
-        parts_read, rows_read, bytes_read: what it read, of parts; rows and bytes of whole parts.
-        parts_written, rows_written, bytes_written: what it wrote.
-        parts_shared: parts of an earlier keyframe that a new one lists, too.
-        superseded: pieces of work that another compactor was faster to do.
-    """
-
-    keyframes: tuple[int, ...] = ()
-    forgotten: int | None = None
-    runs_merged: int = 0
-    keyframes_dropped: int = 0
-    parts_read: int = 0
-    rows_read: int = 0
-    bytes_read: int = 0
-    parts_written: int = 0
-    rows_written: int = 0
-    bytes_written: int = 0
-    parts_shared: int = 0
-    superseded: int = 0
-
-    def __str__(self) -> str:
-        if self == CompactionReport():
-            return "nothing to do"
-        done = [f"keyframe as of {as_of}" for as_of in self.keyframes]
-        done += [f"history up to {self.forgotten} forgotten"] if self.forgotten is not None else []
-        done += [f"{self.runs_merged:,} runs merged"] if self.runs_merged else []
-        done += [f"{self.keyframes_dropped:,} keyframes dropped"] if self.keyframes_dropped else []
-        done += [f"{self.parts_shared:,} parts shared"] if self.parts_shared else []
-        done += [f"{self.superseded:,} times another compaction was faster"] if self.superseded else []
-        read, wrote = ((self.parts_read, self.bytes_read), (self.parts_written, self.bytes_written))
-        done += [f"{what} {n:,} parts ({size:,} bytes)" for what, (n, size) in (("read", read), ("wrote", wrote))]
-        return ", ".join(done)
-
-    def __add__(self, other: "CompactionReport") -> "CompactionReport":
-        forgotten = max((each for each in (self.forgotten, other.forgotten) if each is not None), default=None)
-        added = {
-            name: getattr(self, name) + getattr(other, name)
-            for name in self.__dataclass_fields__
-            if name != "forgotten"
-        }
-        return CompactionReport(forgotten=forgotten, **added)
 
 
 class Compactor:
@@ -109,24 +36,25 @@ class Compactor:
 
     def __init__(
         self,
-        blob: Blob,
         follower: Follower,
         commit: Commit,
-        executor: Executor,
-        footers: Footers,
         policy: CompactionPolicy,
-        memory_budget: int,
+        workshop: Workshop,
+        stop: threading.Event,
     ) -> None:
-        self._blob = blob
+        """Make one.
+
+        Args:
+            commit: submits steps for collections, by id and name.
+            workshop: makes the parts.
+            stop: set by `close`; the workshop may know it, too.
+        """
         self._follower = follower
         self._commit = commit
         self._policy = policy
-        self._reader = PartReader(blob, executor, footers, memory_budget)
-        self._writer = PartWriter(blob, follower.next_seqno, memory_budget)
-        self._group_bytes = group_bytes_max(memory_budget)
-        self._executor = executor
+        self._workshop = workshop
         self._one_at_a_time = threading.Lock()
-        self._stop = threading.Event()
+        self._stop = stop
 
     def is_due(self, contents: CollectionState, *, destroy: bool = False) -> bool:
         """Tell whether `compact` would find something to do. Cost: no request."""
@@ -179,32 +107,26 @@ class Compactor:
         return self._follower.current(id_, name)
 
     def _do(self, contents: CollectionState, work: Work) -> CompactionReport:
-        made = _Made(self._writer, self._executor, contents, self._policy.part_bytes, self._group_bytes)
+        attempt = _Attempt(contents)
         if isinstance(work, Thin):
-            self._put(contents, Replace(contents.id, removed_keyframes=work.keyframes), made)
+            self._put(contents, Replace(contents.id, removed_keyframes=work.keyframes), attempt)
             return CompactionReport(keyframes_dropped=len(work.keyframes))
         try:
             if isinstance(work, MakeKeyframe):
-                step, report = self._keyframe(contents, work.as_of, made)
+                step, report = self._keyframe(contents, work.as_of, attempt)
             elif isinstance(work, Merge):
-                step, report = self._merge(contents, work.runs, made)
+                step, report = self._merge(contents, work.runs, attempt)
             else:
-                step, report = self._forget(contents, work, made)
-            step = msgspec.structs.replace(step, parts=made.parts)
-            self._put(contents, step, made)
+                step, report = self._forget(contents, work, attempt)
+            self._put(contents, msgspec.structs.replace(step, parts=tuple(attempt.parts)), attempt)
         except BaseException as error:
-            if made.may_be_committed:
+            if attempt.may_be_committed:
                 raise
-            made.discard()
+            self._workshop.discard(attempt.parts)
             if isinstance(error, MissingBlob) and not self._needs(contents, error.key):
                 raise Superseded("what this compaction read has been replaced and deleted meanwhile") from error
             raise
-        written = made.parts
-        return report + CompactionReport(
-            parts_written=len(written),
-            rows_written=sum(part.rows for part in written),
-            bytes_written=sum(part.bytes for part in written),
-        )
+        return with_written(attempt.parts, report)
 
     def _needs(self, contents: CollectionState, blob: str) -> bool:
         try:
@@ -213,108 +135,49 @@ class Compactor:
             return False
         return any(part.blob == blob for part in known.parts)
 
-    def _put(self, contents: CollectionState, step: Replace, made: "_Made") -> None:
+    def _put(self, contents: CollectionState, step: Replace, attempt: "_Attempt") -> None:
         """Commit step, which names what was made for it, as long as what it replaces is there."""
-        for attempt in range(ATTEMPTS):
+        for tries in range(ATTEMPTS):
             contents = self._contents(contents.id, contents.name)
             _, unused = with_replaced(contents, step)
             # Until there is an answer that says no, the record may be there or come yet, whatever ends the wait for it.
-            made.may_be_committed = True
+            attempt.may_be_committed = True
             try:
                 self._commit([msgspec.structs.replace(step, unused=unused)], {contents.id: contents.name}).result()
                 return
             except PersistError as error:
-                made.may_be_committed = isinstance(error, Indeterminate)
+                attempt.may_be_committed = isinstance(error, Indeterminate)
                 if isinstance(error, UploadExpired):  # That it came too late is the better reason, if it did.
                     with_replaced(self._contents(contents.id, contents.name), step)
-                if attempt == ATTEMPTS - 1 or not isinstance(error, Superseded):
+                if tries == ATTEMPTS - 1 or not isinstance(error, Superseded):
                     raise
 
-    # A keyframe.
+    def _made(self, contents: CollectionState, runs: Iterable[Iterable[Piece]], attempt: "_Attempt") -> list[Made]:
+        found = self._workshop.make(contents.id, runs, contents.parts)
+        for made in found:
+            attempt.parts += made.new
+        return found
 
-    def _keyframe(self, contents: CollectionState, as_of: int, made: "_Made") -> tuple[Replace, CompactionReport]:
+    def _keyframe(self, contents: CollectionState, as_of: int, attempt: "_Attempt") -> tuple[Replace, CompactionReport]:
         scan = snapshot_scan(contents, contents.schema, as_of, None)
         numbers = {part.blob: number for number, part in contents.numbered.items()}
-        listed: list[int] = []
-        expected = sum(part.diff_sum for part in scan.base)
-        read: list[Part] = [*scan.parts]
-        shared = 0
-        for region in self._regions(scan):
-            # Rows of a later keyframe say a later time, so its parts cannot be listed by an earlier one.
-            is_later = any(part.time_max > as_of for part in region.base)
-            is_touched = is_later or (region.parts and (made.is_open or self._is_touched(region)))
-            if is_touched or self._is_small(region, made):
-                read += region.base
-                expected += self._rewrite(region, as_of, made)
-                continue
-            listed += made.flush()
-            listed += [numbers[part.blob] for part in region.base]
-            shared += len(region.base)
-        listed += made.flush()
-        made.check(expected - sum(contents.numbered[n].diff_sum for n in listed if n >= 0))
-        made.check_order(listed)
-        step = Replace(contents.id, keyframes=(Keyframe(as_of, tuple(listed)),))
-        return step, _read(read, CompactionReport(keyframes=(as_of,), parts_shared=shared))
+        pieces = keyframe_pieces(scan, numbers, self._policy.part_bytes, self._workshop)
+        [made] = self._made(contents, [pieces], attempt)
+        listed = attempt.numbers(made)
+        shared = {number for number in listed if number >= 0}
+        rewritten = [part for part in scan.base if numbers[part.blob] not in shared]
+        attempt.check(listed, made.added + sum(part.diff_sum for part in scan.base))
+        step = Replace(contents.id, keyframes=(Keyframe(as_of, listed),))
+        report = CompactionReport(keyframes=(as_of,), parts_shared=len(shared))
+        return step, with_read([*scan.parts, *rewritten], report)
 
-    def _regions(self, scan: Scan) -> list[Scan]:
-        """Cut a plan where the parts of its keyframe begin."""
-        keys = [ordered_keys(part, scan.schema) for part in scan.base]
-        bounds = [part.keys for part in scan.base]
-        if len(scan.base) < 2 or any(each is None for each in keys) or any(each is None for each in bounds):
-            return [scan]
-        cuts = [each[0] for each in bounds[1:] if each is not None]
-        ranges = [KeyRange(a, b) for a, b in zip([None, *cuts], [*cuts, None], strict=True)]
-        return [
-            replace(scan, keys=within, base=(part,)).pruned() for within, part in zip(ranges, scan.base, strict=True)
-        ]
-
-    def _is_touched(self, region: Scan) -> bool:
-        """Tell whether history changes anything in a region, if that costs far less than writing it anew."""
-        rows = sum(region.rows_within(part) for part in region.parts)
-        if not region.base or rows > region.base[0].rows // 4:
-            return True
-        names = region.schema.names
-        for each in region.slices_within(self._reader.memory_budget // SLICE_SHARE):
-            if len(consolidate(self._rows(replace(each, base=()), names, []), names)):
-                return True
-        return False
-
-    def _is_small(self, region: Scan, made: "_Made") -> bool:
-        """Tell whether a part is so small that it should join those that are being written anew before it."""
-        return made.is_open and sum(part.bytes for part in region.base) < self._policy.part_bytes // WHOLE_FRACTION
-
-    def _rewrite(self, region: Scan, as_of: int, made: "_Made") -> int:
-        """Write a region of a keyframe; return the sum of the diffs of its history."""
-        names, added = region.schema.names, 0
-        for each in region.slices_within(self._reader.memory_budget // SLICE_SHARE):
-            self._check_running()
-            sums: list[int] = []
-            found = consolidate(self._rows(each, names, sums), names)
-            added += sum(sums)
-            made.add(_with_time(found, as_of, region.schema))
-        return added
-
-    def _rows(self, scan: Scan, names: Sequence[str], sums: list[int]) -> pa.Table:
-        """Return all rows of one slice, columns and `_diff`; add the diff sums of its updates to sums.
-
-        Nothing else keeps what it returns, so that whoever copies it may have its memory.
-        """
-        columns = [*names, "_diff"]
-        tables = [scan.empty(columns), *scan.base_rows(self._reader, columns)]
-        for table in scan.updates(self._reader, columns):
-            sums.append(exact_sum(table["_diff"].to_numpy()))
-            tables.append(table)
-        return pa.concat_tables(tables)
-
-    # History.
-
-    def _merge(self, contents: CollectionState, runs: Numbers, made: "_Made") -> tuple[Replace, CompactionReport]:
-        old = [run for run in contents.history if run[0] in runs]
-        numbers = [number for run in old for number in run]
+    def _merge(self, contents: CollectionState, runs: Numbers, attempt: "_Attempt") -> tuple[Replace, CompactionReport]:
+        numbers = [number for run in contents.history if run[0] in runs for number in run]
+        report = CompactionReport(runs_merged=len(runs))
         if (order := self._disjoint(contents, numbers)) is not None:
-            return Replace(contents.id, removed_runs=runs, runs=(order,)), CompactionReport(runs_merged=len(runs))
-        step = Replace(contents.id, removed_runs=runs, runs=self._rewritten(contents, numbers, 0, made))
-        return step, _read(contents.parts_of(numbers), CompactionReport(runs_merged=len(runs)))
+            return Replace(contents.id, removed_runs=runs, runs=(order,)), report
+        new = self._rewritten(contents, [numbers], 0, attempt)
+        return Replace(contents.id, removed_runs=runs, runs=new), with_read(contents.parts_of(numbers), report)
 
     def _disjoint(self, contents: CollectionState, numbers: Sequence[int]) -> Numbers | None:
         """Return parts in key order, if they may stay as they are: of fair size, and without a key in common."""
@@ -331,158 +194,67 @@ class Compactor:
         return tuple(number for _, _, number in keyed)
 
     def _rewritten(
-        self, contents: CollectionState, numbers: Sequence[int], lower: int, made: "_Made"
+        self, contents: CollectionState, runs: Sequence[Sequence[int]], lower: int, attempt: "_Attempt"
     ) -> tuple[Numbers, ...]:
-        """Write the updates of some parts from time lower on; return the run that they are now, or none."""
-        parts, schema = contents.parts_of(numbers), contents.schema
-        scan = Scan(schema, parts, lower, TIME_MAX + 1, schema.names).pruned()
-        columns, added = [*schema.names, "_time"], 0
-        for each in scan.slices_within(self._reader.memory_budget // SLICE_SHARE):
-            self._check_running()
-            sums: list[int] = []
-            made.add(consolidate(self._rows(each, columns, sums), columns))
-            added += sum(sums)
-        run = tuple(made.flush())
-        made.check(added)
-        made.check_order(run)
-        if lower == 0 and added != sum(part.diff_sum for part in parts):
-            raise AssertionError("slices of a merge did not read every update once")
-        return (run,) if run else ()
+        """Write the updates of some runs from time lower on; return the runs that they are now, if anything is left."""
+        schema = contents.schema
+        parts = [contents.parts_of(run) for run in runs]
+        scans = [Scan(schema, each, lower, TIME_MAX + 1, schema.names).pruned() for each in parts]
+        found = []
+        for old, made in zip(parts, self._made(contents, [[Rewrite(each)] for each in scans], attempt), strict=True):
+            new = attempt.numbers(made)
+            attempt.check(new, made.added)
+            if lower == 0 and made.added != sum(part.diff_sum for part in old):
+                raise AssertionError("slices of a merge did not read every update once")
+            found += [new] if new else []
+        return tuple(found)
 
-    def _forget(self, contents: CollectionState, work: Forget, made: "_Made") -> tuple[Replace, CompactionReport]:
+    def _forget(self, contents: CollectionState, work: Forget, attempt: "_Attempt") -> tuple[Replace, CompactionReport]:
         history_from = work.as_of + 1
-        removed: list[int] = []
-        runs: list[Numbers] = []
-        read: list[Part] = []
-        for run in contents.history:
-            parts = contents.parts_of(run)
-            if all(part.time_min >= history_from for part in parts):
-                continue
-            removed.append(run[0])
-            if any(part.time_max >= history_from for part in parts):
-                read += parts
-                runs += self._rewritten(contents, run, history_from, made)
+        removed = [run for run in contents.history if any(p.time_min < history_from for p in contents.parts_of(run))]
+        straddling = [run for run in removed if any(p.time_max >= history_from for p in contents.parts_of(run))]
         old = tuple(each.as_of for each in contents.keyframes if each.as_of < work.as_of)
         step = Replace(
             contents.id,
-            removed_runs=tuple(removed),
-            runs=tuple(runs),
+            removed_runs=tuple(run[0] for run in removed),
+            runs=self._rewritten(contents, straddling, history_from, attempt),
             removed_keyframes=old,
             history_from=history_from,
         )
-        return step, _read(read, CompactionReport(forgotten=work.as_of, keyframes_dropped=len(old)))
-
-    def _check_running(self) -> None:
-        if self._stop.is_set():
-            raise ClientClosed("compaction")
+        read = [part for run in straddling for part in contents.parts_of(run)]
+        return step, with_read(read, CompactionReport(forgotten=work.as_of, keyframes_dropped=len(old)))
 
 
-class _Made:
-    """The parts that one piece of work makes: encoded as rows come, uploaded while the next are made.
+class _Attempt:
+    """What was made for one piece of work, and how far it has come.
 
     A part that was made is named by -1, -2, … in the order of parts.
 
     Attributes:
+        parts: all that were made, and are stored.
         may_be_committed: whether a record may name them, so that they must stay.
     """
 
-    def __init__(
-        self,
-        writer: PartWriter,
-        executor: Executor,
-        contents: CollectionState,
-        part_bytes: int,
-        group_bytes: int,
-    ) -> None:
-        self._writer = writer
-        self._executor = executor
-        self._id = contents.id
-        self._schema = contents.schema
-        self._contents = contents
-        self._sources = contents.parts
-        self._part_bytes = part_bytes
-        self._group_bytes = group_bytes
-        self._stream: PartStream | None = None
-        self._uploads: list[Future[Part]] = []
-        self._listed = 0
-        self._checked = 0
+    def __init__(self, contents: CollectionState) -> None:
+        self.parts: list[Part] = []
         self.may_be_committed = False
+        self._contents = contents
 
-    @property
-    def is_open(self) -> bool:
-        """Whether rows have come since the last `flush`."""
-        return self._stream is not None
+    def numbers(self, made: Made) -> Numbers:
+        """Return the numbers and names of the parts of a run that was made."""
+        names = {part.blob: -1 - at for at, part in enumerate(self.parts)}
+        return tuple(names[each.blob] if isinstance(each, Part) else each for each in made.parts)
 
-    @property
-    def parts(self) -> tuple[Part, ...]:
-        """All parts, once they are stored."""
-        return tuple(upload.result() for upload in self._uploads)
-
-    def add(self, table: pa.Table) -> None:
-        """Take more rows, sorted and consolidated, which come after all before in key."""
-        if self._stream is None:
-            self._stream = PartStream(
-                self._schema,
-                part_bytes_target=self._part_bytes,
-                row_group_bytes_max=self._group_bytes,
-                sources=self._sources,
-            )
-        if len(table):
-            self._upload(self._stream.add(table))
-
-    def flush(self) -> list[int]:
-        """End the part in progress; return the names of all parts since the last call, in key order."""
-        if self._stream is not None:
-            self._upload(self._stream.finish())
-            self._stream = None
-        names = [-1 - at for at in range(self._listed, len(self._uploads))]
-        self._listed = len(self._uploads)
-        return names
-
-    def check(self, diff_sum: int) -> None:
-        """Raise AssertionError unless the diffs of all parts since the last call sum to this."""
-        parts = self.parts[self._checked :]
-        self._checked = len(self._uploads)
-        found = sum(part.diff_sum for part in parts)
-        if found != diff_sum:
-            raise AssertionError(f"the diffs of the result sum to {found}, and those of its sources to {diff_sum}")
-
-    def check_order(self, numbers: Sequence[int]) -> None:
-        """Raise AssertionError if parts, by number or name, have keys in common or are not in key order.
+    def check(self, run: Numbers, diff_sum: int) -> None:
+        """Raise AssertionError unless the diffs of a run sum to this, and its parts are in order without common keys.
 
         The sums of diffs do not show a slice that went beyond its keys: what it read too much is in both of them.
         """
-        parts = [self._contents.numbered[n] if n >= 0 else self._uploads[-1 - n].result() for n in numbers]
-        keyed = [keys for part in parts if (keys := ordered_keys(part, self._schema)) is not None]
+        parts = [self._contents.numbered[n] if n >= 0 else self.parts[-1 - n] for n in run]
+        found = sum(part.diff_sum for part in parts)
+        if found != diff_sum:
+            raise AssertionError(f"the diffs of the result sum to {found}, and those of its sources to {diff_sum}")
+        schema = self._contents.schema
+        keyed = [keys for part in parts if (keys := ordered_keys(part, schema)) is not None]
         if any(one[-1] >= other[0] for one, other in pairwise(keyed)):
             raise AssertionError("the parts of the result overlap in key: slices of the key space did, too")
-
-    def wait(self) -> None:
-        """Wait for uploads under way."""
-        for upload in self._uploads:
-            upload.exception()
-
-    def discard(self) -> None:
-        """Delete what was stored."""
-        self.wait()
-        self._writer.discard(upload.result() for upload in self._uploads if upload.exception() is None)
-
-    def _upload(self, encoded: list[tuple[bytes, Part]]) -> None:
-        for data, part in encoded:
-            if self._uploads:
-                self._uploads[-1].exception()  # One at a time: each takes memory.
-            self._uploads.append(self._executor.submit(self._writer.put, self._id, data, part))
-
-
-def _with_time(table: pa.Table, time: int, schema: CollectionSchema) -> pa.Table:
-    times = pa.array(np.full(len(table), time, np.int64))
-    columns = [*(table[name] for name in schema.names), times, table["_diff"]]
-    return pa.Table.from_arrays(columns, schema=schema.arrow)
-
-
-def _read(parts: Sequence[Part], report: CompactionReport) -> CompactionReport:
-    return report + CompactionReport(
-        parts_read=len(parts),
-        rows_read=sum(part.rows for part in parts),
-        bytes_read=sum(part.bytes for part in parts),
-    )

@@ -6,6 +6,7 @@ away from the checkout), call `register(spark)` once for a session.
 
 from persist.spark.columns import columns_used, pruned
 from persist.spark.location import SparkLocation, changes, explain, location, snapshot
+from persist.spark.maintenance import compact
 from persist.spark.registration import register
 from persist.spark.source import PersistDataSource
 from persist.spark.views import create_views
@@ -15,6 +16,7 @@ __all__ = [
     "SparkLocation",
     "changes",
     "columns_used",
+    "compact",
     "create_views",
     "explain",
     "location",

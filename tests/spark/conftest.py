@@ -8,6 +8,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 import persist
+from tests.spark.cluster import environment
 
 
 @pytest.fixture(scope="session")
@@ -29,6 +30,12 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     )
     yield session
     session.stop()
+
+
+@pytest.fixture(scope="session")
+def wheel_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Python that has the library as its users do, from a wheel, and nothing of the checkout."""
+    return environment(tmp_path_factory.mktemp("wheel"))
 
 
 @pytest.fixture
