@@ -19,18 +19,17 @@ from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
-from persist.blob import Blob
 from persist.changes import read_changes
 from persist.errors import InvalidUsage, PersistError
 from persist.part_reader import PartReader
 from persist.scan import Scan
-from persist.snapshot import read_snapshot, repeated
-from persist.spark.read_options import ReadOptions
-from persist.spark.reader import PersistReader, Slice
+from persist.snapshot import Form, read_snapshot, repeated
+from persist.spark.reader import Slice
 from persist.spark.stream_offset import Offset
-from persist.spark.stream_options import COUNT_MAX, Limits, StreamForm, StreamOptions
+from persist.spark.stream_options import COUNT_MAX, Limits, StreamOptions
 from persist.spark.stream_source import StreamSource
 from persist.spark.surface import surfaced_errors
+from persist.spark.task_reader import TaskReader, What
 
 Json = dict[str, Any]
 
@@ -79,14 +78,15 @@ class PersistStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def partitions(self, start: Json, end: Json) -> list[InputPartition]:
         with surfaced_errors():
             pieces = self._source.plan(Offset.of(start), Offset.of(end))
-            return [StreamSlice(piece.scan, piece.as_of) for piece in pieces]
+            return [StreamSlice(piece.scan, self._source.place, piece.as_of) for piece in pieces]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Read one slice, in a task."""
         assert isinstance(partition, StreamSlice)
-        options = self._options
-        reading = ReadOptions(options.location, options.collection, storage=options.storage)
-        return _SliceReader(reading, self._schema, options.form, partition.as_of).read(partition)
+        form: Form = "rows" if self._options.form == "rows" else "diff"
+        what: What = "changes" if partition.as_of is None else "all"
+        task = _StreamTask(partition.place, (partition.scan,), form, what, self._schema, partition.as_of)
+        return task.slice(0)
 
     def commit(self, end: Json) -> None:
         with surfaced_errors():
@@ -112,26 +112,23 @@ class PersistStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._opened
 
 
-class _SliceReader(PersistReader):
-    """Reads slices of a stream, in the form that its rows have."""
+@dataclass(frozen=True)
+class _StreamTask(TaskReader):
+    """Reads a slice of contents as of a time, or, if that is None, of updates."""
 
-    def __init__(self, options: ReadOptions, schema: StructType, form: StreamForm, as_of: int | None) -> None:
-        super().__init__(options, schema)
-        self._form = form
-        self._as_of = as_of
+    as_of: int | None
 
-    def _tables(self, scan: Scan, blob: Blob) -> Iterator[pa.Table]:
-        reader = PartReader(blob)
-        if self._form == "rows" and self._as_of is not None:
-            yield from read_snapshot(scan, "rows", reader)
-        elif self._as_of is not None:
-            for table in read_snapshot(scan, "diff", reader):
-                times = pa.repeat(pa.scalar(self._as_of, pa.int64()), len(table))
-                yield table.append_column(scan.schema.arrow.field("_time"), times)
-        elif self._form == "changes":
-            yield read_changes(scan, reader)
-        else:
-            yield from repeated(_insertions(read_changes(scan, reader)), scan)
+    def _tables(self, scan: Scan, reader: PartReader) -> Iterator[pa.Table]:
+        if self.as_of is None:
+            updates = read_changes(scan, reader)
+            return iter([updates]) if self.form == "diff" else repeated(_insertions(updates), scan)
+        tables = read_snapshot(scan, self.form, reader)
+        return tables if self.form == "rows" else (_at(self.as_of, table, scan) for table in tables)
+
+
+def _at(time: int, contents: pa.Table, scan: Scan) -> pa.Table:
+    times = pa.repeat(pa.scalar(time, pa.int64()), len(contents))
+    return contents.append_column(scan.schema.arrow.field("_time"), times)
 
 
 def _insertions(updates: pa.Table) -> pa.Table:

@@ -22,6 +22,7 @@ from persist.spark.stream_hold import StreamHold, check_free
 from persist.spark.stream_limits import BatchEnds
 from persist.spark.stream_offset import Offset, Position
 from persist.spark.stream_options import NO_HOLD, Limits, StreamOptions
+from persist.spark.task_reader import Place
 
 POLL_S = 0.5  # How long to look for something new before Spark is told that there is nothing.
 SLICE_BYTES = 16 << 20
@@ -59,6 +60,11 @@ class StreamSource:
         self._begun: Position | None = None  # Where this process, and not one before it, let the query begin.
         self._seen: Offset | None = None
 
+    @property
+    def place(self) -> Place:
+        """Where tasks find what a plan names."""
+        return Place(self._client.url, self._options.storage, self._options.collection)
+
     def beginning(self) -> Offset:
         """Return the offset of a query that has read nothing."""
         location = self._follower.state.location
@@ -90,14 +96,18 @@ class StreamSource:
             InvalidUsage: start is not of this collection.
         """
         self._check_place(start)
-        if start.position is None:
+        before = start.position
+        if before is None:
             position = self._begun = self._first(limits)
+        elif before.upper is None:
+            position = before
+            self._clock.sleep(self._patience_s)  # Spark asks again at once.
         else:
-            position = self._next(start.position, limits)
-            if start.position.upper is not None:
-                self._check(self._known, start.position)
+            contents = self._more(before)
+            self._check(self._known, before)
+            position = before if contents is None else self._cut(contents, before, limits)
         self._seen = replace(start, position=position)
-        if position == start.position:
+        if position == before:
             self._rest()
         return self._seen
 
@@ -169,7 +179,9 @@ class StreamSource:
         lower = self._lower()
         if lower is None:
             return Position(None, TIME_MAX, None, hold)
-        return self._next(Position(None, lower, lower, hold), limits)
+        at = Position(None, lower, lower, hold)
+        contents = self._more(at)
+        return at if contents is None else self._cut(contents, at, limits)
 
     def _lower(self) -> int | None:
         """Return the first time wanted; None if that is none, because what is sealed is all there will ever be."""
@@ -194,24 +206,26 @@ class StreamSource:
 
         contents = self._follower.wait_for(sealed, self._patience_s)
         if contents is not None:
-            return as_of if as_of is not None else _last_time(contents, self._sealed(contents))
+            time = as_of if as_of is not None else _last_time(contents, self._sealed(contents))
+            if not contents.since.has_beyond(time):
+                raise AsOfCompacted(time, contents.since)
+            return time
         wait_s = self._options.wait_s
         if wait_s is not None and self._clock.monotonic_s() - self._opened_s >= wait_s:
             raise AsOfNotSealed(as_of, self._known.upper, wait_s)
         return None
 
-    def _next(self, at: Position, limits: Limits) -> Position:
-        """Return the position after at, within limits; at itself if nothing more is sealed."""
-        if at.upper is None:
-            self._clock.sleep(self._patience_s)  # Spark asks again at once.
-            return at
+    def _more(self, at: Position) -> CollectionState | None:
+        """Wait for a state in which more is sealed than up to a position; None if there is none soon."""
 
         def sealed() -> CollectionState | None:
             return self._known if self._sealed(self._known) > at.frontier else None
 
-        contents = self._follower.wait_for(sealed, self._patience_s)
-        if contents is None:
-            return at
+        return self._follower.wait_for(sealed, self._patience_s)
+
+    def _cut(self, contents: CollectionState, at: Position, limits: Limits) -> Position:
+        """Return the position after at, as far as contents and limits allow."""
+        assert at.upper is not None, "nothing comes after the end of all"
         upper = self._sealed(contents)
         scan = changes_scan(contents, self._collection.schema, at.upper, _end(upper), ())
         end = self._ends.end(scan, self._client._source(), limits)

@@ -283,6 +283,15 @@ def test_a_collection_without_anything_sealed_can_be_followed(path: str) -> None
             assert [listed(batch) for batch in query.all()] == [[(1, "a", 3, 1)]]
 
 
+def test_what_cannot_be_read_is_not_written_down_as_a_beginning(orders: persist.Collection, path: str) -> None:
+    orders.allow_compaction(70).result()  # Since may pass upper.
+    for options in (CHANGES, {**CHANGES, "from": "latest"}, {**CHANGES, "from": 70}):
+        with Query(path, options) as query, pytest.raises(persist.AsOfCompacted, match=r"since=Antichain\(70\)"):
+            query.next()
+        assert query.ends == []
+    assert orders.holds() == []
+
+
 def test_with_available_now_a_query_ends_where_it_was_when_it_started(orders: persist.Collection, path: str) -> None:
     for options in ({"from": 0, "maxTimesPerTrigger": 9}, {"as_of": "latest"}, {"from": "latest"}):
         with Query(path, {**CHANGES, **options}) as query:
