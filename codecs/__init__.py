@@ -10,6 +10,7 @@ from persist.codecs.part_check import check_part, described_bounds, overlaps
 from persist.codecs.part_index import Group, PartIndex, decode_groups, footer_range, read_index
 from persist.codecs.part_stream import PART_BYTES_TARGET, ROW_GROUP_BYTES_MAX, ROW_GROUP_ROWS, PartStream, encode_parts
 from persist.codecs.pruning import parts_that_may_match
+from persist.codecs.run_stream import RunStream
 from persist.codecs.scalars import is_flat, scalar_from_json, scalar_to_json
 from persist.codecs.schema import TIME_UNITS, CollectionSchema, Side
 from persist.codecs.small import SmallUpdates, gathered, small_updates
@@ -36,6 +37,7 @@ __all__ = [
     "Part",
     "PartIndex",
     "PartStream",
+    "RunStream",
     "SchemaMismatch",
     "Side",
     "SmallUpdates",

@@ -306,15 +306,7 @@ class Collection:
         For engines whose tasks encode and upload by themselves. Parts of a commit that is rejected are deleted. With a
         token it happens once, as `write` does.
         """
-        try:
-            check_parts(self.id, parts)
-        except ValueError as error:
-            raise InvalidUsage(f"these parts cannot be committed: {error}. Upload them with PartWriter.") from error
-        steps: list[Step] = []
-        if parts:
-            uploaded: Future[tuple[Part, ...]] = Future()
-            uploaded.set_result(tuple(parts))
-            steps.append(Write(self.id, self.schema, min(part.time_min for part in parts), 0, uploaded))
+        steps = self._part_steps(parts)
         if seal is not None:
             steps.append(self._seal_step(seal))
         steps += token_steps(token, [self.id], steps)
@@ -351,6 +343,17 @@ class Collection:
         self.client._check_writable("write")
         step = self.client._write_step(self.id, self.schema, updates)
         return [step] if step is not None else []
+
+    def _part_steps(self, parts: Sequence[Part], *, keep: bool = False) -> list[Step]:
+        try:
+            check_parts(self.id, parts)
+        except ValueError as error:
+            raise InvalidUsage(f"these parts cannot be committed: {error}. Upload them with PartWriter.") from error
+        if not parts:
+            return []
+        uploaded: Future[tuple[Part, ...]] = Future()
+        uploaded.set_result(tuple(parts))
+        return [Write(self.id, self.schema, min(part.time_min for part in parts), 0, uploaded, keep)]
 
     def _expect_step(self, upper: int | Antichain) -> ExpectUpper:
         return ExpectUpper(self.id, Antichain.at(upper))

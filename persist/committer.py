@@ -372,7 +372,7 @@ class Committer:
         return (*mutations, *last)
 
     def _reject(self, operation: Operation, error: BaseException) -> None:
-        self.abandon(operation.steps)
+        self.abandon([step for step in operation.steps if not (isinstance(step, Write) and step.is_kept)])
         if isinstance(error, CollectionNotFound):
             error = CollectionNotFound(operation.names.get(error.name, error.name), self._blob.url, error.known)
         self._counts["rejected"] += 1

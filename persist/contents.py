@@ -28,6 +28,7 @@ import msgspec
 from persist.antichain import Antichain
 from persist.codecs import CollectionSchema, Part
 from persist.errors import Superseded
+from persist.queries import LastBatch
 from persist.records import Frontier, Keyframe, Numbers, Replace
 
 
@@ -49,6 +50,7 @@ class CollectionState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     allowed_times: Frontier = msgspec.field(name="allowed", default=(0,))  # What since would be without holds.
     holds: dict[str, Held] = {}
     tokens: dict[str, int] = {}  # With the least time written, in the order in which they came.
+    queries: dict[str, LastBatch] = {}  # By the query's id; the one that committed last is last.
     numbered: dict[int, Part] = msgspec.field(name="parts", default_factory=dict)
     next_number: int = 0
     history: tuple[Numbers, ...] = ()

@@ -46,10 +46,12 @@ __all__ = [
     "Locked",
     "NegativeMultiplicity",
     "PersistError",
+    "QueryMismatch",
     "ReadOnly",
     "SchemaMismatch",
     "Unavailable",
     "UpdateNotBeyondUpper",
+    "UpdatesBeyondUpper",
     "UploadExpired",
     "UpperMismatch",
     "WriterFenced",
@@ -218,6 +220,59 @@ class UpperMismatch(Conflict):
         return (
             f"expected upper={self.expected}, and it is {self.actual}; nothing of this was applied. Read what was "
             "written meanwhile, then decide anew."
+        )
+
+
+class UpdatesBeyondUpper(Conflict):
+    """A commit was to be alone in what it adds to the sealed contents, and somebody else has added updates, too.
+
+    time is the latest of theirs, None if they come with the same record of the log.
+    """
+
+    def __init__(self, upper: Antichain, time: int | None) -> None:
+        super().__init__(upper, time)
+        self.upper = upper
+        self.time = time
+
+    def __str__(self) -> str:
+        until = "" if self.time is None else f", until {self.time},"
+        return (
+            f"updates at times beyond upper={self.upper}{until} are there already, so another writer appends to this "
+            "collection; nothing of this was applied. Let it finish and seal, then try again."
+        )
+
+
+class QueryMismatch(Conflict):
+    """A batch of a streaming query cannot follow the last one that was committed here.
+
+    last is the batch committed last, None if there is none; run is the run that has taken over, if that is why.
+    """
+
+    def __init__(self, query: str, batch: int, last: int | None, run: str | None) -> None:
+        super().__init__(query, batch, last, run)
+        self.query = query
+        self.batch = batch
+        self.last = last
+        self.run = run
+
+    def __str__(self) -> str:
+        what = f"batch {self.batch} of query {self.query}"
+        if self.last is None:
+            return (
+                f"{what} is the first that this collection sees of the query: its checkpoint belongs to another "
+                "location or collection, or the collection was made anew. Nothing was written. Start the query with a "
+                f'new checkpointLocation; or, if it is to go on here, with the option firstBatch="{self.batch}".'
+            )
+        if self.run is not None:
+            return (
+                f"{what} comes from a run that another one, {self.run}, has displaced: two queries with one id are "
+                "running, from one checkpoint or a copy of it. Nothing was written. Stop one of them, and give it a "
+                "checkpointLocation of its own."
+            )
+        return (
+            f"{what} cannot be written, because the last one here is batch {self.last}, and a query does not go back: "
+            "its checkpoint was copied for another query, or restored from an old copy. Nothing was written. Start it "
+            "with a new checkpointLocation."
         )
 
 

@@ -1,11 +1,16 @@
 """Several writes and seals, of one or more collections, as one commit."""
 
+from collections.abc import Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from persist.antichain import Antichain
+from persist.codecs import Part
 from persist.errors import InvalidUsage
+from persist.names import check_text
 from persist.operations import Step, token_steps
+from persist.records import Batch
+from persist.state import ExpectNothingBeyondUpper, ExpectUpper
 
 if TYPE_CHECKING:
     from persist.client import Client
@@ -40,6 +45,39 @@ class MultiWrite:
         """Add a seal to the commit. It comes after the writes before it and before those after it."""
         self._check(collection)
         self._add(collection, [collection._seal_step(upper)])
+
+    def add_parts(self, collection: "Collection", parts: Sequence[Part], *, keep: bool = False) -> None:
+        """Add parts to the commit, as `Collection.commit_parts`; they are deleted if the block raises.
+
+        Args:
+            keep: do not delete them if the commit is rejected (with InvalidUsage or Conflict): the caller commits them
+                in another way, or deletes them. Those of a commit that was done before are deleted.
+        """
+        self._check(collection)
+        self._add(collection, collection._part_steps(parts, keep=keep))
+
+    def expect_upper(self, collection: "Collection", upper: int | Antichain, *, alone: bool = False) -> None:
+        """Let the commit be rejected if the collection has another upper when it comes.
+
+        Args:
+            alone: also reject it if somebody has added updates at times beyond upper (`UpdatesBeyondUpper`).
+        """
+        self._check(collection)
+        condition = ExpectNothingBeyondUpper if alone else ExpectUpper
+        self._add(collection, [condition(collection.id, Antichain.at(upper))])
+
+    def mark_batch(self, collection: "Collection", query: str, batch: int, run: str, *, again: bool = False) -> None:
+        """Make the commit a batch of a streaming query, which does nothing if it was done before.
+
+        Args:
+            query, batch, run: the query's id, the number of its batch, and what this run of the query is called.
+            again: the batch was committed before, and another run goes on from there; the block holds nothing else.
+
+        The commit is rejected with QueryMismatch if the batch is none that may follow (`persist.queries`).
+        """
+        self._check(collection)
+        mark = Batch(collection.id, check_text("query", query), batch, check_text("run", run), again)
+        self._add(collection, [mark])
 
     def _check(self, collection: "Collection") -> None:
         if not self._is_open:

@@ -8,6 +8,7 @@ import re
 from persist.blob import InvalidUsage
 
 NAME_CHARS_MAX = 255
+TEXT_CHARS_MAX = 200
 
 _ID = re.compile(r"[0-9a-f]{32}")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
@@ -23,6 +24,13 @@ def check_hold_name(name: str) -> str:
     if isinstance(name, str) and is_id(name):
         raise InvalidUsage(f"hold name {name!r} is not allowed: it looks like the id of a lease. Use another name.")
     return _checked("hold", name)
+
+
+def check_text(what: str, text: str) -> str:
+    """Return a text that others made up, or raise InvalidUsage when it is not 1 to `TEXT_CHARS_MAX` printable ones."""
+    if not isinstance(text, str) or not 0 < len(text) <= TEXT_CHARS_MAX or not text.isprintable():
+        raise InvalidUsage(f"{what}={text!r:.300} is not a text of 1 to {TEXT_CHARS_MAX} printable characters")
+    return text
 
 
 def is_id(text: str) -> bool:

@@ -24,6 +24,7 @@ from persist.future import CommitFuture
 from persist.records import (
     AllowCompaction,
     Append,
+    Batch,
     Create,
     Destroy,
     GrantLease,
@@ -35,7 +36,7 @@ from persist.records import (
     SetHold,
     Tokens,
 )
-from persist.state import ExpectUpper, PlannedAppend
+from persist.state import Condition, PlannedAppend
 from persist.state import Step as DraftStep
 
 
@@ -45,6 +46,7 @@ class Write:
 
     Attributes:
         bytes: what it occupies in memory until it is durable.
+        is_kept: whether the parts of a commit that is rejected stay, because whoever asks for it sees to them.
     """
 
     collection: str
@@ -52,6 +54,7 @@ class Write:
     time_min: int
     bytes: int
     data: "SmallUpdates | pa.Table | Future[tuple[Part, ...]]"
+    is_kept: bool = False
 
     def upload_error(self) -> BaseException | None:
         """Return why an upload cannot be committed, None if it can or there is none; waits for it."""
@@ -69,7 +72,7 @@ class Write:
 
 TOKEN_CHARS_MAX = 200
 
-Step = Write | Mutation | ExpectUpper
+Step = Write | Mutation | Condition
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -110,6 +113,7 @@ class Change:
     writes: list[Write] = field(default_factory=list)
     replaces: list[Replace] = field(default_factory=list)
     tokens: list[tuple[str, int]] = field(default_factory=list)
+    batches: list[Batch] = field(default_factory=list)
     holds: list[SetHold | ReleaseHold] = field(default_factory=list)
     seal: Seal | None = None
     allow_compaction: AllowCompaction | None = None
@@ -125,6 +129,8 @@ class Change:
             self.replaces.append(step)
         elif isinstance(step, Tokens):
             self.tokens += step.tokens
+        elif isinstance(step, Batch):
+            self.batches.append(step)
         elif isinstance(step, SetHold | ReleaseHold):
             self.holds.append(step)
         elif isinstance(step, Seal):
@@ -136,7 +142,7 @@ class Change:
         elif isinstance(step, Destroy):
             self.destroy = step
         else:
-            assert isinstance(step, ExpectUpper), f"callers cannot ask for {step!r}"
+            assert isinstance(step, Condition), f"callers cannot ask for {step!r}"
 
     def mutations(self, contents: CollectionState | None, append: Append | None) -> list[Mutation]:
         """Return what must be written, given the contents before (None if it is new) and the encoded writes."""
@@ -146,6 +152,7 @@ class Change:
             *self.replaces,
             append,
             tokens,
+            *self.batches,
             *self.holds,
             self.seal,
             self.allow_compaction,

@@ -1,7 +1,7 @@
 """What one entry of the commit log says: the mutations of one or more collections, all of them or none.
 
     record   = frame "record" { location, seqno, commit, writer, epoch, written_ms, mutations }
-    mutation = create | append | replace | tokens | seal | allow_compaction | destroy | hold | release
+    mutation = create | append | replace | tokens | batch | seal | allow_compaction | destroy | hold | release
                                                                                                     of one collection
              | lease | end_lease | open_writer | close_writer | truncate | void_uploads | collected  of the location
 
@@ -85,6 +85,18 @@ class Tokens(_Mutation, frozen=True, tag="tokens"):
     """Remember writes, so that none of them is done again: (token, least time of its updates) each."""
 
     tokens: tuple[tuple[str, int], ...]
+
+
+class Batch(_Mutation, frozen=True, tag="batch"):
+    """Remember the last batch of a streaming query, and the run of it that this is (`persist.queries`).
+
+    With again, it was committed before: only the run is new.
+    """
+
+    query: str
+    batch: Seqno
+    run: str
+    again: bool = False
 
 
 class Seal(_Mutation, frozen=True, tag="seal"):
@@ -177,7 +189,9 @@ class Collected(_LocationMutation, frozen=True, tag="collected"):
     dropped: tuple[tuple[str, int], ...]
 
 
-CollectionMutation = Create | Append | Replace | Tokens | Seal | AllowCompaction | Destroy | SetHold | ReleaseHold
+CollectionMutation = (
+    Create | Append | Replace | Tokens | Batch | Seal | AllowCompaction | Destroy | SetHold | ReleaseHold
+)
 LocationMutation = GrantLease | EndLease | OpenWriter | CloseWriter | TruncateLog | VoidUploads | Collected
 Mutation = CollectionMutation | LocationMutation
 

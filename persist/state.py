@@ -52,12 +52,15 @@ from persist.errors import (
     HoldMoved,
     InvalidUsage,
     UpdateNotBeyondUpper,
+    UpdatesBeyondUpper,
     UpperMismatch,
 )
 from persist.names import check_hold_name, check_name, is_id
+from persist.queries import is_repeated, with_batch
 from persist.records import (
     AllowCompaction,
     Append,
+    Batch,
     CollectionMutation,
     Create,
     Destroy,
@@ -156,7 +159,16 @@ class ExpectUpper:
     upper: Antichain
 
 
-Step = Mutation | PlannedAppend | ExpectUpper
+@dataclass(frozen=True, slots=True)
+class ExpectNothingBeyondUpper:
+    """A condition, too: upper is this, and there are no updates at times beyond it."""
+
+    collection: str
+    upper: Antichain
+
+
+Condition = ExpectUpper | ExpectNothingBeyondUpper
+Step = Mutation | PlannedAppend | Condition
 
 
 class Draft:
@@ -175,6 +187,7 @@ class Draft:
         self._seqno = state.seqno + 1
         self._epoch = epoch
         self._new_tokens: set[tuple[str, str]] = set()
+        self._appended: set[str] = set()  # Collections that operations before this one add updates to.
         self._now = _Changing(
             ChainMap({}, dict(state.entries)), ChainMap({}, dict(state.ids)), state.control, _with_step
         )
@@ -183,7 +196,8 @@ class Draft:
         """Add all steps of one operation, or none of them if one is not valid.
 
         Returns:
-            False if all its tokens have been seen already, so that it was done before and nothing was added.
+            False if all its tokens, or its batch of a query, were seen already: it was done before, and nothing was
+            added.
 
         Raises:
             InvalidUsage, Conflict: what the operation would get if it came next in the log.
@@ -195,7 +209,10 @@ class Draft:
             for step in steps:  # They change nothing that is followed here, so nothing has to be undone.
                 assert isinstance(step, PlannedAppend)
                 _step(now.entry_for(step).contents, step)
+                self._appended.add(step.collection)
             return True
+        if self._repeats_batch(steps):
+            return False
         tokens = [(s.collection, token) for s in steps if isinstance(s, Tokens) for token, _ in s.tokens]
         if tokens and self._done(tokens):
             return False
@@ -203,12 +220,25 @@ class Draft:
         ids: dict[str, str | None] = {}
         draft = _Changing(ChainMap(entries, now.entries), ChainMap(ids, now.ids), now.control, _with_step)
         for step in steps:
+            if isinstance(step, ExpectNothingBeyondUpper) and step.collection in self._appended:
+                raise UpdatesBeyondUpper(step.upper, None)
             draft.add(step, self._seqno, 0)
         now.entries.update(entries)
         now.ids.update(ids)
         now.control = draft.control
         self._new_tokens.update(tokens)
+        self._appended.update(step.collection for step in steps if isinstance(step, PlannedAppend))
         return True
+
+    def _repeats_batch(self, steps: tuple[Step, ...]) -> bool:
+        """Tell whether steps are a batch that a collection has: one record adds it to all, so any will do."""
+        repeated = False
+        for mark in steps:
+            if isinstance(mark, Batch) and not mark.again:
+                entry = self._now.entries.get(mark.collection)
+                if entry is not None and entry.contents is not None:
+                    repeated |= is_repeated(entry.contents.queries, mark)
+        return repeated
 
     def _done(self, tokens: list[tuple[str, str]]) -> bool:
         seen = [self._has_seen(*each) for each in tokens]
@@ -283,7 +313,7 @@ class _Changing:
         return entry
 
 
-CollectionStep = CollectionMutation | PlannedAppend | ExpectUpper
+CollectionStep = CollectionMutation | PlannedAppend | Condition
 
 
 def _present(values: Mapping[str, V | None]) -> Mapping[str, V]:
@@ -292,7 +322,7 @@ def _present(values: Mapping[str, V | None]) -> Mapping[str, V]:
 
 def _extended(entry: Entry, mutation: CollectionStep) -> Entry:
     """Return entry with mutation pending, and in its contents if it has them."""
-    assert not isinstance(mutation, PlannedAppend | ExpectUpper)
+    assert not isinstance(mutation, PlannedAppend | Condition)
     contents = entry.contents
     if contents is not None or isinstance(mutation, Create):
         contents = _step(contents, mutation)
@@ -320,9 +350,8 @@ def _step(contents: CollectionState | None, step: CollectionStep) -> CollectionS
     if isinstance(step, PlannedAppend):
         _check_beyond_upper(contents, step.time_min)
         return contents
-    if isinstance(step, ExpectUpper):
-        if contents.upper != step.upper:
-            raise UpperMismatch(step.upper, contents.upper)
+    if isinstance(step, Condition):
+        _check_condition(contents, step)
         return contents
     if isinstance(step, Append):
         for part in step.parts:
@@ -332,6 +361,8 @@ def _step(contents: CollectionState | None, step: CollectionStep) -> CollectionS
         return replaced(contents, step)
     if isinstance(step, Tokens):
         return change(contents, tokens=_with_tokens(contents, step))
+    if isinstance(step, Batch):
+        return change(contents, queries=with_batch(contents.queries, step))
     if isinstance(step, Seal):
         _check_forward("upper", contents.upper, step.upper)
         return change(contents, upper_times=step.upper)
@@ -364,6 +395,15 @@ def _with_tokens(contents: CollectionState, step: Tokens) -> dict[str, int]:
         for token in sealed[: max(0, len(sealed) - TOKENS_KEPT)]:
             del tokens[token]
     return tokens
+
+
+def _check_condition(contents: CollectionState, step: Condition) -> None:
+    if contents.upper != step.upper:
+        raise UpperMismatch(step.upper, contents.upper)
+    if isinstance(step, ExpectNothingBeyondUpper):
+        latest = max((part.time_max for part in contents.history_parts), default=-1)
+        if contents.upper.has_beyond(latest):
+            raise UpdatesBeyondUpper(step.upper, latest)
 
 
 def _check_beyond_upper(contents: CollectionState, time: int) -> None:

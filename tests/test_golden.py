@@ -15,6 +15,7 @@ from persist.codecs.codec import BUILT_IN
 from persist.contents import CollectionState, Held
 from persist.control import Control, Dropped, Lease
 from persist.envelope import FORMAT, BlobRef, Framed
+from persist.queries import LastBatch
 from persist.records import Keyframe, Mutation, Record
 from tests.golden.make import HERE, digest
 
@@ -78,7 +79,7 @@ def default_of(field: msgspec.structs.FieldInfo) -> Any:
     return None if field.default_factory is msgspec.NODEFAULT else msgspec.to_builtins(field.default_factory())
 
 
-@pytest.mark.parametrize("kind", [Part, BlobRef, CollectionState, Keyframe, Held, Control, Lease, Dropped])
+@pytest.mark.parametrize("kind", [Part, BlobRef, CollectionState, Keyframe, Held, LastBatch, Control, Lease, Dropped])
 def test_golden_files_hold_every_member_of_what_is_stored(kind: type[msgspec.Struct]) -> None:
     fields = msgspec.structs.fields(kind)
     required = {field.encode_name for field in fields if field.required}

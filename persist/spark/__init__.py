@@ -1,15 +1,27 @@
-"""Collections as a Spark data source, through `pyspark.sql.datasource`: `format("persist")`.
+"""Collections in Spark: a data source, `format("persist")`, and functions for what a data source cannot do.
 
-Spark finds it by itself, through the package `pyspark_persist`; where that package cannot be seen (an editable install,
-away from the checkout), call `register(spark)` once for a session.
+Spark finds the source by itself, through the package `pyspark_persist`; where that package cannot be seen (an editable
+install, away from the checkout), call `register(spark)` once for a session.
+
+| | |
+|---|---|
+| `snapshot`, `changes`, `location`, `explain` | DataFrames by Spark's own Parquet scan, where it can be used |
+| `create_views`, `register` | names for collections in SQL |
+| `columns_used`, `pruned` | what a query needs, since Spark does not tell a Python data source |
+| `write`, `foreach_batch_writer` | DataFrames ranged and sorted by key; many collections from one streaming query |
+| `compact` | maintenance by the tasks of a cluster |
+
+Options are in `read_options`, `write_options`, `stream_options` and `stream_write_options`.
 """
 
 from persist.spark.columns import columns_used, pruned
+from persist.spark.foreach_batch import foreach_batch_writer
 from persist.spark.location import SparkLocation, changes, explain, location, snapshot
 from persist.spark.maintenance import compact
 from persist.spark.registration import register
 from persist.spark.source import PersistDataSource
 from persist.spark.views import create_views
+from persist.spark.writing import write
 
 __all__ = [
     "PersistDataSource",
@@ -19,8 +31,10 @@ __all__ = [
     "compact",
     "create_views",
     "explain",
+    "foreach_batch_writer",
     "location",
     "pruned",
     "register",
     "snapshot",
+    "write",
 ]

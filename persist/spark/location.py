@@ -28,7 +28,7 @@ from persist.compaction import CompactionPolicy
 from persist.errors import CollectionNotFound, InvalidUsage
 from persist.settings import Settings
 from persist.snapshot import Form, Snapshot
-from persist.spark.native import Planned, plan
+from persist.spark.native import PlannedSnapshot, plan
 from persist.spark.native_changes import PlannedChanges, plan_changes
 from persist.spark.task_reader import Place
 
@@ -113,7 +113,7 @@ class SparkLocation:
         form: Form = "rows",
         native: bool | None = None,
         timeout_s: float = READ_TIMEOUT_S,
-    ) -> Planned:
+    ) -> PlannedSnapshot:
         """Return what `snapshot` would read, and how: print it. Arguments and errors as there."""
         rows, then = self._load(collection)
         as_of = None if as_of == "latest" else as_of

@@ -63,7 +63,7 @@ class Route:
 
 
 @dataclass(frozen=True)
-class Planned:
+class PlannedSnapshot:
     """A snapshot planned for Spark; print it to see what will be read, and how.
 
     Attributes:
@@ -88,7 +88,7 @@ class Planned:
         return _NativeFrame(spark, self).frame()
 
 
-def plan(spark: SparkSession, snapshot: Snapshot, place: Place, native: bool | None = None) -> Planned:
+def plan(spark: SparkSession, snapshot: Snapshot, place: Place, native: bool | None = None) -> PlannedSnapshot:
     """Decide how a snapshot is read.
 
     Args:
@@ -100,18 +100,18 @@ def plan(spark: SparkSession, snapshot: Snapshot, place: Place, native: bool | N
     scan, form = snapshot.scan, snapshot.form
     parts = split(scan, form)
     if native is False:
-        return Planned(snapshot, Route("source", "native=False was asked for"), place)
+        return PlannedSnapshot(snapshot, Route("source", "native=False was asked for"), place)
     reason = _why_not(spark, scan, form, parts, place)
     if reason is None and native is None:
         reason = _why_slow(scan, parts)
     if reason is not None:
         if native:
             raise InvalidUsage(f"native=True is not possible here: {reason}. Leave it out to read by the data source.")
-        return Planned(snapshot, Route("source", reason), place)
+        return PlannedSnapshot(snapshot, Route("source", reason), place)
     if not parts.is_merged:
-        return Planned(snapshot, Route("scan", "no key is touched by later history"), place)
+        return PlannedSnapshot(snapshot, Route("scan", "no key is touched by later history"), place)
     rows = sum(part.rows for part in (*parts.base_rest, *parts.rest))
-    return Planned(
+    return PlannedSnapshot(
         snapshot, Route("touched", f"{rows:,} updates may cancel what stands", task_count(spark, scan)), place
     )
 
@@ -146,7 +146,7 @@ def _why_slow(scan: Scan, parts: Split) -> str | None:
     return None
 
 
-def _by_source(spark: SparkSession, planned: Planned) -> DataFrame:
+def _by_source(spark: SparkSession, planned: PlannedSnapshot) -> DataFrame:
     scan, place = planned.snapshot.scan, planned.place
     options: dict[str, Any] = {f"storage.{name}": value for name, value in place.storage.items()}
     options |= {"collection": place.collection, "as_of": scan.as_of, "form": planned.snapshot.form}
@@ -158,7 +158,7 @@ def _by_source(spark: SparkSession, planned: Planned) -> DataFrame:
 class _NativeFrame:
     """The plan of one snapshot, of frames of parts."""
 
-    def __init__(self, spark: SparkSession, planned: Planned) -> None:
+    def __init__(self, spark: SparkSession, planned: PlannedSnapshot) -> None:
         snapshot = planned.snapshot
         self._spark = spark
         self._scan = snapshot.scan

@@ -5,7 +5,13 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 import pyarrow as pa
-from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, DataSourceWriter
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    DataSourceStreamWriter,
+    DataSourceWriter,
+)
 from pyspark.sql.types import StructType
 
 from persist.client import open as open_client
@@ -13,9 +19,13 @@ from persist.collection import Collection
 from persist.errors import AsOfNotSealed, InvalidUsage
 from persist.snapshot import Snapshot
 from persist.spark.options import split_options
+from persist.spark.overwrite import OverwritingWriter
+from persist.spark.planned_write import PlannedWrite
 from persist.spark.read_options import READ, ReadOptions
 from persist.spark.reader import PersistReader, PushingReader, planned
 from persist.spark.stream_options import STREAM, StreamOptions, is_only_for_streams
+from persist.spark.stream_write_options import StreamWriteOptions
+from persist.spark.stream_writer import PersistStreamWriter
 from persist.spark.surface import surfaced_errors
 from persist.spark.types import spark_schema
 from persist.spark.write_options import WriteOptions
@@ -71,12 +81,19 @@ class PersistDataSource(DataSource):
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         with surfaced_errors():
+            options = WriteOptions.of(self.options)
+            if overwrite:
+                return OverwritingWriter(PlannedWrite.overwrite(options, schema))
+            return PersistWriter(PlannedWrite.append(options, schema))
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
+        with surfaced_errors():
             if overwrite:
                 raise InvalidUsage(
-                    'mode("overwrite") would rewrite history, which a collection keeps. Use mode("append"), with '
-                    "retractions (_diff = -1) of what is to go."
+                    'outputMode("complete") would replace all contents with every batch. Use outputMode("append") with '
+                    'updates; or foreachBatch with persist.spark.write(…, mode="overwrite"), which writes differences.'
                 )
-            return PersistWriter(WriteOptions.of(self.options), schema)
+            return PersistStreamWriter(StreamWriteOptions.of(self.options), schema)
 
 
 def _chosen(collection: Collection, options: ReadOptions) -> int | None:

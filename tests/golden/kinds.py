@@ -29,8 +29,13 @@ def write_every_kind(location: Path | Blob) -> None:
         persist.open(location, mode="exclusive", force=True, settings=SETTINGS) as client,
     ):
         kinds = client.create_or_load("kinds", key={"k": pa.int64()}, value=None)
-        kinds.write([((1, None), 0, 1)], token="a token").result()
-        kinds.write([((1, None), 3, -1), ((2, None), 3, 2)], token="another token", seal=4).result()
+        with client.multi_write(token="a token") as multi:
+            multi.write(kinds, [((1, None), 0, 1)])
+            multi.mark_batch(kinds, "a query", 7, "a run")
+        with client.multi_write(token="another token") as multi:
+            multi.write(kinds, [((1, None), 3, -1), ((2, None), 3, 2)])
+            multi.seal(kinds, 4)
+            multi.mark_batch(kinds, "a query", 7, "another run", again=True)
         kinds.hold(1, name="a consumer").advance(2)
         kinds.hold(2, name="released").release()
         with kinds.hold(3):
@@ -54,7 +59,10 @@ def write_compacted(client: Client, word: str = "at") -> None:
         for time in times:
             rows = [((k, f"{k} {word} {time}"), time, 1) for k in keys]
             rows += [((k, f"{k} {word} {time - 1}"), time, -1) for k in keys if time > times.start]
-            compacted.write(rows, seal=time + 1, token=f"change {time}").result()
+            with client.multi_write(token=f"change {time}") as multi:
+                multi.write(compacted, rows)
+                multi.seal(compacted, time + 1)
+                multi.mark_batch(compacted, "a query", time, "a run")
 
     change(range(4), range(4))
     compacted.compact()  # The first keyframe, as of 3, and one run of what lived in the log.

@@ -107,9 +107,3 @@ def test_a_bad_write_says_why_and_changes_nothing(
     assert message in str(caught.value)
     assert "File " not in str(caught.value)
     assert {entry.key for entry in FileBlob(location).list("")} == before
-
-
-def test_overwrite_is_refused_with_what_to_do_instead(spark: SparkSession, location: str) -> None:
-    frame = spark.createDataFrame([(1, "x", 1.0)], ROWS)
-    with pytest.raises(PySparkException, match='Use mode\\("append"\\), with retractions'):
-        frame.write.format("persist").options(collection="orders", time=13).mode("overwrite").save(location)

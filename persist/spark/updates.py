@@ -1,0 +1,102 @@
+"""How the rows of a DataFrame become updates: where their times and diffs come from.
+
+    _time and _diff are columns        they are the updates
+    one time for all rows              plain rows, inserted; or with a column _diff
+    a column of event times            likewise; a long as it is, a timestamp in units since 1970-01-01T00:00Z
+
+A diff of 0 says nothing, and is refused: it is most often a mistake in what made it.
+"""
+
+from dataclasses import dataclass
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as pt
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import StructType
+
+from persist.codecs import CollectionSchema, to_updates
+from persist.errors import InvalidUpdate, InvalidUsage, SchemaMismatch
+from persist.spark.types import as_collection_expects
+
+UNITS = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}  # In a second.
+
+
+@dataclass(frozen=True)
+class Rows:
+    """What rows mean.
+
+    Attributes:
+        time: of every row, if neither `_time` nor column says it.
+        column: whose values are the times; stored too if the collection has a column of that name.
+        unit: of the times, where column holds timestamps.
+    """
+
+    schema: CollectionSchema
+    time: int | None = None
+    column: str | None = None
+    unit: str = "us"
+
+    def check(self, schema: StructType) -> None:
+        """Check the columns of a DataFrame before any of its rows is made.
+
+        Raises:
+            SchemaMismatch: they do not fit the collection.
+            InvalidUsage: they contradict the options.
+        """
+        names = schema.names
+        if "_time" in names and (self.time is not None or self.column is not None):
+            other = "the option time" if self.column is None else f"timeColumn={self.column!r}"
+            raise InvalidUsage(
+                f"the DataFrame has a column _time, and {other} says the times, too. Drop the column, or the option."
+            )
+        if self.column is not None and self.column not in names:
+            raise SchemaMismatch(f"timeColumn={self.column!r} is not a column of the DataFrame, which has {names}")
+        self.updates(to_arrow_schema(schema, timezone="UTC").empty_table())
+
+    def updates(self, table: pa.Table) -> pa.Table:
+        """Return rows as a table of updates; raises what `to_updates` raises, and InvalidUpdate for a diff of 0."""
+        if self.column is not None:
+            table = self._with_times(table, self.column)
+        _check_diffs(table)
+        table = as_collection_expects(table, self.schema.arrow)
+        plain = self.time is not None or self.column is not None
+        return to_updates(table, self.schema, default_time=self.time, default_diff=1 if plain else None)
+
+    def _with_times(self, table: pa.Table, column: str) -> pa.Table:
+        values = table.column(column)
+        if values.null_count:
+            row = pc.index(values.is_null(), True).as_py()
+            raise InvalidUpdate(
+                f"row {row} has NULL in {column!r}, which says its time: every update needs one. Fill it in."
+            )
+        times = self._times(values, column)
+        if column not in self.schema.names:
+            table = table.drop_columns([column])
+        return table.append_column("_time", times)
+
+    def _times(self, values: pa.ChunkedArray, column: str) -> pa.ChunkedArray:
+        if pt.is_integer(values.type):
+            return values.cast(pa.int64())
+        if not pt.is_timestamp(values.type):
+            raise SchemaMismatch(
+                f"timeColumn={column!r} is {values.type}: times come from a column of integers or of timestamps"
+            )
+        micros = values.cast(pa.timestamp("us", values.type.tz)).cast(pa.int64())
+        per_s = UNITS[self.unit]
+        if per_s >= 10**6:
+            return pc.multiply_checked(micros, per_s // 10**6)
+        # Times before 1970 are refused later on, so that division, which rounds towards zero, need not care.
+        return pc.divide(micros, 10**6 // per_s)
+
+
+def _check_diffs(table: pa.Table) -> None:
+    if "_diff" not in table.column_names or not pt.is_integer(table.column("_diff").type):
+        return
+    zero = pc.equal(table.column("_diff"), 0)
+    if pc.any(zero).as_py():
+        row = pc.index(zero.fill_null(False), True).as_py()
+        raise InvalidUpdate(
+            f"row {row} has _diff 0, which changes nothing: a diff is how often the record comes (above 0) or goes "
+            '(below 0). Leave such rows out, for example with .where("_diff <> 0").'
+        )
