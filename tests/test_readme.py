@@ -20,7 +20,13 @@ def test_the_readme_has_a_python_and_a_spark_example() -> None:
 def test_the_examples_run_one_after_the_other(tmp_path: Path) -> None:
     script = tmp_path / "readme.py"
     script.write_text("\n".join(BLOCKS))
-    env = {**os.environ, "PYTHONPATH": "", "PYSPARK_PYTHON": sys.executable}
+    short_lived = "--driver-java-options '-XX:TieredStopAtLevel=1 -XX:+UseSerialGC' pyspark-shell"
+    env = {
+        **os.environ,
+        "PYTHONPATH": "",
+        "PYSPARK_PYTHON": sys.executable,
+        "PYSPARK_SUBMIT_ARGS": short_lived,
+    }
     # In the checkout, as a reader would start it; its folders are moved to one of the test's own.
     text = script.read_text()
     for folder in ("orders-demo", "orders-checkpoint"):
