@@ -30,6 +30,7 @@ from persist.errors import CollectionNotFound, InvalidUsage, PersistError
 from persist.scan import Scan
 from persist.settings import Settings
 from persist.spark.jobs import Answer, Job, Look, Place, cut, encoded_bytes, grouped, in_tasks, result_bytes
+from persist.spark.options import seen_by_all
 from persist.workshop import Made, Piece, Rewrite, Workbench
 
 HERE_BYTES = 4 << 20
@@ -69,7 +70,7 @@ def compact(
         PySparkException: a task failed as often as Spark lets it; its message ends with the reason.
         Of several collections, all have their turn; what went wrong first is raised then.
     """
-    where = _seen_by_all(location)
+    where = seen_by_all(location)
     if slices is not None and (isinstance(slices, bool) or not isinstance(slices, int) or not 0 < slices <= SLICES_MAX):
         raise InvalidUsage(f"slices={slices!r} is not a whole number from 1 to {SLICES_MAX:,}")
     if settings is not None and not isinstance(settings, Settings):
@@ -104,17 +105,6 @@ def _all_compacted(client: Client, compactor: Compactor, *, full: bool) -> Compa
     if failed is not None:
         raise failed
     return report
-
-
-def _seen_by_all(location: str | os.PathLike[str]) -> str:
-    """Return the location as tasks must call it, whatever their working folders are."""
-    if not isinstance(location, (str, os.PathLike)) or os.fspath(location).startswith("memory:"):
-        raise InvalidUsage(
-            f"location {location!r} is not one that other processes can open: give a folder that all workers see, or a "
-            "URL such as s3://bucket/prefix"
-        )
-    text = os.fspath(location)
-    return text if "://" in text else os.path.abspath(text)
 
 
 class SparkWorkshop:

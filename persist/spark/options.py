@@ -5,6 +5,7 @@ Spark gives every option as a string and ignores the case of names. Options of t
 """
 
 import json
+import os
 import re
 from collections.abc import Mapping
 from typing import TypeVar
@@ -28,6 +29,8 @@ def split_options(
     location = lower.pop("path", None)
     if location is not None and re.match("file:/(?!/)", location):
         location = location.replace("file:", "file://", 1)  # How Hadoop writes the path of a table.
+    if location:
+        location = seen_by_all(location)
     storage = {name.removeprefix(STORAGE): value for name, value in lower.items() if name.startswith(STORAGE)}
     options = {name: value for name, value in lower.items() if not name.startswith(STORAGE)}
     if unknown := sorted(options.keys() - {name.lower() for name in known}):
@@ -46,6 +49,17 @@ def split_options(
     if not options.get("collection"):
         raise InvalidUsage('no collection was given: use .option("collection", "name")')
     return location, storage, options
+
+
+def seen_by_all(location: str | os.PathLike[str]) -> str:
+    """Return the location as tasks must call it, whatever their working folders are."""
+    if not isinstance(location, (str, os.PathLike)) or os.fspath(location).startswith("memory:"):
+        raise InvalidUsage(
+            f"location {location!r} is not one that other processes can open: give a folder that all workers see, or a "
+            "URL such as s3://bucket/prefix"
+        )
+    text = os.fspath(location)
+    return text if "://" in text else os.path.abspath(os.path.expanduser(text))
 
 
 def _without_table(options: dict[str, str]) -> dict[str, str]:
