@@ -15,6 +15,7 @@ from persist.contents import CollectionState
 from persist.errors import InvalidUsage, UpdateNotBeyondUpper
 from persist.names import check_text
 from persist.spark.batches import Mark, Share, commit_batch, report_late
+from persist.spark.options import seen_by_all
 from persist.spark.ranged import UploadTask, ranged, upload_by_tasks
 from persist.spark.stream_write_options import Times
 from persist.spark.updates import Rows
@@ -62,7 +63,7 @@ def foreach_batch_writer(
         check_text("query_id", query_id)
     Times.of(False, seal, watermark, late)
     return _Writer(
-        str(location), dict(writes), seal, watermark, late, query_id, first_batch, dict(storage_options or {})
+        seen_by_all(location), dict(writes), seal, watermark, late, query_id, first_batch, dict(storage_options or {})
     ).write
 
 

@@ -11,6 +11,7 @@ from persist.antichain import Antichain
 from persist.codecs import TIME_MAX
 from persist.errors import InvalidUsage
 from persist.names import check_text
+from persist.spark.options import seen_by_all
 from persist.spark.overwrite import difference, present_time
 from persist.spark.planned_write import PlannedWrite
 from persist.spark.ranged import UploadTask, is_ranged_by_key, ranged, upload_by_tasks
@@ -86,7 +87,7 @@ def _options(
         if value is not None and (isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most):
             raise InvalidUsage(f"{name}={value!r} is not a whole number from {least} to {most}")
     return WriteOptions(
-        location=str(location),
+        location=seen_by_all(location),
         collection=collection,
         time=time,
         seal=None if seal is None else Antichain.at(seal),
