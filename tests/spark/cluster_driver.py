@@ -162,9 +162,9 @@ def where(spark: SparkSession) -> list[str]:
 
 
 def write(spark: SparkSession, location: str, storage: Storage, *, start: int, end: int, at: int) -> None:
-    """Write records at a time, and seal it."""
+    """Write records at a time, ranged by key, and seal it."""
     frame = updates(spark, start, end, at, 4)
-    frame.write.format("persist").options(**options(storage, seal=at + 1)).mode("append").save(location)
+    persist.spark.write(frame, location, "c", seal=at + 1, storage_options=storage)
 
 
 def write_stalling(spark: SparkSession, location: str, storage: Storage, *, folder: str, at: int) -> None:
@@ -178,6 +178,23 @@ def read(spark: SparkSession, location: str, storage: Storage, **asked: Any) -> 
     """Return what a read gives, in any order."""
     frame = spark.read.format("persist").options(**options(storage, **asked)).load(location)
     return [list(row) for row in frame.collect()]
+
+
+def snapshot(spark: SparkSession, location: str, storage: Storage, form: Any) -> list[list[Any]]:
+    """Return the latest snapshot, read by whatever way is the fastest."""
+    with persist.spark.location(spark, location, storage_options=storage) as here:
+        return [list(row) for row in here.snapshot("c", form=form).collect()]
+
+
+def route(spark: SparkSession, location: str, storage: Storage) -> str:
+    """Return which way that is."""
+    return persist.spark.explain(spark, location, "c", storage_options=storage)
+
+
+def query(spark: SparkSession, location: str, storage: Storage, sql: str) -> list[list[Any]]:
+    """Return what a query of the views of a location gives."""
+    persist.spark.create_views(spark, location, storage_options=storage)
+    return [list(row) for row in spark.sql(sql).collect()]
 
 
 def read_stalling(spark: SparkSession, location: str, storage: Storage, *, folder: str) -> list[list[Any]]:
@@ -209,7 +226,8 @@ def refused(spark: SparkSession, location: str, storage: Storage, **asked: Any) 
 
 
 FUNCTIONS: dict[str, Callable[..., Any]] = {
-    each.__name__: each for each in (where, write, write_stalling, read, read_stalling, compact, refused)
+    each.__name__: each
+    for each in (where, write, write_stalling, read, snapshot, route, query, read_stalling, compact, refused)
 }
 
 

@@ -128,6 +128,11 @@ def test_a_cluster_writes_reads_and_compacts_as_one_process_does(
         ):
             found = driver.call("read", **arguments(place), form=form, **asked)
             assert sorted(map(tuple, found)) == before[form], (form, compacted)
+        assert sorted(map(tuple, driver.call("snapshot", **arguments(place), form="rows"))) == before["rows"]
+        way = "Spark's own scan" if "://" not in place[0] else "the data source: the JVM cannot read"
+        assert way in driver.call("route", **arguments(place))
+    [[count]] = driver.call("query", **arguments(place), sql="SELECT count(v) FROM c(0)")
+    assert count == len(before["diff"])
     check_clean(place)
 
 

@@ -31,6 +31,11 @@ def test_a_client_of_spark_connect_writes_reads_and_compacts(client: Driver, tmp
                 assert report["parts_written"] >= 3, "as many tasks did it"
             found = client.call("read", location=location, storage=storage, slices=3)
             assert sorted(map(tuple, found)) == expected
+            native = client.call("snapshot", location=location, storage=storage, form="rows")
+            assert sorted(map(tuple, native)) == expected
+            assert "Spark's own scan" in client.call("route", location=location, storage=storage)
+        [[count]] = client.call("query", location=location, storage=storage, sql="SELECT count(*) FROM c(0)")
+        assert count == 6000
         changes = client.call("read", location=location, storage=storage, form="changes", **{"from": 1, "until": 2})
         assert sorted(map(tuple, changes)) == sorted(
             tuple(row.values()) for row in c.changes(1, 2).to_arrow().to_pylist()
