@@ -57,10 +57,16 @@ class Touching:
     def exact(self, table: pa.Table) -> npt.NDArray[np.bool_]:
         """Return bool[rows of table]: True where rows have the same key, and nowhere else; table needs no order."""
         if self._integers is not None and (keys := _integers(table, self._names)) is not None:
-            return np.isin(keys, self._integers)
+            at = np.minimum(np.searchsorted(self._integers, keys), len(self._integers) - 1)
+            same: npt.NDArray[np.bool_] = self._integers[at] == keys
+            return same
         both = pa.concat_tables([table.select(self._names), self._rows]).combine_chunks()
         ranks = dense_ranks(order_keys(both, self._names))
-        return np.isin(ranks[: len(table)], ranks[len(table) :])
+        # Not np.isin, which hashes.
+        wanted = np.zeros(len(both), np.bool_)
+        wanted[ranks[len(table) :]] = True
+        found: npt.NDArray[np.bool_] = wanted[ranks[: len(table)]]
+        return found
 
 
 def _integers(table: pa.Table, names: Sequence[str]) -> npt.NDArray[np.int64] | None:

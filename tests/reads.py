@@ -7,9 +7,11 @@ import pyarrow.compute as pc
 
 import persist
 
-CLIENT_READS = {"close", "collections", "create_or_load", "fsck", "load", "metrics", "mode", "url"}
+CLIENT_READS = {"close", "collections", "create_or_load", "fsck", "load", "metrics", "mode", "seqno", "url"}
 CLIENT_WRITES = {"gc", "maintain", "multi_write"}
-COLLECTION_READS = {"changes", "holds", "listen", "needs", "since", "snapshot", "subscribe", "upper"}
+COLLECTION_READS = {
+    "as_bound", "as_time", "changes", "holds", "listen", "needs", "since", "snapshot", "subscribe", "timeline", "upper",
+}  # fmt: skip
 COLLECTION_WRITES = {"allow_compaction", "commit_parts", "compact", "destroy", "hold", "seal", "write"}
 
 KEY = {"k": pa.int64()}
@@ -38,10 +40,13 @@ def read_everything(client: persist.Client) -> None:
     assert client.url
     assert client.mode == "read"
     assert client.collections() == ["orders", "other"]
+    assert client.seqno >= 0
     client.load("other")
     orders = client.create_or_load("orders", key=KEY, value=VALUE)
     assert (orders.upper, orders.since) == (persist.Antichain(4), persist.Antichain(0))
     assert [hold.name for hold in orders.holds()] == ["consumer"]
+    assert orders.timeline is None
+    assert (orders.as_time("time", 3), orders.as_bound("time", 3)) == (3, 3)
     for form in ("rows", "diff"):
         with orders.snapshot(2, form=form) as snapshot:
             assert snapshot.to_arrow().num_rows == snapshot.count() == ROWS + 2

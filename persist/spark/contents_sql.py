@@ -5,20 +5,25 @@ optimizes. So each keyframe has a branch that holds for the times up to the next
 Within a branch it is as in `persist.spark.native`: rows that stand pass unless their key is touched, those of touched
 keys are summed. Here Spark sums them, too, because only it knows the time.
 
-Times that cannot be read raise, with the message that Python has for them.
+Times that cannot be read raise, with the message that Python has for them, whatever is asked of the rows: for each
+reason there is a row whose columns raise when they are looked at, and whose condition does if none is. All other
+branches are empty then.
+
+Maps are grouped by as lists of their entries: as they are, Spark sorts them and loses their NULLs.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pyspark.sql.types import ArrayType, DataType, MapType, StructType
+from pyspark.sql.types import ArrayType, DataType, LongType, MapType, StructType, TimestampType
 
 from persist.antichain import Antichain
-from persist.codecs import CollectionSchema
-from persist.errors import AsOfCompacted, AsOfNotSealed
+from persist.codecs import TIME_MAX
+from persist.errors import AsOfCompacted, AsOfNotSealed, InvalidUsage
 from persist.snapshot import TOUCH_FRACTION
-from persist.spark.native import BROADCAST_ROWS_MAX, quoted
+from persist.spark.native import BROADCAST_ROWS_MAX, quoted, unused
 
+_LONG = LongType()
 _HERE = 7_777_777_777_777_777  # Stands for a parameter in a message.
 _MULTIPLICITY = (
     "CASE WHEN _diff < 0 THEN CAST(raise_error('NegativeMultiplicity: a record has a negative multiplicity, which rows "
@@ -26,6 +31,14 @@ _MULTIPLICITY = (
     "WHEN _diff > 9223372036854775807 THEN CAST(raise_error('DiffOverflow: a multiplicity does not fit int64') AS "
     "BIGINT) ELSE CAST(_diff AS BIGINT) END"
 )
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of the result."""
+
+    name: str
+    kind: DataType
 
 
 @dataclass(frozen=True)
@@ -53,32 +66,52 @@ class Body:
     text: str
 
 
-def contents_sql(branches: Sequence[Branch], schema: CollectionSchema, since: Antichain, upper: Antichain) -> Body:
-    """Return the query of the contents as of its parameter."""
-    as_of = _parameter("as_of", schema)
-    refusals = [(f"{as_of} IS NULL OR {as_of} < 0", _raised("InvalidUsage", f"as_of={_HERE} is not a time", as_of))]
+def contents_sql(
+    branches: Sequence[Branch],
+    columns: Sequence[Column],
+    keys: Sequence[str],
+    since: Antichain,
+    upper: Antichain,
+) -> Body:
+    """Return the query of the contents as of its parameter.
+
+    Raises:
+        InvalidUsage: rows would have to be grouped by maps within other values.
+    """
+    names = [column.name for column in columns]
+    as_of = unused("as_of", [*names, "_time", "_diff"])
+    refusals = [
+        (
+            f"{as_of} IS NULL OR {as_of} < 0 OR {as_of} > {TIME_MAX}",
+            _raised("InvalidUsage", f"as_of={_HERE} is not a time", as_of),
+        )
+    ]
     if since.time is None or since.time > 0:
         before = "true" if since.time is None else f"{as_of} < {since.time}"
         refusals.append((before, _raised("AsOfCompacted", str(AsOfCompacted(_HERE, since)), as_of)))
     if upper.time is not None:
         error = _raised("AsOfNotSealed", str(AsOfNotSealed(_HERE, upper, 0.0)), as_of)
         refusals.append((f"{as_of} >= {upper.time}", error))
-    found = [_branch_sql(branch, schema, as_of) for branch in branches]
-    found += [_refusal(schema.names, condition, error) for condition, error in refusals]
+    readable = _readable(as_of, refusals)
+    found = [_branch_sql(branch, columns, keys, as_of, readable) for branch in branches]
+    found += [_refusal([*columns, Column("_diff", _LONG)], *each) for each in refusals]
     rows = "\nUNION ALL\n".join(found)
     # In one place, for all branches: it also looks at what nobody selects.
-    repeated = f"LATERAL VIEW explode(sequence(CAST(1 AS BIGINT), {_MULTIPLICITY})) AS _n"
-    return Body((as_of,), f"SELECT {_listed(schema.names)} FROM (\n{rows}\n) {repeated}")
+    repeated = f"LATERAL VIEW explode(sequence(CAST(1 AS BIGINT), {_MULTIPLICITY})) AS {unused('_n', names)}"
+    return Body((as_of,), f"SELECT {_listed(names)} FROM (\n{rows}\n) {repeated}")
 
 
-def changes_sql(history: str, schema: CollectionSchema, since: Antichain, upper: Antichain, *, is_merged: bool) -> Body:
-    """Return the query of the updates in `[lower, until)`; merged if several parts may hold the same update."""
-    lower, until = _parameter("lower", schema), _parameter("until", schema)
-    names = _listed([*schema.names, "_time"])
-    wanted = f"SELECT {names}, _diff FROM {history} WHERE _time >= {lower} AND _time < {until}"
-    if is_merged:
-        total = "CAST(sum(CAST(_diff AS DECIMAL(38, 0))) AS BIGINT)"
-        wanted = f"SELECT {names}, {total} AS _diff FROM ({wanted}) GROUP BY {names} HAVING sum(_diff) <> 0"
+def changes_sql(
+    history: str, columns: Sequence[Column], since: Antichain, upper: Antichain, *, is_merged: bool
+) -> Body:
+    """Return the query of the updates in `[lower, until)`; merged if several parts may hold the same update.
+
+    Raises:
+        InvalidUsage: as of `contents_sql`.
+    """
+    columns = [*columns, Column("_time", _LONG)]
+    names = [column.name for column in columns]
+    lower, until = (unused(name, [*names, "_diff"]) for name in ("lower", "until"))
     backwards = f"{lower} IS NULL OR {until} IS NULL OR {lower} < 0 OR {lower} > {until}"
     what = "changes(lower, until) is of an interval 0 <= lower <= until"
     refusals = [(backwards, _raised("InvalidUsage", what, lower))]
@@ -89,40 +122,66 @@ def changes_sql(history: str, schema: CollectionSchema, since: Antichain, upper:
         unsealed = f"{until} > {upper.time} AND {until} > {lower}"
         error = _raised("AsOfNotSealed", str(AsOfNotSealed(_HERE, upper, 0.0)), f"({until} - 1)")
         refusals.append((unsealed, error))
-    found = [wanted, *(_refusal([*schema.names, "_time"], *each) for each in refusals)]
+    holds = f"{_readable(lower, refusals)} AND _time >= {lower} AND _time < {until}"
+    wanted = f"SELECT {_listed(names)}, _diff FROM {history} WHERE {holds}"
+    if is_merged:
+        summed = _summed(wanted, columns)
+        wanted = f"SELECT {_listed(names)}, CAST(_diff AS BIGINT) AS _diff FROM ({summed})"
+    found = [wanted, *(_refusal([*columns, Column("_diff", _LONG)], *each) for each in refusals)]
     return Body((lower, until), "\nUNION ALL\n".join(found))
 
 
-def _branch_sql(branch: Branch, schema: CollectionSchema, as_of: str) -> str:
-    names = _listed(schema.names)
-    holds = f"{as_of} >= {branch.lower} AND {as_of} < {branch.until} AND _time <= {as_of}"
-    standing = f"SELECT {names}, _diff FROM {branch.standing} WHERE {holds}"
+def _readable(parameter: str, refusals: Sequence[tuple[str, str]]) -> str:
+    """Return the condition that nothing is refused."""
+    return (
+        f"{parameter} IS NOT NULL AND NOT coalesce({' OR '.join(f'({condition})' for condition, _ in refusals)}, true)"
+    )
+
+
+def _branch_sql(branch: Branch, columns: Sequence[Column], key_names: Sequence[str], as_of: str, readable: str) -> str:
+    names = [column.name for column in columns]
+    holds = f"{readable} AND {as_of} >= {branch.lower} AND {as_of} < {branch.until} AND _time <= {as_of}"
+    standing = f"SELECT {_listed(names)}, _diff FROM {branch.standing} WHERE {holds}"
     if branch.rest is None:
         return standing
-    rest = f"SELECT {names}, _diff FROM {branch.rest} WHERE {holds}"
-    if not schema.key_names or branch.rest_rows > TOUCH_FRACTION * branch.standing_rows:
-        return _summed(f"{standing} UNION ALL {rest}", names)
+    rest = f"SELECT {_listed(names)}, _diff FROM {branch.rest} WHERE {holds}"
+    can_compare = not any(_holds_map(column.kind) for column in columns if column.name in key_names)
+    if not key_names or not can_compare or branch.rest_rows > TOUCH_FRACTION * branch.standing_rows:
+        return _summed(f"{standing} UNION ALL {rest}", columns)
     hint = "/*+ BROADCAST(_t) */ " if branch.rest_rows <= BROADCAST_ROWS_MAX else ""
-    keys = f"(SELECT {_listed(schema.key_names)} FROM {branch.rest} WHERE {holds}) AS _t"
-    same = " AND ".join(f"_s.{quoted(name)} <=> _t.{quoted(name)}" for name in schema.key_names)
-    columns = ", ".join(f"_s.{quoted(name)}" for name in [*schema.names, "_diff"])
+    keys = f"(SELECT {_listed(key_names)} FROM {branch.rest} WHERE {holds}) AS _t"
+    same = " AND ".join(f"_s.{quoted(name)} <=> _t.{quoted(name)}" for name in key_names)
+    wanted = ", ".join(f"_s.{quoted(name)}" for name in [*names, "_diff"])
 
     def joined(how: str) -> str:
-        return f"SELECT {hint}{columns} FROM ({standing}) AS _s LEFT {how} JOIN {keys} ON {same}"
+        return f"SELECT {hint}{wanted} FROM ({standing}) AS _s LEFT {how} JOIN {keys} ON {same}"
 
-    return f"{joined('ANTI')}\nUNION ALL\n" + _summed(f"{joined('SEMI')} UNION ALL {rest}", names)
+    return f"{joined('ANTI')}\nUNION ALL\n" + _summed(f"{joined('SEMI')} UNION ALL {rest}", columns)
 
 
-def _summed(rows: str, names: str) -> str:
-    # As decimals, because integers wrap where ANSI mode is off.
+def _summed(rows: str, columns: Sequence[Column]) -> str:
+    """Return rows with the diffs of equal ones summed: as decimals, because integers wrap where ANSI mode is off."""
+    inside, outside = [], []
+    for column in columns:
+        name = quoted(column.name)
+        is_map = isinstance(column.kind, MapType)
+        if _holds_map(column.kind.valueType if isinstance(column.kind, MapType) else column.kind):
+            raise InvalidUsage(
+                f"Spark cannot group by the column {column.name!r}, which holds maps within other values, so contents "
+                'as of any time cannot be had by a function. Read it by format("persist").'
+            )
+        inside.append(f"map_entries({name}) AS {name}" if is_map else name)
+        outside.append(f"map_from_entries({name}) AS {name}" if is_map else name)
+    names = _listed([column.name for column in columns])
     total = "sum(CAST(_diff AS DECIMAL(38, 0)))"
-    return f"SELECT {names}, {total} AS _diff FROM ({rows}) GROUP BY {names} HAVING {total} <> 0"
+    summed = f"SELECT {names}, {total} AS _diff FROM (SELECT {', '.join(inside)}, _diff FROM ({rows})) GROUP BY {names}"
+    return f"SELECT {', '.join(outside)}, _diff FROM ({summed} HAVING {total} <> 0)"
 
 
-def _refusal(names: Sequence[str], condition: str, error: str) -> str:
-    """Return rows that there are none of, and whose condition raises where it holds."""
-    nulls = ", ".join(f"NULL AS {quoted(name)}" for name in names)
-    return f"SELECT {nulls}, CAST(1 AS BIGINT) AS _diff FROM (SELECT 1) WHERE ({condition}) AND {error} IS NULL"
+def _refusal(columns: Sequence[Column], condition: str, error: str) -> str:
+    """Return a row whose columns raise, if the condition holds; and one that raises itself, if none is looked at."""
+    raising = ", ".join(f"CAST({error} AS {type_sql(column.kind)}) AS {quoted(column.name)}" for column in columns)
+    return f"SELECT {raising} FROM (SELECT 1) WHERE CASE WHEN {condition} THEN CAST({error} AS BOOLEAN) ELSE false END"
 
 
 def _raised(kind: str, message: str, parameter: str) -> str:
@@ -137,24 +196,24 @@ def _text(text: str) -> str:
     return f"'{escaped}'"
 
 
-def _parameter(name: str, schema: CollectionSchema) -> str:
-    """Return a name for a parameter that no column has."""
-    taken = {each.lower() for each in schema.arrow.names}
-    while name in taken:
-        name += "_"
-    return name
-
-
 def _listed(names: Sequence[str]) -> str:
     return ", ".join(map(quoted, names))
 
 
+def _holds_map(kind: DataType) -> bool:
+    if isinstance(kind, StructType):
+        return any(_holds_map(field.dataType) for field in kind.fields)
+    return isinstance(kind, MapType) or (isinstance(kind, ArrayType) and _holds_map(kind.elementType))
+
+
 def type_sql(kind: DataType) -> str:
-    """Return a type as SQL has it, however long it is."""
+    """Return a type as SQL has it, however long it is and whatever TIMESTAMP stands for."""
     if isinstance(kind, StructType):
         return f"STRUCT<{', '.join(f'{quoted(field.name)}: {type_sql(field.dataType)}' for field in kind.fields)}>"
     if isinstance(kind, ArrayType):
         return f"ARRAY<{type_sql(kind.elementType)}>"
     if isinstance(kind, MapType):
         return f"MAP<{type_sql(kind.keyType)}, {type_sql(kind.valueType)}>"
+    if isinstance(kind, TimestampType):
+        return "TIMESTAMP_LTZ"
     return str(kind.simpleString()).upper()

@@ -10,6 +10,7 @@ from pyspark.sql import DataFrame
 
 from persist.client import Client
 from persist.client import open as open_client
+from persist.codecs import TIME_MAX
 from persist.collection import Collection
 from persist.contents import CollectionState
 from persist.errors import InvalidUsage, UpdateNotBeyondUpper
@@ -61,6 +62,9 @@ def foreach_batch_writer(
         raise InvalidUsage(f"writes={writes!r:.200} does not map names of collections to functions: give at least one")
     if query_id is not None:
         check_text("query_id", query_id)
+    for name, value, most in (("watermark", watermark, TIME_MAX), ("first_batch", first_batch, 2**62)):
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= most):
+            raise InvalidUsage(f"{name}={value!r} is not a whole number from 0 to {most}")
     Times.of(False, seal, watermark, late)
     return _Writer(
         seen_by_all(location), dict(writes), seal, watermark, late, query_id, first_batch, dict(storage_options or {})

@@ -71,7 +71,13 @@ class SparkLocation:
         Raises:
             InvalidUsage: there is no such record yet, or that part of the log is not kept any more.
         """
+        if seqno is not None and (isinstance(seqno, bool) or not isinstance(seqno, int) or seqno < 0):
+            raise InvalidUsage(
+                f"seqno={seqno!r} is not a whole number of at least 0: give a seqno, or None for the last"
+            )
         seqno = self._client.seqno if seqno is None else seqno
+        if seqno < 0:
+            raise InvalidUsage(f"there is nothing at {self.url}: is the path right?")
         with open_client(self.url, mode="read", seqno=seqno, storage_options=self._storage) as pinned:
             here = SparkLocation(self.spark, self._client, self._storage, pinned)
             try:

@@ -28,7 +28,7 @@ from persist.errors import InvalidUsage
 from persist.plan import Explanation
 from persist.scan import Scan
 from persist.snapshot import TOUCH_FRACTION, Form, Snapshot, Split, split
-from persist.spark.native_store import part_frame, why_not_stored, why_not_typed
+from persist.spark.native_store import holds_map, part_frame, why_not_stored, why_not_typed
 from persist.spark.slicing import slices_for, task_count
 from persist.spark.task_reader import Place, TaskReader
 from persist.spark.types import spark_schema
@@ -97,6 +97,8 @@ def plan(spark: SparkSession, snapshot: Snapshot, place: Place, native: bool | N
     Raises:
         InvalidUsage: native is True and not possible; the message says why.
     """
+    if native not in (None, True, False):
+        raise InvalidUsage(f"native={native!r} is none of True, False and None")
     scan, form = snapshot.scan, snapshot.form
     parts = split(scan, form)
     if native is False:
@@ -123,6 +125,8 @@ def _why_not(spark: SparkSession, scan: Scan, form: Form, parts: Split, place: P
         return "no columns are asked for"
     if parts.is_merged and not schema.key_names:
         return "without key columns, all rows are merged with each other"
+    if parts.is_merged and any(holds_map(schema.arrow.field(name).type) for name in schema.key_names):
+        return "Spark cannot compare keys that hold maps"
     if form == "diff" and set(scan.columns) != set(schema.names):
         return 'form="diff" of some columns sums over records that differ in others'
     if (names := [name.lower() for name in schema.arrow.names]) and len(set(names)) < len(names):
@@ -196,7 +200,8 @@ class _NativeFrame:
             extra = [name for name in ("_diff",) if is_repeated and name not in names]
             rows = self._within([*names, *extra], parts, is_inside=is_inside)
             if is_repeated:
-                rows = rows.select(*map(quoted, names), F.explode(F.sequence(F.lit(1), F.col("_diff"))))
+                times = F.explode(F.sequence(F.lit(1), F.col("_diff"))).alias(unused("_n", names))
+                rows = rows.select(*map(quoted, names), times)
             found.append(rows.select(*map(quoted, names)))
         return found
 
@@ -263,6 +268,14 @@ def quoted(name: str) -> str:
 def _may_be_null(part: Part, name: str) -> bool:
     known = part.stats.get(name)
     return known is None or known[2] > 0
+
+
+def unused(name: str, names: Iterable[str]) -> str:
+    """Return a name like that one that none of names is, whatever the case of its letters."""
+    taken = {each.lower() for each in names}
+    while name.lower() in taken:
+        name += "_"
+    return name
 
 
 def united(frames: Iterable[DataFrame]) -> DataFrame:

@@ -74,6 +74,13 @@ def why_not_typed(schema: CollectionSchema, names: Sequence[str]) -> str | None:
     return f"Spark's Parquet scan cannot read the column {kinds}"
 
 
+def holds_map(kind: Any) -> bool:
+    """Tell whether values of a type are maps, or hold some."""
+    if pt.is_struct(kind):
+        return any(holds_map(field.type) for field in kind)
+    return pt.is_map(kind) or (pt.is_nested(kind) and holds_map(kind.value_type))
+
+
 def _is_native(kind: Any) -> bool:
     if pt.is_nested(kind):
         if pt.is_struct(kind):

@@ -84,6 +84,9 @@ def ranged(df: DataFrame, schema: CollectionSchema, partitions: int | None = Non
 
 def is_ranged_by_key(schema: CollectionSchema) -> bool:
     """Whether all rows of one key come to the same task in `ranged`."""
+    folded = {name.lower() for name in schema.arrow.names}
+    if len(folded) < len(schema.arrow.names):
+        return False  # Mostly, Spark cannot tell columns apart that differ by case only.
     return bool(schema.key_names) and not pt.is_nested(schema.arrow.field(schema.key_names[0]).type)
 
 

@@ -19,6 +19,7 @@ from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import StructType
 
 from persist.errors import InvalidUsage, SchemaMismatch
+from persist.result import rows_without_columns
 
 _WIDENED = {
     pa.uint8(): pa.int16(),
@@ -48,6 +49,8 @@ def as_spark_expects(table: pa.Table, schema: StructType) -> pa.Table:
         InvalidUsage: a value does not fit, such as a timestamp with nanoseconds.
     """
     target = to_arrow_schema(schema, timezone="UTC")
+    if not target.names:
+        return rows_without_columns(len(table))
     try:
         return table.select(target.names).cast(target)
     except pa.ArrowInvalid as error:
@@ -60,16 +63,41 @@ def as_spark_expects(table: pa.Table, schema: StructType) -> pa.Table:
 def as_collection_expects(table: pa.Table, arrow: pa.Schema) -> pa.Table:
     """Return table with the columns that Spark could hold only in a wider type cast back to those of arrow.
 
-    What does not convert, because it is out of range or of another type altogether, is left for `to_updates` to refuse.
+    What does not convert, because it is out of range or of another type altogether, is left for `to_updates` to refuse:
+    Arrow's casts of nested values would take other fields for NULL, and round.
     """
     for at, field in enumerate(table.schema):
         wanted = arrow.field(field.name).type if field.name in arrow.names else field.type
-        if wanted != field.type and (pt.is_nested(wanted) or pt.is_uint64(wanted)):
+        if wanted != field.type and (pt.is_nested(wanted) or pt.is_uint64(wanted)) and _is_held_as(wanted, field.type):
             try:
                 table = table.set_column(at, field.with_type(wanted), table.column(at).cast(wanted))
             except pa.ArrowException:
                 continue
     return table
+
+
+def _is_held_as(wanted: Any, given: Any) -> bool:
+    """Tell whether given is how Spark holds values of a type, or another type of integers."""
+    if pt.is_struct(wanted):
+        return (
+            pt.is_struct(given)
+            and [field.name for field in wanted] == [field.name for field in given]
+            and all(_is_held_as(a.type, b.type) for a, b in zip(wanted, given, strict=True))
+        )
+    if pt.is_map(wanted):
+        return (
+            pt.is_map(given)
+            and _is_held_as(wanted.key_type, given.key_type)
+            and _is_held_as(wanted.item_type, given.item_type)
+        )
+    if pt.is_nested(wanted):
+        return pt.is_list(given) and _is_held_as(wanted.value_type, given.value_type)
+    if pt.is_integer(wanted) and pt.is_integer(given):
+        return True
+    if pt.is_timestamp(wanted):
+        return pt.is_timestamp(given) and (wanted.tz is None) == (given.tz is None)
+    # Half a float is held as a whole one, of which not all values fit.
+    return not pt.is_float16(wanted) and bool(given == _spark_type(wanted, ""))
 
 
 def _spark_type(type_: pa.DataType, column: str) -> pa.DataType:

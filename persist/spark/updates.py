@@ -9,6 +9,7 @@ A diff of 0 says nothing, and is refused: it is most often a mistake in what mad
 
 from dataclasses import dataclass
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pt
@@ -85,9 +86,14 @@ class Rows:
         micros = values.cast(pa.timestamp("us", values.type.tz)).cast(pa.int64())
         per_s = UNITS[self.unit]
         if per_s >= 10**6:
-            return pc.multiply_checked(micros, per_s // 10**6)
-        # Times before 1970 are refused later on, so that division, which rounds towards zero, need not care.
-        return pc.divide(micros, 10**6 // per_s)
+            try:
+                return pc.multiply_checked(micros, per_s // 10**6)
+            except pa.ArrowInvalid as error:
+                raise InvalidUpdate(
+                    f"{column!r} has times that do not fit timeUnit={self.unit!r}, which ends in 2262. Use 'us'."
+                ) from error
+        # Towards the past, also before 1970: what is too early must not become time 0.
+        return pa.chunked_array([np.floor_divide(micros.to_numpy(), 10**6 // per_s)], pa.int64())
 
 
 def _check_diffs(table: pa.Table) -> None:

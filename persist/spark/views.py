@@ -13,16 +13,18 @@ from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
 import pyarrow as pa
+from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
+from pyspark.sql.types import LongType
 
 from persist.client import open as open_client
 from persist.codecs import TIME_MAX, CollectionSchema, Part
 from persist.collection import Collection
 from persist.contents import CollectionState
-from persist.errors import CollectionNotFound
+from persist.errors import CollectionNotFound, InvalidUsage
 from persist.scan import Scan
-from persist.spark.contents_sql import Body, Branch, changes_sql, contents_sql, type_sql
+from persist.spark.contents_sql import Body, Branch, Column, changes_sql, contents_sql, type_sql
 from persist.spark.location import SparkLocation
 from persist.spark.native import quoted, united
 from persist.spark.native_changes import may_share_updates
@@ -57,23 +59,59 @@ def create_views(
         InvalidUsage: Spark cannot take the name of a function, or group by a column of the collection.
     """
     storage = dict(storage_options or {})
-    made = []
+    if isinstance(collections, str):
+        raise InvalidUsage(f"collections={collections!r} is one name: give a list of names, [{collections!r}]")
     with open_client(path, mode="read", storage_options=storage) as client:
         seqno = client.seqno
+        if seqno < 0:
+            raise InvalidUsage(f"there is nothing at {client.url}: is the path right?")
+    made: list[str] = []
+    failed: list[InvalidUsage] = []
     with open_client(path, mode="read", seqno=seqno, storage_options=storage) as client:
         here = SparkLocation(spark, client, storage)
         known = client.collections()
-        for name in known if collections is None else collections:
-            if name not in known:
-                raise CollectionNotFound(name, here.url, tuple(known))
+        wanted = known if collections is None else list(collections)
+        if missing := [name for name in wanted if name not in known]:
+            raise CollectionNotFound(missing[0], here.url, tuple(known))
+        _check_names([prefix + name for name in wanted])
+        for name in wanted:
             rows = client.load(name)
             if rows.upper.has_beyond(0):
                 continue
-            view = prefix + name
-            here.snapshot(name).createOrReplaceTempView(quoted(view))
-            _Functions(spark, rows, Place(here.url, storage, name), view).create()
-            made.append(view)
+            try:
+                _Functions(spark, rows, Place(here.url, storage, name), prefix + name).create()
+                here.snapshot(name).createOrReplaceTempView(quoted(prefix + name))
+                made.append(prefix + name)
+            except (PySparkException, InvalidUsage) as error:
+                failed.append(_refused(name, error))
+    if failed:
+        failed[0].add_note(f"Views were made of {made}; of {len(failed)} collections they could not be.")
+        raise failed[0]
     return made
+
+
+def _check_names(names: Sequence[str]) -> None:
+    """Raise InvalidUsage if Spark would take two names for one: it knows no case, and changes have a name, too."""
+    taken: dict[str, str] = {}
+    for name in names:
+        for each in (name.lower(), f"{name.lower()}_changes"):
+            if each in taken:
+                raise InvalidUsage(
+                    f"{name!r} and {taken[each]!r} would both be called {each!r} in SQL. Make their views one by one, "
+                    "with collections=[…] and a prefix= for one of them."
+                )
+            taken[each] = name
+
+
+def _refused(name: str, error: Exception) -> InvalidUsage:
+    if isinstance(error, InvalidUsage):
+        return error
+    reason = str(error).splitlines()[0]
+    if "CANNOT_REPLACE" in reason:
+        reason = "Spark has a function of that name itself. Give the views another one, with prefix="
+    refused = InvalidUsage(f"Spark cannot make the views of the collection {name!r}: {reason}")
+    refused.__cause__ = error
+    return refused
 
 
 class _Functions:
@@ -93,18 +131,22 @@ class _Functions:
 
     def create(self) -> None:
         contents, schema = self._contents, self._schema
-        columns = [(field.name, type_sql(field.dataType)) for field in self._fields]
+        if len({name.lower() for name in schema.arrow.names}) < len(schema.arrow.names):
+            raise InvalidUsage(f"columns of {self._name!r} differ by case only, which SQL cannot tell apart")
+        columns = [Column(field.name, field.dataType) for field in self._fields]
         branches = self._branches()
-        body = contents_sql(branches, schema, contents.since, contents.upper)
+        body = contents_sql(branches, columns, schema.key_names, contents.since, contents.upper)
         self._function(self._name, body, columns)
         scan = Scan(schema, contents.history_parts, 0, TIME_MAX + 1, schema.names)
         history = self._view("history", scan.parts)
-        body = changes_sql(history, schema, contents.since, contents.upper, is_merged=may_share_updates(scan))
-        self._function(f"{self._name}_changes", body, [*columns, ("_time", "BIGINT"), ("_diff", "BIGINT")])
+        is_merged = may_share_updates(scan)
+        body = changes_sql(history, columns, contents.since, contents.upper, is_merged=is_merged)
+        columns += [Column(name, LongType()) for name in ("_time", "_diff")]
+        self._function(f"{self._name}_changes", body, columns)
 
-    def _function(self, name: str, body: Body, columns: Sequence[tuple[str, str]]) -> None:
+    def _function(self, name: str, body: Body, columns: Sequence[Column]) -> None:
         parameters = ", ".join(f"{each} BIGINT" for each in body.parameters)
-        returns = ", ".join(f"{quoted(column)} {kind}" for column, kind in columns)
+        returns = ", ".join(f"{quoted(column.name)} {type_sql(column.kind)}" for column in columns)
         self._spark.sql(
             f"CREATE OR REPLACE TEMPORARY FUNCTION {quoted(name)}({parameters}) RETURNS TABLE ({returns}) "
             f"RETURN {body.text}"

@@ -271,3 +271,24 @@ def test_s3_is_read_by_the_data_source_where_the_jvm_cannot(
     planned = persist.spark.explain(spark, url, "rows", storage_options=options)
     assert "by        the data source: the JVM cannot read s3a://" in planned
     assert persist.spark.snapshot(spark, url, "rows", storage_options=options).count() == 30_000
+
+
+def test_columns_and_keys_that_spark_treats_in_its_own_way(spark: SparkSession, tmp_path: Path) -> None:
+    path = str(tmp_path)
+    with persist.open(path, settings=QUIET) as client:
+        odd = client.create_or_load("odd", key={"col": pa.int64()}, value={"_n": pa.int64(), "_s": pa.int64()})
+        odd.write([((1, (2, 3)), 0, 3), *(((i, (2, 3)), 0, 1) for i in range(2, 3000))], seal=1).result()
+        maps = client.create_or_load("maps", key={"m": pa.map_(pa.string(), pa.int64())}, value=None)
+        maps.write([(([("a", i)], None), 0, 1) for i in range(3000)], seal=1).result()
+        maps.write([(([("a", 7)], None), 1, -1)], seal=2).result()
+    for native in (True, False):
+        assert persist.spark.snapshot(spark, path, "odd", native=native).count() == 3001
+    assert persist.spark.snapshot(spark, path, "odd", columns=[]).count() == 3001
+    assert spark.read.format("persist").options(collection="odd", columns="[]").load(path).count() == 3001
+    assert persist.spark.snapshot(spark, path, "maps").count() == 2999
+    assert "keys that hold maps" in persist.spark.explain(spark, path, "maps")
+    persist.spark.create_views(spark, path)
+    assert spark.sql("SELECT * FROM odd(0)").count() == 3001
+    assert spark.sql("SELECT * FROM maps(1)").count() == 2999
+    with pytest.raises(persist.InvalidUsage, match="native='yes' is none of"):
+        persist.spark.snapshot(spark, path, "odd", native="yes")  # type: ignore[arg-type]

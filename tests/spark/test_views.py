@@ -1,6 +1,6 @@
 """Collections as names in Spark SQL, compared with Python at every time that can be read."""
 
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -56,8 +56,9 @@ def test_every_collection_has_a_view_and_functions_for_other_times(spark: SparkS
             "rows_changes(30, 51)": "AsOfNotSealed: as_of=50",
             "rows_changes(30, 29)": "InvalidUsage: changes",
         }.items():
-            with pytest.raises(Exception, match=message):
-                spark.sql(f"SELECT count(*) FROM {query}").collect()
+            for asked in ("SELECT count(*) FROM {}", "SELECT * FROM {} WHERE id = 7", "SELECT * FROM {} LIMIT 1"):
+                with pytest.raises(Exception, match=message):
+                    spark.sql(asked.format(query)).collect()
     with pytest.raises(persist.CollectionNotFound, match="missing"):
         persist.spark.create_views(spark, path, collections=["missing"])
 
@@ -111,3 +112,45 @@ def test_types_that_the_scan_cannot_read_come_by_tasks(spark: SparkSession, tmp_
     persist.spark.create_views(spark, path)
     assert spark.sql("SELECT * FROM times(1) WHERE id < 7").count() == 6
     assert spark.sql("SELECT * FROM times(0)").count() == 3000
+
+
+def test_values_come_as_they_are_stored(spark: SparkSession, tmp_path: Path) -> None:
+    path = str(tmp_path)
+    at = datetime(2026, 11, 21, 12, tzinfo=UTC)
+    with persist.open(path, settings=QUIET) as client:
+        value = {"m": pa.map_(pa.string(), pa.int32()), "at": pa.timestamp("us", "UTC")}
+        rows = client.create_or_load("rows", key={"id": pa.int64()}, value=value)
+        rows.write([((1, ([("z", None), ("a", 1)], at)), 0, 1), ((2, (None, None)), 0, 2)], seal=1).result()
+        rows.write([((2, (None, None)), 1, -1)], seal=2).result()
+    session = spark.newSession()
+    session.conf.set("spark.sql.timestampType", "TIMESTAMP_NTZ")
+    persist.spark.create_views(session, path)
+    for query in ("rows", "rows(1)"):
+        found = session.sql(f"SELECT id, map_keys(m), m['z'], unix_seconds(at) FROM {query}").collect()
+        assert sorted(map(tuple, found)) == [(1, ["z", "a"], None, int(at.timestamp())), (2, None, None, None)], query
+
+
+def test_names_that_spark_would_mix_up_are_refused(spark: SparkSession, tmp_path: Path) -> None:
+    def make(folder: str, *names: str) -> str:
+        path = str(tmp_path / folder)
+        with persist.open(path, settings=QUIET) as client:
+            for name in names:
+                client.create_or_load(name, key={"id": pa.int64()}).seal(1).result()
+        return path
+
+    for names in (("orders", "orders_changes"), ("Orders", "orders")):
+        path = make("-".join(names), *names)
+        with pytest.raises(persist.InvalidUsage, match="would both be called"):
+            persist.spark.create_views(spark, path)
+        assert persist.spark.create_views(spark, path, collections=[names[1]], prefix="my_") == [f"my_{names[1]}"]
+    path = make("builtin", "range", "zebra")
+    with pytest.raises(persist.InvalidUsage, match="'range': Spark has a function of that name itself") as refused:
+        persist.spark.create_views(spark, path)
+    assert "Views were made of ['zebra']" in refused.value.__notes__[0]
+    assert persist.spark.create_views(spark, path, prefix="all_") == ["all_range", "all_zebra"]
+    for arguments, message in [
+        ({"collections": "range"}, "is one name: give a list"),
+        ({"path": str(tmp_path / "nowhere")}, "there is nothing at"),
+    ]:
+        with pytest.raises(persist.InvalidUsage, match=message):
+            persist.spark.create_views(spark, **{"path": path, **arguments})  # type: ignore[arg-type]
