@@ -57,7 +57,8 @@ class Touching:
     def exact(self, table: pa.Table) -> npt.NDArray[np.bool_]:
         """Return bool[rows of table]: True where rows have the same key, and nowhere else; table needs no order."""
         if self._integers is not None and (keys := _integers(table, self._names)) is not None:
-            at = np.minimum(np.searchsorted(self._integers, keys), len(self._integers) - 1)
+            at = np.searchsorted(self._integers, keys)
+            at[at == len(self._integers)] = 0  # Beyond the last one: any other is not equal either.
             same: npt.NDArray[np.bool_] = self._integers[at] == keys
             return same
         both = pa.concat_tables([table.select(self._names), self._rows]).combine_chunks()
