@@ -9,7 +9,6 @@ A diff of 0 says nothing, and is refused: it is most often a mistake in what mad
 
 from dataclasses import dataclass
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pt
@@ -93,7 +92,7 @@ class Rows:
                     f"{column!r} has times that do not fit timeUnit={self.unit!r}, which ends in 2262. Use 'us'."
                 ) from error
         # Towards the past, also before 1970: what is too early must not become time 0.
-        return pa.chunked_array([np.floor_divide(micros.to_numpy(), 10**6 // per_s)], pa.int64())
+        return pa.chunked_array([micros.to_numpy() // (10**6 // per_s)], pa.int64())
 
 
 def _check_diffs(table: pa.Table) -> None:
