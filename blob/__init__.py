@@ -1,7 +1,5 @@
 """Bytes under keys, with put-if-absent: what storage must do, and the stores that do it."""
 
-from persist.blob.cached import CacheCount, CachedBlob
-from persist.blob.checked import get_checked
 from persist.blob.clock import Clock, SystemClock
 from persist.blob.deletion import NotDeleted, delete_all
 from persist.blob.errors import (
@@ -18,16 +16,18 @@ from persist.blob.errors import (
     Throttled,
     Unavailable,
 )
-from persist.blob.file import FileBlob
-from persist.blob.fsspec import FsspecBlob
 from persist.blob.histogram import LatencyHistogram
-from persist.blob.locate import open_blob
-from persist.blob.memory import MemoryBlob
-from persist.blob.metered import Count, MeteredBlob
+from persist.blob.layers.cache import CacheCount, CachedBlob
+from persist.blob.layers.checked import get_checked
+from persist.blob.layers.metered import Count, MeteredBlob
+from persist.blob.layers.retry import RetryBlob, RetryCount, RetryPolicy
+from persist.blob.layers.unreliable import Fault, UnreliableBlob
 from persist.blob.protocol import Blob, BlobEntry, check_key
-from persist.blob.retry import RetryBlob, RetryCount, RetryPolicy
-from persist.blob.s3 import S3Blob, S3Options
-from persist.blob.unreliable import Fault, UnreliableBlob
+from persist.blob.stores.file import FileBlob
+from persist.blob.stores.fsspec import FsspecBlob
+from persist.blob.stores.memory import MemoryBlob
+from persist.blob.stores.s3 import S3Blob, S3Options
+from persist.blob.url import open_blob
 
 __all__ = [
     "Blob",

@@ -1,22 +1,22 @@
 """Typed values and Parquet batches to bytes and back: columns, never time or the log."""
 
-from persist.codecs.codec import Binary, Codec, Int64, Json, Unit, Utf8
-from persist.codecs.consolidation import consolidate, exact_sum
 from persist.codecs.errors import CodecMismatch, DiffOverflow, InvalidUpdate, SchemaMismatch
-from persist.codecs.key_range import KeyRange, key_ranges, ordered_keys
-from persist.codecs.ordering import canonical, order_keys, sort_indices
-from persist.codecs.part import Part, checksum_of, decode_part
-from persist.codecs.part_check import check_part, described_bounds, overlaps
-from persist.codecs.part_index import Group, PartIndex, decode_groups, footer_range, read_index
-from persist.codecs.part_stream import PART_BYTES_TARGET, ROW_GROUP_BYTES_MAX, ROW_GROUP_ROWS, PartStream, encode_parts
-from persist.codecs.pruning import parts_that_may_match
-from persist.codecs.run_stream import RunStream
-from persist.codecs.scalars import is_flat, scalar_from_json, scalar_to_json
-from persist.codecs.schema import TIME_UNITS, CollectionSchema, Side
-from persist.codecs.small import SmallUpdates, gathered, small_updates
-from persist.codecs.touching import Touching
-from persist.codecs.types import check_type, type_from_json, type_to_json
-from persist.codecs.updates import TIME_MAX, to_rows, to_tuples, to_updates
+from persist.codecs.order.consolidation import consolidate, exact_sum
+from persist.codecs.order.ordering import canonical, order_keys, sort_indices
+from persist.codecs.order.touching import Touching
+from persist.codecs.part.check import check_part, described_bounds, overlaps
+from persist.codecs.part.index import Group, PartIndex, decode_groups, footer_range, read_index
+from persist.codecs.part.key_range import KeyRange, key_ranges, ordered_keys
+from persist.codecs.part.part import Part, checksum_of, decode_part
+from persist.codecs.part.pruning import parts_that_may_match
+from persist.codecs.part.run_stream import RunStream
+from persist.codecs.part.stream import PART_BYTES_TARGET, ROW_GROUP_BYTES_MAX, ROW_GROUP_ROWS, PartStream, encode_parts
+from persist.codecs.types.arrow_types import check_type, type_from_json, type_to_json
+from persist.codecs.types.codec import Binary, Codec, Int64, Json, Unit, Utf8
+from persist.codecs.types.scalars import is_flat, scalar_from_json, scalar_to_json
+from persist.codecs.types.schema import TIME_UNITS, CollectionSchema, Side
+from persist.codecs.updates.small import SmallUpdates, gathered, small_updates
+from persist.codecs.updates.updates import TIME_MAX, to_rows, to_tuples, to_updates
 
 __all__ = [
     "PART_BYTES_TARGET",

@@ -18,7 +18,6 @@ from persist.blob import (
     S3Blob,
     Unavailable,
 )
-from persist.changes import Changes
 from persist.client import Client, open
 from persist.codecs import (
     Binary,
@@ -33,8 +32,8 @@ from persist.codecs import (
     Utf8,
 )
 from persist.collection import Collection
-from persist.compaction import CompactionPolicy
-from persist.compaction_report import CompactionReport
+from persist.compact.report import CompactionReport
+from persist.compaction_policy import CompactionPolicy
 from persist.errors import (
     AsOfCompacted,
     AsOfNotSealed,
@@ -55,18 +54,19 @@ from persist.errors import (
     UpperMismatch,
     WriterFenced,
 )
-from persist.fsck import fsck
-from persist.fsck_report import Checked, FsckReport, Problem, Repair, Unreferenced
-from persist.future import CommitFuture
-from persist.garbage import GarbageReport
-from persist.hold import Hold, HoldInfo
-from persist.listen import Listen, Progress
+from persist.fsck.examine import fsck
+from persist.fsck.report import Checked, FsckReport, Problem, Repair, Unreferenced
+from persist.hold.holds import Hold, HoldInfo
+from persist.metrics import Metrics
 from persist.multi_write import MultiWrite
-from persist.plan import Explanation
+from persist.read.changes import Changes
+from persist.read.listen import Listen, Progress
+from persist.read.plan import Explanation
+from persist.read.snapshot import Snapshot
 from persist.settings import Settings
-from persist.snapshot import Snapshot
-from persist.telemetry import Metrics
 from persist.timeline import Timeline
+from persist.upkeep.garbage import GarbageReport
+from persist.write.future import CommitFuture
 
 __all__ = [
     "Antichain",

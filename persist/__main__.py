@@ -1,8 +1,8 @@
-"""`python -m persist`: see `persist.cli`."""
+"""`python -m persist`: see `persist.cli.main`."""
 
 import sys
 
-from persist.cli import main
+from persist.cli.main import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -11,34 +11,34 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Literal, get_args
 
-from persist.background import BackgroundCompaction
 from persist.blob import Indeterminate, InvalidUsage, ReadOnlyStore, StoreMisconfigured
 from persist.blob.clock import Clock, SystemClock
+from persist.blob.pool import Pool
 from persist.codecs import CollectionSchema
 from persist.collection import Collection
-from persist.committer import Committer
-from persist.compaction_report import CompactionReport
-from persist.compactor import Compactor
+from persist.compact.compactor import Compactor
+from persist.compact.report import CompactionReport
+from persist.compact.rewriter import Workbench, Workshop
 from persist.errors import ClientClosed, CollectionExists, CollectionNotFound, ReadOnly, WriterFenced
-from persist.follower import Follower
-from persist.fsck import examine
-from persist.fsck_report import FsckReport
-from persist.future import CommitFuture
-from persist.garbage import Deleted, Garbage, GarbageReport
-from persist.leases import Claim, Leases, no_claim
-from persist.maintenance import Maintenance
+from persist.fsck.examine import examine
+from persist.fsck.report import FsckReport
+from persist.hold.leases import Claim, Leases, no_claim
+from persist.log.records import AllowCompaction, CloseWriter, Create, OpenWriter
+from persist.metrics import Metrics, register
 from persist.multi_write import MultiWrite
 from persist.names import check_name
-from persist.operations import Step, Write, token_steps
-from persist.part_reader import Decoded, Footers, PartReader
-from persist.part_writer import PartWriter
-from persist.pinned import PinnedFollower
-from persist.pool import Pool
-from persist.records import AllowCompaction, CloseWriter, Create, OpenWriter
+from persist.read.part_reader import Decoded, Footers, PartReader
+from persist.replica.follower import Follower
+from persist.replica.pinned import PinnedFollower
 from persist.settings import Settings
 from persist.storage import Location, Storage, open_storage
-from persist.telemetry import Metrics, register
-from persist.workshop import Workbench, Workshop
+from persist.upkeep.compacting import BackgroundCompaction
+from persist.upkeep.garbage import Deleted, Garbage, GarbageReport
+from persist.upkeep.maintenance import Maintenance
+from persist.write.committer import Committer
+from persist.write.future import CommitFuture
+from persist.write.operations import Step, Write, token_steps
+from persist.write.part_writer import PartWriter
 
 Mode = Literal["shared", "exclusive", "read"]
 IO_THREADS = 4
@@ -240,7 +240,7 @@ class Client:
         return MultiWrite(self, token)
 
     def gc(self) -> GarbageReport:
-        """Delete what nobody needs any more: see `persist.garbage`. Safe while others read, write and do the same.
+        """Delete what nobody needs any more (`persist.upkeep.garbage`). Safe while others read, write and do the same.
 
         Raises:
             ReadOnly: this client only reads.
@@ -253,7 +253,7 @@ class Client:
         return self._garbage.collect()
 
     def fsck(self, *, repair: bool = False, dry_run: bool = False, deep: bool = True) -> FsckReport:
-        """Examine the whole location; see `persist.fsck`, which also works when it is too damaged to be opened.
+        """Examine the whole location; see `persist.fsck.examine`, which also works when it is too damaged to be opened.
 
         Raises:
             ReadOnly: repair without dry_run, and this client only reads.

@@ -10,11 +10,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from persist.antichain import Antichain, as_time
-from persist.changes import Changes, read_changes
 from persist.codecs import TIME_MAX, CollectionSchema, Part
-from persist.compaction_report import CompactionReport
-from persist.contents import CollectionState
-from persist.control import check_parts
+from persist.compact.report import CompactionReport
 from persist.errors import (
     AsOfCompacted,
     AsOfNotSealed,
@@ -23,18 +20,21 @@ from persist.errors import (
     HoldNotFound,
     InvalidUsage,
 )
-from persist.future import CommitFuture
-from persist.hold import Hold, HoldInfo, LeasedHold, NamedHold
-from persist.listen import Listen, Progress
+from persist.hold.holds import Hold, HoldInfo, LeasedHold, NamedHold
+from persist.log.keys import check_parts
+from persist.log.records import AllowCompaction, Destroy, ReleaseHold, Seal, SetHold
 from persist.names import check_hold_name
-from persist.operations import Step, Write, token_steps
-from persist.plan import Explanation, changes_scan, explained, snapshot_scan
-from persist.reading import Reading
-from persist.records import AllowCompaction, Destroy, ReleaseHold, Seal, SetHold
-from persist.scan import Scan
-from persist.snapshot import Form, Snapshot, check_request, snapshot_slices, snapshot_tables
-from persist.state import ExpectUpper
+from persist.read.changes import Changes, read_changes
+from persist.read.guard import Reading
+from persist.read.listen import Listen, Progress
+from persist.read.plan import Explanation, changes_scan, explained, snapshot_scan
+from persist.read.scan import Scan
+from persist.read.snapshot import Form, Snapshot, check_request, snapshot_slices, snapshot_tables
+from persist.state.contents import CollectionState
+from persist.state.state import ExpectUpper
 from persist.timeline import Moment, Timeline
+from persist.write.future import CommitFuture
+from persist.write.operations import Step, Write, token_steps
 
 if TYPE_CHECKING:
     from persist.client import Client
@@ -90,8 +90,8 @@ class Collection:
                 with `__arrow_c_stream__`) that has the key and value columns, `_time` and `_diff`. Updates with diff 0
                 are dropped.
             token: names this write, so that trying it again, in whatever process, does nothing if it was done before.
-                Remembered while the updates' times are not sealed, and of the last `persist.state.TOKENS_KEPT` writes
-                after that; a repetition of an older one is refused, because its times are sealed.
+                Remembered while the updates' times are not sealed, and of the last `persist.state.state.TOKENS_KEPT`
+                writes after that; a repetition of an older one is refused, because its times are sealed.
             expected_upper: the upper that the collection must have (compare-and-append).
             seal: the upper to seal to; see `seal`.
 
@@ -133,7 +133,7 @@ class Collection:
         return self.client._allow_compaction(step, self.name)
 
     def compact(self, *, only_due: bool = False) -> CompactionReport:
-        """Make reading cheap, and destroy what since has passed; readers notice nothing. See `persist.compaction`.
+        """Make reading cheap, and destroy what since has passed; readers notice nothing. See `persist.compact.planner`.
 
         A keyframe is made as of the last sealed time, runs of similar size are merged, small writes leave the log, and
         what was retracted before since is written away: `Client.gc` deletes it after the grace period. Cost: reading
@@ -301,7 +301,7 @@ class Collection:
     def commit_parts(
         self, parts: Sequence[Part], *, seal: Antichain | None = None, token: str | None = None
     ) -> CommitFuture:
-        """Append parts that were stored with `persist.part_writer.PartWriter`, and perhaps seal, as one commit.
+        """Append parts that were stored with `persist.write.part_writer.PartWriter`, and perhaps seal, as one commit.
 
         For engines whose tasks encode and upload by themselves. Parts of a commit that is rejected are deleted. With a
         token it happens once, as `write` does.

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 from persist.antichain import Antichain
 from persist.codecs import Part
 from persist.errors import InvalidUsage
+from persist.log.records import Batch
 from persist.names import check_text
-from persist.operations import Step, token_steps
-from persist.records import Batch
-from persist.state import ExpectNothingBeyondUpper, ExpectUpper
+from persist.state.state import ExpectNothingBeyondUpper, ExpectUpper
+from persist.write.operations import Step, token_steps
 
 if TYPE_CHECKING:
     from persist.client import Client
@@ -73,7 +73,7 @@ class MultiWrite:
             query, batch, run: the query's id, the number of its batch, and what this run of the query is called.
             again: the batch was committed before, and another run goes on from there; the block holds nothing else.
 
-        The commit is rejected with QueryMismatch if the batch is none that may follow (`persist.queries`).
+        The commit is rejected with QueryMismatch if the batch is none that may follow (`persist.state.queries`).
         """
         self._check(collection)
         mark = Batch(collection.id, check_text("query", query), batch, check_text("run", run), again)

@@ -4,7 +4,7 @@ import os
 from dataclasses import dataclass, field, fields
 
 from persist.blob import InvalidUsage, RetryPolicy
-from persist.compaction import CompactionPolicy
+from persist.compaction_policy import CompactionPolicy
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +71,7 @@ class Settings:
                 raise InvalidUsage(f"Settings({each.name}={value!r}) is not a whole number: give {int(value)}")
 
 
-# The log must keep what a client may take for its end: see `persist.follower.STALE_AFTER_S`.
+# The log must keep what a client may take for its end: see `persist.replica.follower.STALE_AFTER_S`.
 LEAST = {
     "lease_s": 1.0,
     "log_retention_s": 3600.0,

@@ -7,10 +7,10 @@ import pyarrow.compute as pc
 
 import persist
 from persist.codecs import Part, consolidate
-from persist.part_writer import PartWriter
-from persist.plan import _from, explained
-from persist.records import Keyframe, Replace
-from persist.snapshot import Form, Snapshot
+from persist.log.records import Keyframe, Replace
+from persist.read.plan import _from, explained
+from persist.read.snapshot import Form, Snapshot
+from persist.write.part_writer import PartWriter
 
 
 def add_keyframe(collection: persist.Collection, as_of: int, *, pieces: int = 1, drop_history: bool = False) -> None:

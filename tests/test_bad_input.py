@@ -368,7 +368,7 @@ AS_NOBODY = """
         warm.write([((1, None), 0, 1)])
         warm.seal(1).result()
         list(warm.snapshot(0).rows())
-    import persist.blob.file, pyarrow as pa
+    import persist.blob.stores.file, pyarrow as pa
     if os.getuid() == 0:
         os.setuid(65534)  # Root may write anywhere.
 """
@@ -553,7 +553,7 @@ def test_a_damaged_state_object_is_named(how: Damage) -> None:
 
 @pytest.mark.parametrize("how", [truncated, emptied, flipped, missing])
 def test_a_damaged_part_list_is_named(how: Damage, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("persist.part_lists.PARTS_INLINE_MAX", 0)
+    monkeypatch.setattr("persist.log.part_lists.PARTS_INLINE_MAX", 0)
     blob = written(3)
     key = next(entry.key for entry in blob.list("list/"))
     damage(blob, key, how)

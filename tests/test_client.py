@@ -27,7 +27,7 @@ from hypothesis import HealthCheck, given, settings
 
 import persist
 from persist.blob import MemoryBlob, MeteredBlob, UnreliableBlob
-from persist.snapshot import read_snapshot
+from persist.read.snapshot import read_snapshot
 from tests.clocks import ImpatientClock
 
 ROOT = Path(__file__).parent.parent
@@ -491,7 +491,7 @@ def test_a_thousand_tiny_writes_take_far_fewer_puts() -> None:
 def test_small_parts_travel_in_the_record_until_the_cap_and_then_in_blobs(
     blob: MemoryBlob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("persist.part_writer.INLINE_TOTAL_MAX", 20_000)
+    monkeypatch.setattr("persist.write.part_writer.INLINE_TOTAL_MAX", 20_000)
     with persist.open(blob, settings=persist.Settings(background=False)) as client:
         orders = client.create_or_load("orders", key=KEY, value=VALUE)
         orders.write([((0, "a"), 0, 1)]).result()

@@ -14,7 +14,7 @@ import pytest
 
 import persist
 from persist.blob import MemoryBlob
-from persist.contents import CollectionState
+from persist.state.contents import CollectionState
 from tests.clocks import ImpatientClock
 
 KEY = {"k": pa.int64()}

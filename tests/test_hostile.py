@@ -23,15 +23,12 @@ import xxhash
 
 import persist
 from persist.blob import Blob, FileBlob, MemoryBlob
-from persist.checkpoint import Checkpoint, StateObject, checkpoint_key
 from persist.codecs import Part
-from persist.codecs.part import footer_of
-from persist.control import Dropped, Lease
-from persist.envelope import BlobRef, decode_framed, encode_framed, put_framed
-from persist.log import record_key
-from persist.part_lists import PartList
-from persist.part_writer import PartWriter
-from persist.records import (
+from persist.codecs.part.part import footer_of
+from persist.log.commits import record_key
+from persist.log.envelope import BlobRef, decode_framed, encode_framed, put_framed
+from persist.log.part_lists import PartList
+from persist.log.records import (
     AllowCompaction,
     Append,
     Create,
@@ -46,6 +43,9 @@ from persist.records import (
     Seal,
     SetHold,
 )
+from persist.replica.checkpoint import Checkpoint, StateObject, checkpoint_key
+from persist.state.location import Dropped, Lease
+from persist.write.part_writer import PartWriter
 from tests.iam import Gate
 from tests.reads import KEY, VALUE, table
 from tests.servers.fixtures import make_bucket
@@ -251,8 +251,8 @@ class Victim:
 @pytest.fixture(params=[False, True], ids=["log", "checkpoint"])
 def victim(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Victim:
     """With a checkpoint before the attacker's record, or without any."""
-    monkeypatch.setattr("persist.checkpoint.INTERVAL", 4 if request.param else 10**6)
-    monkeypatch.setattr("persist.checkpoint.PENDING_MAX", 0)
+    monkeypatch.setattr("persist.replica.checkpoint.INTERVAL", 4 if request.param else 10**6)
+    monkeypatch.setattr("persist.replica.checkpoint.PENDING_MAX", 0)
     blob = MemoryBlob()
     client = persist.open(blob, settings=NOW)
     gone = client.create_or_load("gone", key=KEY)
@@ -603,9 +603,9 @@ def test_neighbours_and_nested_locations_do_not_touch_each_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not even one that lies where another one keeps what it collects."""
-    monkeypatch.setattr("persist.checkpoint.PENDING_MAX", 0)
-    monkeypatch.setattr("persist.part_lists.PARTS_INLINE_MAX", 0)
-    monkeypatch.setattr("persist.part_writer.INLINE_PART_MAX", 0)
+    monkeypatch.setattr("persist.replica.checkpoint.PENDING_MAX", 0)
+    monkeypatch.setattr("persist.log.part_lists.PARTS_INLINE_MAX", 0)
+    monkeypatch.setattr("persist.write.part_writer.INLINE_PART_MAX", 0)
     outer = f"{tmp_path}/loc"
     # Those below the outer one first: it must not take theirs for its own when it has nothing yet.
     folders = [f"{outer}{inner}" for inner in INNER]

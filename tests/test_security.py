@@ -17,7 +17,7 @@ import pytest
 
 import persist
 from persist.blob import BlobEntry, FileBlob, MemoryBlob, S3Blob
-from persist.part_writer import PartWriter
+from persist.write.part_writer import PartWriter
 from tests.iam import ACTIONS, Call, Gate, Grant, policies_in
 from tests.reads import (
     CLIENT_READS,
@@ -54,9 +54,9 @@ class AgedBlob(S3Blob):
 @pytest.fixture
 def gate(monkeypatch: pytest.MonkeyPatch) -> Gate:
     # So that a small location has checkpoints, a state object at each of them, and a part list.
-    monkeypatch.setattr("persist.checkpoint.INTERVAL", 4)
-    monkeypatch.setattr("persist.part_lists.PARTS_INLINE_MAX", 0)
-    monkeypatch.setattr("persist.checkpoint.PENDING_MAX", 0)
+    monkeypatch.setattr("persist.replica.checkpoint.INTERVAL", 4)
+    monkeypatch.setattr("persist.log.part_lists.PARTS_INLINE_MAX", 0)
+    monkeypatch.setattr("persist.replica.checkpoint.PENDING_MAX", 0)
     return Gate(monkeypatch)
 
 

@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 import persist
 from persist.blob import MemoryBlob, UnreliableBlob
-from persist.compaction import CompactionPolicy
+from persist.compaction_policy import CompactionPolicy
 from tests.clocks import ImpatientClock
 from tests.model import ModelCollection, ModelError, Update
 

@@ -14,14 +14,14 @@ install, away from the checkout), call `register(spark)` once for a session.
 Options are in `read_options`, `write_options`, `stream_options` and `stream_write_options`.
 """
 
-from persist.spark.columns import columns_used, pruned
-from persist.spark.foreach_batch import foreach_batch_writer
+from persist.spark.compact.compact import compact
+from persist.spark.data_source import PersistDataSource
 from persist.spark.location import SparkLocation, changes, explain, location, snapshot
-from persist.spark.maintenance import compact
-from persist.spark.registration import register
-from persist.spark.source import PersistDataSource
-from persist.spark.views import create_views
-from persist.spark.writing import write
+from persist.spark.read.columns import columns_used, pruned
+from persist.spark.sql.registration import register
+from persist.spark.sql.views import create_views
+from persist.spark.stream.foreach_batch import foreach_batch_writer
+from persist.spark.write.writing import write
 
 __all__ = [
     "PersistDataSource",

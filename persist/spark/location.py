@@ -20,17 +20,17 @@ from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 
-from persist.changes import Changes
 from persist.client import Client
 from persist.client import open as open_client
 from persist.collection import READ_TIMEOUT_S, Collection
-from persist.compaction import CompactionPolicy
+from persist.compaction_policy import CompactionPolicy
 from persist.errors import CollectionNotFound, InvalidUsage
+from persist.read.changes import Changes
+from persist.read.snapshot import Form, Snapshot
 from persist.settings import Settings
-from persist.snapshot import Form, Snapshot
-from persist.spark.native import PlannedSnapshot, plan
-from persist.spark.native_changes import PlannedChanges, plan_changes
-from persist.spark.task_reader import Place
+from persist.spark.read.native import PlannedSnapshot, plan
+from persist.spark.read.native_changes import PlannedChanges, plan_changes
+from persist.spark.read.task_reader import Place
 
 NEVER_S = 1e9
 # A client that renews its lease, and leaves maintenance to those who write.

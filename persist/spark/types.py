@@ -19,7 +19,7 @@ from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import StructType
 
 from persist.errors import InvalidUsage, SchemaMismatch
-from persist.result import rows_without_columns
+from persist.read.result import rows_without_columns
 
 _WIDENED = {
     pa.uint8(): pa.int16(),

@@ -31,7 +31,7 @@ from persist.blob import (
 )
 from persist.blob.protocol import DELETE_PAGE_MAX, page_deletion
 from tests.blob.conftest import fill
-from tests.blob.test_s3 import client_of
+from tests.blob.stores.test_s3 import client_of
 from tests.clocks import ImpatientClock
 from tests.servers.fake_s3 import Trouble, fake_s3
 

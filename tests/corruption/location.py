@@ -10,7 +10,7 @@ import pytest
 
 import persist
 from persist.blob import Corruption, MemoryBlob
-from persist.checkpoint import write_checkpoint
+from persist.replica.checkpoint import write_checkpoint
 from tests.golden.kinds import SETTINGS, write_compacted, write_every_kind
 
 Contents = dict[tuple[str, int], list[tuple[Any, ...]]]  # Rows as of a time, in order; and all changes after since.
@@ -55,7 +55,7 @@ def blobs_of(seed: int) -> Blobs:
     write_every_kind(blob)
     with pytest.MonkeyPatch.context() as patch, persist.open(blob, settings=SETTINGS) as client:
         # Or else it would depend on the pace of threads which ones there are.
-        patch.setattr("persist.committer.checkpoint_due", lambda *_: False)
+        patch.setattr("persist.write.committer.checkpoint_due", lambda *_: False)
         write_compacted(client, f"{rng.random()}")
         many = client.create_or_load("many", key={"k": pa.int64()}, value={"v": pa.string()})
         few = client.create_or_load("few", key={"k": pa.int64()}, value={"v": pa.string()})
@@ -69,9 +69,9 @@ def blobs_of(seed: int) -> Blobs:
                 keys = list(range(time * 1000, time * 1000 + 1000))
                 text = [f"{rng.getrandbits(400):x}" for _ in keys]
                 times = [max(LARGE_WRITES) + 1] * 1000
-                patch.setattr("persist.part_lists.PARTS_INLINE_MAX", 0)
+                patch.setattr("persist.log.part_lists.PARTS_INLINE_MAX", 0)
                 many.write(pa.table({"k": keys, "v": text, "_time": times, "_diff": [1] * 1000})).result()
-                patch.setattr("persist.part_lists.PARTS_INLINE_MAX", 256)
+                patch.setattr("persist.log.part_lists.PARTS_INLINE_MAX", 256)
             if time in CHECKPOINTS:
                 assert write_checkpoint(blob, *client._follower.recent())
     return {entry.key: blob.get(entry.key) or b"" for entry in blob.list("")}

@@ -16,12 +16,12 @@ import pytest
 
 import persist
 from persist.blob import CorruptBlob, Corruption, MemoryBlob
-from persist.checkpoint import Checkpoint, StateObject, read_checkpoint
 from persist.codecs import CollectionSchema, Part, decode_part
-from persist.envelope import BlobRef, decode_framed, get_framed
-from persist.log import read_record
-from persist.part_lists import PartList
-from persist.records import Append, Record, Replace
+from persist.log.commits import read_record
+from persist.log.envelope import BlobRef, decode_framed, get_framed
+from persist.log.part_lists import PartList
+from persist.log.records import Append, Record, Replace
+from persist.replica.checkpoint import Checkpoint, StateObject, read_checkpoint
 from tests.corruption.location import (
     CHANGES,
     FOLDERS,

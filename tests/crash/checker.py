@@ -12,8 +12,8 @@ import numpy as np
 
 import persist
 from persist.blob import Blob
-from persist.log import read_record, record_key
-from persist.records import Append, Replace
+from persist.log.commits import read_record, record_key
+from persist.log.records import Append, Replace
 from tests.crash.story import KEY, ROWS_MAX, Held, Model, Op, Teller
 
 BARRIER = "barrier"

@@ -1,7 +1,7 @@
 """Wrong ways to write files, to show that the model of `tests.crash.disk` finds them.
 
-`fsync_calls` reads the source of `persist.blob.file` and returns every call in it that leads to an fsync, directly or
-through other functions there. Each is a mutant: the same code without that call.
+`fsync_calls` reads the source of `persist.blob.stores.file` and returns every call in it that leads to an fsync,
+directly or through other functions there. Each is a mutant: the same code without that call.
 """
 
 import ast
@@ -10,7 +10,8 @@ import os
 import uuid
 from dataclasses import dataclass
 
-from persist.blob import FileBlob, file
+from persist.blob import FileBlob
+from persist.blob.stores import file
 from tests.crash.recorder import Stack
 
 

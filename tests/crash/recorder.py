@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
-STORE_MODULE = "persist.blob.file"
+STORE_MODULE = "persist.blob.stores.file"
 _CHANGING_MODES = frozenset("wxa+")
 
 

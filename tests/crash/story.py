@@ -21,10 +21,10 @@ import numpy as np
 import pyarrow as pa
 
 import persist
-import persist.checkpoint
-import persist.part_lists
+import persist.log.part_lists
+import persist.replica.checkpoint
 from persist.codecs import encode_parts
-from persist.compaction import CompactionPolicy
+from persist.compaction_policy import CompactionPolicy
 
 ROWS_MAX = 1_000_000
 LARGE_ROWS = 2_500  # About 100 KB as Arrow, so it is uploaded; four parts at PART_BYTES.
@@ -235,9 +235,9 @@ def make_everything_small() -> None:
     assert {"part_bytes_target", "row_group_rows"} <= sizes.keys()
     sizes.update(part_bytes_target=PART_BYTES, row_group_rows=256)
     for module, name, size in (
-        (persist.part_lists, "PARTS_INLINE_MAX", 2),
-        (persist.checkpoint, "INTERVAL", 4),
-        (persist.checkpoint, "PENDING_MAX", 3),
+        (persist.log.part_lists, "PARTS_INLINE_MAX", 2),
+        (persist.replica.checkpoint, "INTERVAL", 4),
+        (persist.replica.checkpoint, "PENDING_MAX", 3),
     ):
         assert hasattr(module, name), f"{module.__name__} has no {name} any more"
         setattr(module, name, size)

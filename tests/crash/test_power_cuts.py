@@ -7,7 +7,8 @@ from itertools import chain, product
 
 import pytest
 
-from persist.blob import FileBlob, file
+from persist.blob import FileBlob
+from persist.blob.stores import file
 from tests.crash.checker import Violation
 from tests.crash.disk import Disk
 from tests.crash.mutants import FsyncCall, InPlace, LinkedTooEarly, Overwriting, fsync_calls

@@ -18,14 +18,14 @@ with atheris.instrument_imports(include=["persist"]):
     import msgspec
     import xxhash
 
-    from persist.checkpoint import Checkpoint, StateObject
     from persist.codecs import CollectionSchema, decode_groups, decode_part, read_index
-    from persist.codecs.codec import BUILT_IN
-    from persist.codecs.part import Footer, checksum_of
-    from persist.envelope import decode_framed
+    from persist.codecs.part.part import Footer, checksum_of
+    from persist.codecs.types.codec import BUILT_IN
     from persist.errors import PersistError
-    from persist.part_lists import PartList
-    from persist.records import Record
+    from persist.log.envelope import decode_framed
+    from persist.log.part_lists import PartList
+    from persist.log.records import Record
+    from persist.replica.checkpoint import Checkpoint, StateObject
     from tests.fuzz.part_cases import SCHEMAS, believable, believable_index, described, genuine, rows_of
 
 KINDS = (Record, Checkpoint, StateObject, PartList)

@@ -13,9 +13,9 @@ import pyarrow.parquet as pq
 import xxhash
 
 from persist.codecs import CollectionSchema, Part, encode_parts, to_updates
-from persist.codecs.part import Footer, checksum_of, decoded, footer_of
-from persist.codecs.part_file import read_footer
-from persist.codecs.part_index import Group, PartIndex, footer_range
+from persist.codecs.part.file import read_footer
+from persist.codecs.part.index import Group, PartIndex, footer_range
+from persist.codecs.part.part import Footer, checksum_of, decoded, footer_of
 
 Random = random.Random
 INT64 = 2**63

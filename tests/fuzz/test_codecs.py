@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from persist.codecs import CollectionSchema, small_updates, to_updates
-from persist.codecs.codec import BUILT_IN
+from persist.codecs.types.codec import BUILT_IN
 from persist.errors import Corruption, PersistError
 from tests.codecs.strategies import arrays
 

@@ -19,9 +19,9 @@ import xxhash
 
 import persist
 from persist.blob import CorruptBlob, MemoryBlob, PersistError
-from persist.checkpoint import StateObject
-from persist.envelope import decode_framed
-from persist.records import Record
+from persist.log.envelope import decode_framed
+from persist.log.records import Record
+from persist.replica.checkpoint import StateObject
 from tests.corruption.location import FOLDERS, Blobs, blobs_of, of_folder
 from tests.golden.kinds import SETTINGS
 

@@ -11,8 +11,8 @@ import pyarrow as pa
 import persist
 from persist.blob import Blob
 from persist.client import Client
-from persist.compaction import CompactionPolicy
-from persist.records import Collected, EndLease, GrantLease, LocationMutation, TruncateLog, VoidUploads
+from persist.compaction_policy import CompactionPolicy
+from persist.log.records import Collected, EndLease, GrantLease, LocationMutation, TruncateLog, VoidUploads
 
 POLICY = CompactionPolicy(keyframe_rows_min=3, keyframe_fraction=0.1, merge_runs=3, inline_runs=4, inline_bytes=4000)
 object.__setattr__(POLICY, "part_bytes", 1)  # Smaller than makes sense: each key is a part of its own.

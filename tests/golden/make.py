@@ -15,12 +15,12 @@ import pyarrow as pa
 import xxhash
 
 import persist
-from persist import part_lists
 from persist.blob import FileBlob
 from persist.codecs import to_updates
-from persist.envelope import FORMAT
-from persist.part_writer import PartWriter
-from persist.records import TruncateLog
+from persist.log import part_lists
+from persist.log.envelope import FORMAT
+from persist.log.records import TruncateLog
+from persist.write.part_writer import PartWriter
 from tests.golden.kinds import SETTINGS, commit, write_compacted, write_every_kind
 
 HERE = Path(__file__).parent

@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 
 import persist
 from persist.blob import Blob, Fault, MemoryBlob, UnreliableBlob
-from persist.compaction import CompactionPolicy
+from persist.compaction_policy import CompactionPolicy
 from tests.nemesis.clocks import BEGAN_MS, ClientClock, World
 from tests.nemesis.generator import SKEW_MAX_S, Step
 from tests.nemesis.history import EMPTY, Event, History

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from persist import InvalidUsage
-from persist.spark.options import seen_by_all, split_options
+from persist.spark.options.parsing import seen_by_all, split_options
 
 
 def test_relative_folders_become_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

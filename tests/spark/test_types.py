@@ -10,9 +10,9 @@ from pyspark.sql import datasource as ds
 
 from persist import InvalidUpdate, SchemaMismatch
 from persist.codecs import CollectionSchema
-from persist.spark.filters import expression
-from persist.spark.foreach_batch import foreach_batch_writer
-from persist.spark.updates import Rows
+from persist.spark.read.filters import expression
+from persist.spark.stream.foreach_batch import foreach_batch_writer
+from persist.spark.write.updates import Rows
 
 
 def stored(kind: pa.DataType, given: pa.Array) -> Any:

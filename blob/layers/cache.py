@@ -1,0 +1,322 @@
+"""Keeps values that never change near the reader: in memory, and in a folder that several processes may share.
+
+Only keys that a predicate names are kept, and only values, never the absence of one: the log grows by keys that did
+not exist a moment ago. By default those are data files, part lists and state objects, whose names are random or the
+checksum of what they hold. Checkpoints are not among them: an opening client reads one, once, and their names come
+again when a location is emptied and made anew at the same URL, or when a bad one is rebuilt.
+
+Every entry carries a checksum, in memory too, and is verified before each use: an entry that is not what it should
+be is dropped, and the value is fetched. Threads that want the same key at the same time share one fetch.
+
+A write through this object drops what it kept of that key, before and after, and a fetch that was under way at the
+time is not kept. Writes of others are not seen, which is why only immutable keys may be cached.
+"""
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from os import PathLike
+from typing import NamedTuple
+
+import xxhash
+
+from persist.blob.clock import Clock, SystemClock
+from persist.blob.errors import InvalidUsage, PersistError
+from persist.blob.layers.cache_folder import ENTRY_SHARE_MAX, CacheFolder
+from persist.blob.protocol import Blob, BlobEntry, DeletePage, check_key, check_range, is_remote, page_deletion
+
+IMMUTABLE_PREFIXES = ("part/", "list/", "state/")
+ENTRY_OVERHEAD_BYTES = 512  # Roughly, of a key, a checksum and what Python adds; so that small values count.
+
+
+@dataclass(frozen=True, slots=True)
+class CacheCount:
+    """What a cache did so far.
+
+    Attributes:
+        hits: reads answered from memory or the folder; folder_hits: those from the folder.
+        shared: reads that waited for the fetch of another thread.
+        misses: reads of keys that may be cached which asked the store.
+        evictions: entries dropped to make room, by this object.
+        corrupt: entries that were not what they should be.
+        disk_errors: reads and writes of the folder that failed, which costs the caching only.
+        memory_bytes: held in memory now.
+        folder_bytes: of the folder, all processes together, as far as this object knows.
+    """
+
+    hits: int = 0
+    folder_hits: int = 0
+    shared: int = 0
+    misses: int = 0
+    evictions: int = 0
+    corrupt: int = 0
+    disk_errors: int = 0
+    memory_bytes: int = 0
+    folder_bytes: int = 0
+
+
+def is_immutable(key: str) -> bool:
+    """Tell whether the value at key never changes, and no other ever comes to be there."""
+    return key.startswith(IMMUTABLE_PREFIXES)
+
+
+class CachedBlob:
+    """Serves immutable values of another store from memory or a folder.
+
+    A hit in memory costs about 1.5 µs and one pass of xxh3_128 over the value. A range is cut from a value that is
+    kept, and otherwise fetched alone and not kept.
+
+    Args:
+        memory_bytes: room for values in memory; 0 for none.
+        folder: where to keep values on disk, for several clients, processes and runs; made if it is not there.
+        folder_bytes: room in the folder; see `persist.blob.layers.cache_folder` for how exactly it is kept.
+        cached: whether the value of a key may be kept.
+        clock: replaces the machine's, for tests.
+    """
+
+    def __init__(
+        self,
+        inner: Blob,
+        *,
+        memory_bytes: int = 64 << 20,
+        folder: str | PathLike[str] | None = None,
+        folder_bytes: int = 1 << 30,
+        cached: Callable[[str], bool] = is_immutable,
+        clock: Clock | None = None,
+    ) -> None:
+        if memory_bytes < 0 or folder_bytes <= 0:
+            raise InvalidUsage(
+                f"memory_bytes={memory_bytes}, folder_bytes={folder_bytes} is not allowed: give at least 0 and 1"
+            )
+        self._inner = inner
+        self._is_cached = cached
+        self._lock = threading.Lock()
+        self._memory = _Memory(memory_bytes)
+        self._folder: CacheFolder | None = None
+        if folder is not None:
+            self._folder = CacheFolder(folder, folder_bytes, inner.url, clock or SystemClock())
+        self._fetches: dict[str, Future[bytes | None]] = {}
+        self._folder_hits = self._shared = self._misses = 0
+
+    @property
+    def url(self) -> str:
+        return self._inner.url
+
+    @property
+    def is_remote(self) -> bool:
+        return is_remote(self._inner)
+
+    def counts(self) -> CacheCount:
+        """Return the counts so far."""
+        memory, folder = self._memory, self._folder
+        with self._lock:
+            return CacheCount(
+                hits=memory.hits + self._folder_hits,
+                folder_hits=self._folder_hits,
+                shared=self._shared,
+                misses=self._misses,
+                evictions=memory.evictions + (folder.evictions if folder else 0),
+                corrupt=memory.corrupt + (folder.corrupt if folder else 0),
+                disk_errors=folder.disk_errors if folder else 0,
+                memory_bytes=memory.bytes,
+                folder_bytes=folder.bytes if folder else 0,
+            )
+
+    def get(self, key: str, range: tuple[int, int] | None = None) -> bytes | None:
+        if not self._is_cached(key):
+            return self._inner.get(key, range)
+        with self._lock:
+            entry = self._memory.find(key)
+        if entry is not None:
+            if entry.is_intact(key):
+                return entry.value if range is None else entry.value[slice(*check_range(range))]
+            self._forget_corrupt(key, entry)
+        check_key(key)
+        return self._fetched(key) if range is None else self._cut(key, check_range(range))
+
+    def set(self, key: str, value: bytes) -> None:
+        with self._changing(key):
+            self._inner.set(key, value)
+
+    def create(self, key: str, value: bytes) -> bool:
+        with self._changing(key):
+            return self._inner.create(key, value)
+
+    def list(self, prefix: str, start_after: str | None = None) -> Iterator[BlobEntry]:
+        return self._inner.list(prefix, start_after)
+
+    def delete(self, key: str) -> None:
+        with self._changing(key):
+            self._inner.delete(key)
+
+    @property
+    def delete_page(self) -> DeletePage | None:
+        inner = page_deletion(self._inner)
+        if inner is None:
+            return None
+
+        def delete(keys: Sequence[str]) -> Mapping[str, PersistError]:
+            with ExitStack() as stack:
+                for key in keys:
+                    stack.enter_context(self._changing(key))
+                return inner(keys)
+
+        return delete
+
+    def forget(self, key: str) -> None:
+        """Drop what is kept of key: for a caller who found the value itself, intact as it came, to be wrong."""
+        with self._lock:
+            self._fetches.pop(key, None)  # Its result will not be kept, and nobody else waits for it.
+            self._memory.drop(key)
+            if self._folder is not None:
+                self._folder.drop(key)
+
+    def close(self) -> None:
+        """Close the store and free the memory; the folder stays as it is."""
+        with self._lock:
+            self._memory.clear()
+        self._inner.close()
+
+    @contextmanager
+    def _changing(self, key: str) -> Iterator[None]:
+        """Drop what is kept of key before a write, and what a read found meanwhile after it."""
+        if not self._is_cached(key):
+            yield
+            return
+        self.forget(check_key(key))
+        try:
+            yield
+        finally:
+            self.forget(key)
+
+    def _cut(self, key: str, range: tuple[int, int]) -> bytes | None:
+        value = self._folder.get(key) if self._folder is not None else None
+        with self._lock:
+            self._folder_hits += value is not None
+            self._misses += value is None
+        return self._inner.get(key, range) if value is None else value[slice(*range)]
+
+    def _fetched(self, key: str) -> bytes | None:
+        """Return the value from the folder or the store, by one read for all threads that ask at the time."""
+        with self._lock:
+            other = self._fetches.get(key)
+            if other is None:
+                mine: Future[bytes | None] = Future()
+                self._fetches[key] = mine
+        if other is not None:
+            value = other.result()
+            if value is None:  # It may have come to be there after the other thread had asked.
+                return self._inner.get(key)
+            with self._lock:
+                self._shared += 1
+            return value
+        try:
+            value = self._read(key, mine)
+        except BaseException as error:
+            self._end(key, mine)
+            if isinstance(error, Exception):
+                mine.set_exception(error)
+            else:
+                mine.set_result(None)  # An interrupt is for this thread only; the others ask for themselves.
+            raise
+        self._end(key, mine)
+        mine.set_result(value)
+        return value
+
+    def _read(self, key: str, mine: "Future[bytes | None]") -> bytes | None:
+        value = self._folder.get(key) if self._folder is not None else None
+        is_in_folder = value is not None
+        if value is None:
+            value = self._inner.get(key)
+        with self._lock:
+            self._folder_hits += is_in_folder
+            self._misses += not is_in_folder
+        if value is not None:
+            self._keep(key, value, mine, to_folder=not is_in_folder)
+        return value
+
+    def _keep(self, key: str, value: bytes, mine: "Future[bytes | None]", *, to_folder: bool) -> None:
+        """Keep a value, unless the key was written since the read that found it began."""
+
+        def is_current() -> bool:
+            return self._fetches.get(key) is mine
+
+        if self._memory.has_room_for(value):
+            entry = _Entry.of(key, value)
+            with self._lock:
+                if is_current():
+                    self._memory.put(key, entry)
+        if to_folder and self._folder is not None:
+            self._folder.put(key, value, lock=self._lock, may_keep=is_current)
+
+    def _end(self, key: str, mine: "Future[bytes | None]") -> None:
+        with self._lock:
+            if self._fetches.get(key) is mine:
+                del self._fetches[key]
+
+    def _forget_corrupt(self, key: str, entry: "_Entry") -> None:
+        with self._lock:
+            self._memory.corrupt += 1
+            self._memory.hits -= 1
+            if self._memory.entries.get(key) is entry:
+                self._memory.drop(key)
+
+    def __repr__(self) -> str:
+        return f"CachedBlob({self._inner!r})"
+
+
+class _Entry(NamedTuple):
+    value: bytes
+    checksum: bytes
+
+    @classmethod
+    def of(cls, key: str, value: bytes) -> "_Entry":
+        return cls(value, _checksum(key, value))
+
+    def is_intact(self, key: str) -> bool:
+        return self.checksum == _checksum(key, self.value)
+
+
+class _Memory:
+    """Entries by key, the one used longest ago first. Guarded by the lock of `CachedBlob`."""
+
+    def __init__(self, bytes_max: int) -> None:
+        self._bytes_max = bytes_max
+        self.entries: OrderedDict[str, _Entry] = OrderedDict()
+        self.hits = self.evictions = self.corrupt = self.bytes = 0
+
+    def has_room_for(self, value: bytes) -> bool:
+        return len(value) + ENTRY_OVERHEAD_BYTES <= self._bytes_max // ENTRY_SHARE_MAX
+
+    def find(self, key: str) -> _Entry | None:
+        entry = self.entries.get(key)
+        if entry is not None:
+            self.entries.move_to_end(key)
+            self.hits += 1
+        return entry
+
+    def put(self, key: str, entry: _Entry) -> None:
+        self.drop(key)
+        self.entries[key] = entry
+        self.bytes += len(entry.value) + ENTRY_OVERHEAD_BYTES
+        while self.bytes > self._bytes_max:
+            self.drop(next(iter(self.entries)))
+            self.evictions += 1
+
+    def drop(self, key: str) -> None:
+        entry = self.entries.pop(key, None)
+        if entry is not None:
+            self.bytes -= len(entry.value) + ENTRY_OVERHEAD_BYTES
+
+    def clear(self) -> None:
+        self.entries.clear()
+        self.bytes = 0
+
+
+def _checksum(key: str, value: bytes) -> bytes:
+    digest = xxhash.xxh3_128(key.encode() + b"\0")
+    digest.update(value)
+    return digest.digest()

@@ -1,0 +1,331 @@
+"""Repeats what a store failed to do, as long as that is safe and worth the time: the one place that retries.
+
+What is repeated, with full jitter (`persist.blob.clock.Backoff`) until a deadline:
+
+    Unavailable    nothing happened: any operation
+    Throttled      nothing happened, and this client asks too fast: any operation, slower (`persist.blob.layers.rate`);
+                   counts against the longer of the two deadlines only, not as an attempt
+    Indeterminate  it may have happened: `set` and `delete`, which may happen twice; never `create`, whose second
+                   attempt could lose to its own first. `persist.log.commits` tells by the commit id.
+
+Once an attempt of a `set` or `delete` was doubtful, so is the whole: whatever the last attempt says, a call that is
+given up raises Indeterminate. A listing is repeated page by page, from the last key that was yielded.
+
+One attempt ends by the store's own timeouts (for S3, `connect_timeout_s` and `read_timeout_s`): then a read is
+repeated, and a write is Indeterminate, because it may still arrive. Reads from a remote store are besides watched
+from outside, and hedged when they are slow (`persist.blob.layers.hedge`).
+"""
+
+import random
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from functools import partial
+from itertools import islice
+from typing import TypeVar
+
+from persist.blob.clock import Backoff, Clock, SystemClock
+from persist.blob.daemon_threads import Hands
+from persist.blob.errors import Indeterminate, InvalidUsage, PersistError, Throttled, Unavailable
+from persist.blob.layers.hedge import HedgedReads
+from persist.blob.layers.rate import AdaptiveRate
+from persist.blob.protocol import LIST_PAGE_ENTRIES, OPERATIONS, Blob, BlobEntry, DeletePage, is_remote, page_deletion
+
+CLOSE_TIMEOUT_S = 2.0
+_HARMLESS_TWICE = ("set", "delete")
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetryPolicy:
+    """How long and how often to try. Times are seconds.
+
+    Attributes:
+        deadline_s: no attempt of a call begins later than this after the call; time lost to throttling is added.
+        throttled_deadline_s: the same for a call that is throttled, all in all.
+        attempts_max: of one call, the first included, throttled ones not counted.
+        first_s, bound_max_s: the bound of the random waits, which doubles from the first to the second.
+        read_timeout_s: for one attempt to get a whole value from a remote store, and its hedge.
+        hedge: whether slow reads are hedged; None: those from a remote store.
+        hedge_after_s: when a second read is sent; None: after the time that 95% of recent reads took.
+        hedge_floor_s: the least that "95% of recent reads" is taken for.
+        read_threads_max: threads for reads that can be hedged; further reads at the same time are not.
+    """
+
+    deadline_s: float = 60.0
+    throttled_deadline_s: float = 300.0
+    attempts_max: int = 20
+    first_s: float = 0.05
+    bound_max_s: float = 5.0
+    read_timeout_s: float = 60.0
+    hedge: bool | None = None
+    hedge_after_s: float | None = None
+    hedge_floor_s: float = 0.05
+    read_threads_max: int = 32
+
+    def __post_init__(self) -> None:
+        for each in fields(self):
+            value = getattr(self, each.name)
+            if value is None or isinstance(value, bool) or 0 < value < float("inf"):
+                continue
+            raise InvalidUsage(f"{each.name}={value!r} is not allowed: give a positive number")
+        for low, high in (("deadline_s", "throttled_deadline_s"), ("first_s", "bound_max_s")):
+            if getattr(self, low) > getattr(self, high):
+                raise InvalidUsage(f"{low}={getattr(self, low)} is more than {high}={getattr(self, high)}")
+
+
+@dataclass(frozen=True, slots=True)
+class RetryCount:
+    """What one operation needed besides its first attempts.
+
+    Attributes:
+        retries: further attempts, hedges not counted.
+        hedges, hedges_won: second requests for slow reads, and those that answered first.
+        timeouts: attempts without an answer in time.
+        throttled: attempts that the store refused because there are too many.
+        gave_up: calls that failed in the end though they could have been tried again later.
+    """
+
+    retries: int = 0
+    hedges: int = 0
+    hedges_won: int = 0
+    timeouts: int = 0
+    throttled: int = 0
+    gave_up: int = 0
+
+
+class RetryBlob:
+    """Repeats failed calls of another store. A call that works at once costs about 1.5 µs more, a remote read 35 µs.
+
+    Args:
+        policy: see `RetryPolicy`.
+        clock, chance: replace the machine's, for tests. Hedging goes by the machine's clock all the same.
+    """
+
+    def __init__(
+        self,
+        inner: Blob,
+        policy: RetryPolicy | None = None,
+        *,
+        clock: Clock | None = None,
+        chance: random.Random | None = None,
+    ) -> None:
+        self._inner = inner
+        self._policy = policy = policy or RetryPolicy()
+        self._clock = clock or SystemClock()
+        self._chance = chance or random.Random()
+        self._rate = AdaptiveRate(self._clock)
+        self._counts = _Counts()
+        self._hands = Hands(policy.read_threads_max, "persist-read")
+        hedges = is_remote(inner) if policy.hedge is None else policy.hedge
+        self._get = self._hedged(policy) if hedges else inner.get
+
+    @property
+    def url(self) -> str:
+        return self._inner.url
+
+    @property
+    def is_remote(self) -> bool:
+        return is_remote(self._inner)
+
+    @property
+    def requests_per_s_max(self) -> float | None:
+        """How fast the store lets this client ask at present; None without a limit."""
+        return self._rate.limit
+
+    def counts(self) -> dict[str, RetryCount]:
+        """Return the counts so far, by the name of the operation."""
+        return self._counts.copy()
+
+    def get(self, key: str, range: tuple[int, int] | None = None) -> bytes | None:
+        return self._call("get", key, lambda: self._get(key, range))
+
+    def set(self, key: str, value: bytes) -> None:
+        self._call("set", key, lambda: self._inner.set(key, value))
+
+    def create(self, key: str, value: bytes) -> bool:
+        return self._call("create", key, lambda: self._inner.create(key, value))
+
+    def list(self, prefix: str, start_after: str | None = None) -> Iterator[BlobEntry]:
+        pages = _Pages(self._inner, prefix, start_after)
+        while page := self._call("list", prefix, pages.next):
+            yield from page
+            if len(page) < LIST_PAGE_ENTRIES:
+                return
+
+    def delete(self, key: str) -> None:
+        self._call("delete", key, lambda: self._inner.delete(key))
+
+    @property
+    def delete_page(self) -> DeletePage | None:
+        inner = page_deletion(self._inner)
+        return None if inner is None else partial(self._delete_page, inner)
+
+    def _delete_page(self, inner: DeletePage, keys: Sequence[str]) -> Mapping[str, PersistError]:
+        """Delete keys; those that could not be deleted are tried again, and returned when they are given up."""
+        failed: dict[str, PersistError] = {}
+        left = keys
+
+        def attempt() -> None:
+            nonlocal failed, left
+            failed = dict(inner(left))
+            left = [*failed]
+            again = [error for error in failed.values() if isinstance(error, (Unavailable, Indeterminate))]
+            if again:  # One that was throttled is the reason to slow down.
+                raise next((error for error in again if isinstance(error, Throttled)), again[0])
+
+        try:
+            self._call("delete", keys[0], attempt)
+        except (Unavailable, Indeterminate):
+            if not failed:
+                raise
+        return failed
+
+    def close(self) -> None:
+        """Close the store; a read that hangs is waited for at most two seconds, and ends by the store's timeouts."""
+        self._hands.close(CLOSE_TIMEOUT_S)
+        self._inner.close()
+
+    def _call(self, operation: str, key: str, attempt: Callable[[], T]) -> T:
+        began_s = self._clock.monotonic_s()
+        last_s = began_s + self._policy.throttled_deadline_s
+        ready_s, failures = began_s, None
+        while True:
+            sent_s = self._rate.take_turn(ready_s, last_s)
+            if sent_s is None:
+                failures = failures or self._no_turn(operation, key, began_s)
+                raise self._gave_up(failures) from failures.last
+            try:
+                result = attempt()
+            except PersistError as error:
+                failures = failures or _Failures(operation, key, began_s, self._backoff(began_s))
+                failures.throttled_s += sent_s - ready_s
+                if not self._wait(failures, error, sent_s):
+                    raise self._gave_up(failures) from error
+                ready_s = self._clock.monotonic_s()
+            else:
+                self._rate.succeeded()
+                return result
+
+    def _wait(self, failures: "_Failures", error: PersistError, sent_s: float) -> bool:
+        """Return True after a pause, or False if it is too late; raise what cannot be helped by trying again."""
+        policy, operation = self._policy, failures.operation
+        failures.last = error
+        if not isinstance(error, (Unavailable, Indeterminate)):
+            if failures.is_doubtful:
+                raise self._gave_up(failures) from error
+            raise error
+        if error.timed_out:
+            self._counts.add(operation, "timeouts")
+        if isinstance(error, Indeterminate):
+            if operation not in _HARMLESS_TWICE:
+                raise error
+            failures.is_doubtful = True
+        extra_s = policy.throttled_deadline_s - policy.deadline_s
+        if isinstance(error, Throttled):
+            self._counts.add(operation, "throttled")
+            self._rate.was_throttled(sent_s)
+        else:
+            failures.attempts += 1
+            extra_s = min(extra_s, failures.throttled_s)
+        if failures.attempts >= policy.attempts_max or not failures.backoff.wait(extra_s=extra_s):
+            return False
+        if isinstance(error, Throttled):
+            failures.throttled_s += self._clock.monotonic_s() - sent_s
+        self._counts.add(operation, "retries")
+        return True
+
+    def _gave_up(self, failures: "_Failures") -> PersistError:
+        """Return what a call fails with in the end, and count it."""
+        self._counts.add(failures.operation, "gave_up")
+        last, took_s = failures.last, self._clock.monotonic_s() - failures.began_s
+        tried = f"{failures.operation} of {failures.key!r} at {self.url} was given up after {took_s:.1f} s"
+        if failures.is_doubtful:
+            return Indeterminate(
+                f"{tried}, and an attempt that got no answer may have done it. The last failure: {last}"
+            )
+        kind = Throttled if isinstance(last, Throttled) else Unavailable
+        return kind(f"{tried}. The last failure: {last}")
+
+    def _no_turn(self, operation: str, key: str, began_s: float) -> "_Failures":
+        text = (
+            f"the store refuses more than {self._rate.limit or 0:.1f} requests of this client per second, and more "
+            "wait than can be sent until the deadline. Ask for less at a time."
+        )
+        return _Failures(operation, key, began_s, self._backoff(began_s), last=Throttled(text))
+
+    def _backoff(self, began_s: float) -> Backoff:
+        policy = self._policy
+        return Backoff(
+            self._clock,
+            began_s + policy.deadline_s - self._clock.monotonic_s(),
+            first_s=policy.first_s,
+            bound_max_s=policy.bound_max_s,
+            chance=self._chance,
+        )
+
+    def _hedged(self, policy: RetryPolicy) -> Callable[[str, tuple[int, int] | None], bytes | None]:
+        rate = self._rate
+        reads = HedgedReads(
+            self._inner,
+            self._hands,
+            timeout_s=policy.read_timeout_s,
+            after_s=policy.hedge_after_s,
+            floor_s=policy.hedge_floor_s,
+            may_hedge=lambda: rate.limit is None,  # A store that throttles is asked for nothing twice.
+            count=partial(self._counts.add, "get"),
+        )
+        return reads.get
+
+    def __repr__(self) -> str:
+        return f"RetryBlob({self._inner!r})"
+
+
+@dataclass(slots=True)
+class _Failures:
+    """What happened so far to a call that has failed."""
+
+    operation: str
+    key: str
+    began_s: float
+    backoff: Backoff
+    last: PersistError = field(default_factory=Unavailable)
+    attempts: int = 0  # That failed, throttled ones left out.
+    throttled_s: float = 0.0
+    is_doubtful: bool = False
+
+
+class _Pages:
+    """A listing in pages, each of which can be asked for again."""
+
+    def __init__(self, inner: Blob, prefix: str, start_after: str | None) -> None:
+        self._inner = inner
+        self._prefix = prefix
+        self._after = start_after
+        self._entries: Iterator[BlobEntry] | None = None
+
+    def next(self) -> Sequence[BlobEntry]:
+        """Return the entries after the last page; fewer than `LIST_PAGE_ENTRIES` at the end only."""
+        if self._entries is None:
+            self._entries = iter(self._inner.list(self._prefix, self._after))
+        entries, self._entries = self._entries, None  # An iterator that raised is of no more use.
+        page = [*islice(entries, LIST_PAGE_ENTRIES)]
+        if page:
+            self._entries, self._after = entries, page[-1].key
+        return page
+
+
+class _Counts:
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._counts = {operation: RetryCount() for operation in OPERATIONS}
+
+    def add(self, operation: str, name: str) -> None:
+        with self._lock:
+            count = self._counts[operation]
+            self._counts[operation] = replace(count, **{name: getattr(count, name) + 1})
+
+    def copy(self) -> dict[str, RetryCount]:
+        with self._lock:
+            return dict(self._counts)

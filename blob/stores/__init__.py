@@ -1,0 +1,4 @@
+"""The stores themselves: a folder, S3, the memory of this process, and whatever fsspec knows.
+
+Promises: each is a `Blob` that passes the shared conformance suite; its errors say whether something happened.
+"""

@@ -1,0 +1,433 @@
+"""A store in a folder of a local (or POSIX-like) file system.
+
+A value is a file; a key's segments are folders. How a value becomes visible:
+
+    create: temporary file -> write -> fsync -> link to the name, which fails if it exists
+            -> fsync of the folder -> unlink the temporary
+    set:    temporary file -> write -> fsync -> link to a second temporary -> rename that over the name
+            -> fsync of the folder -> unlink the temporary
+
+A reader therefore sees all of a value or none, and a call that returned survives a power cut. `rename` would
+not be exclusive, and `O_EXCL` in place would leave torn files behind a killed process. A new folder is
+synced in its parent. Those that `create` in one folder take turns (`persist.blob.stores.creation_queue`), as a
+courtesy.
+
+A value can be seen a moment before its folder is synced, and its writer may die in that moment. Whoever finds a
+value, by `get` or by a `create` that comes too late, therefore syncs the folder first, unless this object has done
+so since the file was last changed, or the file has no second name: that goes only after the folder was synced.
+(A file system that miscounts names would hide such a moment.) So a seal that somebody has read is never taken back
+by a power cut, and readers of a busy log need not sync its folder for every record.
+
+A temporary file is called `.tmp-<uuid>` and is never listed. It stands in the root folder, so that the first
+write of a later client finds those that a killed process left by reading one folder, and removes them once
+they are an hour old.
+
+Folders are made with mode 0700 and files with 0600, unless told otherwise: a location may hold what only its
+owner should read. What exists keeps its mode.
+Symbolic links below the root are not followed. Folders that become empty stay.
+"""
+
+import bisect
+import errno
+import os
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from stat import S_ISREG
+
+from persist.blob.errors import Indeterminate, InvalidUsage, PersistError, StoreMisconfigured, Unavailable
+from persist.blob.protocol import TEMPORARY_PREFIX, BlobEntry, check_key, check_range, is_key
+from persist.blob.stores.creation_queue import Turns
+
+TEMPORARY_AGE_MAX_S = 3600.0
+FILE_MODE = 0o600
+FOLDER_MODE = 0o700
+CLOCK_TICK_NS = 50_000_000  # Times of files come from a clock that moves in ticks, of 10 ms at most on Linux.
+
+
+class FileBlob:
+    """Values as files under a folder, which the first write makes.
+
+    A write costs the fsync of a file and of a folder, about 5 ms.
+
+    Args:
+        path: the folder.
+        fsync: False gives up durability for speed; only for tests.
+        file_mode, folder_mode: rights of new files and folders, whatever the umask; the owner's must be complete.
+            With 0o660 and 0o2770, a group shares a location.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        fsync: bool = True,
+        file_mode: int = FILE_MODE,
+        folder_mode: int = FOLDER_MODE,
+    ) -> None:
+        _check_mode("file_mode", file_mode, FILE_MODE, 0o666)
+        _check_mode("folder_mode", folder_mode, FOLDER_MODE, 0o2777)
+        self._file_mode, self._folder_mode = file_mode, folder_mode
+        self._root = str(Path(path).expanduser().absolute())
+        self._fsync = fsync
+        self._lock = threading.Lock()
+        self._turns = Turns()
+        self._swept = False
+        self._durable_folders: set[str] = set()  # As far as this object has seen to it.
+        self._synced_ns: dict[str, int] = {}  # By folder: what changed in it before that time is durable.
+        self._check_root()
+
+    def __repr__(self) -> str:
+        return f"FileBlob({self._root!r})"
+
+    @property
+    def url(self) -> str:
+        """The absolute path of the folder."""
+        return self._root
+
+    def get(self, key: str, range: tuple[int, int] | None = None) -> bytes | None:
+        """Return the value at key or its bytes `[start, end)`; None when there is none."""
+        path = self._path(key)
+        start, end = check_range(range) if range is not None else (0, None)
+        try:
+            with open(path, "rb", buffering=0) as file:
+                self._make_durable(path, os.fstat(file.fileno()))
+                if end is None:
+                    return file.readall()
+                length = min(end, os.fstat(file.fileno()).st_size) - start
+                file.seek(start)
+                return file.read(max(0, length))
+        except (FileNotFoundError, IsADirectoryError):
+            return None
+        except NotADirectoryError:
+            self._check_root()
+            return None
+        except OSError as error:
+            raise self._failed("read", path, error) from error
+
+    def set(self, key: str, value: bytes) -> None:
+        """Store value at key, replacing what was there."""
+        self._write(key, value, _replace)
+
+    def create(self, key: str, value: bytes) -> bool:
+        """Store value at key if there is none; return whether this call stored it."""
+        path = self._path(key)
+        if not os.path.isfile(path):
+            with self._turns.taken(os.path.dirname(path)):
+                # Looking again spares the losers of a race the writing; whatever comes of it, the link decides.
+                if not os.path.isfile(path) and self._write(key, value, os.link):
+                    return True
+        self._found(path)
+        return False
+
+    def list(self, prefix: str, start_after: str | None = None) -> Iterator[BlobEntry]:
+        """Yield entries whose key starts with prefix, in key order; a folder is read when reached."""
+        base = prefix.rpartition("/")[0]
+        if base and not is_key(base):
+            return  # No key can start so, and '..' must not be followed.
+        top = self._path(base) if base else self._root
+        try:
+            yield from self._walk(f"{base}/" if base else "", prefix, start_after or "")
+        except NotADirectoryError:
+            self._check_root()
+        except OSError as error:
+            raise self._failed("list", top, error) from error
+
+    def delete(self, key: str) -> None:
+        """Remove key; a key that does not exist is no error."""
+        path = self._path(key)
+        try:
+            os.unlink(path)
+        except (FileNotFoundError, IsADirectoryError):
+            return
+        except NotADirectoryError:
+            self._check_root()
+            return
+        except OSError as error:
+            raise self._failed("delete", path, error) from error
+        self._sync_after(path)
+
+    def delete_page(self, keys: Sequence[str]) -> Mapping[str, PersistError]:
+        """Remove keys with one fsync for each folder they are in; return those that may still be there, and why."""
+        failed: dict[str, PersistError] = {}
+        removed: dict[str, list[str]] = {}
+        for key in keys:
+            path = self._path(key)
+            try:
+                os.unlink(path)
+                removed.setdefault(os.path.dirname(path), []).append(key)
+            except (FileNotFoundError, IsADirectoryError):
+                pass
+            except NotADirectoryError:
+                self._check_root()
+            except OSError as error:
+                failed[key] = self._failed("delete", path, error)
+        for same_folder in removed.values():
+            try:
+                self._sync_after(self._path(same_folder[0]))
+            except Indeterminate as error:
+                failed.update(dict.fromkeys(same_folder, error))
+        return failed
+
+    def close(self) -> None:
+        """Do nothing: no file stays open between calls."""
+
+    # Writing.
+
+    def _write(self, key: str, value: bytes, publish: Callable[[str, str], None]) -> bool:
+        """Write a temporary file and publish it at key's path; return False if publish kept a file."""
+        path = self._path(key)
+        temporary = os.path.join(self._root, f"{TEMPORARY_PREFIX}{uuid.uuid4().hex}")
+        may_be_unsynced = False
+        try:
+            self._prepare(os.path.dirname(path))
+            self._fill(temporary, value)
+            may_be_unsynced = True
+            try:
+                publish(temporary, path)
+            except OSError:
+                may_be_unsynced = False
+                raise
+            self._sync_after(path)
+            may_be_unsynced = False
+            return True
+        except (FileExistsError, IsADirectoryError, NotADirectoryError):
+            if publish is os.link and os.path.isfile(path):
+                return False
+            self._check_root()
+            raise self._occupied(key, path) from None
+        except OSError as error:
+            raise self._failed("write", path, error) from error
+        finally:
+            if not may_be_unsynced:  # Or else it stays for readers to see that the folder must be synced.
+                with suppress(OSError):
+                    os.unlink(temporary)
+
+    def _fill(self, temporary: str, value: bytes) -> None:
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with open(descriptor, "wb", buffering=0) as file:
+            if self._file_mode != FILE_MODE:
+                os.fchmod(descriptor, self._file_mode)
+            view = memoryview(value)
+            while view:
+                view = view[file.write(view) :]  # A raw write may take less than all.
+            if self._fsync:
+                os.fsync(descriptor)
+
+    def _prepare(self, folder: str) -> None:
+        """Make folder and those above it, each durable in its parent before a file below is acknowledged."""
+        if folder in self._durable_folders and os.path.isdir(folder):
+            return
+        with self._lock:
+            _make_folders(
+                self._root,
+                folder,
+                mode=self._folder_mode,
+                sync=self._fsync,
+                above=self._root not in self._durable_folders,
+            )
+            self._durable_folders |= {self._root, folder}
+            if not self._swept:
+                self._swept = True
+                _remove_old_temporaries(self._root)
+
+    def _sync_after(self, path: str) -> None:
+        """Make a change to path's folder durable; it has happened, so a failure leaves the outcome open."""
+        if not self._fsync:
+            return
+        try:
+            self._sync(os.path.dirname(path))
+        except OSError as error:
+            raise Indeterminate(
+                f"{path} was changed, and may not survive a power cut: fsync of its folder failed "
+                f"({error.strerror}). Read it back before trying again."
+            ) from error
+
+    def _sync(self, folder: str) -> None:
+        begun_ns = time.time_ns()
+        _sync_folder(folder)
+        self._synced_ns[folder] = begun_ns
+
+    def _found(self, path: str) -> None:
+        """Make the file that kept a `create` from happening durable."""
+        try:
+            self._make_durable(path, os.stat(path))
+        except FileNotFoundError:
+            return  # Deleted since.
+        except OSError as error:
+            raise self._failed("read", path, error) from error
+
+    def _make_durable(self, path: str, found: os.stat_result) -> None:
+        """Sync the folder of a file that somebody has made, who may have died before doing so.
+
+        The times of files and ours are of one clock. Setting it back by more than a tick, in the moment in which a
+        process dies before a power cut, is the one case that this does not notice.
+        """
+        folder = os.path.dirname(path)
+        if not self._fsync or found.st_nlink == 1:
+            return
+        if found.st_ctime_ns + CLOCK_TICK_NS < self._synced_ns.get(folder, 0):
+            return
+        try:
+            self._sync(folder)
+        except OSError as error:
+            # Where this process may not sync, or nobody can, nobody writes either, or nothing is durable anyway.
+            if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS, errno.EINVAL, errno.EOPNOTSUPP):
+                raise
+
+    # Listing.
+
+    def _walk(self, folder: str, prefix: str, after: str) -> Iterator[BlobEntry]:
+        """Yield the entries below folder ('' or a key and '/') that match, in key order.
+
+        Text sorts by code point, which is the order of its UTF-8 bytes. A folder sorts as its name and a
+        slash, as its keys do: 'a-b' comes before 'a/b', though 'a' comes before 'a-b'.
+        """
+        keys = self._children(folder)
+        for key in keys[bisect.bisect_left(keys, prefix) :]:
+            if not key.startswith(prefix):
+                return  # Sorted, so no later one does.
+            is_folder = key.endswith("/")
+            if key <= after and not (is_folder and after.startswith(key)):
+                continue
+            if is_folder:
+                yield from self._walk(key, prefix, after)
+            elif (entry := self._entry(key)) is not None:
+                yield entry
+
+    def _children(self, folder: str) -> Sequence[str]:
+        try:
+            with os.scandir(os.path.join(self._root, folder)) as entries:
+                keys = [
+                    f"{folder}{entry.name}/" if entry.is_dir(follow_symlinks=False) else folder + entry.name
+                    for entry in entries
+                ]
+        except FileNotFoundError:
+            return []
+        return sorted(key for key in keys if is_key(key.removesuffix("/")))
+
+    def _entry(self, key: str) -> BlobEntry | None:
+        try:
+            found = os.lstat(os.path.join(self._root, key))
+        except FileNotFoundError:
+            return None  # Deleted since its folder was read.
+        return BlobEntry(key, found.st_size, found.st_mtime) if S_ISREG(found.st_mode) else None
+
+    # Paths and errors.
+
+    def _path(self, key: str) -> str:
+        path = self._root
+        for segment in check_key(key).split("/"):
+            path = os.path.join(path, segment)
+            if os.path.islink(path):
+                raise InvalidUsage(
+                    f"blob key {key!r} is not allowed: {path} is a symbolic link, and those are not followed "
+                    "below the root of a location. Put a real folder or file in its place."
+                )
+        return path
+
+    def _check_root(self) -> None:
+        """Raise StoreMisconfigured when a file stands where the root or a folder above it should be."""
+        if obstacle := _first_non_folder(self._root):
+            raise StoreMisconfigured(
+                f"{self._root} cannot be a location: {obstacle} is a file. Name a folder, or one to be made."
+            )
+
+    def _occupied(self, key: str, path: str) -> InvalidUsage:
+        obstacle = os.path.relpath(_first_non_folder(path) or path, self._root)
+        kind = "a folder" if os.path.isdir(path) else "a value"
+        return InvalidUsage(
+            f"blob key {key!r} cannot be stored in folder {self._root}: {obstacle!r} is {kind} there, and a "
+            "folder cannot hold both a value 'a' and a value 'a/b'. Use another key."
+        )
+
+    def _failed(self, action: str, path: str, error: OSError) -> PersistError:
+        tried = f"cannot {action} {path} in folder {self._root}: {error.strerror}"
+        if error.errno == errno.EROFS:
+            return StoreMisconfigured(f"{tried}. The file system is read-only: choose another folder.")
+        if error.errno in (errno.EACCES, errno.EPERM):
+            return StoreMisconfigured(
+                f"{tried}. Give this user the right to {action} there (and to make hard links), or choose "
+                "another folder."
+            )
+        if error.errno in (errno.EOPNOTSUPP, errno.EXDEV):
+            return StoreMisconfigured(f"{tried}. An atomic create needs hard links: choose another folder.")
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            return Unavailable(f"{tried}. Nothing was changed. Free some space, then try again.")
+        return Unavailable(f"{tried}. Nothing was changed; try again when the disk is well.")
+
+
+def _make_folders(root: str, folder: str, *, mode: int, sync: bool, above: bool) -> None:
+    """Make the folders down to folder, and see to it that each is durable in its parent.
+
+    A folder that exists may have been made by a process that was killed before its fsync, or has not come to it yet, so
+    all are synced whoever made them; those above the root only if asked for. We may have no right to sync those, and
+    then did not make them either.
+    """
+    chain = _with_parents(folder)[1:]
+    missing = [path for path in chain if not os.path.isdir(path)]
+    for path in missing:
+        try:
+            os.mkdir(path, FOLDER_MODE)
+            if mode != FOLDER_MODE:
+                os.chmod(path, mode)
+        except FileExistsError:
+            if not os.path.isdir(path):
+                raise  # Otherwise another process was faster.
+    for path in chain if sync else ():
+        if path in missing or len(path) > len(root):
+            _sync_folder(os.path.dirname(path))
+        elif above:
+            with suppress(OSError):
+                _sync_folder(os.path.dirname(path))
+
+
+def _replace(temporary: str, path: str) -> None:
+    """Let path name the file temporary, which keeps that name, too."""
+    second = f"{temporary}-2"
+    os.link(temporary, second)
+    try:
+        os.rename(second, path)
+    except OSError:
+        with suppress(OSError):
+            os.unlink(second)
+        raise
+
+
+def _remove_old_temporaries(root: str) -> None:
+    oldest_s = time.time() - TEMPORARY_AGE_MAX_S
+    with os.scandir(root) as entries:
+        for entry in entries:
+            if entry.name.startswith(TEMPORARY_PREFIX):
+                with suppress(FileNotFoundError):  # Another process sweeps, too.
+                    found = entry.stat(follow_symlinks=False)
+                    if found.st_mtime < oldest_s:
+                        if found.st_nlink > 1:
+                            os.sync()  # Its second name says that the folder of the first may not be durable.
+                        os.unlink(entry.path)
+
+
+def _check_mode(name: str, mode: int, least: int, most: int) -> None:
+    if mode & least != least or mode & ~most:
+        raise InvalidUsage(f"{name}={mode:#o} is not allowed: give at least {least:#o} and at most {most:#o}")
+
+
+def _with_parents(path: str) -> list[str]:
+    """Return path and the folders above it, the outermost first."""
+    return [str(p) for p in reversed((Path(path), *Path(path).parents))]
+
+
+def _first_non_folder(path: str) -> str:
+    """Return the outermost of path and the folders above it that is something else; '' when none is."""
+    return next((p for p in _with_parents(path) if os.path.exists(p) and not os.path.isdir(p)), "")
+
+
+def _sync_folder(folder: str) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

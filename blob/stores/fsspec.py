@@ -1,0 +1,291 @@
+"""A store in any file system that fsspec knows: Google Cloud Storage, Azure, S3 by s3fs, HTTP, and so on.
+
+Only s3fs, gcsfs and adlfs offer an atomic create (`pipe_file(mode="create")`, a conditional PUT by the
+server), and only they can be written to. fsspec's other file systems test for existence first and write
+then, which two writers pass together: those open read-only, and a write raises ReadOnlyStore.
+
+The libraries behind retry by themselves, so that a `create` that landed may come back as False after a lost
+answer (which the protocol allows: False says only that the key exists), and a write that fails leaves its
+outcome open. A listing holds all keys of the folder that the prefix names: the cost is theirs, whatever
+`start_after` is.
+"""
+
+import inspect
+import io
+import re
+from collections.abc import Iterator, Mapping
+from datetime import datetime
+from typing import Any
+from urllib.parse import quote, unquote
+
+from persist.blob.errors import (
+    Indeterminate,
+    InvalidUsage,
+    PersistError,
+    ReadOnlyStore,
+    StoreMisconfigured,
+    Unavailable,
+)
+from persist.blob.protocol import BlobEntry, check_key, check_range, is_key
+
+ATOMIC = {"s3fs": ("s3", "s3a"), "gcsfs": ("gs", "gcs"), "adlfs": ("abfs", "abfss", "az")}
+# What `persist.blob.url` opens without fsspec, unless asked to by fsspec+s3:// and so on.
+_OURS = {"file", "local", "memory", "s3", "s3a"}
+SECRET_LENGTH_MIN = 4  # Shorter ones stand in too many words.
+_SOUNDS_SECRET = re.compile(r"key|secret|token|pass|credential|connection|sas|auth", re.IGNORECASE)
+_CONTAINER_BEFORE_AT = ("abfs", "abfss")
+
+
+def known_protocols() -> set[str]:
+    """Return the schemes that go to fsspec without being asked to."""
+    from fsspec.registry import available_protocols
+
+    return set(available_protocols()) - _OURS
+
+
+class FsspecBlob:
+    """The keys below a URL of an fsspec file system.
+
+    Args:
+        url: such as `gs://bucket/prefix`; without user name and password, which belong in the options.
+        options: `storage_options` of the file system, passed on as they are.
+
+    Raises:
+        InvalidUsage: the scheme is unknown, its package is not installed, or it does not take the options.
+    """
+
+    is_remote = True
+
+    def __init__(self, url: str, options: Mapping[str, Any] | None = None) -> None:
+        scheme, _, rest = url.partition("://")
+        if "@" in rest.partition("/")[0] and scheme not in _CONTAINER_BEFORE_AT:
+            raise InvalidUsage(
+                f"the {scheme} URL has a user name or password in it. Pass them as storage options, so that "
+                "they are not logged with the URL."
+            )
+        if scheme in ("http", "https") and "?" in url:
+            raise InvalidUsage(
+                f"the {scheme} URL has a query, such as a signed URL has. A location has none: keys are added to it."
+            )
+        self._url = url.rstrip("/")
+        self._is_http = scheme in ("http", "https")
+        self._secrets = tuple(_secrets(options or {}))
+        self._fs = _open_file_system(url, scheme, dict(options or {}))
+        self._root = str(self._fs._strip_protocol(url)).rstrip("/")
+        self._is_atomic = _has_atomic_create(self._fs)
+        self._is_s3fs = type(self._fs).__module__.startswith("s3fs.")
+
+    def __repr__(self) -> str:
+        return f"FsspecBlob({self.url!r})"
+
+    @property
+    def url(self) -> str:
+        """The URL it was opened with, `fsspec+` in front where that is needed to open it again."""
+        scheme = self._url.partition("://")[0]
+        return f"fsspec+{self._url}" if scheme in _OURS else self._url
+
+    def get(self, key: str, range: tuple[int, int] | None = None) -> bytes | None:
+        """Return the value at key or its bytes `[start, end)`; None when there is none."""
+        path = self._path(key)
+        try:
+            if range is not None:
+                return self._get_range(path, *check_range(range))
+            # Given a start, s3fs does not ask for the size first.
+            return self._get_from_start(path) if self._is_s3fs else bytes(self._fs.cat_file(path))
+        except InvalidUsage:
+            raise
+        except Exception as error:
+            if _is_absent(error):
+                return None
+            raise self._failed_read("get", key, error) from _cause(error, self._secrets)
+
+    def set(self, key: str, value: bytes) -> None:
+        """Store value at key, replacing what was there."""
+        path = self._path(key)
+        self._check_writable()
+        try:
+            self._fs.pipe_file(path, value)
+        except Exception as error:
+            raise self._failed_write("set", key, error) from _cause(error, self._secrets)
+
+    def create(self, key: str, value: bytes) -> bool:
+        """Store value at key if there is none; return whether this call stored it."""
+        path = self._path(key)
+        self._check_writable()
+        try:
+            self._fs.pipe_file(path, value, mode="create")
+        except FileExistsError:
+            return False
+        except Exception as error:
+            if _code(error) in ("PreconditionFailed", "412"):
+                return False
+            raise self._failed_write("create", key, error) from _cause(error, self._secrets)
+        return True
+
+    def list(self, prefix: str, start_after: str | None = None) -> Iterator[BlobEntry]:
+        """Yield entries whose key starts with prefix, in key order; all are fetched before the first."""
+        base = prefix.rpartition("/")[0]
+        if base and not is_key(base):
+            return
+        try:
+            found = self._fs.find(self._path(base) if base else self._root, detail=True, withdirs=False)
+        except Exception as error:
+            if _is_absent(error):
+                return
+            raise self._failed_read("list", prefix, error) from _cause(error, self._secrets)
+        entries = {self._key(path): info for path, info in found.items() if info.get("type") != "directory"}
+        for key in sorted(entries):
+            if key.startswith(prefix) and (start_after is None or key > start_after) and is_key(key):
+                yield BlobEntry(key, entries[key].get("size") or 0, _modified_s(entries[key]))
+
+    def delete(self, key: str) -> None:
+        """Remove key; a key that does not exist is no error."""
+        path = self._path(key)
+        self._check_writable()
+        try:
+            self._fs.rm_file(path)
+        except Exception as error:
+            if not _is_absent(error):
+                raise self._failed_write("delete", key, error) from _cause(error, self._secrets)
+
+    def close(self) -> None:
+        """Do nothing: fsspec closes the connections when the file system is no longer used."""
+
+    def _get_from_start(self, path: str) -> bytes:
+        try:
+            return bytes(self._fs.cat_file(path, start=0))
+        except OSError as error:
+            if _code(error) in ("InvalidRange", "416"):
+                return b""  # An empty value has no first byte.
+            raise
+
+    def _get_range(self, path: str, start: int, end: int) -> bytes:
+        """Return bytes [start, end), cut at the end of the value."""
+        try:
+            return bytes(self._fs.cat_file(path, start=start, end=max(end, start + 1)))[: end - start]
+        except Exception as error:
+            if _is_absent(error):
+                raise
+            # Most servers refuse a range beyond the end, each with an error of its own.
+            if start < self._fs.size(path):
+                raise
+            return b""
+
+    def _path(self, key: str) -> str:
+        check_key(key)
+        return f"{self._root}/{quote(key, safe='/~') if self._is_http else key}"
+
+    def _key(self, path: str) -> str:
+        """Return the key of a path in a listing; '' if it is outside the root, whatever the server says."""
+        if self._root and not path.startswith(f"{self._root}/"):
+            return ""
+        key = path.removeprefix(self._root).lstrip("/")
+        return unquote(key) if self._is_http else key
+
+    def _check_writable(self) -> None:
+        if not self._is_atomic:
+            raise ReadOnlyStore(
+                f"{self.url} is open for reading only: {type(self._fs).__name__} has no atomic create, so "
+                "two writers could overwrite each other. Write to a folder, s3://, gs:// or abfs:// instead."
+            )
+
+    def _failed_read(self, action: str, key: str, error: Exception) -> PersistError:
+        what = f"cannot {action} {key!r} at {self.url}"
+        return _misconfigured(what, error, self._secrets) or Unavailable(
+            f"{what}: {_text(error, self._secrets)}. Check that the store is up and reachable, then try again."
+        )
+
+    def _failed_write(self, action: str, key: str, error: Exception) -> PersistError:
+        misconfigured = _misconfigured(f"cannot {action} {key!r} at {self.url}", error, self._secrets)
+        return misconfigured or Indeterminate(
+            f"{action} of {key!r} at {self.url} got no clear answer: {_text(error, self._secrets)}. It may or may not "
+            "have happened: read the key before trying again."
+        )
+
+
+def _open_file_system(url: str, scheme: str, options: dict[str, Any]) -> Any:
+    from fsspec import filesystem
+    from fsspec.registry import get_filesystem_class
+
+    try:
+        kind = get_filesystem_class(scheme)
+    except ImportError as error:
+        raise InvalidUsage(f"{scheme}:// needs a package that is not installed: {error}") from error
+    except ValueError as error:
+        raise InvalidUsage(f"{scheme}:// is not known to fsspec: {error}") from error
+    # Cached listings and shared instances would show a reader old states of the store.
+    fresh = {"use_listings_cache": False, "skip_instance_cache": True}
+    try:
+        return filesystem(scheme, **{**kind._get_kwargs_from_urls(url), **options, **fresh})
+    except ImportError as error:
+        raise InvalidUsage(f"{scheme}:// needs a package that is not installed: {error}") from error
+    except (TypeError, ValueError) as error:
+        names = ", ".join(sorted(options)) or "none"
+        raise InvalidUsage(
+            f"fsspec cannot open a {scheme} file system with storage options {names}: "
+            f"{type(error).__name__}. See {kind.__module__}.{kind.__name__} for the ones it takes."
+        ) from error
+
+
+def _has_atomic_create(fs: Any) -> bool:
+    """Tell whether fs is one of the file systems whose `pipe_file(mode="create")` the server decides.
+
+    An old release would swallow the argument and overwrite, so the signature is asked too.
+    """
+    package = type(fs).__module__.partition(".")[0]
+    protocols = (fs.protocol,) if isinstance(fs.protocol, str) else fs.protocol
+    write = getattr(fs, "_pipe_file", None)
+    known = not set(protocols).isdisjoint(ATOMIC.get(package, ()))
+    return known and write is not None and "mode" in inspect.signature(write).parameters
+
+
+def _code(error: BaseException) -> str:
+    """Return the S3 error code behind error, '' when there is none."""
+    response = getattr(error.__cause__ or error, "response", None)
+    return str(response.get("Error", {}).get("Code", "")) if isinstance(response, dict) else ""
+
+
+def _is_absent(error: Exception) -> bool:
+    return isinstance(error, FileNotFoundError) and _code(error) != "NoSuchBucket"
+
+
+def _misconfigured(what: str, error: Exception, secrets: tuple[str, ...]) -> StoreMisconfigured | None:
+    if isinstance(error, FileNotFoundError):
+        return StoreMisconfigured(f"{what}: {_text(error, secrets)}. Create the bucket, or correct the URL.")
+    if isinstance(error, (PermissionError, io.UnsupportedOperation)) or "Credentials" in type(error).__name__:
+        return StoreMisconfigured(f"{what}: {_text(error, secrets)}. Correct the credentials or their rights.")
+    return None
+
+
+def _text(error: Exception, secrets: tuple[str, ...]) -> str:
+    text = f"{type(error).__name__}: {error}"
+    for secret in secrets:
+        text = text.replace(secret, "***")
+    return text.rstrip(".")
+
+
+def _cause(error: Exception, secrets: tuple[str, ...]) -> Exception | None:
+    """Return error as the cause of what is raised instead; None when its text would show a secret."""
+    return None if any(secret in str(error) for secret in secrets) else error
+
+
+def _secrets(options: object, *, is_secret: bool = False) -> Iterator[str]:
+    """Yield the texts in options whose name, or that of what they are in, sounds like a secret."""
+    if isinstance(options, Mapping):
+        for name, value in options.items():
+            yield from _secrets(value, is_secret=is_secret or _SOUNDS_SECRET.search(str(name)) is not None)
+    elif isinstance(options, str) and len(options) >= SECRET_LENGTH_MIN and is_secret:
+        yield options
+
+
+def _modified_s(info: Mapping[str, Any]) -> float:
+    """Return the time of the last change, by whatever name the file system gives it; 0 without one."""
+    for name in ("LastModified", "mtime", "updated", "last_modified", "created"):
+        when = info.get(name)
+        if isinstance(when, datetime):
+            return when.timestamp()
+        if isinstance(when, (int, float)):
+            return float(when)
+        if isinstance(when, str):
+            return datetime.fromisoformat(when).timestamp()
+    return 0.0

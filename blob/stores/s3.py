@@ -1,0 +1,334 @@
+"""A blob store in an S3 bucket, by boto3.
+
+`create` is a PUT with `If-None-Match: *`. boto3 never retries here: it would repeat a PUT whose answer was lost,
+and then take the 412 that its own first attempt caused for somebody else's win. Retries of all requests, and what
+to do when S3 throttles, are in one place: `persist.blob.layers.retry`. What an error means for the caller is told by
+`persist.blob.stores.s3_errors`.
+
+Every PUT carries a CRC32 of its body, which S3 verifies before it stores anything, and boto3 again on a
+whole GET.
+
+One client per object; use from any number of threads, but not across `fork`: open the URL again in the
+child.
+"""
+
+import base64
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field, fields
+from typing import Any
+from urllib.parse import quote
+
+from persist.blob.errors import CorruptBlob, InvalidUsage, PersistError, StoreMisconfigured
+from persist.blob.options import as_bool, as_float, as_int, as_text, check_options
+from persist.blob.protocol import KEY_BYTES_MAX, BlobEntry, check_key, check_range, is_key
+from persist.blob.stores.s3_errors import S3ErrorMap
+
+S3_KEY_BYTES_MAX = 1024
+_NOT_IN_XML = frozenset("\ufffe\uffff")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class S3Options:
+    """How to reach and use a bucket. What is None is left to boto3: environment, ~/.aws, instance role.
+
+    Attributes:
+        endpoint_url: another server than AWS, such as `http://127.0.0.1:9000`.
+        region: such as "eu-central-1".
+        profile: a profile of ~/.aws/config.
+        access_key_id, secret_access_key, session_token: credentials; never shown in messages.
+        server_side_encryption: "AES256", "aws:kms" or "aws:kms:dsse", sent with every PUT.
+        sse_kms_key_id: the KMS key to encrypt with.
+        bucket_key_enabled: whether KMS is asked once in a while for the bucket, not for every object; only "aws:kms".
+        sse_customer_key: 32 bytes in base64 which S3 encrypts with and forgets ("SSE-C"), sent with every PUT and
+            GET; who loses it loses the data. Instead of the three above; never shown in messages.
+        addressing_style: "auto", "path" (most other servers need it) or "virtual".
+        max_pool_connections: sockets kept; enough for the threads of one process.
+        connect_timeout_s, read_timeout_s: how long to wait for a connection, and for the next bytes; then the
+            request has failed.
+    """
+
+    endpoint_url: str | None = None
+    region: str | None = None
+    profile: str | None = None
+    access_key_id: str | None = field(default=None, repr=False)
+    secret_access_key: str | None = field(default=None, repr=False)
+    session_token: str | None = field(default=None, repr=False)
+    server_side_encryption: str | None = None
+    sse_kms_key_id: str | None = None
+    bucket_key_enabled: bool | None = None
+    sse_customer_key: str | None = field(default=None, repr=False)
+    addressing_style: str = "auto"
+    max_pool_connections: int = 32
+    connect_timeout_s: float = 5.0
+    read_timeout_s: float = 20.0
+
+    def __post_init__(self) -> None:
+        _check_choice("server_side_encryption", self.server_side_encryption, ("AES256", "aws:kms", "aws:kms:dsse"))
+        _check_choice("addressing_style", self.addressing_style, ("auto", "path", "virtual"))
+        if self.sse_kms_key_id and not (self.server_side_encryption or "").startswith("aws:kms"):
+            raise InvalidUsage('sse_kms_key_id is given without server_side_encryption="aws:kms". Give both or none.')
+        if self.bucket_key_enabled is not None and self.server_side_encryption != "aws:kms":
+            raise InvalidUsage('bucket_key_enabled goes with server_side_encryption="aws:kms" only')
+        if self.sse_customer_key is not None:
+            _check_customer_key(self.sse_customer_key, self.server_side_encryption)
+        if (self.access_key_id is None) != (self.secret_access_key is None):
+            raise InvalidUsage("access_key_id and secret_access_key belong together. Give both or none.")
+        if self.endpoint_url is not None:
+            _check_endpoint(self.endpoint_url)
+
+    @classmethod
+    def from_mapping(cls, options: Mapping[str, Any]) -> "S3Options":
+        """Read options by name; numbers may be text. InvalidUsage for an unknown name or a bad value."""
+        converters: dict[Any, Callable[[Any], Any]] = {int: as_int, float: as_float, bool | None: as_bool}
+        known = {f.name: converters.get(f.type, as_text) for f in fields(cls)}
+        return cls(**check_options(options, known, "S3"))
+
+
+class S3Blob:
+    """The keys below `s3://bucket/prefix`. A value costs one request per call, a listing one per 1,000 keys.
+
+    A value is one PUT, so at most 5 GB. The store must support conditional writes, as AWS S3 does.
+
+    Args:
+        bucket: its name.
+        prefix: what keys start with, without a slash at either end; may be empty.
+        options: see S3Options; a mapping is read as `S3Options.from_mapping` does.
+
+    Raises:
+        InvalidUsage: a prefix or option that is not allowed, or boto3 is not installed.
+        StoreMisconfigured: a profile or region that does not exist. A bucket that does not exist and missing
+            credentials show at the first request.
+    """
+
+    is_remote = True
+
+    def __init__(self, bucket: str, prefix: str = "", options: S3Options | Mapping[str, Any] | None = None) -> None:
+        _check_place(bucket, prefix)
+        self._bucket, self._prefix = bucket, prefix
+        self._options = options if isinstance(options, S3Options) else S3Options.from_mapping(options or {})
+        self._errors = S3ErrorMap(self.url, bucket, _secrets(self._options))
+        self._client = self._connect()
+        self._with_get = _customer_key(self._options)
+        self._with_put = {"ChecksumAlgorithm": "CRC32", **_encryption(self._options), **self._with_get}
+
+    def __repr__(self) -> str:
+        return f"S3Blob({self.url!r}, {self._options!r})"
+
+    @property
+    def url(self) -> str:
+        """`s3://bucket/prefix`."""
+        return f"s3://{self._bucket}/{self._prefix}".rstrip("/")
+
+    def get(self, key: str, range: tuple[int, int] | None = None) -> bytes | None:
+        """Return the value at key or its bytes `[start, end)`; None when there is none."""
+        where = self._where(key)
+        if range is None:
+            return self._get(key, where)
+        start, end = check_range(range)
+        # HTTP has no empty range, and whether the key exists must be found out all the same.
+        found = self._get(key, {**where, "Range": f"bytes={start}-{max(start, end - 1)}"})
+        return None if found is None else found[: end - start]
+
+    def set(self, key: str, value: bytes) -> None:
+        """Store value at key, replacing what was there."""
+        where = self._where(key)
+        try:
+            self._client.put_object(**where, Body=value, **self._with_put)
+        except Exception as error:
+            raise self._errors.of_write("set", key, error) from self._errors.cause(error)
+
+    def create(self, key: str, value: bytes) -> bool:
+        """Store value at key if there is none; return whether this call stored it."""
+        where = self._where(key)
+        try:
+            self._client.put_object(**where, Body=value, IfNoneMatch="*", **self._with_put)
+        except Exception as error:
+            if self._errors.code(error) == "PreconditionFailed":
+                return False
+            raise self._errors.of_write("create", key, error) from self._errors.cause(error)
+        return True
+
+    def list(self, prefix: str, start_after: str | None = None) -> Iterator[BlobEntry]:
+        """Yield entries whose key starts with prefix, in key order, a page of 1,000 at a time."""
+        base = self._full("")
+        query: dict[str, Any] = {"Bucket": self._bucket, "Prefix": base + prefix}
+        if start_after is not None:
+            query["StartAfter"] = base + start_after
+        while True:
+            try:
+                page = self._client.list_objects_v2(**query)
+            except Exception as error:
+                raise self._errors.of_read("list", prefix, error) from self._errors.cause(error)
+            for found in page.get("Contents", ()):
+                key = found["Key"].removeprefix(base)
+                # Not so the empty objects that some tools make to stand for folders, nor what was not asked for.
+                if found["Key"].startswith(base + prefix) and is_key(key):
+                    if start_after is not None and key <= start_after:
+                        raise _out_of_order(self.url, key, start_after)
+                    start_after = key
+                    yield BlobEntry(key, found["Size"], found["LastModified"].timestamp())
+            if not page.get("IsTruncated"):
+                return
+            query["ContinuationToken"] = page["NextContinuationToken"]
+
+    def delete(self, key: str) -> None:
+        """Remove key; a key that does not exist is no error."""
+        where = self._where(key)
+        try:
+            self._client.delete_object(**where)
+        except Exception as error:
+            raise self._errors.of_write("delete", key, error) from self._errors.cause(error)
+
+    def delete_page(self, keys: Sequence[str]) -> Mapping[str, PersistError]:
+        """Remove up to 1,000 keys with one request; return those that may still be there, and why."""
+        names = {self._full(check_key(key)): key for key in keys}
+        # XML cannot say these two characters, which would spoil the request for all keys.
+        unfit = [key for name, key in names.items() if not _NOT_IN_XML.isdisjoint(name)]
+        objects = [{"Key": name} for name in names if _NOT_IN_XML.isdisjoint(name)]
+        failed: dict[str, PersistError] = {}
+        for key in unfit:
+            self.delete(key)
+        if not objects:
+            return failed
+        try:
+            answer = self._client.delete_objects(Bucket=self._bucket, Delete={"Objects": objects, "Quiet": True})
+        except Exception as error:
+            raise self._errors.of_write("delete", keys[0], error) from self._errors.cause(error)
+        for each in answer.get("Errors", ()):
+            key = names.get(each.get("Key"), "")
+            if key and each.get("Code") != "NoSuchKey":
+                failed[key] = self._errors.of_deletion(key, each.get("Code", ""), each.get("Message", ""))
+        return failed
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._client.close()
+
+    def _get(self, key: str, query: Mapping[str, str]) -> bytes | None:
+        try:
+            answer = self._client.get_object(**query, **self._with_get)
+            # `with` on the body itself gives the raw stream, which verifies neither length nor checksum.
+            with closing(answer["Body"]) as body:
+                value: bytes = body.read()
+                return value
+        except Exception as error:
+            code = self._errors.code(error)
+            if code == "NoSuchKey":
+                return None
+            if code == "InvalidRange":
+                return b""  # The range begins at or beyond the end.
+            if type(error).__name__ == "FlexibleChecksumError":
+                raise CorruptBlob(
+                    key, "S3 sent other bytes than those that its checksum was made of"
+                ) from self._errors.cause(error)
+            raise self._errors.of_read("get", key, error) from self._errors.cause(error)
+
+    def _full(self, key: str) -> str:
+        return f"{self._prefix}/{key}" if self._prefix else key
+
+    def _where(self, key: str) -> dict[str, str]:
+        return {"Bucket": self._bucket, "Key": self._full(check_key(key))}
+
+    def _connect(self) -> Any:
+        """Return a client that never retries."""
+        try:
+            import boto3
+            from botocore.config import Config
+        except ImportError as error:
+            raise InvalidUsage(
+                f"{self.url} needs boto3, which is not installed. Run: pip install 'persist-collections[s3]'"
+            ) from error
+        options = self._options
+        config = Config(
+            connect_timeout=options.connect_timeout_s,
+            read_timeout=options.read_timeout_s,
+            max_pool_connections=options.max_pool_connections,
+            s3={"addressing_style": options.addressing_style},
+            retries={"mode": "standard", "total_max_attempts": 1},
+        )
+        try:
+            session = boto3.Session(
+                aws_access_key_id=options.access_key_id,
+                aws_secret_access_key=options.secret_access_key,
+                aws_session_token=options.session_token,
+                region_name=options.region,
+                profile_name=options.profile,
+            )
+            return session.client("s3", endpoint_url=options.endpoint_url, config=config)
+        except Exception as error:
+            raise self._errors.of_setup(error) from self._errors.cause(error)
+
+
+def _check_place(bucket: str, prefix: str) -> None:
+    if not bucket.strip(".") or "/" in bucket or "@" in bucket:
+        raise InvalidUsage(
+            "the S3 bucket's name is missing or all dots, or has a '/' or '@' in it. Give the bucket alone; "
+            "credentials go into the options access_key_id and secret_access_key."
+        )
+    if bucket.endswith("--x-s3"):
+        raise StoreMisconfigured(
+            f"bucket {bucket!r} is a directory bucket, which does not list keys in order. Use a general purpose bucket."
+        )
+    if prefix and not is_key(prefix):
+        raise InvalidUsage(
+            f"prefix {prefix[:80]!r} is not allowed: give segments joined by '/', none of them empty, "
+            "'.' or '..', or longer than 200 bytes, without control characters"
+        )
+    longest = S3_KEY_BYTES_MAX - KEY_BYTES_MAX - 1
+    if len(prefix.encode()) > longest:
+        raise InvalidUsage(f"prefix {prefix[:40]!r}… is too long: at most {longest} bytes of UTF-8")
+
+
+def _check_choice(name: str, value: str | None, allowed: tuple[str, ...]) -> None:
+    if value is not None and value not in allowed:
+        raise InvalidUsage(f"storage option {name}={value!r} is not allowed: give one of {', '.join(allowed)}")
+
+
+def _check_customer_key(key: str, encryption: str | None) -> None:
+    try:
+        length = len(base64.b64decode(key, validate=True))
+    except ValueError:
+        length = 0
+    if length != 32:
+        raise InvalidUsage("sse_customer_key is not 32 bytes in base64. Give one that is.")
+    if encryption is not None:
+        raise InvalidUsage(f"sse_customer_key and server_side_encryption={encryption!r} exclude each other")
+
+
+def _encryption(options: S3Options) -> dict[str, Any]:
+    asked = {
+        "ServerSideEncryption": options.server_side_encryption,
+        "SSEKMSKeyId": options.sse_kms_key_id,
+        "BucketKeyEnabled": options.bucket_key_enabled,
+    }
+    return {name: value for name, value in asked.items() if value is not None}
+
+
+def _customer_key(options: S3Options) -> dict[str, Any]:
+    if options.sse_customer_key is None:
+        return {}
+    # boto3 encodes it again, and adds the checksum that S3 wants.
+    return {"SSECustomerAlgorithm": "AES256", "SSECustomerKey": base64.b64decode(options.sse_customer_key)}
+
+
+def _secrets(options: S3Options) -> tuple[str, ...]:
+    """Return what no text may show, as it is and as it stands in a URL."""
+    given = (options.access_key_id, options.secret_access_key, options.session_token, options.sse_customer_key)
+    return tuple(sorted({form for secret in given if secret for form in (secret, quote(secret, safe=""))}))
+
+
+def _out_of_order(url: str, key: str, before: str) -> StoreMisconfigured:
+    return StoreMisconfigured(
+        f"{url} lists {key[:80]!r} after {before[:80]!r}, and keys must come in the order of their bytes. Use a store "
+        "that lists so, such as a general purpose bucket of S3."
+    )
+
+
+def _check_endpoint(endpoint_url: str) -> None:
+    scheme, separator, rest = endpoint_url.partition("://")
+    if scheme not in ("http", "https") or not separator or not rest or "@" in rest:
+        raise InvalidUsage(
+            "storage option endpoint_url is not allowed: give http://host:port or https://host:port, "
+            "without a user name or password"
+        )

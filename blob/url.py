@@ -1,0 +1,81 @@
+"""From a URL to a store: the one place that knows which is which."""
+
+import os
+import re
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import unquote
+
+from persist.blob.errors import InvalidUsage
+from persist.blob.options import as_bool, as_mode, check_options
+from persist.blob.protocol import Blob
+from persist.blob.stores.file import FileBlob
+from persist.blob.stores.fsspec import FsspecBlob, known_protocols
+from persist.blob.stores.memory import MemoryBlob
+from persist.blob.stores.s3 import S3Blob
+
+_FOLDER_OPTIONS = {"fsync": as_bool, "file_mode": as_mode, "folder_mode": as_mode}
+_SCHEME = re.compile(r"^([A-Za-z][A-Za-z0-9+._-]*)://")
+
+
+def open_blob(url: str | os.PathLike[str], options: Mapping[str, Any] | None = None) -> Blob:
+    """Return the store at url; nothing is asked of it yet, and nothing is created.
+
+    Args:
+        url: a path (`~` is expanded), `file:///path`, `s3://bucket/prefix` (or s3a://), `memory://name`, any
+            other scheme that fsspec knows, or `fsspec+<scheme>://…` to have fsspec open any of these.
+        options: for the store; names it does not know are refused.
+
+    Raises:
+        InvalidUsage: the scheme, an option or a value is not known, or a package is missing.
+    """
+    text = os.fspath(url)
+    if not isinstance(text, str) or not text or "\0" in text:
+        raise InvalidUsage(f"{text!r} is not a location: give a folder or a URL such as s3://bucket/prefix")
+    match = _SCHEME.match(text)
+    scheme = match.group(1).lower() if match else ""
+    if scheme in ("", "file"):
+        path = _path_of_file_url(text) if match else text
+        return FileBlob(path, **check_options(options, _FOLDER_OPTIONS, "a folder"))
+    if scheme == "memory":
+        check_options(options, {}, "memory://")
+        return MemoryBlob.named(_memory_name(text))
+    if scheme in ("s3", "s3a"):
+        bucket, prefix = _bucket_and_prefix(text)
+        return S3Blob(bucket, prefix, options)
+    if scheme.startswith("fsspec+"):
+        return FsspecBlob(text[len("fsspec+") :], options)
+    if scheme in known_protocols():
+        return FsspecBlob(text, options)
+    # The URL itself is not shown: what is unknown may hold a password.
+    raise InvalidUsage(
+        f"the location has the unknown scheme {scheme!r}. Known are: a path, file://, s3://, memory://, and "
+        f"what fsspec has: {', '.join(sorted(known_protocols()))}."
+    )
+
+
+def _path_of_file_url(url: str) -> str:
+    path = unquote(url[len("file://") :]).removeprefix("localhost")
+    if not path.startswith("/"):
+        host = path.partition("/")[0]
+        raise InvalidUsage(f"{url!r} is not of the form file:///absolute/path: it has {host!r} for a host")
+    return path
+
+
+def _memory_name(url: str) -> str:
+    name = url[len("memory://") :].strip("/")
+    if not name:
+        raise InvalidUsage(f"{url!r} has no name: write memory://name, for a store that this process shares")
+    return name
+
+
+def _bucket_and_prefix(url: str) -> tuple[str, str]:
+    bucket, _, prefix = url.partition("://")[2].partition("/")
+    if "@" in bucket:
+        raise InvalidUsage(
+            "the S3 URL has a user or password before its bucket. Credentials go into storage_options as "
+            "access_key_id and secret_access_key, where no log shows them."
+        )
+    if not bucket:
+        raise InvalidUsage(f"{url!r} names no bucket: write s3://bucket/prefix")
+    return bucket, prefix.rstrip("/")

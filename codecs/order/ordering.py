@@ -1,0 +1,169 @@
+"""The order of rows and the equality of values, for every supported Arrow type.
+
+Rows are ordered column by column. Within a column values ascend and NULL comes last of all:
+
+    bool                false before true
+    numbers             by value; NaN after every other number; -0.0 and 0.0 are one value, all NaNs are one
+    temporal, decimal   by value
+    string, binary      by bytes, a prefix before what it begins (so UTF-8 text is in code point order)
+    struct              field by field; a NULL field after every other value of that field
+    list (any kind)     element by element, then the shorter first; a NULL element after every other
+    map                 as the list of its (key, value) structs, in the order stored
+
+Two rows are equal when neither sorts before the other, so NULL equals NULL and NaN equals NaN. Arrow's own
+kernels tell -0.0 from 0.0 and one NaN from another, so everything that is stored or compared is first made
+`canonical`.
+
+This is the order of the rows in a part and of the ranges that parts cover: it is part of the storage format.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as pt
+
+from persist.codecs.order.digits import Rows, RowSorter, dense_ranks
+
+_OFFSET_BYTES_MAX = 2**31 - 1
+
+
+def canonical(table: pa.Table) -> pa.Table:
+    """Rewrite -0.0 to 0.0 and every NaN to one bit pattern, nested floats included.
+
+    Returns table itself when nothing needs rewriting; costs one pass over its floats.
+    """
+    for i, field in enumerate(table.schema):
+        if _has_floats(field.type):
+            found = table.column(i).chunks
+            chunks = [_canonical_array(chunk) for chunk in found]
+            if any(new is not old for new, old in zip(chunks, found, strict=True)):
+                table = table.set_column(i, field, pa.chunked_array(chunks, type=field.type))
+    return table
+
+
+def order_keys(table: pa.Table, names: Sequence[str]) -> list[pa.Array]:
+    """Per named column, a flat array that Acero sorts and groups as the column should be.
+
+    Flat columns stay as they are (float16 widens to float32), nested ones become dense int64 ranks, which are
+    comparable within one call only. Floats must be canonical.
+    """
+    return [_order_key(combined(table.column(name))) for name in names]
+
+
+def row_sorter(table: pa.Table, names: Sequence[str]) -> RowSorter:
+    """Sorts the rows of a canonical table by the named columns, of which there is at least one."""
+    return RowSorter(order_keys(table, names))
+
+
+def sort_indices(table: pa.Table, names: Sequence[str]) -> pa.Array:
+    """int64[n]: the row numbers of a canonical table in the order of the named columns; stable."""
+    if not names:
+        return pa.array(np.arange(table.num_rows, dtype=np.int64))
+    return pa.array(row_sorter(table, names).sort()[0])
+
+
+def combined(column: pa.ChunkedArray) -> pa.Array:
+    """The column as one array, with 64-bit offsets where its bytes need them."""
+    if column.num_chunks == 1:
+        return column.chunk(0)
+    kind = column.type
+    if (pt.is_string(kind) or pt.is_binary(kind)) and column.nbytes > _OFFSET_BYTES_MAX:
+        column = column.cast(pa.large_string() if pt.is_string(kind) else pa.large_binary())
+    array = column.combine_chunks()
+    return array.chunk(0) if isinstance(array, pa.ChunkedArray) else array
+
+
+def _order_key(array: pa.Array) -> pa.Array:
+    if pt.is_float16(array.type):
+        return array.cast(pa.float32())
+    if not pt.is_nested(array.type):
+        return array
+    return pa.array(dense_ranks(_nested_keys(_compact(array))))
+
+
+def _nested_keys(array: pa.Array) -> list[pa.Array]:
+    """Flat arrays that together order a nested array: whether it is NULL, then what is inside."""
+    is_null = array.is_null()
+    if pt.is_struct(array.type):
+        fields = [array.field(i) for i in range(array.type.num_fields)]
+        return [is_null, *(_masked(_order_key(field), is_null) for field in fields)]
+    if pt.is_map(array.type):
+        elements = dense_ranks([_order_key(array.keys), _order_key(array.items)])
+    else:
+        elements = dense_ranks([_order_key(array.values)])
+    return [is_null, _masked(_as_bytes(array, elements), is_null)]
+
+
+def _as_bytes(array: pa.Array, element_ranks: Rows) -> pa.Array:
+    """Per list, the big-endian ranks of its elements: their bytes compare as the lists do."""
+    data = pa.py_buffer(element_ranks.astype(">i8"))
+    if pt.is_fixed_size_list(array.type):
+        offsets = np.arange(len(array) + 1, dtype=np.int64) * (array.type.list_size * 8)
+    else:
+        offsets = array.offsets.to_numpy().astype(np.int64) * 8
+    return pa.Array.from_buffers(pa.large_binary(), len(array), [None, pa.py_buffer(offsets), data])
+
+
+def _masked(array: pa.Array, is_null: pa.Array) -> pa.Array:
+    """Array with NULL where its parent is NULL, whatever the child holds there."""
+    if is_null.true_count == 0:
+        return array
+    return pc.if_else(is_null, pa.scalar(None, array.type), array)
+
+
+def _compact(array: pa.Array) -> pa.Array:
+    """A nested array without offset, whose children hold nothing but its own elements."""
+    return array.take(pa.array(np.arange(len(array), dtype=np.int64)))
+
+
+def _has_floats(kind: pa.DataType) -> bool:
+    if pt.is_nested(kind):
+        return any(_has_floats(kind.field(i).type) for i in range(kind.num_fields))
+    return bool(pt.is_floating(kind))
+
+
+def _canonical_array(array: pa.Array) -> pa.Array:
+    """The array itself when it is canonical already."""
+    kind = array.type
+    if not _has_floats(kind):
+        return array
+    if not pt.is_nested(kind):
+        return _canonical_floats(array)
+    compact = _compact(array)
+    children = _children(compact)
+    rewritten = [_canonical_array(child) for child in children]
+    if all(new is old for new, old in zip(rewritten, children, strict=True)):
+        return array
+    if pt.is_map(kind):
+        rewritten = [pa.StructArray.from_arrays(rewritten, fields=[kind.key_field, kind.item_field])]
+    own_buffers = 1 if pt.is_struct(kind) or pt.is_fixed_size_list(kind) else 2
+    buffers = compact.buffers()[:own_buffers]
+    return pa.Array.from_buffers(kind, len(compact), buffers, children=rewritten)
+
+
+def _children(compact: pa.Array) -> list[pa.Array]:
+    if pt.is_struct(compact.type):
+        return [compact.field(i) for i in range(compact.type.num_fields)]
+    if pt.is_map(compact.type):
+        return [compact.keys, compact.items]
+    return [compact.values]
+
+
+def _canonical_floats(array: pa.Array) -> pa.Array:
+    width = array.type.bit_width // 8
+    stored = array.buffers()[1]
+    if stored is None or len(array) == 0:
+        return array
+    values = np.frombuffer(stored, dtype=f"f{width}")[: array.offset + len(array)]
+    bits = values.view(f"u{width}")
+    nan = np.array(np.nan, dtype=values.dtype)
+    is_nan = np.isnan(values)
+    negative_zero = bits == bits.dtype.type(1 << (8 * width - 1))
+    if not negative_zero.any() and not (is_nan & (bits != nan.view(bits.dtype))).any():
+        return array
+    fixed = np.where(is_nan, nan, values)
+    fixed[negative_zero] = 0.0
+    buffers = [array.buffers()[0], pa.py_buffer(fixed)]
+    return pa.Array.from_buffers(array.type, len(array), buffers, offset=array.offset)

@@ -1,0 +1,290 @@
+"""Reading a part in pieces: its footer first, then those row groups that are wanted, each verified by itself.
+
+    footer_range    which bytes of the blob to fetch first
+    read_index      verifies them by the descriptor; what it returns is worth keeping
+    Group.start, .end    which bytes of the blob hold a row group
+    decode_groups   verifies row groups by the index, and decodes them
+
+So nothing is believed that a checksum does not vouch for: the descriptor's for the footer, the footer's for the groups.
+What is between the last row group and the footer (Parquet's page index) is not used.
+
+The index is the entry `persist.groups` of the footer's key-value metadata, in JSON:
+
+    {"version": 1, "groups": [[bytes, checksum], …]}    one element for each row group, in order
+
+where bytes is the length of a row group in the file, and checksum its xxh3_64, 16 hex digits. The first row group
+begins at byte 4, after the magic, and each other where the one before it ends; the pages of its columns lie within it.
+"""
+
+import bisect
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Annotated, Any, NamedTuple
+
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as pt
+import xxhash
+
+from persist.blob.errors import CorruptBlob, IncompatibleVersion
+from persist.codecs.part.claims import MAGIC
+from persist.codecs.part.file import GROUPS_KEY, GROUPS_VERSION, Footer, columns_of, groups_within, read_footer
+from persist.codecs.part.file import read_groups as _read_groups
+from persist.codecs.part.part import (
+    UNREADABLE,
+    Part,
+    bad_filter,
+    check_request,
+    check_updates,
+    checksum_of,
+    decoded,
+)
+from persist.codecs.types.schema import CollectionSchema
+
+# What Arrow's and our own form of a footer take at most, for each byte of it: 4 to 8 were measured.
+_PARSED_BYTES = 8
+
+_Length = Annotated[int, msgspec.Meta(ge=1, le=2**63 - 1)]
+
+
+class _Index(msgspec.Struct, forbid_unknown_fields=True):
+    version: int
+    groups: list[tuple[_Length, str]]
+
+
+_decoder = msgspec.json.Decoder(_Index)
+
+
+class Group(NamedTuple):
+    """A row group: rows `[first_row, first_row + rows)` of the part, in bytes `[start, end)` of its blob."""
+
+    first_row: int
+    rows: int
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class PartIndex:
+    """The verified footer of a part; immutable, and may be used by several threads at once.
+
+    Attributes:
+        groups: its row groups, in the order of rows and of bytes.
+        nbytes: roughly what it occupies.
+    """
+
+    groups: tuple[Group, ...]
+    nbytes: int
+    _checksums: tuple[str, ...]
+    _footer: Footer
+
+    def groups_within(self, start_row: int, end_row: int) -> list[int]:
+        """Return the numbers of the row groups that hold any of the rows `[start_row, end_row)` of the part."""
+        return groups_within(self._footer.claims.group_rows, (start_row, end_row))
+
+    def first_field_limits(self, kind: pa.DataType) -> tuple[list[Any], list[Any]] | None:
+        """Return the least and the greatest value of each row group, as Parquet has them; None if they are not known.
+
+        Only of types that it stores and orders as Arrow does. The column of the first key field is the file's first.
+        """
+        is_text = pt.is_string(kind) or pt.is_large_string(kind) or pt.is_binary(kind) or pt.is_large_binary(kind)
+        is_number = pt.is_integer(kind) or pt.is_float32(kind) or pt.is_float64(kind)
+        if not (is_text or is_number):
+            return None
+        found: tuple[list[Any], list[Any]] = ([], [])
+        metadata = self._footer.metadata
+        for number in range(len(self.groups)):
+            statistics = metadata.row_group(number).column(0).statistics
+            if statistics is None or not statistics.has_min_max or statistics.null_count != 0:
+                return None
+            for limits, value in zip(found, (statistics.min_raw, statistics.max_raw), strict=True):
+                # Parquet has unsigned integers as signed ones of the same bits.
+                limits.append(value % 2 ** max(kind.bit_width, 32) if pt.is_unsigned_integer(kind) else value)
+        return found
+
+
+def footer_range(part: Part) -> tuple[int, int]:
+    """Return which bytes `[start, end)` of a part's blob are its footer.
+
+    Raises:
+        CorruptBlob: its descriptor says that there are more than in all of the blob.
+    """
+    if part.footer.bytes > part.bytes:
+        raise CorruptBlob(part.name, f"its descriptor says {part.footer.bytes} bytes of {part.bytes} are its footer")
+    return part.bytes - part.footer.bytes, part.bytes
+
+
+def read_index(footer: bytes | memoryview, part: Part, schema: CollectionSchema) -> PartIndex:
+    """Verify the footer of a part, and return what it says of the row groups.
+
+    Cost: 0.2 ms, and 10 to 15 µs for each column of each row group; 4 ms for 64 MiB of six columns.
+
+    Args:
+        footer: the bytes of `footer_range`.
+        part: its descriptor.
+        schema: the collection's.
+
+    Raises:
+        CorruptBlob: footer is not what the descriptor says, or not that of a part of this collection.
+        IncompatibleVersion: the index has a form that this version does not know.
+    """
+    start, _ = footer_range(part)
+    if len(footer) != part.footer.bytes:
+        raise CorruptBlob(part.name, f"its footer has {len(footer)} bytes, and its descriptor says {part.footer.bytes}")
+    if (found := checksum_of(footer)) != part.footer.checksum:
+        raise CorruptBlob(
+            part.name, f"the checksum of its footer is {found}, and its descriptor says {part.footer.checksum}"
+        )
+    tail = pa.py_buffer(footer)
+    read = decoded(part, lambda: read_footer(tail, part.bytes, schema.arrow, rows=part.rows, memory=part.memory))
+    lengths, checksums = _index_of(read, part)
+    ends = list(accumulate(lengths, initial=len(MAGIC)))
+    if ends[-1] > start:
+        raise CorruptBlob(
+            part.name, f"its index says that row groups end at byte {ends[-1]}, and its footer at {start}"
+        )
+    rows = read.claims.group_rows
+    firsts = accumulate(rows, initial=0)
+    groups = tuple(Group(*each) for each in zip(firsts, rows, ends, ends[1:], strict=False))
+    for group, chunks in zip(groups, read.claims.chunks, strict=True):
+        if any(chunk.start < group.start or chunk.end > group.end for chunk in chunks):
+            raise CorruptBlob(
+                part.name, f"a column of the row group of bytes [{group.start}, {group.end}) is not in it"
+            )
+    return PartIndex(groups, _PARSED_BYTES * len(footer), checksums, read)
+
+
+def _index_of(footer: Footer, part: Part) -> tuple[tuple[int, ...], tuple[str, ...]]:
+    """Return the lengths and the checksums of the row groups."""
+    written = (footer.metadata.metadata or {}).get(GROUPS_KEY.encode())
+    if written is None:
+        raise CorruptBlob(part.name, f"its footer has no {GROUPS_KEY}, so it can only be read as a whole")
+    try:
+        index = _decoder.decode(written)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise CorruptBlob(part.name, f"{GROUPS_KEY} in its footer is malformed: {error}") from error
+    if index.version != GROUPS_VERSION:
+        raise IncompatibleVersion(part.name, index.version, GROUPS_VERSION)
+    if len(index.groups) != len(footer.claims.group_rows):
+        raise CorruptBlob(
+            part.name,
+            f"{GROUPS_KEY} in its footer has {len(index.groups)} of {len(footer.claims.group_rows)} row groups",
+        )
+    lengths, checksums = zip(*index.groups, strict=True)
+    return lengths, checksums
+
+
+def decode_groups(
+    pieces: Sequence[tuple[int, bytes | memoryview]],
+    index: PartIndex,
+    part: Part,
+    schema: CollectionSchema,
+    *,
+    columns: Sequence[str] | None = None,
+    filter: pc.Expression | None = None,
+    use_threads: bool = True,
+) -> pa.Table:
+    """Verify some row groups of a part, then read their updates.
+
+    Args:
+        pieces: the number of each row group, ascending, and its bytes, those of `[Group.start, Group.end)`.
+        index: the part's.
+        part, schema, columns, filter, use_threads: as for `decode_part`; statistics are not looked at.
+
+    Cost, beyond what Arrow takes to decode them: 0.2 ms, and the checksum, 0.1 ms a MB.
+
+    Raises:
+        CorruptBlob: pieces are not what the index says, or not of a part of this collection.
+        InvalidUsage: an unknown column, or a filter that does not fit the schema.
+        ValueError: the numbers of pieces do not ascend, or there are no such row groups.
+    """
+    columns = schema.arrow.names if columns is None else list(columns)
+    check_request(schema.arrow, columns, filter)
+    numbers = [number for number, _ in pieces]
+    if numbers != sorted({*numbers}) or not all(0 <= number < len(index.groups) for number in numbers):
+        raise ValueError(f"row groups {numbers} of {len(index.groups)}: name some of these, in order and each once")
+    for number, data in pieces:
+        _verify(data, number, index, part)
+    if not pieces:
+        return pa.schema([schema.arrow.field(name) for name in columns]).empty_table()
+    read = [*columns, *(columns_of(filter, schema.arrow, columns) if filter is not None else ())]
+    views = [(number, memoryview(data), index.groups[number].start) for number, data in pieces]
+    table = decoded(
+        part,
+        lambda: _read_groups(
+            pa.PythonFile(_Pieces(views, part.bytes), mode="r"),
+            index._footer,
+            schema.arrow,
+            views,
+            columns=read,
+            use_threads=use_threads,
+        ),
+    )
+    check_updates(table, part)
+    if filter is None:
+        return table
+    try:
+        return table.filter(filter).select(columns)
+    except UNREADABLE as error:
+        raise bad_filter(filter, schema.arrow, error) from error
+
+
+def _verify(data: bytes | memoryview, number: int, index: PartIndex, part: Part) -> None:
+    group = index.groups[number]
+    if len(data) != group.end - group.start:
+        raise CorruptBlob(
+            part.name, f"its row group {number} has {len(data)} bytes, and its index says {group.end - group.start}"
+        )
+    if (found := xxhash.xxh3_64_hexdigest(data)) != index._checksums[number]:
+        raise CorruptBlob(
+            part.name,
+            f"the checksum of its row group {number} is {found}, and its index says {index._checksums[number]}",
+        )
+
+
+def check_index(data: bytes | memoryview, part: Part, schema: CollectionSchema) -> None:
+    """Raise what reading a part in pieces would: data is all of it, and what its descriptor says."""
+    start, end = footer_range(part)
+    view = memoryview(data)
+    index = read_index(view[start:end], part, schema)
+    for number, group in enumerate(index.groups):
+        _verify(view[group.start : group.end], number, index, part)
+
+
+class _Pieces:
+    """A file for Arrow of which only some pieces are there; nothing is copied.
+
+    Copying them into an empty buffer of the file's size instead costs half as much as decoding them, in page faults.
+
+    Arrow seeks and reads in one go, but Python may switch threads in between, so each thread has a position of its own.
+    """
+
+    closed = False
+
+    def __init__(self, pieces: Sequence[tuple[int, memoryview, int]], size: int) -> None:
+        self._starts = [start for _, _, start in pieces]
+        self._buffers = [pa.py_buffer(data) for _, data, _ in pieces]
+        self._size = size
+        self._local = threading.local()
+
+    def seek(self, position: int, whence: int = 0) -> None:
+        self._local.at = position if whence == 0 else self._size
+
+    def tell(self) -> int:
+        return int(getattr(self._local, "at", 0))
+
+    def read_buffer(self, size: int) -> pa.Buffer:
+        """Return some bytes; Arrow calls this where there is such a method, and else `read`."""
+        at = self.tell()
+        piece = bisect.bisect_right(self._starts, at) - 1
+        start = at - self._starts[piece]
+        if piece < 0 or start + size > self._buffers[piece].size:
+            raise ValueError(f"its metadata refers to the bytes [{at}, {at + size}), outside of the row groups read")
+        self._local.at = at + size
+        return self._buffers[piece].slice(start, size)
+
+    def close(self) -> None:
+        """Do nothing: Arrow calls it."""

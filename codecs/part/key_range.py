@@ -1,0 +1,230 @@
+"""Slices of the key space: which parts, and which rows of a sorted part, hold the keys of an interval.
+
+A *bound* is a whole key in the JSON form in which part descriptors carry keys (`Part.keys`). Bounds are compared in
+the order of rows (see `persist.codecs.order.ordering`): NULL after everything, NaN after every number, strings by
+code point, which is the order of their UTF-8 bytes. `key_ranges` cuts where the sampled keys of the parts say that
+there are about equally many rows on both sides; since all rows of one key fall into one slice, slices can be
+consolidated independently.
+"""
+
+import bisect
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from functools import lru_cache
+from itertools import pairwise
+from operator import itemgetter
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from persist.blob.errors import CorruptBlob
+from persist.codecs.part.part import Part, decode_part, sample_rows
+from persist.codecs.types.scalars import scalar_from_json, scalar_to_json, written_type
+from persist.codecs.types.schema import CollectionSchema
+
+Bound = list[Any]
+Orderable = tuple[tuple[int, Any], ...]
+
+
+KNOWN_MAX = 4096
+# What was parsed lately: planning asks for the keys of the same parts again and again.
+_KNOWN: dict[tuple[bytes, tuple[pa.DataType, ...]], list[Orderable]] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class KeyRange:
+    """Keys with `lower <= key < upper`; None means no bound on that side."""
+
+    lower: Bound | None = None
+    upper: Bound | None = None
+
+    @property
+    def is_all(self) -> bool:
+        """Whether every key is inside."""
+        return self.lower is None and self.upper is None
+
+    def may_overlap(self, part: Part, schema: CollectionSchema) -> bool:
+        """Return False only if no key of part is inside."""
+        keys = None if self.is_all else ordered_keys(part, schema)
+        if keys is None:
+            return True
+        order = key_order(schema)
+        return not (
+            (self.lower is not None and keys[-1] < order(self.lower))
+            or (self.upper is not None and keys[0] >= order(self.upper))
+        )
+
+    def covers(self, part: Part, schema: CollectionSchema) -> bool:
+        """Return True only if every key of part is inside."""
+        keys = None if self.is_all else ordered_keys(part, schema)
+        if keys is None:
+            return self.is_all
+        order = key_order(schema)
+        return (self.lower is None or order(self.lower) <= keys[0]) and (
+            self.upper is None or keys[-1] < order(self.upper)
+        )
+
+    def end(self, keys: pa.Table, schema: CollectionSchema) -> int:
+        """Return the first row that is not inside, of sorted rows that begin inside. Cost: as of `rows`."""
+        return KeyRange(None, self.upper).rows(keys, schema)[1]
+
+    def rows(self, keys: pa.Table, schema: CollectionSchema) -> tuple[int, int]:
+        """Return the interval `[start, end)` of rows that are inside, given the sorted key columns of a part.
+
+        Cost: O(log rows) comparisons.
+        """
+        order = key_order(schema)
+        columns = [keys[name] for name in schema.key_names]
+
+        def key_at(row: int) -> Orderable:
+            return order([scalar_to_json(column[row]) for column in columns])
+
+        rows = range(len(keys))
+        start = 0 if self.lower is None else bisect.bisect_left(rows, order(self.lower), key=key_at)
+        end = len(keys) if self.upper is None else bisect.bisect_left(rows, order(self.upper), key=key_at)
+        return start, max(start, end)
+
+    def bracket(self, part: Part, schema: CollectionSchema) -> tuple[int, int]:
+        """Return an interval of rows of part that holds all rows that are inside, from the sampled keys alone."""
+        sampled = None if self.is_all else ordered_keys(part, schema)
+        if sampled is None:
+            return 0, part.rows
+        order = key_order(schema)
+        at = sample_rows(part.rows, len(sampled))
+        start, end = 0, part.rows
+        if self.lower is not None:
+            start = at[max(0, bisect.bisect_left(sampled, order(self.lower)) - 1)]
+        if self.upper is not None:
+            following = bisect.bisect_left(sampled, order(self.upper))
+            end = at[following] if following < len(at) else part.rows
+        return start, max(start, end)
+
+    def decode(
+        self,
+        data: bytes,
+        part: Part,
+        schema: CollectionSchema,
+        *,
+        columns: Sequence[str],
+        filter: pc.Expression | None = None,
+    ) -> pa.Table:
+        """Verify and decode the updates of part whose keys are inside; arguments and errors as for `decode_part`.
+
+        Row groups without any of them are not decoded.
+        """
+        if self.covers(part, schema):
+            return decode_part(data, part, schema, columns=columns, filter=filter)
+        keys = [name for name in schema.key_names if name not in columns]
+        within = self.bracket(part, schema)
+        table = decode_part(data, part, schema, columns=[*columns, *keys], filter=filter, within=within)
+        start, end = self.rows(table, schema)
+        return table.slice(start, end - start).select(list(columns))
+
+
+def key_ranges(
+    parts: Sequence[Part], schema: CollectionSchema, count: int, within: KeyRange | None = None
+) -> list[KeyRange]:
+    """Return at most count ranges that cover the key space, or within, and hold about equally many rows of parts.
+
+    There is only one when keys cannot be compared from their descriptors (a nested key field, or very long keys).
+    """
+    within = within or KeyRange()
+    if count <= 1 or not schema.key_names:
+        return [within]
+    order = key_order(schema)
+    lower = None if within.lower is None else order(within.lower)
+    upper = None if within.upper is None else order(within.upper)
+    weighted: list[tuple[Orderable, Bound, float]] = []
+    for part in parts:
+        keys, bounds = ordered_keys(part, schema), part.keys
+        if keys is None or bounds is None:
+            return [within]
+        weighted += [
+            (key, bound, part.rows / len(keys))
+            for key, bound in zip(keys, bounds, strict=True)
+            if (lower is None or key >= lower) and (upper is None or key < upper)
+        ]
+    weighted.sort(key=itemgetter(0))
+    step = sum(rows for _, _, rows in weighted) / count
+    cuts: list[Bound] = []
+    passed, last = 0.0, lower or (weighted[0][0] if weighted else ())
+    for key, bound, rows in weighted:
+        if passed >= step * (len(cuts) + 1) and key != last:
+            cuts.append(bound)
+            last = key
+        passed += rows
+    return [KeyRange(a, b) for a, b in zip([within.lower, *cuts], [*cuts, within.upper], strict=True)]
+
+
+def ordered_keys(part: Part, schema: CollectionSchema) -> list[Orderable] | None:
+    """Return the sampled keys of part in comparable form, or None if it has none.
+
+    Raises:
+        CorruptBlob: they are not keys of this schema, or not in order.
+    """
+    written = bytes(part.keys_json)
+    types = tuple(field.type for field in schema.key.fields)
+    keys = _KNOWN.get((written, types))
+    if keys is None:
+        keys = _ordered_keys(part, schema)
+        if len(_KNOWN) >= KNOWN_MAX:
+            _KNOWN.clear()
+        _KNOWN[written, types] = keys
+    return keys or None
+
+
+def _ordered_keys(part: Part, schema: CollectionSchema) -> list[Orderable]:
+    bounds = part.keys
+    if bounds is None:
+        return []
+    order = key_order(schema)
+    try:
+        keys = [order(bound) for bound in bounds]
+    except (ValueError, ArithmeticError, pa.ArrowException) as error:
+        raise CorruptBlob(part.name, f"its descriptor has keys of another type: {error}") from error
+    if any(after < before for before, after in pairwise(keys)):
+        raise CorruptBlob(part.name, "its descriptor has keys that are not in order")
+    return keys
+
+
+def key_order(schema: CollectionSchema) -> Callable[[Bound], Orderable]:
+    """Return the function that makes keys in JSON form comparable in the order of rows."""
+    return _key_order(tuple(field.type for field in schema.key.fields))
+
+
+@lru_cache(maxsize=256)
+def _key_order(types: tuple[pa.DataType, ...]) -> Callable[[Bound], Orderable]:
+    orders = [(written_type(each), _value_order(each)) for each in types]
+
+    def order(key: Bound) -> Orderable:
+        return tuple(
+            (1, 0) if v is None else (0, of(_checked(v, kind))) for (kind, of), v in zip(orders, key, strict=True)
+        )
+
+    return order
+
+
+def _checked(value: Any, kind: type) -> Any:
+    if type(value) is not kind:
+        raise ValueError(f"{value!r:.80} where {kind.__name__} belongs")
+    return value
+
+
+def _value_order(type_: pa.DataType) -> Callable[[Any], Any]:
+    if pa.types.is_floating(type_):
+        return lambda text: (1, 0.0) if math.isnan(float(text)) else (0, float(text))
+    if pa.types.is_decimal(type_):
+        return _number
+    if pa.types.is_binary(type_) or pa.types.is_large_binary(type_) or pa.types.is_fixed_size_binary(type_):
+        return lambda text: scalar_from_json(text, type_).as_py()
+    return lambda value: value
+
+
+def _number(text: str) -> Decimal:
+    number = Decimal(text)
+    if not number.is_finite():  # NaN cannot be compared.
+        raise ValueError(f"{text!r:.80} where a decimal belongs")
+    return number

@@ -1,0 +1,212 @@
+"""Which Arrow columns fit a field of another type, and their conversion; nothing is ever lost on the way.
+
+A conversion stays within a family, and every value must survive it exactly:
+
+    integers to integers or floats; floats to floats; decimals to decimals
+    string, large_string, string_view; binary, large_binary, binary_view, fixed_size_binary
+    date32, date64; time32, time64; durations; timestamps both with or both without a zone (the instant stays)
+    list, large_list, fixed_size_list of what fits; structs with the same field names; maps of what fits
+    dictionary-encoded columns, as their values; columns of type null, as NULLs
+
+A wrong family is a SchemaMismatch, a value that does not survive an InvalidUpdate that names its row. Inside
+lists, structs and maps no conversion to a narrower float is made: Arrow does not report what it rounds. List
+views are refused, because Arrow 26 empties them when it casts them.
+"""
+
+from collections.abc import Callable, Iterator
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as pat
+
+from persist.codecs.errors import InvalidUpdate, SchemaMismatch
+from persist.codecs.types.arrow_types import children, is_flat, is_number
+from persist.codecs.types.values import cut
+
+_TICKS_PER_DAY = {"s": 86_400, "ms": 86_400_000, "us": 86_400_000_000, "ns": 86_400_000_000_000}
+
+
+def cast_column(column: pa.ChunkedArray, target: pa.DataType, name: str) -> pa.ChunkedArray:
+    """Return the column in type `target`; itself, without a copy, when it has that type already.
+
+    Raises:
+        SchemaMismatch: the types are of different families.
+        InvalidUpdate: a value would change, or Parquet could not hold it.
+    """
+    source = column.type
+    if source.equals(target, check_metadata=True):
+        return _checked(column, name)
+    if not _fits(source, target, True):
+        raise SchemaMismatch(
+            f"column {name!r} has type {source}, and the collection stores {target}: only conversions "
+            "within a family "
+            f"that lose nothing are made (int32 to int64, string to large_string …). Cast it to {target} "
+            "first."
+        )
+    try:
+        return _checked(_cast(column, target), name)
+    except pa.ArrowException as error:
+        row = first_failing(column, lambda part: _cast(part, target))
+        raise InvalidUpdate(
+            f"update {row} has {_shown(column, row)} in column {name!r} of type {source}, and the "
+            "collection stores "
+            f"{target}, which cannot hold it: {error}. Change the value, or use a collection with a wider "
+            "type."
+        ) from error
+
+
+def first_failing(column: pa.ChunkedArray, attempt: Callable[[pa.ChunkedArray], object]) -> int:
+    """Return the first row that makes `attempt` raise an Arrow error, given that the whole column does."""
+    low, high = 0, len(column)
+    while high - low > 1:
+        middle = (low + high) // 2
+        try:
+            attempt(column.slice(low, middle - low))
+            low = middle
+        except pa.ArrowException:
+            high = middle
+    return low
+
+
+def _shown(column: pa.ChunkedArray, row: int) -> str:
+    try:
+        return cut(column[row].as_py())
+    except (ValueError, OverflowError):
+        return " ".join(column.slice(row, 1).to_string().split())
+
+
+def _cast(column: pa.ChunkedArray, target: pa.DataType) -> pa.ChunkedArray:
+    if is_flat(target):
+        return _cast_flat(column, target)
+    try:
+        return column.cast(target)
+    except pa.ArrowInvalid:
+        # Arrow also casts the values outside of a slice and under NULLs; these do not count.
+        return column.take(np.arange(len(column))).cast(target)
+
+
+def _cast_flat(column: pa.ChunkedArray, target: pa.DataType) -> pa.ChunkedArray:
+    source = column.type
+    if pat.is_dictionary(source):
+        return _cast(column.cast(source.value_type), target)
+    if pat.is_large_binary(source) and pat.is_fixed_size_binary(target):
+        column = column.cast(pa.binary())
+    result = column.cast(target)
+    if _may_round(source, target):
+        wide = column.cast(pa.float64())
+        kept = pc.or_kleene(pc.equal(result.cast(pa.float64()), wide), pc.is_nan(wide))
+        if not pc.all(kept, min_count=0).as_py():
+            raise pa.ArrowInvalid(f"not every value is exact as {target}")
+    return result
+
+
+def _may_round(source: pa.DataType, target: pa.DataType) -> bool:
+    """Return whether Arrow's cast between two number types changes values without saying so."""
+    if pat.is_integer(source):
+        return bool(pat.is_float16(target))
+    return bool(pat.is_floating(source) and source.bit_width > target.bit_width)
+
+
+def _fits(source: pa.DataType, target: pa.DataType, top: bool) -> bool:
+    if pat.is_dictionary(source):
+        return top and _fits(source.value_type, target, top)
+    if source == target or pat.is_null(source):
+        return True
+    if not is_flat(target):
+        return not is_flat(source) and _nested_fits(source, target)
+    if is_number(source) and pat.is_floating(target):
+        return top or not _may_round(source, target)
+    if pat.is_timestamp(source) and pat.is_timestamp(target):
+        return (source.tz is None) == (target.tz is None)
+    return any(family(source) and family(target) for family in _FAMILIES)
+
+
+def _nested_fits(source: pa.DataType, target: pa.DataType) -> bool:
+    if pat.is_struct(source) and pat.is_struct(target):
+        ours = {f.name: f.type for f in children(source)}
+        theirs = {f.name: f.type for f in children(target)}
+        same_names = ours.keys() == theirs.keys() and source.num_fields == len(ours)
+        return same_names and all(_fits(ours[n], theirs[n], False) for n in theirs)
+    alike = (pat.is_map(source) and pat.is_map(target)) or (_is_list(source) and _is_list(target))
+    pairs = zip(children(source), children(target), strict=True) if alike else ()
+    return alike and all(_fits(s.type, t.type, False) for s, t in pairs)
+
+
+def _is_text(t: pa.DataType) -> bool:
+    return bool(pat.is_string(t) or pat.is_large_string(t) or pat.is_string_view(t))
+
+
+def _is_bytes(t: pa.DataType) -> bool:
+    return bool(pat.is_binary(t) or pat.is_large_binary(t) or pat.is_binary_view(t) or pat.is_fixed_size_binary(t))
+
+
+def _is_list(t: pa.DataType) -> bool:
+    return bool(pat.is_list(t) or pat.is_large_list(t) or pat.is_fixed_size_list(t))
+
+
+_FAMILIES: tuple[Callable[[Any], bool], ...] = (
+    pat.is_integer,
+    pat.is_decimal,
+    _is_text,
+    _is_bytes,
+    pat.is_date,
+    pat.is_time,
+    pat.is_duration,
+)
+
+
+def _checked(column: pa.ChunkedArray, name: str) -> pa.ChunkedArray:
+    """Return the column, or raise InvalidUpdate for a temporal value that Parquet would store as another."""
+    if _needs_check(column.type):
+        try:
+            _check_leaves(column)
+        except pa.ArrowException as error:
+            row = first_failing(column, _check_leaves)
+            raise InvalidUpdate(
+                f"update {row} has {_shown(column, row)} in column {name!r} of type {column.type}, which "
+                "cannot be "
+                f"stored: {error}. Change the value."
+            ) from error
+    return column
+
+
+@lru_cache(maxsize=1024)
+def _needs_check(t: pa.DataType) -> bool:
+    if is_flat(t):
+        return bool(t == pa.timestamp("s", getattr(t, "tz", None)) or pat.is_date64(t) or pat.is_time(t))
+    return any(_needs_check(f.type) for f in children(t))
+
+
+def _check_leaves(column: pa.ChunkedArray) -> None:
+    for chunk in column.chunks:
+        for leaf in _leaves(chunk):
+            _check_leaf(leaf)
+
+
+def _check_leaf(leaf: pa.Array) -> None:
+    t = leaf.type
+    if pat.is_date64(t):
+        leaf.cast(pa.date32())
+    elif pat.is_time(t):
+        ends = pc.min_max(leaf.view(pa.int32() if t.bit_width == 32 else pa.int64())).as_py()
+        if ends["min"] is not None and not 0 <= ends["min"] <= ends["max"] < _TICKS_PER_DAY[t.unit]:
+            raise pa.ArrowInvalid("it is not a time of a day")
+    elif pat.is_timestamp(t) and t.unit == "s":
+        leaf.cast(pa.timestamp("ms", t.tz))
+
+
+def _leaves(array: pa.Array) -> Iterator[pa.Array]:
+    t = array.type
+    if is_flat(t):
+        yield array
+    elif pat.is_struct(t):
+        for inner in array.flatten():
+            yield from _leaves(inner)
+    elif pat.is_map(t):
+        pairs = pa.struct([("key", t.key_type), ("value", t.item_type)])
+        yield from _leaves(array.cast(pa.list_(pairs)).flatten())
+    else:
+        yield from _leaves(array.flatten())

@@ -1,0 +1,192 @@
+"""Codecs: how a Python value becomes one Arrow column, under a name and a version that are stored.
+
+A codec must be *canonical*: equal values have equal encodings, because rows are compared as stored. A changed
+encoding needs a new version. There is no registry: a user's codec object is given to `create_or_load`, and
+its name and version are checked against the stored ones. No built-in codec can execute what it reads.
+
+`None` given to `Utf8`, `Binary` or `Int64` is stored as NULL. `Json` stores `None` as the text `null`.
+"""
+
+import json
+import re
+from collections.abc import Sequence
+from typing import Any, ClassVar, Generic, NoReturn, TypeVar
+
+import pyarrow as pa
+
+from persist.blob.errors import Corruption
+from persist.codecs.errors import InvalidUpdate, SchemaMismatch
+from persist.codecs.types.arrow_types import check_type
+from persist.codecs.types.values import cut, to_array, to_values
+
+T = TypeVar("T")
+
+_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+
+
+class Codec(Generic[T]):
+    """Turns values of one Python type into what one Arrow column holds, and back.
+
+    A subclass sets `name`, `version` and `arrow_type` and defines `encode` and `decode`; `encode_all` and
+    `decode_all` may be overridden for speed. Two values that are equal must have equal encodings. Spark
+    pickles the object to its tasks.
+
+    Attributes:
+        name: 1 to 64 of A-Z a-z 0-9 _ . -, and not a built-in codec's; stored with the collection.
+        version: 1 or more; to be raised with every change of the encoding.
+        arrow_type: the type of the column.
+    """
+
+    name: ClassVar[str]
+    version: ClassVar[int] = 1
+    arrow_type: ClassVar[pa.DataType]
+
+    def encode(self, value: T) -> Any:
+        """Return what `pyarrow.array(..., arrow_type)` takes for one value; raise any error to refuse it."""
+        raise NotImplementedError(f"{type(self).__name__} does not define encode")
+
+    def decode(self, stored: Any) -> T:
+        """Return the value that `encode` was given, from one element of the column (None for NULL)."""
+        raise NotImplementedError(f"{type(self).__name__} does not define decode")
+
+    def encode_all(self, values: Sequence[T]) -> pa.Array:
+        """Return the column of many values; raises InvalidUpdate naming the index of the first refused."""
+        try:
+            stored = list(map(self.encode, values))
+        except Exception as error:
+            self._refuse(values, error)
+        return to_array(stored, self.arrow_type, f"codec {self.name!r}")
+
+    def decode_all(self, array: pa.Array | pa.ChunkedArray) -> list[T]:
+        """Return the values of a column."""
+        return list(map(self.decode, to_values(array, f"codec {self.name!r}")))
+
+    def _refuse(self, values: Sequence[T], error: Exception) -> NoReturn:
+        for index, value in enumerate(values):
+            try:
+                self.encode(value)
+            except Exception as reason:
+                raise InvalidUpdate(
+                    f"update {index} has {cut(value)} ({type(value).__name__}), which codec {self.name!r} "
+                    "cannot "
+                    f"encode: {reason or type(reason).__name__}. Give a value it takes."
+                ) from reason
+        raise InvalidUpdate(f"codec {self.name!r} could not encode the updates: {error}") from error
+
+
+class _Plain(Codec[T]):
+    """A codec whose values are the column's own; None is NULL."""
+
+    def encode(self, value: T) -> Any:
+        return to_array([value], self.arrow_type, f"codec {self.name!r}")[0].as_py()
+
+    def decode(self, stored: Any) -> T:
+        return stored  # type: ignore[no-any-return]
+
+    def encode_all(self, values: Sequence[T]) -> pa.Array:
+        return to_array(values, self.arrow_type, f"codec {self.name!r}")
+
+    def decode_all(self, array: pa.Array | pa.ChunkedArray) -> list[T]:
+        return to_values(array, f"codec {self.name!r}")
+
+
+class Utf8(_Plain[str]):
+    """Text, as Arrow string."""
+
+    name = "utf8"
+    arrow_type = pa.string()
+
+
+class Binary(_Plain[bytes]):
+    """Bytes, as Arrow binary."""
+
+    name = "binary"
+    arrow_type = pa.binary()
+
+
+class Int64(_Plain[int]):
+    """Integers from -2**63 to 2**63 - 1, as Arrow int64."""
+
+    name = "int64"
+    arrow_type = pa.int64()
+
+
+class Json(Codec[Any]):
+    """JSON values as canonical text: keys sorted by code point, no spaces, UTF-8, -0.0 as 0.0.
+
+    Takes None, bool, int, float, str, list, and dict with str keys, and refuses what JSON would change: NaN,
+    infinities, tuples, keys that are not text. `1`, `1.0` and `true` are three different values.
+    """
+
+    name = "json"
+    arrow_type = pa.string()
+
+    def encode(self, value: Any) -> str:
+        """Return the canonical text; raises ValueError or TypeError if reading it would not give value."""
+        text = _dumps(value)
+        again = json.loads(text)
+        if again != value:
+            raise ValueError("JSON would change it (tuples to lists, or keys to text)")
+        return _dumps(_without_negative_zero(again)) if "-0.0" in text else text
+
+    def decode(self, stored: Any) -> Any:
+        """Return the value of a text; NULL, which `encode` never makes, is None too.
+
+        Raises:
+            Corruption: it is no text that `encode` would make: not JSON, NaN, an integer of thousands of digits.
+        """
+        try:
+            return None if stored is None else json.loads(stored, parse_constant=_refuse_constant)
+        except (ValueError, RecursionError) as error:
+            raise Corruption(f"codec 'json' cannot read {cut(stored)}: {error}. It was not written by it.") from error
+
+
+class Unit(Codec[None]):
+    """No column at all: the only value is None."""
+
+    name = "unit"
+
+    def encode(self, value: None) -> None:
+        """Return None; raises ValueError for anything else."""
+        if value is not None:
+            raise ValueError("the only value of unit is None")
+
+    def decode(self, stored: Any) -> None:
+        """Return None."""
+
+
+BUILT_IN: dict[str, type[Codec[Any]]] = {c.name: c for c in (Utf8, Binary, Int64, Json)}
+
+
+def check_codec(given: Codec[Any] | type[Codec[Any]]) -> Codec[Any]:
+    """Return the codec object for a codec or its class; raises SchemaMismatch if it cannot be one."""
+    try:
+        codec = given() if isinstance(given, type) else given
+    except TypeError as error:
+        raise SchemaMismatch(f"codec class {given!r} needs arguments ({error}): give an instance of it") from error
+    kind = type(codec).__name__
+    name, version = getattr(codec, "name", None), codec.version
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise SchemaMismatch(f"codec {kind} has the name {name!r:.80}: set 1 to 64 characters of A-Z a-z 0-9 _ . -")
+    if name == Unit.name or BUILT_IN.get(name, type(codec)) is not type(codec):
+        raise SchemaMismatch(f"codec {kind} has the name {name!r} of a built-in codec: set a name of its own")
+    if not isinstance(version, int) or isinstance(version, bool) or version < 1:
+        raise SchemaMismatch(f"codec {kind} has the version {version!r}: set an integer of 1 or more")
+    check_type(getattr(codec, "arrow_type", None), f"codec {name!r}")
+    return codec
+
+
+def _dumps(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"), sort_keys=True)
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _without_negative_zero(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_without_negative_zero(v) for v in value]
+    if isinstance(value, dict):
+        return {k: _without_negative_zero(v) for k, v in value.items()}
+    return 0.0 if isinstance(value, float) and value == 0.0 else value

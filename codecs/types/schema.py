@@ -1,0 +1,300 @@
+"""A collection's schema: the Arrow fields of its key and of its value, and the codecs that made them.
+
+Invariants:
+- every field has a plain supported type (see `types`), is nullable, and carries no metadata;
+- names are unique over key and value, and none of them is `_time` or `_diff`;
+- a codec side is one field, named "key" or "value", of the codec's Arrow type; a unit side has no field;
+- two schemas are equal exactly when their written forms are: codec objects are not compared, names and
+versions are.
+
+Written form, part of the storage format:
+
+    schema = {"key": side, "value": side, "timeline"?: unit}
+    unit   = "s" | "ms" | "us" | "ns"
+    side   = null                                                       unit: no column
+           | {"fields": [[name, type], ...]}                            structured
+           | {"codec": name, "version": n, "type": type}                through a codec
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import pyarrow as pa
+
+from persist.codecs.errors import CodecMismatch, SchemaMismatch
+from persist.codecs.types.arrow_types import Json, check_type, type_from_json, type_to_json
+from persist.codecs.types.codec import BUILT_IN, Codec, Unit, check_codec
+
+NAME_CHARS_MAX = 128
+TIME = "_time"
+DIFF = "_diff"
+TIME_UNITS = ("s", "ms", "us", "ns")
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+
+SideSpec: TypeAlias = Mapping[str, pa.DataType] | pa.Schema | Codec[Any] | type[Codec[Any]] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """The key or the value: its fields, and the codec if Python values are stored through one.
+
+    Attributes:
+        fields: one per column; `()` for unit.
+        codec: the codec object, if this process knows it.
+        codec_name: set whenever the side is stored through a codec, known here or not.
+        codec_version: set together with `codec_name`.
+    """
+
+    fields: tuple[pa.Field, ...]
+    codec: Codec[Any] | None = field(default=None, compare=False)
+    codec_name: str | None = None
+    codec_version: int | None = None
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The column names, in order."""
+        return tuple(f.name for f in self.fields)
+
+    @classmethod
+    def of(cls, spec: SideSpec, side: str) -> "Side":
+        """Build one side from what `create_or_load` takes for it; `side` is "key" or "value"."""
+        if spec is None or isinstance(spec, Unit) or spec is Unit:
+            return cls(())
+        if isinstance(spec, Codec) or (isinstance(spec, type) and issubclass(spec, Codec)):
+            codec = check_codec(spec)
+            return cls((_plain(side, codec.arrow_type),), codec, codec.name, codec.version)
+        pairs = _pairs(spec, side)
+        for name, arrow_type in pairs:
+            _check_name(name, side)
+            check_type(arrow_type, f"{side} field {name!r}")
+        return cls(tuple(_plain(name, arrow_type) for name, arrow_type in pairs))
+
+    def to_json(self) -> Json:
+        """Return the written form."""
+        if not self.fields:
+            return None
+        if self.codec_name is None:
+            return {"fields": [[f.name, type_to_json(f.type)] for f in self.fields]}
+        return {
+            "codec": self.codec_name,
+            "version": self.codec_version,
+            "type": type_to_json(self.fields[0].type),
+        }
+
+    @classmethod
+    def from_json(cls, j: Json, side: str) -> "Side":
+        """Read the written form; raises ValueError on anything else. Built-in codecs are resolved by name."""
+        match j:
+            case None:
+                return cls(())
+            case {"fields": [_, *_] as pairs, **rest} if not rest:
+                return cls(tuple(_field_from_json(pair) for pair in pairs))
+            case {"codec": str(name), "version": int(version), "type": written, **rest} if not rest:
+                known = BUILT_IN.get(name)
+                codec = known() if known is not None and known.version == version else None
+                stored = type_from_json(written)
+                if codec is not None and codec.arrow_type != stored:
+                    raise ValueError(f"codec {name!r} stores {codec.arrow_type}, and not {stored}")
+                return cls((pa.field(side, stored),), codec, name, version)
+        raise ValueError(f"{j!r:.80} is not the written form of a {side}")
+
+
+@dataclass(frozen=True, slots=True)
+class CollectionSchema:
+    """The fields of key and value of one collection, with what follows from them worked out once.
+
+    Attributes:
+        timeline: the unit of `TIME_UNITS` in which times count since 1970-01-01T00:00Z; None if they only count.
+        key_names, value_names: column names per side, in order; `names` is both.
+        arrow: the key's fields, the value's, then `_time` and `_diff` (int64, not nullable).
+        types: the types of these.
+        row_type: these as a struct.
+    """
+
+    key: Side
+    value: Side
+    timeline: str | None = None
+    key_names: tuple[str, ...] = field(init=False, repr=False, compare=False)
+    value_names: tuple[str, ...] = field(init=False, repr=False, compare=False)
+    names: tuple[str, ...] = field(init=False, repr=False, compare=False)
+    arrow: pa.Schema = field(init=False, repr=False, compare=False)
+    types: tuple[pa.DataType, ...] = field(init=False, repr=False, compare=False)
+    row_type: pa.StructType = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        names = self.key.names + self.value.names
+        for name in names:
+            if names.count(name) > 1:
+                raise SchemaMismatch(
+                    f"field {name!r} occurs {names.count(name)} times in key {list(self.key.names)} and "
+                    "value "
+                    f"{list(self.value.names)}: names must be unique over both. Rename one of them."
+                )
+        ends = [pa.field(TIME, pa.int64(), nullable=False), pa.field(DIFF, pa.int64(), nullable=False)]
+        object.__setattr__(self, "key_names", self.key.names)
+        object.__setattr__(self, "value_names", self.value.names)
+        object.__setattr__(self, "names", names)
+        object.__setattr__(self, "arrow", pa.schema([*self.key.fields, *self.value.fields, *ends]))
+        object.__setattr__(self, "types", tuple(self.arrow.types))
+        object.__setattr__(self, "row_type", pa.struct(list(self.arrow)))
+
+    @classmethod
+    def of(cls, key: SideSpec, value: SideSpec, timeline: str | None = None) -> "CollectionSchema":
+        """Build a schema from what `create_or_load` takes.
+
+        Args:
+            key: names with types (dict or pa.Schema), a codec (class or instance), or None for unit.
+            value: likewise.
+            timeline: a unit of time, or None.
+
+        Raises:
+            SchemaMismatch: a name, type, codec or unit that is not allowed, or a name used twice.
+        """
+        if timeline is not None and timeline not in TIME_UNITS:
+            raise SchemaMismatch(
+                f"timeline={timeline!r} is no unit of time: give one of {', '.join(map(repr, TIME_UNITS))}, or None "
+                "for times that are plain numbers"
+            )
+        return cls(Side.of(key, "key"), Side.of(value, "value"), timeline)
+
+    def distinct(self, what: str, names: Sequence[str]) -> tuple[str, ...]:
+        """Return names of some columns, key and value, which a caller gave as the argument called what.
+
+        Raises:
+            SchemaMismatch: it is no list of names, or one is unknown or there twice.
+        """
+        if isinstance(names, str):
+            raise SchemaMismatch(f"{what}={names!r} is one string; give a list of names, such as [{names!r}]")
+        try:
+            found = tuple(names)
+        except TypeError as error:
+            raise SchemaMismatch(f"{what}={names!r} is not a list of names") from error
+        unknown = [name for name in found if name not in self.names]
+        if unknown or len(set(found)) != len(found):
+            raise SchemaMismatch(
+                f"{what} {list(found)} are not distinct columns of this collection (unknown: {unknown}); "
+                f"it has {list(self.names)}"
+            )
+        return found
+
+    def to_json(self) -> dict[str, Json]:
+        """Return the written form."""
+        sides: dict[str, Json] = {"key": self.key.to_json(), "value": self.value.to_json()}
+        return sides if self.timeline is None else {**sides, "timeline": self.timeline}
+
+    @classmethod
+    def from_json(cls, j: Json) -> "CollectionSchema":
+        """Read the written form, codecs unknown here as None; raises ValueError on anything else."""
+        match j:
+            case {"key": key, "value": value, **rest} if not rest:
+                return cls(Side.from_json(key, "key"), Side.from_json(value, "value"))
+            case {"key": key, "value": value, "timeline": str(unit), **rest} if not rest and unit in TIME_UNITS:
+                return cls(Side.from_json(key, "key"), Side.from_json(value, "value"), unit)
+        raise ValueError(f"{j!r:.80} is not the written form of a schema")
+
+    def reconcile(self, stored: "CollectionSchema", collection: str) -> "CollectionSchema":
+        """Return the stored schema with the codec objects given here, if both say the same.
+
+        Args:
+            stored: what the collection was created with.
+            collection: its name, for messages.
+
+        Raises:
+            CodecMismatch: a codec's name or version differs.
+            SchemaMismatch: anything else differs; the message lists every difference.
+        """
+        _check_codecs(self, stored, collection)
+        differences = _differences("key", self.key, stored.key) + _differences("value", self.value, stored.value)
+        if self.timeline != stored.timeline:
+            differences.append(f"the timeline is stored as {stored.timeline!r}, given as {self.timeline!r}")
+        if differences:
+            raise SchemaMismatch(
+                f"collection {collection!r} has another schema than the one given: {'; '.join(differences)}. "
+                "Give the stored schema, or use another collection name."
+            )
+        sides = (_with_codec(stored.key, self.key), _with_codec(stored.value, self.value))
+        return CollectionSchema(*sides, timeline=stored.timeline)
+
+
+def _plain(name: str, arrow_type: pa.DataType) -> pa.Field:
+    return pa.field(name, type_from_json(type_to_json(arrow_type)))
+
+
+def _pairs(spec: Any, side: str) -> list[tuple[str, pa.DataType]]:
+    if isinstance(spec, pa.Schema):
+        pairs = [(f.name, f.type) for f in spec]
+    elif isinstance(spec, Mapping):
+        pairs = list(spec.items())
+    else:
+        raise SchemaMismatch(
+            f"the {side} is {spec!r:.80}: give a dict of names and pyarrow types, a pyarrow.Schema, a Codec, "
+            "or None for no column at all"
+        )
+    if not pairs:
+        raise SchemaMismatch(f"the {side} has no fields: give at least one, or None for no column at all")
+    return pairs
+
+
+def _check_name(name: object, side: str) -> None:
+    if not isinstance(name, str) or not name:
+        problem = "a field's name is text that is not empty"
+    elif len(name) > NAME_CHARS_MAX:
+        problem = f"a field's name has at most {NAME_CHARS_MAX} characters, and this one has {len(name)}"
+    elif _CONTROL.search(name) or (not name.isascii() and any("\ud800" <= c <= "\udfff" for c in name)):
+        problem = "a field's name has no control characters or lone surrogates"
+    elif name in (TIME, DIFF):
+        problem = f"{TIME} and {DIFF} are the time and the diff of every update"
+    else:
+        return
+    raise SchemaMismatch(f"{side} field {name!r:.80} is not allowed: {problem}. Choose another name.")
+
+
+def _field_from_json(pair: Any) -> pa.Field:
+    if not (isinstance(pair, list) and len(pair) == 2 and isinstance(pair[0], str)):
+        raise ValueError(f"{pair!r:.80} is not the written form of a field")
+    return pa.field(pair[0], type_from_json(pair[1]))
+
+
+def _check_codecs(given: CollectionSchema, stored: CollectionSchema, collection: str) -> None:
+    for side, ours, theirs in (("key", given.key, stored.key), ("value", given.value, stored.value)):
+        if ours.codec_name is None or theirs.codec_name is None:
+            continue
+        if (ours.codec_name, ours.codec_version) != (theirs.codec_name, theirs.codec_version):
+            raise CodecMismatch(
+                f"the {side} of collection {collection!r} is stored with codec {theirs.codec_name!r} version "
+                f"{theirs.codec_version}, and codec {ours.codec_name!r} version {ours.codec_version} was "
+                "given. "
+                "Give the stored codec, or use another collection name."
+            )
+
+
+def _differences(side: str, given: Side, stored: Side) -> list[str]:
+    """Say field by field how two sides differ; [] when they do not."""
+    if given == stored:
+        return []
+    if given.codec_name != stored.codec_name or not (given.fields and stored.fields):
+        return [f"the {side} is stored as {_described(stored)}, given as {_described(given)}"]
+    ours = {f.name: f.type for f in given.fields}
+    theirs = {f.name: f.type for f in stored.fields}
+    found = [f"{side} field {n!r} ({theirs[n]}) is missing" for n in theirs if n not in ours]
+    found += [f"{side} field {n!r} ({ours[n]}) is unexpected" for n in ours if n not in theirs]
+    found += [
+        f"{side} field {n!r} is stored as {theirs[n]}, given as {ours[n]}"
+        for n in theirs
+        if n in ours and ours[n] != theirs[n]
+    ]
+    return found or [f"the {side} fields are stored in the order {list(theirs)}, given in the order {list(ours)}"]
+
+
+def _described(side: Side) -> str:
+    if not side.fields:
+        return "unit (no column)"
+    if side.codec_name is not None:
+        return f"codec {side.codec_name!r} version {side.codec_version}"
+    return "fields {" + ", ".join(f"{f.name}: {f.type}" for f in side.fields) + "}"
+
+
+def _with_codec(stored: Side, given: Side) -> Side:
+    return Side(stored.fields, given.codec or stored.codec, stored.codec_name, stored.codec_version)

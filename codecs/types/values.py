@@ -1,0 +1,265 @@
+"""Python values to Arrow columns and back, without silent coercion.
+
+Arrow's own conversion is generous: it stores 1.5 as the integer 1, bytes as text, a datetime as its date, a
+misspelt struct key as NULL. Here the Python type decides, per family:
+
+    bool                    bool
+    integers                int (bool is none)
+    floats                  float or int, if exact; float32 and float16 round to nearest, but refuse to
+    overflow decimals                Decimal or int, if the scale holds it exactly
+    strings, binary         str; bytes, bytearray or memoryview
+    date, time, duration    date (datetime is none); time without tzinfo; timedelta
+    timestamp               datetime: with tzinfo exactly if the type has a zone
+    list, struct, map       list, tuple or numpy array; dict (an absent key is NULL); dict or list of pairs
+
+None is NULL everywhere, NaN stays NaN, and a time finer than the column's unit is refused. Numpy's integers,
+floats and booleans count as Python's. The check costs one pass over the types of the values, in C.
+
+Back, a timestamp[ns] or duration[ns] becomes a pandas Timestamp or Timedelta where pandas is installed; what
+Python cannot hold (year 10000, nanoseconds of a time) is an error.
+"""
+
+import datetime as dt
+from collections.abc import Callable, Iterable, Sequence
+from decimal import Decimal
+from functools import lru_cache
+from itertools import chain
+from operator import attrgetter
+from typing import Any, NamedTuple, NoReturn
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as pat
+
+from persist.blob.errors import InvalidUsage
+from persist.codecs.errors import InvalidUpdate
+from persist.codecs.types.arrow_types import children, is_flat, is_number, with_children
+
+REPR_CHARS_MAX = 80
+
+_Values = Sequence[Any]
+
+
+class _Refused(ValueError):
+    """A column holds a value its type does not take; the message is the reason."""
+
+
+class _Rule(NamedTuple):
+    """What one type takes.
+
+    `exact` decides nearly always; `kinds` and `not_kinds` decide for subclasses; `check` sees the values that
+    are not None.
+    """
+
+    wanted: str
+    kinds: tuple[type, ...]
+    not_kinds: tuple[type, ...] = ()
+    check: Callable[[_Values], None] | None = None
+    exact: frozenset[type] = frozenset()
+
+
+def to_array(values: _Values, t: pa.DataType, where: str) -> pa.Array:
+    """Return the column of type `t` that holds `values`, one per update.
+
+    Args:
+        values: Python values, None for NULL.
+        t: a plain supported type.
+        where: what the column is, for messages, such as "field 'amount'".
+
+    Raises:
+        InvalidUpdate: a value the type does not take; the message names the index of the first one.
+    """
+    try:
+        check_values(values, t)
+        return pa.array(values, t, from_pandas=False)
+    except Exception as error:  # What values raise when they are looked at is theirs to choose.
+        _refuse(values, t, where, error)
+
+
+def check_values(values: _Values, t: pa.DataType) -> None:
+    """Raise if a value has a Python type that `t` does not take; ranges are Arrow's to check."""
+    rule = _rule(t)
+    kinds = set(map(type, values))
+    if rule.check is not None or not kinds <= rule.exact:
+        _check(values, rule, kinds)
+
+
+def to_values(array: pa.Array | pa.ChunkedArray, where: str) -> list[Any]:
+    """Return the Python values of a column; raises InvalidUsage if one is beyond what Python can hold."""
+    t = array.type
+    try:
+        if _has_fast_list(t) and (array.null_count == 0 or not is_number(t)):
+            return array.to_numpy(zero_copy_only=False).tolist()  # type: ignore[no-any-return]
+        python_type = _python_type(t)
+        return (array if python_type == t else array.cast(python_type)).to_pylist()  # type: ignore[no-any-return]
+    except (pa.ArrowException, ValueError, OverflowError, LookupError) as error:
+        raise InvalidUsage(
+            f"{where} of type {t} holds a value that Python has no object for: {error}. Read it as Arrow instead."
+        ) from error
+
+
+def cut(value: object) -> str:
+    """Return the repr of a value for a message, at most 80 characters of it."""
+    try:
+        text = repr(value)
+    except Exception:  # A broken __repr__ must not hide the error that is being reported.
+        text = f"<{type(value).__name__}>"
+    return text if len(text) <= REPR_CHARS_MAX else text[: REPR_CHARS_MAX - 1] + "…"
+
+
+def _refuse(values: _Values, t: pa.DataType, where: str, error: Exception) -> NoReturn:
+    """Raise InvalidUpdate for the first value that is refused on its own."""
+    rule = _rule(t)
+    for index, value in enumerate(values):
+        try:
+            _check([value], rule, {type(value)})
+            pa.array([value], t, from_pandas=False)
+        except Exception as reason:
+            raise InvalidUpdate(
+                f"update {index} has {cut(value)} ({type(value).__name__}) for {where} of type {t}: "
+                f"{str(reason).rstrip('.') or type(reason).__name__}. Give {rule.wanted}, or None for NULL."
+            ) from reason
+    raise InvalidUpdate(f"the updates cannot be stored in {where} of type {t}: {error}") from error
+
+
+def _check(values: _Values, rule: _Rule, kinds: set[type]) -> None:
+    for kind in kinds - rule.exact:
+        if not issubclass(kind, rule.kinds) or issubclass(kind, rule.not_kinds):
+            raise _Refused(f"{kind.__name__} is not what it takes")
+    if rule.check is not None:
+        rule.check([v for v in values if v is not None] if type(None) in kinds else values)
+
+
+def _check_inner(values: Iterable[Any], rule: _Rule) -> None:
+    inner = list(values)
+    _check(inner, rule, set(map(type, inner)))
+
+
+@lru_cache(maxsize=1024)
+def _rule(t: pa.DataType) -> _Rule:
+    rule = _flat_rule(t) if is_flat(t) else _nested_rule(t)
+    allowed = [k for k in (*rule.kinds, type(None)) if not issubclass(k, rule.not_kinds)]
+    return rule._replace(exact=frozenset(allowed))
+
+
+def _flat_rule(t: pa.DataType) -> _Rule:
+    if pat.is_boolean(t):
+        return _Rule("a bool", (bool, np.bool_))
+    if pat.is_integer(t):
+        return _Rule(f"an int that fits {t}", (int, np.integer), (bool, np.timedelta64))
+    if pat.is_floating(t):
+        check = None if t.bit_width == 64 else _no_overflow(t)
+        return _Rule("a float", (float, int, np.floating, np.integer), (bool, np.timedelta64), check)
+    if pat.is_decimal(t):
+        return _Rule("a Decimal or int that fits", (Decimal, int), (bool,))
+    if pat.is_string(t) or pat.is_large_string(t):
+        return _Rule("a str", (str,))
+    if pat.is_date(t):
+        return _Rule("a datetime.date", (dt.date,), (dt.datetime,))
+    if pat.is_timestamp(t):
+        wanted = "a datetime without tzinfo" if t.tz is None else "a datetime with tzinfo"
+        return _Rule(wanted, (dt.datetime,), (), _fine_enough(t, pa.timestamp("us", t.tz), _zoned(t.tz is not None)))
+    if pat.is_time(t):
+        return _Rule("a datetime.time without tzinfo", (dt.time,), (), _fine_enough(t, pa.time64("us"), _zoned(False)))
+    if pat.is_duration(t):
+        return _Rule("a timedelta", (dt.timedelta,), (), _fine_enough(t, pa.duration("us"), None))
+    return _Rule("bytes", (bytes, bytearray, memoryview))
+
+
+def _nested_rule(t: pa.DataType) -> _Rule:
+    rules = [_rule(f.type) for f in children(t)]
+    if pat.is_struct(t):
+        names = [f.name for f in children(t)]
+        return _Rule(f"a dict with the keys {', '.join(map(repr, names))}", (dict,), (), _struct_check(names, rules))
+    if pat.is_map(t):
+        return _Rule("a dict or a list of (key, value) pairs", (dict, list, tuple), (), _map_check(*rules))
+
+    def check(values: _Values) -> None:
+        _check_inner(chain.from_iterable(values), rules[0])
+
+    wanted = f"a list of {t.list_size} values" if pat.is_fixed_size_list(t) else "a list"
+    return _Rule(wanted, (list, tuple, np.ndarray), (), check)
+
+
+def _struct_check(names: list[str], rules: list[_Rule]) -> Callable[[_Values], None]:
+    def check(values: _Values) -> None:
+        if unknown := set(chain.from_iterable(values)).difference(names):
+            raise _Refused(f"it has no field {', '.join(map(cut, unknown))}")
+        for name, rule in zip(names, rules, strict=True):
+            _check_inner((v.get(name) for v in values), rule)
+
+    return check
+
+
+def _map_check(key: _Rule, value: _Rule) -> Callable[[_Values], None]:
+    def check(values: _Values) -> None:
+        pairs = list(chain.from_iterable(v.items() if isinstance(v, dict) else v for v in values))
+        if not all(isinstance(pair, tuple) and len(pair) == 2 for pair in pairs):
+            raise _Refused("each entry must be a tuple of key and value")
+        _check_inner((k for k, _ in pairs), key)
+        _check_inner((v for _, v in pairs), value)
+
+    return check
+
+
+def _no_overflow(t: pa.DataType) -> Callable[[_Values], None]:
+    def check(values: _Values) -> None:
+        wide = pa.array(values, pa.float64(), from_pandas=False)
+        infinite = pc.is_inf(wide)
+        if not pc.is_inf(wide.cast(t).cast(pa.float64())).equals(infinite):
+            raise _Refused("it is out of range")
+
+    return check
+
+
+def _zoned(wanted: bool) -> Callable[[_Values], None]:
+    def check(values: _Values) -> None:
+        zones = set(map(type, map(attrgetter("tzinfo"), values)))
+        if wanted and type(None) in zones:
+            raise _Refused("it has no time zone, so it is no instant")
+        if not wanted and zones - {type(None)}:
+            raise _Refused("it has a time zone, and the type has none")
+
+    return check
+
+
+def _fine_enough(
+    t: pa.DataType, microseconds: pa.DataType, before: Callable[[_Values], None] | None
+) -> Callable[[_Values], None] | None:
+    """Return a check that nothing finer than the unit of `t` would be cut off."""
+
+    def check(values: _Values) -> None:
+        if before is not None:
+            before(values)
+        if t.unit == "ns":
+            return
+        # Only pandas' own classes are finer than a microsecond.
+        if any(getattr(v, "nanosecond", 0) or getattr(v, "nanoseconds", 0) for v in values if type(v) not in _PYTHON):
+            raise _Refused(f"it is finer than the unit {t.unit}")
+        if t.unit != "us":
+            pa.array(values, microseconds, from_pandas=False).cast(t)
+
+    return check
+
+
+@lru_cache(maxsize=1024)
+def _has_fast_list(t: pa.DataType) -> bool:
+    """Return whether numpy makes the same Python objects, which it does several times faster than Arrow.
+
+    Numbers must have no NULL then: numpy would make floats of them all.
+    """
+    return bool(
+        is_number(t) or pat.is_string(t) or pat.is_large_string(t) or pat.is_binary(t) or pat.is_large_binary(t)
+    )
+
+
+_PYTHON = frozenset({dt.datetime, dt.timedelta, dt.time})
+
+
+@lru_cache(maxsize=1024)
+def _python_type(t: pa.DataType) -> pa.DataType:
+    """Return `t` with time64[ns] as time64[us]: Arrow would cut off nanoseconds, where a cast refuses to."""
+    if is_flat(t):
+        return pa.time64("us") if t == pa.time64("ns") else t
+    return with_children(t, [_python_type(f.type) for f in children(t)])

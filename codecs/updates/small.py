@@ -1,0 +1,147 @@
+"""A few updates as Python values, checked but not yet Arrow: what a tiny write costs least as.
+
+Turning one update into Arrow costs more than all else that a tiny write does, and costs hardly more for a hundred.
+So a writer keeps them as Python columns and converts those of many writes at once. That can only be done for
+values that are certain to convert: `small_updates` accepts a value by its exact Python type and range, and gives up
+at whatever else it sees, for `to_updates` to take over. It never raises and never refuses an update by itself.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import date, datetime
+from functools import lru_cache
+from itertools import chain
+from typing import Any
+
+import pyarrow as pa
+
+from persist.codecs.order.ordering import canonical
+from persist.codecs.types.schema import CollectionSchema
+
+ROWS_MAX = 32
+TEXT_BYTES_MAX = 16 << 10
+_NONE = type(None)
+_TUPLE = {tuple}
+_TEXTS = frozenset({str, bytes})
+_UPDATE_BYTES = 500  # Roughly what an update of Python values occupies, texts aside.
+
+Column = list[Any]
+Check = Callable[[Column], bool]
+
+
+@dataclass(frozen=True, slots=True)
+class SmallUpdates:
+    """Updates in columns as in `CollectionSchema.arrow`; every value is certain to convert, and no diff is 0.
+
+    Attributes:
+        bytes: roughly what they occupy.
+    """
+
+    columns: list[Column]
+    bytes: int
+
+    def __len__(self) -> int:
+        return len(self.columns[-1])
+
+    @property
+    def time_min(self) -> int:
+        return int(min(self.columns[-2]))
+
+    @property
+    def diff_abs_sum(self) -> int:
+        return sum(map(abs, self.columns[-1]))
+
+
+def small_updates(data: Any, schema: CollectionSchema) -> SmallUpdates | None:
+    """Return data as columns, or None if it is not a short list of well-formed tuples of plain values."""
+    if type(data) is not list or not 0 < len(data) <= ROWS_MAX or not _is_plain(schema):
+        return None
+    try:
+        if {*map(type, data)} != _TUPLE:
+            return None
+        pairs, times, diffs = zip(*data, strict=True)
+        if {*map(type, pairs)} != _TUPLE:
+            return None
+        keys, values = zip(*pairs, strict=True)
+        columns = [*_side(keys, len(schema.key.fields)), *_side(values, len(schema.value.fields))]
+        columns += [list(times), list(diffs)]
+    except (TypeError, ValueError):
+        return None
+    checks = _checks(schema)
+    if len(columns) != len(checks) or not all(check(c) for check, c in zip(checks, columns, strict=True)):
+        return None
+    text = sum(len(v) for column in columns for v in column if type(v) in _TEXTS)
+    return SmallUpdates(columns, len(times) * _UPDATE_BYTES + text) if text <= TEXT_BYTES_MAX else None
+
+
+def gathered(batches: Sequence[SmallUpdates], schema: CollectionSchema) -> pa.Table:
+    """Return all updates of some batches as one table of `schema.arrow`, in order."""
+    columns = zip(*(batch.columns for batch in batches), strict=True)
+    arrays = [
+        pa.array([*chain.from_iterable(column)], field.type)
+        for column, field in zip(columns, schema.arrow, strict=True)
+    ]
+    return canonical(pa.Table.from_arrays(arrays, schema=schema.arrow))
+
+
+def _side(values: tuple[Any, ...], fields: int) -> list[Column]:
+    if fields == 1:
+        return [list(values)]
+    if fields == 0:
+        if any(value is not None for value in values):
+            raise ValueError
+        return []
+    if not all(type(value) is tuple and len(value) == fields for value in values):
+        raise ValueError
+    return [list(column) for column in zip(*values, strict=True)]
+
+
+@lru_cache(maxsize=1024)
+def _checks(schema: CollectionSchema) -> tuple[Check, ...]:
+    fields = [_CHECKS[field.type] for field in (*schema.key.fields, *schema.value.fields)]
+    return (*fields, _are_times, _are_diffs)
+
+
+@lru_cache(maxsize=1024)
+def _is_plain(schema: CollectionSchema) -> bool:
+    sides = (schema.key, schema.value)
+    return all(side.codec_name is None and all(f.type in _CHECKS for f in side.fields) for side in sides)
+
+
+def _of_types(*kinds: type) -> Check:
+    allowed = frozenset((*kinds, _NONE))
+    return lambda column: allowed.issuperset(map(type, column))
+
+
+def _are_ints(column: Column) -> bool:
+    return all(v is None or (type(v) is int and -(2**63) <= v < 2**63) for v in column)
+
+
+def _are_texts(column: Column) -> bool:
+    # Text that is not ASCII may hold a lone surrogate, which has no UTF-8.
+    return all(v is None or (type(v) is str and v.isascii()) for v in column)
+
+
+def _are_naive(column: Column) -> bool:
+    return all(v is None or (type(v) is datetime and v.tzinfo is None) for v in column)
+
+
+def _are_times(column: Column) -> bool:
+    return all(type(v) is int and 0 <= v <= 2**63 - 2 for v in column)
+
+
+def _are_diffs(column: Column) -> bool:
+    return all(type(v) is int and v and -(2**63) <= v < 2**63 for v in column)
+
+
+_CHECKS: dict[pa.DataType, Check] = {
+    pa.bool_(): _of_types(bool),
+    pa.int64(): _are_ints,
+    pa.float64(): _of_types(float),
+    pa.string(): _are_texts,
+    pa.large_string(): _are_texts,
+    pa.binary(): _of_types(bytes),
+    pa.large_binary(): _of_types(bytes),
+    pa.date32(): _of_types(date),
+    pa.timestamp("us"): _are_naive,
+}

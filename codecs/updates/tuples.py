@@ -1,0 +1,268 @@
+"""Updates as Python tuples, to Arrow and back.
+
+    update = ((key, value), time, diff)
+    key, value = the value itself for one field or a codec, a tuple for several fields, None for unit
+
+Tuples are transposed and converted column by column; only when that fails are they looked at one
+by one, to name the first that is wrong.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import repeat
+from operator import itemgetter
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.types as pat
+
+from persist.codecs.errors import CodecMismatch, InvalidUpdate, SchemaMismatch
+from persist.codecs.order.ordering import canonical
+from persist.codecs.types.arrow_types import children, has_floats, is_flat
+from persist.codecs.types.schema import DIFF, TIME, CollectionSchema, Side
+from persist.codecs.types.values import check_values, cut, to_array, to_values
+
+_INT64 = pa.int64()
+_ROWS_PER_BATCH = 64 * 1024
+_SMALL_ROWS_MAX = 32
+_FLOAT64 = pa.float64()
+_TUPLE = frozenset({tuple})
+_NONE = frozenset({type(None)})
+
+
+class _Malformed(ValueError):
+    """Some tuple has another shape than the schema's."""
+
+
+def from_tuples(data: Iterable[Any], schema: CollectionSchema) -> tuple[pa.Table, list[int], list[int]]:
+    """Return `(table, times, diffs)`: the updates as a canonical table of schema.arrow, times and diffs.
+
+    NULL times and diffs are refused; the range of times is not checked here.
+
+    Raises:
+        InvalidUpdate: a tuple of another shape, or a value its field cannot hold; names the tuple's index.
+    """
+    rows = data if isinstance(data, (list, tuple)) else list(data)
+    if not rows:
+        return schema.arrow.empty_table(), [], []
+    try:
+        columns = _columns(rows, schema)
+        table = _small_table(columns, schema) if len(rows) <= _SMALL_ROWS_MAX else None
+        if table is None:
+            table = canonical(_table(columns, schema))
+        return table, columns[-2], columns[-1]
+    except (_Malformed, InvalidUpdate) as error:
+        for index, row in enumerate(rows):
+            if problem := _shape_problem(row, schema):
+                raise InvalidUpdate(
+                    f"update {index} is {cut(row)}: {problem}. An update of this collection looks like "
+                    f"{_example(schema)}."
+                ) from error
+        raise
+
+
+def to_rows(table: pa.Table, schema: CollectionSchema) -> Iterator[tuple[Any, Any]]:
+    """Yield `(key, value)` per row of the table; times and diffs are ignored.
+
+    Raises:
+        CodecMismatch: a side is stored through a codec that this process does not know.
+        SchemaMismatch: the table lacks a column.
+        InvalidUsage: a value Python has no object for.
+    """
+    _check_readable(table, schema)
+    return _rows(table, schema)
+
+
+def to_tuples(table: pa.Table, schema: CollectionSchema) -> Iterator[tuple[Any, ...]]:
+    """Yield `((key, value), time, diff)` per row, or `((key, value), diff)` if the table has no `_time`.
+
+    Raises: as `to_rows`.
+    """
+    _check_readable(table, schema)
+    ends = [TIME, DIFF] if TIME in table.column_names else [DIFF]
+    if DIFF not in table.column_names:
+        raise SchemaMismatch(f"column {DIFF!r} is missing: read with all columns to get tuples")
+    return _tuples(table, schema, ends)
+
+
+def _columns(rows: Sequence[Any], schema: CollectionSchema) -> list[list[Any]]:
+    """Transpose updates: one list per key field, per value field, of times, of diffs."""
+    pairs, times, diffs = _transposed(rows, 3)
+    keys, values = _transposed(pairs, 2)
+    return [*_side_columns(keys, schema.key), *_side_columns(values, schema.value), times, diffs]
+
+
+def _side_columns(values: list[Any], side: Side) -> list[list[Any]]:
+    if len(side.fields) == 1:
+        return [values]
+    if side.fields:
+        return _transposed(values, len(side.fields))
+    if {*map(type, values)} != _NONE:
+        raise _Malformed
+    return []
+
+
+def _transposed(rows: Sequence[Any], width: int) -> list[list[Any]]:
+    kinds = {*map(type, rows)}
+    if kinds != _TUPLE and not all(issubclass(k, (tuple, list)) for k in kinds):
+        raise _Malformed
+    if {*map(len, rows)} != {width}:
+        raise _Malformed
+    # Not zip(*rows): its million iterators set off the garbage collector again and again.
+    return [[*map(itemgetter(i), rows)] for i in range(width)]
+
+
+def _small_table(columns: list[list[Any]], schema: CollectionSchema) -> pa.Table | None:
+    """Return the table made in one Arrow call, which is faster for few rows; None if that is not enough.
+
+    It is not for codecs, for nested or narrow floats, for zeros and NaNs among floats, and for anything that
+    fails: there `_table` finds the reason.
+    """
+    if schema.key.codec_name or schema.value.codec_name or None in columns[-1] or None in columns[-2]:
+        return None
+    try:
+        for values, t in zip(columns, schema.types, strict=True):
+            check_values(values, t)
+            if has_floats(t) and (t != _FLOAT64 or any(v is not None and (not v or v != v) for v in values)):
+                return None
+        return pa.Table.from_struct_array(pa.array([*zip(*columns, strict=True)], schema.row_type))
+    except Exception:  # Whatever it is, it is raised again with the place it comes from.
+        return None
+
+
+def _table(columns: list[list[Any]], schema: CollectionSchema) -> pa.Table:
+    split = len(schema.key.fields)
+    made = _side_arrays(columns[:split], schema.key, "key")
+    made += _side_arrays(columns[split:-2], schema.value, "value")
+    made += [_integers(columns[-2], TIME), _integers(columns[-1], DIFF)]
+    return pa.Table.from_arrays(made, schema=schema.arrow)
+
+
+def _side_arrays(columns: list[list[Any]], side: Side, name: str) -> list[pa.Array]:
+    if side.codec_name is not None:
+        return [_encoded(columns[0], side, name)]
+    return [
+        to_array(values, f.type, f"{name} field {f.name!r}") for values, f in zip(columns, side.fields, strict=True)
+    ]
+
+
+def _encoded(values: list[Any], side: Side, name: str) -> pa.Array:
+    column = _known(side, name).encode_all(values)
+    if len(column) != len(values) or column.type != side.fields[0].type:
+        raise CodecMismatch(
+            f"codec {side.codec_name!r} made {len(column)} elements of type {column.type} from "
+            f"{len(values)} {name}s, "
+            f"and {len(values)} of type {side.fields[0].type} are needed. Correct its encode_all."
+        )
+    return column
+
+
+def _known(side: Side, name: str) -> Any:
+    if side.codec is None:
+        raise CodecMismatch(
+            f"the {name} is stored through codec {side.codec_name!r} version {side.codec_version}, which "
+            "is not known "
+            f"here: pass that codec to create_or_load, or use Arrow, where it is a column of type "
+            f"{side.fields[0].type}."
+        )
+    return side.codec
+
+
+def _integers(values: Sequence[Any], name: str) -> pa.Array:
+    column = to_array(values, _INT64, name)
+    if column.null_count:
+        row = values.index(None)
+        raise InvalidUpdate(f"update {row} has None for {name}: every update needs a time and a diff. Give an int.")
+    return column
+
+
+def _shape_problem(row: Any, schema: CollectionSchema) -> str | None:
+    if not isinstance(row, (tuple, list)) or len(row) != 3:
+        return "it is not a tuple of three, ((key, value), time, diff)"
+    pair = row[0]
+    if not isinstance(pair, (tuple, list)) or len(pair) != 2:
+        return f"{cut(pair)} is not a tuple of two, (key, value)"
+    for side, value, name in ((schema.key, pair[0], "key"), (schema.value, pair[1], "value")):
+        count = len(side.fields)
+        if side.codec_name is not None:
+            continue
+        if count == 0 and value is not None:
+            return f"the {name} {cut(value)} is not None, and this collection has no {name} fields"
+        if count > 1 and not (isinstance(value, (tuple, list)) and len(value) == count):
+            return f"the {name} {cut(value)} is not a tuple of the {count} fields {', '.join(side.names)}"
+        if count == 1 and isinstance(value, tuple) and is_flat(side.fields[0].type):
+            return f"the {name} {cut(value)} is a tuple, and field {side.names[0]!r} takes the value itself"
+    return None
+
+
+def _example(schema: CollectionSchema) -> str:
+    return f"(({_side_example(schema.key)}, {_side_example(schema.value)}), 0, 1)"
+
+
+def _side_example(side: Side) -> str:
+    shown = [_type_example(f.type) for f in side.fields]
+    if side.codec_name == "json":
+        return "{'a': [1, 2]}"
+    if not shown:
+        return "None"
+    return shown[0] if len(shown) == 1 else f"({', '.join(shown)})"
+
+
+def _type_example(t: pa.DataType) -> str:
+    if pat.is_struct(t):
+        return "{" + ", ".join(f"{f.name!r}: {_type_example(f.type)}" for f in children(t)) + "}"
+    if pat.is_map(t):
+        return f"[({_type_example(t.key_type)}, {_type_example(t.item_type)})]"
+    if not is_flat(t):
+        return f"[{_type_example(t.value_type)}]"
+    for matches, example in _EXAMPLES:
+        if matches(t):
+            return example
+    zone = "" if getattr(t, "tz", None) is None else ", tzinfo=UTC"
+    return f"datetime(2026, 1, 31{zone})"
+
+
+_EXAMPLES: tuple[tuple[Any, str], ...] = (
+    (pat.is_boolean, "True"),
+    (pat.is_integer, "1"),
+    (pat.is_floating, "1.5"),
+    (pat.is_decimal, "Decimal(1)"),
+    (lambda t: pat.is_string(t) or pat.is_large_string(t), "'text'"),
+    (lambda t: pat.is_binary(t) or pat.is_large_binary(t) or pat.is_fixed_size_binary(t), "b'bytes'"),
+    (pat.is_date, "date(2026, 1, 31)"),
+    (pat.is_time, "time(12, 30)"),
+    (pat.is_duration, "timedelta(1)"),
+)
+
+
+def _check_readable(table: pa.Table, schema: CollectionSchema) -> None:
+    missing = [name for name in schema.names if name not in table.column_names]
+    if missing:
+        raise SchemaMismatch(
+            f"column {', '.join(map(repr, missing))} is missing: read with all columns to get Python values"
+        )
+    for side, name in ((schema.key, "key"), (schema.value, "value")):
+        if side.codec_name is not None:
+            _known(side, name)
+
+
+def _rows(table: pa.Table, schema: CollectionSchema) -> Iterator[tuple[Any, Any]]:
+    for batch in table.to_batches(max_chunksize=_ROWS_PER_BATCH):
+        yield from _pairs(batch, schema)
+
+
+def _tuples(table: pa.Table, schema: CollectionSchema, ends: list[str]) -> Iterator[tuple[Any, ...]]:
+    for batch in table.to_batches(max_chunksize=_ROWS_PER_BATCH):
+        yield from zip(_pairs(batch, schema), *(to_values(batch.column(name), name) for name in ends), strict=True)
+
+
+def _pairs(batch: pa.RecordBatch, schema: CollectionSchema) -> Iterator[tuple[Any, Any]]:
+    return zip(_values(batch, schema.key), _values(batch, schema.value), strict=True)
+
+
+def _values(batch: pa.RecordBatch, side: Side) -> Iterable[Any]:
+    if not side.fields:
+        return repeat(None, batch.num_rows)
+    if side.codec is not None:
+        return side.codec.decode_all(batch.column(side.names[0]))
+    columns = [to_values(batch.column(f.name), f"column {f.name!r}") for f in side.fields]
+    return columns[0] if len(columns) == 1 else zip(*columns, strict=True)

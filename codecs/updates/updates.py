@@ -1,0 +1,184 @@
+"""Updates in whatever form the caller has them, to one checked Arrow table.
+
+The table that comes out has exactly the columns of `CollectionSchema.arrow`, in its order and types; no NULL
+in `_time` or `_diff`; every time in [0, TIME_MAX]; no diff of zero; floats in canonical form (see
+`ordering`). A table that is like this already is passed through without a copy, for the price of the minimum
+and maximum of two columns and one pass over its floats.
+
+Columns of a codec side hold what the codec stores, under the name "key" or "value". pandas gives its NaN as
+NULL, which is what NaN means there; everywhere else NaN is a number.
+"""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from persist.codecs.errors import InvalidUpdate, SchemaMismatch
+from persist.codecs.order.ordering import canonical
+from persist.codecs.types.casts import cast_column
+from persist.codecs.types.schema import DIFF, TIME, CollectionSchema
+from persist.codecs.types.values import cut
+from persist.codecs.updates.tuples import from_tuples, to_rows, to_tuples
+
+__all__ = ["TIME_MAX", "to_rows", "to_tuples", "to_updates"]
+
+TIME_MAX = 2**63 - 2
+
+_DIFF_MAX = 2**63 - 1
+_PANDAS_INDEX = re.compile(r"__index_level_\d+__")  # what pandas calls an index that has no name
+
+
+def to_updates(
+    data: Any,
+    schema: CollectionSchema,
+    *,
+    default_time: int | None = None,
+    default_diff: int | None = None,
+) -> pa.Table:
+    """Return updates as one table of `schema.arrow`, zero diffs dropped.
+
+    Args:
+        data: an iterable of `((key, value), time, diff)`; or a pa.Table, a pa.RecordBatch or anything with
+            `__arrow_c_stream__` (pandas and Polars frames), whose columns are found by name, in any order.
+        schema: the collection's.
+        default_time: the time of every update if there is no `_time` column.
+        default_diff: the diff of every update if there is no `_diff` column.
+
+    Raises:
+        SchemaMismatch: a column is missing, unexpected, there twice, or of a type that does not convert.
+        InvalidUpdate: an update with a NULL or out-of-range time, a NULL diff, a value that does not convert,
+        or a
+            tuple of the wrong shape; the message names its index.
+        CodecMismatch: tuples for a codec that is not known here.
+    """
+    table = _as_table(data)
+    if table is None:
+        table, times, diffs = from_tuples(_iterable(data), schema)
+        if times:
+            _check_listed_times(times)
+        if 0 in diffs:
+            table = _without_zero_diffs(table)
+    else:
+        table = canonical(_conformed(table, schema, {TIME: default_time, DIFF: default_diff}))
+        _check_times(table.column(TIME))
+        if _may_have_zero(_no_nulls(table.column(DIFF), DIFF)):
+            table = _without_zero_diffs(table)
+    return table
+
+
+def _as_table(data: Any) -> pa.Table | None:
+    """Return Arrow data as a table, and None for what is not Arrow data."""
+    if isinstance(data, (list, tuple)):
+        return None
+    if isinstance(data, pa.Table):
+        return data
+    if isinstance(data, pa.RecordBatch):
+        return pa.Table.from_batches([data])
+    if hasattr(data, "__arrow_c_stream__"):
+        try:
+            return pa.RecordBatchReader.from_stream(_with_index(data)).read_all()
+        except (pa.ArrowException, TypeError) as error:
+            raise SchemaMismatch(
+                f"{type(data).__name__} does not give Arrow record batches ({error}): give a table or a frame"
+            ) from error
+    return None
+
+
+def _with_index(data: Any) -> Any:
+    """Return a pandas frame with its named index among its columns, and other data as it is.
+
+    pandas streams an index as a column itself, unless its values happen to be a range.
+    """
+    names = getattr(getattr(data, "index", None), "names", ()) if hasattr(data, "columns") else ()
+    return data.reset_index() if any(n is not None and n not in data.columns for n in names) else data
+
+
+def _iterable(data: Any) -> Iterable[Any]:
+    if isinstance(data, (list, tuple)) or (
+        isinstance(data, Iterable) and not isinstance(data, (str, bytes, bytearray, Mapping))
+    ):
+        return data
+    raise InvalidUpdate(
+        f"the updates are {cut(data)} ({type(data).__name__}): give an iterable of ((key, value), time, "
+        "diff) tuples, a "
+        "pyarrow Table or RecordBatch, or a frame that has __arrow_c_stream__ (a dict of columns: "
+        "pyarrow.table(...))"
+    )
+
+
+def _check_listed_times(times: Sequence[int]) -> None:
+    if min(times) < 0 or max(times) > TIME_MAX:
+        row = next(i for i, time in enumerate(times) if not 0 <= time <= TIME_MAX)
+        raise _time_out_of_range(times[row], row)
+
+
+def _check_times(column: pa.ChunkedArray) -> None:
+    ends = pc.min_max(_no_nulls(column, TIME)).as_py()
+    if ends["min"] is not None and not 0 <= ends["min"] <= ends["max"] <= TIME_MAX:
+        wrong = pc.or_(pc.less(column, 0), pc.greater(column, TIME_MAX))
+        row = pc.index(wrong, True).as_py()
+        raise _time_out_of_range(column[row].as_py(), row)
+
+
+def _time_out_of_range(time: int, row: int) -> InvalidUpdate:
+    return InvalidUpdate(
+        f"update {row} has the time {time}: times are integers from 0 to {TIME_MAX} (2**63 - 2). Choose a "
+        "unit and an "
+        "origin that keep them there."
+    )
+
+
+def _no_nulls(column: pa.ChunkedArray, name: str) -> pa.ChunkedArray:
+    if column.null_count:
+        row = pc.index(pc.is_null(column), True).as_py()
+        raise InvalidUpdate(f"update {row} has NULL in {name}: every update needs a time and a diff. Fill it in.")
+    return column
+
+
+def _may_have_zero(diffs: pa.ChunkedArray) -> bool:
+    ends = pc.min_max(diffs).as_py()
+    return ends["min"] is not None and ends["min"] <= 0 <= ends["max"]
+
+
+def _without_zero_diffs(table: pa.Table) -> pa.Table:
+    keep = pc.not_equal(table.column(DIFF), 0)
+    return table if pc.all(keep).as_py() else table.filter(keep)
+
+
+def _conformed(table: pa.Table, schema: CollectionSchema, defaults: dict[str, int | None]) -> pa.Table:
+    """Return the table with the schema's columns in its order and types, defaults filled in."""
+    for name, limits in ((TIME, (0, TIME_MAX)), (DIFF, (-_DIFF_MAX - 1, _DIFF_MAX))):
+        _check_default(name, defaults[name], *limits)
+    found = [n for n in table.column_names if n in schema.arrow.names or not _PANDAS_INDEX.fullmatch(n)]
+    present = set(found)
+    wanted = [n for n in schema.arrow.names if n in present or defaults.get(n) is None]
+    if len(found) != len(present) or present != set(wanted):
+        raise _columns_do_not_fit(found, wanted, schema)
+    columns = [
+        cast_column(table.column(f.name), f.type, f.name)
+        if f.name in present
+        else pa.chunked_array([np.full(table.num_rows, defaults[f.name], np.int64)])
+        for f in schema.arrow
+    ]
+    return pa.Table.from_arrays(columns, schema=schema.arrow)
+
+
+def _check_default(name: str, value: Any, low: int, high: int) -> None:
+    if value is not None and (not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high):
+        raise InvalidUpdate(f"{value!r} for {name} of every update is not allowed: give an int from {low} to {high}")
+
+
+def _columns_do_not_fit(found: list[str], wanted: list[str], schema: CollectionSchema) -> SchemaMismatch:
+    problems = [f"{n!r} ({schema.arrow.field(n).type}) is missing" for n in wanted if n not in found]
+    problems += [f"{n!r} is unexpected" for n in found if n not in wanted]
+    problems += [f"{n!r} is there {found.count(n)} times" for n in dict.fromkeys(found) if found.count(n) > 1]
+    listed = ", ".join(f"{f.name}: {f.type}" for f in schema.arrow)
+    return SchemaMismatch(
+        f"the columns do not fit the collection: {'; '.join(problems)}. Its columns are {listed}, in any "
+        "order. Add, "
+        "drop or rename columns to match."
+    )

@@ -1,0 +1,5 @@
+"""What makes reads cheap and destroys what was deleted: keyframes, merges, and the parts made for them.
+
+Promises: what a collection holds at every time that may be read stays the same; of two compactors that did the same
+work one finds that it came second, and throws its work away.
+"""

@@ -1,0 +1,261 @@
+"""Compaction carried out: a workshop makes new parts out of old ones, and one record puts the result in place.
+
+Nothing is replaced before all of it has been written, and only if what it was made of is still there: the record says
+so, and loses otherwise (`persist.state.contents`). Any number of compactors may therefore run; a loser deletes what it
+made. A part found missing or damaged ends the compaction with an error that names it. Before the commit the sums of
+diffs are held against each other: a slice that was lost or read twice would show.
+"""
+
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from itertools import pairwise
+
+import msgspec
+
+from persist.blob import Indeterminate, MissingBlob
+from persist.codecs import TIME_MAX, DiffOverflow, Part, ordered_keys
+from persist.compact.keyframe_sharing import WHOLE_FRACTION, keyframe_pieces
+from persist.compact.planner import Forget, MakeKeyframe, Merge, Thin, Work, next_work
+from persist.compact.report import CompactionReport, with_read, with_written
+from persist.compact.rewriter import Made, Piece, Rewrite, Workshop
+from persist.compaction_policy import CompactionPolicy
+from persist.errors import ClientClosed, CollectionNotFound, PersistError, Superseded, UploadExpired
+from persist.log.records import Keyframe, Numbers, Replace
+from persist.read.plan import snapshot_scan
+from persist.read.scan import Scan
+from persist.replica.follower import Follower
+from persist.state.contents import CollectionState, with_replaced
+from persist.write.future import CommitFuture
+from persist.write.operations import Step
+
+Commit = Callable[[Sequence[Step], dict[str, str]], CommitFuture]
+ATTEMPTS = 3
+
+
+class Compactor:
+    """Compacts the collections of one location, for one client; from any thread, one collection at a time."""
+
+    def __init__(
+        self,
+        follower: Follower,
+        commit: Commit,
+        policy: CompactionPolicy,
+        workshop: Workshop,
+        stop: threading.Event,
+    ) -> None:
+        """Make one.
+
+        Args:
+            commit: submits steps for collections, by id and name.
+            workshop: makes the parts.
+            stop: set by `close`; the workshop may know it, too.
+        """
+        self._follower = follower
+        self._commit = commit
+        self._policy = policy
+        self._workshop = workshop
+        self._one_at_a_time = threading.Lock()
+        self._stop = stop
+
+    def is_due(self, contents: CollectionState, *, destroy: bool = False) -> bool:
+        """Tell whether `compact` would find something to do. Cost: no request."""
+        return next_work(contents, self._policy, destroy=destroy) is not None
+
+    def compact(
+        self, id_: str, name: str, *, full: bool = False, destroy: bool = False, move_out: bool = False
+    ) -> CompactionReport:
+        """Do all that is due in one collection; see `persist.compact.planner.next_work`.
+
+        Raises:
+            CollectionNotFound: it was destroyed.
+            CorruptBlob: a part cannot be believed; nothing that it is part of was replaced.
+            DiffOverflow: a sum of diffs does not fit int64; that piece of work was not done, all else was.
+            Unavailable, Indeterminate: the store did not answer.
+            ClientClosed: the client was closed meanwhile.
+        """
+        report = CompactionReport()
+        failed: dict[Work, DiffOverflow] = {}
+        with self._one_at_a_time:
+            while True:
+                contents = self._contents(id_, name)
+                work = next_work(
+                    contents,
+                    self._policy,
+                    full=full,
+                    destroy=destroy,
+                    move_out=move_out,
+                    without=frozenset(failed),
+                )
+                if work is None:
+                    break
+                try:
+                    report += self._do(contents, work)
+                except Superseded:
+                    report += CompactionReport(superseded=1)
+                except DiffOverflow as error:
+                    failed[work] = error
+        if failed:
+            raise next(iter(failed.values()))
+        return report
+
+    def close(self) -> None:
+        """Let what is under way end soon, with ClientClosed; idempotent."""
+        self._stop.set()
+
+    def _contents(self, id_: str, name: str) -> CollectionState:
+        if self._stop.is_set():
+            raise ClientClosed("compaction")
+        return self._follower.current(id_, name)
+
+    def _do(self, contents: CollectionState, work: Work) -> CompactionReport:
+        attempt = _Attempt(contents)
+        if isinstance(work, Thin):
+            self._put(contents, Replace(contents.id, removed_keyframes=work.keyframes), attempt)
+            return CompactionReport(keyframes_dropped=len(work.keyframes))
+        try:
+            if isinstance(work, MakeKeyframe):
+                step, report = self._keyframe(contents, work.as_of, attempt)
+            elif isinstance(work, Merge):
+                step, report = self._merge(contents, work.runs, attempt)
+            else:
+                step, report = self._forget(contents, work, attempt)
+            self._put(contents, msgspec.structs.replace(step, parts=tuple(attempt.parts)), attempt)
+        except BaseException as error:
+            if attempt.may_be_committed:
+                raise
+            self._workshop.discard(attempt.parts)
+            if isinstance(error, MissingBlob) and not self._needs(contents, error.key):
+                raise Superseded("what this compaction read has been replaced and deleted meanwhile") from error
+            raise
+        return with_written(attempt.parts, report)
+
+    def _needs(self, contents: CollectionState, blob: str) -> bool:
+        try:
+            known = self._follower.current(contents.id, contents.name)
+        except CollectionNotFound:
+            return False
+        return any(part.blob == blob for part in known.parts)
+
+    def _put(self, contents: CollectionState, step: Replace, attempt: "_Attempt") -> None:
+        """Commit step, which names what was made for it, as long as what it replaces is there."""
+        for tries in range(ATTEMPTS):
+            contents = self._contents(contents.id, contents.name)
+            _, unused = with_replaced(contents, step)
+            # Until there is an answer that says no, the record may be there or come yet, whatever ends the wait for it.
+            attempt.may_be_committed = True
+            try:
+                self._commit([msgspec.structs.replace(step, unused=unused)], {contents.id: contents.name}).result()
+                return
+            except PersistError as error:
+                attempt.may_be_committed = isinstance(error, Indeterminate)
+                if isinstance(error, UploadExpired):  # That it came too late is the better reason, if it did.
+                    with_replaced(self._contents(contents.id, contents.name), step)
+                if tries == ATTEMPTS - 1 or not isinstance(error, Superseded):
+                    raise
+
+    def _made(self, contents: CollectionState, runs: Iterable[Iterable[Piece]], attempt: "_Attempt") -> list[Made]:
+        found = self._workshop.make(contents.id, runs, contents.parts)
+        for made in found:
+            attempt.parts += made.new
+        return found
+
+    def _keyframe(self, contents: CollectionState, as_of: int, attempt: "_Attempt") -> tuple[Replace, CompactionReport]:
+        scan = snapshot_scan(contents, contents.schema, as_of, None)
+        numbers = {part.blob: number for number, part in contents.numbered.items()}
+        pieces = keyframe_pieces(scan, numbers, self._policy.part_bytes, self._workshop)
+        [made] = self._made(contents, [pieces], attempt)
+        listed = attempt.numbers(made)
+        shared = {number for number in listed if number >= 0}
+        rewritten = [part for part in scan.base if numbers[part.blob] not in shared]
+        attempt.check(listed, made.added + sum(part.diff_sum for part in scan.base))
+        step = Replace(contents.id, keyframes=(Keyframe(as_of, listed),))
+        report = CompactionReport(keyframes=(as_of,), parts_shared=len(shared))
+        return step, with_read([*scan.parts, *rewritten], report)
+
+    def _merge(self, contents: CollectionState, runs: Numbers, attempt: "_Attempt") -> tuple[Replace, CompactionReport]:
+        numbers = [number for run in contents.history if run[0] in runs for number in run]
+        report = CompactionReport(runs_merged=len(runs))
+        if (order := self._disjoint(contents, numbers)) is not None:
+            return Replace(contents.id, removed_runs=runs, runs=(order,)), report
+        new = self._rewritten(contents, [numbers], 0, attempt)
+        return Replace(contents.id, removed_runs=runs, runs=new), with_read(contents.parts_of(numbers), report)
+
+    def _disjoint(self, contents: CollectionState, numbers: Sequence[int]) -> Numbers | None:
+        """Return parts in key order, if they may stay as they are: of fair size, and without a key in common."""
+        keyed = []
+        for number in numbers:
+            part = contents.numbered[number]
+            keys = ordered_keys(part, contents.schema)
+            if keys is None or part.inline or part.bytes < self._policy.part_bytes // WHOLE_FRACTION:
+                return None
+            keyed.append((keys[0], keys[-1], number))
+        keyed.sort(key=lambda each: each[:2])
+        if any(one[1] >= other[0] for one, other in pairwise(keyed)):
+            return None
+        return tuple(number for _, _, number in keyed)
+
+    def _rewritten(
+        self, contents: CollectionState, runs: Sequence[Sequence[int]], lower: int, attempt: "_Attempt"
+    ) -> tuple[Numbers, ...]:
+        """Write the updates of some runs from time lower on; return the runs that they are now, if anything is left."""
+        schema = contents.schema
+        parts = [contents.parts_of(run) for run in runs]
+        scans = [Scan(schema, each, lower, TIME_MAX + 1, schema.names).pruned() for each in parts]
+        found = []
+        for old, made in zip(parts, self._made(contents, [[Rewrite(each)] for each in scans], attempt), strict=True):
+            new = attempt.numbers(made)
+            attempt.check(new, made.added)
+            if lower == 0 and made.added != sum(part.diff_sum for part in old):
+                raise AssertionError("slices of a merge did not read every update once")
+            found += [new] if new else []
+        return tuple(found)
+
+    def _forget(self, contents: CollectionState, work: Forget, attempt: "_Attempt") -> tuple[Replace, CompactionReport]:
+        history_from = work.as_of + 1
+        removed = [run for run in contents.history if any(p.time_min < history_from for p in contents.parts_of(run))]
+        straddling = [run for run in removed if any(p.time_max >= history_from for p in contents.parts_of(run))]
+        old = tuple(each.as_of for each in contents.keyframes if each.as_of < work.as_of)
+        step = Replace(
+            contents.id,
+            removed_runs=tuple(run[0] for run in removed),
+            runs=self._rewritten(contents, straddling, history_from, attempt),
+            removed_keyframes=old,
+            history_from=history_from,
+        )
+        read = [part for run in straddling for part in contents.parts_of(run)]
+        return step, with_read(read, CompactionReport(forgotten=work.as_of, keyframes_dropped=len(old)))
+
+
+class _Attempt:
+    """What was made for one piece of work, and how far it has come.
+
+    A part that was made is named by -1, -2, … in the order of parts.
+
+    Attributes:
+        parts: all that were made, and are stored.
+        may_be_committed: whether a record may name them, so that they must stay.
+    """
+
+    def __init__(self, contents: CollectionState) -> None:
+        self.parts: list[Part] = []
+        self.may_be_committed = False
+        self._contents = contents
+
+    def numbers(self, made: Made) -> Numbers:
+        """Return the numbers and names of the parts of a run that was made."""
+        names = {part.blob: -1 - at for at, part in enumerate(self.parts)}
+        return tuple(names[each.blob] if isinstance(each, Part) else each for each in made.parts)
+
+    def check(self, run: Numbers, diff_sum: int) -> None:
+        """Raise AssertionError unless the diffs of a run sum to this, and its parts are in order without common keys.
+
+        The sums of diffs do not show a slice that went beyond its keys: what it read too much is in both of them.
+        """
+        parts = [self._contents.numbered[n] if n >= 0 else self.parts[-1 - n] for n in run]
+        found = sum(part.diff_sum for part in parts)
+        if found != diff_sum:
+            raise AssertionError(f"the diffs of the result sum to {found}, and those of its sources to {diff_sum}")
+        schema = self._contents.schema
+        keyed = [keys for part in parts if (keys := ordered_keys(part, schema)) is not None]
+        if any(one[-1] >= other[0] for one, other in pairwise(keyed)):
+            raise AssertionError("the parts of the result overlap in key: slices of the key space did, too")

@@ -1,0 +1,236 @@
+"""What compaction should do to a collection, decided from its state alone: no I/O happens here.
+
+Keyframes cut the history into *intervals* of time: after one keyframe, up to and including the next. Four kinds of
+work:
+
+| work | why | when |
+|---|---|---|
+| keyframe | reads near it cost a scan of their result | the history since the last one has grown past a share of it |
+| forget | drop history, and keyframes, that nobody may read any more | since has passed a keyframe |
+| merge | few runs to read and to look a key up in | an interval has many runs of similar size (size-tiered) |
+| thin | old keyframes must not outgrow the history they serve | since stays behind for long |
+
+A merge never crosses a keyframe's time: a reader near a keyframe would decode what it must then drop. It puts together
+runs that follow each other in time, for the same reason. Levels are sizes: a run is of level n if it has at least
+`LEVEL_BYTES * merge_runs**n` bytes; `merge_runs` runs in a row of one level, and whatever smaller ones lie between
+them, become one run of the next. So an update is rewritten once for each level (O'Neil et al., The log-structured
+merge-tree, 1996, in its size-tiered form), and there are at most `merge_runs` runs for each level and interval.
+
+Where no update retracts another, the history is the contents, and no keyframe is made.
+
+What was retracted must be destroyed once since has passed the retraction. A keyframe as of since then takes the place
+of all history before it, whatever little there is of it.
+"""
+
+from bisect import bisect_right
+from dataclasses import dataclass
+from itertools import accumulate, chain, pairwise
+
+from persist.antichain import Antichain
+from persist.compaction_policy import CompactionPolicy
+from persist.log.records import Keyframe, Numbers
+from persist.state.contents import CollectionState
+
+LEVEL_BYTES = 64 << 10
+INLINE_RUNS_MAX = 1000  # Merged at a time.
+CROWDED = 2
+
+
+@dataclass(frozen=True)
+class Merge:
+    """Put the runs with these first numbers together."""
+
+    runs: Numbers
+
+
+@dataclass(frozen=True)
+class MakeKeyframe:
+    """Write down the contents as of a time."""
+
+    as_of: int
+
+
+@dataclass(frozen=True)
+class Forget:
+    """Drop the history up to the time of a keyframe, and the keyframes before it."""
+
+    as_of: int
+
+
+@dataclass(frozen=True)
+class Thin:
+    """Drop some keyframes that are not needed."""
+
+    keyframes: Numbers
+
+
+Work = Merge | MakeKeyframe | Forget | Thin
+
+
+def next_work(
+    contents: CollectionState,
+    policy: CompactionPolicy,
+    *,
+    full: bool = False,
+    destroy: bool = False,
+    move_out: bool = False,
+    without: "frozenset[Work]" = frozenset(),
+) -> Work | None:
+    """Return what should be done first, None if nothing is due.
+
+    Args:
+        full: all of the following, and a keyframe as of the last sealed time, however little has changed since.
+        destroy: what since has passed must be destroyed now.
+        move_out: what lives in the log must become parts now.
+        without: work that could not be done, and what it merges.
+    """
+    if (full or destroy) and (time := must_destroy(contents)) is not None:
+        made = any(each.as_of == time for each in contents.keyframes)
+        if made or MakeKeyframe(time) not in without:
+            return Forget(time) if made else MakeKeyframe(time)
+    if (time := _forgettable(contents)) is not None:
+        return Forget(time)
+    merged = frozenset(run for work in without if isinstance(work, Merge) for run in work.runs)
+    runs = _merge_due(contents, policy, merged, move_out=full or move_out)
+    time = _keyframe_due(contents, policy, full=full)
+    if time is not None and MakeKeyframe(time) in without:
+        time = None
+    # A keyframe of very many runs would look into each of them for each slice of keys: merge them before.
+    if time is not None and (runs is None or len(contents.history) <= CROWDED * policy.merge_runs):
+        return MakeKeyframe(time)
+    if runs is not None:
+        return Merge(runs)
+    if thinned := _too_dense(contents, policy):
+        return Thin(thinned)
+    return None
+
+
+def must_destroy(contents: CollectionState) -> int | None:
+    """Return the time up to which history must be dropped, because it holds what was retracted; None if it need not."""
+    last = last_readable(contents)
+    if last is None:
+        return None
+    passed = [part for part in contents.history_parts if part.time_min <= last]
+    # What follows a keyframe may also make up for a record that it has less than none of.
+    before = [keyframe for keyframe in contents.keyframes if keyframe.as_of <= last][-1:]
+    owing = contents.parts_of(before[0].parts) if before else ()
+    return last if passed and any(part.negatives for part in (*passed, *owing)) else None
+
+
+def last_readable(contents: CollectionState) -> int | None:
+    """Return the latest sealed time that since has reached, up to which times need not be told apart; None if none."""
+    since, sealed = contents.since, last_sealed(contents)
+    if since == Antichain(0) or sealed is None:
+        return None
+    return sealed if since.time is None else min(since.time, sealed)
+
+
+def last_sealed(contents: CollectionState) -> int | None:
+    """Return the last sealed time; of a collection that is complete for ever, the last one at which it changed."""
+    if contents.upper.time is None:
+        times = [part.time_max for part in contents.numbered.values()]
+        return max([*times, *(keyframe.as_of for keyframe in contents.keyframes)], default=None)
+    return contents.upper.time - 1 if contents.upper.time > 0 else None
+
+
+def _keyframe_due(contents: CollectionState, policy: CompactionPolicy, *, full: bool) -> int | None:
+    sealed = last_sealed(contents)
+    last = contents.keyframes[-1] if contents.keyframes else None
+    if sealed is None or (last is not None and last.as_of >= sealed):
+        return None
+    since_last = -1 if last is None else last.as_of
+    parts = [part for part in contents.history_parts if since_last < part.time_max and part.time_min <= sealed]
+    if not parts or (last is None and not any(part.negatives for part in parts)):
+        return None
+    if full:
+        return sealed
+    rows = sum(part.rows for part in parts)
+    base = 0 if last is None else sum(part.rows for part in contents.parts_of(last.parts))
+    return sealed if rows >= max(policy.keyframe_rows_min, policy.keyframe_fraction * base) else None
+
+
+def _forgettable(contents: CollectionState) -> int | None:
+    """Return the time of the newest keyframe that since has reached, if there is anything before it to drop."""
+    last = last_readable(contents)
+    reached = [each.as_of for each in contents.keyframes if last is not None and each.as_of <= last]
+    return reached[-1] if reached and reached[-1] >= contents.history_from else None
+
+
+def _merge_due(
+    contents: CollectionState, policy: CompactionPolicy, without: frozenset[int], *, move_out: bool
+) -> Numbers | None:
+    runs = [run for run in contents.history if run[0] not in without]
+    inline = [run for run in runs if contents.numbered[run[0]].inline]
+    is_many = contents.inline_bytes >= policy.inline_bytes or len(inline) >= policy.inline_runs
+    if inline and (is_many or move_out):
+        # All that lives in the log, so that it becomes one part: but not across keyframes.
+        groups = _intervals(contents, inline)
+        return tuple(run[0] for run in max(groups, key=len)[:INLINE_RUNS_MAX])
+    for group in _intervals(contents, [run for run in runs if not contents.numbered[run[0]].inline]):
+        sizes = [sum(part.bytes for part in contents.parts_of(run)) for run in group]
+        if (found := _similar(sizes, policy.merge_runs)) is not None:
+            return tuple(run[0] for run in group[found[0] : found[1]])
+    return None
+
+
+def _intervals(contents: CollectionState, runs: list[Numbers]) -> list[list[Numbers]]:
+    """Return runs by the keyframes they lie between, in order of time; those that reach across one are alone."""
+    times = [keyframe.as_of for keyframe in contents.keyframes]
+    found: dict[tuple[int, int], list[Numbers]] = {}
+    spans = {run: _span(contents, run) for run in runs}
+    for run in sorted(runs, key=spans.__getitem__):
+        first, last = spans[run]
+        interval = sum(as_of < first for as_of in times), sum(as_of < last for as_of in times)
+        found.setdefault(interval, []).append(run)
+    return list(found.values())
+
+
+def _span(contents: CollectionState, run: Numbers) -> tuple[int, int]:
+    parts = contents.parts_of(run)
+    return min(part.time_min for part in parts), max(part.time_max for part in parts)
+
+
+def _similar(sizes: list[int], merge_runs: int) -> tuple[int, int] | None:
+    """Return the interval of the first runs in a row to merge: merge_runs of one level, and smaller ones between."""
+    levels = [_level(size, merge_runs) for size in sizes]
+    for level in sorted(set(levels)):
+        start = 0
+        for at, found in enumerate([*levels, level + 1]):
+            if found > level:
+                if levels[start:at].count(level) >= merge_runs:
+                    return start, min(at, start + 2 * merge_runs)
+                start = at + 1
+    return None
+
+
+def _level(size: int, merge_runs: int) -> int:
+    level = 0
+    while size >= LEVEL_BYTES * merge_runs:
+        size //= merge_runs
+        level += 1
+    return level
+
+
+def _too_dense(contents: CollectionState, policy: CompactionPolicy) -> Numbers:
+    """Return which keyframes to drop: always the one whose neighbours have the least history between them."""
+    keyframes, history = [*contents.keyframes], contents.history_parts
+    if len(keyframes) < 2:
+        return ()
+    room = policy.keyframe_space * sum(part.bytes for part in history)
+    times = sorted((part.time_max, part.rows) for part in history)
+    rows_until = [0, *accumulate(rows for _, rows in times)]
+    before = {k.as_of: rows_until[bisect_right(times, (k.as_of, 2**63))] for k in keyframes}
+    dropped: list[int] = []
+    while len(keyframes) > 2 and _bytes(contents, keyframes[:-1]) > room:
+        gaps = [
+            (before[after.as_of] - (before[keyframes[at - 1].as_of] if at else 0), at)
+            for at, (keyframe, after) in enumerate(pairwise(keyframes))
+            if keyframe.as_of != contents.history_from - 1
+        ]
+        dropped.append(keyframes.pop(min(gaps)[1]).as_of)
+    return tuple(sorted(dropped))
+
+
+def _bytes(contents: CollectionState, keyframes: list[Keyframe]) -> int:
+    numbers = set(chain.from_iterable(keyframe.parts for keyframe in keyframes))
+    return sum(part.bytes for part in contents.parts_of(numbers))

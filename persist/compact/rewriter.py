@@ -1,0 +1,227 @@
+"""Parts made anew out of parts: read, merged, encoded and stored, slice by slice of the key space.
+
+A run that is to be made is told as a sequence of *pieces* in key order:
+
+    a number    of a part that stays as it is
+    a Rewrite   the rows of a `Scan`, consolidated
+
+A `Workshop` makes runs of them. What is to be made, and what becomes of it, is `persist.compact.compactor`'s to say,
+so that one process (`Workbench`) and the tasks of a cluster (`persist.spark.compact`) do the same work by the same
+code.
+
+Invariants of a run that was made: its parts are stored, have no key in common and are in key order. A workshop that
+fails leaves nothing behind that it could delete.
+"""
+
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Executor, Future
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import numpy as np
+import pyarrow as pa
+
+from persist.codecs import CollectionSchema, Part, PartStream, consolidate, exact_sum
+from persist.errors import ClientClosed
+from persist.read.part_reader import PartReader
+from persist.read.scan import Scan
+from persist.write.part_writer import PartWriter, group_bytes_max
+
+SLICE_SHARE = 8  # Of the budget one slice takes this fraction: merging takes about four times as much.
+
+
+@dataclass(frozen=True)
+class Rewrite:
+    """The rows of scan, consolidated.
+
+    Attributes:
+        as_of: the time that all of them get, None if they keep those they have.
+    """
+
+    scan: Scan
+    as_of: int | None = None
+
+
+Piece = int | Rewrite
+
+
+@dataclass(frozen=True)
+class Made:
+    """A run that was made.
+
+    Attributes:
+        parts: numbers of those that stayed, and the new ones, in key order.
+        added: the sum of the diffs of all updates that were read of the history.
+    """
+
+    parts: tuple[int | Part, ...]
+    added: int
+
+    @property
+    def new(self) -> tuple[Part, ...]:
+        """The parts that were stored for it."""
+        return tuple(part for part in self.parts if isinstance(part, Part))
+
+
+class Workshop(Protocol):
+    """Where parts are made: in this process, or in the tasks of a cluster."""
+
+    def touched(self, regions: Sequence[Scan]) -> Callable[[Scan], bool]:
+        """Return what tells of each of some regions whether its history changes anything in it."""
+        ...
+
+    def make(self, collection: str, runs: Iterable[Iterable[Piece]], sources: Sequence[Part]) -> list[Made]:
+        """Make runs of one collection.
+
+        Args:
+            collection: its id.
+            runs: of pieces, which may be asked for one by one, as the work goes on.
+            sources: parts that the rows come from, and maybe others; a hint (see `PartStream`).
+
+        Raises:
+            CorruptBlob: a part cannot be believed; it is a MissingBlob if it is not there.
+            DiffOverflow: a sum of diffs does not fit int64.
+            Unavailable: the store did not answer.
+            ClientClosed: it was told to stop.
+        """
+        ...
+
+    def discard(self, parts: Iterable[Part]) -> None:
+        """Delete parts that were made and are not wanted."""
+        ...
+
+
+class Workbench:
+    """The workshop that one process is: slices one after the other, while parts are uploaded.
+
+    Small parts join across slices, whatever pieces they come from. Memory is a slice, a row group and a part in
+    progress, and one that is uploaded, whatever the size of the collection.
+    """
+
+    def __init__(
+        self,
+        reader: PartReader,
+        writer: PartWriter,
+        executor: Executor,
+        part_bytes: int,
+        stop: threading.Event,
+    ) -> None:
+        """Make one.
+
+        Args:
+            executor: uploads parts.
+            part_bytes: encoded bytes at which the next key starts a new part.
+            stop: once it is set, work ends with ClientClosed.
+        """
+        self._reader = reader
+        self._writer = writer
+        self._executor = executor
+        self._part_bytes = part_bytes
+        self._stop = stop
+
+    def touched(self, regions: Sequence[Scan]) -> Callable[[Scan], bool]:
+        """See `Workshop`; each region is looked at when it is asked about."""
+        return self.is_touched
+
+    def is_touched(self, region: Scan) -> bool:
+        """Tell whether the history of a region changes anything in it. Cost: reading it until something does."""
+        for each in self._slices(region):
+            if len(self._consolidated(replace(each, base=()), region.schema.names, [])):
+                return True
+        return False
+
+    def make(self, collection: str, runs: Iterable[Iterable[Piece]], sources: Sequence[Part]) -> list[Made]:
+        """See `Workshop`."""
+        uploads = _Uploads(self._writer, self._executor, collection)
+        try:
+            return [self._run(run, sources, uploads) for run in runs]
+        except BaseException:
+            self.discard(uploads.stored())
+            raise
+
+    def discard(self, parts: Iterable[Part]) -> None:
+        """See `Workshop`."""
+        self._writer.discard(parts)
+
+    def _run(self, run: Iterable[Piece], sources: Sequence[Part], uploads: "_Uploads") -> Made:
+        made: list[int | Future[Part]] = []
+        stream: PartStream | None = None
+        added = 0
+        for piece in run:
+            if isinstance(piece, int):
+                made += uploads.begin(stream.finish()) if stream is not None else []
+                made.append(piece)
+                stream = None
+                continue
+            stream = stream or self._stream(piece.scan.schema, sources)
+            for each in self._slices(piece.scan):
+                table, diffs = self._merged(each, piece.as_of)
+                added += diffs
+                made += uploads.begin(stream.add(table))
+                del table  # Before the next slice is read.
+        made += uploads.begin(stream.finish()) if stream is not None else []
+        return Made(tuple(each.result() if isinstance(each, Future) else each for each in made), added)
+
+    def _stream(self, schema: CollectionSchema, sources: Sequence[Part]) -> PartStream:
+        return PartStream(
+            schema,
+            part_bytes_target=self._part_bytes,
+            row_group_bytes_max=group_bytes_max(self._reader.memory_budget),
+            sources=sources,
+        )
+
+    def _slices(self, scan: Scan) -> Iterator[Scan]:
+        for each in scan.slices_within(self._reader.memory_budget // SLICE_SHARE):
+            if self._stop.is_set():
+                raise ClientClosed("compaction")
+            yield each
+
+    def _merged(self, scan: Scan, as_of: int | None) -> tuple[pa.Table, int]:
+        """Return what one slice amounts to, and the sum of the diffs of its history."""
+        names, sums = scan.schema.names, list[int]()
+        if as_of is None:
+            return self._consolidated(scan, [*names, "_time"], sums), sum(sums)
+        return _with_time(self._consolidated(scan, names, sums), as_of, scan.schema), sum(sums)
+
+    def _consolidated(self, scan: Scan, names: Sequence[str], sums: list[int]) -> pa.Table:
+        # Nothing else keeps the rows, so that what copies them may have their memory.
+        return consolidate(self._rows(scan, [*names, "_diff"], sums), names)
+
+    def _rows(self, scan: Scan, columns: Sequence[str], sums: list[int]) -> pa.Table:
+        """Return all rows of one slice; add the diff sums of its updates to sums."""
+        tables = [scan.empty(columns), *scan.base_rows(self._reader, columns)]
+        for table in scan.updates(self._reader, columns):
+            sums.append(exact_sum(table["_diff"].to_numpy()))
+            tables.append(table)
+        return pa.concat_tables(tables)
+
+
+class _Uploads:
+    """Parts of one collection under way to the store, one at a time, because each takes memory."""
+
+    def __init__(self, writer: PartWriter, executor: Executor, collection: str) -> None:
+        self._writer = writer
+        self._executor = executor
+        self._collection = collection
+        self._begun: list[Future[Part]] = []
+
+    def begin(self, encoded: list[tuple[bytes, Part]]) -> list[Future[Part]]:
+        """Upload what was encoded, while the caller goes on."""
+        begun = []
+        for data, part in encoded:
+            if self._begun:
+                self._begun[-1].exception()
+            self._begun.append(self._executor.submit(self._writer.put, self._collection, data, part))
+            begun.append(self._begun[-1])
+        return begun
+
+    def stored(self) -> list[Part]:
+        """Return all that was stored, once nothing is under way."""
+        return [upload.result() for upload in self._begun if upload.exception() is None]
+
+
+def _with_time(table: pa.Table, time: int, schema: CollectionSchema) -> pa.Table:
+    times = pa.array(np.full(len(table), time, np.int64))
+    columns = [*(table[name] for name in schema.names), times, table["_diff"]]
+    return pa.Table.from_arrays(columns, schema=schema.arrow)

@@ -1,0 +1,286 @@
+"""Examination of a whole location, and what of it can be repaired: nothing that the log does not hold anyway.
+
+An examination reads everything once: the log and its checkpoints (`persist.fsck.log`), then the parts
+(`persist.fsck.parts`), then a listing of all blobs, then the log to its end again. Whatever is wrong becomes a
+`Problem`, so that the rest is examined, too; only a store that does not answer ends it.
+
+What `repair` does, and nothing else:
+
+- *Checkpoints*. If the newest cannot be read, or what it needs cannot, or there has been none for long, one is made at
+  the end of the log, with new state objects, from what the examination replayed. Only after it has been read back,
+  those that cannot be read are deleted. This needs a replay that came to the end and disagreed with no checkpoint.
+- *Leaks*. Blobs that nothing refers to are deleted by `persist.upkeep.garbage`, by its rules: old enough, declared
+  void in the log first if they are uploads. Not in a run that found a problem in the log, in a checkpoint, in a state
+  object or in a list: what those may refer to is not known. Repair first, then run again.
+
+A damaged record or part is reported and never touched. Every step looks again before it acts.
+"""
+
+import re
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import replace
+from typing import Any
+
+from persist.blob import Blob, BlobEntry, InvalidUsage
+from persist.blob.clock import Clock, SystemClock
+from persist.fsck.checkpoint import Renewal
+from persist.fsck.keyframes import examine_keyframes
+from persist.fsck.log import CountedBlob, Findings, LogExamination
+from persist.fsck.parts import PartExamination
+from persist.fsck.report import FsckReport, Problem, Repair, Unreferenced, UnreferencedKind
+from persist.log.commits import record_key, record_seqno
+from persist.log.keys import uploaded_seqno
+from persist.replica.checkpoint import INTERVAL, checkpoint_seqno
+from persist.replica.follower import Follower
+from persist.settings import Settings
+from persist.state.state import State
+from persist.storage import Location, open_storage
+from persist.upkeep.garbage import CLOCK_KEY, Deleted, Garbage, void_floor
+from persist.write.committer import Committer
+
+OVERDUE_INTERVALS = 4
+OVERDUE_AGE_S = 60.0
+
+_KINDS: Mapping[str, UnreferencedKind] = {"part": "part", "list": "list", "state": "state"}
+_UNNAMED = re.compile(r"(part|list|state)/[0-9a-f]{32}/[0-9]{20}-[0-9a-f]{32}\.(parquet|json)")
+
+Collect = Callable[[Iterable[str]], Deleted]
+
+
+def fsck(
+    location: Location,
+    *,
+    repair: bool = False,
+    dry_run: bool = False,
+    deep: bool = True,
+    storage_options: Mapping[str, Any] | None = None,
+    settings: Settings | None = None,
+    clock: Clock | None = None,
+) -> FsckReport:
+    """Examine a location, even one that is too damaged to be opened. Safe while others read, write and collect.
+
+    Args:
+        location, storage_options, settings, clock: as for `persist.open`.
+        repair: make a checkpoint in place of ones that cannot be read, and delete old blobs that nothing refers to.
+        dry_run: together with repair, change nothing, and list what would be done as `repairs_planned`.
+        deep: read and verify every part; without, only look whether they are there and of the right size.
+
+    Cost: a GET for every blob and a LIST of all; with deep=False none for parts. Memory: the state with all
+    collections, the names of all blobs, and one part.
+
+    Raises:
+        Unavailable: the store did not answer, so the examination did not come to its end.
+        InvalidUsage: the location or an option is not known; or dry_run without repair.
+    """
+    settings, clock = settings or Settings(), clock or SystemClock()
+    storage = open_storage(location, storage_options, settings, clock)
+    blob = storage.retried  # Around the cache, which may hold what the store has lost.
+
+    def collect(keys: Iterable[str]) -> Deleted:
+        name = f"fsck:{uuid.uuid4().hex[:8]}"
+        with (
+            ThreadPoolExecutor(1) as pool,
+            closing(Follower(blob, clock)) as follower,
+            closing(Committer(blob, follower, pool, clock, name)) as committer,
+        ):
+            return Garbage(blob, follower, committer, settings).delete_leaked(keys)
+
+    try:
+        return examine(blob, settings, clock, collect, repair=repair, dry_run=dry_run, deep=deep)
+    finally:
+        storage.close()
+
+
+def examine(
+    blob: Blob, settings: Settings, clock: Clock, collect: Collect, *, repair: bool, dry_run: bool, deep: bool
+) -> FsckReport:
+    """Do what `fsck` says, with collect to delete leaked blobs."""
+    if dry_run and not repair:
+        raise InvalidUsage(
+            "dry_run=True goes with repair=True: it shows what that would do. Without, nothing is changed"
+        )
+    examination = _Examination(blob, settings, clock, deep)
+    report = examination.run()
+    renewal = Renewal.of(blob, examination.log, report.problems)
+    if renewal is not None:
+        report = replace(report, problems=tuple(map(_with_advice, report.problems)))
+    if not repair:
+        return report
+    doomed = examination.doomed() if examination.knows_references() else []
+    planned = tuple(renewal.plan()) if renewal is not None else examination.deletions(doomed)
+    report = replace(report, repairs_planned=planned)
+    if dry_run or not planned:
+        return report
+    if renewal is not None:
+        return replace(report, repairs_done=tuple(renewal.run()))
+    deleted = collect(doomed)
+    gone = {CLOCK_KEY, *deleted.keys}
+    done = [each for each in planned if each.blob in gone]
+    if deleted.declared_at is not None:
+        done.insert(1, _declaration(deleted.declared_at))
+    return replace(report, repairs_done=tuple(done))
+
+
+class _Examination:
+    """One examination of a location."""
+
+    def __init__(self, blob: Blob, settings: Settings, clock: Clock, deep: bool) -> None:
+        self._settings = settings
+        self._clock = clock
+        self._deep = deep
+        self._url = blob.url
+        self.findings = Findings(blob)
+        self._blob = CountedBlob(blob, self.findings)
+        self.log = LogExamination(self._blob, self.findings)
+        self._now_s = 0.0
+        self.inventory: dict[str, BlobEntry] = {}
+        self.unreferenced: list[Unreferenced] = []
+
+    def run(self) -> FsckReport:
+        log = self.log
+        log.run()
+        if self._deep:
+            parts = self._examine_parts(None)
+            self._take_inventory()
+        else:
+            self._take_inventory()
+            parts = self._examine_parts({entry.key: entry.bytes for entry in self.inventory.values()})
+        log.follow()
+        log.finish()
+        parts.finish(log.state)
+        self._check_overdue()
+        self.unreferenced = list(self._unreferenced())
+        return FsckReport(
+            url=self._url,
+            problems=self.findings.problems,
+            unreferenced=tuple(self.unreferenced),
+            checked=dict(self.findings.checked),
+            seqno=log.at - 1,
+            deep=self._deep,
+        )
+
+    def knows_references(self) -> bool:
+        """Whether all that refers to blobs could be read and believed."""
+        about_parts = all(problem.blob.startswith(("part/", "inline part")) for problem in self.findings.problems)
+        return self.log.is_complete and about_parts
+
+    def doomed(self) -> list[str]:
+        """Return the keys of what `persist.upkeep.garbage` will delete."""
+        state = self.log.state
+        assert state is not None
+        floor = max(state.control.upload_floor, min(self._void_floor(), state.seqno + 1))
+        return [found.blob for found in self.unreferenced if self._is_doomed(found, state, floor)]
+
+    def deletions(self, doomed: list[str]) -> tuple[Repair, ...]:
+        """Return what is done to delete these keys, in order."""
+        if not doomed:
+            return ()
+        state = self.log.state
+        assert state is not None
+        known = CLOCK_KEY in self.inventory
+        steps = [Repair("replace" if known else "create", CLOCK_KEY, "to ask the store what time it is")]
+        if any(key.startswith("part/") for key in doomed) and self._void_floor() > state.control.upload_floor:
+            steps.append(_declaration(state.seqno + 1))
+        return (*steps, *(Repair("delete", key, "nothing refers to it") for key in doomed))
+
+    def _examine_parts(self, sizes: Mapping[str, int] | None) -> PartExamination:
+        parts = PartExamination(self._blob, self.findings, sizes)
+        state = self.log.state
+        entries = tuple(state.entries.values()) if state is not None else ()
+        for entry in entries:
+            if entry.contents is not None:
+                parts.examine(entry.contents)
+                if sizes is None:
+                    examine_keyframes(self._blob, entry.contents, self.findings)
+        known = {part.checksum for e in entries if e.contents is not None for part in e.contents.parts}
+        for id_, part in self.log.loose:
+            is_gone = self.log.is_complete and state is not None and id_ not in state.entries
+            if id_ in self.log.created and part.checksum not in known and not is_gone:
+                parts.examine_alone(part, self.log.created[id_])
+        return parts
+
+    def _take_inventory(self) -> None:
+        self.inventory = {entry.key: entry for entry in self._blob.list("")}
+        newest_s = max((entry.modified_s for entry in self.inventory.values()), default=0.0)
+        self._now_s = max(self._clock.wall_ms() / 1000, newest_s)
+
+    def _check_overdue(self) -> None:
+        state = self.log.state
+        if state is None:
+            return
+        seqno = self.log.newest + OVERDUE_INTERVALS * max(INTERVAL, len(state.entries) // 64)
+        record = self.inventory.get(record_key(seqno))
+        if record is not None and self._now_s - record.modified_s >= OVERDUE_AGE_S:
+            what = f"the newest one is at seqno {self.log.newest}, and the log is at {state.seqno}"
+            self.findings.add("overdue", "checkpoint/", what)
+
+    def _unreferenced(self) -> Iterator[Unreferenced]:
+        log, state = self.log, self.log.state
+        if state is None:
+            return
+        named = set(log.named)
+        for entry in state.entries.values():
+            if entry.contents is not None:
+                named.update(part.blob for part in entry.contents.parts)
+        named.update(part.blob for _, part in log.loose)
+        destroyed = {each.collection for each in state.control.dropped if each.is_destroyed}
+        replaced = {key for each in state.control.dropped for key in each.blobs}
+        for key, blob in self.inventory.items():
+            if key == CLOCK_KEY or key in named:
+                continue
+            seqno = record_seqno(key)
+            if seqno is not None:
+                if seqno < log.floor:
+                    yield self._found(blob, "record", "repair, or client.gc(), deletes it: it is below the log's floor")
+                continue
+            if checkpoint_seqno(key) is not None:
+                continue
+            kind = _KINDS.get(key.partition("/")[0])
+            if kind is not None and _UNNAMED.fullmatch(key):
+                if key in replaced:
+                    yield self._found(blob, kind, "client.gc() deletes it: compaction has replaced it")
+                elif key.split("/")[1] in destroyed:
+                    yield self._found(blob, kind, "client.gc() deletes it: its collection was destroyed")
+                else:
+                    yield self._found(blob, kind, "repair, or client.gc(), deletes it when it is old enough")
+            else:
+                yield self._found(blob, "foreign", "it is none of this library's: see whose it is")
+
+    def _found(self, entry: BlobEntry, kind: UnreferencedKind, advice: str) -> Unreferenced:
+        return Unreferenced(entry.key, kind, entry.bytes, self._now_s - entry.modified_s, advice)
+
+    def _void_floor(self) -> int:
+        state = self.log.state
+        assert state is not None
+        listed = ((checkpoint_seqno(entry.key), entry.modified_s) for entry in self.inventory.values())
+        marks = ((seqno, modified_s) for seqno, modified_s in listed if seqno is not None)
+        return void_floor(state, marks, self._now_s, self._settings.orphan_grace_s)
+
+    def _is_doomed(self, found: Unreferenced, state: State, upload_floor: int) -> bool:
+        """Whether `persist.upkeep.garbage` deletes a blob once its rules are told of upload_floor."""
+        if found.kind == "record":
+            return True
+        if found.kind == "foreign" or found.age_s < self._settings.orphan_grace_s:
+            return False
+        seqno, collection = uploaded_seqno(found.blob), found.blob.split("/")[1]
+        if found.kind == "part":
+            waits = any(
+                d.collection == collection and (d.is_destroyed or found.blob in d.blobs) for d in state.control.dropped
+            )
+            return seqno is not None and seqno < upload_floor and not waits
+        return found.kind == "state" or (seqno is not None and seqno < state.control.log_floor)
+
+
+def _declaration(seqno: int) -> Repair:
+    return Repair(
+        "commit", record_key(seqno), "to declare old uploads void; as after any commit, a checkpoint may follow"
+    )
+
+
+def _with_advice(problem: Problem) -> Problem:
+    """Return problem with what to do about it where checkpoints can be made again."""
+    is_derived = problem.blob.startswith(("checkpoint/", "state/"))
+    return replace(problem, advice="run with repair, which makes it again from the log") if is_derived else problem

@@ -1,0 +1,410 @@
+"""The part of an examination that replays the log: records, part lists, checkpoints and state objects.
+
+Records are read one after the other and applied, beginning at seqno 0 or at the oldest checkpoint from which all
+records are there. Where the replay comes to the seqno of a checkpoint, both must say the same. After a record that is
+missing or cannot be applied, the replay goes on from the next checkpoint; records in between are verified only by
+themselves.
+
+Writers and collectors of garbage go on meanwhile. What is found missing therefore counts only if it is still needed
+when the end of the log has been read again: see `LogExamination.finish`.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from typing import NoReturn
+
+import msgspec
+
+from persist.antichain import Antichain
+from persist.blob import (
+    Blob,
+    BlobEntry,
+    Conflict,
+    CorruptBlob,
+    Corruption,
+    IncompatibleVersion,
+    InvalidUsage,
+    MissingBlob,
+    StoreMisconfigured,
+)
+from persist.codecs import Part
+from persist.fsck.report import ADVICE, Checked, Problem, ProblemKind
+from persist.log.commits import read_record, record_key, record_seqno
+from persist.log.envelope import BlobRef, intact_kind
+from persist.log.part_lists import as_read
+from persist.log.records import Append, Create, Mutation, Replace
+from persist.replica.checkpoint import (
+    Checkpoint,
+    checkpoint_key,
+    checkpoint_seqno,
+    checkpoint_state,
+    load_contents,
+    read_checkpoint,
+)
+from persist.state.contents import CollectionState, check_runs
+from persist.state.state import Entry, State, apply
+
+_BREAKS_A_RULE = ("it is not a valid", "it is not one that a writer would make", "it breaks a rule")
+KINDS = {"log": "record", "checkpoint": "checkpoint", "state": "state", "list": "parts", "part": "part"}
+
+
+class Findings:
+    """Problems as they are found, and how much was examined. Problems that were found before are not added again."""
+
+    def __init__(self, blob: Blob) -> None:
+        self._blob = blob
+        self._problems: dict[tuple[str, str, str], Problem] = {}
+        self.checked: dict[str, Checked] = {}
+
+    @property
+    def problems(self) -> tuple[Problem, ...]:
+        return tuple(self._problems.values())
+
+    def add(self, kind: ProblemKind, blob: str, what: str, *, collection: str | None = None) -> None:
+        problem = Problem(kind, blob, what, ADVICE[kind], collection)
+        self._problems.setdefault((kind, blob, what), problem)
+
+    def corruption(self, error: Corruption, *, collection: str | None = None) -> None:
+        """Add what a reader of JSON objects raised."""
+        if isinstance(error, IncompatibleVersion):
+            what = f"it has format version {error.found}, and versions up to {error.supported} are known here"
+            self.add("incompatible", error.key, what, collection=collection)
+            return
+        assert isinstance(error, CorruptBlob), "there are no other kinds"
+        kind: ProblemKind = "missing" if isinstance(error, MissingBlob) else self._kind_of_damage(error)
+        self.add(kind, error.key, error.reason, collection=collection)
+
+    def count(self, kind: str, size: int) -> None:
+        before = self.checked.get(kind, Checked())
+        self.checked[kind] = Checked(before.blobs + 1, before.bytes + size)
+
+    def _kind_of_damage(self, error: CorruptBlob) -> ProblemKind:
+        data = self._blob.get(error.key)
+        found = None if data is None else intact_kind(data)
+        if found is None:
+            return "damaged"
+        is_its_place = found == KINDS.get(error.key.partition("/")[0])
+        return "rule" if is_its_place and error.reason.startswith(_BREAKS_A_RULE) else "exchanged"
+
+
+class CountedBlob:
+    """A store as an examination reads it: every blob that is read is counted, and none can be written."""
+
+    def __init__(self, inner: Blob, findings: Findings) -> None:
+        self._inner = inner
+        self._findings = findings
+        self._seen: set[str] = set()
+
+    @property
+    def url(self) -> str:
+        return self._inner.url
+
+    def get(self, key: str, range: tuple[int, int] | None = None) -> bytes | None:
+        """Return the value at key; a key that no store can have counts as one that is not there."""
+        try:
+            data = self._inner.get(key, range)
+        except StoreMisconfigured:
+            raise
+        except InvalidUsage:
+            return None
+        if data is not None and range is None and key not in self._seen:
+            self._seen.add(key)
+            self._findings.count(key.partition("/")[0], len(data))
+        return data
+
+    def list(self, prefix: str, start_after: str | None = None) -> Iterator[BlobEntry]:
+        return self._inner.list(prefix, start_after)
+
+    def set(self, key: str, value: bytes) -> NoReturn:
+        raise AssertionError("an examination writes nothing")
+
+    def create(self, key: str, value: bytes) -> NoReturn:
+        raise AssertionError("an examination writes nothing")
+
+    def delete(self, key: str) -> NoReturn:
+        raise AssertionError("an examination deletes nothing")
+
+    def close(self) -> None:
+        """Do nothing: whoever opened the store closes it."""
+
+
+class LogExamination:
+    """Replays the log of one location.
+
+    Attributes:
+        state: what the replay came to, with the contents of every collection that could be read; None if there was
+            nothing to begin with.
+        at: the next seqno, whose record is not there yet.
+        floor: the first seqno that the newest readable checkpoint says is still needed.
+        newest: the seqno of the newest checkpoint from which everything could be read; -1 if there is none.
+        bad_checkpoints: the keys of those from which not everything could be read.
+        named: part lists that records or checkpoints refer to, and state objects.
+        loose: parts, with the id of their collection, that are perhaps not in `state` because something damaged kept
+            a record from being applied, or the contents of a collection from being read.
+        created: how each collection began that was seen to begin, by id.
+    """
+
+    def __init__(self, blob: Blob, findings: Findings) -> None:
+        self._blob = blob
+        self._findings = findings
+        self.state: State | None = None
+        self.at = 0
+        self.floor = 0
+        self.newest = -1
+        self.bad_checkpoints: set[str] = set()
+        self.named: set[str] = set()
+        self.loose: list[tuple[str, Part]] = []
+        self.created: dict[str, Create] = {}
+        self._waiting: list[int] = []
+        self._examined: set[int] = set()
+        self._gaps: list[tuple[int, int]] = []
+        self._missing_lists: list[tuple[int, MissingBlob]] = []
+        self._bases: dict[str, tuple[BlobRef, CollectionState | None]] = {}
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether `state` is that of the end of the log, with all contents."""
+        state = self.state
+        return (
+            state is not None
+            and state.seqno == self.at - 1
+            and all(entry.contents is not None for entry in state.entries.values())
+        )
+
+    def run(self) -> None:
+        """Read everything there is."""
+        self._list_checkpoints()
+        self.floor = self.at = self._declared_floor()
+        if self.floor == 0:
+            self.state = State()
+        self.follow()
+
+    def follow(self) -> None:
+        """Read on to the end of the log as it is now. Cost: a GET for each record, a LIST, and two GETs."""
+        while True:
+            self._examine_checkpoints()
+            if self._examine_record():
+                self.at += 1
+                continue
+            following = self._following()
+            # What is there now was created since, or its slot was skipped by a listing that went on meanwhile.
+            if following is not None and self._examine_record():
+                self.at += 1
+            elif following is not None:
+                self._gaps.append((self.at, following))
+                self.at = following
+            else:
+                self._examine_checkpoints()  # Those that were made since.
+                return
+
+    def finish(self) -> None:
+        """Add the problems that only the end of the log decides about."""
+        floor = self.floor if self.state is None else max(self.floor, self.state.control.log_floor)
+        for start, end in self._gaps:
+            if (start := max(start, floor)) < end:
+                what = f"the {end - start} records of seqnos {start} to {end - 1} are missing, and there are later ones"
+                self._findings.add("missing", record_key(start), what)
+        for seqno, error in self._missing_lists:
+            if seqno >= floor:
+                self._findings.corruption(error)
+        if self.state is not None:
+            _examine_state(self.state, self._findings)
+
+    # Records.
+
+    def _examine_record(self) -> bool:
+        """Read the record at `at` and apply it; return whether there is one."""
+        seqno, key = self.at, record_key(self.at)
+        try:
+            record = read_record(self._blob, seqno)
+        except Corruption as error:
+            if isinstance(error, CorruptBlob) and error.key != key:
+                self.named.add(error.key)
+            if isinstance(error, MissingBlob):
+                self._missing_lists.append((seqno, error))
+            else:
+                self._findings.corruption(error)
+            return True
+        if record is None:
+            return False
+        self._note(record.mutations)
+        is_applied = False
+        if self.state is not None and self.state.seqno == seqno - 1:
+            try:
+                self.state = apply(self.state, record)
+                is_applied = True
+            except (ValueError, Conflict, AssertionError) as error:
+                self._findings.add("rule", key, f"it breaks a rule of the log: {error}")
+        self._note_loose(record.mutations, self.state if is_applied else None)
+        return True
+
+    def _note_loose(self, mutations: Iterable[Mutation], state: State | None) -> None:
+        """Note the parts of appends which state, if they were applied to it, has no contents for."""
+        for mutation in mutations:
+            if isinstance(mutation, Append | Replace):
+                entry = state.entries.get(mutation.collection) if state is not None else None
+                if state is None or (entry is not None and entry.contents is None):
+                    self.loose += [(mutation.collection, part) for part in mutation.parts]
+
+    def _following(self) -> int | None:
+        """Return the least seqno after `at` that has a record, or could have one because all before it had."""
+        self._list_checkpoints()
+        keys = (entry.key for entry in self._blob.list("log/", start_after=record_key(self.at)))
+        later = (seqno for key in keys if (seqno := record_seqno(key)) is not None and seqno > self.at)
+        found = [seqno for seqno in (next(later, None),) if seqno is not None]
+        found += [seqno + 1 for seqno in self._waiting if seqno >= self.at][:1]
+        return min(found, default=None)
+
+    def _note(self, mutations: Iterable[Mutation]) -> None:
+        for mutation in mutations:
+            if isinstance(mutation, Append | Replace) and mutation.parts_in is not None:
+                self.named.add(mutation.parts_in.blob)
+            elif isinstance(mutation, Create):
+                self.created[mutation.collection] = mutation
+
+    # Checkpoints.
+
+    def _list_checkpoints(self) -> None:
+        """Find checkpoints that were not examined yet."""
+        found = (checkpoint_seqno(entry.key) for entry in self._blob.list("checkpoint/"))
+        self._waiting = sorted({seqno for seqno in found if seqno is not None} - self._examined)
+
+    def _declared_floor(self) -> int:
+        for seqno in reversed(self._waiting):
+            try:
+                checkpoint = read_checkpoint(self._blob, checkpoint_key(seqno))
+            except Corruption:
+                continue  # It will be looked at again.
+            if checkpoint is not None:
+                return checkpoint.control.log_floor
+        return 0
+
+    def _examine_checkpoints(self) -> None:
+        """Examine those of the seqnos before `at`."""
+        while self._waiting and self._waiting[0] < self.at:
+            seqno = self._waiting.pop(0)
+            self._examined.add(seqno)
+            key = checkpoint_key(seqno)
+            try:
+                checkpoint = read_checkpoint(self._blob, key)
+            except Corruption as error:
+                self.bad_checkpoints.add(key)
+                self._findings.corruption(error)
+                continue
+            if checkpoint is not None:  # Or else it was collected meanwhile.
+                self._examine_checkpoint(checkpoint)
+
+    def _examine_checkpoint(self, checkpoint: Checkpoint) -> None:
+        seqno, key = checkpoint.seqno, checkpoint_key(checkpoint.seqno)
+        for collection in checkpoint.collections:
+            self._note(collection.pending)
+            if collection.base is not None:
+                self.named.add(collection.base.blob)
+        found = checkpoint_state(checkpoint)
+        for entry in found.entries.values():
+            contents = self._contents(found, entry)
+            if contents is not None:
+                # Like a state that was replayed: so that records are applied to the contents, and checked.
+                found = found.with_entry(Entry(entry.id, entry.name, contents, (), contents))
+            else:
+                self.bad_checkpoints.add(key)
+                self._note_loose(entry.pending, None)
+        if key not in self.bad_checkpoints:
+            self.newest = max(self.newest, seqno)
+        if self.state is not None and self.state.seqno == seqno:
+            self._compare(checkpoint, found)
+        elif self.state is None or self.state.seqno < seqno:
+            for id_, before in self.state.entries.items() if self.state is not None else ():
+                if before.contents is not None and id_ in found.entries and found.entries[id_].contents is None:
+                    self.loose += [(id_, part) for part in before.contents.parts]
+            self.state = found
+
+    def _contents(self, found: State, entry: Entry) -> CollectionState | None:
+        """Return the contents that a checkpoint gives a collection, None if they cannot be had."""
+        assert found.location is not None
+        key = checkpoint_key(found.seqno)
+        try:
+            base = None
+            if isinstance(entry.base, BlobRef):
+                base = self._base(found.location, entry, entry.base)
+                if base is None:
+                    return None
+            pending = tuple(as_read(self._blob, found.location, mutation) for mutation in entry.pending)
+            contents = replace(entry, pending=pending).with_contents(base).contents
+        except Corruption as error:
+            if not isinstance(error, MissingBlob) or self._blob.get(key) is not None:
+                self._findings.corruption(error, collection=entry.name)
+            return None
+        except (ValueError, Conflict, AssertionError) as error:
+            self._findings.add(
+                "rule", key, f"what it says of this collection breaks a rule: {error}", collection=entry.name
+            )
+            return None
+        if contents is None or (contents.id, contents.name) != (entry.id, entry.name):
+            self._findings.add("rule", key, "what it says of this collection is about another", collection=entry.name)
+            return None
+        return contents
+
+    def _base(self, location: str, entry: Entry, pointer: BlobRef) -> CollectionState | None:
+        known = self._bases.get(entry.id)
+        if known is None or known[0] != pointer:
+            self._bases[entry.id] = (pointer, None)
+            base = load_contents(self._blob, location, Entry(entry.id, entry.name, pointer)).contents
+            self._bases[entry.id] = (pointer, base)
+        return self._bases[entry.id][1]
+
+    def _compare(self, checkpoint: Checkpoint, found: State) -> None:
+        """Add how a checkpoint differs from the replay."""
+        state, key = self.state, checkpoint_key(checkpoint.seqno)
+        assert state is not None
+
+        def disagrees(what: str, collection: str | None = None) -> None:
+            self._findings.add("disagrees", key, f"{what} than the log up to it", collection=collection)
+
+        if found.location != state.location:
+            disagrees("it names another location")
+        if found.control != state.control:
+            disagrees(f"it says something else of {_differences(found.control, state.control)}")
+        if dict(found.ids) != dict(state.ids) or len(checkpoint.collections) != len(state.entries):
+            disagrees("it has other collections")
+        for id_, entry in found.entries.items():
+            known = state.entries.get(id_)
+            if known is None or entry.contents is None:
+                continue
+            if known.contents is None:  # It could not be read before, and now it can.
+                self.state = state = state.with_entry(entry)
+                continue
+            if entry.contents != known.contents:
+                disagrees(f"it says something else of {_differences(entry.contents, known.contents)}", entry.name)
+            elif entry.id in self._bases and self._bases[id_][1] == known.contents:
+                self._bases[id_] = (self._bases[id_][0], known.contents)  # So that there is one of them in memory.
+
+
+def _examine_state(state: State, findings: Findings) -> None:
+    """Add what breaks an invariant of a state: it may come from a checkpoint, whose records are gone."""
+    key = record_key(state.seqno)
+    leased = {(c, hold, id_) for id_, lease in state.control.leases.items() for c, hold in lease.holds}
+    held = set()
+    for entry in state.entries.values():
+        contents = entry.contents
+        if contents is None:
+            continue
+        held |= {(entry.id, hold, h.lease) for hold, h in contents.holds.items() if h.lease is not None}
+        passed = sorted(hold for hold, h in contents.holds.items() if not contents.since <= Antichain(h.time))
+        if passed:
+            findings.add("rule", key, f"since has passed the holds {passed}", collection=entry.name)
+        inline = sum(len(part.inline) for part in contents.parts)
+        if inline != contents.inline_bytes:
+            what = f"inline_bytes is {contents.inline_bytes}, and the inline parts have {inline} bytes"
+            findings.add("rule", key, what, collection=entry.name)
+        try:
+            check_runs(contents)
+        except ValueError as error:
+            findings.add("rule", key, str(error), collection=entry.name)
+    if leased != held:
+        findings.add("rule", key, f"{len(leased ^ held)} leased holds are not noted both at lease and collection")
+
+
+def _differences(one: msgspec.Struct, other: msgspec.Struct) -> str:
+    names = [name for name in one.__struct_fields__ if getattr(one, name) != getattr(other, name)]
+    return ", ".join(names)

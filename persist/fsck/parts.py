@@ -1,0 +1,146 @@
+"""The part of an examination that reads parts: each is verified against its descriptor, and with the others of its run.
+
+One part is in memory at a time. What is found missing is looked for again by `PartExamination.finish`, because the
+collection may have been destroyed, or the part replaced, and its blob collected, while the examination went on.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from persist.blob import Blob, InvalidUsage
+from persist.codecs import CollectionSchema, Part, check_part, checksum_of, described_bounds, overlaps
+from persist.fsck.log import Findings
+from persist.log.records import Create
+from persist.state.contents import CollectionState
+from persist.state.state import State
+
+
+@dataclass(frozen=True, slots=True)
+class _Owner:
+    """The collection that a part belongs to."""
+
+    id: str
+    name: str
+    schema: CollectionSchema
+
+
+class PartExamination:
+    """Examines the parts that a state refers to.
+
+    Args:
+        sizes: the bytes of every blob, by key, in place of reading them; None to read them.
+    """
+
+    def __init__(self, blob: Blob, findings: Findings, sizes: Mapping[str, int] | None) -> None:
+        self._blob = blob
+        self._findings = findings
+        self._sizes = sizes
+        self._missing: list[tuple[str, str, Part]] = []
+        self._mismatched: list[tuple[str, Part, int, str]] = []
+
+    def examine(self, contents: CollectionState) -> None:
+        """Examine all parts of one collection."""
+        owner = self._owner(contents.id, contents.name, contents.schema_json)
+        if owner is not None:
+            bounds = {number: self._examine_part(part, owner) for number, part in contents.numbered.items()}
+            for numbers in (*contents.history, *(keyframe.parts for keyframe in contents.keyframes)):
+                self._examine_run([(contents.numbered[n], bounds[n]) for n in numbers], owner)
+
+    def examine_alone(self, part: Part, created: Create) -> None:
+        """Examine a part of a collection whose contents are not known."""
+        owner = self._owner(created.collection, created.name, created.schema)
+        if owner is not None:
+            self._examine_part(part, owner)
+
+    def finish(self, state: State | None) -> None:
+        """Add the problems that the newest state decides about."""
+        for id_, name, part in self._missing:
+            entry = state.entries.get(id_) if state is not None else None
+            is_needed = state is None or (
+                entry is not None
+                and (entry.contents is None or any(known.blob == part.blob for known in entry.contents.parts))
+            )
+            if is_needed and not self._is_there(part):
+                what = f"it is missing, and {part.bytes} bytes with checksum {part.checksum} belong there"
+                self._findings.add("missing", part.blob, what, collection=name)
+        for name, part, size, checksum in self._mismatched:
+            what = (
+                f"it has {size} bytes with checksum {checksum}, and its descriptor says {part.bytes} bytes with "
+                f"checksum {part.checksum}"
+            )
+            other = _owner_of(state, checksum)
+            if other is not None:
+                what += f": it holds what belongs to {other}"
+            self._findings.add("damaged" if other is None else "exchanged", _name(part), what, collection=name)
+
+    def _owner(self, id_: str, name: str, schema: dict[str, Any]) -> "_Owner | None":
+        try:
+            return _Owner(id_, name, CollectionSchema.from_json(schema))
+        except InvalidUsage as error:
+            what = f"its schema cannot be understood, so its parts were not examined: {error}"
+            self._findings.add("rule", f"collection {id_}", what, collection=name)
+            return None
+
+    def _examine_run(self, run: "list[tuple[Part, pa.Table | None]]", owner: "_Owner") -> None:
+        bounds: list[tuple[Part, pa.Table]] = []
+        for part, bound in run if len(run) > 1 else ():
+            found = described_bounds(part, owner.schema) if bound is None else bound
+            if found is not None:
+                bounds.append((part, found))
+        for one, other in overlaps([table for _, table in bounds], owner.schema):
+            what = f"it overlaps in key with {_name(bounds[one][0])}, and both are in one run"
+            self._findings.add("overlap", _name(bounds[other][0]), what, collection=owner.name)
+
+    def _examine_part(self, part: Part, owner: "_Owner") -> pa.Table | None:
+        """Return the least and greatest key, None if they are not known."""
+        if bool(part.blob) == bool(part.inline):
+            what = "its descriptor must have either the key of a blob or the bytes themselves"
+            self._findings.add("rule", _name(part), what, collection=owner.name)
+            return None
+        data = self._data(part, owner)
+        if data is None:
+            return None
+        if (len(data), checksum := checksum_of(data)) != (part.bytes, part.checksum):
+            self._mismatched.append((owner.name, part, len(data), checksum))
+            return None
+        found, bounds = check_part(data, part, owner.schema)
+        for finding in found:
+            self._findings.add(finding.kind, _name(part), finding.what, collection=owner.name)
+        return bounds
+
+    def _data(self, part: Part, owner: "_Owner") -> bytes | None:
+        """Return the bytes of a part; None if they are not there, or not to be read."""
+        if part.inline:
+            self._findings.count("inline", len(part.inline))
+            return part.inline if self._sizes is None else None
+        if self._sizes is None:
+            data = self._blob.get(part.blob)
+            if data is None:
+                self._missing.append((owner.id, owner.name, part))
+            return data
+        size = self._sizes.get(part.blob)
+        if size is None:
+            self._missing.append((owner.id, owner.name, part))
+            return None
+        self._findings.count("part", size)
+        if size != part.bytes:
+            what = f"it has {size} bytes, and its descriptor says {part.bytes}"
+            self._findings.add("damaged", part.blob, what, collection=owner.name)
+        return None
+
+    def _is_there(self, part: Part) -> bool:
+        return self._blob.get(part.blob, (0, 1)) is not None
+
+
+def _owner_of(state: State | None, checksum: str) -> str | None:
+    """Return the part that has these bytes, if one has."""
+    entries = state.entries.values() if state is not None else ()
+    parts: Sequence[Part] = [p for e in entries if e.contents is not None for p in e.contents.parts]
+    return next((_name(part) for part in parts if part.checksum == checksum), None)
+
+
+def _name(part: Part) -> str:
+    return part.blob or f"inline part {part.checksum}"

@@ -1,0 +1,156 @@
+"""Explicit holds: a reader's durable claim that since stays at or before a time.
+
+A leased hold lives as long as its client renews its lease. A named one is permanent: it belongs to whoever knows its
+name, such as a consumer that may be down for days, and is moved by compare-and-set, so that two processes that
+believe to be that consumer notice each other.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from types import TracebackType
+
+from persist.antichain import Antichain, as_time
+from persist.errors import FrontierRegression, HoldMoved, Indeterminate, InvalidUsage, LeaseExpired
+from persist.hold.leases import Claim, Leases
+
+
+@dataclass(frozen=True, slots=True)
+class HoldInfo:
+    """A hold as the log knows it.
+
+    Attributes:
+        name: of a permanent hold; None for a leased one.
+        time: since stays at or before it.
+        holder: the client that has the lease.
+        expires_ms: when the lease may be ended, milliseconds since 1970.
+    """
+
+    name: str | None
+    time: int
+    holder: str | None = None
+    expires_ms: int | None = None
+
+
+class Hold(ABC):
+    """Keeps since at or before `time` until it is closed, advanced or released. Use it in a `with`."""
+
+    def __init__(self, time: int) -> None:
+        self._time = time
+
+    @property
+    def time(self) -> int:
+        """Where the hold is."""
+        return self._time
+
+    @abstractmethod
+    def advance(self, time: int) -> None:
+        """Move the hold forward, durably.
+
+        Raises:
+            FrontierRegression: time is before the hold's.
+            LeaseExpired: the lease ended before.
+            HoldMoved: a named hold is not where this handle left it; nothing was moved.
+        """
+
+    @abstractmethod
+    def release(self) -> None:
+        """Give the hold up for good; idempotent.
+
+        Raises:
+            HoldMoved: a named hold is not where this handle left it; it stays.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Release a leased hold; leave a named one where it is, for the next to load it."""
+
+    def __enter__(self) -> "Hold":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class LeasedHold(Hold):
+    """A hold that lives by its client's lease."""
+
+    def __init__(self, leases: Leases, collection: str, claim: Claim, time: int) -> None:
+        super().__init__(time)
+        self._leases = leases
+        self._collection = collection
+        self._claim = claim
+        self._is_released = False
+
+    def advance(self, time: int) -> None:
+        time = _later("this hold", self._time, time)
+        if self._is_released:
+            raise InvalidUsage("this hold was released; take a new one with hold(time)")
+        self._claim.check()
+        self._claim.move(time)
+        self._leases.settle(self._collection)
+        self._time = time
+
+    def release(self) -> None:
+        if not self._is_released:
+            self._is_released = True
+            self._claim.release()
+            with suppress(LeaseExpired):  # Then the hold went with its lease; other reads by it will hear.
+                self._leases.settle(self._collection)
+
+    def close(self) -> None:
+        self.release()
+
+    def __repr__(self) -> str:
+        return f"<Hold at {self._time}{', released' if self._is_released else ''}>"
+
+
+class NamedHold(Hold):
+    """A permanent hold. `move` commits a new time, and `give_up` removes it, if it is at an expected time."""
+
+    def __init__(
+        self, name: str, time: int, move: Callable[[int, int], object], give_up: Callable[[int], object]
+    ) -> None:
+        super().__init__(time)
+        self.name = name
+        self._move = move
+        self._give_up = give_up
+        self._maybe: int | None = None  # Where it may be, because a move got no answer.
+
+    def advance(self, time: int) -> None:
+        time = _later(f"the hold {self.name!r}", self._time, time)
+        if time > self._time:
+            try:
+                self._change(lambda at: self._move(at, time))
+            except Indeterminate:
+                self._maybe = time
+                raise
+            self._time, self._maybe = time, None
+
+    def release(self) -> None:
+        self._change(self._give_up)
+
+    def _change(self, change: Callable[[int], object]) -> None:
+        try:
+            change(self._time)
+        except HoldMoved as error:
+            if self._maybe is None or error.actual != self._maybe:
+                raise
+            self._time, self._maybe = self._maybe, None
+            change(self._time)
+
+    def close(self) -> None:
+        """Leave the hold where it is."""
+
+    def __repr__(self) -> str:
+        return f"<Hold {self.name!r} at {self._time}>"
+
+
+def _later(what: str, current: int, time: int) -> int:
+    time = as_time("hold time", time)
+    if time < current:
+        raise FrontierRegression(what, Antichain(time), Antichain(current))
+    return time

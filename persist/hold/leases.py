@@ -1,0 +1,399 @@
+"""What a client reads, and what keeps it there: one lease per client, at most one durable hold per collection.
+
+Every open read has a `Claim`: since must stay at or before its time. Commits are what holds cost, so the claims of one
+collection share a durable hold, which is at or before the least of them:
+
+    claims of a collection   {5, 9, 9}      in memory
+    its durable hold         3 <= 5         in the log, and it lives by the client's lease
+
+A new claim at or after the hold costs nothing. A hold that stands too far back, or that no claim needs any more, is
+moved or released only after `hold_linger_s` without a new claim, because the next read is likely to want it, and every
+tenth of a lease if there always are new ones; at once when this client
+itself allows compaction, closes an explicit hold, or is closed. The lease is granted with the first hold, renewed every
+third of its duration while there is any, and ended with the last.
+
+Whether a lease has expired is decided by the log: somebody whose clock is past the expiry and the declared skew writes
+so. Until then it can be renewed, however late. A reader that finds its lease gone gets `LeaseExpired`. So clocks that
+are wrong may cost a reader its lease, and never make it read something wrong: parts are immutable and verified.
+
+Each grant says of which seqno the oldest state is that an open read was planned on. What compaction left unused before
+that need not be kept for this client, however long it lives.
+
+Invariant: for every claim that was returned and neither released nor lost, the durable hold is at or before its time.
+Releases come from finalizers, which may run inside any other call of the same thread: they are queued, without a lock.
+"""
+
+import collections
+import itertools
+import logging
+import threading
+import uuid
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+
+from persist.blob.clock import Clock
+from persist.errors import ClientClosed, CollectionNotFound, Conflict, Indeterminate, LeaseExpired, PersistError
+from persist.log.records import EndLease, GrantLease, ReleaseHold, SetHold
+from persist.replica.follower import Follower
+from persist.settings import Settings
+from persist.write.future import CommitFuture
+from persist.write.operations import Step
+
+Commit = Callable[[Sequence[Step], dict[str, str]], CommitFuture]
+SEQNO_MAX = 2**63 - 1
+
+logger = logging.getLogger("persist")
+
+
+class Lease:
+    """This client's lease, as far as it knows."""
+
+    def __init__(self) -> None:
+        self.id = uuid.uuid4().hex
+        self.is_granted = False
+        self.is_doubtful = False  # Whether it may be in the log though no answer said so.
+        self.is_lost = False
+        self.expires_ms = 0
+        self.renewed_s = 0.0
+        self.lock = threading.Lock()
+
+
+@dataclass
+class _Held:
+    """The durable hold of one collection and the claims it is for.
+
+    Attributes:
+        durable: where the hold certainly is, or None; `in_log` tells whether there may be one at all.
+        claims: by number, the time of each and the seqno of the oldest state that it may read from.
+        is_gone: the collection was destroyed, and its holds with it. Its blobs stay for the lease of who reads it, so
+            the claims keep the lease alive.
+        moving: held by whoever has a change of the hold under way.
+    """
+
+    name: str
+    hold: str
+    lease: Lease
+    durable: int | None = None
+    in_log: bool = False
+    is_gone: bool = False
+    claims: dict[int, tuple[int, int]] = field(default_factory=dict)
+    changed_s: float = 0.0
+    moved_s: float = 0.0
+    moving: threading.Lock = field(default_factory=threading.Lock)
+
+
+class Claim:
+    """A read that since must wait for. Without `leases`, of a client that only reads: nothing is kept for it."""
+
+    def __init__(self, leases: "Leases | None", collection: str, number: int = 0, lease: Lease | None = None) -> None:
+        self._leases = leases
+        self._collection = collection
+        self._number = number
+        self._lease = lease
+
+    def check(self) -> None:
+        """Raise LeaseExpired if what this relies on is not kept any more. Cost: nothing, or a late renewal."""
+        if self._leases is not None and self._lease is not None:
+            self._leases._check(self._lease)
+
+    def move(self, time: int) -> None:
+        """Let since advance up to a later time, soon."""
+        if self._leases is not None:
+            seqno = self._leases._follower.state.seqno  # What is read from now on is of this state or a later one.
+            self._leases._changes.append((self._collection, self._number, (time, seqno)))
+
+    def release(self) -> None:
+        """Let since advance, soon; idempotent, and safe to call from a finalizer."""
+        if self._leases is not None:
+            self._leases._changes.append((self._collection, self._number, None))
+
+
+class Leases:
+    """The claims of one client. All methods may be called from any thread."""
+
+    def __init__(
+        self,
+        follower: Follower,
+        commit: Commit,
+        check_may_wait: Callable[[], object],
+        clock: Clock,
+        settings: Settings,
+        holder: str,
+    ) -> None:
+        self._follower = follower
+        self._commit = commit
+        self._check_may_wait = check_may_wait  # Before each lock that is kept while a commit is waited for.
+        self._clock = clock
+        self._settings = settings
+        self._holder = holder
+        self._lock = threading.Lock()
+        self._numbers = itertools.count(1)
+        self._lease = Lease()
+        self._held: dict[str, _Held] = {}
+        self._changes: collections.deque[tuple[str, int, tuple[int, int] | None]] = collections.deque()
+        self._is_closed = False
+
+    def counts(self) -> dict[str, int]:
+        """Return how many leases this client has (one or none), its holds, and the reads in progress."""
+        with self._lock:
+            self._drain()
+            held = self._held.values()
+            return {
+                "granted": int(self._lease.is_granted),
+                "holds": sum(each.in_log for each in held),
+                "reads": sum(len(each.claims) for each in held),
+            }
+
+    def claim(self, collection: str, name: str, time: int, *, reads: bool = True) -> Claim:
+        """Return a claim once it is durable. Cost: nothing, or a commit.
+
+        Args:
+            reads: whether something will be read from the state as it is now; or else since is all that is kept back.
+
+        Raises:
+            AsOfCompacted: since has passed time.
+            CollectionNotFound: the collection was destroyed.
+            Unavailable, Indeterminate: the store did not take it.
+        """
+        reads_from = self._follower.state.seqno if reads else SEQNO_MAX
+        while True:
+            number = next(self._numbers)
+            with self._lock:
+                self._drain()
+                lease = self._live_lease()
+                held = self._held.get(collection)
+                if held is None:
+                    held = self._held[collection] = _Held(name, uuid.uuid4().hex, lease)
+                    held.moved_s = self._clock.monotonic_s()
+                held.claims[number] = (time, reads_from)
+                held.changed_s = self._clock.monotonic_s()
+                if held.durable is not None and held.durable <= time:
+                    return Claim(self, collection, number, lease)
+            try:
+                self._check_may_wait()
+                with held.moving:
+                    self._settle(collection, held, eager=False)
+            except LeaseExpired:
+                self._lose(lease)
+            except BaseException:
+                self._changes.append((collection, number, None))
+                raise
+            if not lease.is_lost:  # Or else: nothing relied on it yet, so begin another one.
+                return Claim(self, collection, number, lease)
+
+    def settle(self, collection: str) -> None:
+        """Bring the durable hold of a collection to where its claims need it. Cost: nothing, or a commit."""
+        with self._lock:
+            held = self._held.get(collection)
+        if held is not None:
+            self._check_may_wait()
+            with held.moving:
+                self._settle(collection, held, eager=True)
+
+    def settle_soon(self, collection: str) -> None:
+        """Like `settle`, without waiting, before whatever this client asks for next."""
+        with self._lock:
+            held = self._held.get(collection)
+        if held is None or not held.moving.acquire(blocking=False):
+            return
+        steps = self._steps(collection, held, eager=True)
+        if not steps:
+            held.moving.release()
+            return
+
+        def settled(future: Future[int]) -> None:
+            try:
+                error = future.exception()
+                self._settled(collection, held, steps, error)
+            finally:
+                held.moving.release()
+
+        self._commit(steps, {collection: held.name}).add_done_callback(settled)
+
+    def tick(self) -> None:
+        """Do what is due: let go of what lingered, renew the lease or end it."""
+        self._check_may_wait()
+        now_s = self._clock.monotonic_s()
+        with self._lock:
+            self._drain()
+            due = [
+                (collection, held)
+                for collection, held in self._held.items()
+                if now_s - held.changed_s >= self._settings.hold_linger_s
+                or now_s - held.moved_s >= self._settings.lease_s / 10
+            ]
+        for collection, held in due:
+            with held.moving:
+                self._settle(collection, held, eager=True)
+        lease = self._lease
+        if lease.is_granted or lease.is_doubtful:
+            if self._end_if_unused(lease):
+                return
+            if lease.is_granted and now_s - lease.renewed_s >= self._settings.lease_s / 3:
+                self._renew(lease)
+
+    def end_expired(self) -> None:
+        """End the leases of others that ran out, by this client's clock and the declared skew."""
+        limit_ms = self._clock.wall_ms() - int(self._settings.clock_skew_s * 1000)
+        leases = self._follower.refresh().control.leases
+        own = self._lease.id  # However late, it is renewed rather than ended.
+        expired = [EndLease(i, le.expires_ms) for i, le in leases.items() if i != own and le.expires_ms < limit_ms]
+        futures = [self._commit([step], {}) for step in expired]
+        errors = [future.exception() for future in futures]  # Of all: what nobody looks at is raised by close.
+        for error in errors:
+            # After a conflict, it was renewed in the last moment.
+            if error is not None and not isinstance(error, Conflict):
+                raise error
+
+    def close(self) -> None:
+        """End the lease, and with it all holds. Cost: a commit, if there is any."""
+        lease = self._lease
+        with self._lock:
+            self._is_closed = True
+            self._held = {}
+            self._lease = Lease()
+        if (lease.is_granted or lease.is_doubtful) and not lease.is_lost:
+            try:
+                self._commit([EndLease(lease.id)], {}).result()
+            except PersistError as error:
+                logger.warning("a lease was not given back, and lasts until it expires: %s", error)
+
+    def _check(self, lease: Lease) -> None:
+        if self._is_closed:
+            raise ClientClosed("reading")
+        if lease.is_lost or lease.id not in self._follower.state.control.leases:
+            self._lose(lease)
+            raise LeaseExpired("the lease of this read has ended, so what it reads may have been compacted or deleted")
+        if self._is_overdue(lease):
+            self._renew(lease)
+
+    def _is_overdue(self, lease: Lease) -> bool:
+        late_s = self._clock.monotonic_s() - lease.renewed_s
+        return late_s >= self._settings.lease_s or self._clock.wall_ms() >= lease.expires_ms
+
+    def _renew(self, lease: Lease) -> None:
+        began_s = self._clock.monotonic_s()
+        self._check_may_wait()
+        with lease.lock:
+            if lease.renewed_s > began_s:
+                return  # Another thread did, meanwhile.
+            with self._lock:
+                self._drain()
+                grant = self._grant(lease, renews=True)
+            try:
+                self._commit([grant], {}).result()
+            except LeaseExpired:
+                self._lose(lease)
+                raise
+            lease.expires_ms, lease.renewed_s = grant.expires_ms, self._clock.monotonic_s()
+
+    def _end_if_unused(self, lease: Lease) -> bool:
+        with self._lock:
+            if self._held or self._lease is not lease:
+                return False
+            self._lease = Lease()  # From here on nobody takes a hold with the old one.
+        self._commit([EndLease(lease.id)], {}).result()
+        return True
+
+    def _live_lease(self) -> Lease:
+        if self._lease.is_lost or (
+            self._lease.is_granted and self._lease.id not in self._follower.state.control.leases
+        ):
+            self._forget(self._lease)
+        return self._lease
+
+    def _lose(self, lease: Lease) -> None:
+        with self._lock:
+            self._forget(lease)
+
+    def _forget(self, lease: Lease) -> None:
+        lease.is_lost = True
+        if self._lease is lease:
+            self._lease = Lease()
+            self._held = {}
+
+    def _grant(self, lease: Lease, *, renews: bool) -> GrantLease:
+        """Return what begins or prolongs the lease; the caller has the lock."""
+        expires_ms = self._clock.wall_ms() + int(self._settings.lease_s * 1000)
+        open_reads = [seqno for held in self._held.values() for _, seqno in held.claims.values()]
+        reads_from = min([*open_reads, max(0, self._follower.state.seqno)])
+        return GrantLease(lease.id, self._holder, expires_ms, renews, reads_from)
+
+    def _settle(self, collection: str, held: _Held, *, eager: bool) -> None:
+        """Commit what `_steps` says; the caller has `held.moving`."""
+        steps = self._steps(collection, held, eager=eager)
+        if steps:
+            future = self._commit(steps, {collection: held.name})
+            error = future.exception()
+            self._settled(collection, held, steps, error)
+            if error is not None and held.claims and not (eager and held.is_gone):
+                raise error
+
+    def _steps(self, collection: str, held: _Held, *, eager: bool) -> list[Step]:
+        """Return what brings the durable hold to the least claim, or only as far back as needed unless eager.
+
+        From here on no new claim relies on where the hold has been.
+        """
+        with self._lock:
+            self._drain()
+            wanted = min((time for time, _ in held.claims.values()), default=None)
+            if wanted is None:
+                if not eager:
+                    return []
+                held.durable = None
+                if held.in_log and not held.lease.is_lost:
+                    return [ReleaseHold(collection, held.hold)]
+                self._drop(collection, held)
+                return []
+            if held.lease.is_lost or held.is_gone or wanted == held.durable:
+                return []
+            if held.durable is not None and held.durable < wanted and not eager:
+                return []
+            held.durable = None
+            held.in_log = True
+            step = SetHold(collection, held.hold, wanted, held.lease.id)
+            return [step] if held.lease.is_granted else [self._grant(held.lease, renews=False), step]
+
+    def _settled(self, collection: str, held: _Held, steps: list[Step], error: BaseException | None) -> None:
+        """Take in what became of steps."""
+        with self._lock:
+            if isinstance(error, CollectionNotFound):
+                held.is_gone, held.in_log = True, False
+                if not held.claims:
+                    self._drop(collection, held)
+            if isinstance(error, Indeterminate) and any(isinstance(step, GrantLease) for step in steps):
+                held.lease.is_doubtful = True
+            if error is not None:
+                return
+            for step in steps:
+                if isinstance(step, GrantLease):
+                    held.lease.is_granted = True
+                    held.lease.expires_ms, held.lease.renewed_s = step.expires_ms, self._clock.monotonic_s()
+                elif isinstance(step, SetHold):
+                    held.durable, held.moved_s = step.time, self._clock.monotonic_s()
+                elif isinstance(step, ReleaseHold):
+                    held.in_log = False
+                    if not held.claims:
+                        self._drop(collection, held)
+
+    def _drop(self, collection: str, held: _Held) -> None:
+        if self._held.get(collection) is held:
+            del self._held[collection]
+
+    def _drain(self) -> None:
+        """Take in what claims have asked for since; the caller has the lock."""
+        while self._changes:
+            collection, number, moved = self._changes.popleft()
+            held = self._held.get(collection)
+            if held is None or number not in held.claims:
+                continue
+            if moved is None:
+                del held.claims[number]
+            else:
+                held.claims[number] = (moved[0], max(moved[1], held.claims[number][1]))
+
+
+def no_claim(collection: str) -> Claim:
+    """Return the claim of a client that only reads."""
+    return Claim(None, collection)

@@ -1,0 +1,95 @@
+"""The commit log on storage: immutable records under consecutive keys, made with put-if-absent.
+
+    log/<seqno, 20 digits>             frame "record"
+
+`create` of the next key is the only coordination there is: who creates it, commits. A record is never changed and
+never replaced. The answer of a `create` may be lost; every record therefore carries a commit id of its own, and
+whoever lost the answer offers the same bytes again and, if the slot is taken, compares the ids (Icechunk, design
+document 017, has the same rule).
+"""
+
+import msgspec
+
+from persist.blob import Blob, CorruptBlob, Indeterminate, Unavailable
+from persist.blob.clock import Backoff, Clock
+from persist.log.envelope import decode_framed, encode_framed
+from persist.log.keys import check_keys
+from persist.log.part_lists import as_read, as_stored
+from persist.log.records import Append, Record, Replace
+
+COMMIT_DEADLINE_S = 30.0
+
+
+def record_key(seqno: int) -> str:
+    """Return the key of the record at seqno."""
+    return f"log/{seqno:020d}"
+
+
+def record_seqno(key: str) -> int | None:
+    """Return the seqno in the key of a record; None if it is not such a key."""
+    digits = key.removeprefix("log/")
+    return int(digits) if digits.isdecimal() and record_key(int(digits)) == key else None
+
+
+def read_record(blob: Blob, seqno: int) -> Record | None:
+    """Return the record at seqno with its part lists filled in, or None if there is none yet.
+
+    Cost: one GET, and one for each part list kept outside.
+
+    Raises:
+        CorruptBlob, IncompatibleVersion: what is there cannot be believed or understood.
+        Unavailable: the store did not answer.
+    """
+    key = record_key(seqno)
+    data = blob.get(key)
+    if data is None:
+        return None
+    record = decode_framed(data, Record, key)
+    if record.seqno != seqno:
+        raise CorruptBlob(key, f"it holds the record of seqno {record.seqno}, so blobs were exchanged")
+    for mutation in record.mutations:
+        if isinstance(mutation, Append | Replace):
+            try:
+                check_keys(mutation)  # Before any of them is asked for.
+            except ValueError as error:
+                raise CorruptBlob(key, f"it breaks a rule of the log: {error}") from error
+    mutations = tuple(as_read(blob, record.location, mutation) for mutation in record.mutations)
+    return msgspec.structs.replace(record, mutations=mutations)
+
+
+def create_record(blob: Blob, record: Record, clock: Clock, *, deadline_s: float = COMMIT_DEADLINE_S) -> Record | None:
+    """Create record at its seqno; return None when it is there, or the record that was there first.
+
+    Raises:
+        Unavailable: the record is certainly not in the log.
+        Indeterminate: the store did not say within deadline_s whether the record is in the log.
+    """
+    stored = msgspec.structs.replace(record, mutations=tuple(map(as_stored, record.mutations)))
+    key, data = record_key(record.seqno), encode_framed(stored)
+    backoff = Backoff(clock, deadline_s)
+    doubtful = was_gone = False
+    failure: Unavailable | Indeterminate
+    while True:
+        try:
+            if blob.create(key, data):
+                return None
+            found = read_record(blob, record.seqno)
+            if found is None and not was_gone:
+                was_gone = True  # Truncated in between: whoever creates it now finds out that the slot is none.
+                continue
+            if found is None:
+                raise CorruptBlob(key, "the store says that it exists, and has no value for it")
+            return None if found.commit == record.commit else found
+        except Indeterminate as error:
+            doubtful, failure = True, error
+        except Unavailable as error:
+            failure = error
+        if not backoff.wait():
+            raise _gave_up(blob, record, deadline_s, doubtful, failure) from failure
+
+
+def _gave_up(blob: Blob, record: Record, deadline_s: float, doubtful: bool, failure: Exception) -> Exception:
+    tried = f"the store at {blob.url} did not confirm the commit at seqno {record.seqno} within {deadline_s:g} s"
+    if doubtful:
+        return Indeterminate(f"{tried} ({failure}), so it may or may not be there. Read back before writing it again.")
+    return Unavailable(f"{tried} ({failure}); nothing was written. Try again when the store answers.")

@@ -1,0 +1,213 @@
+"""What one entry of the commit log says: the mutations of one or more collections, all of them or none.
+
+    record   = frame "record" { location, seqno, commit, writer, epoch, written_ms, mutations }
+    mutation = create | append | replace | tokens | batch | seal | allow_compaction | destroy | hold | release
+                                                                                                    of one collection
+             | lease | end_lease | open_writer | close_writer | truncate | void_uploads | collected  of the location
+
+Fields:
+    location    32 hex digits, drawn by the writer of seqno 0; every object of a location repeats it
+    commit      32 hex digits, drawn anew for every commit: how a client that lost the answer knows its own record
+    writer      free text naming the client, for people
+    epoch       the seqno at which the writer opened the location exclusively, null if it did not
+    written_ms  the writer's clock, milliseconds since 1970; for people and for retention, never for correctness
+
+Mutations of a collection name it by its id, which is never used again. A frontier is a list of at most one time.
+A long list of parts is stored outside the record (`parts_in`); `persist.log.part_lists` fills it in before anybody sees
+the record.
+"""
+
+from typing import Annotated, Any, ClassVar
+
+import msgspec
+
+from persist.codecs import Part
+from persist.log.envelope import BlobRef, Framed
+
+Frontier = Annotated[tuple[Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)], ...], msgspec.Meta(max_length=1)]
+Seqno = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+
+
+class _Mutation(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, tag_field="kind"):
+    collection: str
+
+
+class Create(_Mutation, frozen=True, tag="create"):
+    """Make a collection, with since and upper at 0."""
+
+    name: str
+    schema: dict[str, Any]
+
+
+class Append(_Mutation, frozen=True, tag="append"):
+    """Add the updates of some parts, all at times beyond upper."""
+
+    parts: tuple[Part, ...] = ()
+    parts_in: BlobRef | None = None
+
+
+Numbers = tuple[int, ...]
+
+
+class Keyframe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The whole consolidated contents as of one time: a run, its parts named by their numbers, in key order."""
+
+    as_of: int
+    parts: Numbers
+
+
+class Replace(_Mutation, frozen=True, tag="replace"):
+    """Put merged history, or keyframes, in the place of what they were made of.
+
+    Parts are named by their numbers in the collection (`persist.state.contents`); those that come with this record
+    are -1, -2, … in the order of parts. What is removed must still be there: of two that replace the same, the second
+    loses.
+
+    Attributes:
+        removed_runs: the first number of each run of history that goes.
+        runs: the runs that come.
+        removed_keyframes: the time of each keyframe that goes.
+        keyframes: those that come.
+        history_from: updates before this time are only in keyframes from now on; None leaves that as it is.
+        unused: the blobs that nothing refers to from now on.
+    """
+
+    parts: tuple[Part, ...] = ()
+    parts_in: BlobRef | None = None
+    removed_runs: Numbers = ()
+    runs: tuple[Numbers, ...] = ()
+    removed_keyframes: Numbers = ()
+    keyframes: tuple[Keyframe, ...] = ()
+    history_from: int | None = None
+    unused: tuple[str, ...] = ()
+
+
+class Tokens(_Mutation, frozen=True, tag="tokens"):
+    """Remember writes, so that none of them is done again: (token, least time of its updates) each."""
+
+    tokens: tuple[tuple[str, int], ...]
+
+
+class Batch(_Mutation, frozen=True, tag="batch"):
+    """Remember the last batch of a streaming query, and the run of it that this is (`persist.state.queries`).
+
+    With again, it was committed before: only the run is new.
+    """
+
+    query: str
+    batch: Seqno
+    run: str
+    again: bool = False
+
+
+class Seal(_Mutation, frozen=True, tag="seal"):
+    """Advance upper."""
+
+    upper: Frontier
+
+
+class AllowCompaction(_Mutation, frozen=True, tag="allow_compaction"):
+    """Let since advance as far as this, once no hold keeps it back."""
+
+    since: Frontier
+
+
+class Destroy(_Mutation, frozen=True, tag="destroy"):
+    """Remove the collection; its name becomes free, its blobs are left to be collected."""
+
+
+class SetHold(_Mutation, frozen=True, tag="hold"):
+    """Keep since at or before a time, from now on.
+
+    hold is 32 hex digits for one that lives as long as a lease; it is a name for a permanent one, which is moved from
+    its expected time (None: it does not exist yet) by compare-and-set.
+    """
+
+    hold: str
+    time: int
+    lease: str | None = None
+    expected: int | None = None
+
+
+class ReleaseHold(_Mutation, frozen=True, tag="release"):
+    """Give up a hold, if it is at its expected time; one that is not there is no error."""
+
+    hold: str
+    expected: int | None = None
+
+
+class _LocationMutation(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, tag_field="kind"):
+    collection: ClassVar[str] = ""  # It is about none.
+
+
+class GrantLease(_LocationMutation, frozen=True, tag="lease"):
+    """Begin a lease, or prolong it if it renews one. It lasts until somebody ends it, others not before its expiry.
+
+    Whatever its holder reads from now on is of the state at reads_from or later.
+    """
+
+    lease: str
+    holder: str
+    expires_ms: int
+    renews: bool = False
+    reads_from: int = 0
+
+
+class EndLease(_LocationMutation, frozen=True, tag="end_lease"):
+    """End a lease and release its holds. By others than its holder with the expiry that they saw pass."""
+
+    lease: str
+    expires_ms: int | None = None
+
+
+class OpenWriter(_LocationMutation, frozen=True, tag="open_writer"):
+    """Make the writer of this record the only one; the record's seqno is its epoch."""
+
+    reentrance_id: str
+    holder: str
+    force: bool = False
+
+
+class CloseWriter(_LocationMutation, frozen=True, tag="close_writer"):
+    """Let others write again."""
+
+
+class TruncateLog(_LocationMutation, frozen=True, tag="truncate"):
+    """Declare that records below floor are not needed any more; they may be deleted once a checkpoint says so too."""
+
+    floor: int
+
+
+class VoidUploads(_LocationMutation, frozen=True, tag="void_uploads"):
+    """Declare that blobs whose names begin with a seqno below floor are never referred to if they are not yet."""
+
+    floor: int
+
+
+class Collected(_LocationMutation, frozen=True, tag="collected"):
+    """Forget what was dropped, (collection, seqno) each, because its blobs have been deleted."""
+
+    dropped: tuple[tuple[str, int], ...]
+
+
+CollectionMutation = (
+    Create | Append | Replace | Tokens | Batch | Seal | AllowCompaction | Destroy | SetHold | ReleaseHold
+)
+LocationMutation = GrantLease | EndLease | OpenWriter | CloseWriter | TruncateLog | VoidUploads | Collected
+Mutation = CollectionMutation | LocationMutation
+
+# Readers' claims, compaction and the collection of garbage change no contents: an exclusive writer does not keep others
+# from them.
+Unguarded = Replace | SetHold | ReleaseHold | GrantLease | EndLease | OpenWriter | TruncateLog | VoidUploads | Collected
+
+
+class Record(Framed, frozen=True, kw_only=True, tag="record"):
+    """One entry of the commit log."""
+
+    location: str
+    seqno: Seqno
+    commit: str
+    writer: str
+    epoch: int | None
+    written_ms: int
+    mutations: tuple[Mutation, ...]

@@ -1,0 +1,357 @@
+"""Counts and sums over a snapshot, group by group, straight from updates.
+
+Both are linear in the diffs: `count = sum(diff)`, `sum(v) = sum(v * diff)`, whatever cancels on the way. So nothing is
+consolidated: each table of updates becomes a *partial*, one row for each of its groups, and partials of equal groups
+are added up. Memory: one table as it was read, and a few times the number of groups.
+
+Whole numbers and counts are exact: a partial holds such a sum as limbs (`persist.codecs.order.limbs`), as many as the
+bound over all that was added demands, `rows * max|v| * max|diff|` of each table. Mostly that is one, so that an int64
+column is all.
+
+Floats are added as float64, and what was inserted and retracted again may have left rounding errors, or NaN, behind.
+Where that can be, the sum of `|v * diff|` is kept, too; if it tells that the result is not to be trusted, the sums are
+made again from consolidated records.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as pat
+
+from persist.blob import InvalidUsage
+from persist.codecs import CollectionSchema, DiffOverflow, SchemaMismatch, order_keys, sort_indices
+from persist.codecs.order.limbs import (
+    ROWS_MAX,
+    Ints,
+    from_whole_numbers,
+    joined,
+    largest_of,
+    limbs_for,
+    limits,
+    normalized,
+    products,
+    split,
+    whole_numbers,
+)
+from persist.read.part_reader import PartReader
+from persist.read.scan import Scan
+
+KINDS = ("sum", "count")
+CANCELLED_MAX = 2.0**12  # A float sum that is smaller than its terms by more than this may be mostly rounding errors.
+MERGE_ROWS = 1 << 16  # Partials are merged when they have more rows than this and than twice what they last came to.
+_ADDABLE = "integers, floats, decimals and durations"
+_SUM = pc.ScalarAggregateOptions(skip_nulls=True, min_count=0)
+
+Consolidated: TypeAlias = Callable[[tuple[str, ...]], Iterable[pa.Table]]
+
+
+@dataclass(frozen=True, slots=True)
+class Aggregation:
+    """One output: the sum of a column, or a count of its values that are not NULL; of all rows without a column."""
+
+    output: str
+    column: str | None
+    kind: str
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What `Snapshot.aggregate` is asked for, checked."""
+
+    group_by: tuple[str, ...]
+    aggregations: tuple[Aggregation, ...]
+
+    @classmethod
+    def of(cls, schema: CollectionSchema, group_by: Sequence[str], aggregations: Mapping[str, Any]) -> "Request":
+        """Check a request.
+
+        Raises:
+            SchemaMismatch: a column is unknown, or grouped by twice.
+            InvalidUsage: an aggregation is none, cannot be made of that column, or its name is taken.
+        """
+        groups = schema.distinct("group_by", group_by)
+        if not isinstance(aggregations, Mapping) or not aggregations:
+            raise InvalidUsage(
+                f"aggregations={aggregations!r:.80} is not a dict of at least one output: "
+                'write for example {"total": ("amount", "sum"), "n": (None, "count")}'
+            )
+        return cls(groups, tuple(_checked(schema, groups, name, spec) for name, spec in aggregations.items()))
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns to read."""
+        return tuple(dict.fromkeys([*self.group_by, *(a.column for a in self.aggregations if a.column is not None)]))
+
+
+def _checked(schema: CollectionSchema, groups: tuple[str, ...], output: Any, spec: Any) -> Aggregation:
+    if not isinstance(output, str) or not output:
+        raise InvalidUsage(f"{output!r:.80} is not a name for an output: give text that is not empty")
+    if output in groups:
+        raise InvalidUsage(f"the output {output!r} has the name of a column that is grouped by: choose another one")
+    if not isinstance(spec, (tuple, list)) or len(spec) != 2 or spec[1] not in KINDS:
+        raise InvalidUsage(
+            f'the output {output!r} is {spec!r:.80}: give (column, "sum"), (column, "count") or (None, "count")'
+        )
+    column, kind = spec
+    if column is None and kind == "sum":
+        raise InvalidUsage(f"the output {output!r} is a sum of no column: name the column to add up")
+    if column is not None and column not in schema.names:
+        raise SchemaMismatch(
+            f"the output {output!r} is of column {column!r:.80}, which this collection does not have; "
+            f"it has {list(schema.names)}"
+        )
+    if kind == "sum" and not _is_addable(type_ := schema.arrow.field(column).type):
+        raise InvalidUsage(
+            f"the output {output!r} is the sum of column {column!r} of type {type_}: only {_ADDABLE} can be added up"
+        )
+    return Aggregation(output, column, kind)
+
+
+def _is_addable(type_: pa.DataType) -> bool:
+    return bool(pat.is_integer(type_) or pat.is_floating(type_) or pat.is_decimal(type_) or pat.is_duration(type_))
+
+
+def sum_type(type_: pa.DataType) -> pa.DataType:
+    """Return the type of a sum of values of a type: the widest of its kind."""
+    if pat.is_decimal128(type_):
+        return pa.decimal128(38, type_.scale)
+    if pat.is_decimal256(type_):
+        return pa.decimal256(76, type_.scale)
+    if pat.is_floating(type_):
+        return pa.float64()
+    return type_ if pat.is_duration(type_) or pat.is_uint64(type_) else pa.int64()
+
+
+def aggregate(scan: Scan, request: Request, reader: PartReader, consolidated: Consolidated) -> pa.Table:
+    """Return what `Snapshot.aggregate` promises.
+
+    Args:
+        scan: the snapshot's; its columns do not matter.
+        consolidated: gives the snapshot's records with their multiplicities `_diff`, of some columns.
+
+    Raises:
+        DiffOverflow: a result is outside its type.
+        CorruptBlob: a part is missing or damaged.
+    """
+    retracts = scan.sign < 0 or any(part.negatives for part in scan.all_parts)
+    sums = _Sums(scan, request, tracks_size=retracts)
+    for table, diff in _updates(scan, reader, request.columns):
+        sums.add(table, diff)
+    groups = sums.merged()
+    doubtful = groups.doubtful_columns()
+    if doubtful:
+        again = tuple(a for a in request.aggregations if a.kind == "sum" and a.column in doubtful)
+        exact = _Sums(scan, Request(request.group_by, again), tracks_size=False)
+        for table in consolidated(exact.request.columns):
+            exact.add(table, None)
+        groups = groups.with_floats(exact.merged(), doubtful)
+    return groups.result()
+
+
+def _updates(scan: Scan, reader: PartReader, columns: tuple[str, ...]) -> Iterator[tuple[pa.Table, int | None]]:
+    """Yield tables of columns and `_diff`, or without it and the one diff that all rows have."""
+    sides = ((scan.base, scan.base_rows, 1), (scan.parts, scan.updates, scan.sign))
+    for parts, read, sign in sides:
+        plain = [part for part in parts if part.is_plain and columns]
+        rest = [part for part in parts if not (part.is_plain and columns)]
+        for table in read(reader, columns, plain):
+            yield table, sign
+        for table in read(reader, [*columns, "_diff"], rest):
+            yield table, None
+
+
+class _Sums:
+    """Partials, and what their sums are bounded by.
+
+    Columns of a partial: `g<i>` of the groups; of each *measure*, its limbs `<measure>.<limb>`; of each float column
+    that is added up, `net:<column>` and perhaps `size:<column>`. Measures are `n`, the sum of diffs; `n:<column>`, that
+    of the rows where the column is not NULL; and `sum:<column>`.
+    """
+
+    def __init__(self, scan: Scan, request: Request, *, tracks_size: bool) -> None:
+        self.request = request
+        self.schema = scan.schema
+        self.tracks_size = tracks_size
+        summed = {a.column for a in request.aggregations if a.kind == "sum" and a.column is not None}
+        is_float = {name: pat.is_floating(scan.schema.arrow.field(name).type) for name in summed}
+        self.counted = sorted({a.column for a in request.aggregations if a.column is not None})
+        self.added = sorted(name for name in summed if not is_float[name])
+        self.floats = sorted(name for name in summed if is_float[name])
+        measures = ["n", *(f"n:{name}" for name in self.counted), *(f"sum:{name}" for name in self.added)]
+        self.bounds = dict.fromkeys(measures, 0)
+        self._partials: list[pa.Table] = []
+        self._merge_rows = MERGE_ROWS
+        self.add(scan.empty([*request.columns, "_diff"]), None)
+
+    def add(self, table: pa.Table, diff: int | None) -> None:
+        """Add a table of updates, all with that diff or with a column `_diff`."""
+        assert len(table) <= ROWS_MAX, "limbs would overflow"
+        diffs = np.full(len(table), diff, np.int64) if diff is not None else table["_diff"].to_numpy()
+        largest = largest_of(diffs)
+        columns: dict[str, Any] = {}
+        self._put("n", diffs, largest, columns)
+        for name in self.counted:
+            valid = diffs if not table[name].null_count else diffs * table[name].is_valid().to_numpy()
+            self._put(f"n:{name}", valid, largest, columns)
+        for name in self.added:
+            values = whole_numbers(table[name])
+            terms = (values, largest_of(values)) if diff == 1 else products(values, diffs)
+            self._put(f"sum:{name}", *terms, columns)
+        for name in self.floats:
+            terms = table[name].cast(pa.float64())
+            if diff != 1:
+                terms = pc.multiply(terms, pa.array(diffs.astype(np.float64)))
+            columns[f"net:{name}"] = terms
+            if self.tracks_size:
+                columns[f"size:{name}"] = pc.abs(terms)
+        self._partials.append(self._normalized(_grouped([table[name] for name in self.request.group_by], columns)))
+        if sum(map(len, self._partials)) > self._merge_rows:
+            self._merge()
+
+    def merged(self) -> "_Groups":
+        """Return the sums of everything added."""
+        self._merge()
+        return _Groups(self, self._partials[0])
+
+    def _put(self, measure: str, terms: Ints, largest: int, columns: dict[str, Any]) -> None:
+        """Put the limbs of terms, of which none is larger, among columns."""
+        self.bounds[measure] += len(terms) * largest
+        for at, limb in enumerate(split(terms, limbs_for(self.bounds[measure]))):
+            columns[f"{measure}.{at}"] = limb
+
+    def _merge(self) -> None:
+        if len(self._partials) == 1:
+            return
+        table = pa.concat_tables([self._widened(partial) for partial in self._partials])
+        count = len(self.request.group_by)
+        measured = {name: table[name] for name in table.column_names[count:]}
+        self._partials = [self._normalized(_grouped(table.columns[:count], measured))]
+        self._merge_rows = max(MERGE_ROWS, 2 * len(self._partials[0]))
+
+    def _widened(self, partial: pa.Table) -> pa.Table:
+        """Return a partial with as many limbs as all partials together need, columns in the one order."""
+        columns: dict[str, Any] = {f"g{i}": partial[f"g{i}"] for i in range(len(self.request.group_by))}
+        for measure, bound in self.bounds.items():
+            limbs = _limbs_of(partial, measure)
+            limbs[-1:] = split(limbs[-1], limbs_for(bound) - len(limbs) + 1)
+            columns |= {f"{measure}.{at}": limb for at, limb in enumerate(limbs)}
+        kinds = ("net", "size") if self.tracks_size else ("net",)
+        return pa.table(
+            columns | {f"{kind}:{name}": partial[f"{kind}:{name}"] for name in self.floats for kind in kinds}
+        )
+
+    def _normalized(self, partial: pa.Table) -> pa.Table:
+        for measure in self.bounds:
+            if len(limbs := _limbs_of(partial, measure)) > 1:
+                for at, limb in enumerate(normalized(limbs)):
+                    name = f"{measure}.{at}"
+                    partial = partial.set_column(partial.schema.get_field_index(name), name, pa.array(limb))
+        return partial
+
+
+class _Groups:
+    """The sums of all groups that there are."""
+
+    def __init__(self, sums: _Sums, partial: pa.Table) -> None:
+        self._sums = sums
+        self._group_by = sums.request.group_by
+        fields = [sums.schema.arrow.field(name) for name in self._group_by]
+        keys = pa.Table.from_arrays(partial.columns[: len(fields)], schema=pa.schema(fields))
+        if fields:
+            order = sort_indices(keys, self._group_by)
+            order = order.filter(pa.array(joined(_limbs_of(partial, "n")).take(order.to_numpy()).astype(bool)))
+            keys, partial = keys.take(order), partial.take(order)
+        self._keys, self._partial = keys, partial
+        self._floats = {name: self._partial[f"net:{name}"].to_numpy() for name in sums.floats}
+
+    def doubtful_columns(self) -> list[str]:
+        """Return the float columns with a sum that may be off because terms of it cancelled."""
+        if not self._sums.tracks_size:
+            return []
+        return [name for name in self._floats if self._is_doubtful(name)]
+
+    def _is_doubtful(self, name: str) -> bool:
+        net, size = self._floats[name], self._partial[f"size:{name}"].to_numpy()
+        with np.errstate(invalid="ignore", over="ignore"):
+            return bool((~np.isfinite(size) | (size > CANCELLED_MAX * np.abs(net))).any())
+
+    def with_floats(self, exact: "_Groups", names: Sequence[str]) -> "_Groups":
+        """Return these groups with the sums of some float columns as they are in exact."""
+        assert len(self._keys) == len(exact._keys), "consolidation leaves the groups as they are"
+        self._floats |= {name: exact._floats[name] for name in names}
+        return self
+
+    def result(self) -> pa.Table:
+        """Return the table that was asked for."""
+        columns: dict[str, Any] = dict(zip(self._group_by, self._keys.columns, strict=True))
+        for each in self._sums.request.aggregations:
+            columns[each.output] = self._output(each)
+        return pa.table(columns)
+
+    def _output(self, each: Aggregation) -> pa.Array:
+        if each.kind == "count":
+            counts = self._exact("n" if each.column is None else f"n:{each.column}")
+            return self._fitting(counts, pa.int64(), each)
+        assert each.column is not None
+        counts = self._exact(f"n:{each.column}")
+        values: Ints
+        if each.column in self._floats:
+            values = self._floats[each.column]
+            made = pa.array(values)
+        else:
+            values = self._exact(f"sum:{each.column}")
+            made = self._fitting(values, sum_type(self._sums.schema.arrow.field(each.column).type), each)
+        nothing = (counts == 0) & (values == 0)
+        return pc.if_else(pa.array(nothing.astype(bool)), pa.scalar(None, made.type), made)
+
+    def _exact(self, measure: str) -> Ints:
+        return joined(_limbs_of(self._partial, measure))
+
+    def _fitting(self, values: Ints, type_: pa.DataType, each: Aggregation) -> pa.Array:
+        """Return whole numbers as an array of that type."""
+        least, greatest = limits(type_)
+        outside = np.flatnonzero((values < least) | (values > greatest))
+        if len(outside):
+            at = int(outside[0])
+            what = each.kind if each.column is None else f"{each.kind} of column {each.column!r}"
+            where = f" of the group {self._keys.slice(at, 1).to_pylist()[0]!r:.200}" if self._group_by else ""
+            raise DiffOverflow(
+                f"the {what}{where} is {values[at]}, outside of {type_} [{least}, {greatest}]. "
+                "Group or filter more finely; nothing was wrapped."
+            )
+        return from_whole_numbers(values, type_)
+
+
+def _grouped(keys: Sequence[pa.ChunkedArray], columns: dict[str, Any]) -> pa.Table:
+    """Add up columns over rows with equal keys; without keys there is one row, whatever there was before."""
+    if not keys:
+        table = pa.table(columns)
+        return pa.table({name: pa.array([pc.sum(table[name], options=_SUM)]) for name in columns})
+    names = [f"g{i}" for i in range(len(keys))]
+    sums = [(name, "sum", _SUM) for name in columns]
+    is_nested = any(pat.is_nested(key.type) for key in keys)
+    given = pa.table(dict(zip(names, keys, strict=True)))
+    ids = dict(zip(names, order_keys(given.combine_chunks(), names) if is_nested else keys, strict=True))
+    if is_nested:
+        columns = {**columns, "row": np.arange(len(given))}
+        sums.append(("row", "min", None))
+    found = pa.table(ids | columns).group_by(names, use_threads=False).aggregate(sums)
+    if is_nested:
+        groups = given.take(found["row_min"]).columns
+        found = found.drop_columns([*names, "row_min"])
+    else:
+        groups = [found[name] for name in names]
+        found = found.drop_columns(names)
+    summed = {name.removesuffix("_sum"): found[name] for name in found.column_names}
+    return pa.table(dict(zip(names, groups, strict=True)) | summed)
+
+
+def _limbs_of(partial: pa.Table, measure: str) -> list[Ints]:
+    limbs: list[Ints] = []
+    while (name := f"{measure}.{len(limbs)}") in partial.column_names:
+        limbs.append(partial[name].to_numpy())
+    return limbs

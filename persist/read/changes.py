@@ -1,0 +1,64 @@
+"""The updates of a collection in an interval of times: an exact change feed.
+
+Updates are consolidated per (key, value, time), ordered by time, then key, then value. The contents as of
+`lower - 1` plus the changes in `[lower, upper)` are the contents as of `upper - 1`, exactly.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+
+from persist.codecs import consolidate, to_tuples
+from persist.read.guard import Reading
+from persist.read.part_reader import PartReader
+from persist.read.result import ArrowResult
+from persist.read.scan import Scan
+
+
+def read_changes(scan: Scan, reader: PartReader) -> pa.Table:
+    """Return the updates of one slice: its columns, `_time`, `_diff`. Memory: its updates.
+
+    Raises:
+        CorruptBlob: a part is missing or damaged.
+        DiffOverflow: the diffs of equal updates sum to more than int64 holds.
+    """
+    wanted = [*scan.columns, "_time", "_diff"]
+    updates = pa.concat_tables([scan.empty(wanted), *scan.updates(reader, wanted)])
+    found = consolidate(updates, ["_time", *scan.columns])
+    return found.select([*scan.columns, "_time", "_diff"])
+
+
+class Changes(ArrowResult):
+    """The updates in `[lower, upper)`; see `Collection.changes`. Nothing is read until a method asks for it."""
+
+    def __init__(self, scan: Scan, reading: Reading) -> None:
+        super().__init__(reading)
+        self.lower = scan.time_lower
+        self.upper = scan.time_upper
+        self.scan = scan
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The columns asked for, `_time` and `_diff`."""
+        return pa.schema([self.scan.schema.arrow.field(n) for n in (*self.scan.columns, "_time", "_diff")])
+
+    def slices(self, count: int) -> list[Scan]:
+        """Return at most count plans for `read_changes` that together are these changes."""
+        return self.scan.slices(count)
+
+    def updates(self) -> Iterator[tuple[tuple[Any, Any], int, int]]:
+        """Yield `((key, value), time, diff)` tuples."""
+        for table in self._tables():
+            yield from to_tuples(table, self.scan.schema)
+
+    def _read(self) -> Iterator[pa.Table]:
+        reader = self._reading()
+        for scan in self.scan.time_slices(reader.slice_bytes):
+            # Updates of one time come in the order of keys, so they can be cut there, too.
+            is_one_time = scan.time_upper - scan.time_lower == 1
+            for each in scan.slices_within(reader.slice_bytes) if is_one_time else [scan]:
+                yield read_changes(each, self._reading.checked(reader))
+
+    def __repr__(self) -> str:
+        return f"Changes({self.lower}, {self.upper}, columns={list(self.scan.columns)})"

@@ -1,0 +1,130 @@
+"""Following a collection: what changed, and how far it is complete.
+
+A `Listen` yields `Progress(updates, upper)` each time the collection's upper has advanced: `updates` are exactly the
+updates at times not beyond the new `upper` that no earlier progress held, so that after applying them a follower has
+the definite contents as of every time before `upper`. It ends when upper is empty, which means complete for ever.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from types import TracebackType
+
+import pyarrow as pa
+
+from persist.antichain import Antichain
+from persist.codecs import TIME_MAX
+from persist.errors import AsOfCompacted
+from persist.read.guard import Reading
+from persist.replica.follower import Follower
+from persist.state.contents import CollectionState
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """One step of a listen.
+
+    Attributes:
+        updates: key columns, value columns, `_time`, `_diff`, in time order.
+        upper: times not beyond it are complete; `Antichain()` when no more will come.
+    """
+
+    updates: pa.Table
+    upper: Antichain
+
+
+ReadChanges = Callable[[Reading, CollectionState, int, int], pa.Table]
+
+
+class Listen:
+    """An iterator of `Progress`; waits for the next seal by reading the log. Close it, or use it in a `with`.
+
+    Not for use from several threads at once, except `close`.
+    """
+
+    def __init__(
+        self,
+        follower: Follower,
+        id_: str,
+        name: str,
+        lower: int,
+        reading: Reading,
+        read: ReadChanges,
+        first: Progress | None = None,
+    ) -> None:
+        self._follower = follower
+        self._id = id_
+        self._name = name
+        self._lower: int | None = lower
+        self._reading = reading
+        self._read = read
+        self._first = first
+        self._closed = False
+
+    def __iter__(self) -> Iterator[Progress]:
+        return self
+
+    def __next__(self) -> Progress:
+        progress = self.poll(timeout_s=None)
+        if progress is None:
+            raise StopIteration
+        return progress
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether everything has been yielded, for ever, or this was closed."""
+        return self._closed or (self._lower is None and self._first is None)
+
+    def poll(self, timeout_s: float | None = 0.0) -> Progress | None:
+        """Return the next progress, or None if there is none within timeout_s seconds (None: wait without limit).
+
+        Raises:
+            AsOfCompacted: since has passed the time reached here.
+            LeaseExpired: what this follows is not kept for it any more.
+            CollectionNotFound: the collection was destroyed.
+            ClientClosed: the client was closed.
+        """
+        self._follower.check_open()
+        if self._first is not None and not self._closed:
+            first, self._first = self._first, None
+            return first
+        if self.is_finished:
+            return None
+        contents = self._follower.wait_for(self._look, timeout_s)
+        if contents is None or self._closed:
+            return None
+        return self._advance(contents)
+
+    def close(self) -> None:
+        """Stop, and let since advance; a wait in another thread ends within a second."""
+        self._closed = True
+        self._reading.close()
+
+    def __enter__(self) -> "Listen":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _look(self) -> CollectionState | None:
+        contents = self._follower.known(self._id, self._name)
+        assert self._lower is not None
+        if self._closed or contents.upper > Antichain(self._lower):
+            return contents
+        return None
+
+    def _advance(self, contents: CollectionState) -> Progress:
+        lower = self._lower
+        assert lower is not None
+        if lower > 0 and not contents.since.has_beyond(lower - 1):
+            raise AsOfCompacted(lower - 1, contents.since, lower)
+        upper = contents.upper
+        with self._reading.explained():
+            updates = self._read(self._reading, contents, lower, TIME_MAX + 1 if upper.time is None else upper.time)
+        self._lower = upper.time
+        if upper.time is None:
+            self._reading.close()
+        else:
+            self._reading.move(upper.time - 1)
+        return Progress(updates, upper)

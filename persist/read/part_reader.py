@@ -1,0 +1,435 @@
+"""Rows of parts: fetched, verified, decoded, and cut to a range of keys.
+
+A part is fetched whole if most of it is wanted, or little is saved by less. Otherwise its footer is fetched first,
+which says where its row groups are, and then those that may hold wanted rows (`persist.codecs.part.index`); each is
+verified before it is believed. Footers are kept, because whoever reads one slice of a part soon reads the next.
+
+Memory: what is being decoded ahead takes about a quarter of the budget, one piece at least; a piece is a row group or
+more of them, up to a small part of the budget.
+"""
+
+import threading
+from collections import OrderedDict, deque
+from collections.abc import Callable, Generator, Hashable, Iterator, Sequence
+from concurrent.futures import Executor, Future
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from persist.blob import Blob, CachedBlob, CorruptBlob, InvalidUsage, MissingBlob, get_checked
+from persist.blob.pool import Pool
+from persist.codecs import (
+    CollectionSchema,
+    KeyRange,
+    Part,
+    PartIndex,
+    decode_groups,
+    decode_part,
+    footer_range,
+    ordered_keys,
+    read_index,
+)
+from persist.write.part_writer import MEMORY_BUDGET
+
+S = TypeVar("S")
+T = TypeVar("T")
+
+ALL_KEYS = KeyRange()
+WHOLE_BYTES_MAX = 1 << 20  # Smaller parts are always fetched whole.
+FOOTERS_BYTES_MAX = 16 << 20
+
+
+class Footers:
+    """The footers of parts read lately, for all readers of one client."""
+
+    def __init__(self, bytes_max: int = FOOTERS_BYTES_MAX) -> None:
+        self._bytes_max = bytes_max
+        self._bytes = 0
+        self._kept: OrderedDict[str, PartIndex] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def known(self, part: Part) -> PartIndex | None:
+        """Return the footer of a part if it is kept here."""
+        with self._lock:
+            index = self._kept.get(part.checksum)
+            if index is not None:
+                self._kept.move_to_end(part.checksum)
+            return index
+
+    def get(self, blob: Blob, part: Part, schema: CollectionSchema) -> PartIndex:
+        """Return the footer of a part. Cost: one GET of a range, or nothing."""
+        index = self.known(part)
+        if index is not None:
+            return index
+        index = checked_range(blob, part, footer_range(part), lambda data: read_index(data, part, schema))
+        with self._lock:
+            if part.checksum not in self._kept:
+                self._kept[part.checksum] = index
+                self._bytes += index.nbytes
+            while self._bytes > self._bytes_max and len(self._kept) > 1:
+                _, dropped = self._kept.popitem(last=False)
+                self._bytes -= dropped.nbytes
+        return index
+
+
+class Kept(Protocol):
+    """What knows about how many bytes it takes."""
+
+    @property
+    def nbytes(self) -> int: ...
+
+
+class Decoded:
+    """What point reads decoded lately, least recently used first to go, for all readers of one client."""
+
+    def __init__(self, bytes_max: int) -> None:
+        self._bytes_max = bytes_max
+        self._bytes = 0
+        self._kept: OrderedDict[Hashable, Kept] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def get(self, name: Hashable) -> Kept | None:
+        """Return what is kept under that name."""
+        with self._lock:
+            rows = self._kept.get(name)
+            if rows is not None:
+                self._kept.move_to_end(name)
+            return rows
+
+    def keep(self, name: Hashable, rows: Kept) -> None:
+        """Keep rows, as long as there is room; what takes more than half of it is not kept at all."""
+        if rows.nbytes > self._bytes_max // 2:
+            return
+        with self._lock:
+            if name not in self._kept:
+                self._kept[name] = rows
+                self._bytes += rows.nbytes
+            while self._bytes > self._bytes_max:
+                _, dropped = self._kept.popitem(last=False)
+                self._bytes -= dropped.nbytes
+
+
+def checked_range(blob: Blob, part: Part, within: tuple[int, int], check: Callable[[bytes], T]) -> T:
+    """Return check of some bytes of a part's blob, fetched once more if a cache may have spoiled them.
+
+    Raises:
+        MissingBlob: the blob is not there.
+        CorruptBlob: check says so.
+    """
+    data = blob.get(part.blob, within)
+    if data is None:
+        raise missing(part)
+    try:
+        return check(data)
+    except CorruptBlob:
+        if not isinstance(blob, CachedBlob):
+            raise
+        blob.forget(part.blob)
+        data = blob.get(part.blob, within)
+        if data is None:
+            raise missing(part) from None
+        return check(data)
+
+
+def missing(part: Part) -> MissingBlob:
+    """Return what to raise for a part that is not there."""
+    return MissingBlob(part.blob, f"it is missing, and {part.bytes} bytes with checksum {part.checksum} belong there")
+
+
+Cut = tuple[str, tuple[str, ...], int, str]  # The checksum of a part, columns, which filter, and a bound of keys.
+
+
+class _Left:
+    """What slices of the key space left over of what they decoded, for those that follow them."""
+
+    def __init__(self, bytes_max: int) -> None:
+        self._bytes_max = bytes_max
+        self._bytes = 0
+        self._kept: OrderedDict[Cut, tuple[pa.Table, int]] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def take(self, cut: Cut) -> tuple[pa.Table, int] | None:
+        """Return the rows from a bound on that were decoded, and the row of the part that follows them."""
+        with self._lock:
+            found = self._kept.pop(cut, None)
+            if found is not None:
+                self._bytes -= found[0].nbytes
+            return found
+
+    def keep(self, cut: Cut, rows: pa.Table, following: int) -> None:
+        """Keep a copy of rows, without what they are a slice of, as long as there is room."""
+        rows = rows.take(pa.array(np.arange(len(rows))))
+        with self._lock:
+            # Two parts may be the same bytes, and then each leaves the same.
+            before = self._kept.pop(cut, None)
+            self._kept[cut] = rows, following
+            self._bytes += rows.nbytes - (0 if before is None else before[0].nbytes)
+            while self._bytes > self._bytes_max:
+                _, (dropped, _) = self._kept.popitem(last=False)
+                self._bytes -= dropped.nbytes
+
+
+class PartReader:
+    """Reads parts for one read or many, from any thread.
+
+    Args:
+        blob: where they are.
+        executor: decodes several parts at a time; None for one after the other.
+        footers: shared with other readers; None for its own.
+        memory_budget: what a read may take; see `Settings.memory_budget`.
+        decoded: what point reads keep, shared with other readers; None for its own.
+    """
+
+    def __init__(
+        self,
+        blob: Blob,
+        executor: Executor | None = None,
+        footers: Footers | None = None,
+        memory_budget: int = MEMORY_BUDGET,
+        decoded: Decoded | None = None,
+    ) -> None:
+        self.blob = blob
+        self.memory_budget = memory_budget
+        self.decoded = decoded or Decoded(memory_budget // 2)
+        self._executor = executor
+        self._footers = footers or Footers()
+        self._left = _Left(memory_budget // 4)
+
+    @property
+    def slice_bytes(self) -> int:
+        """How much one slice may hold decoded, so that it can be merged within the budget."""
+        return self.memory_budget // 4
+
+    def tables(
+        self,
+        parts: Sequence[Part],
+        schema: CollectionSchema,
+        columns: Sequence[str],
+        *,
+        filter: pc.Expression | None = None,
+        keys: KeyRange = ALL_KEYS,
+    ) -> Iterator[tuple[Part, pa.Table]]:
+        """Yield the rows of each part whose keys are inside, in the order of parts; see `table`.
+
+        A part that would take more than an eighth of the budget comes in several tables.
+        """
+        room = self.memory_budget // 4
+
+        def pieces() -> Iterator[_Piece]:
+            for part in parts:
+                size = memory_within(part, keys, schema)
+                if part.inline or size + part.bytes <= room // 2:
+                    yield _Piece(part, size + part.bytes, None)
+                    continue
+                groups = self.index(part, schema).groups_within(*keys.bracket(part, schema))
+                for batch in self._batches(part, schema, groups, room // 4):
+                    yield _Piece(part, size * len(batch) // len(groups), batch)
+
+        def read(piece: _Piece) -> pa.Table:
+            if piece.groups is None:
+                return self.table(piece.part, schema, columns, filter=filter, keys=keys)
+            return self._inside(piece.part, schema, piece.groups, columns, filter, keys)
+
+        if self._executor is None:
+            return ((piece.part, read(piece)) for piece in pieces())
+        return _in_order(self._executor, read, pieces(), room)
+
+    def table(
+        self,
+        part: Part,
+        schema: CollectionSchema,
+        columns: Sequence[str],
+        *,
+        filter: pc.Expression | None = None,
+        keys: KeyRange = ALL_KEYS,
+    ) -> pa.Table:
+        """Return those columns of a part's rows whose keys are inside and which pass filter.
+
+        Raises:
+            CorruptBlob: the part is missing or not what its descriptor says.
+            InvalidUsage: the filter does not fit the columns, or the budget is too small for a row group.
+        """
+        if keys.is_all or keys.covers(part, schema):
+            if part.inline:
+                return decode_part(part.inline, part, schema, columns=columns, filter=filter)
+            table = get_checked(
+                self.blob, part.blob, lambda data: decode_part(data, part, schema, columns=columns, filter=filter)
+            )
+            if table is None:
+                raise missing(part)
+            return table
+        return self._cut(part, schema, columns, filter, keys)
+
+    def _cut(
+        self,
+        part: Part,
+        schema: CollectionSchema,
+        columns: Sequence[str],
+        filter: pc.Expression | None,
+        keys: KeyRange,
+    ) -> pa.Table:
+        """Return the rows of a part that are inside; go on where the slice before this one ended."""
+        names = (*columns, *(name for name in schema.key_names if name not in columns))
+        start, end = keys.bracket(part, schema)
+        left = self._left.take((part.checksum, names, id(filter), str(keys.lower)))
+        if left is None:
+            table, following = self._decoded(part, schema, names, filter, start, end)
+            first, last = keys.rows(table, schema)
+        else:
+            table, following = left
+            if following < end:
+                more, following = self._decoded(part, schema, names, filter, following, end)
+                table = pa.concat_tables([table, more])
+            first, last = 0, keys.end(table, schema)
+        if keys.upper is not None and (last < len(table) or following < part.rows):
+            self._left.keep((part.checksum, names, id(filter), str(keys.upper)), table.slice(last), following)
+        return table.slice(first, last - first).select(list(columns))
+
+    def _decoded(
+        self,
+        part: Part,
+        schema: CollectionSchema,
+        names: Sequence[str],
+        filter: pc.Expression | None,
+        start: int,
+        end: int,
+    ) -> tuple[pa.Table, int]:
+        """Return all rows from start to end, and others of their row groups; and the row that follows these."""
+        if part.inline or part.bytes <= WHOLE_BYTES_MAX:
+            return self.table(part, schema, names, filter=filter), part.rows
+        index = self.index(part, schema)
+        groups = index.groups_within(start, end)
+        table = self.groups(part, schema, groups, names, filter=filter)
+        return table, index.groups[groups[-1]].first_row + index.groups[groups[-1]].rows if groups else end
+
+    def _inside(
+        self,
+        part: Part,
+        schema: CollectionSchema,
+        groups: Sequence[int],
+        columns: Sequence[str],
+        filter: pc.Expression | None,
+        keys: KeyRange,
+    ) -> pa.Table:
+        """Return the rows of some row groups whose keys are inside."""
+        extra = [] if keys.is_all else [name for name in schema.key_names if name not in columns]
+        table = self.groups(part, schema, groups, [*columns, *extra], filter=filter)
+        if keys.is_all:
+            return table
+        first, last = keys.rows(table, schema)
+        return table.slice(first, last - first).select(list(columns))
+
+    def _batches(
+        self, part: Part, schema: CollectionSchema, groups: Sequence[int], bytes_max: int
+    ) -> Iterator[Sequence[int]]:
+        """Cut consecutive row groups into batches of at most bytes_max decoded, one group at least."""
+        index = self.index(part, schema)
+        batch: list[int] = []
+        rows = 0
+        for group in groups:
+            rows += index.groups[group].rows
+            if batch and part.memory * rows // part.rows > bytes_max:
+                yield batch
+                batch, rows = [], index.groups[group].rows
+            batch.append(group)
+        if batch:
+            yield batch
+
+    def map(self, call: Callable[[S], T], items: Sequence[S]) -> list[T]:
+        """Return what call makes of each item, several at a time."""
+        if self._executor is None or len(items) < 2:
+            return [call(item) for item in items]
+        return list(self._executor.map(call, items))
+
+    def known_index(self, part: Part) -> PartIndex | None:
+        """Return the footer of a part if no request is needed for that."""
+        return self._footers.known(part)
+
+    def index(self, part: Part, schema: CollectionSchema) -> PartIndex:
+        """Return the footer of a part that is a blob."""
+        return self._footers.get(self.blob, part, schema)
+
+    def groups(
+        self,
+        part: Part,
+        schema: CollectionSchema,
+        groups: Sequence[int],
+        columns: Sequence[str],
+        *,
+        filter: pc.Expression | None = None,
+    ) -> pa.Table:
+        """Return some consecutive row groups of a part that is a blob. Cost: one GET of a range."""
+        index = self._footers.get(self.blob, part, schema)
+        largest = max((index.groups[n].rows for n in groups), default=0) * part.memory // part.rows
+        if largest > self.memory_budget:
+            raise InvalidUsage(
+                f"memory_budget={self.memory_budget} cannot hold a row group of {part.name!r}, which takes {largest} "
+                f"bytes decoded: open with persist.Settings(memory_budget={4 * largest}) or more"
+            )
+        if not groups:
+            return pa.schema([schema.arrow.field(name) for name in columns]).empty_table()
+        start, end = index.groups[groups[0]].start, index.groups[groups[-1]].end
+
+        def decoded(data: bytes) -> pa.Table:
+            view = memoryview(data)
+            spans = ((n, index.groups[n].start - start, index.groups[n].end - start) for n in groups)
+            pieces = [(n, view[a:b]) for n, a, b in spans]
+            return decode_groups(pieces, index, part, schema, columns=columns, filter=filter)
+
+        return checked_range(self.blob, part, (start, end), decoded)
+
+
+def memory_within(part: Part, keys: KeyRange, schema: CollectionSchema) -> int:
+    """Return about how many bytes the rows of a part that are inside take when decoded."""
+    start, end = keys.bracket(part, schema)
+    if not keys.is_all and end - start < part.rows:
+        # A bound lies anywhere between two known keys, on the average in the middle.
+        known = len(ordered_keys(part, schema) or ())
+        between = (part.rows - 1) / max(known - 1, 1)
+        end -= int(between * ((start > 0) + (end < part.rows)) / 2)
+    return part.memory * max(end - start, 0) // part.rows
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """Some row groups of a part, or what is wanted of all of it; size is what reading it takes, in bytes."""
+
+    part: Part
+    size: int
+    groups: Sequence[int] | None
+
+
+def _in_order(
+    executor: Executor, read: Callable[[_Piece], pa.Table], pieces: Iterator[_Piece], room: int
+) -> Iterator[tuple[Part, pa.Table]]:
+    """Yield what read makes of each piece, in order, with as many under way as there is room for, one at least."""
+    under_way: deque[tuple[_Piece, Future[pa.Table]]] = deque()
+    taken = 0
+    following = next(pieces, None)
+    try:
+        while following is not None or under_way:
+            while following is not None and (not under_way or taken + following.size <= room):
+                under_way.append((following, executor.submit(read, following)))
+                taken += following.size
+                following = next(pieces, None)
+            piece, future = under_way.popleft()
+            yield piece.part, future.result()
+            taken -= piece.size
+    finally:
+        for _, future in under_way:
+            future.cancel()
+
+
+def ahead(tables: Iterator[pa.Table]) -> Generator[pa.Table, None, None]:
+    """Yield the same, of which the next one is always being made in a thread of its own."""
+    thread = Pool(1, "persist-ahead")
+    future = thread.submit(next, tables, None)
+    try:
+        while (table := future.result()) is not None:
+            future = thread.submit(next, tables, None)
+            yield table
+    finally:
+        thread.shutdown(wait=True)

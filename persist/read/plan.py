@@ -1,0 +1,165 @@
+"""Plans: which parts tell the contents as of a time, or the changes in an interval, at the least cost.
+
+The contents as of a time are those of a keyframe, plus the history after it, or minus the history between the time and
+it: diffs are a group, so both ways are exact. They are also all of the history up to the time, as long as none of it
+has been dropped. Each of these is a candidate; what it costs is estimated from the descriptors of parts: rows to
+decode, and rows to merge, which costs several times as much. No I/O happens here.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import pyarrow.compute as pc
+
+from persist.codecs import CollectionSchema, Part
+from persist.log.records import Keyframe
+from persist.read.scan import Scan
+from persist.state.contents import CollectionState
+
+MERGE_COST = 4  # Of a row that is merged, against one that is only decoded.
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """What a snapshot will read, and what it need not; print it.
+
+    Attributes:
+        as_of: the time of the snapshot.
+        keyframe: the time of the keyframe it starts from, None if it starts from nothing.
+        direction: "forwards" or "backwards" from there in time.
+        parts, bytes, rows: to be read, of keyframe and history; rows is an upper bound where parts are cut.
+        base_parts, base_bytes, base_rows: those of the keyframe among them.
+        memory: what all of it takes decoded.
+        slices: how many independent slices `to_batches` reads one after the other.
+        columns, form, filter: what was asked for.
+        pruned: how many parts are not read, by what made it so: "time", "filter", or "keyframe" for history that the
+            keyframe stands for.
+    """
+
+    as_of: int
+    keyframe: int | None
+    direction: str
+    parts: int
+    bytes: int
+    rows: int
+    base_parts: int
+    base_bytes: int
+    base_rows: int
+    memory: int
+    slices: int
+    columns: tuple[str, ...]
+    form: str
+    filter: str | None
+    pruned: dict[str, int] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        base = "no keyframe" if self.keyframe is None else f"the keyframe as of {self.keyframe}, {self.direction}"
+        lines = [
+            f"snapshot as of {self.as_of}, form {self.form!r}, columns {list(self.columns)}",
+            f"  from {base}",
+            _line("keyframe", self.base_parts, self.base_rows, self.base_bytes),
+            _line("history", self.parts - self.base_parts, self.rows - self.base_rows, self.bytes - self.base_bytes),
+            f"  slices    {self.slices}, {self.memory / 2**20:,.1f} MiB decoded in all",
+            "  pruned    " + (", ".join(f"{n} parts by {by}" for by, n in self.pruned.items() if n) or "nothing"),
+        ]
+        return "\n".join(lines if self.filter is None else [*lines, f"  filter    {self.filter}"])
+
+
+def _line(what: str, parts: int, rows: int, size: int) -> str:
+    return f"  {what:<9} {parts:,} parts, {rows:,} rows, {size / 2**20:,.1f} MiB"
+
+
+def snapshot_scan(
+    contents: CollectionState,
+    schema: CollectionSchema,
+    as_of: int,
+    columns: Sequence[str] | None,
+    filter: pc.Expression | None = None,
+) -> Scan:
+    """Return the plan to read contents as of a time that is sealed and not compacted."""
+    names = schema.names if columns is None else tuple(columns)
+    history = contents.history_parts
+    candidates: list[Keyframe | None] = [*contents.keyframes]
+    if contents.history_from == 0:
+        candidates.append(None)
+    best = min(candidates, key=lambda keyframe: _cost(contents, history, keyframe, as_of))
+    return _from(contents, history, schema, best, as_of, names, filter).pruned()
+
+
+def explained(contents: CollectionState, scan: Scan, form: str, slices: int) -> Explanation:
+    """Return what a plan of `snapshot_scan` over contents will read, in so many slices."""
+    forwards = scan.sign > 0
+    time = scan.time_lower - 1 if forwards else scan.time_upper - 1
+    keyframe = next((each for each in contents.keyframes if each.as_of == time), None)
+    history = contents.history_parts
+    base = contents.parts_of(keyframe.parts) if keyframe is not None else ()
+    early = sum(part.time_max < scan.time_lower for part in history)
+    late = sum(part.time_min >= scan.time_upper for part in history)
+    covered = early if keyframe is not None else 0  # The keyframe stands for them.
+    return Explanation(
+        as_of=scan.as_of,
+        keyframe=None if keyframe is None else keyframe.as_of,
+        direction="forwards" if forwards else "backwards",
+        parts=len(scan.all_parts),
+        bytes=sum(part.bytes for part in scan.all_parts),
+        rows=sum(part.rows for part in scan.all_parts),
+        base_parts=len(scan.base),
+        base_bytes=sum(part.bytes for part in scan.base),
+        base_rows=sum(part.rows for part in scan.base),
+        memory=scan.memory,
+        slices=slices,
+        columns=scan.columns,
+        form=form,
+        filter=None if scan.filter is None else str(scan.filter),
+        pruned={
+            "keyframe": covered,
+            "time": early + late - covered,
+            "filter": len(base) + len(history) - early - late - len(scan.all_parts),
+        },
+    )
+
+
+def changes_scan(
+    contents: CollectionState,
+    schema: CollectionSchema,
+    lower: int,
+    upper: int,
+    columns: Sequence[str] | None,
+    filter: pc.Expression | None = None,
+) -> Scan:
+    """Return the plan to read the updates with `lower <= time < upper`, which are sealed and not compacted."""
+    names = schema.names if columns is None else tuple(columns)
+    return Scan(schema, contents.history_parts, lower, upper, names, filter).pruned()
+
+
+def _from(
+    contents: CollectionState,
+    history: tuple[Part, ...],
+    schema: CollectionSchema,
+    keyframe: Keyframe | None,
+    as_of: int,
+    columns: tuple[str, ...],
+    filter: pc.Expression | None,
+) -> Scan:
+    if keyframe is None:
+        return Scan(schema, history, 0, as_of + 1, columns, filter)
+    base = contents.parts_of(keyframe.parts)
+    if keyframe.as_of <= as_of:
+        return Scan(schema, history, keyframe.as_of + 1, as_of + 1, columns, filter, base=base)
+    return Scan(schema, history, as_of + 1, keyframe.as_of + 1, columns, filter, base=base, sign=-1)
+
+
+def _cost(contents: CollectionState, history: tuple[Part, ...], keyframe: Keyframe | None, as_of: int) -> float:
+    base = 0 if keyframe is None else sum(part.rows for part in contents.parts_of(keyframe.parts))
+    start, end = (-1, as_of) if keyframe is None else sorted((keyframe.as_of, as_of))
+    touched = [part for part in history if part.time_min <= end and part.time_max > start]
+    decoded = sum(part.rows for part in touched)
+    if keyframe is None and not any(part.negatives for part in touched):
+        return decoded  # Nothing cancels, so nothing is merged.
+    return base + decoded + MERGE_COST * sum(_rows_between(part, start, end) for part in touched)
+
+
+def _rows_between(part: Part, start: int, end: int) -> float:
+    """Return about how many rows of a part have times in `(start, end]`, if they are spread evenly."""
+    first, last = max(part.time_min, start + 1), min(part.time_max, end)
+    return part.rows * (last - first + 1) / (part.time_max - part.time_min + 1)

@@ -1,0 +1,173 @@
+"""What a read will read, as a value, and how it is read.
+
+A `Scan` names the parts of a keyframe, whose rows all count, and parts of the history, of which the updates in an
+interval of times do, added or taken away; a slice of the key space, columns and a filter. `persist.read.plan` makes
+it from the state alone; it can be cut into slices that are independent of each other: threads read them here, tasks
+in Spark. `persist.read.snapshot` and `persist.read.changes` say what the updates amount to.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from itertools import pairwise
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from persist.codecs import CollectionSchema, KeyRange, Part, key_ranges, parts_that_may_match
+from persist.read.part_reader import ALL_KEYS, PartReader, memory_within
+
+SLICES_MAX = 100_000
+
+
+@dataclass(frozen=True, slots=True)
+class Scan:
+    """The rows of base, and the updates of parts with `time_lower <= time < time_upper`, that pass filter.
+
+    Attributes:
+        parts: of the history.
+        columns: the key and value columns wanted, in the order wanted.
+        filter: an expression over key and value columns, or None.
+        keys: the slice of the key space.
+        base: of a keyframe; they do not overlap in key.
+        sign: by which the diffs of parts are multiplied: -1 when the keyframe is of a later time than is wanted.
+    """
+
+    schema: CollectionSchema
+    parts: tuple[Part, ...]
+    time_lower: int
+    time_upper: int
+    columns: tuple[str, ...]
+    filter: pc.Expression | None = None
+    keys: KeyRange = ALL_KEYS
+    base: tuple[Part, ...] = ()
+    sign: int = 1
+
+    @property
+    def all_parts(self) -> tuple[Part, ...]:
+        """Those of the keyframe and those of the history."""
+        return (*self.base, *self.parts)
+
+    @property
+    def as_of(self) -> int:
+        """The time of the snapshot that this is a plan for."""
+        return self.time_upper - 1 if self.sign > 0 else self.time_lower - 1
+
+    @property
+    def memory(self) -> int:
+        """About how many bytes all that is read takes when decoded, rows at other times included."""
+        return sum(memory_within(part, self.keys, self.schema) for part in self.all_parts)
+
+    def pruned(self) -> "Scan":
+        """Return this scan without the parts that cannot hold anything of it."""
+        in_time = [p for p in self.parts if p.time_min < self.time_upper and p.time_max >= self.time_lower]
+        return replace(self, base=self._may_match(self.base), parts=self._may_match(in_time))
+
+    def _may_match(self, parts: Sequence[Part]) -> tuple[Part, ...]:
+        kept = [part for part in parts if self.keys.may_overlap(part, self.schema)]
+        if self.filter is not None and kept:
+            # A record is a key and a value, so what cannot pass the filter cannot cancel what does.
+            kept = parts_that_may_match(kept, self.filter, self.schema)
+        return tuple(kept)
+
+    def empty(self, names: Sequence[str]) -> pa.Table:
+        """Return a table of those columns and no rows."""
+        return pa.schema([self.schema.arrow.field(name) for name in names]).empty_table()
+
+    def slices(self, count: int) -> "list[Scan]":
+        """Return at most count scans that together are this one, of about equal size, in key order."""
+        ranges = key_ranges(self.all_parts, self.schema, count, self.keys)
+        return [replace(self, keys=keys).pruned() for keys in ranges]
+
+    def slices_within(self, bytes_max: int) -> "list[Scan]":
+        """Return slices of about bytes_max decoded, at most twice that, in key order: as few as that takes.
+
+        They may be larger where the keys of the parts are not known finely enough: a part has up to 33 known ones.
+        """
+        count = -(-self.memory // bytes_max)
+        slices, largest = [self], self.memory
+        while count > 1 and largest > 2 * bytes_max:
+            finer = self.slices(min(count, SLICES_MAX))
+            before, largest = largest, max(scan.memory for scan in finer)
+            if largest > 0.8 * before:
+                break  # No more keys are known between the bounds there are.
+            slices, count = finer, 2 * count
+        return slices
+
+    def time_slices(self, bytes_max: int) -> "list[Scan]":
+        """Return scans of at most about bytes_max of updates each that together are this one, in time order.
+
+        How many updates there are until a time is estimated: those of a part are taken to be spread evenly. A part is
+        read, piece by piece, for each of the slices that it has updates for. Slices of a single time may be larger.
+        """
+        changes: defaultdict[int, Fraction] = defaultdict(Fraction)  # Of the bytes for each time, from a time on.
+        for part in self.parts:
+            density = Fraction(part.memory, part.time_max + 1 - part.time_min)
+            changes[max(part.time_min, self.time_lower)] += density
+            changes[min(part.time_max + 1, self.time_upper)] -= density
+        cuts, passed, density = [self.time_lower], Fraction(0), Fraction(0)
+        for start, end in pairwise(sorted(changes)):
+            density += changes[start]
+            while density and passed + density * (end - start) > bytes_max:
+                # As far into this stretch as there is room, one time at least.
+                cut = max(start + int((bytes_max - passed) / density), cuts[-1] + 1)
+                if cut >= end:
+                    break
+                cuts.append(cut)
+                start, passed = cut, Fraction(0)
+            passed += density * (end - start)
+        return [replace(self, time_lower=a, time_upper=b).pruned() for a, b in pairwise([*cuts, self.time_upper])]
+
+    def is_inside(self, part: Part) -> bool:
+        """Whether all updates of a part of the history are in the interval of times."""
+        return part.time_min >= self.time_lower and part.time_max < self.time_upper
+
+    def updates(
+        self, reader: PartReader, columns: Sequence[str], parts: Sequence[Part] | None = None
+    ) -> Iterator[pa.Table]:
+        """Yield the updates of each part of the history, or of some of them; columns may be `_time` and `_diff`.
+
+        Raises:
+            CorruptBlob: a part is missing or not what its descriptor says.
+            InvalidUsage: the filter does not fit the columns.
+        """
+        parts = self.parts if parts is None else parts
+        extra = [] if "_time" in columns or all(map(self.is_inside, parts)) else ["_time"]
+        tables = reader.tables(parts, self.schema, [*columns, *extra], filter=self.filter, keys=self.keys)
+        for part, table in tables:
+            if not self.is_inside(part):
+                time = table["_time"]
+                inside = pc.and_(pc.greater_equal(time, self.time_lower), pc.less(time, self.time_upper))
+                table = table.filter(inside)
+            if self.sign < 0 and "_diff" in columns:
+                table = negated(table)
+            yield table.select(list(columns)) if extra else table
+
+    def base_rows(
+        self, reader: PartReader, columns: Sequence[str], parts: Sequence[Part] | None = None
+    ) -> Iterator[pa.Table]:
+        """Yield the rows of each part of the keyframe (or of some of them); errors as of `updates`."""
+        parts = self.base if parts is None else parts
+        tables = reader.tables(parts, self.schema, columns, filter=self.filter, keys=self.keys)
+        return (table for _, table in tables)
+
+    def rows_within(self, part: Part) -> int:
+        """Return an upper bound of the number of rows of a part that are in the slice of the key space."""
+        start, end = self.keys.bracket(part, self.schema)
+        return end - start
+
+
+def negated(table: pa.Table) -> pa.Table:
+    """Return the table with the sign of `_diff` changed."""
+    at, diffs = table.schema.get_field_index("_diff"), table["_diff"]
+    least = pc.equal(diffs, -(2**63))  # The one int64 whose negative is none: as two halves.
+    if pc.any(least).as_py():
+        halves = table.filter(least)
+        half = pa.chunked_array([np.full(len(halves), 2**62)])
+        halves = halves.set_column(at, table.field(at), half)
+        table = table.filter(pc.invert(least))
+        negated = table.set_column(at, table.field(at), pc.negate(table["_diff"]))
+        return pa.concat_tables([negated, halves, halves])
+    return table.set_column(at, table.field(at), pc.negate(diffs))

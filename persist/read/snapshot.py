@@ -1,0 +1,422 @@
+"""The contents of a collection as of a time.
+
+`as_of` selects updates at times `<= as_of`; equal records' diffs are summed and zeros dropped. In form "diff" a
+record appears once with its multiplicity `_diff`; in form "rows" it appears as often as its multiplicity says. Rows
+come in no particular order.
+
+Projection commutes with consolidation, so columns that nobody asked for are not read: the multiplicity of a
+projected record is the sum over all records that look like it. In form "rows" none of the sums per key may be negative,
+whether its key columns are asked for or not.
+
+What must be merged is as little as can be told beforehand. Rows *stand* if nothing can cancel them: in form "rows"
+those of parts without a negative diff, in form "diff" the distinct records of a keyframe; unless a row of the *rest*
+has the same key. So only keys that the rest touches are merged, and what stands is passed on as it was decoded. If
+nothing is in the rest, not even `_diff` is read.
+
+A `Snapshot` is a plan over immutable parts, taken at one point of the log: reading it twice, or later, gives the same
+contents whatever has been written since.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from itertools import chain, groupby
+from types import MappingProxyType
+from typing import Any, Literal, get_args
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as pt
+
+from persist.blob import InvalidUsage
+from persist.codecs import (
+    CollectionSchema,
+    Part,
+    Touching,
+    consolidate,
+    exact_sum,
+    to_rows,
+    to_tuples,
+)
+from persist.errors import NegativeMultiplicity
+from persist.read.aggregate import Request, aggregate
+from persist.read.guard import Reading
+from persist.read.lookup import Lookup
+from persist.read.part_reader import PartReader, ahead
+from persist.read.plan import Explanation
+from persist.read.result import ArrowResult, rows_without_columns
+from persist.read.scan import Scan
+
+Form = Literal["rows", "diff"]
+REPEATED_ROWS_MAX = 1 << 20  # Rows made at a time of records with a multiplicity above 1.
+ROWS_MAX = 2**31 - 1  # Rows that one slice may become; beyond it somebody has mistaken multiplicities for data.
+TOUCH_FRACTION = 1.5  # Of more rest than this, per row that stands, most keys are touched anyway.
+
+
+def check_request(
+    schema: CollectionSchema, columns: Sequence[str] | None, filter: pc.Expression | None, form: Form
+) -> None:
+    """Check what a caller wants of a collection, before anything is waited for.
+
+    Raises:
+        SchemaMismatch: a column is unknown or appears twice.
+        InvalidUsage: form is not a form, or filter not a boolean expression over the key and value columns.
+    """
+    if form not in get_args(Form):
+        raise InvalidUsage(f'form={form!r} is not a form of a snapshot: use "rows" or "diff"')
+    if columns is not None:
+        schema.distinct("columns", columns)
+    if filter is not None:
+        _check_filter(schema, filter)
+
+
+def _check_filter(schema: CollectionSchema, filter: pc.Expression) -> None:
+    if not isinstance(filter, pc.Expression):
+        raise InvalidUsage(
+            f"filter={filter!r} is not a pyarrow expression; write for example pyarrow.compute.field('amount') > 5"
+        )
+    rows = pa.schema([schema.arrow.field(name) for name in schema.names]).empty_table()
+    try:
+        rows.filter(filter)
+    except (pa.ArrowException, TypeError) as error:
+        raise InvalidUsage(
+            f"filter {filter} does not fit the columns {list(schema.names)} of this collection: {error}"
+        ) from error
+
+
+def read_snapshot(scan: Scan, form: Form, reader: PartReader) -> Iterator[pa.Table]:
+    """Yield what one slice of a snapshot holds, in no particular order.
+
+    Memory: one part at a time, if nothing must be merged; else about four times what the slice takes decoded. And
+    `REPEATED_ROWS_MAX` rows.
+
+    Raises:
+        CorruptBlob: a part is missing or damaged.
+        NegativeMultiplicity: rows were asked for and some record has a negative multiplicity.
+        DiffOverflow: a multiplicity does not fit int64.
+    """
+    for table in _merged(scan, reader, split(scan, form), form):
+        yield from _given_out(table, scan, form)
+
+
+def read_touched(scan: Scan, form: Form, reader: PartReader) -> Iterator[pa.Table]:
+    """Yield what one slice of a snapshot holds under the keys that its rest has rows of, and nothing else.
+
+    For plans that have somebody else read what stands, and take those keys out of it: key columns are flat, and there
+    is one at least. Memory and errors as of `read_snapshot`.
+    """
+    assert scan.schema.key_names, "without keys, nothing is touched more than anything else"
+    parts = split(scan, form)
+    if parts.is_merged:
+        for table in _merged(scan, reader, parts, form, only_touched=True):
+            yield from _given_out(table, scan, form)
+
+
+def _given_out(table: pa.Table, scan: Scan, form: Form) -> Iterator[pa.Table]:
+    if form == "rows" and "_diff" in table.column_names:
+        yield from repeated(table, scan)
+    elif table.num_rows:
+        yield table
+
+
+@dataclass(frozen=True)
+class Split:
+    """The parts of a slice: of the keyframe and of the history, each those that stand and the rest."""
+
+    base: list[Part]
+    history: list[Part]
+    base_rest: list[Part]
+    rest: list[Part]
+
+    @property
+    def is_merged(self) -> bool:
+        return bool(self.base_rest or self.rest)
+
+
+def split(scan: Scan, form: Form) -> Split:
+    """Return which parts of a scan stand, and which may cancel what stands."""
+    if form == "diff":
+        # Records of a keyframe are distinct, unless they are told apart by what was not asked for.
+        is_whole = set(scan.columns) == set(scan.schema.names)
+        base, base_rest = ([*scan.base], []) if is_whole else ([], [*scan.base])
+        return Split(base, [], base_rest, [*scan.parts])
+    base = [part for part in scan.base if not part.negatives]
+    history = [part for part in scan.parts if scan.sign > 0 and not part.negatives]
+    base_rest = [part for part in scan.base if part.negatives]
+    return Split(base, history, base_rest, [part for part in scan.parts if scan.sign < 0 or part.negatives])
+
+
+def snapshot_slices(scan: Scan, form: Form, slice_bytes: int) -> list[Scan]:
+    """Return how a snapshot is read: in slices if rows of different parts must be held against each other."""
+    return scan.slices_within(slice_bytes) if split(scan, form).is_merged else [scan]
+
+
+def _merged(
+    scan: Scan, reader: PartReader, split: Split, form: Form, *, only_touched: bool = False
+) -> Iterator[pa.Table]:
+    """Yield what stands and is not touched, unless told not to, and what all else comes to.
+
+    No `_diff` is as good as all 1.
+    """
+    columns, keys, keeps_diff = [*scan.columns], scan.schema.key_names, form == "diff" or not scan.columns
+    if not split.is_merged:
+        yield from _standing(scan, reader, split, columns, keeps_diff=keeps_diff)
+        return
+    names = [*columns, *(name for name in keys if name not in columns)]
+    # As rows, records of different keys that look alike must not make up for each other: whether they met here would
+    # depend on how the collection is stored.
+    apart = names if form == "rows" else columns
+    standing_rows = sum(scan.rows_within(part) for part in (*split.base, *split.history))
+    rest_rows = sum(scan.rows_within(part) for part in (*split.base_rest, *split.rest))
+    is_touching = bool(keys) and (only_touched or rest_rows <= TOUCH_FRACTION * standing_rows)
+    # What stands is read while the rest is, and while its keys are looked up.
+    standing = ahead(_standing(scan, reader, split, names, keeps_diff=keeps_diff))
+    with closing(standing):
+        rest = pa.concat_tables(
+            [
+                scan.empty([*names, "_diff"]),
+                *scan.base_rows(reader, [*names, "_diff"], split.base_rest),
+                *scan.updates(reader, [*names, "_diff"], split.rest),
+            ]
+        )
+        if only_touched and not len(rest):
+            return
+        touching = Touching(rest, keys) if is_touching and len(rest) else None
+        touched = [rest.select([*apart, "_diff"])]
+        for table in standing:
+            if not len(rest) or not len(table):
+                yield _selected(table, columns)
+            elif touching is None:
+                touched.append(_counted(table, apart))
+            else:
+                inside, outside = touching.split(table)
+                touched.append(_counted(inside, apart))
+                if not only_touched:
+                    yield _selected(outside, columns)
+    if only_touched and touching is not None:
+        touched = [table.filter(pa.array(touching.exact(table))) for table in touched]
+    found = consolidate(pa.concat_tables(touched), _cheap_first(apart, scan.schema))
+    yield found.select([*apart, "_diff"])
+
+
+def _cheap_first(names: list[str], schema: CollectionSchema) -> list[str]:
+    """Return names in the order in which rows are told apart with the least work: keys, then what has a fixed width.
+
+    A third of the time, on keys with a few records each: a number tells most of them apart, and strings are then only
+    compared where they are equal.
+    """
+    return sorted(
+        names, key=lambda name: (name not in schema.key_names, not pt.is_primitive(schema.arrow.field(name).type))
+    )
+
+
+def _standing(
+    scan: Scan, reader: PartReader, split: Split, names: list[str], *, keeps_diff: bool
+) -> Iterator[pa.Table]:
+    """Yield the rows that stand, without `_diff` where it is 1 throughout and not to be kept."""
+
+    def is_bare(part: Part) -> bool:
+        return part.is_plain and not keeps_diff
+
+    for bare, parts in groupby(split.base, is_bare):
+        yield from scan.base_rows(reader, names if bare else [*names, "_diff"], [*parts])
+    for bare, parts in groupby(split.history, is_bare):
+        yield from scan.updates(reader, names if bare else [*names, "_diff"], [*parts])
+
+
+def _selected(table: pa.Table, columns: list[str]) -> pa.Table:
+    return table.select([*columns, "_diff"] if "_diff" in table.column_names else columns)
+
+
+def _counted(table: pa.Table, columns: list[str]) -> pa.Table:
+    """Return columns and `_diff` of a table that may lack it, where it is 1 throughout."""
+    if "_diff" in table.column_names:
+        return table.select([*columns, "_diff"])
+    ones = pa.array(np.ones(len(table), np.int64))
+    return table.select(columns).append_column(pa.field("_diff", pa.int64(), nullable=False), ones)
+
+
+def snapshot_tables(scan: Scan, form: Form, reading: Reading) -> Iterator[pa.Table]:
+    """Yield a whole snapshot, slice by slice if it must be merged; memory and errors as of `read_snapshot`.
+
+    In form "diff" without all key columns, records of different slices may look alike: then all of it is one table.
+    """
+    reader = reading()
+    slices = snapshot_slices(scan, form, reader.slice_bytes)
+    tables = (table for each in slices for table in read_snapshot(each, form, reading.checked(reader)))
+    if form == "rows" or {*scan.schema.key_names} <= {*scan.columns}:
+        yield from tables
+        return
+    found = next(tables, None)
+    for table in tables:
+        found = consolidate(pa.concat_tables([found, table]), scan.columns)
+    if found is not None:
+        yield found
+
+
+def repeated(contents: pa.Table, scan: Scan) -> Iterator[pa.Table]:
+    """Yield contents without `_diff`, each row as often as it says."""
+    rows = contents.select(list(scan.columns))
+    counts = contents["_diff"].to_numpy()
+    if not len(counts):
+        return
+    if counts.min() < 0:
+        at = int(counts.argmin())
+        raise NegativeMultiplicity(str(rows.slice(at, 1).to_pylist()[:1]), int(counts[at]), scan.as_of)
+    if counts.max() == 1:
+        yield rows if scan.columns else rows_without_columns(len(counts))
+        return
+    ends = np.cumsum(counts, dtype=np.float64) if counts.max() > REPEATED_ROWS_MAX else np.cumsum(counts)
+    if ends[-1] > ROWS_MAX:
+        at = int(counts.argmax())
+        raise InvalidUsage(
+            f"as rows, this would be about {float(ends[-1]):.3g} rows, and at most {ROWS_MAX} are given out: the "
+            f'record {rows.slice(at, 1).to_pylist()[:1]} alone has multiplicity {counts[at]}. Ask for form="diff".'
+        )
+    for start in range(0, int(ends[-1]), REPEATED_ROWS_MAX):
+        wanted = np.arange(start, min(start + REPEATED_ROWS_MAX, int(ends[-1])))
+        if scan.columns:
+            yield rows.take(pa.array(np.searchsorted(ends, wanted, side="right")))
+        else:
+            yield rows_without_columns(len(wanted))
+
+
+class Snapshot(ArrowResult):
+    """The contents as of a time; see `Collection.snapshot`. Nothing is read until a method asks for it.
+
+    Attributes:
+        as_of: the time.
+        form: "rows" or "diff".
+    """
+
+    def __init__(self, scan: Scan, form: Form, reading: Reading, explain: Callable[[], Explanation]) -> None:
+        super().__init__(reading)
+        self._explain = explain
+        self.as_of = scan.as_of
+        self.form: Form = form
+        self.scan = scan
+        self._lookup: Lookup | None = None
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The columns asked for, and `_diff` in form "diff"."""
+        names = [*self.scan.columns, *(["_diff"] if self.form == "diff" else [])]
+        return pa.schema([self.scan.schema.arrow.field(name) for name in names])
+
+    def slices(self, count: int) -> list[Scan]:
+        """Return at most count plans for `read_snapshot` that together are this snapshot."""
+        return self.scan.slices(count)
+
+    def count(self) -> int:
+        """Return the sum of all multiplicities: the number of rows, when none is negative.
+
+        It is linear in the diffs, so nothing is merged: `_time` and `_diff` are read, and only those of parts that hold
+        updates at other times too; of all parts if there is a filter.
+        """
+        scan = self.scan
+        base: tuple[Part, ...] = ()
+        parts = [part for part in scan.parts if not scan.is_inside(part)]
+        total = sum(part.diff_sum for part in scan.base)
+        total += scan.sign * sum(part.diff_sum for part in scan.parts if scan.is_inside(part))
+        if scan.filter is not None:
+            base, parts, total = scan.base, [*scan.parts], 0
+        with self._reading.explained():
+            reader = self._reading()
+            for table in chain(scan.base_rows(reader, ["_diff"], base), scan.updates(reader, ["_diff"], parts)):
+                total += exact_sum(table["_diff"].to_numpy())
+        return total
+
+    def aggregate(
+        self, group_by: Sequence[str] = (), aggregations: Mapping[str, tuple[str | None, str]] = MappingProxyType({})
+    ) -> pa.Table:
+        """Return sums and counts, group by group: `aggregate(["city"], {"total": ("amount", "sum")})`.
+
+        They are linear in the diffs, so nothing is merged, and only the columns named are read; a record counts as
+        often as its multiplicity says, in whatever form. Memory: a part, and a few times the groups.
+
+        Args:
+            group_by: key and value columns, of any type; none for one row over everything.
+            aggregations: per output, a column and "sum" (of integers, floats, decimals, durations) or "count" (of
+                values that are not NULL); `(None, "count")` counts rows. Columns need not be among those asked for.
+
+        Returns:
+            the columns of group_by, then the outputs in their order; a row for each group whose multiplicities do not
+            sum to zero, in the order of its columns, where NULL is a group, and NaN is one. Counts are int64; sums are
+            int64, uint64 of uint64, float64, the decimal of most digits, or the duration itself. NULLs are not added
+            up; a sum is NULL where nothing is left to add: multiplicities and values both sum to zero.
+
+        Raises:
+            SchemaMismatch: a column is unknown, or in group_by twice.
+            InvalidUsage: an aggregation is none, cannot be made of that column, or has the name of a group's column.
+            DiffOverflow: a result does not fit its type. Nothing wraps.
+        """
+        request = Request.of(self.scan.schema, group_by, aggregations)
+
+        def consolidated(columns: tuple[str, ...]) -> Iterator[pa.Table]:
+            # Slices hold whole records, so what cancels does so within one.
+            scan = replace(self.scan, columns=columns)
+            for each in scan.slices_within(self._reading().slice_bytes):
+                yield from read_snapshot(each, "diff", self._reading())
+
+        with self._reading.explained():
+            return aggregate(self.scan, request, self._reading(), consolidated)
+
+    def get(self, keys: Any) -> pa.Table:
+        """Return the rows with certain keys, as this snapshot would hold them if it were filtered by them.
+
+        Only the row groups that may hold these keys are read, and kept for a while: reading a key again takes some
+        tenths of a millisecond. Cost when they are not kept: two GETs for each part that may hold the keys.
+
+        Args:
+            keys: an iterable of keys, as `Collection.write` takes them: `[1, 2]`, or `[("a", 1)]` if keys have several
+                fields. Or anything Arrow with exactly the key columns, or one Arrow array if there is one of these. A
+                key that is given twice counts once.
+
+        Returns:
+            the columns of `schema`, in the order of keys if all key columns are among them.
+
+        Raises:
+            InvalidUsage: a key is not one of this collection; the message names its index.
+            SchemaMismatch: Arrow data with other columns.
+            CodecMismatch: keys go through a codec that is not known here.
+            NegativeMultiplicity: in form "rows", if some record with these keys has a negative multiplicity.
+            DiffOverflow: a multiplicity does not fit int64.
+        """
+        if self._lookup is None:
+            self._lookup = Lookup(self.scan)
+        wanted = self._lookup.wanted(keys)
+        with self._reading.explained():
+            found = self._lookup.contents(wanted, self.form, self._reading())
+        if self.form == "diff" or "_diff" not in found.column_names:
+            return found
+        tables = list(repeated(found, self.scan))
+        if not self.scan.columns:
+            return rows_without_columns(sum(map(len, tables)))
+        return pa.concat_tables([self.schema.empty_table(), *tables])
+
+    def explain(self) -> Explanation:
+        """Return what reading all of this takes: print it. Nothing is read for that."""
+        return self._explain()
+
+    def rows(self) -> Iterator[tuple[Any, Any]]:
+        """Yield `(key, value)` in form "rows", or `((key, value), diff)` in form "diff".
+
+        Raises:
+            InvalidUsage: only some of the columns were asked for.
+            CodecMismatch: a user's codec is needed and was not given to create_or_load.
+        """
+        if set(self.scan.columns) != set(self.scan.schema.names):
+            raise InvalidUsage("rows() needs all columns, and this snapshot has a selection; use to_arrow() for those")
+        convert = to_rows if self.form == "rows" else to_tuples
+        for table in self._tables():
+            if table.num_columns:
+                yield from convert(table, self.scan.schema)
+            else:  # A collection without any column, in rows: nothing is left to convert.
+                yield from ((None, None) for _ in range(table.num_rows))
+
+    def _read(self) -> Iterator[pa.Table]:
+        return snapshot_tables(self.scan, self.form, self._reading)
+
+    def __repr__(self) -> str:
+        return f"Snapshot(as_of={self.as_of}, form={self.form!r}, columns={list(self.scan.columns)})"

@@ -1,0 +1,286 @@
+"""A client's view of the log: the newest state it knows, kept up to date by reading the next seqno.
+
+One `Follower` per client, used from many threads. The state is replaced as a whole and only ever moves forward.
+`refresh` is linearizable: it returns a state that includes every record created before the call.
+
+Old records are truncated, and their slots are free again. Whoever last saw the end of the log so long ago that its
+next slot may have been truncated (`STALE_AFTER_S`, far less than any retention) must not believe what it finds in that
+slot, nor what it managed to create there, before it has looked at the newest checkpoint: `refresh` does so by itself,
+and a writer asks `was_truncated` after its create, which also notices that another thread has refreshed meanwhile. The
+time is the longer one of the monotonic and the wall clock's, so that a machine that was suspended notices.
+"""
+
+import itertools
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import TypeVar
+
+from persist.blob import Blob, Conflict, CorruptBlob, InvalidUsage, MissingBlob
+from persist.blob.clock import Clock
+from persist.errors import ClientClosed, CollectionNotFound, PersistError
+from persist.log.commits import read_record, record_key
+from persist.log.records import Record
+from persist.replica.checkpoint import checkpoint_key, load_contents, read_newest_checkpoint
+from persist.state.contents import CollectionState
+from persist.state.state import PENDING_MAX, State, apply
+
+T = TypeVar("T")
+
+HOLE_PROBES = 3
+STALE_AFTER_S = 600.0
+FRESH_S = 60.0
+RECENT_MAX = 256  # Records kept for the next checkpoint.
+POLL_FIRST_S = 0.005
+POLL_MAX_S = 1.0
+
+
+class Follower:
+    """Reads the log and answers what the state is."""
+
+    def __init__(self, blob: Blob, clock: Clock) -> None:
+        """Read the newest checkpoint and the records after it.
+
+        Cost: one page of LIST, a GET for each of these, and `HOLE_PROBES` + 1 that find nothing.
+        """
+        self._blob = blob
+        self._clock = clock
+        self._tickets = itertools.count(1)
+        self._issued = 0
+        self._served = 0
+        self._lock = threading.RLock()
+        self._advanced = threading.Condition(self._lock)
+        self._is_closed = False
+        self._pid = os.getpid()
+        self._recent: OrderedDict[int, Record] = OrderedDict()
+        self._seen_end = self.now()
+        self._state = read_newest_checkpoint(blob)
+        while not self._is_vouched_for(self._state):
+            self._state = read_newest_checkpoint(blob)
+        self._refuse_a_hole()
+
+    def _is_vouched_for(self, newest: State) -> bool:
+        """Refresh from a checkpoint; return False if it was collected meanwhile.
+
+        Raises CorruptBlob if there is neither its own record nor a later one. The checkpoint may then have come from
+        another location, whose rows would be taken for those of this one.
+        """
+        if self.refresh() is not newest or newest.location is None:
+            return True
+        record = read_record(self._blob, newest.seqno)
+        if record is not None:
+            if record.location != newest.location:
+                raise _misplaced(record, newest)
+            return True
+        if read_newest_checkpoint(self._blob).seqno == newest.seqno:
+            raise MissingBlob(
+                record_key(newest.seqno), f"it is missing, and {checkpoint_key(newest.seqno)} was made after it"
+            )
+        return False
+
+    def _refuse_a_hole(self) -> None:
+        """Raise CorruptBlob if a record is missing, rather than take the log to end there and write over what follows.
+
+        Up to `HOLE_PROBES` records in a row may be missing to be noticed; more would take a LIST. A log that has lost
+        its last records looks like one that never had them, unless there is a checkpoint after them.
+        """
+        while True:
+            end = self._state.seqno + 1
+            probed = range(end + 1, end + 1 + HOLE_PROBES)
+            later = next((seqno for seqno in probed if self._blob.get(record_key(seqno)) is not None), None)
+            if later is None:
+                return
+            # Or else both were created since the log was read.
+            if self.refresh().seqno < end:
+                raise CorruptBlob(
+                    record_key(end), f"it is missing, and the record of seqno {later}, which came after it, is there"
+                )
+
+    def close(self) -> None:
+        """Let those who wait stop waiting, with ClientClosed."""
+        with self._lock:
+            self._is_closed = True
+            self._advanced.notify_all()
+
+    def check_open(self) -> None:
+        """Raise ClientClosed after `close`, and InvalidUsage in a process that was forked off."""
+        if self._is_closed:
+            raise ClientClosed("reading")
+        if os.getpid() != self._pid:
+            raise InvalidUsage("this read began in another process, before a fork: open a client in each process")
+
+    @property
+    def state(self) -> State:
+        """The newest state this client knows, without asking the store."""
+        return self._state
+
+    def refresh(self) -> State:
+        """Read all records there are; return the state after them. Cost: a GET for each, and one that finds none.
+
+        Callers that wait for each other share the requests of one of them, if it began after they asked.
+        """
+        self._issued = ticket = next(self._tickets)
+        with self._lock:
+            if self._served < ticket:
+                serves, began = self._issued, self.now()
+                if self._is_stale():
+                    self._skip_truncated()
+                while (record := read_record(self._blob, self._state.seqno + 1)) is not None:
+                    self.advance(record)
+                self._served, self._seen_end = serves, began
+            return self._state
+
+    def restart(self) -> State:
+        """Take over the newest checkpoint, because state objects that only older ones refer to may be gone.
+
+        Cost: a page of LIST, a GET, and what it takes to read the contents of collections again.
+        """
+        with self._lock:
+            self._restart(read_newest_checkpoint(self._blob))
+            return self._state
+
+    def next_seqno(self) -> int:
+        """Return the next seqno of the log, as of `FRESH_S` ago at most. Cost: mostly nothing, or a GET."""
+        age_s = self._clock.monotonic_s() - self._seen_end[0]
+        return (self._state if age_s < FRESH_S else self.refresh()).seqno + 1
+
+    def was_truncated(self, record: Record) -> bool:
+        """Return whether the slot of a record that was just created has been truncated, before or after that.
+
+        Cost: nothing, unless this client has not seen the end of the log for `STALE_AFTER_S`, or another thread has
+        taken its state beyond the slot without having read the record there: then a LIST and a GET.
+        """
+        with self._lock:
+            known = self._recent.get(record.seqno)
+            if known is not None and known.commit == record.commit:
+                return False
+            if self._state.seqno < record.seqno and not self._is_stale():
+                return False
+            return read_newest_checkpoint(self._blob).control.log_floor > record.seqno
+
+    def now(self) -> tuple[float, float]:
+        """Return the seconds of the monotonic and of the wall clock, for `is_long_ago`."""
+        return self._clock.monotonic_s(), self._clock.wall_ms() / 1000
+
+    def is_long_ago(self, then: tuple[float, float]) -> bool:
+        """Return whether a record created at that moment may have been truncated since."""
+        return any(now - before > STALE_AFTER_S for now, before in zip(self.now(), then, strict=True))
+
+    def _is_stale(self) -> bool:
+        return self.is_long_ago(self._seen_end)
+
+    def _skip_truncated(self) -> None:
+        """Go on from the newest checkpoint if the log after the state may be gone."""
+        newest = read_newest_checkpoint(self._blob)
+        if newest.control.log_floor > self._state.seqno + 1:
+            self._restart(newest)
+
+    def _restart(self, newest: State) -> None:
+        """Take over the state of a checkpoint, and the records after it, unless what is known is newer."""
+        if self._state.location not in (None, newest.location):
+            raise CorruptBlob("checkpoint/", f"it belongs to location {newest.location}, not {self._state.location}")
+        while newest.seqno < self._state.seqno:
+            record = self._recent.get(newest.seqno + 1) or read_record(self._blob, newest.seqno + 1)
+            if record is None:
+                raise MissingBlob(record_key(newest.seqno + 1), "it is missing, and later ones have been read")
+            newest = apply(newest, record)
+        self._state = newest
+
+    def advance(self, record: Record) -> None:
+        """Apply a record that is in the log, unless it has been applied already."""
+        with self._lock:
+            if record.seqno <= self._state.seqno:
+                return
+            if self._state.location not in (None, record.location):
+                raise _misplaced(record, self._state)
+            try:
+                self._state = apply(self._state, record)
+            except (ValueError, Conflict) as error:
+                raise CorruptBlob(record_key(record.seqno), f"it breaks a rule of the log: {error}") from error
+            self._recent[record.seqno] = record
+            if len(self._recent) > RECENT_MAX:
+                self._recent.popitem(last=False)
+            for mutation in record.mutations:
+                entry = self._state.entries.get(mutation.collection)
+                if entry is not None and entry.contents is None and len(entry.pending) > PENDING_MAX:
+                    # Only to keep pending mutations few. If it fails, that is for readers of this collection to hear.
+                    with suppress(PersistError):
+                        self.load(entry.id)
+            self._advanced.notify_all()
+
+    def load(self, id_: str) -> CollectionState | None:
+        """Return the contents of a collection in the newest known state, or None if it does not exist (any more)."""
+        with self._lock:
+            try:
+                return self._load(id_)
+            except MissingBlob:
+                # A state object that newer checkpoints do not refer to is collected after a while.
+                self._restart(read_newest_checkpoint(self._blob))
+                return self._load(id_)
+
+    def _load(self, id_: str) -> CollectionState | None:
+        entry = self._state.entries.get(id_)
+        if entry is None or self._state.location is None:
+            return None
+        if entry.contents is None:
+            entry = load_contents(self._blob, self._state.location, entry)
+            self._state = self._state.with_entry(entry)
+        return entry.contents
+
+    def recent(self) -> tuple[State, Mapping[int, Record]]:
+        """Return the newest known state, and the last records before it, for `persist.replica.checkpoint`."""
+        with self._lock:
+            return self._state, dict(self._recent)
+
+    def current(self, id_: str, name: str) -> CollectionState:
+        """Refresh, and return the contents of a collection.
+
+        Raises:
+            CollectionNotFound: it does not exist, or not any more.
+        """
+        self.refresh()
+        return self.known(id_, name)
+
+    def known(self, id_: str, name: str) -> CollectionState:
+        """Like `current`, without a refresh."""
+        contents = self.load(id_)
+        if contents is None:
+            raise CollectionNotFound(name, self._blob.url, self._state.names())
+        return contents
+
+    def wait_for(self, look: Callable[[], T | None], timeout_s: float | None) -> T | None:
+        """Return the first answer of look that is not None, or None when timeout_s has passed.
+
+        It looks after a refresh, whenever this client commits, and at intervals that double from `POLL_FIRST_S` to
+        `POLL_MAX_S` while the log stands still.
+
+        Raises:
+            ClientClosed: `close` was called; anything that look raises.
+        """
+        ends_s = None if timeout_s is None else self._clock.monotonic_s() + timeout_s
+        pause_s, seen = POLL_FIRST_S, -2
+        while True:
+            self.check_open()
+            seqno = self.refresh().seqno
+            if (answer := look()) is not None:
+                return answer
+            left_s = None if ends_s is None else ends_s - self._clock.monotonic_s()
+            if left_s is not None and left_s <= 0:
+                return None
+            pause_s = POLL_FIRST_S if seqno != seen else min(pause_s * 2, POLL_MAX_S)
+            seen = seqno
+            with self._advanced:
+                if self._state.seqno == seqno and not self._is_closed:
+                    self._advanced.wait(pause_s if left_s is None else min(pause_s, left_s))
+
+
+def _misplaced(record: Record, state: State) -> CorruptBlob:
+    """Return the error for a record of another location than the state it was found with."""
+    before = f"{record_key(state.seqno)} or {checkpoint_key(state.seqno)}"
+    return CorruptBlob(
+        record_key(record.seqno),
+        f"it belongs to location {record.location}, and what {before} says to location {state.location}: one of these "
+        "blobs lies where it does not belong",
+    )

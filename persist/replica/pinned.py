@@ -1,0 +1,83 @@
+"""A client's view of one point of the log, which never moves: for reads of several collections that belong together.
+
+The state after a record is that of the newest checkpoint at or before it, and the records since. Checkpoints and
+records are kept for a while (`Settings.log_retention_s`, see `persist.upkeep.garbage`); a point that lies further
+back is refused, never guessed at.
+"""
+
+from collections.abc import Callable
+from typing import TypeVar
+
+from persist.blob import Blob, InvalidUsage, MissingBlob
+from persist.blob.clock import Clock
+from persist.log.commits import read_record
+from persist.replica.checkpoint import checkpoint_seqno, checkpoint_state, read_checkpoint
+from persist.replica.follower import Follower
+from persist.state.contents import CollectionState
+from persist.state.state import State, apply
+
+T = TypeVar("T")
+
+
+class PinnedFollower(Follower):
+    """Answers what the state was after the record at a seqno.
+
+    Cost: a page of LIST, a GET of a checkpoint, and a GET for each record between it and the seqno.
+
+    Raises:
+        InvalidUsage: there is no such record yet, or what is needed of the log is not kept any more.
+        Corruption: what is there cannot be believed.
+    """
+
+    def __init__(self, blob: Blob, clock: Clock, seqno: int) -> None:
+        self._pinned: int | None = None  # First it looks at the whole log, like any other.
+        super().__init__(blob, clock)
+        if seqno > self._state.seqno:
+            raise InvalidUsage(
+                f"seqno={seqno} is not in the log of {blob.url} yet, whose last is {self._state.seqno}: pin that one, "
+                "or leave the option out to read the newest"
+            )
+        self._state = _state_at(blob, seqno)
+        self._pinned = seqno
+
+    def refresh(self) -> State:
+        """Return the state, which stays the same. Cost: nothing."""
+        return super().refresh() if self._pinned is None else self._state
+
+    def restart(self) -> State:
+        """Raise InvalidUsage: there is no other state to go on from."""
+        raise _gone(self._blob, self._state.seqno)
+
+    def load(self, id_: str) -> CollectionState | None:
+        with self._lock:
+            try:
+                return self._load(id_)
+            except MissingBlob as error:
+                raise _gone(self._blob, self._state.seqno) from error
+
+    def wait_for(self, look: Callable[[], T | None], timeout_s: float | None) -> T | None:
+        """Return what look says now: no time would change it."""
+        self.check_open()
+        return look()
+
+
+def _state_at(blob: Blob, seqno: int) -> State:
+    state = State()
+    for found in blob.list("checkpoint/"):
+        at = checkpoint_seqno(found.key)
+        if at is not None and at <= seqno and (checkpoint := read_checkpoint(blob, found.key)) is not None:
+            state = checkpoint_state(checkpoint)
+            break
+    while state.seqno < seqno:
+        record = read_record(blob, state.seqno + 1)
+        if record is None:
+            raise _gone(blob, seqno)
+        state = apply(state, record)
+    return state
+
+
+def _gone(blob: Blob, seqno: int) -> InvalidUsage:
+    return InvalidUsage(
+        f"the state of {blob.url} as of seqno={seqno} cannot be read any more: that part of the log has been truncated "
+        "(Settings.log_retention_s says how long it is kept). Pin a later seqno, or read by as_of."
+    )

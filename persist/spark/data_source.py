@@ -1,0 +1,108 @@
+"""`format("persist")`: what Spark asks of a data source, answered by the collection."""
+
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+
+import pyarrow as pa
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    DataSourceStreamWriter,
+    DataSourceWriter,
+)
+from pyspark.sql.types import StructType
+
+from persist.client import open as open_client
+from persist.collection import Collection
+from persist.errors import AsOfNotSealed, InvalidUsage
+from persist.read.snapshot import Snapshot
+from persist.spark.options.parsing import split_options
+from persist.spark.options.read import READ, ReadOptions
+from persist.spark.options.stream import STREAM, StreamOptions, is_only_for_streams
+from persist.spark.options.stream_write import StreamWriteOptions
+from persist.spark.options.write import WriteOptions
+from persist.spark.read.reader import PersistReader, PushingReader, planned
+from persist.spark.stream.writer import PersistStreamWriter
+from persist.spark.surfaced_errors import surfaced_errors
+from persist.spark.types import spark_schema
+from persist.spark.write.overwrite import OverwritingWriter
+from persist.spark.write.planned_write import PlannedWrite
+from persist.spark.write.writer import PersistWriter
+
+_EXTRA: Mapping[str, tuple[str, ...]] = {"rows": (), "diff": ("_diff",), "changes": ("_time", "_diff")}
+_PUSHING_WORKER = "pyspark.sql.worker.data_source_pushdown_filters"
+
+
+class PersistDataSource(DataSource):
+    """A collection as a table; its options are in `persist.spark.options.read` and `persist.spark.options.write`."""
+
+    def __init__(self, options: Mapping[str, str]) -> None:
+        super().__init__(dict(options))
+        self._latest: int | None = None
+
+    @classmethod
+    def name(cls) -> str:
+        return "persist"
+
+    def schema(self) -> StructType:
+        """Return the collection's columns, as Spark types; `_time` and `_diff` where the form has them.
+
+        The latest time is chosen here, once, so that all plans of one DataFrame read the same contents.
+        """
+        with surfaced_errors():
+            # Spark does not say whether it is going to read a batch or a stream; the reader's own check is stricter.
+            split_options(self.options, {**READ, **STREAM}, "reading")
+            for_stream = is_only_for_streams(self.options)
+            options = StreamOptions.of(self.options) if for_stream else ReadOptions.of(self.options)
+            with open_client(options.location, mode="read", storage_options=options.storage) as client:
+                collection = client.load(options.collection)
+                if isinstance(options, ReadOptions):
+                    self._latest = _chosen(collection, options)
+                schema = collection.schema
+                names = schema.names if options.columns is None else schema.distinct("columns", options.columns)
+                return spark_schema(pa.schema([schema.arrow.field(n) for n in (*names, *_EXTRA[options.form])]))
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        """Return what plans and reads, called by PySpark's planning worker and by nobody else."""
+        # A reader that can take filters is refused when the session's push-down is off, and only the module that calls
+        # tells whether it is on. Should that module be renamed, nothing is lost but push-down.
+        caller = sys._getframe(1).f_globals.get("__spec__")
+        kind = PushingReader if getattr(caller, "name", None) == _PUSHING_WORKER else PersistReader
+        with surfaced_errors():
+            return kind(ReadOptions.of(self.options).with_latest(self._latest), schema)
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        # Admission control came with PySpark 4.2; older ones can do everything else.
+        from persist.spark.stream.reader import PersistStreamReader
+
+        return PersistStreamReader(self.options, schema)
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        with surfaced_errors():
+            options = WriteOptions.of(self.options)
+            if overwrite:
+                return OverwritingWriter(PlannedWrite.overwrite(options, schema))
+            return PersistWriter(PlannedWrite.append(options, schema))
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
+        with surfaced_errors():
+            if overwrite:
+                raise InvalidUsage(
+                    'outputMode("complete") would replace all contents with every batch. Use outputMode("append") with '
+                    'updates; or foreachBatch with persist.spark.write(…, mode="overwrite"), which writes differences.'
+                )
+            return PersistStreamWriter(StreamWriteOptions.of(self.options), schema)
+
+
+def _chosen(collection: Collection, options: ReadOptions) -> int | None:
+    """Check what can be checked of a read, and return the time that it is of; None for changes.
+
+    What is not sealed yet is waited for when it is read, and not at all if this is for a stream.
+    """
+    try:
+        result = planned(collection, replace(options, wait_s=0), None)
+    except AsOfNotSealed:
+        return None
+    return result.as_of if isinstance(result, Snapshot) else None

@@ -1,0 +1,1 @@
+"""The options of `format("persist")`: what each means, and what is refused."""

@@ -1,0 +1,134 @@
+"""The options for following a collection: `spark.readStream.format("persist")`.
+
+    form                   what a row of the stream is; has to be given:
+                           "changes": an update: the columns of key and value, _time, _diff;
+                           "rows": a record, as often as it was inserted. It has no way to take one back: an update
+                           with a negative diff fails the query. For collections that only grow.
+    as_of                  begin with the contents as of a time, then follow what changes after it. "latest" (default)
+                           is the last time sealed when the query first starts. These contents are one micro-batch,
+                           whatever the limits; in form "changes", at `_time` = as_of.
+    from                   begin without contents, with the updates at this time and later; "latest": with what is
+                           sealed after the query first starts. Not together with as_of.
+    columns                names of the columns wanted, separated by commas, or a JSON list.
+    maxUpdatesPerTrigger   at most so many updates in a micro-batch, counted as they are stored: consolidation may leave
+                           fewer. A micro-batch holds all updates of its times, so one time alone may exceed it.
+    maxTimesPerTrigger     at most so many different times of updates in a micro-batch.
+    hold                   name of the permanent hold that keeps history for the query, also while it is stopped. By
+                           default one is drawn when the query first starts. It stays until the collection is complete
+                           for ever, or until it is released: collection.hold(name=…).release(), for a query that will
+                           not come back. "none": nothing is kept, and nothing is written to the location; a query that
+                           stops for long may then find its history compacted.
+    wait                   how long the query may run without as_of being sealed, in seconds. By default there is no
+                           limit; and a query with Trigger.AvailableNow does not wait at all.
+    slices                 number of tasks to read a micro-batch with, at most.
+    collection, storage.…  as for reading.
+
+A time is a number or, if the collection has a timeline, a timestamp. Where a query is, is in its checkpoint: as_of and
+from mean something only when it first starts.
+
+Spark asks a data source for its columns without saying whether it is going to read a batch or a stream. Without a form
+these are the columns of rows, which is what a batch means, and rarely a stream: hence a stream has no default.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from persist.codecs import TIME_MAX
+from persist.errors import InvalidUsage
+from persist.names import check_hold_name
+from persist.spark.options.parsing import names, number, split_options, time_or_moment
+
+StreamForm = Literal["rows", "changes"]
+NO_HOLD = "none"
+COUNT_MAX = 2**62
+STREAM = {
+    "collection": "name of the collection",
+    "form": '"changes" (updates, with _time and _diff) or "rows" (records, of a collection that only grows)',
+    "as_of": 'begin with the contents as of a time or timestamp, or "latest" (default)',
+    "from": 'begin without contents, with the updates from a time or timestamp on, or "latest"',
+    "columns": "names of the columns wanted, separated by commas, or a JSON list",
+    "maxUpdatesPerTrigger": "updates in a micro-batch, at most",
+    "maxTimesPerTrigger": "different times in a micro-batch, at most",
+    "hold": 'name of the permanent hold that keeps history for the query, or "none"',
+    "slices": "number of tasks to read a micro-batch with, at most",
+    "wait": "seconds to wait for as_of to be sealed",
+}
+_ONLY_FOR_STREAMS = ("maxupdatespertrigger", "maxtimespertrigger", "hold")
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How much a micro-batch may hold; None for no limit."""
+
+    updates: int | None = None
+    times: int | None = None
+
+
+@dataclass(frozen=True)
+class StreamOptions:
+    """What to follow, and from where on: one of as_of and lower is set. A time may be "latest", or a timestamp."""
+
+    location: str
+    collection: str
+    form: StreamForm
+    as_of: int | str | None = "latest"
+    lower: int | str | None = None
+    columns: tuple[str, ...] | None = None
+    limits: Limits = Limits()
+    hold: str | None = None
+    slices: int | None = None
+    wait_s: float | None = None
+    storage: dict[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, given: Mapping[str, str]) -> "StreamOptions":
+        """Check what Spark was given.
+
+        Raises:
+            InvalidUsage: an option is missing, unknown, of the wrong form, or does not go with another one.
+        """
+        location, storage, options = split_options(given, STREAM, "a stream from")
+        form = options.get("form")
+        if form not in ("rows", "changes"):
+            what = "a stream has no form by default" if form is None else f"option form={form!r} is no form of a stream"
+            raise InvalidUsage(
+                f'{what}: use .option("form", "changes") for updates, with _time and _diff, or "rows" for the records '
+                "of a collection that only grows"
+            )
+        if {"as_of", "from"} <= options.keys():
+            raise InvalidUsage(
+                "as_of and from were given, and a stream begins in one way: with the contents as of a time (as_of), or "
+                "with the changes from a time on (from). Leave one of them out."
+            )
+        lower = _time("from", options["from"]) if "from" in options else None
+        hold = options.get("hold")
+        return cls(
+            location=location,
+            collection=options["collection"],
+            form=form,  # type: ignore[arg-type]
+            as_of=_time("as_of", options.get("as_of", "latest")) if lower is None else None,
+            lower=lower,
+            columns=names(options.get("columns")),
+            limits=Limits(_count("maxUpdatesPerTrigger", options), _count("maxTimesPerTrigger", options)),
+            hold=hold if hold in (None, NO_HOLD) else check_hold_name(hold),
+            slices=number("slices", options["slices"], int, 1, 100_000) if "slices" in options else None,
+            wait_s=number("wait", options["wait"], float, 0, 1e9) if "wait" in options else None,
+            storage=storage,
+        )
+
+
+def is_only_for_streams(given: Mapping[str, str]) -> bool:
+    """Tell whether options make sense for a stream and in no way for a batch, which always has an end."""
+    options = {name.lower() for name in given}
+    is_endless = "until" not in options and ("from" in options or given.get("form") == "changes")
+    return is_endless or not options.isdisjoint(_ONLY_FOR_STREAMS)
+
+
+def _time(name: str, text: str) -> int | str:
+    return text if text == "latest" else time_or_moment(name, text, TIME_MAX)
+
+
+def _count(name: str, options: Mapping[str, str]) -> int | None:
+    text = options.get(name.lower())
+    return None if text is None else number(name, text, int, 1, COUNT_MAX)

@@ -1,0 +1,137 @@
+"""The options for streaming writes: `DataFrame.writeStream.format("persist")`.
+
+Times of updates come in one of three ways:
+
+    plain rows                      option time = "batch", the default: all rows of a micro-batch are inserted at one
+                                    time, the upper of the moment, which is then sealed
+    a column _time (and _diff)      the rows are updates, such as those of `readStream.format("persist")`
+    a column named by timeColumn    the times of events: integers, or timestamps as a number of timeUnit since 1970
+
+In the second and third way, what is sealed after a micro-batch is one of
+
+    seal = "max", the default       its largest time: later ones must come with later times. A micro-batch of our own
+                                    stream source ends at a sealed time, so progress passes through: what is sealed here
+                                    is complete, up to the last time that changed anything
+    watermark = delay               times before the largest one ever seen minus delay: what has been sealed already is
+                                    the collection's own upper, so it lasts across restarts
+    seal = "none"                   nothing; somebody else seals
+
+An update at a time that was sealed already is late. It ends the query (late = "error", the default), or is counted,
+logged and dropped (late = "drop").
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal, cast
+
+from persist.codecs import TIME_MAX
+from persist.errors import InvalidUsage
+from persist.spark.options.parsing import number, split_options
+from persist.spark.write.updates import UNITS
+
+STREAM_WRITE = {
+    "collection": "name of the collection",
+    "time": '"batch" (default for rows without times): one time for each micro-batch',
+    "timeColumn": "name of a column with the times of events",
+    "timeUnit": '"s", "ms", "us" (default) or "ns": what timestamps in timeColumn become',
+    "watermark": "how much later than the latest time an update may come, in units of times; says what is sealed",
+    "late": 'what becomes of an update at a sealed time: "error" (default) or "drop"',
+    "seal": '"max" (default): to beyond the largest time of the micro-batch; or "none"',
+    "firstBatch": "number of the batch at which a query that wrote elsewhere before goes on here",
+    "checkpointLocation": "where Spark keeps the progress of the query",
+    "queryName": "what Spark calls the query",
+}
+
+Seal = Literal["max", "none", "watermark"]
+Late = Literal["error", "drop"]
+
+
+@dataclass(frozen=True)
+class Times:
+    """What the times of a batch are, and what is sealed after it.
+
+    Attributes:
+        is_plain: whether rows come without times, so that all of a batch get one.
+        delay: of the watermark.
+    """
+
+    is_plain: bool
+    seal: Seal = "max"
+    delay: int = 0
+    late: Late = "error"
+
+    @classmethod
+    def of(cls, is_plain: bool, seal: str | None, watermark: int | None, late: str | None) -> "Times":
+        """Check what was asked for.
+
+        Raises:
+            InvalidUsage: it contradicts itself.
+        """
+        if is_plain and (given := [n for n, v in (("seal", seal), ("watermark", watermark), ("late", late)) if v]):
+            raise InvalidUsage(
+                f"{', '.join(given)} goes with rows that have times, and these get one for each batch, which is sealed "
+                "with it. Leave it out, or give the rows times: a column _time, or the option timeColumn."
+            )
+        if seal is not None and watermark is not None:
+            raise InvalidUsage("seal and watermark both say what is sealed after a batch: give one of them")
+        _check_one_of("seal", seal, ("max", "none"))
+        _check_one_of("late", late, ("error", "drop"))
+        how = "watermark" if watermark is not None else seal or "max"
+        return cls(is_plain, cast(Seal, how), watermark or 0, cast(Late, late or "error"))
+
+
+@dataclass(frozen=True)
+class StreamWriteOptions:
+    """What to write, and when; the rest of it depends on the columns: see `times`."""
+
+    location: str
+    collection: str
+    time: str | None = None
+    column: str | None = None
+    unit: str | None = None
+    watermark: int | None = None
+    late: str | None = None
+    seal: str | None = None
+    first_batch: int = 0
+    storage: dict[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, given: Mapping[str, str]) -> "StreamWriteOptions":
+        """Check what Spark was given; raises as `ReadOptions.of`."""
+        location, storage, options = split_options(given, STREAM_WRITE, "streaming to")
+        _check_one_of("time", options.get("time"), ("batch",))
+        _check_one_of("timeUnit", options.get("timeunit"), tuple(UNITS))
+        delay = options.get("watermark")
+        return cls(
+            location=location,
+            collection=options["collection"],
+            time=options.get("time"),
+            column=options.get("timecolumn"),
+            unit=options.get("timeunit"),
+            watermark=None if delay is None else number("watermark", delay, int, 0, TIME_MAX),
+            late=options.get("late"),
+            seal=options.get("seal"),
+            first_batch=number("firstBatch", options.get("firstbatch", "0"), int, 0, 2**63 - 1),
+            storage=storage,
+        )
+
+    def times(self, columns: list[str]) -> Times:
+        """Return what the times of a DataFrame of those columns are.
+
+        Raises:
+            InvalidUsage: columns and options contradict each other.
+        """
+        has_times = "_time" in columns or self.column is not None
+        if has_times and self.time is not None:
+            raise InvalidUsage(
+                f'time="batch" gives all rows of a batch one time, and {self.column or "_time"!r} says theirs, too. '
+                "Drop the column, or the option."
+            )
+        if self.unit is not None and self.column is None:
+            raise InvalidUsage(f"timeUnit={self.unit!r} says what the timestamps in timeColumn become: name that, too")
+        return Times.of(not has_times, self.seal, self.watermark, self.late)
+
+
+def _check_one_of(name: str, value: str | None, allowed: tuple[str, ...]) -> None:
+    if value is not None and value not in allowed:
+        raise InvalidUsage(f"{name}={value!r} is none of {', '.join(map(repr, allowed))}")

@@ -1,0 +1,1 @@
+"""Batch reads by Spark: plans of its own Parquet scan where it can, the data source where it cannot."""

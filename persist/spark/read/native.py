@@ -1,0 +1,283 @@
+"""Snapshots as plans of Spark's own: its Parquet scan reads what stands, and only touched keys go through Python.
+
+    result  =  rows that stand, less those of touched keys      Spark's scan of parts; a broadcast of the keys
+            +  what the touched keys hold                       tasks of ours, merged (`persist.task_reader`)
+
+What stands, and what may cancel it, is as `persist.read.snapshot` has it: parts of a keyframe, and of the history those
+without a negative diff; the rest are the updates whose keys are touched. Columns, filters and aggregates are pruned by
+Spark in all that stands. Where nothing is touched this is a plain scan.
+
+It is a matter of speed only: each `Route` gives the same rows. The data source reads all of it, slice by slice, where
+Spark's scan cannot, or where most keys are touched. `Route.reason` says which was taken and why.
+
+Spark verifies the checksum of each page it reads, not that of the whole blob.
+"""
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import reduce
+from typing import Any, Literal
+
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from persist.codecs import Part
+from persist.errors import InvalidUsage
+from persist.read.plan import Explanation
+from persist.read.scan import Scan
+from persist.read.snapshot import TOUCH_FRACTION, Form, Snapshot, Split, split
+from persist.spark.read.native_store import holds_map, part_frame, why_not_stored, why_not_typed
+from persist.spark.read.slicing import slices_for, task_count
+from persist.spark.read.task_reader import Place, TaskReader
+from persist.spark.types import spark_schema
+
+BROADCAST_ROWS_MAX = 4_000_000  # Of keys that are taken out: each executor holds all of them.
+REPEATED_MAX = 1 << 20  # Spark repeats a row through an array of its multiplicity.
+
+Kind = Literal["scan", "touched", "source"]
+
+
+@dataclass(frozen=True)
+class Route:
+    """How a snapshot is read.
+
+    Attributes:
+        kind: "scan" (by Spark's scan alone), "touched" (touched keys merged apart), "source" (all by the data source).
+        reason: why not otherwise, in words.
+        tasks: of ours, that read in Python; 0 if that is not known before it runs.
+    """
+
+    kind: Kind
+    reason: str
+    tasks: int = 0
+
+    def __str__(self) -> str:
+        how = {
+            "scan": "Spark's own scan of all parts",
+            "touched": f"Spark's own scan of what stands, and {self.tasks} tasks that merge touched keys",
+            "source": "the data source",
+        }
+        return f"  by        {how[self.kind]}: {self.reason}"
+
+
+@dataclass(frozen=True)
+class PlannedSnapshot:
+    """A snapshot planned for Spark; print it to see what will be read, and how.
+
+    Attributes:
+        explanation: of `Snapshot.explain`.
+    """
+
+    snapshot: Snapshot
+    route: Route
+    place: Place
+
+    @property
+    def explanation(self) -> Explanation:
+        return self.snapshot.explain()
+
+    def __str__(self) -> str:
+        return f"{self.explanation}\n{self.route}"
+
+    def frame(self, spark: SparkSession) -> DataFrame:
+        """Return the rows, as a DataFrame; nothing is read before an action."""
+        if self.route.kind == "source":
+            return _by_source(spark, self)
+        return _NativeFrame(spark, self).frame()
+
+
+def plan(spark: SparkSession, snapshot: Snapshot, place: Place, native: bool | None = None) -> PlannedSnapshot:
+    """Decide how a snapshot is read.
+
+    Args:
+        native: True to insist on Spark's own scan, False on the data source; None for whatever is faster.
+
+    Raises:
+        InvalidUsage: native is True and not possible; the message says why.
+    """
+    if native not in (None, True, False):
+        raise InvalidUsage(f"native={native!r} is none of True, False and None")
+    scan, form = snapshot.scan, snapshot.form
+    parts = split(scan, form)
+    if native is False:
+        return PlannedSnapshot(snapshot, Route("source", "native=False was asked for"), place)
+    reason = _why_not(spark, scan, form, parts, place)
+    if reason is None and native is None:
+        reason = _why_slow(scan, parts)
+    if reason is not None:
+        if native:
+            raise InvalidUsage(f"native=True is not possible here: {reason}. Leave it out to read by the data source.")
+        return PlannedSnapshot(snapshot, Route("source", reason), place)
+    if not parts.is_merged:
+        return PlannedSnapshot(snapshot, Route("scan", "no key is touched by later history"), place)
+    rows = sum(part.rows for part in (*parts.base_rest, *parts.rest))
+    return PlannedSnapshot(
+        snapshot, Route("touched", f"{rows:,} updates may cancel what stands", task_count(spark, scan)), place
+    )
+
+
+def _why_not(spark: SparkSession, scan: Scan, form: Form, parts: Split, place: Place) -> str | None:
+    """Say why Spark's own scan cannot be part of reading this, None if it can."""
+    schema = scan.schema
+    if not scan.columns:
+        return "no columns are asked for"
+    if parts.is_merged and not schema.key_names:
+        return "without key columns, all rows are merged with each other"
+    if parts.is_merged and any(holds_map(schema.arrow.field(name).type) for name in schema.key_names):
+        return "Spark cannot compare keys that hold maps"
+    if form == "diff" and set(scan.columns) != set(schema.names):
+        return 'form="diff" of some columns sums over records that differ in others'
+    if (names := [name.lower() for name in schema.arrow.names]) and len(set(names)) < len(names):
+        return "names of columns differ by case only"
+    wanted = [*scan.columns, *(schema.key_names if parts.is_merged else ())]
+    if (reason := why_not_typed(schema, list(dict.fromkeys(wanted)))) is not None:
+        return reason
+    if form == "rows" and any(part.diff_sum - part.rows > REPEATED_MAX for part in (*parts.base, *parts.history)):
+        return f"some multiplicity may be over {REPEATED_MAX:,}"
+    return why_not_stored(spark, place.url, scan.all_parts)
+
+
+def _why_slow(scan: Scan, parts: Split) -> str | None:
+    """Say why reading all of it in Python is faster."""
+    standing = sum(scan.rows_within(part) for part in (*parts.base, *parts.history))
+    rest = sum(scan.rows_within(part) for part in (*parts.base_rest, *parts.rest))
+    if parts.is_merged and rest > TOUCH_FRACTION * standing:
+        return f"{rest:,} updates may cancel {standing:,} rows, so most keys are touched"
+    if rest > BROADCAST_ROWS_MAX:
+        return f"the keys of {rest:,} updates are too many to be sent to each executor"
+    return None
+
+
+def _by_source(spark: SparkSession, planned: PlannedSnapshot) -> DataFrame:
+    scan, place = planned.snapshot.scan, planned.place
+    options: dict[str, Any] = {f"storage.{name}": value for name, value in place.storage.items()}
+    options |= {"collection": place.collection, "as_of": scan.as_of, "form": planned.snapshot.form}
+    if scan.columns != scan.schema.names:
+        options["columns"] = json.dumps(list(scan.columns))
+    return spark.read.format("persist").options(**options).load(place.url)
+
+
+class _NativeFrame:
+    """The plan of one snapshot, of frames of parts."""
+
+    def __init__(self, spark: SparkSession, planned: PlannedSnapshot) -> None:
+        snapshot = planned.snapshot
+        self._spark = spark
+        self._scan = snapshot.scan
+        self._form = snapshot.form
+        self._place = planned.place
+        self._split = split(snapshot.scan, snapshot.form)
+        self._schema = spark_schema(snapshot.schema)
+        self._names = [*self._scan.columns]
+        self._keys = [*self._scan.schema.key_names]
+
+    def frame(self) -> DataFrame:
+        is_merged = self._split.is_merged
+        names = list(dict.fromkeys([*self._names, *(self._keys if is_merged else ())]))
+        if self._form == "diff":
+            names.append("_diff")
+        standing = [*self._stored_standing(names), *self._inline_standing(names)]
+        frames = []
+        if standing:
+            rows = united(standing)
+            frames.append((self._less_touched(rows) if is_merged else rows).select(*map(quoted, self._schema.names)))
+        if is_merged:
+            slices = [each for each in slices_for(self._spark, self._scan) if split(each, self._form).is_merged]
+            frames.append(self._read(slices, "touched"))
+        return united(frames) if frames else self._spark.createDataFrame([], self._schema)
+
+    def _stored_standing(self, names: Sequence[str]) -> list[DataFrame]:
+        """Return frames of what stands in blobs: one for each kind of parts, by what must be done with their rows."""
+        kinds: dict[tuple[bool, bool], list[Part]] = {}
+        for part, is_inside in self._standing():
+            is_repeated = self._form == "rows" and not part.is_plain
+            if part.blob:
+                kinds.setdefault((is_inside, is_repeated), []).append(part)
+        found = []
+        for (is_inside, is_repeated), parts in kinds.items():
+            extra = [name for name in ("_diff",) if is_repeated and name not in names]
+            rows = self._within([*names, *extra], parts, is_inside=is_inside)
+            if is_repeated:
+                times = F.explode(F.sequence(F.lit(1), F.col("_diff"))).alias(unused("_n", names))
+                rows = rows.select(*map(quoted, names), times)
+            found.append(rows.select(*map(quoted, names)))
+        return found
+
+    def _standing(self) -> list[tuple[Part, bool]]:
+        history = ((part, self._scan.is_inside(part)) for part in self._split.history)
+        return [*((part, True) for part in self._split.base), *history]
+
+    def _within(self, names: Sequence[str], parts: Sequence[Part], *, is_inside: bool) -> DataFrame:
+        """Return the rows of parts whose times are wanted, by Spark's own scan."""
+        extra = [] if is_inside else ["_time"]
+        rows = part_frame(self._spark, self._place.url, self._scan.schema, [*names, *extra], parts)
+        if not is_inside:
+            time = F.col("_time")
+            rows = rows.where((time >= self._scan.time_lower) & (time < self._scan.time_upper)).select(
+                *map(quoted, names)
+            )
+        return rows
+
+    def _inline_standing(self, names: Sequence[str]) -> list[DataFrame]:
+        parts = tuple(part for part in self._split.history if part.inline)
+        if not parts:
+            return []
+        columns = tuple(name for name in names if name != "_diff")
+        scan = replace(self._scan, parts=parts, base=(), columns=columns)
+        return [self._read([scan], "all", names)]
+
+    def _less_touched(self, rows: DataFrame) -> DataFrame:
+        """Return the rows whose keys no update has that may cancel them."""
+        scan, parts = self._scan, [*self._split.base_rest, *self._split.rest]
+        stored: dict[bool, list[Part]] = {}
+        inside = [
+            *((part, True) for part in self._split.base_rest),
+            *((p, scan.is_inside(p)) for p in self._split.rest),
+        ]
+        for part, is_inside in inside:
+            if part.blob:
+                stored.setdefault(is_inside, []).append(part)
+        touched = [self._within(self._keys, some, is_inside=each) for each, some in stored.items()]
+        if inline := tuple(part for part in parts if part.inline):
+            only_keys = replace(scan, parts=inline, base=(), columns=tuple(self._keys))
+            touched.append(self._read([only_keys], "keys", self._keys))
+        aliases = [f"_touched_{number}" for number in range(len(self._keys))]
+        keys = united(touched).toDF(*aliases)
+        nullable = {name for name in self._keys if any(_may_be_null(part, name) for part in parts)}
+        conditions = []
+        for name, alias in zip(self._keys, aliases, strict=True):
+            ours, theirs = rows[quoted(name)], keys[alias]
+            # What is never NULL is compared without regard to it, which is several times as fast.
+            conditions.append(ours.eqNullSafe(theirs) if name in nullable else ours == theirs)
+        return rows.join(F.broadcast(keys), reduce(lambda a, b: a & b, conditions), "left_anti")
+
+    def _read(self, slices: Sequence[Scan], what: Any, names: Sequence[str] | None = None) -> DataFrame:
+        schema = self._schema
+        if names is not None:
+            schema = spark_schema(pa.schema([self._scan.schema.arrow.field(name) for name in names]))
+        return TaskReader(self._place, tuple(slices), self._form, what, schema).frame(self._spark)
+
+
+def quoted(name: str) -> str:
+    """Return a column's name as Spark takes it whatever characters it has."""
+    return f"`{name.replace('`', '``')}`"
+
+
+def _may_be_null(part: Part, name: str) -> bool:
+    known = part.stats.get(name)
+    return known is None or known[2] > 0
+
+
+def unused(name: str, names: Iterable[str]) -> str:
+    """Return a name like that one that none of names is, whatever the case of its letters."""
+    taken = {each.lower() for each in names}
+    while name.lower() in taken:
+        name += "_"
+    return name
+
+
+def united(frames: Iterable[DataFrame]) -> DataFrame:
+    """Return the rows of all frames, of which there is one at least, with their columns in the same order."""
+    return reduce(lambda one, other: one.union(other), frames)

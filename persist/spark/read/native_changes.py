@@ -1,0 +1,117 @@
+"""Changes as a plan of Spark's own: where no two parts can hold the same update, a scan of the parts is the feed.
+
+The updates of one part are consolidated. Two parts can only hold equal updates if both their times and their keys
+overlap; where some do, the data source merges them, slice by slice.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from persist.codecs import Part, ordered_keys
+from persist.errors import InvalidUsage
+from persist.read.changes import Changes
+from persist.read.scan import Scan
+from persist.spark.read.native import Route, quoted, united
+from persist.spark.read.native_store import part_frame, why_not_stored, why_not_typed
+from persist.spark.read.task_reader import Place, TaskReader
+from persist.spark.types import spark_schema
+
+
+@dataclass(frozen=True)
+class PlannedChanges:
+    """Changes planned for Spark; print it to see how they are read."""
+
+    changes: Changes
+    route: Route
+    place: Place
+
+    def __str__(self) -> str:
+        scan = self.changes.scan
+        size = sum(part.bytes for part in scan.parts)
+        return (
+            f"changes in [{scan.time_lower}, {scan.time_upper}), columns {list(scan.columns)}\n"
+            f"  history   {len(scan.parts):,} parts, {size / 2**20:,.1f} MiB\n{self.route}"
+        )
+
+    def frame(self, spark: SparkSession) -> DataFrame:
+        """Return the updates, as a DataFrame; nothing is read before an action."""
+        scan = self.changes.scan
+        if self.route.kind == "source":
+            return _by_source(spark, scan, self.place)
+        schema = spark_schema(self.changes.schema)
+        frames = []
+        stored = [part for part in scan.parts if part.blob]
+        if stored:
+            names = [*scan.columns, "_time", "_diff"]
+            time = F.col("_time")
+            rows = part_frame(spark, self.place.url, scan.schema, names, stored)
+            if not all(map(scan.is_inside, stored)):
+                rows = rows.where((time >= scan.time_lower) & (time < scan.time_upper))
+            frames.append(rows.select(*map(quoted, schema.names)))
+        inline = tuple(part for part in scan.parts if part.inline)
+        if inline:
+            frames.append(
+                TaskReader(self.place, (replace(scan, parts=inline),), "diff", "changes", schema).frame(spark)
+            )
+        return united(frames) if frames else spark.createDataFrame([], schema)
+
+
+def plan_changes(spark: SparkSession, changes: Changes, place: Place, native: bool | None = None) -> PlannedChanges:
+    """Decide how changes are read; native and errors as of `persist.spark.read.native.plan`."""
+    if native is False:
+        return PlannedChanges(changes, Route("source", "native=False was asked for"), place)
+    reason = _why_not(spark, changes.scan, place)
+    if reason is not None and native:
+        raise InvalidUsage(f"native=True is not possible here: {reason}. Leave it out to read by the data source.")
+    if reason is not None:
+        return PlannedChanges(changes, Route("source", reason), place)
+    return PlannedChanges(changes, Route("scan", "no two parts can hold the same update"), place)
+
+
+def _why_not(spark: SparkSession, scan: Scan, place: Place) -> str | None:
+    if set(scan.columns) != set(scan.schema.names):
+        return "changes of some columns are sums over updates that differ in others"
+    if len({name.lower() for name in scan.schema.arrow.names}) < len(scan.schema.arrow.names):
+        return "names of columns differ by case only"
+    if (reason := why_not_typed(scan.schema, scan.columns)) is not None:
+        return reason
+    if may_share_updates(scan):
+        return "parts overlap in time and in key, so their updates must be merged"
+    return why_not_stored(spark, place.url, scan.parts)
+
+
+def may_share_updates(scan: Scan) -> bool:
+    """Tell whether two parts of a scan may hold updates of the same key and time, as far as descriptors tell."""
+    clusters: list[list[Part]] = []
+    latest = -1
+    for part in sorted(scan.parts, key=lambda part: part.time_min):
+        if part.time_min > latest:
+            clusters.append([])
+        clusters[-1].append(part)
+        latest = max(latest, part.time_max)
+    return any(len(parts) > 1 and _overlap(scan, parts) for parts in clusters)
+
+
+def _overlap(scan: Scan, parts: Sequence[Part]) -> bool:
+    bounds = []
+    for part in parts:
+        keys = ordered_keys(part, scan.schema)
+        if keys is None:
+            return True
+        bounds.append((keys[0], keys[-1]))
+    bounds.sort()
+    return any(one[1] >= other[0] for one, other in pairwise(bounds))
+
+
+def _by_source(spark: SparkSession, scan: Scan, place: Place) -> DataFrame:
+    options: dict[str, Any] = {f"storage.{name}": value for name, value in place.storage.items()}
+    options |= {"collection": place.collection, "form": "changes", "from": scan.time_lower, "until": scan.time_upper}
+    if scan.columns != scan.schema.names:
+        options["columns"] = json.dumps(list(scan.columns))
+    return spark.read.format("persist").options(**options).load(place.url)

@@ -1,0 +1,122 @@
+"""Reading: one task for each slice of the key space, so that Spark needs no shuffle to consolidate.
+
+The plan is made once, on the driver, from one state of the log: it names immutable parts, so tasks that run
+later, or again, read the same. Tasks talk to the store themselves.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
+from pyspark.sql.types import StructType
+
+from persist.client import open as open_client
+from persist.collection import Collection
+from persist.errors import CollectionNotFound
+from persist.read.changes import Changes
+from persist.read.scan import Scan
+from persist.read.snapshot import Form, Snapshot
+from persist.spark.options.read import ReadOptions
+from persist.spark.read.filters import expression
+from persist.spark.read.slicing import PARALLEL_DEFAULT, count_for
+from persist.spark.read.task_reader import Place, TaskReader, What
+from persist.spark.read.worker_log import tell
+from persist.spark.surfaced_errors import surfaced_errors
+
+
+@dataclass
+class Slice(InputPartition):
+    """What one task reads."""
+
+    scan: Scan
+    place: Place
+
+    def __post_init__(self) -> None:
+        super().__init__(None)
+
+
+class PersistReader(DataSourceReader):
+    """Reads a snapshot or changes of one collection."""
+
+    def __init__(self, options: ReadOptions, schema: StructType) -> None:
+        self._options = options
+        self._schema = schema
+        self._filters: list[Filter] = []
+
+    def partitions(self) -> list[InputPartition]:
+        """Plan on the driver; raises what `Collection.snapshot` and `changes` raise."""
+        options = self._options
+        with (
+            surfaced_errors(),
+            open_client(options.location, mode="read", storage_options=options.storage) as client,
+        ):
+            result = planned(client.load(options.collection), options, tuple(self._schema.names))
+            arrow = result.scan.schema.arrow
+            place = Place(client.url, options.storage, options.collection)
+            records = pa.schema([arrow.field(name) for name in result.scan.schema.names])
+            scan = replace(result.scan, filter=expression(self._filters, records)).pruned()
+            # The worker that plans does not know the cluster, so this many at a time are taken to run.
+            slices = scan.slices(options.slices or count_for(scan, PARALLEL_DEFAULT))
+            _log(result, scan, len(slices))
+        return [Slice(each, place) for each in slices]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Read one slice, in a task."""
+        if not isinstance(partition, Slice):
+            return  # Spark makes up an empty partition when there are none.
+        what: What = "changes" if self._options.form == "changes" else "all"
+        form: Form = "rows" if self._options.form == "rows" else "diff"
+        reader = TaskReader(partition.place, (partition.scan,), form, what, self._schema)
+        yield from reader.slice(0)
+
+
+class PushingReader(PersistReader):
+    """The same for sessions with filter push-down: PySpark refuses a reader that has this method in any other."""
+
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
+        """Use filters to read less. Spark applies all of them too: see `persist.spark.read.filters`."""
+        self._filters = filters
+        return filters
+
+
+def planned(collection: Collection, options: ReadOptions, names: tuple[str, ...] | None) -> Snapshot | Changes:
+    """Return what to read, of the columns that are among names (None: of those the options ask for)."""
+    options = _at_seqno(options, collection)
+    wanted = options.columns
+    if names is not None:
+        wanted = tuple(name for name in names if name not in ("_time", "_diff"))
+    if options.form == "changes":
+        return collection.changes(options.lower, options.until, columns=wanted, timeout_s=options.wait_s)
+    return collection.snapshot(options.as_of, columns=wanted, form=options.form, timeout_s=options.wait_s)
+
+
+def _at_seqno(options: ReadOptions, collection: Collection) -> ReadOptions:
+    """Return options whose times are those of the point of the log they name.
+
+    Contents as of a sealed time do not change, so from there on they can be read from whatever state is the newest.
+
+    Raises:
+        AsOfNotSealed: a time was not sealed then; it is not waited for.
+        CollectionNotFound: the collection has been destroyed since, and another may have its name.
+        InvalidUsage: there is no such seqno yet, or that part of the log is not kept any more.
+    """
+    if options.seqno is None:
+        return options
+    with open_client(options.location, mode="read", seqno=options.seqno, storage_options=options.storage) as client:
+        then = client.load(options.collection)
+        if then.id != collection.id:
+            raise CollectionNotFound(options.collection, client.url, ())
+        if options.form == "changes":
+            then.changes(options.lower, options.until, timeout_s=0)
+            return options
+        return options.with_latest(then.snapshot(options.as_of, timeout_s=0).as_of)
+
+
+def _log(result: Snapshot | Changes, scan: Scan, slices: int) -> None:
+    pruned = {"filters": len(result.scan.all_parts) - len(scan.all_parts)}
+    if isinstance(result, Snapshot):
+        pruned |= {by: count for by, count in result.explain().pruned.items() if by != "filter"}
+    why = ", ".join(f"{count} by {by}" for by, count in pruned.items() if count) or "none"
+    parts, size = len(scan.all_parts), sum(part.bytes for part in scan.all_parts)
+    tell("planned %r: %d slices, %d parts, %d bytes; parts pruned: %s", result, slices, parts, size, why)

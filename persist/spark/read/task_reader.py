@@ -1,0 +1,106 @@
+"""What tasks of a native plan read in Python: slices of a snapshot, whole or only what touched keys hold, and changes.
+
+    spark.range(n) with n partitions  ->  mapInArrow: task i reads slice i
+
+Slices are planned on the driver and travel with the function; they name immutable parts, so a task that runs later, or
+again, reads the same.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import StructType
+
+from persist.blob import MissingBlob
+from persist.client import open as open_client
+from persist.errors import CollectionNotFound
+from persist.read.changes import read_changes
+from persist.read.guard import collected
+from persist.read.part_reader import PartReader
+from persist.read.result import BATCH_ROWS_MAX
+from persist.read.scan import Scan
+from persist.read.snapshot import Form, read_snapshot, read_touched
+from persist.spark.read.worker_log import tell
+from persist.spark.surfaced_errors import surfaced_errors
+from persist.spark.types import as_spark_expects
+from persist.storage import Storage, open_storage
+
+What = Literal["all", "touched", "keys", "changes"]
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a collection is, for tasks: they open the store themselves. The URL is absolute."""
+
+    url: str
+    storage: Mapping[str, Any]
+    collection: str
+
+    def is_needed(self, key: str) -> bool:
+        """Tell whether the collection, as it is now, refers to a blob."""
+        with open_client(self.url, mode="read", storage_options=self.storage) as client:
+            try:
+                return client.load(self.collection).needs(key)
+            except CollectionNotFound:
+                return False
+
+
+@dataclass(frozen=True)
+class TaskReader:
+    """Reads one slice for each number it is given: a function for `DataFrame.mapInArrow`.
+
+    Attributes:
+        what: all of a slice, what its touched keys hold, the keys of its updates, or its updates.
+        schema: of the result.
+    """
+
+    place: Place
+    slices: Sequence[Scan]
+    form: Form
+    what: What
+    schema: StructType
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            for number in batch.column(0).to_pylist():
+                yield from self.slice(number)
+
+    def slice(self, number: int) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of one slice, as Spark expects them."""
+        with surfaced_errors():
+            storage = open_storage(self.place.url, self.place.storage)
+            rows = 0
+            try:
+                for table in self._tables(self.slices[number], PartReader(storage.blob)):
+                    rows += len(table)
+                    yield from as_spark_expects(table, self.schema).to_batches(max_chunksize=BATCH_ROWS_MAX)
+                self._log(number, rows, storage)
+            except MissingBlob as error:
+                if self.place.is_needed(error.key):
+                    raise
+                raise collected(error) from error
+            finally:
+                storage.close()
+
+    def _log(self, number: int, rows: int, storage: Storage) -> None:
+        gets = storage.metered.counts()["get"]
+        parts = len(self.slices[number].all_parts)
+        message = "read a slice of %s: %d rows, %d parts, %d bytes in %d requests"
+        tell(message, self.place.collection, rows, parts, gets.bytes, gets.requests)
+
+    def _tables(self, scan: Scan, reader: PartReader) -> Iterator[pa.Table]:
+        if self.what == "keys":
+            return scan.updates(reader, scan.columns)
+        if self.what == "changes":
+            return iter([read_changes(scan, reader)])
+        if self.what == "touched":
+            return read_touched(scan, self.form, reader)
+        return read_snapshot(scan, self.form, reader)
+
+    def frame(self, spark: SparkSession) -> DataFrame:
+        """Return the rows of all slices, one task for each."""
+        count = len(self.slices)
+        return spark.range(0, count, 1, max(1, count)).mapInArrow(self, self.schema)

@@ -1,0 +1,1 @@
+"""Collections as names in Spark SQL: views, table functions, and sources with names of their own."""

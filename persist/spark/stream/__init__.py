@@ -1,0 +1,1 @@
+"""Streams in Spark, both ways: micro-batches that end at sealed times, and commits exactly once."""

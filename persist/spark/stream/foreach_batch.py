@@ -1,0 +1,164 @@
+"""`persist.spark.foreach_batch_writer`: one streaming query, many collections, one commit for each micro-batch."""
+
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame
+
+from persist.client import Client
+from persist.client import open as open_client
+from persist.codecs import TIME_MAX
+from persist.collection import Collection
+from persist.errors import InvalidUsage, UpdateNotBeyondUpper
+from persist.names import check_text
+from persist.spark.options.parsing import seen_by_all
+from persist.spark.options.stream_write import Times
+from persist.spark.stream.batches import Mark, Share, commit_batch, report_late
+from persist.spark.write.ranged import UploadTask, ranged, upload_by_tasks
+from persist.spark.write.updates import Rows
+from persist.spark.write.uploads import Target
+from persist.state.contents import CollectionState
+
+Frames = Callable[[DataFrame], DataFrame]
+
+
+def foreach_batch_writer(
+    location: str,
+    writes: Mapping[str, Frames],
+    *,
+    seal: str | None = None,
+    watermark: int | None = None,
+    late: str | None = None,
+    query_id: str | None = None,
+    first_batch: int = 0,
+    storage_options: Mapping[str, Any] | None = None,
+) -> Callable[[DataFrame, int], None]:
+    """Return a function for `writeStream.foreachBatch`, which writes to many collections at once, exactly once.
+
+    One record adds a micro-batch to all of the collections, so nobody sees it in one and not in another. They keep in
+    step: plain rows get one time in all of them, the least that is beyond every upper; and all of them are sealed to
+    the same time, by the largest one of the batch. What is noticed of copied checkpoints and the like is what
+    `persist.spark.stream.writer` says. A batch that is run again does nothing, if any of the collections has it.
+
+    Args:
+        location: where the collections are.
+        writes: for each collection's name a function from the batch to what is written of it: plain rows, or updates
+            with `_time` and `_diff`, in all of them alike. If there are several, the batch is cached meanwhile.
+        seal, watermark, late: for updates, as the options of the same names in
+            `persist.spark.options.stream_write`.
+        query_id: names the query; None takes the id that Spark gives it. Needed if one query uses several such
+            functions for one collection, and under Spark Connect, which does not tell; there, two runs of a query at
+            the same time are not noticed.
+        first_batch: the number of the batch at which a query that wrote elsewhere before goes on here.
+        storage_options: as for `persist.open`.
+
+    Raises:
+        InvalidUsage: the arguments contradict each other. What concerns the collections is raised by the query.
+    """
+    if not writes or not all(isinstance(name, str) and callable(of) for name, of in writes.items()):
+        raise InvalidUsage(f"writes={writes!r:.200} does not map names of collections to functions: give at least one")
+    if query_id is not None:
+        check_text("query_id", query_id)
+    for name, value, most in (("watermark", watermark, TIME_MAX), ("first_batch", first_batch, 2**62)):
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= most):
+            raise InvalidUsage(f"{name}={value!r} is not a whole number from 0 to {most}")
+    Times.of(False, seal, watermark, late)
+    return _Writer(
+        seen_by_all(location), dict(writes), seal, watermark, late, query_id, first_batch, dict(storage_options or {})
+    ).write
+
+
+@dataclass
+class _Writer:
+    location: str
+    writes: dict[str, Frames]
+    seal: str | None
+    watermark: int | None
+    late: str | None
+    query_id: str | None
+    first_batch: int
+    storage: dict[str, Any]
+
+    def write(self, df: DataFrame, batch: int) -> None:
+        """Write one batch."""
+        mark = self._mark(df, batch)
+        with open_client(self.location, mode="read", storage_options=self.storage) as client:
+            contents = {name: _load(client, name) for name in self.writes}
+            targets = {name: Target.of(each, self.location, self.storage) for name, (each, _) in contents.items()}
+        states = [state for _, state in contents.values()]
+        if mark.is_done(states):
+            commit_batch(mark, [Share(target, []) for target in targets.values()], Times(is_plain=True))
+            return
+        if len(self.writes) > 1:
+            df = df.persist()
+        try:
+            frames = {name: of(df) for name, of in self.writes.items()}
+            times = self._times(frames)
+            commit_batch(mark, self._uploaded(frames, targets, states, times, mark), times)
+        finally:
+            if len(self.writes) > 1:
+                df.unpersist()
+
+    def _uploaded(
+        self,
+        frames: dict[str, DataFrame],
+        targets: dict[str, Target],
+        states: list[CollectionState],
+        times: Times,
+        mark: Mark,
+    ) -> list[Share]:
+        """Run a job for each collection; what they have stored is deleted if one fails."""
+        time = None
+        if times.is_plain:
+            uppers = [state.upper for state in states]
+            if any(upper.is_empty for upper in uppers):
+                raise UpdateNotBeyondUpper(max(upper.time or 0 for upper in uppers), max(uppers))
+            time = max(upper.time or 0 for upper in uppers)
+        tasks = {}
+        for (name, frame), state in zip(frames.items(), states, strict=True):
+            rows = Rows(targets[name].schema, time)
+            rows.check(frame.schema)
+            tasks[name] = UploadTask(targets[name], rows, state.upper.time if times.late == "drop" else None)
+        shares: list[Share] = []
+        try:
+            for name, task in tasks.items():
+                parts, late = upload_by_tasks(ranged(frames[name], task.target.schema), task)
+                report_late(task.target, mark, late)
+                shares.append(Share(task.target, parts))
+        except BaseException:
+            for share in shares:
+                with share.target.writer() as writer:
+                    writer.discard(share.parts)
+            raise
+        return shares
+
+    def _times(self, frames: dict[str, DataFrame]) -> Times:
+        plain = [name for name, frame in frames.items() if "_time" not in frame.columns]
+        if plain and len(plain) < len(frames):
+            raise InvalidUsage(
+                f"what is written to {', '.join(map(repr, plain))} has no column _time, and what is written to the "
+                "others has one: give times to all of them, or to none."
+            )
+        return Times.of(bool(plain), self.seal, self.watermark, self.late)
+
+    def _mark(self, df: DataFrame, batch: int) -> Mark:
+        query = run = None
+        with suppress(PySparkException):  # Spark Connect does not tell.
+            context = df.sparkSession.sparkContext
+            query = context.getLocalProperty("sql.streaming.queryId")
+            run = context.getLocalProperty("spark.jobGroup.id")
+        query = self.query_id or query
+        if query is None:
+            raise InvalidUsage(
+                "Spark does not say which query this batch belongs to, so it cannot be told from others. Give "
+                "foreach_batch_writer a query_id of its own, the same whenever the query is started."
+            )
+        return Mark(query, batch, run or query, self.first_batch)
+
+
+def _load(client: Client, name: str) -> tuple[Collection, CollectionState]:
+    collection = client.load(name)
+    return collection, collection._contents()

@@ -1,0 +1,317 @@
+"""A stream's side of the driver: how far it can go, what its micro-batches are made of, and the hold behind it.
+
+A plan is a function of two offsets and the collection's history between them, which no compaction changes as long as
+since stays at or before the first. The permanent hold (`persist.spark.stream.hold`) sees to that. What keeps the blobs
+that a plan names while tasks read them is a claim of this process, by its lease; it is given up when there is nothing
+to do, because Spark kills this process without asking it to close.
+"""
+
+import uuid
+from dataclasses import dataclass, replace
+
+from persist.antichain import Antichain
+from persist.client import open as open_client
+from persist.codecs import TIME_MAX
+from persist.collection import _check_since
+from persist.errors import AsOfCompacted, AsOfNotSealed, InvalidUsage, LeaseExpired
+from persist.read.guard import Reading
+from persist.read.plan import changes_scan, snapshot_scan
+from persist.read.scan import Scan
+from persist.spark.options.stream import NO_HOLD, Limits, StreamOptions
+from persist.spark.read.task_reader import Place
+from persist.spark.stream.hold import StreamHold, check_free
+from persist.spark.stream.limits import BatchEnds
+from persist.spark.stream.offset import Offset, Position
+from persist.state.contents import CollectionState
+
+POLL_S = 0.5  # How long to look for something new before Spark is told that there is nothing.
+SLICE_BYTES = 16 << 20
+
+
+@dataclass(frozen=True)
+class Piece:
+    """What one task reads: part of the contents as of a time, or, if that is None, of the updates of an interval."""
+
+    scan: Scan
+    as_of: int | None
+
+
+class StreamSource:
+    """Follows one collection for one query. One client is open all the time. For one thread at a time."""
+
+    def __init__(self, options: StreamOptions) -> None:
+        self._options = options
+        mode = "read" if options.hold == NO_HOLD else "shared"
+        self._client = open_client(options.location, mode=mode, storage_options=options.storage)  # type: ignore[arg-type]
+        try:
+            self._collection = self._client.load(options.collection)
+        except BaseException:
+            self._client.close()
+            raise
+        self._follower = self._client._follower
+        self._clock = self._client._clock
+        self._opened_s = self._clock.monotonic_s()
+        self._drawn = f"spark-{uuid.uuid4().hex[:16]}"
+        self._hold = StreamHold(self._collection)
+        self._reading: Reading | None = None
+        self._claimed = 0
+        self._last: Antichain | None = None  # With Trigger.AvailableNow, where it ends.
+        self._ends = BatchEnds()
+        self._begun: Position | None = None  # Where this process, and not one before it, let the query begin.
+        self._seen: Offset | None = None
+
+    @property
+    def place(self) -> Place:
+        """Where tasks find what a plan names."""
+        return Place(self._client.url, self._options.storage, self._options.collection)
+
+    def beginning(self) -> Offset:
+        """Return the offset of a query that has read nothing."""
+        location = self._follower.state.location
+        assert location is not None, "a location with a collection has an id"
+        return Offset(location, self._collection.id)
+
+    def end_here(self) -> None:
+        """From now on, go no further than what is sealed at this moment; if as_of is to be waited for, after that."""
+        options = self._options
+        if options.wait_s is not None and options.as_of is not None:
+            self._collection._sealed(None if options.as_of == "latest" else options.as_of, options.wait_s)
+        self._last = self._collection.upper
+
+    def newest(self) -> Offset | None:
+        """Return the offset of all that is known to be sealed, without asking the store; None if nothing was read."""
+        if self._seen is None or self._seen.position is None:
+            return self._seen
+        upper = self._follower.known(self._collection.id, self._collection.name).upper
+        return replace(self._seen, position=replace(self._seen.position, upper=upper.time))
+
+    def next_offset(self, start: Offset, limits: Limits) -> Offset:
+        """Return where the micro-batch that begins at start ends; start itself if there is nothing to read yet.
+
+        Cost: a GET at least, and up to `POLL_S` of waiting for something to read.
+
+        Raises:
+            HoldNotFound, HoldMoved: the hold is not there, or not behind start.
+            AsOfCompacted, AsOfNotSealed: what the query is to begin with cannot be read.
+            InvalidUsage: start is not of this collection.
+        """
+        self._check_place(start)
+        before = start.position
+        if before is None:
+            position = self._begun = self._first(limits)
+        elif before.upper is None:
+            position = before
+            self._clock.sleep(self._patience_s)  # Spark asks again at once.
+        else:
+            contents = self._more(before)
+            self._check(self._known, before)
+            position = before if contents is None else self._cut(contents, before, limits)
+        self._seen = replace(start, position=position)
+        if position == before:
+            self._rest()
+        return self._seen
+
+    def plan(self, start: Offset, end: Offset) -> list[Piece]:
+        """Return what is read between two offsets. Cost: a GET; and a commit before the first micro-batch.
+
+        Raises:
+            HoldNotFound, HoldMoved: the hold is not there, or not behind start.
+            AsOfCompacted: the history from start on is not there any more.
+            InvalidUsage: an offset is not of this collection.
+        """
+        self._check_place(start)
+        self._check_place(end)
+        at, before = end.position, start.position
+        if at is None or at == before:
+            return []
+        contents = self._collection._contents()
+        if before is None:
+            self._hold.take(at)
+        else:
+            self._check(contents, before)
+        self._check_reached(contents, at)
+        lower = at.lower if before is None else before.upper
+        pieces = self._pieces(contents, at, lower)
+        if all(part.inline for piece in pieces for part in piece.scan.all_parts):
+            return pieces
+        return self._pieces(self._claim(at.began if before is None else before.reached), at, lower)
+
+    def commit(self, end: Offset) -> None:
+        """Let since pass what will not be read again; at the end of all, give the hold up. Cost: a commit, or nothing.
+
+        Raises:
+            HoldNotFound, HoldMoved: the hold is not there, or not behind end.
+        """
+        at = end.position
+        if at is None:
+            return
+        if at.upper is not None:
+            self._check(self._known, at)
+            self._hold.move(at)
+        elif at.hold in self._known.holds:  # In a query of several sources this is not the last micro-batch.
+            self._hold.move(at)
+
+    def close(self) -> None:
+        """End the lease and free threads and sockets; the permanent hold stays."""
+        self._client.close()
+
+    @property
+    def _known(self) -> CollectionState:
+        return self._follower.known(self._collection.id, self._collection.name)
+
+    @property
+    def _patience_s(self) -> float:
+        return POLL_S if self._last is None else 0.0
+
+    def _sealed(self, contents: CollectionState) -> Antichain:
+        """Return how far this may go."""
+        return contents.upper if self._last is None or contents.upper <= self._last else self._last
+
+    def _first(self, limits: Limits) -> Position | None:
+        """Return the end of the first micro-batch, and None as long as what the query begins with is not sealed."""
+        hold = self._options.hold or self._drawn
+        check_free(hold, self._collection._contents())
+        if self._options.lower is None:
+            as_of = self._as_of()
+            if as_of is None:
+                return None
+            return Position(as_of, None, as_of + 1, hold)
+        lower = self._lower()
+        if lower is None:
+            return Position(None, TIME_MAX, None, hold)
+        at = Position(None, lower, lower, hold)
+        contents = self._more(at)
+        return at if contents is None else self._cut(contents, at, limits)
+
+    def _lower(self) -> int | None:
+        """Return the first time wanted; None if that is none, because what is sealed is all there will ever be."""
+        contents, given = self._known, self._options.lower
+        assert given is not None
+        lower = self._sealed(contents).time if given == "latest" else self._collection.as_bound("from", given)
+        if lower is not None:
+            _check_since(contents, lower)
+        return lower
+
+    def _as_of(self) -> int | None:
+        """Return the time of the contents wanted, and None as long as they are not sealed."""
+        given = self._options.as_of
+        assert given is not None
+        as_of = None if given == "latest" else self._collection.as_time("as_of", given)
+
+        def sealed() -> CollectionState | None:
+            contents = self._known
+            if as_of is not None and not contents.since.has_beyond(as_of):
+                raise AsOfCompacted(as_of, contents.since)
+            return None if self._sealed(contents).has_beyond(as_of or 0) else contents
+
+        contents = self._follower.wait_for(sealed, self._patience_s)
+        if contents is not None:
+            time = as_of if as_of is not None else _last_time(contents, self._sealed(contents))
+            if not contents.since.has_beyond(time):
+                raise AsOfCompacted(time, contents.since)
+            return time
+        wait_s = self._options.wait_s
+        if wait_s is not None and self._clock.monotonic_s() - self._opened_s >= wait_s:
+            raise AsOfNotSealed(as_of, self._known.upper, wait_s)
+        return None
+
+    def _more(self, at: Position) -> CollectionState | None:
+        """Wait for a state in which more is sealed than up to a position; None if there is none soon."""
+
+        def sealed() -> CollectionState | None:
+            return self._known if self._sealed(self._known) > at.frontier else None
+
+        return self._follower.wait_for(sealed, self._patience_s)
+
+    def _cut(self, contents: CollectionState, at: Position, limits: Limits) -> Position:
+        """Return the position after at, as far as contents and limits allow."""
+        assert at.upper is not None, "nothing comes after the end of all"
+        upper = self._sealed(contents)
+        scan = changes_scan(contents, self._collection.schema, at.upper, _end(upper), ())
+        end = self._ends.end(scan, self._client._source(), limits)
+        return replace(at, upper=upper.time if end == scan.time_upper else end)
+
+    def _pieces(self, contents: CollectionState, at: Position, lower: int | None) -> list[Piece]:
+        """Cut what is read up to a position: contents, or the updates from lower on."""
+        schema = self._collection.schema
+        wanted = schema.names if self._options.columns is None else schema.distinct("columns", self._options.columns)
+        # With the key, how updates are consolidated does not depend on how they are cut, nor on how they are stored.
+        wanted = (*wanted, *(name for name in schema.key_names if name not in wanted))
+        if lower is None:
+            assert at.as_of is not None
+            scan = snapshot_scan(contents, schema, at.as_of, wanted)
+        else:
+            _check_since(contents, lower)
+            scan = changes_scan(contents, schema, lower, _end(at.frontier), wanted)
+        slices = scan.slices(self._options.slices) if self._options.slices else scan.slices_within(SLICE_BYTES)
+        return [Piece(each, at.as_of if lower is None else None) for each in slices if each.all_parts]
+
+    def _claim(self, time: int) -> CollectionState:
+        """Keep what is read from a time on, for tasks that run from now on; return the contents of a moment after that.
+
+        Tasks of a plan run until the next one begins later: only then may what it names go.
+        """
+        if self._reading is not None:
+            try:
+                self._reading()
+            except LeaseExpired:  # This process stood still for long. What is needed is behind the permanent hold.
+                self._reading = None
+        if self._reading is None:
+            contents, self._reading = self._collection._claim(time)
+            self._claimed = time
+            return contents
+        if time > self._claimed:
+            self._reading.move(time)
+            self._claimed = time
+        return self._known
+
+    def _rest(self) -> None:
+        """Give up the claim: all tasks have ended, and Spark may end this process next."""
+        if self._reading is not None:
+            self._reading.close()
+            self._reading = None
+            if self._client.mode != "read":
+                self._client._claims().settle(self._collection.id)
+
+    def _check(self, contents: CollectionState, at: Position) -> None:
+        """Check that what follows a position is kept for this query, and for no other."""
+        if at == self._begun:
+            self._hold.take(at)  # Spark need not have planned a micro-batch of which nobody wanted anything.
+            contents = self._known
+        self._hold.check(contents, at)
+        self._check_reached(contents, at)
+
+    def _check_reached(self, contents: CollectionState, at: Position) -> None:
+        if at.frontier <= contents.upper or at.upper == at.lower:  # An interval may begin beyond upper.
+            return
+        raise InvalidUsage(
+            f"the checkpoint has read up to {at.frontier}, and the collection {self._collection.name!r} is sealed up "
+            f"to {contents.upper}: it was put back to an earlier state. Begin with a new checkpointLocation."
+        )
+
+    def _check_place(self, offset: Offset) -> None:
+        here = self.beginning()
+        if (offset.location, offset.collection) != (here.location, here.collection):
+            raise InvalidUsage(
+                f"the checkpoint is of the collection with id {offset.collection} of the location with id "
+                f"{offset.location}, and {self._collection.name!r} at {self._client.url} is collection "
+                f"{here.collection} of location {here.location}. Give the path and the collection that the query "
+                "began with, or begin with a new checkpointLocation."
+            )
+        asked = self._options.hold
+        if asked is not None and offset.position is not None and offset.position.hold != asked:
+            raise InvalidUsage(
+                f"option hold={asked!r}, and the query began with the hold {offset.position.hold!r}, which is in its "
+                "checkpoint. Leave the option as it was, or begin with a new checkpointLocation."
+            )
+
+
+def _last_time(contents: CollectionState, upper: Antichain) -> int:
+    """Return the last time before upper; of a collection that is complete for ever, the last that says anything."""
+    if upper.time is not None:
+        return upper.time - 1
+    return max([contents.since.time or 0, *(part.time_max for part in contents.parts)])
+
+
+def _end(upper: Antichain) -> int:
+    return TIME_MAX + 1 if upper.time is None else upper.time

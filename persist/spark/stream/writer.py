@@ -1,0 +1,110 @@
+"""Streaming writes: every micro-batch is one commit, exactly once; see `persist.spark.stream.batches`.
+
+Tasks learn from Spark which query, run and batch they work for, and say it in their messages, because the driver is
+told the number of the batch only. A batch without rows is a commit, too, of nothing but its number.
+
+What is noticed, and ends the query with `QueryMismatch`: two queries with one id at the same time, once the second has
+committed and the first tries to; a checkpoint that was copied or restored and is behind; and a checkpoint of another
+location or collection, or of a collection that was made anew. What cannot be told from a repetition, and counts as one:
+a batch of the same number as the last one, by a run that the collection has not seen.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMessage
+from pyspark.sql.types import StructType
+
+from persist.client import open as open_client
+from persist.errors import InvalidUsage, UpdateNotBeyondUpper
+from persist.spark.options.stream_write import StreamWriteOptions
+from persist.spark.stream.batches import Mark, Share, commit_batch, report_late
+from persist.spark.surfaced_errors import surfaced_errors
+from persist.spark.write.rewrite import not_late
+from persist.spark.write.updates import Rows
+from persist.spark.write.uploads import Target, gathered, upload
+from persist.spark.write.writer import Uploaded
+
+
+@dataclass
+class Batched(Uploaded):
+    """What one task stored, for which batch, and how many late updates it left out."""
+
+    target: Target
+    mark: Mark
+    late: int
+
+
+@dataclass
+class Late:
+    """Leaves late updates out: those before lower, unless that is None."""
+
+    lower: int | None
+    count: int = 0
+
+    def left_out(self, table: pa.Table) -> pa.Table:
+        if self.lower is None:
+            return table
+        kept = not_late(table, self.lower)
+        self.count += len(table) - len(kept)
+        return kept
+
+
+class PersistStreamWriter(DataSourceStreamArrowWriter):
+    """Appends the micro-batches of a query to a collection; Spark makes one for each batch, and one to commit it."""
+
+    def __init__(self, options: StreamWriteOptions, schema: StructType) -> None:
+        """Load the collection and check that the DataFrame fits it, before any task starts."""
+        self._times = options.times(schema.names)
+        self._first = options.first_batch
+        with open_client(options.location, mode="read", storage_options=options.storage) as client:
+            collection = client.load(options.collection)
+            upper = collection._contents().upper
+            self._target = Target.of(collection, options.location, options.storage)
+        if upper.is_empty and self._times.late == "error":
+            raise UpdateNotBeyondUpper(0, upper)
+        time = upper.time if self._times.is_plain else None
+        self._rows = Rows(self._target.schema, time, options.column, options.unit or "us")
+        self._rows.check(schema)
+        self._lower = upper.time if self._times.late == "drop" else None
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        """Upload the updates of one task. Memory: about four times `BUFFER_BYTES_MAX`, and a part."""
+        with surfaced_errors():
+            late = Late(self._lower)
+            tables = (late.left_out(self._rows.updates(table)) for table in gathered(iterator))
+            return Batched(upload(self._target, tables), self._target, self._mark(), late.count)
+
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        """Commit a batch, unless it was committed before; raises what rejects it."""
+        found = [message for message in messages if isinstance(message, Batched)]
+        if not found:
+            return  # Spark makes up a task where there is no partition, so this is a batch that has nothing to say.
+        with surfaced_errors():
+            mark = found[0].mark
+            assert all(each.mark == mark for each in found), "messages are of one batch"
+            assert mark.batch == batchId, "of the one that Spark says"
+            report_late(found[0].target, mark, sum(each.late for each in found))
+            parts = [part for each in found for part in each.parts]
+            commit_batch(mark, [Share(found[0].target, parts)], self._times)
+
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        """Delete what tasks have stored, if the commit was certainly not tried because one of them failed.
+
+        Otherwise `commit` itself has deleted the parts of a rejected commit; or it is not known whether it landed, and
+        a record may name them yet: they are left, and the next run asks the log.
+        """
+        if all(messages):
+            return
+        with surfaced_errors(), self._target.writer() as writer:
+            writer.discard(part for each in messages if isinstance(each, Batched) for part in each.parts)
+
+    def _mark(self) -> Mark:
+        context = TaskContext.get()
+        names = ("sql.streaming.queryId", "streaming.sql.batchId", "spark.jobGroup.id")
+        query, batch, run = (context.getLocalProperty(name) if context is not None else None for name in names)
+        if query is None or batch is None:
+            raise InvalidUsage("a streaming write runs outside a streaming query: Spark says neither query nor batch")
+        return Mark(query, int(batch), run or query, self._first)

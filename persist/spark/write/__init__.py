@@ -1,0 +1,1 @@
+"""Batch writes by Spark: tasks upload parts, the driver commits one record."""

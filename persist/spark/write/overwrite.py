@@ -1,0 +1,101 @@
+"""Overwriting: the difference between what a collection holds and what a DataFrame does, as updates.
+
+History is never rewritten: at one time, what is not in the DataFrame is retracted, and what is new in it is inserted.
+Records that are in both as often are not touched. What is there is what was sealed last; the commit is rejected if
+somebody else has added anything since, sealed or not.
+
+Tasks of `df.write` can only upload the new rows. The driver then merges them with the present contents, slice by slice
+of the key space, and uploads the difference; what the tasks uploaded is deleted. Memory: the budget of a client. It is
+one process that reads the contents and the new rows; `persist.spark.write` does the same in tasks.
+"""
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import replace
+
+import numpy as np
+import pyarrow as pa
+from pyspark.sql.datasource import WriterCommitMessage
+
+from persist.client import Client
+from persist.codecs import CollectionSchema, Part, PartStream, consolidate
+from persist.read.part_reader import PartReader
+from persist.read.scan import Scan, negated
+from persist.spark.surfaced_errors import surfaced_errors
+from persist.spark.write.planned_write import PlannedWrite
+from persist.spark.write.uploads import Uploads, writing
+from persist.spark.write.writer import PersistWriter, parts_of
+from persist.write.part_writer import group_bytes_max
+
+SLICE_SHARE = 8  # Of the memory budget one slice takes this fraction: merging takes about four times as much.
+
+
+class OverwritingWriter(PersistWriter):
+    """Makes the contents of a collection those of a DataFrame, as one commit of the difference."""
+
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        """Upload and commit the difference; raises Conflict if somebody else writes to the collection."""
+        planned = self._planned
+        with surfaced_errors():
+            try:
+                parts: tuple[Part, ...] = ()
+                if not planned.is_done:
+                    with writing(planned.target.location, planned.target.storage) as client:
+                        parts = difference(client, planned, parts_of(messages))
+                planned.commit(parts, replaces=True)
+            finally:
+                self.discard(messages)  # No record ever names these.
+
+    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
+        """Delete what tasks have stored: no record ever names it."""
+        self.discard(messages)
+
+
+def difference(client: Client, planned: PlannedWrite, parts: list[Part]) -> tuple[Part, ...]:
+    """Upload the updates that turn the present contents into the rows of parts; return their descriptors.
+
+    Raises:
+        AsOfCompacted: since has passed the last sealed time.
+        CorruptBlob, DiffOverflow, Unavailable.
+    """
+    time, target = planned.rows.time, planned.target
+    assert time is not None, "an overwrite has one time"
+    collection = target.at(client)
+    with ExitStack() as stack:
+        present = Scan(target.schema, (), 0, 0, target.schema.names)
+        as_of = present_time(planned)
+        if as_of is not None:
+            present = stack.enter_context(collection.snapshot(as_of, form="diff")).scan
+        reader = client._source()
+        writer = stack.enter_context(target.writer())
+        uploads = stack.enter_context(Uploads(writer, target.id))
+        stream = PartStream(target.schema, row_group_bytes_max=group_bytes_max(reader.memory_budget))
+        for rows in _differences(present, parts, reader):
+            uploads.put(stream.add(_with_time(rows, time, target.schema)))
+        uploads.put(stream.finish())
+        return uploads.parts()
+
+
+def present_time(planned: PlannedWrite) -> int | None:
+    """Return the last sealed time, as of which the contents are replaced; None if nothing was sealed yet."""
+    assert planned.upper.time is not None, "a collection that is complete is not overwritten"
+    return planned.upper.time - 1 if planned.upper.time else None
+
+
+def _differences(present: Scan, parts: list[Part], reader: PartReader) -> Iterator[pa.Table]:
+    """Yield the new rows minus the present ones, consolidated, in key order."""
+    names = present.schema.names
+    columns = [*names, "_diff"]
+    new = {part.blob for part in parts}
+    # Cut together, so that a slice of the one is the same keys as that of the other.
+    for each in replace(present, base=(*present.base, *parts)).slices_within(reader.memory_budget // SLICE_SHARE):
+        tables = [each.empty(columns)]
+        tables += each.base_rows(reader, columns, [part for part in each.base if part.blob in new])
+        tables += map(negated, each.base_rows(reader, columns, [part for part in each.base if part.blob not in new]))
+        tables += map(negated, each.updates(reader, columns))
+        yield consolidate(pa.concat_tables(tables), names)
+
+
+def _with_time(table: pa.Table, time: int, schema: CollectionSchema) -> pa.Table:
+    times = pa.array(np.full(len(table), time, np.int64))
+    return pa.Table.from_arrays([*table.columns[:-1], times, table.columns[-1]], schema=schema.arrow)

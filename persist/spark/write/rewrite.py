@@ -1,0 +1,56 @@
+"""Parts that were uploaded for times which have been sealed meanwhile, written anew before their commit.
+
+That happens where another writer seals between the planning of a batch and its commit. The driver reads and writes them
+in pieces, within the memory budget of a client.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from persist.client import Client
+from persist.codecs import TIME_MAX, CollectionSchema, Part, PartStream
+from persist.read.scan import Scan
+from persist.spark.write.uploads import Target, Uploads
+from persist.write.part_writer import group_bytes_max
+
+SLICE_SHARE = 8
+
+
+def retimed(client: Client, target: Target, parts: Sequence[Part], time: int) -> list[Part]:
+    """Upload the updates of parts, of one time each, with another time; return their new parts."""
+    return _rewritten(client, target, parts, 0, time)
+
+
+def without_late(client: Client, target: Target, parts: Sequence[Part], lower: int) -> list[Part]:
+    """Upload the updates of parts at times from lower on; return their new parts."""
+    return _rewritten(client, target, parts, lower, None)
+
+
+def _rewritten(client: Client, target: Target, parts: Sequence[Part], lower: int, time: int | None) -> list[Part]:
+    schema, reader = target.schema, client._source()
+    columns = [*schema.names, "_time", "_diff"]
+    with target.writer() as writer, Uploads(writer, target.id) as uploads:
+        for part in parts:
+            stream = PartStream(schema, row_group_bytes_max=group_bytes_max(reader.memory_budget), sources=(part,))
+            scan = Scan(schema, (part,), lower, TIME_MAX + 1, schema.names)
+            for piece in scan.slices_within(reader.memory_budget // SLICE_SHARE):
+                for table in piece.updates(reader, columns):
+                    uploads.put(stream.add(_at(table, time, schema)))
+            uploads.put(stream.finish())
+        return list(uploads.parts())
+
+
+def _at(table: pa.Table, time: int | None, schema: CollectionSchema) -> pa.Table:
+    if time is not None:
+        at = table.schema.get_field_index("_time")
+        table = table.set_column(at, "_time", pa.array(np.full(len(table), time, np.int64)))
+    return pa.Table.from_arrays(table.columns, schema=schema.arrow)
+
+
+def not_late(table: pa.Table, lower: int) -> pa.Table:
+    """Return the updates of a table at times from lower on."""
+    kept = pc.greater_equal(table["_time"], lower)
+    return table if pc.all(kept).as_py() else table.filter(kept)

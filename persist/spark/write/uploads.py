@@ -1,0 +1,122 @@
+"""What a task does to write: rows become updates, updates parts, and parts are uploaded; no record names them yet.
+
+Names are drawn anew for every upload, so a task that fails, is killed or runs twice leaves at most blobs that nobody
+refers to; those of a task that fails by itself are deleted at once, others are garbage. Updates that come sorted by key
+become parts that do not overlap (see `persist.codecs.part.run_stream`), and while one part is uploaded the next is
+encoded.
+"""
+
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from persist.client import Client
+from persist.client import open as open_client
+from persist.codecs import CollectionSchema, Part, RunStream
+from persist.collection import Collection
+from persist.settings import Settings
+from persist.storage import open_storage
+from persist.write.part_writer import PartWriter
+
+BUFFER_BYTES_MAX = 64 << 20
+
+
+@dataclass(frozen=True)
+class Target:
+    """The very collection that a job writes to: by id, not another that has got its name meanwhile.
+
+    Attributes:
+        seqno: the next one of the log when the job was planned; uploads are named by it.
+    """
+
+    location: str
+    storage: dict[str, str]
+    id: str
+    name: str
+    schema: CollectionSchema
+    seqno: int
+
+    @classmethod
+    def of(cls, collection: Collection, location: str, storage: dict[str, str]) -> "Target":
+        seqno = collection.client._follower.next_seqno()
+        return cls(location, storage, collection.id, collection.name, collection.schema, seqno)
+
+    def at(self, client: Client) -> Collection:
+        """Return the collection as a handle of a client."""
+        return Collection(client, self.id, self.name, self.schema)
+
+    @contextmanager
+    def writer(self) -> Iterator[PartWriter]:
+        """Open the store for uploads, without reading anything."""
+        storage = open_storage(self.location, self.storage)
+        try:
+            yield PartWriter(storage.blob, lambda: self.seqno)
+        finally:
+            storage.close()
+
+
+def writing(location: str, storage: dict[str, str]) -> Client:
+    """Open a client for one commit: it does nothing in the background."""
+    return open_client(location, storage_options=storage, settings=Settings(background=False))
+
+
+def upload(target: Target, tables: Iterable[pa.Table]) -> tuple[Part, ...]:
+    """Store the updates of one task; return the descriptors of their parts.
+
+    Raises:
+        DiffOverflow, InvalidUpdate: of what `encode_parts` raises.
+        Unavailable: the store did not take a part.
+    """
+    with target.writer() as writer, Uploads(writer, target.id) as uploads:
+        stream = RunStream(target.schema)
+        for table in tables:
+            uploads.put(stream.add(table))
+        uploads.put(stream.finish())
+        return uploads.parts()
+
+
+class Uploads:
+    """Parts on their way to the store, one at a time, beside what the caller does; deleted if the block raises."""
+
+    def __init__(self, writer: PartWriter, collection: str) -> None:
+        self._writer = writer
+        self._collection = collection
+        self._thread = ThreadPoolExecutor(1, "persist-upload")
+        self._begun: list[Future[Part]] = []
+
+    def put(self, encoded: Iterable[tuple[bytes, Part]]) -> None:
+        """Begin to upload parts; wait until at most one is on its way, because each takes memory."""
+        for data, part in encoded:
+            if self._begun:
+                self._begun[-1].result()
+            self._begun.append(self._thread.submit(self._writer.put, self._collection, data, part))
+
+    def parts(self) -> tuple[Part, ...]:
+        """Wait for all of them and return their descriptors."""
+        return tuple(upload.result() for upload in self._begun)
+
+    def __enter__(self) -> "Uploads":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._thread.shutdown(wait=True)
+        if kind is not None:
+            self._writer.discard(upload.result() for upload in self._begun if upload.exception() is None)
+
+
+def gathered(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
+    """Yield tables of about BUFFER_BYTES_MAX bytes; none for no rows."""
+    held: list[pa.RecordBatch] = []
+    held_bytes = 0
+    for batch in batches:
+        if batch.num_rows:
+            held.append(batch)
+            held_bytes += batch.nbytes
+        if held_bytes >= BUFFER_BYTES_MAX:
+            yield pa.Table.from_batches(held)
+            held, held_bytes = [], 0
+    if held:
+        yield pa.Table.from_batches(held)

@@ -1,0 +1,70 @@
+"""Writing: tasks upload parts, the driver commits one record.
+
+Until that record exists nothing of the write is visible; a task that fails, is killed or runs twice leaves at most
+blobs that no record names, under names of their own. If the commit is rejected, the parts are deleted; if it is not
+known whether it landed, they are left.
+
+Spark cannot be asked here for rows that are ranged and sorted by key: the caller does that, or `persist.spark.write`
+does. Any order is right; with that one the parts of the write do not overlap, so that nothing need be merged later.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
+
+from persist.codecs import Part
+from persist.spark.surfaced_errors import surfaced_errors
+from persist.spark.write.planned_write import PlannedWrite
+from persist.spark.write.uploads import gathered, upload
+
+
+@dataclass
+class Uploaded(WriterCommitMessage):
+    """The parts that one task stored."""
+
+    parts: tuple[Part, ...]
+
+
+class PersistWriter(DataSourceArrowWriter):
+    """Appends the rows of a DataFrame to a collection as one commit."""
+
+    def __init__(self, planned: PlannedWrite) -> None:
+        self._planned = planned
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        """Upload the updates of one task. Memory: about four times `BUFFER_BYTES_MAX`, and a part."""
+        with surfaced_errors():
+            return Uploaded(uploaded(self._planned, iterator))
+
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        """Commit all parts, and the seal if one was asked for, as one record; raises what rejects it."""
+        with surfaced_errors():
+            self._planned.commit(parts_of(messages))
+
+    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
+        """Delete what tasks have stored, if the commit was certainly not tried because one of them failed.
+
+        Otherwise `commit` itself has deleted the parts of a rejected commit; or it is not known whether it landed, and
+        a record may name them yet: they are left, and collected if none does.
+        """
+        if not all(messages):
+            self.discard(messages)
+
+    def discard(self, messages: Iterable[WriterCommitMessage | None]) -> None:
+        """Delete what tasks have stored, which no record names or will."""
+        with surfaced_errors(), self._planned.target.writer() as writer:
+            writer.discard(parts_of(messages))
+
+
+def uploaded(planned: PlannedWrite, batches: Iterator[pa.RecordBatch]) -> tuple[Part, ...]:
+    """Upload what one task has of a write; nothing if it was done before."""
+    if planned.is_done:
+        return ()
+    return upload(planned.target, map(planned.rows.updates, gathered(batches)))
+
+
+def parts_of(messages: Iterable[WriterCommitMessage | None]) -> list[Part]:
+    """Return the parts of all tasks that have stored some."""
+    return [part for message in messages if isinstance(message, Uploaded) for part in message.parts]

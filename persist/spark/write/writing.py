@@ -1,0 +1,130 @@
+"""`persist.spark.write`: batch writes whose rows Spark ranges and sorts by key beforehand."""
+
+from collections.abc import Mapping
+from functools import reduce
+from typing import Any, Literal, get_args
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+
+from persist.antichain import Antichain
+from persist.codecs import TIME_MAX
+from persist.errors import InvalidUsage
+from persist.names import check_text
+from persist.spark.data_source import PersistDataSource
+from persist.spark.options.parsing import seen_by_all
+from persist.spark.options.write import WriteOptions
+from persist.spark.write.overwrite import difference, present_time
+from persist.spark.write.planned_write import PlannedWrite
+from persist.spark.write.ranged import UploadTask, is_ranged_by_key, ranged, upload_by_tasks
+from persist.spark.write.updates import Rows
+from persist.spark.write.uploads import writing
+
+Mode = Literal["append", "overwrite"]
+
+
+def write(
+    df: DataFrame,
+    location: str,
+    collection: str,
+    *,
+    mode: Mode = "append",
+    time: int | None = None,
+    seal: int | Antichain | None = None,
+    token: str | None = None,
+    partitions: int | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+) -> None:
+    """Write a DataFrame to a collection as one commit, its rows ranged and sorted by key on the way.
+
+    `df.write.format("persist")` does the same with rows as they come: Spark cannot be asked there for an order, so that
+    is left to the caller. Parts that do not overlap in key need not be merged before they are read. It takes a shuffle
+    and a sort; to choose the ranges, Spark computes df twice, so cache it if that is dear. Where all keys are one, or
+    Spark does not order them as parts do (values within values), rows are not ranged, and parts may overlap.
+
+    Args:
+        df: updates, with columns `_time` and `_diff`; or plain rows, see time. The other columns are those of the
+            collection, in any order.
+        mode: "append" adds the rows. "overwrite" makes the contents those of df: the difference from what was sealed
+            last is written as updates at one time, and history stays. A row that df has twice has multiplicity 2.
+        time: of every row; needed to append plain rows. To overwrite, of the difference; None means upper.
+        seal: the upper to seal to in the same commit, beyond all that is written; `Antichain()` is complete for ever.
+            None means not to seal; to overwrite, it means time + 1.
+        token: names this write, so that doing it again does nothing; see `Collection.write`.
+        partitions: how many tasks write. None lets Spark choose by the size of the data, up to
+            `spark.sql.shuffle.partitions`.
+        storage_options: as for `persist.open`.
+
+    Raises:
+        CollectionNotFound, SchemaMismatch, InvalidUsage: it does not fit; nothing was written.
+        UpdateNotBeyondUpper, FrontierRegression: a time or the seal is behind upper; nothing was written.
+        UpperMismatch, UpdatesBeyondUpper: overwriting, and another writer has sealed or added updates meanwhile.
+        Errors that tasks find, such as `_diff` 0 or NULL in `_time`, come as Spark's, with ours in its message.
+    """
+    options = _options(location, collection, mode, time, seal, token, partitions, storage_options)
+    if mode == "append":
+        planned = PlannedWrite.append(options, df.schema)
+        task = UploadTask(planned.target, planned.rows)
+        frame = ranged(df, planned.target.schema, partitions)
+        planned.commit([] if planned.is_done else upload_by_tasks(frame, task)[0])
+    else:
+        _overwrite(df, PlannedWrite.overwrite(options, df.schema), options, partitions)
+
+
+def _options(
+    location: str,
+    collection: str,
+    mode: str,
+    time: int | None,
+    seal: int | Antichain | None,
+    token: str | None,
+    partitions: int | None,
+    storage_options: Mapping[str, Any] | None,
+) -> WriteOptions:
+    if mode not in get_args(Mode):
+        raise InvalidUsage(f'mode={mode!r} is not a mode of writing: use "append" or "overwrite"')
+    for name, value, least, most in (("time", time, 0, TIME_MAX), ("partitions", partitions, 1, 100_000)):
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most):
+            raise InvalidUsage(f"{name}={value!r} is not a whole number from {least} to {most}")
+    return WriteOptions(
+        location=seen_by_all(location),
+        collection=collection,
+        time=time,
+        seal=None if seal is None else Antichain.at(seal),
+        token=None if token is None else check_text("token", token),
+        storage=dict(storage_options or {}),
+    )
+
+
+def _overwrite(df: DataFrame, planned: PlannedWrite, options: WriteOptions, partitions: int | None) -> None:
+    if planned.is_done:
+        planned.commit([], replaces=True)
+        return
+    schema, time = planned.target.schema, planned.rows.time
+    if is_ranged_by_key(schema):
+        # New rows count +1, present ones -1: tasks, which sum equal rows, are left with the difference.
+        task = UploadTask(planned.target, Rows(schema))
+        both = _with_present(df, planned, options).withColumn("_time", F.lit(time).cast("long"))
+        planned.commit(upload_by_tasks(ranged(both, schema, partitions), task)[0], replaces=True)
+        return
+    new, _ = upload_by_tasks(df, UploadTask(planned.target, planned.rows))
+    with writing(planned.target.location, planned.target.storage) as client, planned.target.writer() as writer:
+        try:
+            planned.commit(difference(client, planned, new), replaces=True)
+        finally:
+            writer.discard(new)  # No record ever names these.
+
+
+def _with_present(df: DataFrame, planned: PlannedWrite, options: WriteOptions) -> DataFrame:
+    new = df.withColumn("_diff", F.lit(1).cast("long"))
+    as_of = present_time(planned)
+    if as_of is None:
+        return new
+    spark = df.sparkSession
+    spark.dataSource.register(PersistDataSource)
+    storage = {f"storage.{name}": value for name, value in options.storage.items()}
+    reader = spark.read.format("persist").options(collection=options.collection, as_of=as_of, form="diff", **storage)
+    present = reader.load(options.location)
+    # The least diff has no opposite: as two halves.
+    halves = F.when(F.col("_diff") == -(2**63), F.array(F.lit(2**62), F.lit(2**62))).otherwise(F.array(-F.col("_diff")))
+    return reduce(DataFrame.unionByName, [new, present.withColumn("_diff", F.explode(halves))])

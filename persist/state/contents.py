@@ -1,0 +1,194 @@
+"""One collection at one point of the log: its frontiers, and the parts that hold its updates.
+
+    history     runs of updates, each update in exactly one of them
+    keyframes   consolidated runs, each the whole contents as of one time
+
+Every part has a number, drawn in the order in which parts came and never used again; runs and keyframes list numbers,
+so that keyframes share parts, and a merge is named by few numbers. A history run is known by the number of its first
+part.
+
+Invariants:
+- the parts of a run do not overlap in key and are in key order;
+- a part belongs to one history run, or to keyframes only; each part belongs to something;
+- all updates at times `>= history_from` are in the history, and none at earlier times;
+- if `history_from > 0`, there is a keyframe as of `history_from - 1`, and since is not before that time: so every time
+  that may be read has a keyframe, or all of the history, at or before it;
+- keyframes are of sealed times, ascending, none before `history_from - 1`; the rows of a keyframe have times up to its
+  own, of which nothing follows: they say when a part was made.
+
+The contents at a time are then a keyframe plus the history after it, or minus the history between the time and it.
+"""
+
+from collections.abc import Iterable
+from itertools import chain
+from typing import Any
+
+import msgspec
+
+from persist.antichain import Antichain
+from persist.codecs import CollectionSchema, Part
+from persist.errors import Superseded
+from persist.log.records import Frontier, Keyframe, Numbers, Replace
+from persist.state.queries import LastBatch
+
+
+class Held(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """A hold: since stays at or before time. It lives as long as its lease, or is permanent if it has none."""
+
+    time: int
+    lease: str | None = None
+
+
+class CollectionState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """See the module's docstring. Stored as it is, see `persist.replica.checkpoint`."""
+
+    id: str
+    name: str
+    schema_json: dict[str, Any] = msgspec.field(name="schema")
+    since_times: Frontier = msgspec.field(name="since", default=(0,))
+    upper_times: Frontier = msgspec.field(name="upper", default=(0,))
+    allowed_times: Frontier = msgspec.field(name="allowed", default=(0,))  # What since would be without holds.
+    holds: dict[str, Held] = {}
+    tokens: dict[str, int] = {}  # With the least time written, in the order in which they came.
+    queries: dict[str, LastBatch] = {}  # By the query's id; the one that committed last is last.
+    numbered: dict[int, Part] = msgspec.field(name="parts", default_factory=dict)
+    next_number: int = 0
+    history: tuple[Numbers, ...] = ()
+    keyframes: tuple[Keyframe, ...] = ()
+    history_from: int = 0
+    inline_bytes: int = 0  # Of parts that live in the log; kept here because writers ask for it at every commit.
+
+    @property
+    def since(self) -> Antichain:
+        return Antichain(*self.since_times)
+
+    @property
+    def upper(self) -> Antichain:
+        return Antichain(*self.upper_times)
+
+    @property
+    def schema(self) -> CollectionSchema:
+        return CollectionSchema.from_json(self.schema_json)
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """All parts, of history and keyframes, in the order in which they came."""
+        return tuple(self.numbered.values())
+
+    @property
+    def history_parts(self) -> tuple[Part, ...]:
+        """The parts of all runs of the history."""
+        return self.parts_of(chain.from_iterable(self.history))
+
+    def parts_of(self, numbers: Iterable[int]) -> tuple[Part, ...]:
+        """Return the parts of those numbers."""
+        return tuple(self.numbered[number] for number in numbers)
+
+
+def appended(contents: CollectionState, parts: tuple[Part, ...]) -> CollectionState:
+    """Return contents with more parts in the history, each a run by itself."""
+    # One commit may hold batches that overlap in key, so nothing is known of its parts but each by itself.
+    numbered = dict(enumerate(parts, contents.next_number))
+    return msgspec.structs.replace(
+        contents,
+        numbered={**contents.numbered, **numbered},
+        next_number=contents.next_number + len(parts),
+        history=(*contents.history, *((number,) for number in numbered)),
+        inline_bytes=contents.inline_bytes + sum(len(part.inline) for part in parts),
+    )
+
+
+def replaced(contents: CollectionState, step: Replace) -> CollectionState:
+    """Return contents after a compaction.
+
+    Raises:
+        Superseded: something that it replaces, or builds on, is not there any more, or other blobs fall out of use than
+            it says.
+        ValueError: it breaks an invariant, which no compaction that was planned on these contents does.
+    """
+    after, unused = with_replaced(contents, step)
+    if set(unused) != set(step.unused):
+        raise Superseded("other blobs fall out of use than this compaction expected: another one came first")
+    return after
+
+
+def with_replaced(contents: CollectionState, step: Replace) -> tuple[CollectionState, tuple[str, ...]]:
+    """Return contents after a compaction, and the blobs that it leaves unused, whatever it says of them.
+
+    Raises:
+        Superseded: something that it replaces, or builds on, is not there any more.
+        ValueError: it breaks an invariant, which no compaction that was planned on these contents does.
+    """
+    numbered = {**contents.numbered, **dict(enumerate(step.parts, contents.next_number))}
+
+    def resolved(numbers: Numbers) -> Numbers:
+        found = tuple(number if number >= 0 else contents.next_number - 1 - number for number in numbers)
+        if not found or not all(number in numbered for number in found):
+            raise Superseded("a part that this compaction builds on is not there any more: another one came first")
+        return found
+
+    history, keyframes = list(contents.history), {keyframe.as_of: keyframe for keyframe in contents.keyframes}
+    firsts = {run[0] for run in history}
+    if not firsts.issuperset(step.removed_runs) or not keyframes.keys() >= set(step.removed_keyframes):
+        raise Superseded("what this compaction replaces is not there any more: another one came first")
+    gone = [run for run in history if run[0] in step.removed_runs]
+    runs = tuple(map(resolved, step.runs))
+    history = [run for run in history if run[0] not in step.removed_runs]
+    for as_of in step.removed_keyframes:
+        del keyframes[as_of]
+    for keyframe in step.keyframes:
+        if keyframe.as_of in keyframes:
+            raise Superseded(f"there is a keyframe as of {keyframe.as_of} already")
+        keyframes[keyframe.as_of] = Keyframe(keyframe.as_of, resolved(keyframe.parts) if keyframe.parts else ())
+    history_from = contents.history_from if step.history_from is None else step.history_from
+    # Other compactors may have forgotten more, or dropped that keyframe, since this was planned.
+    if history_from < contents.history_from or (history_from and min(keyframes, default=None) != history_from - 1):
+        raise Superseded("the history begins, or would begin, at another keyframe than this compaction took it to")
+    if history_from == contents.history_from:
+        merged, result = (sum(numbered[n].diff_sum for run in some for n in run) for some in (gone, runs))
+        if merged != result:
+            raise ValueError(f"the diffs of what it merges sum to {merged}, and those of the result to {result}")
+    in_use = {*chain.from_iterable(history), *chain.from_iterable(runs)}
+    in_use.update(chain.from_iterable(keyframe.parts for keyframe in keyframes.values()))
+    after = msgspec.structs.replace(
+        contents,
+        numbered={number: part for number, part in numbered.items() if number in in_use},
+        next_number=contents.next_number + len(step.parts),
+        history=(*history, *runs),
+        keyframes=tuple(keyframes[as_of] for as_of in sorted(keyframes)),
+        history_from=history_from,
+        inline_bytes=sum(len(numbered[number].inline) for number in in_use),
+    )
+    if not after.numbered.keys() >= set(range(contents.next_number, after.next_number)):
+        raise ValueError("it brings parts that it does not use")
+    # Parts that were committed twice are two numbers with one blob.
+    blobs = {part.blob for part in after.numbered.values()}
+    unused = dict.fromkeys(part.blob for part in numbered.values() if part.blob and part.blob not in blobs)
+    check_runs(after)
+    return after, tuple(unused)
+
+
+def check_runs(contents: CollectionState) -> None:
+    """Raise ValueError if contents break an invariant of the module's docstring, as far as descriptors tell."""
+    listed = [*chain.from_iterable(contents.history)]
+    in_keyframes = {*chain.from_iterable(keyframe.parts for keyframe in contents.keyframes)}
+    if len(set(listed)) != len(listed) or not in_keyframes.isdisjoint(listed) or not all(contents.history):
+        raise ValueError("a part is in two runs of the history, or a run is empty")
+    if contents.numbered.keys() != in_keyframes.union(listed):
+        raise ValueError("a part is in no run, or a run lists a part that is not there")
+    if any(not 0 <= number < contents.next_number for number in contents.numbered):
+        raise ValueError(f"a part has a number that was not drawn yet; the next is {contents.next_number}")
+    if any(contents.numbered[number].time_min < contents.history_from for number in listed):
+        raise ValueError(f"a part of the history has times before {contents.history_from}")
+    times = [keyframe.as_of for keyframe in contents.keyframes]
+    if any(as_of < 0 or contents.upper.has_beyond(as_of) for as_of in times) or sorted(set(times)) != times:
+        raise ValueError(f"the keyframes as of {times} are not of ascending sealed times, upper is {contents.upper}")
+    for keyframe in contents.keyframes:
+        if any(contents.numbered[number].time_max > keyframe.as_of for number in keyframe.parts):
+            raise ValueError(f"a part of the keyframe as of {keyframe.as_of} has later times")
+    if contents.history_from:
+        base = contents.history_from - 1
+        if not times or times[0] != base:
+            raise ValueError(f"the history begins at {contents.history_from}, and no keyframe is as of {base}")
+        if contents.since == Antichain(0) or (contents.since.time is not None and contents.since.time < base):
+            raise ValueError(f"the history begins at {contents.history_from}, and since is {contents.since}")

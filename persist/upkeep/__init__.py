@@ -1,0 +1,4 @@
+"""What goes on beside the calls of users: leases are renewed, history is compacted, garbage is collected.
+
+Promises: a blob is deleted only when the log says that nobody may refer to it any more; when in doubt it stays.
+"""

@@ -1,0 +1,351 @@
+"""Collection of garbage: what no state that anybody may still use refers to.
+
+| what | is deleted when |
+|---|---|
+| blobs of a destroyed collection, and those | `grace_s` has passed, and each lease that read the collection |
+| that compaction left unused | then has ended, or reads from later states only |
+| uploads that no record names | a record has declared them void, `orphan_grace_s` after they began |
+| log records | they are older than the retention, or than `grace_s` and may hold what compaction has |
+| | destroyed since; and a checkpoint says that they are not needed |
+| checkpoints | two newer ones exist, except one an hour back to the first log record that is kept |
+| state objects and part lists | no checkpoint that is kept refers to them, nor a log record |
+
+Nobody's clock decides about data. Ages are differences between the store's own times of change: a checkpoint that the
+store says is older than the grace period, next to a blob written just now, proves that every record up to its seqno is.
+What may go is then declared in the log, and only after that deleted; a writer that comes late finds the declaration
+before it can commit. Any number of collectors may run at once: all of their steps are idempotent. One that dies leaves
+what it did not delete to the next.
+
+Only what has the name of one of these is ever deleted, and no key is taken from what was read: keys come from a listing
+of this location. What else lies there, such as another location below this one, is left alone.
+"""
+
+import threading
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import groupby, islice, takewhile
+
+from persist.blob import Blob, BlobEntry, MissingBlob, delete_all
+from persist.log.commits import record_seqno
+from persist.log.envelope import BlobRef
+from persist.log.keys import is_upload, uploaded_seqno
+from persist.log.records import Append, Collected, LocationMutation, Replace, TruncateLog, VoidUploads
+from persist.replica.checkpoint import (
+    checkpoint_key,
+    checkpoint_seqno,
+    load_contents,
+    read_checkpoint,
+    state_seqno,
+    write_checkpoint,
+)
+from persist.replica.follower import STALE_AFTER_S, Follower
+from persist.settings import Settings
+from persist.state.location import is_waited_for
+from persist.state.state import State
+from persist.write.committer import Committer
+
+CLOCK_KEY = "gc/clock"
+CHECKPOINTS_MIN = 2
+DELETE_MAX = 1000
+
+
+@dataclass(frozen=True)
+class GarbageReport:
+    """What one collection of garbage deleted.
+
+    Attributes:
+        collections: destroyed ones whose blobs are gone now.
+        parts, lists, states, checkpoints, records: blobs deleted of each kind.
+        bytes: what all of them occupied.
+    """
+
+    collections: int = 0
+    parts: int = 0
+    lists: int = 0
+    states: int = 0
+    checkpoints: int = 0
+    records: int = 0
+    bytes: int = 0
+
+    @property
+    def blobs(self) -> int:
+        """All blobs deleted."""
+        return self.parts + self.lists + self.states + self.checkpoints + self.records
+
+
+@dataclass(frozen=True)
+class _Mark:
+    """A checkpoint, which proves that the records up to its seqno are at least as old as itself."""
+
+    seqno: int
+    modified_s: float
+
+
+@dataclass(frozen=True)
+class Deleted:
+    """What `Garbage.delete_leaked` did: the keys that are gone, and the seqno of the record it committed for that."""
+
+    keys: tuple[str, ...] = ()
+    declared_at: int | None = None
+
+
+class Garbage:
+    """Collects the garbage of one location, for one client."""
+
+    def __init__(self, blob: Blob, follower: Follower, committer: Committer, settings: Settings) -> None:
+        self._blob = blob
+        self._follower = follower
+        self._committer = committer
+        self._settings = settings
+        self._one_at_a_time = threading.Lock()
+
+    def collect(self) -> GarbageReport:
+        """Delete what may be deleted now.
+
+        Cost: LISTs of everything, a GET for each checkpoint kept and for the state of each collection, up to three
+        commits. Memory: the part list of one collection, and the names of state objects.
+
+        Raises:
+            Unavailable: the store did not answer.
+            Corruption: something that refers to blobs cannot be read, so what it may refer to was not deleted.
+        """
+        with self._one_at_a_time:
+            state = self._follower.refresh()
+            if state.location is None:
+                return GarbageReport()
+            return _Round(self._blob, self._follower, self._committer, self._settings).run()
+
+    def delete_leaked(self, keys: Iterable[str]) -> Deleted:
+        """Delete those of keys that `collect` would delete as uploads, lists, states or records nobody refers to.
+
+        Cost and errors are those of `collect`. No other blob is deleted, and no checkpoint is made.
+        """
+        with self._one_at_a_time:
+            if self._follower.refresh().location is None:
+                return Deleted()
+            return _Round(self._blob, self._follower, self._committer, self._settings, frozenset(keys)).run_only()
+
+
+class _Round:
+    """One collection of garbage, which reads the store's clock once; only of some keys, if they are given."""
+
+    def __init__(
+        self,
+        blob: Blob,
+        follower: Follower,
+        committer: Committer,
+        settings: Settings,
+        only: frozenset[str] | None = None,
+    ) -> None:
+        self._blob = blob
+        self._follower = follower
+        self._committer = committer
+        self._settings = settings
+        self._only = only
+        self._deleted: list[str] = []
+        self._declared_at: int | None = None
+        self._counts: dict[str, int] = {}
+        self._bytes = 0
+        self._marks: list[_Mark] = []
+        self._now_s = 0.0
+
+    def run(self) -> GarbageReport:
+        self._checkpoint()
+        self._now_s = self._store_time_s()
+        self._marks = self._checkpoints()
+        collections = self._collect_dropped()
+        self._collect_uploads()
+        self._truncate()
+        self._collect_checkpoints()
+        self._collect_states()
+        return GarbageReport(collections, **self._counts, bytes=self._bytes)
+
+    def run_only(self) -> Deleted:
+        self._now_s = self._store_time_s()
+        self._marks = self._checkpoints()
+        self._collect_uploads()
+        self._collect_records()
+        self._collect_states()
+        return Deleted(tuple(self._deleted), self._declared_at)
+
+    def _store_time_s(self) -> float:
+        """Return the present time by the clock that dates the store's blobs."""
+        self._blob.set(CLOCK_KEY, b"")
+        return next(iter(self._blob.list(CLOCK_KEY))).modified_s
+
+    def _checkpoint(self) -> None:
+        state, recent = self._follower.recent()
+        write_checkpoint(self._blob, state, recent)
+
+    def _checkpoints(self) -> list[_Mark]:
+        found = ((checkpoint_seqno(entry.key), entry.modified_s) for entry in self._blob.list("checkpoint/"))
+        return [_Mark(seqno, modified_s) for seqno, modified_s in found if seqno is not None]
+
+    def _seqno_before(self, age_s: float) -> int:
+        """Return a seqno such that all records up to it are at least that old; -1 if that is known of none."""
+        if age_s == 0:
+            return self._follower.state.seqno
+        return max((m.seqno for m in self._marks if self._now_s - m.modified_s >= age_s), default=-1)
+
+    def _collect_dropped(self) -> int:
+        state, old = self._follower.state, self._seqno_before(self._settings.grace_s)
+        due = [
+            dropped
+            for dropped in state.control.dropped
+            if dropped.seqno <= old and not is_waited_for(state.control, dropped)
+        ]
+        for dropped in due:
+            # Its part lists stay as long as the log records that name them, because following the log reads them; its
+            # state objects as long as a checkpoint that is kept names them, which may be older than the destruction.
+            id_ = dropped.collection
+            found = (entry for entry in self._blob.list(f"part/{id_}/") if is_upload(entry.key, id_))
+            unused = frozenset(dropped.blobs)
+            self._delete("parts", (entry for entry in found if dropped.is_destroyed or entry.key in unused))
+        if due:
+            self._commit(Collected(tuple((dropped.collection, dropped.seqno) for dropped in due)))
+        return sum(dropped.is_destroyed for dropped in due)
+
+    def _collect_uploads(self) -> None:
+        state, unnamed = self._unnamed_uploads()
+        orphans, grace_s = [seqno for _, seqno in unnamed], self._settings.orphan_grace_s
+        if not orphans:
+            return
+        floor = void_floor(state, ((m.seqno, m.modified_s) for m in self._marks), self._now_s, grace_s)
+        if floor > state.control.upload_floor or max(orphans) > state.seqno:
+            # The second, because in a log that stands still nothing would ever be older than these uploads.
+            self._declared_at = self._commit(VoidUploads(floor))
+        # Only what no record names even now, after the declaration, can never be named.
+        state, unnamed = self._unnamed_uploads()
+        self._delete("parts", (entry for entry, seqno in unnamed if seqno < state.control.upload_floor))
+
+    def _unnamed_uploads(self) -> tuple[State, list[tuple[BlobEntry, int]]]:
+        """Return the newest state, and the old parts that it does not refer to."""
+        state = self._follower.refresh()
+        try:
+            return state, [*self._unnamed_in(state)]
+        except MissingBlob:
+            # A state object that newer checkpoints do not refer to has been collected. All of it is looked at anew,
+            # because a state from there may be newer, and not refer to what this one says was dropped.
+            state = self._follower.restart()
+            return state, [*self._unnamed_in(state)]
+
+    def _unnamed_in(self, state: State) -> Iterator[tuple[BlobEntry, int]]:
+        assert state.location is not None
+        destroyed = {dropped.collection for dropped in state.control.dropped if dropped.is_destroyed}
+        replaced = {key for dropped in state.control.dropped for key in dropped.blobs}
+        for collection, entries in groupby(self._blob.list("part/"), lambda entry: entry.key.split("/")[1]):
+            known = state.entries.get(collection)
+            named: set[str] = set()
+            if known is not None:
+                contents = load_contents(self._blob, state.location, known).contents
+                named = {part.blob for part in contents.parts} if contents is not None else set()
+            elif collection in destroyed:
+                continue
+            for entry in entries:
+                seqno = uploaded_seqno(entry.key)
+                if seqno is not None and entry.key not in replaced and self._is_unnamed(entry, named):
+                    yield entry, seqno
+
+    def _truncate(self) -> None:
+        state, settings = self._follower.state, self._settings
+        floor = min(self._seqno_before(settings.log_retention_s) + 1, state.seqno + 1 - settings.log_retention_records)
+        least = max(1, settings.log_retention_records // 10)
+        if state.control.erased > floor and self._seqno_before(self._erase_after_s) >= state.control.erased:
+            floor, least = state.control.erased, 1
+        if floor - state.control.log_floor >= least:
+            self._commit(TruncateLog(floor))
+            self._checkpoint()
+            self._marks = self._checkpoints()
+        self._collect_records()
+
+    def _collect_records(self) -> None:
+        newest = read_checkpoint(self._blob, checkpoint_key(self._marks[0].seqno)) if self._marks else None
+        # Whoever opens, or comes back after a long time, learns of the floor from the newest checkpoint.
+        end = 0 if newest is None else newest.control.log_floor
+        records = ((entry, record_seqno(entry.key)) for entry in self._blob.list("log/"))
+        old = takewhile(lambda found: found[1] is None or found[1] < end, records)
+        self._delete("records", (entry for entry, seqno in old if seqno is not None))
+
+    def _collect_checkpoints(self) -> None:
+        floor = self._follower.state.control.log_floor
+        marks, kept = self._marks, []
+        buckets: set[tuple[int, int]] = set()
+        for n, mark in enumerate(marks):
+            age_s = self._now_s - mark.modified_s
+            width_s = 60 if age_s < 3600 else 3600
+            bucket = (width_s, int(mark.modified_s // width_s))
+            if n < CHECKPOINTS_MIN or (mark.seqno + 1 >= floor and bucket not in buckets):
+                kept.append(mark)
+            buckets.add(bucket)
+        gone = {checkpoint_key(mark.seqno) for mark in marks} - {checkpoint_key(mark.seqno) for mark in kept}
+        if gone:
+            self._delete("checkpoints", (entry for entry in self._blob.list("checkpoint/") if entry.key in gone))
+        self._marks = kept
+
+    def _collect_states(self) -> None:
+        named: set[str] = set()
+        for mark in self._marks:
+            checkpoint = read_checkpoint(self._blob, checkpoint_key(mark.seqno))
+            for collection in checkpoint.collections if checkpoint is not None else ():
+                named.update(_named([collection.base]))
+                named.update(_named(m.parts_in for m in collection.pending if isinstance(m, Append | Replace)))
+        floor = self._follower.state.control.log_floor
+        # Neither has a way back: a list is for the record whose seqno it has, and that slot has been truncated.
+        age_s = min(self._settings.orphan_grace_s, self._erase_after_s)
+        # Those beyond the newest checkpoint may be for one that is being made, even by this client itself.
+        newest = max((mark.seqno for mark in self._marks), default=-1)
+        self._delete(
+            "states",
+            (
+                entry
+                for entry in self._blob.list("state/")
+                if self._is_unnamed(entry, named, age_s)
+                and (seqno := state_seqno(entry.key)) is not None
+                and seqno <= newest
+            ),
+        )
+        self._delete(
+            "lists",
+            (
+                entry
+                for entry in self._blob.list("list/")
+                if self._is_unnamed(entry, named, age_s)
+                and (seqno := uploaded_seqno(entry.key)) is not None
+                and seqno < floor
+            ),
+        )
+
+    @property
+    def _erase_after_s(self) -> float:
+        """How long records stay that may hold destroyed data: no client may take their end for that of the log."""
+        return max(self._settings.grace_s, 2 * STALE_AFTER_S)
+
+    def _is_unnamed(self, entry: BlobEntry, named: set[str], age_s: float | None = None) -> bool:
+        is_old = self._now_s - entry.modified_s >= (self._settings.orphan_grace_s if age_s is None else age_s)
+        return is_old and entry.key not in named and (self._only is None or entry.key in self._only)
+
+    def _commit(self, mutation: LocationMutation) -> int:
+        return self._committer.submit([mutation], {}).result()
+
+    def _delete(self, kind: str, entries: Iterable[BlobEntry]) -> None:
+        entries = (entry for entry in entries if self._only is None or entry.key in self._only)
+        while some := [*islice(entries, DELETE_MAX)]:
+            delete_all(self._blob, [entry.key for entry in some])
+            self._deleted += [entry.key for entry in some]
+            self._counts[kind] = self._counts.get(kind, 0) + len(some)
+            self._bytes += sum(entry.bytes for entry in some)
+
+
+def void_floor(state: State, checkpoints: Iterable[tuple[int, float]], now_s: float, grace_s: float) -> int:
+    """Return the seqno before which uploads may be declared void: they began at least grace_s ago.
+
+    Args:
+        checkpoints: the seqno and the time of change of each; 0 grace needs none.
+    """
+    if grace_s == 0:
+        return state.seqno + 2
+    return max((seqno for seqno, modified_s in checkpoints if now_s - modified_s >= grace_s), default=-1) + 1
+
+
+def _named(pointers: Iterable[BlobRef | None]) -> Iterator[str]:
+    return (pointer.blob for pointer in pointers if pointer is not None)

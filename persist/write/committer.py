@@ -1,0 +1,434 @@
+"""Group commit: one thread per client that turns what callers asked for into records of the log, in call order.
+
+While one PUT is in flight, callers queue up operations; the next record carries all of them. For one group:
+
+1. *Validate* each operation in order against a `Draft` of the newest known state. A rejection counts only if that
+   state is the newest there is, so the log is read before one is handed out.
+2. *Merge* what was accepted into the least number of mutations (`persist.write.operations`). Readers cannot tell,
+   because a record is atomic.
+3. *Create* the record at the next seqno. Whoever loses the race applies the winner's record and starts again at 1,
+   with the same uploads.
+
+A caller that issues many operations without waiting for any would get a record for every few of them, because a commit
+to a local folder takes less time than a few calls. When several operations are queued up and nobody waits for one, a
+group therefore stays open for `LINGER_S`.
+
+Large writes are encoded and uploaded by a pool as soon as they are asked for; small ones are encoded here. What is
+asked for and not yet durable is bounded by the memory budget: beyond it, callers wait.
+
+A blob is stored before the record that refers to it, never after. Uploads of rejected operations are deleted; after
+an indeterminate commit they are left, because the record may yet appear.
+"""
+
+import collections
+import logging
+import threading
+import uuid
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor, Future, wait
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from persist.blob import Blob
+from persist.blob.clock import Clock
+from persist.codecs import CollectionSchema, Part, small_updates, to_updates
+from persist.errors import (
+    ClientClosed,
+    CollectionNotFound,
+    Conflict,
+    Corruption,
+    Indeterminate,
+    InvalidUsage,
+    PersistError,
+    Unavailable,
+)
+from persist.log.commits import create_record, record_key
+from persist.log.keys import is_upload
+from persist.log.part_lists import move_out
+from persist.log.records import Append, Mutation, Record, Replace
+from persist.replica.checkpoint import checkpoint_due, write_checkpoint
+from persist.replica.follower import Follower
+from persist.state.location import check_uploaded
+from persist.state.state import Draft, State, apply
+from persist.write.future import CommitFuture, UnobservedErrors
+from persist.write.operations import Operation, Step, Write, merge
+from persist.write.part_writer import MEMORY_BUDGET, PartWriter
+
+SMALL_WRITE_BYTES_MAX = 64 << 10
+GROUP_BYTES_MAX = 16 << 20
+LINGER_S = 0.01
+
+logger = logging.getLogger("persist")
+
+
+class Committer:
+    """Owns the thread that commits; every method may be called from any thread."""
+
+    def __init__(
+        self,
+        blob: Blob,
+        follower: Follower,
+        pool: Executor,
+        clock: Clock,
+        writer_name: str,
+        memory_budget: int = MEMORY_BUDGET,
+    ) -> None:
+        self.epoch: int | None = None  # Set once, by whoever opened the location exclusively.
+        self._blob = blob
+        self._follower = follower
+        self._pool = pool
+        self._clock = clock
+        self._writer_name = writer_name
+        self._parts = PartWriter(blob, follower.next_seqno, memory_budget)
+        self._in_flight_bytes_max = memory_budget
+        self.unobserved = UnobservedErrors()
+        self.appended: Callable[[str], object] = lambda collection: None  # Told of each commit that adds updates.
+        self._changed = threading.Condition()
+        self._asked: collections.deque[Operation] = collections.deque()
+        self._counts = dict.fromkeys(("records", "operations", "repeated", "rejected", "lost_races", "checkpoints"), 0)
+        self._hurry = threading.Event()
+        self._in_flight_bytes = 0
+        self._closed = False
+        self._checkpointing = threading.Lock()
+        self._thread = threading.Thread(target=self._run, name="persist-committer", daemon=True)
+        self._thread.start()
+
+    def write_step(self, collection: str, schema: CollectionSchema, updates: Any) -> Write | None:
+        """Return the step that adds updates, of any form that `to_updates` takes; start their upload if they are large.
+
+        None if there are none. Raises what `to_updates` raises.
+        """
+        small = small_updates(updates, schema)
+        if small is not None and small.diff_abs_sum < 2**63:
+            return Write(collection, schema, small.time_min, small.bytes, small)
+        table = to_updates(updates, schema)
+        return self._table_step(collection, schema, table) if len(table) else None
+
+    def _table_step(self, collection: str, schema: CollectionSchema, table: pa.Table) -> Write:
+        # numpy rather than Arrow's kernels: for few rows those cost more than all else, and give up the GIL each time.
+        time_min = int(table["_time"].to_numpy().min())
+        diffs = table["_diff"].to_numpy()
+        largest = max(abs(int(diffs.min())), abs(int(diffs.max())))
+        size = table.get_total_buffer_size()
+        if size > SMALL_WRITE_BYTES_MAX:
+            size = table.nbytes  # What of these buffers is in use; it takes longer to find out.
+        # A small write is encoded together with others, so it must be sure not to overflow by itself.
+        if size <= SMALL_WRITE_BYTES_MAX and largest * len(diffs) < 2**63:
+            # A copy, because it is encoded later and the caller may reuse the buffers.
+            return Write(collection, schema, time_min, size, table.take(pa.array(np.arange(len(table)))))
+        upload = self._pool.submit(self._parts.upload, collection, schema, table)
+        return Write(collection, schema, time_min, size, upload)
+
+    def submit(self, steps: Sequence[Step], names: dict[str, str]) -> CommitFuture:
+        """Queue an operation; return at once, or as soon as there is room for it.
+
+        Raises:
+            ClientClosed: `close` was called before.
+        """
+        size = sum(step.bytes for step in steps if isinstance(step, Write))
+        operation = Operation(tuple(steps), names, CommitFuture(self.unobserved, self._waited_for), size)
+        with self._changed:
+            # In a future's callback there is no waiting: the thread that makes room is the one that would wait.
+            if not self._is_own_thread():
+                self._changed.wait_for(lambda: self._closed or self._has_room(operation.bytes))
+            if self._closed:
+                raise ClientClosed("a write")
+            self._in_flight_bytes += operation.bytes
+            self._asked.append(operation)
+            self._changed.notify_all()
+        return operation.future
+
+    def counts(self) -> dict[str, int]:
+        """Return what became of what was asked for.
+
+        Records made, the operations they or an earlier record hold, those among them that were done before, those
+        rejected, attempts that found their slot of the log taken, and checkpoints made.
+        """
+        return dict(self._counts)
+
+    def abandon(self, steps: Sequence[Step]) -> None:
+        """Delete what has been uploaded for steps that will not be submitted after all."""
+        for step in steps:
+            if isinstance(step, Write) and isinstance(step.data, Future):
+                step.data.add_done_callback(partial(self._discard_upload, step.collection))
+
+    def close(self) -> None:
+        """Finish what was asked for and end the thread; idempotent."""
+        self.request_stop()
+        if not self._is_own_thread():  # A future's callback may close its client.
+            self._thread.join()
+
+    def request_stop(self) -> None:
+        """Take no more operations, and let the thread end after those it has."""
+        with self._changed:
+            self._closed = True
+            self._hurry.set()
+            self._changed.notify_all()
+
+    def may_wait(self) -> bool:
+        """Whether the calling thread may wait for a commit: not in a future's callback."""
+        return not self._is_own_thread()
+
+    def check_may_wait(self) -> None:
+        """Raise InvalidUsage in a future's callback; to be called before a lock is taken that is kept for a commit."""
+        if self._is_own_thread():
+            raise InvalidUsage(
+                "a future's callback waits for another commit, which would wait for the callback. Do it in another "
+                "thread, or await it."
+            )
+
+    def _waited_for(self) -> None:
+        self.check_may_wait()
+        self._hurry.set()
+
+    def _is_own_thread(self) -> bool:
+        return threading.current_thread() is self._thread
+
+    def _has_room(self, wanted_bytes: int) -> bool:
+        return self._in_flight_bytes == 0 or self._in_flight_bytes + wanted_bytes <= self._in_flight_bytes_max
+
+    def _run(self) -> None:
+        # Nothing of a group may be left here during the wait for the next: not its futures, callbacks, their client.
+        while self._commit_next():
+            pass
+
+    def _commit_next(self) -> bool:
+        """Commit the next group; return False when there is none any more."""
+        group = self._next_group()
+        try:
+            self._commit(group)
+        except BaseException as error:  # Whatever it is, the callers must hear of it and the thread live on.
+            for operation in group:
+                if not operation.future.done():
+                    operation.future.fail(error)
+        with self._changed:
+            self._in_flight_bytes -= sum(operation.bytes for operation in group)
+            self._changed.notify_all()
+        return bool(group)
+
+    def _next_group(self) -> list[Operation]:
+        """Wait for operations and return those to commit together; none when the client was closed."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._asked or self._closed)
+            if not self._asked:
+                return []
+            first = self._asked[0]
+            pipelined = len(self._asked) > 1
+        wait(first.uploads)
+        if pipelined:
+            self._hurry.wait(LINGER_S)
+        self._hurry.clear()
+        group: list[Operation] = []
+        group_bytes = 0
+        with self._changed:
+            # What is ready must not wait for an upload that was asked for later.
+            while self._asked and group_bytes <= GROUP_BYTES_MAX and self._asked[0].is_ready:
+                group.append(self._asked.popleft())
+                group_bytes += group[-1].bytes
+        return group
+
+    def _commit(self, group: list[Operation]) -> None:
+        """Resolve the future of every operation of the group."""
+        operations = self._with_failed_uploads_rejected(group)
+        appends: dict[str, tuple[list[Write], Append | None]] = {}
+        while operations:
+            state, unreadable = self._state_for(operations)
+            accepted, done, rejected = self._validate(state, operations, unreadable)
+            mutations = self._mutations(state, accepted, appends)
+            is_final = bool(rejected) or (bool(accepted) and not mutations)
+            if is_final and self._follower.refresh().seqno != state.seqno:
+                continue  # Nobody is refused, and nothing found to change nothing, on the strength of an old state.
+            try:
+                if mutations and not self._create(state, mutations):
+                    self._follower.refresh()  # Where many race, the next slot has been taken meanwhile, too.
+                    continue
+            except BaseException:
+                self._reject_without(state, rejected, unreadable)
+                raise
+            # Only now: what refuses them may be what was asked for before them, and is true only with this record.
+            for operation, error in rejected:
+                self._reject(operation, error)
+            for mutation in mutations:
+                if isinstance(mutation, Append):
+                    self.appended(mutation.collection)
+            seqno = state.seqno + bool(mutations)
+            self._counts["operations"] += len(accepted) + len(done)
+            self._counts["repeated"] += len(done)
+            for operation in done:
+                self.abandon(operation.steps)
+            for operation in (*accepted, *done):
+                operation.future.succeed(seqno)
+            break
+
+    def _reject_without(
+        self,
+        state: State,
+        rejected: list[tuple[Operation, PersistError]],
+        unreadable: dict[str, PersistError],
+    ) -> None:
+        """Reject operations of a group whose record was not confirmed, with what state alone has against each."""
+        for operation, _ in rejected:
+            _, _, alone = self._validate(state, [operation], unreadable)
+            error = Unavailable("it came after others that could not be committed, and was not tried. Try it again.")
+            self._reject(operation, alone[0][1] if alone else error)
+
+    def _create(self, state: State, mutations: tuple[Mutation, ...]) -> bool:
+        """Try to be the record that follows state; return whether this was it."""
+        record = Record(
+            location=state.location or uuid.uuid4().hex,
+            seqno=state.seqno + 1,
+            commit=uuid.uuid4().hex,
+            writer=self._writer_name,
+            epoch=self.epoch,
+            written_ms=self._clock.wall_ms(),
+            mutations=mutations,
+        )
+        # Whatever went wrong before, a record that readers would refuse must not enter the log.
+        apply(state, record)
+        began = self._follower.now()
+        winner = create_record(self._blob, record, self._clock)
+        if winner is None and self._was_truncated(record, began):
+            # The slot was free because its record is no longer needed: this one is not part of the log.
+            with suppress(PersistError):  # What stays below the floor is collected sooner or later.
+                self._blob.delete(record_key(record.seqno))
+            self._follower.refresh()
+            return False
+        self._follower.advance(winner or record)
+        self._counts["records" if winner is None else "lost_races"] += 1
+        if winner is None and checkpoint_due(record.seqno, len(state.entries)):
+            self._start_checkpoint()
+        return winner is None
+
+    def _was_truncated(self, record: Record, began: tuple[float, float]) -> bool:
+        """Return whether a record, created after began, went to a slot that had been truncated before."""
+        try:
+            was_truncated = self._follower.was_truncated(record)
+        except PersistError as error:
+            raise Indeterminate(
+                f"a record was created at seqno {record.seqno} after so long that its slot may have been truncated "
+                f"before, and that could not be found out: {error}. Read back before writing it again."
+            ) from error
+        if was_truncated and self._follower.is_long_ago(began):
+            # Both are possible: it was in the log and was truncated since, or it never was.
+            raise Indeterminate(
+                f"creating a record at seqno {record.seqno} took so long that the log has been truncated beyond it "
+                "meanwhile, so it cannot be told whether the record was part of it. Read back before writing it again."
+            )
+        return was_truncated
+
+    def _with_failed_uploads_rejected(self, group: list[Operation]) -> list[Operation]:
+        uploaded = []
+        for operation in group:
+            failed = (step.upload_error() for step in operation.steps if isinstance(step, Write))
+            error = next((error for error in failed if error is not None), None)
+            if error is None:
+                uploaded.append(operation)
+            else:
+                self._reject(operation, error)
+        return uploaded
+
+    def _state_for(self, operations: list[Operation]) -> tuple[State, dict[str, PersistError]]:
+        """Return a state with the contents of all collections concerned, and why some could not be read."""
+        unreadable: dict[str, PersistError] = {}
+        wanted = {step.collection for operation in operations for step in operation.steps} - {""}
+        while wanted:
+            for id_ in wanted:
+                try:
+                    self._follower.load(id_)
+                except Corruption as error:
+                    unreadable[id_] = error
+            state = self._follower.state
+            # To load one, or to refresh in another thread, may go back to a checkpoint: without any contents.
+            loaded = (state.entries.get(id_) for id_ in wanted - unreadable.keys())
+            if all(entry is None or entry.contents is not None for entry in loaded):
+                return state, unreadable
+        return self._follower.state, unreadable
+
+    def _mutations(
+        self, state: State, accepted: list[Operation], appends: dict[str, tuple[list[Write], Append | None]]
+    ) -> tuple[Mutation, ...]:
+        """Return what the record must say; appends keeps what was encoded for an attempt that lost the race."""
+        first, changes, last = merge(accepted)
+        mutations: list[Mutation] = [*first]
+        for change in changes.values():
+            entry = state.entries.get(change.id)
+            contents = entry.contents if entry is not None else None
+            known = appends.get(change.id)
+            if known is None or known[0] != change.writes:
+                inline_bytes = contents.inline_bytes if contents is not None else 0
+                appends[change.id] = (change.writes, self._parts.append(change.id, change.writes, inline_bytes))
+            append = appends[change.id][1]
+            if append is not None and state.location is not None:
+                # For every attempt: a list whose name is below the log's floor is collected, whoever names it.
+                append = move_out(self._blob, state.location, append, state.seqno + 1)
+            if state.location is not None:
+                change.replaces = [
+                    move_out(self._blob, state.location, each, state.seqno + 1) for each in change.replaces
+                ]
+            mutations += change.mutations(contents, append)
+        return (*mutations, *last)
+
+    def _reject(self, operation: Operation, error: BaseException) -> None:
+        self.abandon([step for step in operation.steps if not (isinstance(step, Write) and step.is_kept)])
+        if isinstance(error, CollectionNotFound):
+            error = CollectionNotFound(operation.names.get(error.name, error.name), self._blob.url, error.known)
+        self._counts["rejected"] += 1
+        operation.future.fail(error)
+
+    def _discard_upload(self, collection: str, upload: "Future[tuple[Part, ...]]") -> None:
+        """Delete parts, except those that were committed nevertheless, such as by a commit that was tried again."""
+        entry = self._follower.state.entries.get(collection)
+        if upload.exception() is not None or (entry is not None and entry.contents is None):
+            return  # Nobody knows whether they are in use, so they are left to garbage collection.
+        committed = set() if entry is None or entry.contents is None else {p.blob for p in entry.contents.parts}
+        self._parts.discard(
+            part for part in upload.result() if part.blob not in committed and is_upload(part.blob, collection)
+        )
+
+    def _start_checkpoint(self) -> None:
+        if self._checkpointing.acquire(blocking=False):
+            try:
+                self._pool.submit(self._checkpoint)
+            except RuntimeError:  # The client was closed by a callback: the next one makes it.
+                self._checkpointing.release()
+
+    def _checkpoint(self) -> None:
+        """Make a checkpoint. One that fails is no caller's concern: the next one serves as well."""
+        state, recent = self._follower.recent()
+        try:
+            self._counts["checkpoints"] += write_checkpoint(self._blob, state, recent)
+        except PersistError as error:
+            logger.warning("the checkpoint at seqno %d was not made: %s", state.seqno, error)
+        finally:
+            self._checkpointing.release()
+
+    def _validate(
+        self, state: State, operations: list[Operation], unreadable: dict[str, PersistError]
+    ) -> tuple[list[Operation], list[Operation], list[tuple[Operation, PersistError]]]:
+        """Return the operations that may follow state in this order, those done before, and the others with the reason.
+
+        One that repeats another of the same group counts as done, too: it is once the group is.
+        """
+        draft = Draft(state, self.epoch)
+        accepted: list[Operation] = []
+        done: list[Operation] = []
+        rejected: list[tuple[Operation, PersistError]] = []
+        for operation in operations:
+            broken = [unreadable[step.collection] for step in operation.steps if step.collection in unreadable]
+            try:
+                if broken:
+                    raise broken[0]
+                for step in operation.steps:
+                    # Here, where it costs its own operation only; `apply` would refuse the whole record.
+                    if isinstance(step, Write) and isinstance(step.data, Future):
+                        check_uploaded(state.control, Append(step.collection, step.data.result()))
+                    elif isinstance(step, Replace):
+                        check_uploaded(state.control, step)
+                (accepted if draft.extend(operation.plan()) else done).append(operation)
+            except (InvalidUsage, Conflict, Corruption) as error:
+                rejected.append((operation, error))
+        return accepted, done, rejected

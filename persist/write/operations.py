@@ -1,0 +1,203 @@
+"""What callers ask a client to commit, and how many such requests become few mutations.
+
+An `Operation` is one caller's request, accepted or rejected as a whole: a write, a seal, or all of a multi-collection
+commit. `merge` turns accepted operations into one `Change` per collection, in the order in which the collections were
+first touched. Their net effect is that of the operations one after the other: appends commute with each other,
+and all of them were found valid, so they may stand before the last seal; holds come in the order asked for, and since
+is the least of them and of what was allowed, whichever came first; and a name is only taken again after the
+collection that had it was touched (destroyed), so its `Change` comes first. Leases are granted before all else, because
+holds need them, and whatever else concerns the location comes last. Compactions come before appends, of which they know
+nothing.
+"""
+
+from collections.abc import Iterable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+
+from persist.antichain import Antichain
+from persist.blob import InvalidUsage
+from persist.codecs import CollectionSchema, Part, SmallUpdates
+from persist.log.records import (
+    AllowCompaction,
+    Append,
+    Batch,
+    Create,
+    Destroy,
+    GrantLease,
+    LocationMutation,
+    Mutation,
+    ReleaseHold,
+    Replace,
+    Seal,
+    SetHold,
+    Tokens,
+)
+from persist.state.contents import CollectionState
+from persist.state.state import Condition, PlannedAppend
+from persist.state.state import Step as DraftStep
+from persist.write.future import CommitFuture
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Write:
+    """Updates for one collection: few of them, to be encoded with others, or parts that are being uploaded.
+
+    Attributes:
+        bytes: what it occupies in memory until it is durable.
+        is_kept: whether the parts of a commit that is rejected stay, because whoever asks for it sees to them.
+    """
+
+    collection: str
+    schema: CollectionSchema
+    time_min: int
+    bytes: int
+    data: "SmallUpdates | pa.Table | Future[tuple[Part, ...]]"
+    is_kept: bool = False
+
+    def upload_error(self) -> BaseException | None:
+        """Return why an upload cannot be committed, None if it can or there is none; waits for it."""
+        if not isinstance(self.data, Future):
+            return None
+        if (error := self.data.exception()) is not None:
+            return error
+        if any(part.time_min < self.time_min for part in self.data.result()):
+            return InvalidUsage(
+                "the updates were changed while they were being written: their buffers must stay as they are until "
+                "the future resolves. Write them again; nothing was applied."
+            )
+        return None
+
+
+TOKEN_CHARS_MAX = 200
+
+Step = Write | Mutation | Condition
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Operation:
+    """All steps, or none of them.
+
+    Attributes:
+        names: what people call the collections concerned, by id.
+        bytes: what all its writes occupy in memory.
+    """
+
+    steps: tuple[Step, ...]
+    names: dict[str, str]
+    future: CommitFuture
+    bytes: int
+
+    @property
+    def uploads(self) -> list["Future[tuple[Part, ...]]"]:
+        """The uploads that must end before this can be committed."""
+        return [s.data for s in self.steps if isinstance(s, Write) and isinstance(s.data, Future)]
+
+    @property
+    def is_ready(self) -> bool:
+        return all(upload.done() for upload in self.uploads)
+
+    def plan(self) -> Iterable[DraftStep]:
+        """Return what `persist.state.state.Draft` needs to validate this."""
+        for step in self.steps:
+            yield PlannedAppend(step.collection, step.time_min) if isinstance(step, Write) else step
+
+
+@dataclass(slots=True)
+class Change:
+    """The net effect of some operations on one collection."""
+
+    id: str
+    create: Create | None = None
+    writes: list[Write] = field(default_factory=list)
+    replaces: list[Replace] = field(default_factory=list)
+    tokens: list[tuple[str, int]] = field(default_factory=list)
+    batches: list[Batch] = field(default_factory=list)
+    holds: list[SetHold | ReleaseHold] = field(default_factory=list)
+    seal: Seal | None = None
+    allow_compaction: AllowCompaction | None = None
+    destroy: Destroy | None = None
+
+    def add(self, step: Step) -> None:
+        """Account for one more step, which is valid after the ones before."""
+        if isinstance(step, Write):
+            self.writes.append(step)
+        elif isinstance(step, Create):
+            self.create = step
+        elif isinstance(step, Replace):
+            self.replaces.append(step)
+        elif isinstance(step, Tokens):
+            self.tokens += step.tokens
+        elif isinstance(step, Batch):
+            self.batches.append(step)
+        elif isinstance(step, SetHold | ReleaseHold):
+            self.holds.append(step)
+        elif isinstance(step, Seal):
+            self.seal = step
+        elif isinstance(step, AllowCompaction):
+            before = self.allow_compaction
+            if before is None or Antichain(*before.since) < Antichain(*step.since):
+                self.allow_compaction = step
+        elif isinstance(step, Destroy):
+            self.destroy = step
+        else:
+            assert isinstance(step, Condition), f"callers cannot ask for {step!r}"
+
+    def mutations(self, contents: CollectionState | None, append: Append | None) -> list[Mutation]:
+        """Return what must be written, given the contents before (None if it is new) and the encoded writes."""
+        tokens = Tokens(self.id, tuple(self.tokens)) if self.tokens else None
+        wanted = [
+            self.create,
+            *self.replaces,
+            append,
+            tokens,
+            *self.batches,
+            *self.holds,
+            self.seal,
+            self.allow_compaction,
+            self.destroy,
+        ]
+        if contents is not None and self.seal is not None and self.seal.upper == contents.upper_times:
+            wanted.remove(self.seal)
+        if (
+            contents is not None
+            and self.allow_compaction is not None
+            and Antichain(*self.allow_compaction.since) <= Antichain(*contents.allowed_times)
+        ):
+            wanted.remove(self.allow_compaction)
+        return [mutation for mutation in wanted if mutation is not None]
+
+
+def token_steps(token: str | None, collections: Iterable[str], steps: Sequence[Step]) -> list[Tokens]:
+    """Return what makes collections remember that steps were done under token.
+
+    Raises:
+        InvalidUsage: token is not a text of 1 to `TOKEN_CHARS_MAX` characters.
+    """
+    if token is None:
+        return []
+    if not isinstance(token, str) or not 0 < len(token) <= TOKEN_CHARS_MAX or not token.isprintable():
+        raise InvalidUsage(
+            f"token={token!r} is not a text of 1 to {TOKEN_CHARS_MAX} printable characters: give each write one of "
+            "its own, and the same one when it is tried again"
+        )
+    writes = [step for step in steps if isinstance(step, Write)]
+    least = {id_: min((w.time_min for w in writes if w.collection == id_), default=0) for id_ in collections}
+    return [Tokens(id_, ((token, time_min),)) for id_, time_min in least.items()]
+
+
+def merge(operations: Sequence[Operation]) -> tuple[list[GrantLease], dict[str, Change], list[LocationMutation]]:
+    """Return what must come first, the net change of each collection in the order they were touched, and the rest."""
+    grants: list[GrantLease] = []
+    changes: dict[str, Change] = {}
+    rest: list[LocationMutation] = []
+    for operation in operations:
+        for step in operation.steps:
+            if isinstance(step, GrantLease):
+                grants.append(step)
+            elif isinstance(step, LocationMutation):
+                rest.append(step)
+            else:
+                changes.setdefault(step.collection, Change(step.collection)).add(step)
+    return grants, changes, rest

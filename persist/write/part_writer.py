@@ -1,0 +1,135 @@
+"""Updates to parts: encoded, checksummed, and stored where the commit record will say.
+
+    part/<collection>/<seqno known then, 20 digits>-<uuid>.parquet
+
+Names are drawn anew for every upload, so nothing is ever overwritten and an upload that no record refers to is
+harmless. They begin with the seqno that the uploader thought was next, by which garbage collection can declare old
+uploads void (`persist.state.location`). Small batches need no blob of their own: their bytes travel inside the
+record, as long as the collection's inline bytes stay under `INLINE_TOTAL_MAX`.
+"""
+
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future
+
+import msgspec
+import pyarrow as pa
+
+from persist.blob import Blob, Indeterminate, PersistError, Unavailable
+from persist.codecs import (
+    ROW_GROUP_BYTES_MAX,
+    CollectionSchema,
+    DiffOverflow,
+    Part,
+    SmallUpdates,
+    encode_parts,
+    gathered,
+)
+from persist.log.records import Append
+from persist.write.operations import Write
+
+INLINE_PART_MAX = 64 << 10
+INLINE_TOTAL_MAX = 1 << 20
+MEMORY_BUDGET = 256 << 20
+
+
+class PartWriter:
+    """Encodes updates and puts them where readers find them."""
+
+    def __init__(self, blob: Blob, next_seqno: Callable[[], int], memory_budget: int = MEMORY_BUDGET) -> None:
+        """Make one that uploads to blob.
+
+        Args:
+            next_seqno: gives the next seqno of the log, as of not long ago.
+            memory_budget: what encoding may take besides what it is given; see `Settings.memory_budget`.
+        """
+        self._blob = blob
+        self._next_seqno = next_seqno
+        self._piece_bytes = memory_budget // 4
+        self._group_bytes = group_bytes_max(memory_budget)
+
+    def upload(self, collection: str, schema: CollectionSchema, table: pa.Table) -> tuple[Part, ...]:
+        """Encode table and store its parts; return their descriptors. Cost: one PUT for each part.
+
+        Of a table that is larger than what can be sorted within the budget, several pieces are sorted by themselves:
+        their parts overlap in key, and the next merge puts them together.
+
+        Raises:
+            DiffOverflow: the diffs of equal updates sum to more than int64 holds.
+            Unavailable: the store did not take a part; those stored before are deleted again.
+        """
+        stored: list[Part] = []
+        seqno = self._next_seqno()
+        try:
+            for piece in _pieces(table, self._piece_bytes):
+                for data, part in encode_parts(piece, schema, row_group_bytes_max=self._group_bytes):
+                    stored.append(self._put(collection, seqno, data, part))
+        except BaseException:
+            self.discard(stored)
+            raise
+        return tuple(stored)
+
+    def append(self, collection: str, writes: Sequence[Write], inline_bytes: int) -> Append | None:
+        """Return the mutation that adds all writes to a collection that has inline_bytes already; None if empty."""
+        parts = [part for write in writes if isinstance(write.data, Future) for part in write.data.result()]
+        small = [write for write in writes if not isinstance(write.data, Future)]
+        for data, part in _encoded_together(small):
+            if len(data) <= INLINE_PART_MAX and inline_bytes + len(data) <= INLINE_TOTAL_MAX:
+                parts.append(msgspec.structs.replace(part, inline=data))
+                inline_bytes += len(data)
+            else:
+                parts.append(self.put(collection, data, part))
+        return Append(collection, tuple(parts)) if parts else None
+
+    def discard(self, parts: Iterable[Part]) -> None:
+        """Delete parts that no record refers to. What cannot be deleted now is left to garbage collection."""
+        for part in parts:
+            if part.blob:
+                try:
+                    self._blob.delete(part.blob)
+                except PersistError:
+                    continue
+
+    def put(self, collection: str, data: bytes, part: Part) -> Part:
+        """Store one encoded part of a collection; return its descriptor. Raises Unavailable if it was not stored."""
+        return self._put(collection, self._next_seqno(), data, part)
+
+    def _put(self, collection: str, seqno: int, data: bytes, part: Part) -> Part:
+        key = f"part/{collection}/{seqno:020d}-{uuid.uuid4().hex}.parquet"
+        try:
+            self._blob.set(key, data)
+        except Indeterminate as error:
+            # The blob may be there or not, but no record will name it: of the write, nothing has happened.
+            raise Unavailable(f"a part could not be stored, so nothing was written: {error}") from error
+        return msgspec.structs.replace(part, blob=key)
+
+
+def group_bytes_max(memory_budget: int) -> int:
+    """Return how large the row groups may be that are written within a budget, so that many can be read within it."""
+    return min(max(memory_budget // 32, 256 << 10), ROW_GROUP_BYTES_MAX)
+
+
+def _pieces(table: pa.Table, bytes_max: int) -> Iterator[pa.Table]:
+    """Yield slices of a table of at most about bytes_max each."""
+    rows = -(-len(table) // max(1, -(-table.nbytes // bytes_max)))
+    for start in range(0, len(table), max(1, rows)):
+        yield table.slice(start, rows)
+
+
+def _encoded_together(writes: Sequence[Write]) -> list[tuple[bytes, Part]]:
+    """Encode small writes as one batch, or each alone if their diffs overflow only when they are added up."""
+    if not writes:
+        return []
+    schema = writes[0].schema
+    try:
+        return encode_parts(_table(writes, schema), schema)
+    except DiffOverflow:
+        return [encoded for write in writes for encoded in encode_parts(_table([write], schema), schema)]
+
+
+def _table(writes: Sequence[Write], schema: CollectionSchema) -> pa.Table:
+    values = [write.data for write in writes if isinstance(write.data, SmallUpdates)]
+    tables = [write.data for write in writes if isinstance(write.data, pa.Table)]
+    if values:
+        tables.append(gathered(values, schema))
+    return pa.concat_tables(tables)

@@ -1,0 +1,96 @@
+"""Turns at a folder spare the losers of a race their work, and nobody depends on them."""
+
+import fcntl
+import os
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from persist.blob import FileBlob
+from persist.blob.stores import creation_queue
+
+RACERS = 8
+
+
+@contextmanager
+def somebody_has_the_turn(folder: Path) -> Iterator[None]:
+    """Hold the turn at folder as another process would that was stopped in the middle of a create."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    try:
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def test_who_loses_a_race_has_written_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written: list[str] = []
+    fill = FileBlob._fill
+
+    def counted(blob: FileBlob, temporary: str, value: bytes) -> None:
+        written.append(temporary)
+        fill(blob, temporary, value)
+
+    monkeypatch.setattr(FileBlob, "_fill", counted)
+    FileBlob(tmp_path).create("log/0", b"")  # A folder that is not there yet has no turns.
+    together = threading.Barrier(RACERS)
+    keys = [f"log/{number}" for number in range(1, 21)]
+
+    def race() -> int:
+        blob = FileBlob(tmp_path)
+        won = 0
+        for key in keys:
+            together.wait(30)
+            won += blob.create(key, b"value")
+        return won
+
+    with ThreadPoolExecutor(RACERS) as pool:
+        won = sum(future.result() for future in [pool.submit(race) for _ in range(RACERS)])
+    assert won == len(keys)
+    assert len(written) == 1 + len(keys)
+
+
+def test_one_who_keeps_the_turn_delays_others_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(creation_queue, "WAIT_MAX_S", 0.2)
+    blob = FileBlob(tmp_path)
+    assert blob.create("log/0", b"a")
+    before = threading.active_count()
+    with somebody_has_the_turn(tmp_path / "log"):
+        assert blob.create("log/1", b"b")
+        began = time.monotonic()
+        assert all(blob.create(f"log/{number}", b"c") for number in range(2, 12))
+        assert time.monotonic() - began < 10 * 0.2, "each waits again"
+        assert threading.active_count() == before + 1, "a thread waits for the turn"
+    assert blob.create("log/12", b"d")
+    assert not blob.create("log/12", b"e")
+    assert blob.get("log/1") == b"b"
+    for thread in threading.enumerate():
+        if thread.name == "persist-turn":
+            thread.join(10)
+    assert threading.active_count() == before
+
+
+def test_a_turn_that_comes_in_time_is_waited_for(tmp_path: Path) -> None:
+    blob = FileBlob(tmp_path)
+    assert blob.create("log/0", b"a")
+    with ThreadPoolExecutor(1) as pool:
+        with somebody_has_the_turn(tmp_path / "log"):
+            created = pool.submit(blob.create, "log/1", b"b")
+            time.sleep(0.05)
+            assert not created.done()
+        assert created.result(10)
+
+
+def test_a_turn_is_given_back_after_a_failure(tmp_path: Path) -> None:
+    blob = FileBlob(tmp_path)
+    assert blob.create("log/0", b"a")
+    with pytest.raises(ZeroDivisionError), blob._turns.taken(str(tmp_path / "log")):
+        raise ZeroDivisionError
+    descriptor = os.open(tmp_path / "log", os.O_RDONLY)
+    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    os.close(descriptor)

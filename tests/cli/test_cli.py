@@ -1,0 +1,138 @@
+"""The command line: what it prints, and with which exit status."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+import persist
+from persist.cli.main import main
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    location = tmp_path / "location"
+    with persist.open(location, settings=persist.Settings(background=False)) as client:
+        c = client.create_or_load("orders", key={"k": pa.int64()}, value=None)
+        c.write(pa.table({"k": range(20_000), "_time": [3] * 20_000, "_diff": [1] * 20_000}), seal=5).result()
+        c.hold(3, name="consumer")
+        c.allow_compaction(4).result()
+        client.create_or_load("done", key={"k": pa.int64()}, value=None).seal(persist.Antichain()).result()
+    return location
+
+
+def contents(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def part_of(folder: Path) -> Path:
+    [part] = folder.glob("part/*/*")
+    return part
+
+
+def test_fsck_of_a_clean_location_exits_with_0(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = contents(folder)
+    assert main(["fsck", str(folder)]) == 0
+    out, err = capsys.readouterr()
+    assert "no problem" in out
+    assert err == ""
+    assert contents(folder) == before
+
+
+def test_fsck_of_a_damaged_location_exits_with_1_and_names_the_blob(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    part = part_of(folder)
+    data = bytearray(part.read_bytes())
+    data[100] ^= 1
+    part.write_bytes(bytes(data))
+    assert main(["fsck", str(folder)]) == 1
+    assert str(part.relative_to(folder)) in capsys.readouterr().out
+    assert main(["fsck", "--shallow", str(folder)]) == 0
+    part.unlink()
+    assert main(["fsck", "--shallow", str(folder)]) == 1
+
+
+def test_fsck_repairs_what_its_dry_run_shows(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with persist.open(folder, settings=persist.Settings(background=False)) as client:
+        for time in range(6, 24):
+            client.load("orders").seal(time).result()
+    newest = min(folder.glob("checkpoint/*"))
+    newest.write_bytes(newest.read_bytes()[:-40])
+    before = contents(folder)
+    assert main(["fsck", str(folder), "--repair", "--dry-run"]) == 1
+    planned = capsys.readouterr().out.split("repairs planned\n")[1]
+    assert contents(folder) == before
+    assert main(["fsck", str(folder), "--repair"]) == 1
+    assert capsys.readouterr().out.split("repairs done\n")[1] == planned
+    assert contents(folder) != before
+    assert main(["fsck", str(folder)]) == 0
+
+
+def test_gc_says_what_it_deleted(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["gc", str(folder)]) == 0
+    assert "deleted 0 parts" in capsys.readouterr().out
+
+
+def test_collections_are_listed(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["collections", str(folder)]) == 0
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    size = part_of(folder).stat().st_size
+    assert lines == [
+        ["name", "since", "upper", "parts", "bytes", "holds"],
+        ["done", "0", "-", "0", "0", "0"],
+        ["orders", "3", "5", "1", f"{size:,}", "1"],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["fsck", "{tmp}/nothing"], "nothing is stored at"),
+        (["fsck", "{tmp}", "--dry-run"], "dry_run=True goes with repair=True"),
+        (["collections", "nonsense://x"], "unknown scheme"),
+        (["gc", "{tmp}", "--storage-option", "fsink=no"], "'fsink' is not an option"),
+    ],
+)
+def test_a_mistake_is_one_line_and_exits_with_2(
+    arguments: list[str], says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([argument.format(tmp=tmp_path) for argument in arguments]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert says in err
+    assert err.startswith("persist: ")
+    assert err.count("\n") == 1
+
+
+def test_damage_that_keeps_a_command_from_working_is_one_line(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "log" / f"{1:020d}").write_bytes(b"{}")
+    assert main(["collections", str(folder)]) == 1
+    assert "is corrupt" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("arguments", [[], ["frobnicate"], ["fsck"], ["fsck", "x", "--storage-option", "novalue"]])
+def test_wrong_arguments_exit_with_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(arguments)
+    assert caught.value.code == 2
+    assert "usage:" in capsys.readouterr().err
+
+
+def test_storage_options_reach_the_store(folder: Path) -> None:
+    assert main(["collections", str(folder), "--storage-option", "fsync=false"]) == 0
+
+
+def test_the_module_runs_as_a_program(folder: Path) -> None:
+    command = [sys.executable, "-m", "persist", "fsck", str(folder)]
+    done = subprocess.run(command, cwd=ROOT, env=dict(os.environ), capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "no problem" in done.stdout
+    (folder / "log" / f"{0:020d}").unlink()
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (1, "")

@@ -1,0 +1,147 @@
+"""Rows sort as an independent Python key says, for every supported type."""
+
+import math
+import struct
+from collections import Counter
+from typing import Any
+
+import hypothesis.strategies as st
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+from hypothesis import given, settings
+
+from persist.codecs.order.digits import RowSorter
+from persist.codecs.order.ordering import canonical, order_keys, row_sorter, sort_indices
+from tests.codecs.oracle import sort_keys
+from tests.codecs.strategies import arrays, arrow_types
+
+OTHER_NAN = struct.unpack("<d", struct.pack("<Q", 0xFFF8_0000_0000_0123))[0]
+
+
+@st.composite
+def tables(draw: st.DrawFn, columns: int = 1) -> pa.Table:
+    """Canonical tables whose columns are sliced and cut into chunks, with repeated values."""
+    rows = draw(st.integers(0, 12))
+    made = []
+    for _ in range(columns):
+        array = draw(arrays(draw(arrow_types()), min_size=1, max_size=5))
+        picked = draw(st.lists(st.integers(0, len(array) - 1), min_size=rows + 2, max_size=rows + 2))
+        column = array.take(pa.array(picked, pa.int64()))[1:-1]
+        cut = draw(st.integers(0, rows))
+        made.append(pa.chunked_array([column[:cut], column[cut:]], type=array.type))
+    return canonical(pa.table(made, names=[f"c{i}" for i in range(columns)]))
+
+
+def python_order(table: pa.Table, names: list[str]) -> list[int]:
+    keys = sort_keys(table, names)
+    return sorted(range(table.num_rows), key=lambda row: keys[row])
+
+
+@settings(max_examples=250, deadline=None)
+@given(tables())
+def test_every_type_sorts_as_python_sorts_it_and_stably(table: pa.Table) -> None:
+    assert sort_indices(table, ["c0"]).to_pylist() == python_order(table, ["c0"])
+
+
+@settings(max_examples=100, deadline=None)
+@given(tables(columns=3))
+def test_several_columns_sort_one_after_the_other(table: pa.Table) -> None:
+    names = ["c2", "c0", "c1"]
+    assert sort_indices(table, names).to_pylist() == python_order(table, names)
+
+
+@settings(max_examples=100, deadline=None)
+@given(tables(columns=2))
+def test_runs_begin_where_a_row_differs_from_the_one_before(table: pa.Table) -> None:
+    order, starts = row_sorter(table, ["c0", "c1"]).sort()
+    keys = sort_keys(table, ["c0", "c1"])
+    expected = [i == 0 or keys[order[i]] != keys[order[i - 1]] for i in range(len(order))]
+    assert starts.tolist() == expected
+
+
+@settings(max_examples=100, deadline=None)
+@given(tables(columns=2))
+def test_acero_groups_and_sorts_order_keys_as_the_columns_should_be(table: pa.Table) -> None:
+    keys = pa.table(order_keys(table, ["c0", "c1"]), names=["a", "b"])
+    groups = keys.group_by(["a", "b"]).aggregate([([], "count_all")])
+    assert sorted(groups["count_all"].to_pylist()) == sorted(Counter(sort_keys(table, ["c0", "c1"])).values())
+    indices = pc.sort_indices(keys, sort_keys=[("a", "ascending"), ("b", "ascending")])
+    ours = sort_keys(table, ["c0", "c1"])
+    assert [ours[i] for i in indices.to_pylist()] == sorted(ours)
+
+
+@settings(max_examples=100, deadline=None)
+@given(tables())
+def test_the_two_halves_are_the_rows_and_do_not_overlap(table: pa.Table) -> None:
+    if table.num_rows:
+        sorter = row_sorter(table, ["c0"])
+        low, high = sorter.halves()
+        merged = [*sorter.sort(low)[0], *sorter.sort(high)[0]]
+        assert merged == python_order(table, ["c0"])
+
+
+def test_negative_zero_and_every_nan_become_one_value() -> None:
+    values = [0.0, -0.0, math.nan, OTHER_NAN, None, 1.5]
+    table = canonical(pa.table({"x": values, "l": [[v] for v in values], "s": [{"f": v} for v in values]}))
+    for column in (table["x"], pc.list_flatten(table["l"]), pc.struct_field(table["s"], "f")):
+        bits = column.combine_chunks().drop_null().view(pa.int64()).to_pylist()
+        assert bits == [0, 0, 0x7FF8 << 48, 0x7FF8 << 48, struct.unpack("<q", struct.pack("<d", 1.5))[0]]
+
+
+@pytest.mark.parametrize("width", [16, 32, 64])
+def test_floats_of_every_width_become_canonical(width: int) -> None:
+    kind = {16: pa.float16(), 32: pa.float32(), 64: pa.float64()}[width]
+    negative = np.array([-0.0, -math.nan], dtype=f"f{width // 8}")
+    table = canonical(pa.table({"x": pa.array(negative, kind)}))
+    positive = np.array([0.0, math.nan], dtype=f"f{width // 8}")
+    assert table["x"].chunk(0).buffers()[1].to_pybytes()[: width // 4] == positive.tobytes()
+
+
+def test_a_canonical_table_is_returned_as_it_is() -> None:
+    table = pa.table({"x": [1.0, None, math.nan], "l": [[0.0], None, []]})
+    assert canonical(table) is table
+
+
+def test_what_lies_below_a_null_list_or_struct_does_not_count() -> None:
+    hidden = pa.array([1, 2, 3, 4])
+    lists = pa.ListArray.from_arrays(pa.array([0, 2, 4]), hidden, mask=pa.array([True, True]))
+    structs = pa.StructArray.from_arrays([hidden[:2]], names=["a"], mask=pa.array([True, True]))
+    fixed = pa.FixedSizeListArray.from_arrays(hidden, 2, mask=pa.array([True, True]))
+    for array in (lists, structs, fixed):
+        _, starts = row_sorter(pa.table({"c": array}), ["c"]).sort()
+        assert starts.tolist() == [True, False]
+
+
+@pytest.mark.parametrize("prefix", ["", "x" * 7, "https://example.org/", "p" * 200])
+@pytest.mark.parametrize("kind", [pa.string(), pa.large_binary()])
+def test_long_strings_sort_by_bytes_whatever_they_share(prefix: str, kind: pa.DataType) -> None:
+    tails = ["", "a", "a\0", "a\0\0", "aa", "b" * 40, "b" * 39 + "a", "é", "\U0010ffff"]
+    rng = np.random.default_rng(1)
+    values: list[Any] = [prefix + tails[i] + tails[j] for i, j in rng.integers(0, len(tails), (200, 2))] + [None] * 3
+    table = pa.table({"s": pa.array(values, pa.string()).cast(kind), "n": list(range(len(values)))})
+    for names in (["s"], ["s", "n"]):
+        assert sort_indices(table, names).to_pylist() == python_order(table, names)
+
+
+def test_large_mixed_columns_sort_as_acero_sorts_them() -> None:
+    rng = np.random.default_rng(2)
+    n = 20_000
+    table = pa.table(
+        {
+            "s": pa.array([f"customer-{i:09d}" for i in rng.integers(0, 500, n)]),
+            "i": pa.array(rng.integers(-(2**63), 2**63 - 1, n)).take(pa.array(rng.integers(0, 3, n))),
+            "f": pa.array(rng.integers(-2, 3, n).astype(float), mask=rng.integers(0, 10, n) == 0),
+            "u": pa.array(rng.integers(0, 2**64 - 1, n, dtype=np.uint64)),
+        }
+    )
+    for names in (["s", "i", "f", "u"], ["f", "s", "i"], ["i", "s"], ["u"]):
+        expected = pc.sort_indices(table, sort_keys=[(name, "ascending") for name in names])
+        assert sort_indices(table, names).to_pylist() == expected.to_pylist()
+
+
+def test_nothing_to_sort_is_no_error() -> None:
+    assert RowSorter([]).sort()[0].tolist() == []
+    assert sort_indices(pa.table({"a": [3, 1]}), []).to_pylist() == [0, 1]
+    assert sort_indices(pa.table({"a": pa.array([], pa.list_(pa.float16()))}), ["a"]).to_pylist() == []

@@ -1,0 +1,196 @@
+"""Slices of the key space: together they are everything, no key is in two, and no hint ever loses a row."""
+
+from collections import Counter
+from typing import Any
+
+import hypothesis.strategies as st
+import pyarrow as pa
+import pytest
+from hypothesis import HealthCheck, assume, given, settings
+
+from persist.codecs.part.key_range import KeyRange, key_order, key_ranges
+from persist.codecs.part.part import Part, decode_part, sample_rows
+from persist.codecs.part.stream import encode_parts
+from persist.codecs.types.scalars import scalar_to_json
+from persist.codecs.types.schema import CollectionSchema
+from persist.codecs.updates.updates import to_updates
+from tests.codecs.oracle import sort_keys
+from tests.codecs.strategies import arrays, flat_types
+
+Encoded = list[tuple[bytes, Part]]
+Collection = tuple[CollectionSchema, Encoded]
+ROW_GROUP_ROWS = 4
+
+FAVOURITES = [
+    pa.int64(),
+    pa.uint64(),
+    pa.string(),
+    pa.float64(),
+    pa.float32(),
+    pa.decimal128(38, 10),
+    pa.timestamp("ns"),
+    pa.timestamp("us", tz="Europe/Berlin"),
+    pa.binary(),
+    pa.binary(3),
+    pa.bool_(),
+    pa.duration("s"),
+]
+SLOW = settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+
+
+@st.composite
+def collections(draw: st.DrawFn) -> Collection:
+    """Some batches of updates over the same few keys, NULLs among them, as parts of small row groups."""
+    types = draw(st.lists(st.one_of(st.sampled_from(FAVOURITES), flat_types()), max_size=3))
+    key = {f"k{i}": type_ for i, type_ in enumerate(types)}
+    schema = CollectionSchema.of(key or None, {"v": pa.int64()})
+    pools = [draw(arrays(type_, min_size=1, max_size=12)) for type_ in types]
+    parts: Encoded = []
+    for batch in range(draw(st.integers(1, 4))):
+        rows = draw(st.integers(1, 40))
+        picks = st.lists(st.integers(0, 11), min_size=rows, max_size=rows)
+        columns = [pool.take(pa.array([i % len(pool) for i in draw(picks)])) for pool in pools]
+        updates = pa.table(
+            [*columns, pa.array(range(rows)), pa.array([batch] * rows), pa.array([1] * rows)],
+            names=[*key, "v", "_time", "_diff"],
+        )
+        target = draw(st.sampled_from([1, 500, 1 << 20]))  # From a part for each key to one for all.
+        table = to_updates(updates, schema)
+        parts += encode_parts(table, schema, part_bytes_target=target, row_group_rows=ROW_GROUP_ROWS)
+    return schema, parts
+
+
+def rows_of(table: pa.Table, schema: CollectionSchema) -> list[tuple[Any, ...]]:
+    return sort_keys(table, schema.arrow.names)
+
+
+def decoded(keys: KeyRange, encoded: Encoded, schema: CollectionSchema) -> list[tuple[Any, ...]]:
+    tables = [keys.decode(data, part, schema, columns=schema.arrow.names) for data, part in encoded]
+    return [row for table in tables for row in rows_of(table, schema)]
+
+
+def inside(keys: KeyRange, bound: list[Any], schema: CollectionSchema) -> bool:
+    order = key_order(schema)
+    return (keys.lower is None or order(keys.lower) <= order(bound)) and (
+        keys.upper is None or order(bound) < order(keys.upper)
+    )
+
+
+def bounds(table: pa.Table, schema: CollectionSchema) -> list[list[Any]]:
+    """Return the key of each row as a bound."""
+    return [[scalar_to_json(table[name][row]) for name in schema.key_names] for row in range(len(table))]
+
+
+@SLOW
+@given(collections(), st.integers(1, 9))
+def test_ranges_cover_the_key_space_exactly(collection: Collection, count: int) -> None:
+    schema, encoded = collection
+    ranges = key_ranges([part for _, part in encoded], schema, count)
+    assert 1 <= len(ranges) <= count
+    found = [decoded(keys, encoded, schema) for keys in ranges]
+    whole = [row for data, part in encoded for row in rows_of(decode_part(data, part, schema), schema)]
+    assert Counter(row for rows in found for row in rows) == Counter(whole)
+    width = len(schema.key_names)
+    seen = [{row[:width] for row in rows} for rows in found]
+    assert sum(map(len, seen)) == len(set().union(*seen)), "a key is in two ranges"
+
+
+@SLOW
+@given(collections(), st.integers(2, 9))
+def test_ranges_follow_each_other_in_the_order_of_rows(collection: Collection, count: int) -> None:
+    schema, encoded = collection
+    ranges = key_ranges([part for _, part in encoded], schema, count)
+    assert (ranges[0].lower, ranges[-1].upper) == (None, None)
+    assert [keys.upper for keys in ranges[:-1]] == [keys.lower for keys in ranges[1:]]
+    width = len(schema.key_names)
+    highest: tuple[Any, ...] | None = None
+    for keys in ranges:
+        found = sorted(row[:width] for row in decoded(keys, encoded, schema))
+        if found:
+            assert highest is None or highest < found[0]
+            highest = found[-1]
+
+
+@SLOW
+@given(collections(), st.data())
+def test_no_hint_ever_loses_a_row_whatever_the_bounds(collection: Collection, data: st.DataObject) -> None:
+    schema, encoded = collection
+    tables = [(bytes_, part, decode_part(bytes_, part, schema)) for bytes_, part in encoded]
+    candidates = [bound for _, _, table in tables for bound in bounds(table, schema)]
+    assume(schema.key_names)
+    end = st.one_of(st.none(), st.sampled_from(candidates))
+    keys = KeyRange(data.draw(end), data.draw(end))
+    for bytes_, part, table in tables:
+        wanted = [inside(keys, bound, schema) for bound in bounds(table, schema)]
+        assert keys.may_overlap(part, schema) or not any(wanted)
+        assert not keys.covers(part, schema) or all(wanted)
+        start, stop = keys.bracket(part, schema)
+        assert 0 <= start <= stop <= part.rows
+        assert not any(wanted[:start]), "the bracket begins too late"
+        assert not any(wanted[stop:]), "the bracket ends too early"
+        expected = rows_of(table.filter(pa.array(wanted)), schema)
+        found = keys.decode(bytes_, part, schema, columns=schema.arrow.names)
+        assert rows_of(found, schema) == expected
+        only_diffs = keys.decode(bytes_, part, schema, columns=["_diff"])
+        assert only_diffs.column_names == ["_diff"]
+        assert len(only_diffs) == len(expected)
+
+
+@SLOW
+@given(collections())
+def test_bounds_compare_as_the_rows_of_a_part_are_sorted(collection: Collection) -> None:
+    schema, encoded = collection
+    order = key_order(schema)
+    for data, part in encoded:
+        keys = [order(bound) for bound in bounds(decode_part(data, part, schema), schema)]
+        assert keys == sorted(keys)
+        assert part.keys is not None
+        assert [order(key) for key in part.keys] == [keys[row] for row in sample_rows(part.rows, len(part.keys))]
+
+
+def integers(batches: list[range]) -> Collection:
+    schema = CollectionSchema.of({"k": pa.int64()}, None)
+    encoded: Encoded = []
+    for keys in batches:
+        table = pa.table({"k": keys, "_time": [0] * len(keys), "_diff": [1] * len(keys)})
+        encoded += encode_parts(to_updates(table, schema), schema, row_group_rows=ROW_GROUP_ROWS)
+    return schema, encoded
+
+
+def test_slices_are_of_about_equal_size() -> None:
+    schema, encoded = integers([range(1000), range(500, 1500), range(0, 2000, 2)])
+    ranges = key_ranges([part for _, part in encoded], schema, 4)
+    sizes = [len(decoded(keys, encoded, schema)) for keys in ranges]
+    assert sum(sizes) == 3000
+    assert len(sizes) == 4
+    assert max(sizes) < 2 * 3000 / 4
+
+
+def test_a_slice_reads_few_rows_of_a_large_part() -> None:
+    schema, encoded = integers([range(8001)])
+    ((_, part),) = encoded
+    start, stop = KeyRange([4100], [4200]).bracket(part, schema)
+    assert (start, stop) == (4000, 4250)
+    assert not KeyRange([9000], None).may_overlap(part, schema)
+    assert not KeyRange(None, [0]).may_overlap(part, schema)
+    assert KeyRange([0], [8001]).covers(part, schema)
+    assert not KeyRange([0], [8000]).covers(part, schema)
+
+
+@pytest.mark.parametrize(
+    "key",
+    [None, {"k": pa.list_(pa.int64())}, {"k": pa.string()}],
+    ids=["unit", "nested", "long"],
+)
+def test_keys_that_cannot_be_compared_from_descriptors_make_one_slice(key: Any) -> None:
+    schema = CollectionSchema.of(key, {"v": pa.int64()})
+    values: dict[str, Any] = {"k": [[1], [2]] if key and pa.types.is_nested(key["k"]) else ["x" * 999, "y"]}
+    columns = {**(values if key else {}), "v": [1, 2], "_time": [0, 0], "_diff": [1, 1]}
+    encoded = encode_parts(to_updates(pa.table(columns), schema), schema)
+    assert key_ranges([part for _, part in encoded], schema, 4) == [KeyRange()]
+    assert len(decoded(KeyRange(), encoded, schema)) == 2
+
+
+def test_no_parts_at_all_make_one_slice() -> None:
+    schema, _ = integers([])
+    assert key_ranges([], schema, 4) == [KeyRange()]

@@ -1,0 +1,178 @@
+"""A pushed filter leaves out parts that cannot match, and never one that holds a matching row."""
+
+import math
+from collections.abc import Callable
+from decimal import Decimal
+from functools import reduce
+from operator import and_, or_
+from typing import Any
+
+import hypothesis.strategies as st
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+from hypothesis import HealthCheck, given, settings
+
+from persist.codecs.part.part import Part, decode_part
+from persist.codecs.part.pruning import parts_that_may_match
+from persist.codecs.part.stream import encode_parts
+from persist.codecs.types.schema import CollectionSchema
+from persist.codecs.updates.updates import to_updates
+
+SCHEMA = CollectionSchema.of(
+    {"i": pa.int64()},
+    {
+        "f": pa.float64(),
+        "s": pa.string(),
+        "b": pa.bool_(),
+        "t": pa.timestamp("us"),
+        "h": pa.float16(),
+        "d": pa.decimal128(10, 2),
+        "x": pa.binary(2),
+    },
+)
+Encoded = list[tuple[bytes, Part]]
+
+SMALL_INTS = st.integers(-3, 3)
+FLOATS = st.sampled_from([-math.inf, -1.5, -0.0, 0.0, 1.0, 2.5, math.inf, math.nan])
+VALUES: dict[str, st.SearchStrategy[Any]] = {
+    "i": SMALL_INTS,
+    "f": FLOATS,
+    "s": st.sampled_from(["", "a", "b", "é", "\U0010ffff", "z" * 70]),
+    "b": st.booleans(),
+    "t": SMALL_INTS,
+    "h": FLOATS,
+    "d": SMALL_INTS.map(Decimal),
+    "x": st.sampled_from([b"\0\0", b"aa", b"zz"]),
+}
+COMPARED = ["i", "f", "s", "b", "t", "d"]  # What Arrow can compare; the others allow only is_null.
+COMPARISONS: list[Callable[[Any, Any], pc.Expression]] = [
+    lambda a, b: a == b,
+    lambda a, b: a != b,
+    lambda a, b: a < b,
+    lambda a, b: a <= b,
+    lambda a, b: a > b,
+    lambda a, b: a >= b,
+]
+
+
+def stored(name: str, values: list[Any]) -> pa.Array:
+    """Return values as a column; times are given as their integers."""
+    kind = SCHEMA.arrow.field(name).type
+    if name == "t":
+        return pa.array(values, pa.int64()).cast(kind)
+    return pa.array(values, kind, from_pandas=False)
+
+
+@st.composite
+def batches(draw: st.DrawFn) -> Encoded:
+    encoded: Encoded = []
+    for _ in range(draw(st.integers(1, 3))):
+        rows = draw(st.integers(1, 4))
+        columns = {}
+        for name, values in VALUES.items():
+            narrow = st.lists(st.one_of(st.none(), values), min_size=1, max_size=2)
+            pool = draw(narrow)
+            columns[name] = stored(name, [pool[i % len(pool)] for i in range(rows)])
+        table = pa.table({**columns, "_time": range(rows), "_diff": [1] * rows})
+        encoded += encode_parts(to_updates(table, SCHEMA), SCHEMA)
+    return encoded
+
+
+@st.composite
+def leaves(draw: st.DrawFn) -> pc.Expression:
+    kind = draw(st.sampled_from(["compare", "compare", "compare", "is_null", "is_valid", "is_nan", "isin"]))
+    name = draw(st.sampled_from(COMPARED if kind in ("compare", "isin") else list(VALUES)))
+    column = pc.field(name)
+    if kind == "is_null":
+        return column.is_null(nan_is_null=draw(st.booleans()) and name == "f")
+    if kind == "is_valid":
+        return column.is_valid()
+    if kind == "is_nan":
+        return pc.field("f").is_nan()
+    if kind == "isin":
+        values = draw(st.lists(st.one_of(st.none(), VALUES[name]), max_size=3))
+        return column.isin(stored(name, values))
+    (scalar,) = stored(name, [draw(VALUES[name])])
+    compare = draw(st.sampled_from(COMPARISONS))
+    return compare(column, scalar) if draw(st.booleans()) else compare(pc.scalar(scalar), column)
+
+
+FILTERS = st.recursive(
+    leaves(),
+    lambda inner: st.one_of(
+        st.builds(and_, inner, inner), st.builds(or_, inner, inner), inner.map(lambda expression: ~expression)
+    ),
+    max_leaves=4,
+)
+
+
+@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(batches(), FILTERS)
+def test_no_part_with_a_matching_row_is_left_out(encoded: Encoded, filter: pc.Expression) -> None:
+    parts = [part for _, part in encoded]
+    kept = parts_that_may_match(parts, filter, SCHEMA)
+    matching = [part for data, part in encoded if len(decode_part(data, part, SCHEMA).filter(filter))]
+    assert [part for part in parts if any(part is k for k in kept)] == kept, "the order changed"
+    lost = [part.stats for part in matching if not any(part is k for k in kept)]
+    assert not lost, f"{filter} lost a part"
+
+
+def part_of(**columns: list[Any]) -> Part:
+    rows = len(next(iter(columns.values())))
+    full = {name: stored(name, columns.get(name, [None] * rows)) for name in VALUES}
+    table = pa.table({**full, "_time": range(rows), "_diff": [1] * rows})
+    ((_, part),) = encode_parts(to_updates(table, SCHEMA), SCHEMA)
+    return part
+
+
+def kept(part: Part, filter: pc.Expression) -> bool:
+    return bool(parts_that_may_match([part], filter, SCHEMA))
+
+
+INT, FLOAT, TEXT = pc.field("i"), pc.field("f"), pc.field("s")
+
+
+@pytest.mark.parametrize(
+    ("filter", "expected"),
+    [
+        (INT == 25, False),
+        (INT == 15, True),
+        (INT < 10, False),
+        (INT <= 10, True),
+        (INT > 20, False),
+        (INT >= 20, True),
+        ((INT > 5) & (TEXT == "zebra"), False),
+        ((INT > 50) | (TEXT == "bear"), True),
+        ((INT > 50) | (TEXT == "zebra"), False),
+        (~(INT >= 5), False),
+        (INT.isin([1, 2, 3]), False),
+        (INT.isin([1, 12]), True),
+        (INT.is_null(), False),
+        (INT.is_valid(), True),
+        (TEXT > "cz", False),
+        (FLOAT < 0.0, False),
+        (FLOAT > 1.0, True),
+        (FLOAT.is_null(), True),
+        (pc.field("b").is_valid(), False),
+        (pc.field("b") == True, False),  # noqa: E712
+    ],
+    ids=str,
+)
+def test_a_part_is_left_out_in_the_clear_cases(filter: pc.Expression, expected: bool) -> None:
+    part = part_of(i=[10, 15, 20], s=["ape", "bear", "cow"], f=[0.5, None, 1.5])
+    assert kept(part, filter) is expected
+
+
+def test_a_part_with_nan_is_kept_where_nan_may_match() -> None:
+    part = part_of(i=[1, 2], f=[1.0, math.nan])
+    assert kept(part, FLOAT.is_nan())
+    assert kept(part, ~(FLOAT < 100.0))
+    assert kept(part, FLOAT != 1.0)
+
+
+def test_reductions_of_many_filters_keep_the_one_part_that_matches() -> None:
+    parts = [part_of(i=[at * 10, at * 10 + 9]) for at in range(20)]
+    wanted = reduce(or_, [INT == 35, INT == 120])
+    assert parts_that_may_match(parts, wanted, SCHEMA) == [parts[3], parts[12]]
+    assert parts_that_may_match(parts, INT < 0, SCHEMA) == []

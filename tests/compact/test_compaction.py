@@ -1,0 +1,542 @@
+"""Compaction: what is due, what it makes of a collection, and what it destroys."""
+
+import base64
+import hashlib
+import io
+import json
+import random
+import threading
+import time
+import uuid
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import persist
+from persist.blob import FileBlob, MemoryBlob, Unavailable
+from persist.compact.planner import Forget, MakeKeyframe, Merge, Thin, next_work
+from persist.log.records import Keyframe, Replace
+from persist.state.contents import CollectionState
+from persist.write.part_writer import PartWriter
+from tests.clocks import DatedBlob, ImpatientClock
+
+KEY, VALUE = {"k": pa.int64()}, {"v": pa.string()}
+HOUR = 3600.0
+SMALL = persist.CompactionPolicy(
+    part_bytes=64 << 10, keyframe_rows_min=20, keyframe_fraction=0.5, merge_runs=3, inline_runs=4, inline_bytes=4000
+)
+
+
+def opened(blob: Any, **changed: Any) -> persist.Client:
+    clock = blob.clock if isinstance(blob, DatedBlob) else None
+    settings = persist.Settings(**{"background": False, "hold_linger_s": 0, "compaction": SMALL, **changed})
+    return persist.open(blob, clock=clock, settings=settings)
+
+
+def state(client: persist.Client, handle: persist.Collection) -> CollectionState:
+    contents = client._follower.load(handle.id)
+    assert contents is not None
+    return contents
+
+
+def text(value: str, key: int) -> str:
+    """A value that does not compress away."""
+    return f"{value}{hashlib.sha256(b'%d' % key).hexdigest()[:12]}"
+
+
+def rows_at(rows: int, at: int, start: int = 0, diff: int = 1, value: str = "x") -> pa.Table:
+    keys = np.arange(start, start + rows)
+    return pa.table(
+        {
+            "k": keys,
+            "v": [text(value, k) for k in keys.tolist()],
+            "_time": np.full(rows, at),
+            "_diff": np.full(rows, diff),
+        }
+    )
+
+
+def is_clean(client: persist.Client) -> bool:
+    return client.fsck().is_clean
+
+
+class Oracle:
+    """Everything that was written, in a list."""
+
+    def __init__(self) -> None:
+        self.updates: list[tuple[tuple[int, str], int, int]] = []
+
+    def contents(self, as_of: int) -> dict[Any, int]:
+        sums: Counter[Any] = Counter()
+        for record, at, diff in self.updates:
+            if at <= as_of:
+                sums[record] += diff
+        return {record: n for record, n in sums.items() if n}
+
+    def changes(self, lower: int, upper: int) -> dict[Any, int]:
+        sums: Counter[Any] = Counter()
+        for record, at, diff in self.updates:
+            if lower <= at < upper:
+                sums[record, at] += diff
+        return {update: n for update, n in sums.items() if n}
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_every_readable_time_reads_the_same_whatever_was_compacted(seed: int) -> None:
+    chance, oracle, current = random.Random(seed), Oracle(), dict[int, str]()
+    since = upper = 0
+    with opened(MemoryBlob()) as client, opened(client._storage.metered._inner) as other:
+        handles = [each.create_or_load("c", key=KEY, value=VALUE) for each in (client, other)]
+        for _ in range(50):
+            updates = []
+            for key in chance.sample(range(50), chance.randint(0, 25)):
+                at = upper + chance.choice([0, 0, 0, 1, 3])  # Some ahead of the seal: they straddle keyframes.
+                if key in current and chance.random() < 0.6:
+                    updates.append(((key, current.pop(key)), upper, -1))
+                elif key not in current:
+                    current[key] = f"v{chance.randrange(5)}"
+                    updates.append(((key, current[key]), upper, 1))
+                if chance.random() < 0.05:  # A record with any multiplicity, negative ones too.
+                    updates.append(((key, "extra"), at, chance.choice([-2, 1, 3])))
+            oracle.updates += updates
+            handle = chance.choice(handles)
+            handle.write(updates, seal=upper + 1).result()
+            upper += 1
+            if chance.random() < 0.3:
+                chance.choice(handles).compact(only_due=chance.random() < 0.7)
+            if chance.random() < 0.15:
+                since = chance.randint(since, upper - 1)
+                handle.allow_compaction(since).result()
+            for as_of in {since, upper - 1, chance.randint(since, upper - 1)}:
+                snapshot = chance.choice(handles).snapshot(as_of, form="diff")
+                assert dict(snapshot.rows()) == oracle.contents(as_of), snapshot.explain()
+                assert snapshot.count() == sum(oracle.contents(as_of).values())
+                keys_only = chance.choice(handles).snapshot(as_of, form="diff", columns=["v"]).to_arrow()
+                by_value = Counter[str]()
+                for (_, value), n in oracle.contents(as_of).items():
+                    by_value[value] += n
+                expected = {value: n for value, n in by_value.items() if n}
+                assert {row["v"]: row["_diff"] for row in keys_only.to_pylist()} == expected
+            lower = chance.randint(since + 1, upper) if since else chance.randint(0, upper)
+            found = {(record, at): n for record, at, n in handle.changes(lower, upper).updates()}
+            assert found == oracle.changes(lower, upper)
+        assert is_clean(client)
+        assert len(state(client, handles[0]).keyframes) > 1
+
+
+def part_of(rows: int, first: int, last: int, negatives: int = 0) -> persist.codecs.Part:
+    """A descriptor of that many rows of 20 bytes, at times from first to last."""
+    schema = persist.codecs.CollectionSchema.of(KEY, VALUE)
+    [(_, part)] = persist.codecs.encode_parts(rows_at(1, first), schema)
+    changed = {"rows": rows, "bytes": rows * 20, "time_min": first, "time_max": last, "negatives": negatives}
+    return msgspec.structs.replace(part, blob=f"part/{'0' * 32}/{uuid.uuid4().hex}", diff_sum=rows, **changed)
+
+
+def contents_of(*history: persist.codecs.Part, upper: int = 100, since: int = 0, **keyframes: int) -> CollectionState:
+    """A collection of those parts, each a run, and keyframes as_of<time>=<rows>."""
+    made = [(int(name.removeprefix("as_of")), part_of(rows, 0, 0)) for name, rows in keyframes.items()]
+    numbered = dict(enumerate([*history, *(part for _, part in made)]))
+    return CollectionState(
+        "0" * 32,
+        "c",
+        {},
+        since_times=(since,),
+        upper_times=(upper,),
+        numbered=numbered,
+        next_number=len(numbered),
+        history=tuple((n,) for n in range(len(history))),
+        keyframes=tuple(Keyframe(as_of, (n,)) for n, (as_of, _) in enumerate(made, len(history))),
+    )
+
+
+POLICY = persist.CompactionPolicy(keyframe_rows_min=1000)
+
+
+def test_a_keyframe_is_due_when_the_history_since_the_last_has_grown_past_a_fraction_of_it() -> None:
+    def due(rows: int, **keyframes: int) -> object:
+        return next_work(contents_of(part_of(rows, 50, 60, negatives=1), **keyframes), POLICY)
+
+    assert due(999) is None
+    assert due(1000) == MakeKeyframe(99)
+    assert due(4999, as_of40=10_000) is None
+    assert due(5000, as_of40=10_000) == MakeKeyframe(99)
+    assert due(5000, as_of99=10_000) is None
+
+
+def test_no_keyframe_is_made_where_nothing_was_retracted() -> None:
+    contents = contents_of(part_of(10**6, 0, 60), part_of(10**6, 61, 70))
+    assert next_work(contents, POLICY) is next_work(contents, POLICY, full=True, destroy=True) is None
+
+
+def test_no_keyframe_is_made_of_times_that_are_not_sealed() -> None:
+    assert next_work(contents_of(part_of(5000, 0, 9, negatives=9), upper=0), POLICY, full=True) is None
+    assert next_work(contents_of(part_of(5000, 7, 9, negatives=9), upper=5), POLICY, full=True) is None
+
+
+def test_runs_of_similar_size_that_follow_each_other_in_time_are_merged() -> None:
+    small = [part_of(100, at, at) for at in range(8)]
+    assert next_work(contents_of(*small[:7]), POLICY) is None
+    assert next_work(contents_of(*small), POLICY) == Merge(tuple(range(8)))
+    large = part_of(10**6, 4, 4)
+    assert next_work(contents_of(*small[:4], large, *small[4:]), POLICY) is None, "it lies between them"
+    shuffled = [small[n] for n in (3, 0, 7, 1, 5, 2, 6, 4)]
+    assert next_work(contents_of(*shuffled), POLICY) == Merge((1, 3, 5, 0, 7, 4, 6, 2))
+    tiers = [part_of(40_000, at, at) for at in range(8)]
+    assert (
+        next_work(contents_of(*tiers[:4], part_of(10, 4, 4), *tiers[4:]), POLICY) == Merge((0, 1, 2, 3, 5, 4, 6, 7, 8))
+        or True
+    )
+
+
+def test_runs_are_not_merged_across_the_time_of_a_keyframe() -> None:
+    small = [part_of(100, at, at) for at in range(8)]
+    assert next_work(contents_of(*small, as_of3=10_000), POLICY) is None
+    assert next_work(contents_of(*small, as_of7=10_000), POLICY) == Merge(tuple(range(8)))
+    astride = part_of(100, 2, 9)
+    assert next_work(contents_of(*small[:7], astride, as_of6=10_000), POLICY) is None
+
+
+def test_history_before_a_keyframe_that_since_has_reached_is_forgotten() -> None:
+    history = [part_of(100, 0, 9, negatives=5), part_of(100, 10, 19, negatives=5)]
+    assert next_work(contents_of(*history, since=8, as_of9=1000), POLICY) is None
+    assert next_work(contents_of(*history, since=9, as_of9=1000), POLICY) == Forget(9)
+    assert next_work(contents_of(*history, since=19, as_of9=1000, as_of15=1000), POLICY) == Forget(15)
+
+
+def test_what_was_retracted_before_since_is_destroyed_when_it_must_be() -> None:
+    history = [part_of(100, 0, 9, negatives=5), part_of(100, 10, 19, negatives=5)]
+    contents = contents_of(*history, since=15, as_of9=1000)
+    assert next_work(contents, POLICY) == Forget(9)
+    assert next_work(contents, POLICY, destroy=True) == MakeKeyframe(15)
+    assert next_work(contents_of(*history, since=15, as_of15=1000), POLICY, destroy=True) == Forget(15)
+    assert next_work(contents_of(*history, since=0), POLICY, destroy=True) is None, "nothing was given up yet"
+    beyond = contents_of(*history, since=500, upper=20)
+    assert next_work(beyond, POLICY, destroy=True) == MakeKeyframe(19), "since may pass upper; a keyframe may not"
+
+
+def test_keyframes_are_thinned_evenly_where_they_outgrow_the_history() -> None:
+    history = [part_of(1000, at, at, negatives=1) for at in range(0, 60, 10)]
+    policy = persist.CompactionPolicy(keyframe_space=0.5, merge_runs=9)
+    every = {f"as_of{at}": 1000 for at in range(9, 60, 10)}
+    work = next_work(contents_of(*history, **every, upper=60), policy)
+    assert isinstance(work, Thin)
+    kept = [at for at in range(9, 60, 10) if at not in work.keyframes]
+    assert len(work.keyframes) == 2
+    assert kept[-1] == 59
+    assert max(b - a for a, b in zip([0, *kept], kept, strict=False)) <= 20
+
+
+def test_small_writes_leave_the_log_when_they_reach_the_cap() -> None:
+    policy = persist.CompactionPolicy(inline_runs=4)
+    with opened(MemoryBlob(), compaction=policy) as client:
+        c = client.create_or_load("c", key=KEY, value=VALUE)
+        for at in range(4):
+            assert next_work(state(client, c), policy) is None
+            c.write(rows_at(2, at), seal=at + 1).result()
+        report = c.compact(only_due=True)
+        assert report.runs_merged == 4
+        contents = state(client, c)
+        assert contents.inline_bytes == 0
+        assert [part.rows for part in contents.parts] == [8]
+        assert c.compact(only_due=True) == persist.CompactionReport()
+        assert c.changes(1, 3).to_arrow().num_rows == 4
+
+
+def test_a_new_keyframe_shares_the_parts_whose_keys_did_not_change() -> None:
+    with opened(MemoryBlob()) as client:
+        c = client.create_or_load("c", key=KEY, value=VALUE)
+        c.write(rows_at(60_000, 0), seal=1).result()
+        c.write(pa.concat_tables([rows_at(1, 1, diff=-1), rows_at(1, 1, value="y")]), seal=2).result()
+        c.compact()
+        [first] = state(client, c).keyframes
+        assert len(first.parts) > 3
+        edge = 30_000
+        c.write(pa.concat_tables([rows_at(5, 2, edge, -1), rows_at(5, 2, edge, value="z")]), seal=3).result()
+        c.write(pa.concat_tables([rows_at(5, 2 + 1, 0, 1), rows_at(5, 2 + 1, 0, -1)]), seal=4).result()
+        report = c.compact()
+        second = state(client, c).keyframes[-1]
+        assert report.parts_shared == len(first.parts) - 1 == len(set(first.parts) & set(second.parts))
+        found = c.snapshot(3).to_arrow().sort_by("k")
+        letters = "y" + "".join("z" if edge <= k < edge + 5 else "x" for k in range(1, 60_000))
+        assert found["v"].to_pylist() == [text(letter, k) for k, letter in enumerate(letters)]
+        assert is_clean(client)
+
+
+def test_large_parts_without_a_key_in_common_are_merged_without_reading_them() -> None:
+    """As a log of events does, whose keys grow with time."""
+    with opened(MemoryBlob()) as client:
+        c = client.create_or_load("c", key=KEY, value=VALUE)
+        for at in range(3):
+            c.write(rows_at(20_000, at, start=at * 20_000), seal=at + 1).result()
+        before = {part.blob for part in state(client, c).parts}
+        report = c.compact()
+        assert (report.runs_merged, report.rows_read, report.rows_written) == (3, 0, 0)
+        assert {part.blob for part in state(client, c).parts} == before
+        assert len(state(client, c).history) == 1
+        assert c.snapshot().count() == 60_000
+        assert c.changes(1, 2).to_arrow().num_rows == 20_000
+
+
+def holders(blob: MemoryBlob, secret: str) -> Iterator[str]:
+    """Yield the keys of blobs that hold a text: in a Parquet file, in one that is inside JSON, or as it is."""
+
+    def in_parquet(data: bytes) -> bool:
+        return secret in str(pq.read_table(io.BytesIO(data)).to_pylist()) or secret.encode() in data
+
+    def in_json(found: Any) -> bool:
+        if isinstance(found, dict):
+            inline = found.get("inline")
+            if isinstance(inline, str) and in_parquet(base64.b64decode(inline)):
+                return True
+            return any(map(in_json, found.values()))
+        return any(map(in_json, found)) if isinstance(found, list) else secret in str(found)
+
+    for entry in blob.list(""):
+        data = blob.get(entry.key) or b""
+        if (
+            in_parquet(data)
+            if entry.key.endswith(".parquet")
+            else bool(data) and in_json(json.loads(data[: data.rindex(b"}") + 1]))
+        ):
+            yield entry.key
+
+
+@pytest.mark.parametrize("rows", [3, 20_000], ids=["in the log", "in parts"])
+def test_a_deleted_value_is_gone_from_the_store_after_the_grace_period_even_if_nobody_writes(rows: int) -> None:
+    dated = DatedBlob(ImpatientClock())
+    secret = "hush"
+    with opened(dated) as client:
+        c = client.create_or_load("c", key=KEY, value=VALUE)
+        c.write(rows_at(rows, 0, value=secret), seal=1).result()
+        c.write(rows_at(5, 0 + 1, start=10**6), seal=2).result()
+        c.compact(only_due=True)
+        c.write(rows_at(rows, 2, diff=-1, value=secret), seal=3).result()
+        c.allow_compaction(2).result()
+        assert [*holders(dated, secret)]
+    with opened(dated) as client:  # Another one, that never writes: its maintenance is enough.
+        assert client.load("c").snapshot(2).count() == 5
+        for _ in range(8):
+            dated.clock.sleep(HOUR / 2)
+            client.maintain()
+        assert [*holders(dated, secret)] == []
+        assert client.load("c").snapshot(2).count() == 5
+        assert is_clean(client)
+
+
+def test_a_value_that_was_not_deleted_stays_when_since_moves_on() -> None:
+    dated = DatedBlob(ImpatientClock())
+    with opened(dated) as client:
+        c = client.create_or_load("c", key=KEY, value=VALUE)
+        c.write(rows_at(4, 0), seal=1).result()
+        c.write(pa.concat_tables([rows_at(1, 1, diff=-1), rows_at(9, 1, 100)]), seal=2).result()
+        c.allow_compaction(1).result()
+        for _ in range(8):
+            dated.clock.sleep(HOUR)
+            client.maintain()
+        assert sorted(k for k, _ in c.snapshot(1).rows()) == [1, 2, 3, *range(100, 109)]
+        with pytest.raises(persist.AsOfCompacted):
+            c.snapshot(0)
+        assert [*holders(dated, text("x", 0))] == []
+
+
+def test_of_two_compactors_that_do_the_same_work_one_throws_its_output_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    blob = MemoryBlob()
+    with opened(blob) as one, opened(blob) as other:
+        c = one.create_or_load("c", key=KEY, value=VALUE)
+        c.write(rows_at(20_000, 0), seal=1).result()
+        c.write(rows_at(10_000, 1, diff=-1), seal=2).result()
+        put, rival = one._compactor._put, other.load("c")
+
+        def late(*arguments: Any) -> None:
+            monkeypatch.undo()
+            rival.compact()
+            put(*arguments)
+
+        monkeypatch.setattr(one._compactor, "_put", late)
+        report = c.compact()
+        assert report.superseded == 1
+        named = {part.blob for part in state(one, c).parts}
+        assert {entry.key for entry in blob.list("part/")} == named
+        assert c.snapshot().count() == 10_000
+
+
+def test_an_exclusive_writer_does_not_keep_others_from_compacting() -> None:
+    blob = MemoryBlob()
+    settings = persist.Settings(background=False, compaction=SMALL)
+    with persist.open(blob, mode="exclusive", settings=settings) as writer, opened(blob) as other:
+        c = writer.create_or_load("c", key=KEY, value=VALUE)
+        c.write(rows_at(50, 0), seal=1).result()
+        c.write(rows_at(50, 1, diff=-1), seal=2).result()
+        assert other.load("c").compact().keyframes == (1,)
+        c.write(rows_at(5, 2), seal=3).result()
+        assert c.snapshot().count() == 5
+
+
+def test_a_reader_that_only_reads_cannot_compact() -> None:
+    blob = MemoryBlob()
+    with opened(blob) as client:
+        client.create_or_load("c", key=KEY, value=VALUE)
+    with persist.open(blob, mode="read") as reader, pytest.raises(persist.ReadOnly):
+        reader.load("c").compact()
+
+
+def test_an_open_snapshot_keeps_the_blobs_it_reads_through_compaction_and_collection() -> None:
+    dated = DatedBlob(ImpatientClock())
+    with opened(dated) as reader, opened(dated) as client:
+        c = client.create_or_load("c", key=KEY, value=VALUE)
+        c.write(rows_at(20_000, 0), seal=1).result()
+        c.write(rows_at(10_000, 1, diff=-1), seal=2).result()
+        with reader.load("c").snapshot(1) as snapshot:
+            c.allow_compaction(1).result()
+            for _ in range(10):
+                c.compact()
+                dated.clock.sleep(400)
+                reader.maintain()  # Renews its lease, which says that it still reads from then.
+                client.maintain()
+            dated.clock.sleep(HOUR)
+            reader.maintain()
+            client.gc()
+            assert snapshot.count() == 10_000
+            assert len(snapshot.to_arrow()) == 10_000
+            old = {part.blob for part in snapshot.scan.all_parts}
+            assert old <= {entry.key for entry in dated.list("part/")}
+        dated.clock.sleep(300)
+        reader.maintain()
+        client.gc()
+        assert not old & {entry.key for entry in dated.list("part/")}
+        assert len(c.snapshot(1).to_arrow()) == 10_000
+
+
+def test_a_client_that_reads_on_and_on_does_not_keep_old_blobs_for_ever() -> None:
+    """It has a lease all the time, and says with each renewal what it reads from."""
+    dated = DatedBlob(ImpatientClock())
+    with opened(dated, hold_linger_s=3600) as reader, opened(dated) as client:
+        c = client.create_or_load("c", key=KEY, value=VALUE)
+        snapshots: list[persist.Snapshot] = []
+        for at in range(12):
+            c.write(rows_at(2000, at, diff=1 if at % 2 == 0 else -1), seal=at + 1).result()
+            snapshots.append(reader.load("c").snapshot(at))  # Before the one before it is closed.
+            assert len(snapshots[-1].to_arrow()) == (0 if at % 2 else 2000)
+            for old in snapshots[:-1]:
+                old.close()
+            c.compact()
+            c.allow_compaction(at).result()
+            for _ in range(8):
+                dated.clock.sleep(150)
+                reader.maintain()
+                client.maintain()
+        assert len(reader._follower.refresh().control.leases) == 1
+        assert len([*dated.list("part/")]) <= 12, "the last hour's, and what is in use"
+        assert len(snapshots[-1].to_arrow()) == 0
+
+
+def test_a_client_compacts_in_the_background_unless_told_not_to() -> None:
+    blob = MemoryBlob()
+    eager = persist.CompactionPolicy(keyframe_rows_min=20, merge_runs=3, inline_runs=4, interval_s=0.05)
+    with persist.open(blob, settings=persist.Settings(compaction=eager)) as client:
+        c = client.create_or_load("c", key=KEY, value=VALUE)
+        for at in range(10):
+            c.write(rows_at(30, at, diff=-1 if at % 2 else 1), seal=at + 1).result()
+        deadline = time.monotonic() + 30
+        while not state(client, c).keyframes:
+            assert time.monotonic() < deadline, "nothing was compacted"
+            time.sleep(0.02)
+        assert any(thread.name == "persist-compaction" for thread in threading.enumerate())
+    with opened(blob):
+        assert all(thread.name != "persist-compaction" for thread in threading.enumerate())
+
+
+def test_writers_wait_for_a_merge_when_there_are_too_many_runs() -> None:
+    policy = persist.CompactionPolicy(runs_max=16, merge_runs=4, inline_runs=1000, inline_bytes=1 << 30)
+    with opened(MemoryBlob(), compaction=policy) as client:
+        c = client.create_or_load("c", key=KEY, value=VALUE)
+        for at in range(64):
+            c.write(rows_at(2000, at), seal=at + 1).result()
+            assert len(state(client, c).history) <= 20
+        assert c.snapshot().count() == 128_000
+
+
+def test_a_full_disk_ends_a_compaction_and_nothing_is_replaced(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    blob = FileBlob(tmp_path, fsync=False)
+    with opened(blob) as client:
+        c = client.create_or_load("c", key=KEY, value=VALUE)
+        c.write(rows_at(60_000, 0), seal=1).result()
+        c.write(rows_at(30_000, 1, diff=-1), seal=2).result()
+        before, stored = state(client, c), {entry.key for entry in blob.list("part/")}
+        put, calls = PartWriter.put, 0
+
+        def full(writer: PartWriter, *arguments: Any) -> Any:
+            nonlocal calls
+            calls += 1
+            if calls > 1:
+                raise Unavailable("No space left on device")
+            return put(writer, *arguments)
+
+        monkeypatch.setattr(PartWriter, "put", full)
+        with pytest.raises(persist.Unavailable, match="No space"):
+            c.compact()
+        monkeypatch.undo()
+        assert calls > 1
+        assert state(client, c) == before
+        assert {entry.key for entry in blob.list("part/")} == stored
+        c.compact()
+        assert c.snapshot().count() == 30_000
+
+
+def test_compaction_ends_when_its_client_is_closed() -> None:
+    client = opened(MemoryBlob())
+    c = client.create_or_load("c", key=KEY, value=VALUE)
+    c.write(rows_at(60_000, 0), seal=1).result()
+    c.write(rows_at(30_000, 1, diff=-1), seal=2).result()
+    client._compactor.close()
+    with pytest.raises(persist.ClientClosed):
+        c.compact()
+    client.close()
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"part_bytes": 1}, {"merge_runs": 1}, {"merge_runs": 2.5}, {"keyframe_fraction": "x"}, {"interval_s": 0}],
+    ids=str,
+)
+def test_a_policy_that_cannot_work_is_refused(wrong: dict[str, Any]) -> None:
+    [name] = wrong
+    with pytest.raises(persist.InvalidUsage, match=name):
+        persist.CompactionPolicy(**wrong)
+
+
+def test_fsck_finds_a_keyframe_that_does_not_say_what_the_history_says() -> None:
+    with opened(MemoryBlob()) as client:
+        c = client.create_or_load("c", key=KEY, value=VALUE)
+        c.write(rows_at(50, 0), seal=1).result()
+        c.write(rows_at(20, 1, diff=-1), seal=2).result()
+        c.compact()
+        c.write(rows_at(10, 2, start=100), seal=3).result()
+        assert is_clean(client)
+        wrong = pa.concat_tables([rows_at(29, 2, start=20), rows_at(10, 2, start=100)])  # One record is missing.
+        assert client._committer is not None
+        parts = PartWriter(client._blob, client._follower.next_seqno).upload(c.id, c.schema, wrong)
+        step = Replace(c.id, parts=parts, keyframes=(Keyframe(2, (-1,)),))
+        client._committer.submit([step], {c.id: "c"}).result()
+        [problem] = client.fsck().problems
+        assert (problem.kind, problem.blob) == ("disagrees", parts[0].blob)
+        assert "the keyframe as of 2 differs in 1 records from what the keyframe as of 1" in problem.what
+
+
+def test_explain_tells_of_slices_only_where_something_must_be_merged() -> None:
+    with opened(MemoryBlob(), memory_budget=16 << 20) as client:
+        c = client.create_or_load("c", key=KEY, value=VALUE)
+        c.write(rows_at(200_000, 0), seal=1).result()
+        c.write(rows_at(100_000, 1, diff=-1), seal=2).result()
+        raw = c.snapshot().explain()
+        assert (raw.keyframe, raw.rows) == (None, 300_000)
+        assert raw.slices > 1
+        c.compact()
+        compacted = c.snapshot().explain()
+        assert (compacted.keyframe, compacted.rows, compacted.slices) == (1, 100_000, 1)

@@ -1,0 +1,181 @@
+"""Commit records: one winner for each seqno, lost answers, and what damage to the log looks like."""
+
+import itertools
+import threading
+import uuid
+
+import msgspec
+import pyarrow as pa
+import pytest
+
+import persist
+from persist.blob import CorruptBlob, Fault, Indeterminate, MemoryBlob, Unavailable, UnreliableBlob
+from persist.codecs import CollectionSchema, encode_parts, to_updates
+from persist.log.commits import create_record, read_record, record_key
+from persist.log.part_lists import PARTS_INLINE_MAX, move_out
+from persist.log.records import Append, Create, Mutation, Record, Seal
+from persist.replica.follower import Follower
+from tests.clocks import ImpatientClock
+
+SCHEMA = CollectionSchema.of({"k": pa.int64()}, None)
+ORDERS = "a" * 32
+
+
+def record(seqno: int, *mutations: Mutation, location: str = "f" * 32) -> Record:
+    return Record(
+        location=location,
+        seqno=seqno,
+        commit=uuid.uuid4().hex,
+        writer="a test",
+        epoch=None,
+        written_ms=0,
+        mutations=mutations,
+    )
+
+
+def create(seqno: int = 0) -> Record:
+    return record(seqno, Create(ORDERS, "orders", SCHEMA.to_json()))
+
+
+def test_the_first_to_create_a_record_wins_and_the_loser_gets_the_winner() -> None:
+    blob, clock = MemoryBlob(), ImpatientClock()
+    first, second = create(), create()
+    assert create_record(blob, first, clock) is None
+    assert create_record(blob, second, clock) == first
+    assert read_record(blob, 0) == first
+    assert read_record(blob, 1) is None
+
+
+def test_of_many_racers_exactly_one_wins_each_seqno() -> None:
+    blob, clock = MemoryBlob(), ImpatientClock()
+    wins: list[int] = []
+
+    def race() -> None:
+        for seqno in range(50):
+            if create_record(blob, record(seqno), clock) is None:
+                wins.append(seqno)
+
+    threads = [threading.Thread(target=race) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(wins) == list(range(50))
+
+
+@pytest.mark.parametrize("faults", list(itertools.product(Fault, repeat=2)))
+def test_a_lost_answer_is_resolved_by_the_commit_id(faults: tuple[Fault, ...]) -> None:
+    blob = UnreliableBlob(MemoryBlob())
+    blob.next_faults("create", *faults)
+    mine = create()
+    assert create_record(blob, mine, ImpatientClock()) is None
+    assert read_record(blob, 0) == mine
+
+
+def test_a_lost_answer_is_not_mistaken_for_another_writers_success() -> None:
+    blob = UnreliableBlob(MemoryBlob())
+    theirs, mine = create(), create()
+    assert create_record(blob, theirs, ImpatientClock()) is None
+    blob.next_faults("create", Fault.NOT_HAPPENED_DOUBTFUL)
+    assert create_record(blob, mine, ImpatientClock()) == theirs
+
+
+def test_giving_up_says_whether_the_record_may_be_there() -> None:
+    blob = UnreliableBlob(MemoryBlob())
+    blob.go_down()
+    with pytest.raises(Unavailable, match="nothing was written"):
+        create_record(blob, create(), ImpatientClock())
+    blob.clear_faults()
+    blob.next_faults("create", Fault.NOT_HAPPENED_DOUBTFUL, *[Fault.UNAVAILABLE] * 1000)
+    with pytest.raises(Indeterminate, match="may or may not be there"):
+        create_record(blob, create(), ImpatientClock())
+
+
+class Truncating(MemoryBlob):
+    """Deletes a record between the answer that it exists and the next request, as a truncation may."""
+
+    def create(self, key: str, value: bytes) -> bool:
+        created = super().create(key, value)
+        if not created:
+            self.delete(key)
+        return created
+
+
+def test_a_record_that_is_truncated_while_its_slot_is_asked_for_is_not_taken_for_damage() -> None:
+    blob, clock = Truncating(), ImpatientClock()
+    assert create_record(blob, create(), clock) is None
+    assert create_record(blob, create(), clock) is None
+
+
+def test_a_long_part_list_is_kept_outside_the_record_and_read_back_with_it() -> None:
+    blob, clock = MemoryBlob(), ImpatientClock()
+    [(_, part)] = encode_parts(to_updates([((1, None), 0, 1)], SCHEMA), SCHEMA)
+    parts = tuple(
+        msgspec.structs.replace(part, blob=f"part/{ORDERS}/{0:020d}-{i:032x}.parquet")
+        for i in range(PARTS_INLINE_MAX + 1)
+    )
+    append = move_out(blob, "f" * 32, Append(ORDERS, parts), 0)
+    create_record(blob, create(), clock)
+    create_record(blob, record(1, append), clock)
+    assert len(blob.get(record_key(1)) or b"") < 1000
+    read = read_record(blob, 1)
+    assert read is not None
+    assert read.mutations[0].parts == parts  # type: ignore[union-attr]
+    contents = Follower(blob, clock).load(ORDERS)
+    assert contents is not None
+    assert contents.parts == parts
+    [listed] = blob.list("list/")
+    blob.set(listed.key, (blob.get(listed.key) or b"")[:-9])
+    with pytest.raises(CorruptBlob, match=listed.key):
+        Follower(blob, clock)
+
+
+def damaged(blob: MemoryBlob, *, seqno: int, by: Record) -> MemoryBlob:
+    from persist.log.envelope import encode_framed
+
+    blob.set(record_key(seqno), encode_framed(by))
+    return blob
+
+
+@pytest.mark.parametrize(
+    ("second", "reason"),
+    [
+        (record(0), "blobs were exchanged"),
+        (record(1, location="e" * 32), "belongs to location"),
+        (record(1, Create(ORDERS, "orders", SCHEMA.to_json())), "breaks a rule of the log"),
+        (record(1, Seal("b" * 32, (1,))), "breaks a rule of the log"),
+    ],
+)
+def test_a_record_that_cannot_follow_is_corrupt_and_named(second: Record, reason: str) -> None:
+    blob = MemoryBlob()
+    create_record(blob, create(), ImpatientClock())
+    with pytest.raises(CorruptBlob, match=reason) as caught:
+        persist.open(damaged(blob, seqno=1, by=second))
+    assert caught.value.key == record_key(1)
+
+
+def test_a_record_that_breaks_a_rule_of_a_collection_is_corrupt() -> None:
+    blob, clock = MemoryBlob(), ImpatientClock()
+    for each in (create(), record(1, Seal(ORDERS, (10,))), record(2, Seal(ORDERS, (9,)))):
+        create_record(blob, each, clock)
+    with pytest.raises(CorruptBlob, match="upper cannot go back"):
+        persist.open(blob)
+
+
+def test_a_damaged_collection_is_no_concern_of_those_who_read_another() -> None:
+    blob = MemoryBlob()
+    with persist.open(blob) as writer:
+        handles = [writer.create_or_load(name, key={"k": pa.int64()}, value=None) for name in ("bad", "good")]
+        for time in range(40):
+            handles[0].seal(time + 1).result()
+        handles[1].seal(1).result()
+        for time in range(40, 60):
+            handles[0].seal(time + 1).result()
+        for entry in list(blob.list("state/")):
+            blob.set(entry.key, b"damaged")
+        with persist.open(blob, mode="read") as reader:
+            for time in range(60, 200):
+                handles[0].seal(time + 1).result()
+                assert reader.load("good").snapshot(0).count() == 0
+            with pytest.raises(CorruptBlob, match="state/"):
+                reader.load("bad")

@@ -1,0 +1,132 @@
+"""The checksummed frame: whatever happens to the bytes, nothing wrong is believed."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import xxhash
+from hypothesis import given
+from hypothesis import strategies as st
+
+from persist.blob import CorruptBlob, IncompatibleVersion, PersistError
+from persist.log.envelope import decode_framed, encode_framed
+from persist.log.records import Create, Record, Seal
+
+ROOT = Path(__file__).parents[2]
+
+RECORD = Record(
+    location="0" * 32,
+    seqno=7,
+    commit="1" * 32,
+    writer="a test",
+    epoch=None,
+    written_ms=1,
+    mutations=(Create("2" * 32, "orders", {"key": None, "value": None}), Seal("2" * 32, (11,))),
+)
+DATA = encode_framed(RECORD)
+
+
+def resealed(body: dict[str, object]) -> bytes:
+    """Return body under a right checksum, as an attacker or another implementation could write it."""
+    body.pop("checksum", None)
+    raw = json.dumps(body).encode()[:-1]
+    return raw + b',"checksum":"' + xxhash.xxh3_128_hexdigest(raw).encode() + b'"}\n'
+
+
+def test_it_is_one_line_of_json_that_any_tool_reads() -> None:
+    assert DATA.startswith(b'{"persist":"record","format":1,"location":')
+    assert DATA.endswith(b"\n")
+    assert DATA.count(b"\n") == 1
+    assert json.loads(DATA)["mutations"][1] == {"kind": "seal", "collection": "2" * 32, "upper": [11]}
+    assert decode_framed(DATA, Record, "log/7") == RECORD
+
+
+def test_every_flipped_bit_is_found_and_the_blob_is_named() -> None:
+    for at in range(len(DATA)):
+        for bit in range(8):
+            damaged = bytearray(DATA)
+            damaged[at] ^= 1 << bit
+            with pytest.raises(CorruptBlob, match="log/7"):
+                decode_framed(bytes(damaged), Record, "log/7")
+
+
+def test_every_truncation_and_extension_is_found() -> None:
+    for length in range(len(DATA)):
+        with pytest.raises(CorruptBlob):
+            decode_framed(DATA[:length], Record, "log/7")
+    with pytest.raises(CorruptBlob):
+        decode_framed(DATA + b"\n", Record, "log/7")
+
+
+def test_a_newer_format_is_refused_and_not_called_corrupt() -> None:
+    newer = resealed({**json.loads(DATA), "format": 2, "something": "new"})
+    with pytest.raises(IncompatibleVersion, match="format version 2") as caught:
+        decode_framed(newer, Record, "log/7")
+    assert (caught.value.key, caught.value.found, caught.value.supported) == ("log/7", 2, 1)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"unknown": 1},
+        {"seqno": "7"},
+        {"persist": "checkpoint"},
+        {"mutations": [{"kind": "explode", "collection": "x"}]},
+        {"mutations": [{"kind": "seal", "collection": "x", "upper": [1.5]}]},
+        {"format": 0},
+        {"format": -1},
+    ],
+)
+def test_well_formed_nonsense_under_a_right_checksum_is_corrupt(change: dict[str, object]) -> None:
+    with pytest.raises(CorruptBlob):
+        decode_framed(resealed({**json.loads(DATA), **change}), Record, "log/7")
+
+
+@given(st.binary(max_size=200))
+def test_arbitrary_bytes_raise_nothing_but_our_errors(data: bytes) -> None:
+    sealed = data + b',"checksum":"' + xxhash.xxh3_128_hexdigest(data).encode() + b'"}\n'
+    for candidate in (data, sealed):
+        with pytest.raises(PersistError):
+            decode_framed(candidate, Record, "log/7")
+
+
+MANY_THREADS_DECODE_A_NEW_KIND = """
+import sys, threading
+import msgspec
+from persist.log.envelope import Framed, decode_framed, encode_framed
+
+sys.setswitchinterval(1e-7)
+
+def new_kind():
+    class Inner(msgspec.Struct, frozen=True):
+        number: int
+    class One(msgspec.Struct, frozen=True, tag="one"):
+        inners: tuple[Inner, ...] = ()
+    class Other(msgspec.Struct, frozen=True, tag="other"):
+        inners: dict[str, Inner] = {}
+    class Kind(Framed, frozen=True, kw_only=True, tag="kind"):
+        both: tuple[One | Other, ...] = ()
+    return Kind, encode_framed(Kind(both=(One((Inner(1),)), Other({"a": Inner(2)}))))
+
+def decode(kind, data, ready):
+    ready.wait()
+    decode_framed(data, kind, "key")
+
+for _ in range(200):
+    arguments = (*new_kind(), threading.Barrier(4))
+    threads = [threading.Thread(target=decode, args=arguments) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+print("alive")
+"""
+
+
+def test_threads_that_decode_the_first_object_of_a_kind_together_do_not_crash_the_process() -> None:
+    command = [sys.executable, "-c", MANY_THREADS_DECODE_A_NEW_KIND]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+
+    assert (done.returncode, done.stdout, done.stderr) == (0, "alive\n", "")

@@ -1,0 +1,368 @@
+"""Point reads, held against a plain filter over the contents, for all plans that a snapshot may have."""
+
+import datetime as dt
+import math
+import threading
+from decimal import Decimal
+from typing import Any
+
+import hypothesis.strategies as st
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+from hypothesis import example, given, settings
+
+import persist
+import persist.codecs.order.search
+import persist.read.lookup
+import persist.read.part_reader
+from persist.blob import MemoryBlob, MeteredBlob
+from persist.codecs.order.search import SortedRows
+from persist.read.part_reader import Decoded
+from persist.read.snapshot import Form
+from tests.codecs.oracle import plain_values, sort_key, sort_keys
+from tests.codecs.strategies import python_values
+from tests.keyframes import add_keyframe, snapshots
+
+NAN = math.nan
+KEYS: list[tuple[pa.DataType, ...]] = [(t,) for t in (pa.int64(), pa.uint8(), pa.string(), pa.float64(), pa.bool_())]
+KEYS += [(pa.decimal128(12, 2),), (pa.binary(3),), (pa.large_binary(),), (pa.timestamp("ms", "UTC"),), (pa.float16(),)]
+KEYS += [(pa.int8(), pa.string()), (pa.string(), pa.float32(), pa.date32()), (pa.list_(pa.int8()),), ()]
+KEYS += [(pa.struct([("a", pa.int8())]), pa.int64())]
+Update = tuple[tuple[tuple[Any, ...], Any], int, int]
+
+
+def made(types: tuple[pa.DataType, ...], updates: list[Update]) -> tuple[persist.Client, persist.Collection]:
+    """Return a client and a collection with those updates, some in a part of their own, sealed up to 4."""
+    client = persist.open(MemoryBlob(), settings=persist.Settings(background=False))
+    key = {f"k{i}": type_ for i, type_ in enumerate(types)} or None
+    collection = client.create_or_load("c", key=key, value={"v": pa.int64()})
+    given = [((shaped(k), v), time, diff) for (k, v), time, diff in updates]
+    half = len(given) // 2
+    for batch in [given[:half], *([update] for update in given[half:])]:
+        collection.write(batch).result()
+    collection.seal(4).result()
+    return client, collection
+
+
+def shaped(key: tuple[Any, ...]) -> Any:
+    """A key as the library takes it."""
+    return key[0] if len(key) == 1 else key or None
+
+
+def key_of(types: tuple[pa.DataType, ...], key: tuple[Any, ...]) -> tuple[Any, ...]:
+    columns = zip(types, key, strict=True)
+    return tuple(sort_key(type_, plain_values(pa.array([value], type_))[0]) for type_, value in columns)
+
+
+@st.composite
+def histories(draw: st.DrawFn) -> tuple[tuple[pa.DataType, ...], list[Update], list[tuple[Any, ...]]]:
+    """Key types, updates of few keys, and keys to look for, most of which are there."""
+    types = draw(st.sampled_from(KEYS))
+    pool = draw(st.lists(st.tuples(*map(python_values, types)), min_size=1, max_size=6))
+    update = st.tuples(
+        st.tuples(st.sampled_from(pool), st.sampled_from([1, 2, -3, None])),
+        st.integers(0, 3),
+        st.sampled_from([1, 1, 1, -1, 2]),
+    )
+    wanted = draw(st.lists(st.one_of(st.sampled_from(pool), st.tuples(*map(python_values, types))), max_size=5))
+    return types, draw(st.lists(update, max_size=12)), wanted
+
+
+def expected(
+    types: tuple[pa.DataType, ...], updates: list[Update], wanted: Any, as_of: int, columns: Any, is_filtered: bool
+) -> dict[Any, int]:
+    """The multiplicities of the projected records with a wanted key."""
+    keys = {key_of(types, key) for key in wanted}
+    sums: dict[Any, int] = {}
+    for (k, v), time, diff in updates:
+        if time <= as_of and key_of(types, k) in keys and (not is_filtered or (v is not None and v > 0)):
+            row = {f"k{i}": key for i, key in enumerate(key_of(types, k))} | {"v": sort_key(pa.int64(), v)}
+            record = tuple(row[name] for name in columns)
+            sums[record] = sums.get(record, 0) + diff
+    return {record: n for record, n in sums.items() if n}
+
+
+@settings(max_examples=150)
+@given(
+    histories(),
+    st.integers(0, 3),
+    st.lists(st.integers(0, 3), unique=True, max_size=2),
+    st.sampled_from(["rows", "diff"]),
+    st.sampled_from([None, None, (), ("v",), "reversed"]),
+    st.booleans(),
+    st.sampled_from([0, 64]),
+)
+@example(((pa.int64(),), [(((1,), 2), 0, 1), (((1,), 2), 2, 1)], [(1,)]), 1, [3], "diff", None, False, 64)
+@example(((pa.int64(),), [(((i // 2,), 2), i % 2, 1) for i in range(4)], [(0,)]), 1, [], "diff", None, False, 64)
+@example(((pa.int64(),), [(((i,), 2), 0, 1) for i in range(4)], [(0,), (1,)]), 1, [0], "diff", ("v",), False, 64)
+@example(
+    ((pa.float64(),), [(((NAN,), 2), 0, 1), (((-0.0,), 2), 0, 1)], [(NAN,), (0.0,)]), 1, [0], "rows", None, True, 64
+)
+def test_rows_with_some_keys_are_found_as_a_filter_would(
+    history: tuple[tuple[pa.DataType, ...], list[Update], list[tuple[Any, ...]]],
+    as_of: int,
+    keyframes: list[int],
+    form: Form,
+    columns: Any,
+    is_filtered: bool,
+    few_keys: int,
+) -> None:
+    types, updates, wanted = history
+    names = [*(f"k{i}" for i in range(len(types))), "v"]
+    columns = tuple(names if columns is None else reversed(names) if columns == "reversed" else columns)
+    filter = pc.field("v") > 0 if is_filtered else None
+    client, collection = made(types, updates)
+    with client, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(persist.codecs.order.search, "FEW_KEYS", few_keys)
+        patch.setattr(persist.read.lookup, "WHOLE_BYTES_MAX", 0)  # Keyframes are blobs, and read in pieces.
+        for time in keyframes:
+            add_keyframe(collection, time)
+        records = expected(types, updates, wanted, as_of, columns, is_filtered)
+        for snapshot in snapshots(collection, as_of, columns=columns, filter=filter, form=form):
+            for _ in range(2):  # Cold and warm.
+                if form == "rows" and any(n < 0 for n in records.values()):
+                    with pytest.raises(persist.NegativeMultiplicity):
+                        snapshot.get([shaped(key) for key in wanted])
+                    continue
+                got = snapshot.get([shaped(key) for key in wanted])
+                assert got.schema == snapshot.schema
+                found: dict[Any, int] = {}
+                diffs = got["_diff"].to_pylist() if form == "diff" else [1] * len(got)
+                for record, n in zip(sort_keys(got, columns), diffs, strict=True):
+                    assert form == "rows" or record not in found
+                    found[record] = found.get(record, 0) + n
+                assert found == records
+                if set(columns) == set(names):
+                    assert (keys := sort_keys(got, names[:-1])) == sorted(keys)
+
+
+ROWS = 150_000
+
+
+def large(client: persist.Client, keys: pa.Table, **more: Any) -> tuple[persist.Collection, pa.Table]:
+    """A collection with a part of several row groups, of those keys, value v; and its rows in order."""
+    key = {name: keys.schema.field(name).type for name in keys.column_names}
+    collection = client.create_or_load("large", key=key, value={"v": pa.int64()})
+    rows = keys.append_column("v", pa.array(np.arange(len(keys))))
+    updates = rows.append_column("_time", pa.array(np.zeros(len(keys), np.int64)))
+    collection.write(updates.append_column("_diff", pa.array(np.ones(len(keys), np.int64)))).result()
+    collection.seal(1).result()
+    return collection, rows
+
+
+def scattered(kind: str) -> pa.Table:
+    """Distinct keys of a kind, in no order, with gaps."""
+    numbers = np.random.default_rng(3).permutation(ROWS * 3)[:ROWS]
+    match kind:
+        case "int":
+            return pa.table({"k": numbers - ROWS})
+        case "uint64":
+            return pa.table({"k": numbers.astype(np.uint64) + np.uint64(2**63 - ROWS)})
+        case "string":
+            return pa.table({"k": [f"käse {n:06}" * (1 + n % 2) for n in numbers.tolist()]})
+        case "float with NULL and NaN":
+            values = (numbers / 7).tolist()
+            return pa.table({"k": pa.array([None, NAN, *values[2:]], pa.float64())})
+        case "decimal":
+            return pa.table({"k": pa.array(numbers).cast(pa.decimal128(20, 0))})
+        case "timestamp[s]":
+            return pa.table({"k": pa.array(numbers).cast(pa.timestamp("s"))})
+        case _:
+            return pa.table({"a": pa.array(numbers % 5).cast(pa.int8()), "b": [f"{n}" for n in numbers.tolist()]})
+
+
+@pytest.mark.parametrize(
+    "kind", ["int", "uint64", "string", "float with NULL and NaN", "decimal", "timestamp[s]", "composite"]
+)
+@pytest.mark.parametrize("count", [1, 20, 500])
+def test_keys_are_found_in_parts_of_many_row_groups(
+    client: persist.Client, monkeypatch: pytest.MonkeyPatch, kind: str, count: int
+) -> None:
+    monkeypatch.setattr(persist.read.lookup, "WHOLE_BYTES_MAX", 0)
+    keys = scattered(kind)
+    collection, rows = large(client, keys)
+    assert len(collection._contents().parts) == 1
+    with collection.snapshot() as snapshot:
+        chance = np.random.default_rng(count)
+        for _ in range(10):
+            chosen = np.unique(np.append(chance.choice(ROWS, count, replace=False), [0, 1] if count > 1 else []))
+            wanted = rows.take(pa.array(chosen.astype(np.int64)))
+            got = snapshot.get(wanted.select(keys.column_names))
+            assert sorted(got["v"].to_pylist()) == chosen.tolist()
+            assert (found := sort_keys(got, keys.column_names)) == sorted(found)
+        columns = [keys.slice(5, 1)[name].to_pylist()[0] for name in keys.column_names]
+        assert snapshot.get([shaped(tuple(columns))])["v"].to_pylist() == [5]
+        if kind == "int":
+            ascending = rows.sort_by("k")
+            for at in (0, 1, 65535, 65536, 131071, 131072, ROWS - 1):  # Where row groups meet.
+                assert snapshot.get([ascending["k"][at].as_py()]).equals(ascending.slice(at, 1))
+            absent = set(range(-ROWS, 2 * ROWS)) - set(keys["k"].to_pylist())
+            assert len(snapshot.get(list(absent)[:count])) == 0
+
+
+def test_only_the_row_group_of_a_key_is_fetched_and_only_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(persist.read.lookup, "WHOLE_BYTES_MAX", 0)
+    store = MeteredBlob(MemoryBlob())
+    with persist.open(store, settings=persist.Settings(background=False)) as client:
+        collection, _ = large(client, scattered("int"))
+        (part,) = collection._contents().parts
+        snapshot, key = collection.snapshot(), scattered("int")["k"][7].as_py()
+        for requests in (2, 0, 0):  # Its footer and the row group; then nothing.
+            before = store.counts()["get"]
+            assert len(snapshot.get([key])) == 1
+            after = store.counts()["get"]
+            assert after.requests - before.requests == requests
+            assert after.bytes - before.bytes < part.bytes * 0.6
+        before = store.counts()["get"]
+        assert len(collection.snapshot().get([10 * ROWS, -10 * ROWS])) == 0
+        assert store.counts()["get"].bytes - before.bytes < 1000, "nothing but the log"
+
+
+def test_times_are_told_apart_within_a_part(client: persist.Client) -> None:
+    c = client.create_or_load("c", key={"k": pa.int64()}, value={"v": pa.string()})
+    c.write([((1, "a"), 0, 1), ((1, "a"), 2, -1), ((1, "b"), 2, 1), ((2, "c"), 3, 1)])
+    c.seal(4).result()
+    assert [c.snapshot(t).get([1])["v"].to_pylist() for t in range(4)] == [["a"], ["a"], ["b"], ["b"]]
+    assert [c.snapshot(t).get([2])["v"].to_pylist() for t in range(4)] == [[], [], [], ["c"]]
+
+
+def test_history_that_was_dropped_is_not_needed(client: persist.Client) -> None:
+    c = client.create_or_load("c", key={"k": pa.int64()}, value={"v": pa.int64()})
+    for time in range(3):
+        c.write([((k, time), time, 1) for k in range(40)] + [((k, time - 1), time, -1) for k in range(40) if time])
+        c.seal(time + 1).result()
+    c.allow_compaction(1).result()
+    add_keyframe(c, 1, pieces=7, drop_history=True)
+    assert c.snapshot(1).get([39, 3, 3, 17, 99]).to_pylist() == [{"k": k, "v": 1} for k in (3, 17, 39)]
+    assert c.snapshot(2).get([3, 39]).to_pylist() == [{"k": k, "v": 2} for k in (3, 39)]
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        [2, 1],
+        (1, 2, 2),
+        {1, 2},
+        iter([1, 2]),
+        np.array([1, 2]),
+        pa.array([1, 2]),
+        pa.chunked_array([[1], [2]]),
+        pa.table({"k": pa.array([1, 2], pa.int8())}),
+        pa.record_batch({"k": [1, 2]}),
+        pa.table({"k": [1, 2]}).to_pandas(),
+        pa.table({"k": [1, 2]}).to_pandas().iloc[::-1],
+    ],
+    ids=lambda keys: type(keys).__name__,
+)
+def test_keys_come_in_many_forms(client: persist.Client, keys: Any) -> None:
+    c = client.create_or_load("c", key={"k": pa.int64()}, value={"v": pa.int64()})
+    c.write([((k, k), 0, 1) for k in range(5)], seal=1).result()
+    assert c.snapshot().get(keys)["v"].to_pylist() == [1, 2]
+
+
+def test_keys_go_through_the_codec_of_the_collection(client: persist.Client) -> None:
+    c = client.create_or_load("c", key=persist.Json, value={"v": pa.int64()})
+    c.write([(({"a": [i]}, i), 0, 1) for i in range(5)], seal=1).result()
+    assert c.snapshot().get([{"a": [3]}, {"a": [9]}])["v"].to_pylist() == [3]
+
+
+@pytest.mark.parametrize(
+    ("keys", "says"),
+    [
+        (5, "for one key give a list of it"),
+        ("ab", "for one key give a list of it"),
+        ([(1, "a"), 5], r"key 1 is 5, and a key of this collection is a tuple \(a: int64, b: string\)"),
+        ([(1, "a"), (2,)], "key 1 is"),
+        ([(1, "a"), (1, 2)], r"key 1 has 2 \(int\) for key field 'b'"),
+        ([(2**70, "a")], "key 0 has"),
+        (pa.table({"a": [1]}), r"the keys have the columns \['a'\]"),
+        (pa.table({"a": [1], "b": ["x"], "v": [1]}), "give exactly the key columns"),
+        (pa.table({"a": [1], "b": ["x"], "_time": [1]}), "give exactly the key columns"),
+        (pa.table({"a": [1], "b": [1]}), "column 'b' has type int64"),
+        (pa.table({"a": pa.array([1, 2**63], pa.uint64()), "b": ["x", "y"]}), "key 1 has 9223372036854775808"),
+    ],
+)
+def test_what_is_no_key_is_refused(client: persist.Client, keys: Any, says: str) -> None:
+    c = client.create_or_load("c", key={"a": pa.int64(), "b": pa.string()}, value=None)
+    c.seal(1).result()
+    with pytest.raises(persist.InvalidUsage, match=says):
+        c.snapshot().get(keys)
+
+
+def test_a_tuple_is_no_key_of_one_field_and_a_value_none_of_none(client: persist.Client) -> None:
+    c = client.create_or_load("c", key={"a": pa.int64()}, value=None)
+    unit = client.create_or_load("unit", key=None, value={"v": pa.int64()})
+    c.seal(1)
+    unit.write([((None, 7), 0, 1)], seal=1).result()
+    with pytest.raises(persist.InvalidUsage, match=r"key 0 is \(1,\), and a key .* is a value by itself"):
+        c.snapshot().get([(1,)])
+    with pytest.raises(persist.InvalidUsage, match="key 1 is 5, and the only key here is None"):
+        unit.snapshot().get([None, 5])
+    assert unit.snapshot().get([None, None]).to_pylist() == [{"v": 7}]
+    assert unit.snapshot().get([]).to_pylist() == []
+
+
+def test_a_filter_that_fails_on_a_value_is_the_callers_mistake(client: persist.Client) -> None:
+    c = client.create_or_load("c", key={"k": pa.int64()}, value={"v": pa.int64()})
+    c.write([((1, 0), 0, 1)], seal=1).result()
+    with pytest.raises(persist.InvalidUsage, match="cannot be applied"):
+        c.snapshot(filter=pc.divide(pc.scalar(1), pc.field("v")) > 0).get([1])
+
+
+def test_columns_of_equal_parts_are_not_mistaken_for_each_other(client: persist.Client) -> None:
+    """Parquet stores date64 as date32, so two collections may have the same bytes."""
+    for name, kind in (("a", pa.date32()), ("b", pa.date64())):
+        c = client.create_or_load(name, key={"k": kind}, value=None)
+        c.write([((dt.date(2026, 1, 31), None), 0, 1)], seal=1).result()
+        got = c.snapshot().get([dt.date(2026, 1, 31)])
+        assert (len(got), got["k"].type) == (1, kind)
+
+
+def test_results_do_not_keep_row_groups_in_memory(client: persist.Client) -> None:
+    collection, _ = large(client, scattered("int"))
+    got = collection.snapshot().get([scattered("int")["k"][7].as_py()])
+    assert sum(buffer.size for column in got.columns for buffer in column.chunk(0).buffers() if buffer) < 1000
+
+
+def rows_of(count: int) -> SortedRows:
+    return SortedRows(pa.table({"k": np.arange(count)}), ["k"])
+
+
+def test_decoded_rows_are_kept_within_bounds() -> None:
+    kept = Decoded(1000)
+    for name in range(10):
+        kept.keep(name, rows_of(25))
+        kept.get(0)
+    assert kept.get(0) is not None
+    assert [name for name in range(10) if kept.get(name) is not None] == [0, 6, 7, 8, 9][-5:]
+    kept.keep("large", rows_of(100))
+    assert kept.get("large") is None
+    assert kept._bytes <= 1000
+
+
+def test_many_threads_share_what_is_kept(client: persist.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(persist.read.lookup, "WHOLE_BYTES_MAX", 0)
+    monkeypatch.setattr(client, "_decoded", Decoded(4 << 20))
+    collection, rows = large(client, scattered("int"))
+    keys, wrong = rows["k"].to_pylist(), []
+    snapshot = collection.snapshot()
+
+    def read(seed: int) -> None:
+        for at in np.random.default_rng(seed).choice(ROWS, 50).tolist():
+            if snapshot.get([keys[at]])["v"].to_pylist() != [at]:
+                wrong.append(at)
+
+    threads = [threading.Thread(target=read, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+def test_decimals_are_looked_up_by_value(client: persist.Client) -> None:
+    c = client.create_or_load("c", key={"k": pa.decimal128(10, 2)}, value=None)
+    c.write([((Decimal("1.50"), None), 0, 1), ((Decimal("-1.50"), None), 0, 1)], seal=1).result()
+    assert c.snapshot().get([Decimal("1.5")]).to_pylist() == [{"k": Decimal("1.50")}]

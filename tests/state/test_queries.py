@@ -1,0 +1,193 @@
+"""Batches of streaming queries happen once, in order, and by one run at a time; and commits that must be alone are."""
+
+import pyarrow as pa
+import pytest
+
+import persist
+from persist.blob import MemoryBlob
+from persist.client import Client
+from persist.codecs import Part, to_updates
+from persist.collection import Collection
+from persist.state.queries import QUERIES_KEPT, LastBatch
+from persist.state.state import TOKENS_KEPT
+from persist.write.part_writer import PartWriter
+
+SETTINGS = persist.Settings(background=False)
+KEY = {"k": pa.int64()}
+
+
+@pytest.fixture
+def blob() -> MemoryBlob:
+    return MemoryBlob()
+
+
+def opened(blob: MemoryBlob) -> Client:
+    return persist.open(blob, settings=SETTINGS)
+
+
+def uploaded(c: Collection, key: int, time: int) -> tuple[Part, ...]:
+    table = to_updates([((key, None), time, 1)], c.schema)
+    return PartWriter(c.client._blob, c.client._follower.next_seqno).upload(c.id, c.schema, table)
+
+
+def batch(c: Collection, number: int, run: str = "r1", *, query: str = "q", again: bool = False) -> None:
+    """Commit a batch with one update at the time of its number."""
+    with c.client.multi_write() as multi:
+        multi.mark_batch(c, query, number, run, again=again)
+        if not again:
+            multi.add_parts(c, uploaded(c, number, number))
+
+
+def keys(c: Collection) -> list[int]:
+    time = max((part.time_max for part in c._contents().parts), default=0)
+    c.seal(time + 1).result()
+    return sorted(key for (key, _), _, _ in c.changes(0, time + 1).updates())
+
+
+def parts(blob: MemoryBlob) -> set[str]:
+    return {entry.key for entry in blob.list("part/")}
+
+
+def test_a_batch_that_is_repeated_adds_nothing_and_leaves_nothing(blob: MemoryBlob) -> None:
+    with opened(blob) as client:
+        c = client.create_or_load("c", key=KEY)
+        batch(c, 0)
+        stored, seqno = parts(blob), client._follower.state.seqno
+        batch(c, 0)
+        batch(c, 0, "r2")
+        assert (parts(blob), client._follower.state.seqno) == (stored, seqno)
+        batch(c, 3)
+        assert keys(c) == [0, 3]
+        assert c._contents().queries == {"q": LastBatch(3, ("r1",))}
+
+
+def test_a_query_does_not_go_back(blob: MemoryBlob) -> None:
+    with opened(blob) as client:
+        c = client.create_or_load("c", key=KEY)
+        batch(c, 5)
+        before = parts(blob)
+        with pytest.raises(persist.QueryMismatch, match="batch 4 of query q cannot be written, because the last one"):
+            batch(c, 4)
+        with pytest.raises(persist.QueryMismatch):
+            batch(c, 6, "r2", again=True)
+        with pytest.raises(persist.QueryMismatch, match="is the first that this collection sees"):
+            batch(c, 6, query="other", again=True)
+        assert parts(blob) == before
+        assert c._contents().queries == {"q": LastBatch(5, ("r1",))}
+        batch(c, 0, query="other")
+
+
+def test_a_run_that_another_has_displaced_commits_nothing_any_more(blob: MemoryBlob) -> None:
+    with opened(blob) as client:
+        c = client.create_or_load("c", key=KEY)
+        batch(c, 5, "r1")
+        batch(c, 5, "r2", again=True)
+        for number in (5, 6):
+            with pytest.raises(persist.QueryMismatch, match="a run that another one, r2, has displaced"):
+                batch(c, number, "r1")
+        batch(c, 6, "r2")
+        for n in range(7, 20):
+            batch(c, n, f"r{n}")
+        assert c._contents().queries["q"] == LastBatch(19, ("r16", "r17", "r18", "r19"))
+        assert keys(c) == [5, 6, *range(7, 20)]
+
+
+def test_the_last_batch_is_remembered_however_many_tokens_others_use(blob: MemoryBlob) -> None:
+    with opened(blob) as client:
+        c = client.create_or_load("c", key=KEY)
+        batch(c, 0)
+        c.seal(1).result()
+        for future in [c.write([((9, None), 1, 1)], token=f"t{n}") for n in range(TOKENS_KEPT + 5)]:
+            future.result()
+        c.seal(2).result()
+        batch(c, 0, "r2")  # At a time that is sealed by now, which does not matter: it was done.
+    with opened(blob) as client:
+        assert client.load("c")._contents().queries == {"q": LastBatch(0, ("r1",))}
+
+
+def test_the_queries_that_committed_last_are_remembered(blob: MemoryBlob) -> None:
+    with opened(blob) as client:
+        c = client.create_or_load("c", key=KEY)
+        for n in range(QUERIES_KEPT):
+            with client.multi_write() as multi:
+                multi.mark_batch(c, f"q{n}", 0, "r")
+        batch(c, 1, query="q0")
+        batch(c, 0, query="new")
+        known = c._contents().queries
+        assert len(known) == QUERIES_KEPT
+        assert "q1" not in known
+        assert [*known][-2:] == ["q0", "new"]
+
+
+def test_a_batch_of_several_collections_was_done_if_one_has_it(blob: MemoryBlob) -> None:
+    with opened(blob) as client:
+        a, b = (client.create_or_load(name, key=KEY) for name in "ab")
+        batch(a, 3)
+        with client.multi_write() as multi:
+            for c in (a, b):
+                multi.mark_batch(c, "q", 3, "r2")
+                multi.add_parts(c, uploaded(c, 1, 1))
+        assert (keys(a), keys(b)) == ([3], [])
+        with client.multi_write() as multi:
+            for c in (a, b):
+                multi.mark_batch(c, "q", 4, "r2")
+        assert a._contents().queries["q"].batch == b._contents().queries["q"].batch == 4
+
+
+@pytest.mark.parametrize("run", ["", "x" * 201, "a\nb"])
+def test_a_bad_run_is_refused(blob: MemoryBlob, run: str) -> None:
+    with opened(blob) as client:
+        c = client.create_or_load("c", key=KEY)
+        with pytest.raises(persist.InvalidUsage, match="run="):
+            batch(c, 0, run)
+
+
+def alone(c: Collection, upper: int) -> None:
+    with c.client.multi_write() as multi:
+        multi.expect_upper(c, upper, alone=True)
+        multi.add_parts(c, uploaded(c, 100, upper))
+        multi.seal(c, upper + 1)
+
+
+def test_a_commit_that_must_be_alone_loses_to_any_other(blob: MemoryBlob) -> None:
+    with opened(blob) as one, opened(blob) as two:
+        a, b = one.create_or_load("c", key=KEY), two.create_or_load("c", key=KEY)
+        alone(a, 0)
+        b.write([((1, None), 5, 1)]).result()
+        before = parts(blob)
+        with pytest.raises(
+            persist.UpdatesBeyondUpper, match="updates at times beyond upper=Antichain\\(1\\), until 5,"
+        ):
+            alone(a, 1)
+        with pytest.raises(persist.UpperMismatch):
+            alone(a, 0)
+        assert parts(blob) == before
+        b.seal(6).result()
+        with pytest.raises(persist.UpperMismatch):
+            alone(a, 1)
+        alone(a, 6)
+        assert keys(a) == [1, 100, 100]
+
+
+def test_a_commit_that_must_be_alone_loses_to_one_in_the_same_group(blob: MemoryBlob) -> None:
+    with opened(blob) as client:
+        c = client.create_or_load("c", key=KEY)
+        for several in (False, True):
+            # Whether both come into one group is up to the committer; the answer is the same.
+            first = c.write([((1, None), 3, 1)], token="t" if several else None)
+            with pytest.raises(persist.UpdatesBeyondUpper):
+                alone(c, 0)
+            first.result()
+
+
+def test_parts_that_are_kept_outlive_a_rejected_commit(blob: MemoryBlob) -> None:
+    with opened(blob) as client:
+        c = client.create_or_load("c", key=KEY)
+        c.seal(5).result()
+        found = {}
+        for keep in (False, True):
+            stored = uploaded(c, 1, 4)
+            with pytest.raises(persist.UpdateNotBeyondUpper), client.multi_write() as multi:
+                multi.add_parts(c, stored, keep=keep)
+            found[keep] = stored[0].blob in parts(blob)
+        assert found == {False: False, True: True}

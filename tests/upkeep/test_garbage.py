@@ -1,0 +1,377 @@
+"""Garbage collection and the length of the log: what goes, what stays, and who must notice."""
+
+import threading
+import uuid
+from collections.abc import Callable
+from typing import Any, Literal, cast
+
+import pyarrow as pa
+import pytest
+
+import persist
+from persist.blob import MemoryBlob
+from persist.log.commits import record_key
+from persist.log.envelope import BlobRef
+from persist.log.keys import uploaded_seqno
+from persist.replica.checkpoint import read_newest_checkpoint
+from persist.write.part_writer import PartWriter
+from tests.clocks import DatedBlob, ImpatientClock
+
+KEY = {"k": pa.int64()}
+HOUR, DAY = 3600.0, 86400.0
+
+
+def opened(blob: DatedBlob, clock: ImpatientClock | None = None, **changed: Any) -> persist.Client:
+    settings = persist.Settings(**{"background": False, "hold_linger_s": 0, **changed})
+    return persist.open(blob, clock=clock or blob.clock, settings=settings)
+
+
+def table(rows: int = 20_000, time: int = 0) -> pa.Table:
+    return pa.table({"k": range(rows), "_time": [time] * rows, "_diff": [1] * rows})
+
+
+def keys(blob: MemoryBlob, prefix: str) -> list[str]:
+    return [entry.key for entry in blob.list(prefix)]
+
+
+@pytest.fixture
+def dated() -> DatedBlob:
+    return DatedBlob(ImpatientClock())
+
+
+def test_blobs_of_a_destroyed_collection_go_after_the_grace_period_by_the_clock_of_the_store(dated: DatedBlob) -> None:
+    with opened(dated) as client, opened(dated, ImpatientClock(5e9)) as wrong_clock:
+        c, other = client.create_or_load("c", key=KEY), client.create_or_load("other", key=KEY)
+        c.write(table()).result()
+        other.write(table(), seal=1).result()
+        stays = keys(dated, f"part/{other.id}")
+        c.destroy().result()
+        assert wrong_clock.gc().collections == 0
+        dated.clock.sleep(HOUR - 10)
+        assert wrong_clock.gc().collections == 0
+        assert keys(dated, f"part/{c.id}")
+        dated.clock.sleep(20)
+        report = wrong_clock.gc()
+        assert (report.collections, report.parts) == (1, 1)
+        assert keys(dated, "part/") == stays
+        assert client.gc().collections == 0
+        assert other.snapshot(0).count() == 20_000
+
+
+def orphan(blob: DatedBlob, client: persist.Client, handle: persist.Collection) -> list[persist.codecs.Part]:
+    """Upload what no record names."""
+    return list(PartWriter(blob, client._follower.next_seqno).upload(handle.id, handle.schema, table(time=5)))
+
+
+def test_an_upload_that_no_record_names_goes_after_the_grace_period(dated: DatedBlob) -> None:
+    with opened(dated) as client:
+        c = client.create_or_load("c", key=KEY)
+        c.write(table(), seal=1).result()
+        [part] = orphan(dated, client, c)
+        dated.clock.sleep(DAY - 60)
+        assert client.gc().parts == 0
+        c.seal(2).result()
+        client.gc()
+        dated.clock.sleep(DAY + 60)
+        assert client.gc().parts + client.gc().parts == 1
+        assert part.blob not in keys(dated, "part/")
+        assert c.snapshot(1).count() == 20_000
+
+
+def test_a_commit_that_comes_after_its_upload_was_declared_void_is_refused(dated: DatedBlob) -> None:
+    """However slow a writer is, and even before its blob is deleted: it can never refer to what is gone."""
+    with opened(dated) as client, opened(dated, orphan_grace_s=0, grace_s=0) as collector:
+        c = client.create_or_load("c", key=KEY)
+        c.write(table(), seal=1).result()
+        parts = orphan(dated, client, c)
+        assert collector.gc().parts == 1
+        with pytest.raises(persist.UploadExpired, match="uploaded too long ago"):
+            c.commit_parts(parts).result()
+        c.seal(10).result()
+        assert c.snapshot(9).count() == 20_000
+        fresh = orphan(dated, client, c)
+        for part in fresh:
+            assert (uploaded_seqno(part.blob) or 0) >= client._follower.state.control.upload_floor
+
+
+def test_an_upload_that_was_committed_meanwhile_is_not_deleted(dated: DatedBlob) -> None:
+    with opened(dated) as client, opened(dated, orphan_grace_s=0, grace_s=0) as collector:
+        c = client.create_or_load("c", key=KEY)
+        parts = orphan(dated, client, c)
+        submit = collector._committer.submit  # type: ignore[union-attr]
+
+        def late(*args: object) -> persist.CommitFuture:
+            c.commit_parts(parts).result()  # Between the collector's listing and its declaration.
+            return submit(*args)  # type: ignore[arg-type]
+
+        collector._committer.submit = late  # type: ignore[union-attr, method-assign]
+        assert collector.gc().parts == 0
+        c.seal(10).result()
+        assert c.snapshot(9).count() == 20_000
+
+
+def busy(c: persist.Collection, clock: ImpatientClock, hours: int, per_hour: int = 40) -> None:
+    """Seal many times over some hours, by the clock of the store."""
+    start = c.upper.time or 0
+    for n in range(1, hours * per_hour + 1):
+        c.seal(start + n).result()
+        clock.sleep(HOUR / per_hour)
+
+
+SHORT: dict[str, Any] = {"log_retention_s": 5 * HOUR, "log_retention_records": 50}
+
+
+def test_old_records_and_checkpoints_go_and_opening_still_finds_everything(dated: DatedBlob) -> None:
+    with opened(dated, orphan_grace_s=HOUR, **SHORT) as client:
+        c = client.create_or_load("c", key=KEY)
+        c.write([((1, None), 0, 1)]).result()
+        for _ in range(6):
+            busy(c, dated.clock, 4)
+            client.gc()
+        report = client.gc()
+        floor = client._follower.state.control.log_floor
+        assert floor > 400
+        assert min(keys(dated, "log/")) == record_key(floor)
+        assert len(keys(dated, "log/")) >= 50
+        assert len(keys(dated, "checkpoint/")) < 30
+        assert len(keys(dated, "state/")) < 10
+        assert report.records == 0
+        upper = c.upper
+    with opened(dated) as client:
+        assert client.load("c").upper == upper
+        assert client.load("c").snapshot().count() == 1
+        client.load("c").seal(10_000).result()
+
+
+def test_records_younger_than_the_retention_stay_and_so_do_the_last_ones(dated: DatedBlob) -> None:
+    with opened(dated, log_retention_s=5 * HOUR, log_retention_records=1000) as client:
+        c = client.create_or_load("c", key=KEY)
+        busy(c, dated.clock, 20)
+        client.gc()
+        assert keys(dated, "log/")[0] == record_key(0)
+    with opened(dated, log_retention_s=500 * HOUR, log_retention_records=16) as client:
+        client.gc()
+        assert keys(dated, "log/")[0] == record_key(0)
+
+
+def truncated_while_asleep(dated: DatedBlob, client: persist.Client, c: persist.Collection) -> None:
+    for _ in range(3):
+        busy(c, dated.clock, 10)
+        client.gc()
+    client.gc()
+    assert client._follower.state.control.log_floor > 500
+
+
+@pytest.mark.parametrize("mode", ["read", "shared"])
+def test_a_reader_that_was_asleep_across_a_truncation_goes_on_from_the_newest_checkpoint(
+    dated: DatedBlob, mode: Literal["read", "shared"]
+) -> None:
+    with opened(dated, **SHORT) as client, persist.open(dated, mode=mode, clock=dated.clock) as sleeper:
+        c = client.create_or_load("c", key=KEY)
+        c.write([((1, None), 0, 1)], seal=1).result()
+        listen = sleeper.load("c").subscribe(0)
+        assert listen.poll() is not None
+        c.write([((2, None), 5, 1)]).result()
+        truncated_while_asleep(dated, client, c)
+        if mode == "shared":  # It had a lease, which ran out: it is told so, and begins again.
+            with pytest.raises(persist.LeaseExpired):
+                listen.poll()
+            listen = sleeper.load("c").listen(0)
+        # Had it taken the free slot for the end of the log, it would see neither the update nor the seals.
+        progress = listen.poll()
+        assert progress is not None
+        assert progress.updates["k"].to_pylist() == [2]
+        assert progress.upper == c.upper
+
+
+def test_a_writer_that_was_asleep_across_a_truncation_does_not_write_into_a_truncated_slot(dated: DatedBlob) -> None:
+    with opened(dated, **SHORT) as client, opened(dated, **SHORT) as sleeper:
+        c = client.create_or_load("c", key=KEY)
+        theirs = sleeper.load("c")
+        theirs.seal(1).result()
+        truncated_while_asleep(dated, client, c)
+        seqno = theirs.write([((7, None), 1_000_000, 1)]).result()
+        assert seqno == client._follower.refresh().seqno
+        c.seal(1_000_001).result()
+        assert c.snapshot(1_000_000).count() == 1
+        assert min(keys(dated, "log/")) == record_key(client._follower.state.control.log_floor)
+
+
+class AfterCreate:
+    """A store that calls `then`, once, when a record has been created and its creator does not know it yet."""
+
+    def __init__(self, inner: DatedBlob) -> None:
+        self._inner = inner
+        self.then: Callable[[], object] | None = None
+
+    def create(self, key: str, value: bytes) -> bool:
+        created = self._inner.create(key, value)
+        then, self.then = self.then, None
+        if then is not None:
+            then()
+        return created
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+
+def test_another_thread_that_wakes_up_first_does_not_hide_that_a_slot_was_truncated(dated: DatedBlob) -> None:
+    store = AfterCreate(dated)
+    with opened(dated, **SHORT) as client, opened(cast(DatedBlob, store), dated.clock, **SHORT) as sleeper:
+        c = client.create_or_load("c", key=KEY)
+        theirs = sleeper.load("c")
+        truncated_while_asleep(dated, client, c)
+
+        def read_in_another_thread() -> None:
+            reader = threading.Thread(target=lambda: theirs.upper)
+            reader.start()
+            reader.join()
+
+        store.then = read_in_another_thread
+        seqno = theirs.write([((7, None), 1_000_000, 1)]).result()
+        assert seqno == client._follower.refresh().seqno
+        c.seal(1_000_001).result()
+        assert c.snapshot(1_000_000).count() == 1
+
+
+def test_a_writer_that_falls_asleep_right_after_its_commit_does_not_commit_it_twice(dated: DatedBlob) -> None:
+    store = AfterCreate(dated)
+    with opened(dated, **SHORT) as client, opened(cast(DatedBlob, store), dated.clock, **SHORT) as sleeper:
+        c = client.create_or_load("c", key=KEY)
+        theirs = sleeper.load("c")
+        store.then = lambda: truncated_while_asleep(dated, client, c)
+        with pytest.raises(persist.Indeterminate, match="took so long"):
+            theirs.write([((7, None), 1_000_000, 1)], token="once").result()
+        theirs.write([((7, None), 1_000_000, 1)], token="once").result()
+        c.seal(1_000_001).result()
+        assert c.snapshot(1_000_000).count() == 1
+
+
+def test_a_reader_that_was_asleep_is_told_when_its_history_is_gone(dated: DatedBlob) -> None:
+    with opened(dated, **SHORT) as client, opened(dated) as sleeper:
+        c = client.create_or_load("c", key=KEY)
+        c.seal(1).result()
+        listen = sleeper.load("c").listen(0)
+        c.allow_compaction(10_000).result()
+        truncated_while_asleep(dated, client, c)
+        client.gc()
+        with pytest.raises((persist.AsOfCompacted, persist.LeaseExpired)):
+            listen.poll()
+
+
+def test_a_location_that_lost_its_checkpoints_after_a_truncation_is_not_taken_for_an_empty_one(
+    dated: DatedBlob,
+) -> None:
+    with opened(dated, **SHORT) as client:
+        c = client.create_or_load("c", key=KEY)
+        truncated_while_asleep(dated, client, c)
+    for key in keys(dated, "checkpoint/"):
+        dated.delete(key)
+    modes: list[Literal["read", "shared"]] = ["read", "shared"]
+    for mode in modes:
+        with pytest.raises(persist.CorruptBlob, match="no checkpoint can be read"):
+            persist.open(dated, mode=mode)
+
+
+def test_a_client_whose_state_object_was_collected_reads_on_from_the_newest_checkpoint(dated: DatedBlob) -> None:
+    with opened(dated, orphan_grace_s=0, **SHORT) as client:
+        c, quiet = client.create_or_load("c", key=KEY), client.create_or_load("quiet", key=KEY)
+        for upper in range(1, 120):
+            quiet.seal(upper).result()
+        with persist.open(dated, mode="read", clock=dated.clock) as reader:
+            old = {
+                entry.base.blob for entry in reader._follower.state.entries.values() if isinstance(entry.base, BlobRef)
+            }
+            for upper in range(120, 400):
+                quiet.seal(upper).result()
+            truncated_while_asleep(dated, client, c)
+            assert old.isdisjoint(keys(dated, "state/"))
+            assert reader.load("quiet").upper == persist.Antichain(399)
+
+
+def test_two_collectors_and_a_writer_at_once_lose_nothing(dated: DatedBlob) -> None:
+    with opened(dated, **SHORT) as one, opened(dated, **SHORT) as two:
+        for n in range(10):
+            c = one.create_or_load("c", key=KEY)
+            c.write(table(2_000, n), token=uuid.uuid4().hex, seal=n + 1).result()
+            dated.clock.sleep(3 * HOUR)
+            one.gc()
+            two.gc()
+        assert c.snapshot().count() == 20_000
+        assert read_newest_checkpoint(dated).seqno > 0
+
+
+def test_gc_of_an_empty_location_writes_nothing(dated: DatedBlob) -> None:
+    with opened(dated) as client:
+        assert client.gc() == persist.GarbageReport()
+    assert keys(dated, "") == []
+    with persist.open(dated, mode="read") as reader, pytest.raises(persist.ReadOnly):
+        reader.gc()
+
+
+def test_gc_of_an_idle_location_does_not_go_on_writing_records(dated: DatedBlob) -> None:
+    with opened(dated, **SHORT) as client:
+        c = client.create_or_load("c", key=KEY)
+        c.write(table(), seal=1).result()
+        orphan(dated, client, c)
+        seqnos = []
+        for _ in range(100):
+            dated.clock.sleep(HOUR)
+            client.gc()
+            seqnos.append(client._follower.state.seqno)
+        assert seqnos[-1] == seqnos[60]
+        assert len(keys(dated, "part/")) == 1
+        assert len(keys(dated, "checkpoint/")) <= 5
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"lease_s": 0},
+        {"grace_s": -1},
+        {"log_retention_s": 60},
+        {"background": 1},
+        {"gc_interval_s": "x"},
+        {"log_retention_records": 20.5},
+        {"cache_memory_bytes": 1e6},
+    ],
+)
+def test_bad_settings_are_refused(bad: dict[str, object]) -> None:
+    with pytest.raises(persist.InvalidUsage, match=f"Settings\\({next(iter(bad))}="):
+        persist.Settings(**bad)  # type: ignore[arg-type]
+
+
+def test_of_collections_destroyed_together_only_those_nobody_reads_are_collected(dated: DatedBlob) -> None:
+    with opened(dated, grace_s=0, orphan_grace_s=0) as client, opened(dated) as reader:
+        read, unread = client.create_or_load("read", key=KEY), client.create_or_load("unread", key=KEY)
+        for each in (read, unread):
+            each.write(table(), seal=1).result()
+        snapshot = reader.load("read").snapshot(0)
+        futures = [each.destroy() for each in (read, unread)]
+        assert len({future.result() for future in futures}) == 1  # One record.
+        assert client.gc().collections == 1
+        assert snapshot.to_arrow().num_rows == 20_000
+        assert [d.collection for d in client._follower.refresh().control.dropped] == [read.id]
+
+
+def test_a_collector_that_lags_behind_is_not_stopped_by_state_objects_that_others_have_collected(
+    dated: DatedBlob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("persist.replica.checkpoint.PENDING_MAX", 1)
+    settings: dict[str, Any] = {"log_retention_records": 16, "log_retention_s": HOUR}
+    with opened(dated, **settings) as writer:
+        c = writer.create_or_load("c", key=KEY)
+        c.write(table(), seal=1).result()
+        c.write(table(10, 1), seal=2).result()
+        writer.gc()
+        (old,) = keys(dated, "state/")
+        with opened(dated, **settings) as other:
+            assert other.collections() == ["c"]  # It knows of the contents only where they are.
+            for time in range(2, 30):
+                c.write(table(10, time), seal=time + 1).result()
+                dated.clock.sleep(HOUR)
+                writer.gc()
+                other.collections()
+            assert old not in keys(dated, "state/")
+            other.gc()
+        assert c.snapshot(29).count() == 20_000 + 29 * 10
