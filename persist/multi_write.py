@@ -2,19 +2,17 @@
 
 from collections.abc import Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from persist.antichain import Antichain
 from persist.codecs import Part
+from persist.collection import Collection
+from persist.engine import Engine
 from persist.errors import InvalidUsage
 from persist.log.records import Batch
 from persist.names import check_text
 from persist.state.state import ExpectNothingBeyondUpper, ExpectUpper
 from persist.write.operations import Step, token_steps
-
-if TYPE_CHECKING:
-    from persist.client import Client
-    from persist.collection import Collection
 
 
 class MultiWrite:
@@ -27,26 +25,26 @@ class MultiWrite:
         seqno: of the commit, once the block has ended; as in `CommitFuture`, if the commit changed nothing.
     """
 
-    def __init__(self, client: "Client", token: str | None) -> None:
+    def __init__(self, engine: Engine, token: str | None) -> None:
         self.seqno: int | None = None
-        self._client = client
+        self._engine = engine
         self._token = token
         self._steps: list[Step] = []
         self._names: dict[str, str] = {}
         self._is_open = False
         self._was_used = False
 
-    def write(self, collection: "Collection", updates: Any) -> None:
+    def write(self, collection: Collection, updates: Any) -> None:
         """Add updates to the commit; takes what `Collection.write` takes and checks them at once."""
         self._check(collection)
-        self._add(collection, collection._write_steps(updates))
+        self._add(collection, collection.handle.write_steps(updates))
 
-    def seal(self, collection: "Collection", upper: int | Antichain) -> None:
+    def seal(self, collection: Collection, upper: int | Antichain) -> None:
         """Add a seal to the commit. It comes after the writes before it and before those after it."""
         self._check(collection)
-        self._add(collection, [collection._seal_step(upper)])
+        self._add(collection, [collection.handle.seal_step(upper)])
 
-    def add_parts(self, collection: "Collection", parts: Sequence[Part], *, keep: bool = False) -> None:
+    def add_parts(self, collection: Collection, parts: Sequence[Part], *, keep: bool = False) -> None:
         """Add parts to the commit, as `Collection.commit_parts`; they are deleted if the block raises.
 
         Args:
@@ -54,9 +52,9 @@ class MultiWrite:
                 in another way, or deletes them. Those of a commit that was done before are deleted.
         """
         self._check(collection)
-        self._add(collection, collection._part_steps(parts, keep=keep))
+        self._add(collection, collection.handle.part_steps(parts, keep=keep))
 
-    def expect_upper(self, collection: "Collection", upper: int | Antichain, *, alone: bool = False) -> None:
+    def expect_upper(self, collection: Collection, upper: int | Antichain, *, alone: bool = False) -> None:
         """Let the commit be rejected if the collection has another upper when it comes.
 
         Args:
@@ -66,7 +64,7 @@ class MultiWrite:
         condition = ExpectNothingBeyondUpper if alone else ExpectUpper
         self._add(collection, [condition(collection.id, Antichain.at(upper))])
 
-    def mark_batch(self, collection: "Collection", query: str, batch: int, run: str, *, again: bool = False) -> None:
+    def mark_batch(self, collection: Collection, query: str, batch: int, run: str, *, again: bool = False) -> None:
         """Make the commit a batch of a streaming query, which does nothing if it was done before.
 
         Args:
@@ -79,18 +77,18 @@ class MultiWrite:
         mark = Batch(collection.id, check_text("query", query), batch, check_text("run", run), again)
         self._add(collection, [mark])
 
-    def _check(self, collection: "Collection") -> None:
+    def _check(self, collection: Collection) -> None:
         if not self._is_open:
             raise InvalidUsage(
                 "a multi_write takes writes only inside its `with` block: with client.multi_write() as multi: …"
             )
-        if collection.client is not self._client:
+        if collection.handle.engine is not self._engine:
             raise InvalidUsage(
                 f"collection {collection.name!r} belongs to another client; a commit covers the collections of one "
                 "location, so load it from the client that opened this block"
             )
 
-    def _add(self, collection: "Collection", steps: list[Step]) -> None:
+    def _add(self, collection: Collection, steps: list[Step]) -> None:
         self._names[collection.id] = collection.name
         self._steps += steps
 
@@ -106,6 +104,6 @@ class MultiWrite:
         self._is_open = False
         if kind is None:
             steps = [*self._steps, *token_steps(self._token, self._names, self._steps)]
-            self.seqno = self._client._submit("multi_write", steps, self._names).result()
+            self.seqno = self._engine.submit("multi_write", steps, self._names).result()
         else:
-            self._client._abandon(self._steps)
+            self._engine.abandon(self._steps)

@@ -15,17 +15,16 @@ from persist.write.part_writer import PartWriter
 
 def add_keyframe(collection: persist.Collection, as_of: int, *, pieces: int = 1, drop_history: bool = False) -> None:
     """Add a keyframe as of a sealed time, in some parts; perhaps drop the history up to it, all in parts of its own."""
-    client, schema = collection.client, collection.schema
-    assert client._committer is not None
+    engine, schema = collection.handle.engine, collection.schema
     contents = collection.snapshot(as_of, form="diff").to_arrow()
     times = pa.repeat(pa.scalar(as_of, pa.int64()), len(contents))
     table = consolidate(contents, schema.names).add_column(len(schema.names), schema.arrow.field("_time"), times)
-    writer = PartWriter(client._blob, lambda: client._follower.state.seqno + 1)
+    writer = PartWriter(engine.blob, lambda: engine.follower.state.seqno + 1)
     parts: tuple[Part, ...] = ()
     rows = -(-len(table) // pieces) or 1
     for start in range(0, len(table), rows):  # Of one row for each key, or of one piece.
         parts += writer.upload(collection.id, schema, table.slice(start, rows))
-    state = collection._contents()
+    state = collection.handle.contents()
     gone = [run for run in state.history if drop_history and state.parts_of(run)[0].time_max <= as_of]
     step = Replace(
         collection.id,
@@ -35,7 +34,7 @@ def add_keyframe(collection: persist.Collection, as_of: int, *, pieces: int = 1,
         history_from=as_of + 1 if drop_history else None,
         unused=tuple(part.blob for run in gone for part in state.parts_of(run) if part.blob),
     )
-    client._committer.submit([step], {collection.id: collection.name}).result()
+    collection.handle.submit("a test", [step]).result()
 
 
 def snapshots(
@@ -47,9 +46,9 @@ def snapshots(
     form: Form = "rows",
 ) -> Iterator[Snapshot]:
     """Yield the snapshot as of a time by every plan there is: from each keyframe, and from none."""
-    candidates: list[Keyframe | None] = [*collection._contents().keyframes, None]
+    candidates: list[Keyframe | None] = [*collection.handle.contents().keyframes, None]
     for keyframe in candidates:
-        contents, _, reading = collection._claimed(as_of, None)
+        contents, _, reading = collection.handle.sealed_and_claimed(as_of, None)
         if keyframe is None and contents.history_from:
             continue
         names = collection.schema.names if columns is None else columns

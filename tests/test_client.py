@@ -308,7 +308,7 @@ def test_a_snapshot_holds_what_a_plain_sum_holds(
         found = orders.snapshot(as_of, columns=columns, filter=filter, form="diff")
         assert found_sums([found.to_arrow()]) == expected
         assert found.count() == sum(expected.values())
-        cut = [each for scan in found.slices(slices) for each in read_snapshot(scan, "diff", client._source())]
+        cut = [each for scan in found.slices(slices) for each in read_snapshot(scan, "diff", client.engine.reader())]
         if "k" in wanted:
             assert found_sums(cut) == expected
         assert sum(pc.sum(each["_diff"]).as_py() or 0 for each in cut) == sum(expected.values())
@@ -500,7 +500,7 @@ def test_small_parts_travel_in_the_record_until_the_cap_and_then_in_blobs(
             orders.write([((i, "a"), 0, 1)]).result()
         stored = len(list(blob.list("part/")))
         assert 0 < stored < 40
-        contents = client._follower.known(orders.id, "orders")
+        contents = client.engine.follower.known(orders.id, "orders")
         inline = sum(len(part.inline) for part in contents.parts)
         assert inline == contents.inline_bytes <= 20_000
         assert sum(1 for part in contents.parts if part.blob) == stored

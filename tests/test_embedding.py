@@ -57,7 +57,7 @@ def test_a_read_in_a_callback_does_not_wait_for_a_thread_that_waits_for_the_call
         c = client.create_or_load("c", key=KEY)
         c.write([((1, None), 0, 1)], seal=1).result()
         other = threading.Thread(target=lambda: seen.append(c.snapshot(0).count()), daemon=True)
-        leases = client._leases
+        leases = client.engine.writer("a test").leases
         assert leases is not None
 
         def callback(_: object) -> None:
@@ -79,8 +79,7 @@ def test_a_read_in_a_callback_does_not_wait_for_a_thread_that_waits_for_the_call
 
 def test_a_callback_may_write_though_there_is_no_room(blob: MemoryBlob, monkeypatch: pytest.MonkeyPatch) -> None:
     with persist.open(blob) as client:
-        assert client._committer is not None
-        monkeypatch.setattr(client._committer, "_in_flight_bytes_max", 1)
+        monkeypatch.setattr(client.engine.writer("a test").committer, "_in_flight_bytes_max", 1)
         c = client.create_or_load("c", key=KEY)
         written: list[persist.CommitFuture] = []
         called = threading.Event()
@@ -128,7 +127,7 @@ threading.Thread(target=work).start()
 """)
     assert printed.split() == ["40040"]
     with persist.open(tmp_path, mode="read") as client:
-        assert client._follower.state.seqno >= 40
+        assert client.engine.follower.state.seqno >= 40
 
 
 def test_a_process_that_exits_does_not_wait_for_uploads_to_a_store_that_is_down() -> None:
@@ -152,7 +151,8 @@ with persist.open({str(tmp_path)!r}) as client:
     c = client.create_or_load("c", key={{"k": pa.int64()}})
     c.seal(1).result()
     held, listen = c.hold(0), c.listen(0)
-    with client._committer._changed:  # Another thread of the parent may have it at the moment of the fork.
+    # Another thread of the parent may have it at the moment of the fork.
+    with client.engine.writer("a test").committer._changed:
         child = os.fork()
     if not child:
         try:
@@ -170,7 +170,7 @@ def test_contents_that_are_lost_while_others_are_loaded_are_loaded_again(blob: M
     """To load one collection may send the client back to a checkpoint, which has the contents of none."""
     with persist.open(blob, clock=ImpatientClock()) as client:
         one, two = client.create_or_load("one", key=KEY), client.create_or_load("two", key=KEY)
-        follower, left = client._follower, [3]
+        follower, left = client.engine.follower, [3]
         load = follower.load
 
         def load_and_forget(id_: str) -> CollectionState | None:

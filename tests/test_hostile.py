@@ -115,7 +115,7 @@ def test_a_hold_cannot_take_the_name_of_a_leased_one(client: persist.Client) -> 
     orders = client.create_or_load("orders", key=KEY)
     orders.seal(9).result()
     with orders.hold(3):
-        (leased,) = client._follower.known(orders.id, "orders").holds
+        (leased,) = client.engine.follower.known(orders.id, "orders").holds
         with pytest.raises(persist.InvalidUsage, match="looks like the id of a lease"):
             orders.hold(5, name=leased)
 
@@ -262,10 +262,10 @@ def victim(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> V
     orders.hold(0)
     for time in range(2, 6):
         orders.seal(time).result()
-    contents = client._follower.known(orders.id, "orders")
+    contents = client.engine.follower.known(orders.id, "orders")
     (hold,) = contents.holds
     victim = Victim(blob, orders.id, gone.id, contents.parts[0], hold, contents.holds[hold].lease or "")
-    monkeypatch.setattr(client._leases, "close", lambda: None)  # A client that died.
+    monkeypatch.setattr(client.engine.writer("a test").leases, "close", lambda: None)  # A client that died.
     client.close()
     assert any(True for _ in blob.list("checkpoint/")) is request.param
     return victim
@@ -276,7 +276,7 @@ def check_refused(victim: Victim, before: Mapping[str, bytes | None], *named: st
     uses: list[Callable[[persist.Collection], object]] = [
         lambda c: c.snapshot(0).count(),
         lambda c: c.write([((1, "a"), 99, 1)]).result(),
-        lambda c: c.client.gc(),
+        lambda c: c.handle.engine.writer("gc").collect_garbage(),
     ]
     for use in uses:
         watched = WatchedBlob(victim.blob)
@@ -573,7 +573,7 @@ def test_a_state_object_that_no_writer_would_make_is_refused(victim: Victim) -> 
 def test_parts_that_are_offered_again_are_not_deleted_when_that_is_refused(client: persist.Client) -> None:
     """As when a job commits twice what its tasks have uploaded."""
     orders = client.create_or_load("orders", key=KEY, value=VALUE)
-    parts = PartWriter(client._blob, client._follower.next_seqno).upload(orders.id, orders.schema, table(5))
+    parts = PartWriter(client.engine.blob, client.engine.follower.next_seqno).upload(orders.id, orders.schema, table(5))
     orders.commit_parts(parts, seal=persist.Antichain(6)).result()
     with pytest.raises(persist.UpdateNotBeyondUpper):
         orders.commit_parts(parts, seal=persist.Antichain(6)).result()
@@ -581,13 +581,13 @@ def test_parts_that_are_offered_again_are_not_deleted_when_that_is_refused(clien
     with pytest.raises(persist.PersistError), client.multi_write() as multi:
         multi.write(orders, table(7))
         multi.seal(orders, 1)
-    assert [entry.key for entry in client._blob.list("part/")] == [part.blob for part in parts]
+    assert [entry.key for entry in client.engine.blob.list("part/")] == [part.blob for part in parts]
 
 
 def test_parts_with_hostile_names_are_neither_committed_nor_deleted(client: persist.Client, blob: MemoryBlob) -> None:
     orders = client.create_or_load("orders", key=KEY, value=VALUE)
     orders.write(table(0), seal=1).result()
-    (part,) = client._follower.known(orders.id, "orders").parts
+    (part,) = client.engine.follower.known(orders.id, "orders").parts
     before = everything(blob)
     for key in (record_key(0), part.blob.replace(orders.id, OTHER), "../x", ""):
         for time in (0, 9):
@@ -613,7 +613,7 @@ def test_neighbours_and_nested_locations_do_not_touch_each_other(
         life(folder, 12)
     life(outer, 60)
     with persist.open(outer, settings=NOW) as client:
-        (dropped,) = client._follower.state.control.dropped
+        (dropped,) = client.engine.follower.state.control.dropped
     for kind in ("part", "state", "list"):
         folders.append(f"{outer}/{kind}/{dropped.collection}/x")
         life(folders[-1], 12)
@@ -649,7 +649,7 @@ def life(folder: str, commits: int) -> None:
         kept.write(table(0, 2_000), seal=1).result()
         gone = client.create_or_load("gone", key=KEY, value=VALUE)
         gone.write(table(0, 2_000), seal=1).result()
-        PartWriter(client._blob, client._follower.next_seqno).upload(kept.id, kept.schema, table(5, 10))
+        PartWriter(client.engine.blob, client.engine.follower.next_seqno).upload(kept.id, kept.schema, table(5, 10))
         for time in range(2, commits):
             kept.seal(time).result()
         gone.destroy().result()

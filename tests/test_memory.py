@@ -72,7 +72,7 @@ def everything(location: str, some: Iterator[pa.Table], settings: persist.Settin
 
 def stored(client: persist.Client, collection: persist.Collection) -> int:
     """Return what all parts take decoded."""
-    contents = client._follower.load(collection.id)
+    contents = client.engine.follower.load(collection.id)
     assert contents is not None
     return sum(part.memory for part in contents.parts)
 

@@ -107,7 +107,7 @@ def write_everything(client: persist.Client) -> None:
 
 
 def client_like(client: persist.Client, **changed: Any) -> persist.Client:
-    return persist.open(client._blob, **changed)
+    return persist.open(client.engine.blob, **changed)
 
 
 def collect(place: Place) -> None:
@@ -116,7 +116,7 @@ def collect(place: Place) -> None:
     settings = persist.Settings(background=False, log_retention_records=16)
     with closing(bucket), persist.open(bucket, settings=settings) as client:
         orders = client.load("orders")
-        PartWriter(bucket, client._follower.next_seqno).upload(orders.id, orders.schema, table(99))
+        PartWriter(bucket, client.engine.follower.next_seqno).upload(orders.id, orders.schema, table(99))
         orders.seal(70).result()
         client.gc()
         for time in range(71, 76):
@@ -354,7 +354,7 @@ def provoked(place: Place, options: dict[str, Any]) -> Iterator[object]:
     with persist.open(place.url, storage_options=options) as client:
         fill(client)
         orders = client.load("orders")
-        yield from (client, client.url, client._blob, orders, orders.schema, orders.holds(), orders.upper)
+        yield from (client, client.url, client.engine.blob, orders, orders.schema, orders.holds(), orders.upper)
         with orders.snapshot(3) as snapshot, orders.changes(1, 3) as changes, orders.hold(3) as hold:
             listen, future = orders.subscribe(3), orders.seal(5)
             yield from (snapshot, snapshot.scan, changes, hold, listen, future, client.multi_write())

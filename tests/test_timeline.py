@@ -125,6 +125,6 @@ def test_the_timeline_is_stored_and_checked(blob: MemoryBlob, clicks: persist.Co
 
 
 def test_only_a_collection_with_a_timeline_has_one_in_the_log(blob: MemoryBlob, clicks: persist.Collection) -> None:
-    clicks.client.create_or_load("plain", key={"k": pa.int64()})
+    persist.Client(clicks.handle.engine).create_or_load("plain", key={"k": pa.int64()})
     log = b"".join(blob.get(entry.key) or b"" for entry in blob.list("log/"))
     assert log.count(b'"timeline":"ms"') == log.count(b'"timeline"') == 1

@@ -26,8 +26,8 @@ from typing import Any
 import msgspec
 
 from persist.antichain import Antichain
-from persist.codecs import CollectionSchema, Part
-from persist.errors import Superseded
+from persist.codecs import TIME_MAX, CollectionSchema, Part
+from persist.errors import AsOfCompacted, Superseded
 from persist.log.records import Frontier, Keyframe, Numbers, Replace
 from persist.state.queries import LastBatch
 
@@ -83,6 +83,28 @@ class CollectionState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def parts_of(self, numbers: Iterable[int]) -> tuple[Part, ...]:
         """Return the parts of those numbers."""
         return tuple(self.numbered[number] for number in numbers)
+
+
+def last_sealed(contents: CollectionState) -> int:
+    """Return the last sealed time of contents, which has one."""
+    return TIME_MAX if contents.upper.time is None else contents.upper.time - 1
+
+
+def check_readable(contents: CollectionState, as_of: int) -> None:
+    """Raise AsOfCompacted if since has passed as_of."""
+    if not contents.since.has_beyond(as_of):
+        raise AsOfCompacted(as_of, contents.since)
+
+
+def check_changes_readable(contents: CollectionState, lower: int) -> None:
+    """Raise AsOfCompacted unless updates from lower on can be told apart.
+
+    They can if since is at most `lower - 1`, or if lower is 0 and nothing was compacted: nothing came before then.
+    """
+    if lower == 0 and contents.since == Antichain(0):
+        return
+    if not contents.since.has_beyond(lower - 1):
+        raise AsOfCompacted(lower - 1, contents.since, lower)
 
 
 def appended(contents: CollectionState, parts: tuple[Part, ...]) -> CollectionState:

@@ -40,7 +40,7 @@ def opened(blob: Any, **changed: Any) -> persist.Client:
 
 
 def state(client: persist.Client, handle: persist.Collection) -> CollectionState:
-    contents = client._follower.load(handle.id)
+    contents = client.engine.follower.load(handle.id)
     assert contents is not None
     return contents
 
@@ -91,7 +91,7 @@ class Oracle:
 def test_every_readable_time_reads_the_same_whatever_was_compacted(seed: int) -> None:
     chance, oracle, current = random.Random(seed), Oracle(), dict[int, str]()
     since = upper = 0
-    with opened(MemoryBlob()) as client, opened(client._storage.metered._inner) as other:
+    with opened(MemoryBlob()) as client, opened(client.engine.storage.metered._inner) as other:
         handles = [each.create_or_load("c", key=KEY, value=VALUE) for each in (client, other)]
         for _ in range(50):
             updates = []
@@ -351,14 +351,14 @@ def test_of_two_compactors_that_do_the_same_work_one_throws_its_output_away(monk
         c = one.create_or_load("c", key=KEY, value=VALUE)
         c.write(rows_at(20_000, 0), seal=1).result()
         c.write(rows_at(10_000, 1, diff=-1), seal=2).result()
-        put, rival = one._compactor._put, other.load("c")
+        put, rival = one.engine.writer("a test").compactor._put, other.load("c")
 
         def late(*arguments: Any) -> None:
             monkeypatch.undo()
             rival.compact()
             put(*arguments)
 
-        monkeypatch.setattr(one._compactor, "_put", late)
+        monkeypatch.setattr(one.engine.writer("a test").compactor, "_put", late)
         report = c.compact()
         assert report.superseded == 1
         named = {part.blob for part in state(one, c).parts}
@@ -431,7 +431,7 @@ def test_a_client_that_reads_on_and_on_does_not_keep_old_blobs_for_ever() -> Non
                 dated.clock.sleep(150)
                 reader.maintain()
                 client.maintain()
-        assert len(reader._follower.refresh().control.leases) == 1
+        assert len(reader.engine.follower.refresh().control.leases) == 1
         assert len([*dated.list("part/")]) <= 12, "the last hour's, and what is in use"
         assert len(snapshots[-1].to_arrow()) == 0
 
@@ -494,7 +494,7 @@ def test_compaction_ends_when_its_client_is_closed() -> None:
     c = client.create_or_load("c", key=KEY, value=VALUE)
     c.write(rows_at(60_000, 0), seal=1).result()
     c.write(rows_at(30_000, 1, diff=-1), seal=2).result()
-    client._compactor.close()
+    client.engine.writer("a test").compactor.close()
     with pytest.raises(persist.ClientClosed):
         c.compact()
     client.close()
@@ -520,10 +520,9 @@ def test_fsck_finds_a_keyframe_that_does_not_say_what_the_history_says() -> None
         c.write(rows_at(10, 2, start=100), seal=3).result()
         assert is_clean(client)
         wrong = pa.concat_tables([rows_at(29, 2, start=20), rows_at(10, 2, start=100)])  # One record is missing.
-        assert client._committer is not None
-        parts = PartWriter(client._blob, client._follower.next_seqno).upload(c.id, c.schema, wrong)
+        parts = PartWriter(client.engine.blob, client.engine.follower.next_seqno).upload(c.id, c.schema, wrong)
         step = Replace(c.id, parts=parts, keyframes=(Keyframe(2, (-1,)),))
-        client._committer.submit([step], {c.id: "c"}).result()
+        client.engine.writer("a test").committer.submit([step], {c.id: "c"}).result()
         [problem] = client.fsck().problems
         assert (problem.kind, problem.blob) == ("disagrees", parts[0].blob)
         assert "the keyframe as of 2 differs in 1 records from what the keyframe as of 1" in problem.what

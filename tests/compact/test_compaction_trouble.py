@@ -93,7 +93,9 @@ def test_a_keyframe_before_another_one_is_made_of_what_can_be_told_apart(how: An
 
 
 def uploaded(client: persist.Client, c: persist.Collection, updates: list[Update]) -> tuple[Part, ...]:
-    return PartWriter(client._blob, client._follower.next_seqno).upload(c.id, c.schema, to_updates(updates, c.schema))
+    return PartWriter(client.engine.blob, client.engine.follower.next_seqno).upload(
+        c.id, c.schema, to_updates(updates, c.schema)
+    )
 
 
 def test_a_part_that_was_committed_twice_stays_as_long_as_either_is_in_use() -> None:
@@ -104,13 +106,13 @@ def test_a_part_that_was_committed_twice_stays_as_long_as_either_is_in_use() -> 
         for _ in range(2):
             c.commit_parts(parts).result()
         c.seal(1).result()
-        (one,), (other,) = c._contents().history
+        (one,), (other,) = c.handle.contents().history
         brought = uploaded(client, c, updates)
         merge = Replace(c.id, brought, removed_runs=(one,), runs=((-1,),))
-        client._submit("compact", [merge], {c.id: c.name}).result()
+        client.engine.submit("compact", [merge], {c.id: c.name}).result()
         client.gc()
         check(c, updates * 2)
-        assert [other] in [[*run] for run in c._contents().history]
+        assert [other] in [[*run] for run in c.handle.contents().history]
 
 
 def test_a_part_that_compaction_has_replaced_cannot_be_committed_again() -> None:
@@ -163,15 +165,19 @@ def leftovers(*clients: persist.Client) -> set[str]:
         client.maintain()
     client = clients[-1]
     client.gc()
-    named = {part.blob for name in client.collections() for part in client.load(name)._contents().parts}
+    named = {part.blob for name in client.collections() for part in client.load(name).handle.contents().parts}
     assert client.fsck().is_clean
-    return {entry.key for entry in client._blob.list("part/")} - named
+    return {entry.key for entry in client.engine.blob.list("part/")} - named
 
 
 DEEDS: dict[str, Callable[[persist.Collection], Any]] = {
     "the same compaction": lambda c: c.compact(),
     "what is due": lambda c: c.compact(only_due=True),
-    "since moves and garbage goes": lambda c: (c.allow_compaction(7).result(), c.compact(), c.client.gc()),
+    "since moves and garbage goes": lambda c: (
+        c.allow_compaction(7).result(),
+        c.compact(),
+        persist.Client(c.handle.engine).gc(),
+    ),
     "a write": lambda c: c.write([((1, "v5"), 12, -1), ((9, "late"), 12, 1)], seal=13).result(),
     "a write that is not sealed": lambda c: c.write([((1, "late"), 15, 1)]).result(),
     "a seal": lambda c: c.seal(20).result(),
@@ -262,10 +268,10 @@ def test_a_merge_that_would_overflow_is_not_done_and_nothing_is_lost() -> None:
         for _ in range(3):
             c.write([((1, "x"), 0, 2**62), ((2, "y"), 0, 1)]).result()
         c.write([((1, "x"), 1, -(2**62)), ((1, "x"), 2, -(2**62))], seal=3).result()
-        before = c._contents()
+        before = c.handle.contents()
         with pytest.raises(persist.DiffOverflow):
             c.compact()
-        assert c._contents().history == before.history
+        assert c.handle.contents().history == before.history
         assert dict(c.snapshot(2, form="diff").rows()) == {(1, "x"): 2**62, (2, "y"): 3}
 
 
@@ -326,7 +332,7 @@ def test_what_is_complete_for_ever_and_read_by_nobody_is_compacted_to_what_it_co
         c.allow_compaction(persist.Antichain())
         c.seal(persist.Antichain()).result()
         assert c.compact().forgotten == 7
-        contents = c._contents()
+        contents = c.handle.contents()
         assert sum(part.rows for part in contents.parts) == len(as_of(written, 7))
         assert not contents.history
         assert c.compact() == persist.CompactionReport()
@@ -352,12 +358,12 @@ def test_since_beyond_upper_lets_compaction_forget_what_is_sealed_and_nothing_el
 def work(client: persist.Client, *todo: Work) -> None:
     """Do certain pieces of compaction."""
     for each in todo:
-        client._compactor._do(client.load("c")._contents(), each)
+        client.engine.writer("a test").compactor._do(client.load("c").handle.contents(), each)
 
 
 def together(collection: persist.Collection, step: Replace) -> list[persist.CommitFuture]:
     """Ask for a write, a compaction and another write, such that they are validated as one group."""
-    committer = collection.client._committer
+    committer = collection.handle.engine.writer("a test").committer
     assert committer is not None
     asked: list[persist.CommitFuture] = []
 
@@ -396,14 +402,14 @@ def test_work_that_another_compactor_made_pointless_is_thrown_away_and_costs_nob
         work(other, *before)
         c.allow_compaction(since).result()
         mine = client.load("c")
-        put, steps = client._compactor._put, list[Replace]()
+        put, steps = client.engine.writer("a test").compactor._put, list[Replace]()
 
         def late_put(contents: CollectionState, step: Replace, made: Any) -> None:
             steps.append(step)
             work(other, *meanwhile)
             put(contents, step, made)
 
-        monkeypatch.setattr(client._compactor, "_put", late_put)
+        monkeypatch.setattr(client.engine.writer("a test").compactor, "_put", late_put)
         with pytest.raises(Superseded):
             work(client, late)
         # That check comes before the commit. A race that is lost after it ends in the same way.
@@ -431,7 +437,7 @@ def test_a_compaction_whose_uploads_were_declared_void_costs_nobody_else_anythin
             void.result()
 
         with monkeypatch.context() as patched:
-            patched.setattr(client._compactor, "_put", late_put)
+            patched.setattr(client.engine.writer("a test").compactor, "_put", late_put)
             with pytest.raises(UploadExpired):
                 work(client, MakeKeyframe(4))
         check(c, written)
@@ -446,9 +452,9 @@ def test_parts_of_the_same_bytes_are_cut_into_slices_again_and_again() -> None:
         for _ in range(4):
             c.write(pa.table({"k": keys, "v": values, "_time": [0] * len(keys), "_diff": [1] * len(keys)})).result()
         c.seal(1).result()
-        assert len({part.checksum for part in c._contents().parts}) == 1
+        assert len({part.checksum for part in c.handle.contents().parts}) == 1
         scan = c.snapshot(form="diff").scan
-        reader = PartReader(client._blob, memory_budget=16 << 20)
+        reader = PartReader(client.engine.blob, memory_budget=16 << 20)
         reader._left = type(reader._left)(4 * values.nbytes)
         for _ in range(8):
             tables = [table for each in scan.slices(5) for table in each.updates(reader, ["k", "v", "_diff"])]
@@ -460,18 +466,18 @@ def test_what_an_interrupted_compaction_has_asked_for_keeps_its_parts(monkeypatc
     with opened(MemoryBlob()) as client:
         c = client.create_or_load("c", key=KEY, value=VALUE)
         written = fill(c, range(10))
-        submit = client._compactor._commit
+        submit = client.engine.writer("a test").compactor._commit
 
         def interrupted(*asked: Any) -> Any:
             submit(*asked)
             raise KeyboardInterrupt  # As if Ctrl-C came while the answer is waited for.
 
         with monkeypatch.context() as patched:
-            patched.setattr(client._compactor, "_commit", interrupted)
+            patched.setattr(client.engine.writer("a test").compactor, "_commit", interrupted)
             with pytest.raises(KeyboardInterrupt):
                 work(client, MakeKeyframe(9))
         c.seal(11).result()  # After it in the log.
-        assert [keyframe.as_of for keyframe in c._contents().keyframes] == [9]
+        assert [keyframe.as_of for keyframe in c.handle.contents().keyframes] == [9]
         check(c, written)
         assert leftovers(client) == set()
 
@@ -480,9 +486,9 @@ def test_collections_that_stand_still_cost_no_requests() -> None:
     with opened(MemoryBlob()) as client:
         for n in range(20):
             fill(client.create_or_load(f"c{n}", key=KEY, value=VALUE), range(4))
-        client._compaction.tick()
+        client.engine.writer("a test").compaction.tick()
         before = client.metrics().store["get"].requests
-        client._compaction.tick()
+        client.engine.writer("a test").compaction.tick()
         assert client.metrics().store["get"].requests - before == 1
 
 
@@ -493,16 +499,16 @@ def test_what_was_retracted_before_it_was_written_is_destroyed_in_the_background
         c.write([((1, "secret"), 1, -1), ((2, "stays"), 1, 1)], seal=2).result()
         c.allow_compaction(1).result()
         client.maintain()
-        assert [keyframe.as_of for keyframe in c._contents().keyframes] == [1]
+        assert [keyframe.as_of for keyframe in c.handle.contents().keyframes] == [1]
         c.write([((1, "secret"), 2, 1)], seal=3).result()
         c.allow_compaction(2).result()
         client.maintain()
-        assert [keyframe.as_of for keyframe in c._contents().keyframes] == [2]
-        assert sum(part.rows for part in c._contents().parts) == 1
+        assert [keyframe.as_of for keyframe in c.handle.contents().keyframes] == [2]
+        assert sum(part.rows for part in c.handle.contents().parts) == 1
         assert leftovers(client) == set()
-        before = c._contents()
+        before = c.handle.contents()
         client.maintain()
-        assert c._contents().numbered == before.numbered
+        assert c.handle.contents().numbered == before.numbered
 
 
 @pytest.mark.parametrize("slice_bytes", [100, 1000])
@@ -532,6 +538,6 @@ def test_slices_of_a_slice_are_within_it() -> None:
             inner = each.slices(4)
             assert len(inner) > 1
             assert (inner[0].keys.lower, inner[-1].keys.upper) == (each.keys.lower, each.keys.upper)
-        reader = PartReader(client._blob)
+        reader = PartReader(client.engine.blob)
         tables = [t for each in outer for one in each.slices(4) for t in one.updates(reader, ["k"])]
         assert sum(map(len, tables)) == 200

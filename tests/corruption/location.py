@@ -64,7 +64,7 @@ def blobs_of(seed: int) -> Blobs:
                 multi.write(few, [((rng.randrange(9), f"v{rng.randrange(3)}"), time, 1)])
                 multi.seal(few, time + 1)
                 multi.seal(many, time + 1)
-            client._follower.current(few.id, few.name)
+            client.engine.follower.current(few.id, few.name)
             if time in LARGE_WRITES:  # As a part in a blob, named by a list of one.
                 keys = list(range(time * 1000, time * 1000 + 1000))
                 text = [f"{rng.getrandbits(400):x}" for _ in keys]
@@ -73,7 +73,7 @@ def blobs_of(seed: int) -> Blobs:
                 many.write(pa.table({"k": keys, "v": text, "_time": times, "_diff": [1] * 1000})).result()
                 patch.setattr("persist.log.part_lists.PARTS_INLINE_MAX", 256)
             if time in CHECKPOINTS:
-                assert write_checkpoint(blob, *client._follower.recent())
+                assert write_checkpoint(blob, *client.engine.follower.recent())
     return {entry.key: blob.get(entry.key) or b"" for entry in blob.list("")}
 
 

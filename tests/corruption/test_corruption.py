@@ -58,7 +58,7 @@ def test_the_location_holds_every_kind_of_blob_and_can_be_read() -> None:
     assert len(TRUTH["many", 36]) == 2000
     assert len(TRUTH["few", 20]) > 5
     with persist.open(blob_with(ONE), mode="read") as client:
-        contents = client.load("compacted")._contents()
+        contents = client.load("compacted").handle.contents()
     assert len(contents.keyframes) > 1
     assert contents.history_from > 0
     assert any(len(run) > 1 for run in contents.history)
@@ -359,7 +359,7 @@ def compact_everything(client: persist.Client) -> persist.CompactionReport:
 
 def parts_of_compacted() -> list[str]:
     with persist.open(blob_with(ONE), mode="read") as client:
-        return [part.blob for part in client.load("compacted")._contents().parts if part.blob]
+        return [part.blob for part in client.load("compacted").handle.contents().parts if part.blob]
 
 
 def read_by_compaction() -> list[str]:
@@ -389,7 +389,7 @@ def test_compaction_over_a_damaged_part_names_it_and_replaces_nothing_of_it(key:
             except CorruptBlob as error:
                 failed = error.key
             client.gc()
-            still_used = key in {part.blob for part in client.load("compacted")._contents().parts}
+            still_used = key in {part.blob for part in client.load("compacted").handle.contents().parts}
         if key in READ_BY_COMPACTION:
             assert failed == key
             assert still_used

@@ -119,7 +119,7 @@ def _check_that_garbage_goes(blob: Blob) -> None:
         named: set[str] = set()
         for name in client.collections():
             client.load(name).compact()
-            named |= {part.blob for part in client.load(name)._contents().parts if part.blob}
+            named |= {part.blob for part in client.load(name).handle.contents().parts if part.blob}
         client.gc()
         if (there := {entry.key for entry in blob.list("part/")}) != named:
             raise Violation(f"garbage {sorted(there - named)} is left over, {sorted(named - there)} is gone")

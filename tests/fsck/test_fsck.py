@@ -71,7 +71,7 @@ def rows(start: int, count: int, time: int) -> pa.Table:
 
 def uploads(blob: Blob, client: persist.Client, handle: persist.Collection, time: int, count: int = 2) -> list[Part]:
     """Upload parts, which no record names yet."""
-    writer = PartWriter(blob, client._follower.next_seqno)
+    writer = PartWriter(blob, client.engine.follower.next_seqno)
     updates = [to_updates(rows(1000 * i, 50, time), handle.schema) for i in range(count)]
     return [part for each in updates for part in writer.upload(handle.id, handle.schema, each)]
 
@@ -88,7 +88,7 @@ def busy(blob: Blob, rounds: int = 8) -> None:
             c.write(rows(0, 20_000, time) if time % 6 == 0 else rows(0, 10, time)).result()
             for each in (a, b, c):
                 each.seal(time + 1).result()
-        client._pool.submit(int).result()
+        client.engine.pool.submit(int).result()
 
 
 def contents_of(blob: Blob) -> dict[str, list[dict[str, Any]]]:
@@ -153,7 +153,7 @@ def healthy(blob: Blob, clock: ImpatientClock | None) -> persist.Client:
     for time in range(14, 40):
         a.seal(time).result()
     if clock is not None:
-        client._pool.submit(int).result()
+        client.engine.pool.submit(int).result()
         clock.sleep(2 * HOUR)
         client.gc()
     return client
@@ -171,7 +171,7 @@ def test_a_healthy_location_is_clean_and_everything_was_looked_at(dated: DatedBl
         for prefix in ("log", "part", "checkpoint"):
             sizes = [entry.bytes for entry in dated.list(f"{prefix}/")]
             assert report.checked[prefix] == persist.Checked(len(sizes), sum(sizes))
-        assert report.seqno == client._follower.state.seqno
+        assert report.seqno == client.engine.follower.state.seqno
 
 
 def test_a_healthy_folder_is_clean(tmp_path: Path) -> None:
@@ -299,7 +299,7 @@ def test_every_byte_of_a_small_location_is_covered() -> None:
         c.commit_parts(uploads(blob, client, c, 1)).result()
         for time in range(16):
             c.seal(time).result()
-        client._pool.submit(int).result()
+        client.engine.pool.submit(int).result()
     chance = random.Random(5)
     assert {key.split("/")[0] for key in keys(blob, "")} == {"log", "part", "list", "checkpoint"}
     for key, data in everything(blob).items():
@@ -558,15 +558,15 @@ def crafted_run(blob: Blob, tables: list[pa.Table], keeps_hints: bool) -> list[s
     """A location that begins at a checkpoint, whose only collection has tables as parts of one run."""
     with opened(blob) as client:
         handle = client.create_or_load("c", key=KEY, value=VALUE)
-        writer = PartWriter(blob, client._follower.next_seqno)
+        writer = PartWriter(blob, client.engine.follower.next_seqno)
         parts = [
             part
             for table in tables
             for part in writer.upload(handle.id, handle.schema, to_updates(table, handle.schema))
         ]
         handle.seal(5).result()
-        state = client._follower.state
-        contents = client._follower.load(handle.id)
+        state = client.engine.follower.state
+        contents = client.engine.follower.load(handle.id)
     assert contents is not None
     assert state.location is not None
     if not keeps_hints:
@@ -688,10 +688,10 @@ def with_leaks(blob: DatedBlob) -> dict[str, str]:
         handle = client.load("b")
         for time in range(13, 31):
             handle.seal(time).result()
-        client._pool.submit(int).result()
+        client.engine.pool.submit(int).result()
         old = uploads(blob, client, handle, 100, 2)
         [old_list] = [f"list/{handle.id}/{3:020d}-{uuid.uuid4().hex}.json"]
-        [young_list] = [f"list/{handle.id}/{client._follower.next_seqno():020d}-{uuid.uuid4().hex}.json"]
+        [young_list] = [f"list/{handle.id}/{client.engine.follower.next_seqno():020d}-{uuid.uuid4().hex}.json"]
         state = f"state/{handle.id}/{3:020d}-{uuid.uuid4().hex}.json"
         stranger = f"part/{uuid.uuid4().hex}/{3:020d}-{uuid.uuid4().hex}.parquet"
         for key in (old_list, young_list, state, stranger, record_key(2), "notes.txt", "part/other"):
@@ -699,9 +699,9 @@ def with_leaks(blob: DatedBlob) -> dict[str, str]:
         blob.clock.sleep(2 * HOUR)
         for time in range(31, 49):
             handle.seal(time).result()
-        client._pool.submit(int).result()
+        client.engine.pool.submit(int).result()
         # Old, and begun after all that is known to be old: it cannot be declared void yet.
-        current = f"part/{handle.id}/{client._follower.next_seqno():020d}-{uuid.uuid4().hex}.parquet"
+        current = f"part/{handle.id}/{client.engine.follower.next_seqno():020d}-{uuid.uuid4().hex}.parquet"
         blob.set(current, b"left behind")
         blob.clock.sleep(DAY)
         [young] = uploads(blob, client, handle, 50, 1)
@@ -772,9 +772,9 @@ def broken_at_the_end(blob: Blob) -> list[str]:
     """Damage the newest checkpoint of a location whose log ends with it."""
     with opened(blob) as client:
         handle = client.load("a")
-        while checkpoint_seqno(keys(blob, "checkpoint/")[0]) != client._follower.state.seqno:
+        while checkpoint_seqno(keys(blob, "checkpoint/")[0]) != client.engine.follower.state.seqno:
             handle.seal((handle.upper.time or 0) + 1).result()
-            client._pool.submit(int).result()
+            client.engine.pool.submit(int).result()
     [key, *_] = keys(blob, "checkpoint/")
     flip(blob, key, "")
     return [key]
@@ -827,7 +827,7 @@ def test_bad_checkpoints_are_made_again_from_the_log(dated: DatedBlob, breaks: C
     assert contents_of(dated) == expected
     with opened(dated) as client:
         client.load("a").seal(1000).result()
-        client._pool.submit(int).result()
+        client.engine.pool.submit(int).result()
     assert fsck(dated).is_clean
 
 
@@ -870,9 +870,9 @@ def test_what_was_committed_after_the_examination_is_not_deleted(dated: DatedBlo
         assert again == data
         handle.commit_parts([msgspec.structs.replace(part, blob=late)]).result()
         before = everything(dated)
-        assert client._garbage.delete_leaked([late, alone]).keys == (alone,)
+        assert client.engine.writer("a test").garbage.delete_leaked([late, alone]).keys == (alone,)
         assert before.keys() - everything(dated).keys() == {alone}, "only what was asked for"
-        assert set(client._garbage.delete_leaked(doomed).keys) == doomed - {late, alone}
+        assert set(client.engine.writer("a test").garbage.delete_leaked(doomed).keys) == doomed - {late, alone}
         assert fsck(dated).is_clean
 
 

@@ -43,7 +43,7 @@ def write_every_kind(location: Path | Blob) -> None:
         commit(client, GrantLease(LEASE, "somebody", 10**13))
         commit(client, GrantLease(LEASE, "somebody", 10**13 + 1, renews=True, reads_from=5))
         commit(client, EndLease(LEASE, expires_ms=10**13 + 1))
-        dropped = client._follower.refresh().control.dropped
+        dropped = client.engine.follower.refresh().control.dropped
         commit(client, Collected(tuple((d.collection, d.seqno) for d in dropped)), TruncateLog(0), VoidUploads(1))
 
 
@@ -80,5 +80,4 @@ def write_compacted(client: Client, word: str = "at") -> None:
 
 def commit(client: Client, *mutations: LocationMutation) -> None:
     """Commit what else only leases and the collection of garbage commit, when time has passed."""
-    assert client._committer is not None
-    client._committer.submit(mutations, {}).result()
+    client.engine.writer("a test").committer.submit(mutations, {}).result()

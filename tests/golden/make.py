@@ -89,7 +89,7 @@ def main() -> None:
         text = pa.array([json.dumps({"n": n}) for n in range(3000)])
         constant = {"_time": pa.array([0] * 3000), "_diff": pa.array([1] * 3000)}
         table = to_updates(pa.table({"a": numbers, "b": text, "value": text, **constant}), large.schema)
-        uploads = PartWriter(FileBlob(folder / "location"), client._follower.next_seqno)
+        uploads = PartWriter(FileBlob(folder / "location"), client.engine.follower.next_seqno)
         halves = [uploads.upload(large.id, large.schema, half) for half in (table.slice(0, 1500), table.slice(1500))]
         large.commit_parts([part for parts in halves for part in parts]).result()
         with client.multi_write() as multi:

@@ -355,7 +355,7 @@ def test_parts_that_are_committed_twice_under_one_token_are_there_once(blob: Mem
     with opened(blob) as client:
         c = collection(client)
         table = pa.table({"k": range(100), "_time": [20] * 100, "_diff": [1] * 100})
-        parts = PartWriter(blob, client._follower.next_seqno).upload(c.id, c.schema, table)
+        parts = PartWriter(blob, client.engine.follower.next_seqno).upload(c.id, c.schema, table)
         c.commit_parts(parts, token="t").result()
         c.commit_parts(parts, seal=persist.Antichain(21), token="t").result()
         c.seal(21).result()

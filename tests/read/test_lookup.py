@@ -183,7 +183,7 @@ def test_keys_are_found_in_parts_of_many_row_groups(
     monkeypatch.setattr(persist.read.lookup, "WHOLE_BYTES_MAX", 0)
     keys = scattered(kind)
     collection, rows = large(client, keys)
-    assert len(collection._contents().parts) == 1
+    assert len(collection.handle.contents().parts) == 1
     with collection.snapshot() as snapshot:
         chance = np.random.default_rng(count)
         for _ in range(10):
@@ -207,7 +207,7 @@ def test_only_the_row_group_of_a_key_is_fetched_and_only_once(monkeypatch: pytes
     store = MeteredBlob(MemoryBlob())
     with persist.open(store, settings=persist.Settings(background=False)) as client:
         collection, _ = large(client, scattered("int"))
-        (part,) = collection._contents().parts
+        (part,) = collection.handle.contents().parts
         snapshot, key = collection.snapshot(), scattered("int")["k"][7].as_py()
         for requests in (2, 0, 0):  # Its footer and the row group; then nothing.
             before = store.counts()["get"]
@@ -344,7 +344,7 @@ def test_decoded_rows_are_kept_within_bounds() -> None:
 
 def test_many_threads_share_what_is_kept(client: persist.Client, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(persist.read.lookup, "WHOLE_BYTES_MAX", 0)
-    monkeypatch.setattr(client, "_decoded", Decoded(4 << 20))
+    monkeypatch.setattr(client.engine, "_decoded", Decoded(4 << 20))
     collection, rows = large(client, scattered("int"))
     keys, wrong = rows["k"].to_pylist(), []
     snapshot = collection.snapshot()

@@ -21,7 +21,7 @@ def test_time_slices_cover_each_time_once_and_are_of_about_the_size_asked_for(
         for first, over, rows in spans:
             c.write([((k, None), first + k * over // rows, 1) for k in range(rows)])
         c.seal(200).result()
-        contents = client._follower.load(c.id)
+        contents = client.engine.follower.load(c.id)
         assert contents is not None
         scan = changes_scan(contents, c.schema, lower, lower + length, None)
         slices = scan.time_slices(max(1, scan.memory // share))
@@ -29,7 +29,7 @@ def test_time_slices_cover_each_time_once_and_are_of_about_the_size_asked_for(
         assert times == list(range(lower, lower + length))
         assert len(slices) <= 4 * share + 2
         whole = c.changes(lower, lower + length).to_arrow()
-        c.client._settings.__dict__["memory_budget"] = 64  # So small that there are many.
+        c.handle.engine.settings.__dict__["memory_budget"] = 64  # So small that there are many.
         parts = pa.concat_tables(
             [pa.Table.from_batches([b]) for b in c.changes(lower, lower + length).to_batches()] or [whole]
         )

@@ -81,7 +81,7 @@ def test_a_reader_that_follows_for_long_keeps_the_same_contents_as_one_that_just
             collection.seal(i + 1).result()
             if i % 50 == 0:
                 assert reader.load("c").snapshot(i).count() == i + 1
-        assert bystander.refresh().seqno == client._follower.state.seqno
+        assert bystander.refresh().seqno == client.engine.follower.state.seqno
         assert bystander.load(collection.id) == Follower(blob, ImpatientClock()).load(collection.id)
         reader.close()
 

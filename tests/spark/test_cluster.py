@@ -74,8 +74,8 @@ def contents(place: Place) -> dict[str, list[tuple[Any, ...]]]:
 def stored_and_named(place: Place) -> tuple[set[str], set[str]]:
     """The parts that are stored, and those that the collection has."""
     with opened(place) as client:
-        stored = {entry.key for entry in client._blob.list("part/")}
-        return stored, {part.blob for part in client.load("c")._contents().parts if part.blob}
+        stored = {entry.key for entry in client.engine.blob.list("part/")}
+        return stored, {part.blob for part in client.load("c").handle.contents().parts if part.blob}
 
 
 def check_clean(place: Place) -> None:

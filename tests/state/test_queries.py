@@ -27,19 +27,19 @@ def opened(blob: MemoryBlob) -> Client:
 
 def uploaded(c: Collection, key: int, time: int) -> tuple[Part, ...]:
     table = to_updates([((key, None), time, 1)], c.schema)
-    return PartWriter(c.client._blob, c.client._follower.next_seqno).upload(c.id, c.schema, table)
+    return PartWriter(c.handle.engine.blob, c.handle.engine.follower.next_seqno).upload(c.id, c.schema, table)
 
 
 def batch(c: Collection, number: int, run: str = "r1", *, query: str = "q", again: bool = False) -> None:
     """Commit a batch with one update at the time of its number."""
-    with c.client.multi_write() as multi:
+    with Client(c.handle.engine).multi_write() as multi:
         multi.mark_batch(c, query, number, run, again=again)
         if not again:
             multi.add_parts(c, uploaded(c, number, number))
 
 
 def keys(c: Collection) -> list[int]:
-    time = max((part.time_max for part in c._contents().parts), default=0)
+    time = max((part.time_max for part in c.handle.contents().parts), default=0)
     c.seal(time + 1).result()
     return sorted(key for (key, _), _, _ in c.changes(0, time + 1).updates())
 
@@ -52,13 +52,13 @@ def test_a_batch_that_is_repeated_adds_nothing_and_leaves_nothing(blob: MemoryBl
     with opened(blob) as client:
         c = client.create_or_load("c", key=KEY)
         batch(c, 0)
-        stored, seqno = parts(blob), client._follower.state.seqno
+        stored, seqno = parts(blob), client.engine.follower.state.seqno
         batch(c, 0)
         batch(c, 0, "r2")
-        assert (parts(blob), client._follower.state.seqno) == (stored, seqno)
+        assert (parts(blob), client.engine.follower.state.seqno) == (stored, seqno)
         batch(c, 3)
         assert keys(c) == [0, 3]
-        assert c._contents().queries == {"q": LastBatch(3, ("r1",))}
+        assert c.handle.contents().queries == {"q": LastBatch(3, ("r1",))}
 
 
 def test_a_query_does_not_go_back(blob: MemoryBlob) -> None:
@@ -73,7 +73,7 @@ def test_a_query_does_not_go_back(blob: MemoryBlob) -> None:
         with pytest.raises(persist.QueryMismatch, match="is the first that this collection sees"):
             batch(c, 6, query="other", again=True)
         assert parts(blob) == before
-        assert c._contents().queries == {"q": LastBatch(5, ("r1",))}
+        assert c.handle.contents().queries == {"q": LastBatch(5, ("r1",))}
         batch(c, 0, query="other")
 
 
@@ -88,7 +88,7 @@ def test_a_run_that_another_has_displaced_commits_nothing_any_more(blob: MemoryB
         batch(c, 6, "r2")
         for n in range(7, 20):
             batch(c, n, f"r{n}")
-        assert c._contents().queries["q"] == LastBatch(19, ("r16", "r17", "r18", "r19"))
+        assert c.handle.contents().queries["q"] == LastBatch(19, ("r16", "r17", "r18", "r19"))
         assert keys(c) == [5, 6, *range(7, 20)]
 
 
@@ -102,7 +102,7 @@ def test_the_last_batch_is_remembered_however_many_tokens_others_use(blob: Memor
         c.seal(2).result()
         batch(c, 0, "r2")  # At a time that is sealed by now, which does not matter: it was done.
     with opened(blob) as client:
-        assert client.load("c")._contents().queries == {"q": LastBatch(0, ("r1",))}
+        assert client.load("c").handle.contents().queries == {"q": LastBatch(0, ("r1",))}
 
 
 def test_the_queries_that_committed_last_are_remembered(blob: MemoryBlob) -> None:
@@ -113,7 +113,7 @@ def test_the_queries_that_committed_last_are_remembered(blob: MemoryBlob) -> Non
                 multi.mark_batch(c, f"q{n}", 0, "r")
         batch(c, 1, query="q0")
         batch(c, 0, query="new")
-        known = c._contents().queries
+        known = c.handle.contents().queries
         assert len(known) == QUERIES_KEPT
         assert "q1" not in known
         assert [*known][-2:] == ["q0", "new"]
@@ -131,7 +131,7 @@ def test_a_batch_of_several_collections_was_done_if_one_has_it(blob: MemoryBlob)
         with client.multi_write() as multi:
             for c in (a, b):
                 multi.mark_batch(c, "q", 4, "r2")
-        assert a._contents().queries["q"].batch == b._contents().queries["q"].batch == 4
+        assert a.handle.contents().queries["q"].batch == b.handle.contents().queries["q"].batch == 4
 
 
 @pytest.mark.parametrize("run", ["", "x" * 201, "a\nb"])
@@ -143,7 +143,7 @@ def test_a_bad_run_is_refused(blob: MemoryBlob, run: str) -> None:
 
 
 def alone(c: Collection, upper: int) -> None:
-    with c.client.multi_write() as multi:
+    with Client(c.handle.engine).multi_write() as multi:
         multi.expect_upper(c, upper, alone=True)
         multi.add_parts(c, uploaded(c, 100, upper))
         multi.seal(c, upper + 1)

@@ -60,7 +60,7 @@ def test_blobs_of_a_destroyed_collection_go_after_the_grace_period_by_the_clock_
 
 def orphan(blob: DatedBlob, client: persist.Client, handle: persist.Collection) -> list[persist.codecs.Part]:
     """Upload what no record names."""
-    return list(PartWriter(blob, client._follower.next_seqno).upload(handle.id, handle.schema, table(time=5)))
+    return list(PartWriter(blob, client.engine.follower.next_seqno).upload(handle.id, handle.schema, table(time=5)))
 
 
 def test_an_upload_that_no_record_names_goes_after_the_grace_period(dated: DatedBlob) -> None:
@@ -91,20 +91,20 @@ def test_a_commit_that_comes_after_its_upload_was_declared_void_is_refused(dated
         assert c.snapshot(9).count() == 20_000
         fresh = orphan(dated, client, c)
         for part in fresh:
-            assert (uploaded_seqno(part.blob) or 0) >= client._follower.state.control.upload_floor
+            assert (uploaded_seqno(part.blob) or 0) >= client.engine.follower.state.control.upload_floor
 
 
 def test_an_upload_that_was_committed_meanwhile_is_not_deleted(dated: DatedBlob) -> None:
     with opened(dated) as client, opened(dated, orphan_grace_s=0, grace_s=0) as collector:
         c = client.create_or_load("c", key=KEY)
         parts = orphan(dated, client, c)
-        submit = collector._committer.submit  # type: ignore[union-attr]
+        submit = collector.engine.writer("a test").committer.submit
 
         def late(*args: object) -> persist.CommitFuture:
             c.commit_parts(parts).result()  # Between the collector's listing and its declaration.
             return submit(*args)  # type: ignore[arg-type]
 
-        collector._committer.submit = late  # type: ignore[union-attr, method-assign]
+        collector.engine.writer("a test").committer.submit = late  # type: ignore[method-assign, assignment]
         assert collector.gc().parts == 0
         c.seal(10).result()
         assert c.snapshot(9).count() == 20_000
@@ -129,7 +129,7 @@ def test_old_records_and_checkpoints_go_and_opening_still_finds_everything(dated
             busy(c, dated.clock, 4)
             client.gc()
         report = client.gc()
-        floor = client._follower.state.control.log_floor
+        floor = client.engine.follower.state.control.log_floor
         assert floor > 400
         assert min(keys(dated, "log/")) == record_key(floor)
         assert len(keys(dated, "log/")) >= 50
@@ -159,7 +159,7 @@ def truncated_while_asleep(dated: DatedBlob, client: persist.Client, c: persist.
         busy(c, dated.clock, 10)
         client.gc()
     client.gc()
-    assert client._follower.state.control.log_floor > 500
+    assert client.engine.follower.state.control.log_floor > 500
 
 
 @pytest.mark.parametrize("mode", ["read", "shared"])
@@ -191,10 +191,10 @@ def test_a_writer_that_was_asleep_across_a_truncation_does_not_write_into_a_trun
         theirs.seal(1).result()
         truncated_while_asleep(dated, client, c)
         seqno = theirs.write([((7, None), 1_000_000, 1)]).result()
-        assert seqno == client._follower.refresh().seqno
+        assert seqno == client.engine.follower.refresh().seqno
         c.seal(1_000_001).result()
         assert c.snapshot(1_000_000).count() == 1
-        assert min(keys(dated, "log/")) == record_key(client._follower.state.control.log_floor)
+        assert min(keys(dated, "log/")) == record_key(client.engine.follower.state.control.log_floor)
 
 
 class AfterCreate:
@@ -229,7 +229,7 @@ def test_another_thread_that_wakes_up_first_does_not_hide_that_a_slot_was_trunca
 
         store.then = read_in_another_thread
         seqno = theirs.write([((7, None), 1_000_000, 1)]).result()
-        assert seqno == client._follower.refresh().seqno
+        assert seqno == client.engine.follower.refresh().seqno
         c.seal(1_000_001).result()
         assert c.snapshot(1_000_000).count() == 1
 
@@ -280,7 +280,9 @@ def test_a_client_whose_state_object_was_collected_reads_on_from_the_newest_chec
             quiet.seal(upper).result()
         with persist.open(dated, mode="read", clock=dated.clock) as reader:
             old = {
-                entry.base.blob for entry in reader._follower.state.entries.values() if isinstance(entry.base, BlobRef)
+                entry.base.blob
+                for entry in reader.engine.follower.state.entries.values()
+                if isinstance(entry.base, BlobRef)
             }
             for upper in range(120, 400):
                 quiet.seal(upper).result()
@@ -318,7 +320,7 @@ def test_gc_of_an_idle_location_does_not_go_on_writing_records(dated: DatedBlob)
         for _ in range(100):
             dated.clock.sleep(HOUR)
             client.gc()
-            seqnos.append(client._follower.state.seqno)
+            seqnos.append(client.engine.follower.state.seqno)
         assert seqnos[-1] == seqnos[60]
         assert len(keys(dated, "part/")) == 1
         assert len(keys(dated, "checkpoint/")) <= 5
@@ -351,7 +353,7 @@ def test_of_collections_destroyed_together_only_those_nobody_reads_are_collected
         assert len({future.result() for future in futures}) == 1  # One record.
         assert client.gc().collections == 1
         assert snapshot.to_arrow().num_rows == 20_000
-        assert [d.collection for d in client._follower.refresh().control.dropped] == [read.id]
+        assert [d.collection for d in client.engine.follower.refresh().control.dropped] == [read.id]
 
 
 def test_a_collector_that_lags_behind_is_not_stopped_by_state_objects_that_others_have_collected(

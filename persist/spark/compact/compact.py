@@ -80,8 +80,9 @@ def compact(
     with open_client(where, storage_options=storage_options, settings=settings) as client:
         stop = threading.Event()
         place = Place(where, dict(storage_options or {}), settings)
-        workshop = SparkWorkshop(spark, place, client._workbench(stop), client._follower.next_seqno, slices)
-        compactor = client._compactor_of(workshop, stop)
+        engine, writer = client.engine, client.engine.writer("compact")
+        workshop = SparkWorkshop(spark, place, writer.workbench(stop), engine.follower.next_seqno, slices)
+        compactor = writer.compactor_of(workshop, stop)
         if collection is not None:
             return _compacted(client, compactor, collection, full=not only_due)
         return _all_compacted(client, compactor, full=not only_due)

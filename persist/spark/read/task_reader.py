@@ -43,7 +43,7 @@ class Place:
         """Tell whether the collection, as it is now, refers to a blob."""
         with open_client(self.url, mode="read", storage_options=self.storage) as client:
             try:
-                return client.load(self.collection).needs(key)
+                return client.load(self.collection).handle.needs(key)
             except CollectionNotFound:
                 return False
 

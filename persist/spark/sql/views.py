@@ -120,7 +120,7 @@ class _Functions:
     def __init__(self, spark: SparkSession, rows: Collection, place: Place, name: str) -> None:
         self._spark = spark
         self._schema: CollectionSchema = rows.schema
-        self._contents: CollectionState = rows._contents()
+        self._contents: CollectionState = rows.handle.contents()
         self._place = place
         self._name = name
         self._fields = spark_schema(pa.schema([self._schema.arrow.field(n) for n in self._schema.names])).fields

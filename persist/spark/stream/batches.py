@@ -86,7 +86,7 @@ def commit_batch(mark: Mark, shares: Sequence[Share], times: Times) -> None:
 
 def _was_done(client: Client, mark: Mark, shares: Sequence[Share]) -> bool:
     """If the batch was committed before, delete what is here of it, and let this run take over."""
-    contents = [share.target.at(client)._contents() for share in shares]
+    contents = [share.target.at(client).handle.contents() for share in shares]
     if not mark.is_done(contents):
         return False
     for share, each in zip(shares, contents, strict=True):

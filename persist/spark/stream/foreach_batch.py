@@ -161,4 +161,4 @@ class _Writer:
 
 def _load(client: Client, name: str) -> tuple[Collection, CollectionState]:
     collection = client.load(name)
-    return collection, collection._contents()
+    return collection, collection.handle.contents()

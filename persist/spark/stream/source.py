@@ -12,8 +12,7 @@ from dataclasses import dataclass, replace
 from persist.antichain import Antichain
 from persist.client import open as open_client
 from persist.codecs import TIME_MAX
-from persist.collection import _check_since
-from persist.errors import AsOfCompacted, AsOfNotSealed, InvalidUsage, LeaseExpired
+from persist.errors import AsOfNotSealed, InvalidUsage, LeaseExpired
 from persist.read.guard import Reading
 from persist.read.plan import changes_scan, snapshot_scan
 from persist.read.scan import Scan
@@ -22,7 +21,7 @@ from persist.spark.read.task_reader import Place
 from persist.spark.stream.hold import StreamHold, check_free
 from persist.spark.stream.limits import BatchEnds
 from persist.spark.stream.offset import Offset, Position
-from persist.state.contents import CollectionState
+from persist.state.contents import CollectionState, check_changes_readable, check_readable
 
 POLL_S = 0.5  # How long to look for something new before Spark is told that there is nothing.
 SLICE_BYTES = 16 << 20
@@ -48,8 +47,8 @@ class StreamSource:
         except BaseException:
             self._client.close()
             raise
-        self._follower = self._client._follower
-        self._clock = self._client._clock
+        self._follower = self._client.engine.follower
+        self._clock = self._client.engine.clock
         self._opened_s = self._clock.monotonic_s()
         self._drawn = f"spark-{uuid.uuid4().hex[:16]}"
         self._hold = StreamHold(self._collection)
@@ -75,14 +74,14 @@ class StreamSource:
         """From now on, go no further than what is sealed at this moment; if as_of is to be waited for, after that."""
         options = self._options
         if options.wait_s is not None and options.as_of is not None:
-            self._collection._sealed(None if options.as_of == "latest" else options.as_of, options.wait_s)
+            self._collection.handle.sealed(None if options.as_of == "latest" else options.as_of, options.wait_s)
         self._last = self._collection.upper
 
     def newest(self) -> Offset | None:
         """Return the offset of all that is known to be sealed, without asking the store; None if nothing was read."""
         if self._seen is None or self._seen.position is None:
             return self._seen
-        upper = self._follower.known(self._collection.id, self._collection.name).upper
+        upper = self._known.upper
         return replace(self._seen, position=replace(self._seen.position, upper=upper.time))
 
     def next_offset(self, start: Offset, limits: Limits) -> Offset:
@@ -124,7 +123,7 @@ class StreamSource:
         at, before = end.position, start.position
         if at is None or at == before:
             return []
-        contents = self._collection._contents()
+        contents = self._collection.handle.contents()
         if before is None:
             self._hold.take(at)
         else:
@@ -157,7 +156,7 @@ class StreamSource:
 
     @property
     def _known(self) -> CollectionState:
-        return self._follower.known(self._collection.id, self._collection.name)
+        return self._collection.handle.known()
 
     @property
     def _patience_s(self) -> float:
@@ -170,7 +169,7 @@ class StreamSource:
     def _first(self, limits: Limits) -> Position | None:
         """Return the end of the first micro-batch, and None as long as what the query begins with is not sealed."""
         hold = self._options.hold or self._drawn
-        check_free(hold, self._collection._contents())
+        check_free(hold, self._collection.handle.contents())
         if self._options.lower is None:
             as_of = self._as_of()
             if as_of is None:
@@ -189,7 +188,7 @@ class StreamSource:
         assert given is not None
         lower = self._sealed(contents).time if given == "latest" else self._collection.as_bound("from", given)
         if lower is not None:
-            _check_since(contents, lower)
+            check_changes_readable(contents, lower)
         return lower
 
     def _as_of(self) -> int | None:
@@ -200,15 +199,14 @@ class StreamSource:
 
         def sealed() -> CollectionState | None:
             contents = self._known
-            if as_of is not None and not contents.since.has_beyond(as_of):
-                raise AsOfCompacted(as_of, contents.since)
+            if as_of is not None:
+                check_readable(contents, as_of)
             return None if self._sealed(contents).has_beyond(as_of or 0) else contents
 
         contents = self._follower.wait_for(sealed, self._patience_s)
         if contents is not None:
             time = as_of if as_of is not None else _last_time(contents, self._sealed(contents))
-            if not contents.since.has_beyond(time):
-                raise AsOfCompacted(time, contents.since)
+            check_readable(contents, time)
             return time
         wait_s = self._options.wait_s
         if wait_s is not None and self._clock.monotonic_s() - self._opened_s >= wait_s:
@@ -228,7 +226,7 @@ class StreamSource:
         assert at.upper is not None, "nothing comes after the end of all"
         upper = self._sealed(contents)
         scan = changes_scan(contents, self._collection.schema, at.upper, _end(upper), ())
-        end = self._ends.end(scan, self._client._source(), limits)
+        end = self._ends.end(scan, self._client.engine.reader(), limits)
         return replace(at, upper=upper.time if end == scan.time_upper else end)
 
     def _pieces(self, contents: CollectionState, at: Position, lower: int | None) -> list[Piece]:
@@ -241,7 +239,7 @@ class StreamSource:
             assert at.as_of is not None
             scan = snapshot_scan(contents, schema, at.as_of, wanted)
         else:
-            _check_since(contents, lower)
+            check_changes_readable(contents, lower)
             scan = changes_scan(contents, schema, lower, _end(at.frontier), wanted)
         slices = scan.slices(self._options.slices) if self._options.slices else scan.slices_within(SLICE_BYTES)
         return [Piece(each, at.as_of if lower is None else None) for each in slices if each.all_parts]
@@ -257,7 +255,7 @@ class StreamSource:
             except LeaseExpired:  # This process stood still for long. What is needed is behind the permanent hold.
                 self._reading = None
         if self._reading is None:
-            contents, self._reading = self._collection._claim(time)
+            contents, self._reading = self._collection.handle.claim(time)
             self._claimed = time
             return contents
         if time > self._claimed:
@@ -271,7 +269,7 @@ class StreamSource:
             self._reading.close()
             self._reading = None
             if self._client.mode != "read":
-                self._client._claims().settle(self._collection.id)
+                self._client.engine.writer("reading").leases.settle(self._collection.id)
 
     def _check(self, contents: CollectionState, at: Position) -> None:
         """Check that what follows a position is kept for this query, and for no other."""

@@ -61,7 +61,7 @@ class PersistStreamWriter(DataSourceStreamArrowWriter):
         self._first = options.first_batch
         with open_client(options.location, mode="read", storage_options=options.storage) as client:
             collection = client.load(options.collection)
-            upper = collection._contents().upper
+            upper = collection.handle.contents().upper
             self._target = Target.of(collection, options.location, options.storage)
         if upper.is_empty and self._times.late == "error":
             raise UpdateNotBeyondUpper(0, upper)

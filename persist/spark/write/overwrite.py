@@ -66,7 +66,7 @@ def difference(client: Client, planned: PlannedWrite, parts: list[Part]) -> tupl
         as_of = present_time(planned)
         if as_of is not None:
             present = stack.enter_context(collection.snapshot(as_of, form="diff")).scan
-        reader = client._source()
+        reader = client.engine.reader()
         writer = stack.enter_context(target.writer())
         uploads = stack.enter_context(Uploads(writer, target.id))
         stream = PartStream(target.schema, row_group_bytes_max=group_bytes_max(reader.memory_budget))

@@ -64,7 +64,7 @@ class PlannedWrite:
                 'Drop these columns, and say the time with the option time; or use mode "append" for updates.'
             )
         with open_client(options.location, mode="read", storage_options=options.storage) as client:
-            contents = client.load(options.collection)._contents()
+            contents = client.load(options.collection).handle.contents()
             time = contents.upper.time if options.time is None else options.time
             if time is None and options.token not in contents.tokens:
                 raise UpdateNotBeyondUpper(options.time or 0, contents.upper)
@@ -81,7 +81,7 @@ class PlannedWrite:
     @classmethod
     def _of(cls, client: Client, options: WriteOptions, time: int | None, seal: Antichain | None) -> "PlannedWrite":
         collection = client.load(options.collection)
-        contents = collection._contents()
+        contents = collection.handle.contents()
         target = Target.of(collection, options.location, options.storage)
         rows, token = Rows(collection.schema, time), options.token or uuid.uuid4().hex
         return cls(target, rows, seal, token, contents.upper, token in contents.tokens)

@@ -30,7 +30,7 @@ def without_late(client: Client, target: Target, parts: Sequence[Part], lower: i
 
 
 def _rewritten(client: Client, target: Target, parts: Sequence[Part], lower: int, time: int | None) -> list[Part]:
-    schema, reader = target.schema, client._source()
+    schema, reader = target.schema, client.engine.reader()
     columns = [*schema.names, "_time", "_diff"]
     with target.writer() as writer, Uploads(writer, target.id) as uploads:
         for part in parts:

@@ -17,6 +17,7 @@ from persist.client import Client
 from persist.client import open as open_client
 from persist.codecs import CollectionSchema, Part, RunStream
 from persist.collection import Collection
+from persist.engine import CollectionHandle
 from persist.settings import Settings
 from persist.storage import open_storage
 from persist.write.part_writer import PartWriter
@@ -41,12 +42,12 @@ class Target:
 
     @classmethod
     def of(cls, collection: Collection, location: str, storage: dict[str, str]) -> "Target":
-        seqno = collection.client._follower.next_seqno()
+        seqno = collection.handle.engine.follower.next_seqno()
         return cls(location, storage, collection.id, collection.name, collection.schema, seqno)
 
     def at(self, client: Client) -> Collection:
         """Return the collection as a handle of a client."""
-        return Collection(client, self.id, self.name, self.schema)
+        return Collection(CollectionHandle(client.engine, self.id, self.name, self.schema))
 
     @contextmanager
     def writer(self) -> Iterator[PartWriter]:

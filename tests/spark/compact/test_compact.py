@@ -48,7 +48,7 @@ def filled(path: Path, name: str = "c", rounds: int = 5) -> str:
 
 def state(location: str, name: str = "c") -> CollectionState:
     with persist.open(location, mode="read") as client:
-        return client.load(name)._contents()
+        return client.load(name).handle.contents()
 
 
 def contents(location: str, name: str = "c") -> list[pa.Table]:

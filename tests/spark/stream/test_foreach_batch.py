@@ -80,7 +80,7 @@ def test_a_batch_is_one_record_for_all_collections(spark: SparkSession, location
         for name in ("all", "even"):
             c = client.load(name)
             assert c.upper == persist.Antichain(7)
-            assert [len(last.runs) for last in c._contents().queries.values()] == [2]
+            assert [len(last.runs) for last in c.handle.contents().queries.values()] == [2]
 
 
 def test_a_batch_that_fails_for_one_collection_writes_none(spark: SparkSession, location: str, tmp_path: Path) -> None:

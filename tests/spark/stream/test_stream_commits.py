@@ -88,7 +88,7 @@ def upper(location: str) -> int | None:
 def is_clean(location: str) -> bool:
     """Whether the location holds no part that the collection does not name."""
     with persist.open(location, mode="read") as client:
-        named = {part.blob for part in client.load("c")._contents().parts if part.blob}
+        named = {part.blob for part in client.load("c").handle.contents().parts if part.blob}
     return {entry.key for entry in FileBlob(location).list("part/")} == named
 
 
@@ -328,4 +328,4 @@ def test_bad_rows_are_named_and_leave_nothing(location: str, ddl: str, rows: lis
 
 def test_a_client_for_one_commit_does_nothing_in_the_background(location: str) -> None:
     with writing(location, {}) as client:
-        assert client._settings.background is False
+        assert client.engine.settings.background is False

@@ -161,7 +161,7 @@ def test_what_was_compacted_into_large_parts_is_cut_at_the_same_times(orders: pe
     with Query(path, given) as query:
         query.all()
     orders.compact()
-    assert any(part.blob and part.time_min + 6 < part.time_max for part in orders._contents().history_parts)
+    assert any(part.blob and part.time_min + 6 < part.time_max for part in orders.handle.contents().history_parts)
     with Query(path, given) as again:
         assert again.all()
     assert [end["upper"] for end in again.ends] == [end["upper"] for end in query.ends]
@@ -454,7 +454,9 @@ def test_a_checkpoint_of_something_else_is_refused(orders: persist.Collection, p
     other = str(tmp_path / "other")
     with persist.open(other) as client:
         client.create_or_load("orders", key={"k": pa.int64()}, value={"v": pa.string()}).seal(5).result()
-    orders.client.create_or_load("items", key={"k": pa.int64()}, value={"v": pa.string()}).seal(5).result()
+    persist.Client(orders.handle.engine).create_or_load("items", key={"k": pa.int64()}, value={"v": pa.string()}).seal(
+        5
+    ).result()
     for place, options in ((other, CHANGES), (path, {**CHANGES, "collection": "items"})):
         with Query(place, options, query.ends) as wrong:
             for ask in (wrong.next, lambda wrong=wrong: wrong.read(0)):

@@ -68,8 +68,8 @@ def test_a_query_writes_each_batch_once_whatever_spark_forgets(
     run(feed.frame.repartition(2), location, checkpoint)
     assert updates(location) == [(0, 1), (0, 2), (1, 3), (2, 4)]
     with persist.open(location) as client:
-        named = {part.blob for part in client.load("c")._contents().parts}
-        last = next(iter(client.load("c")._contents().queries.values()))
+        named = {part.blob for part in client.load("c").handle.contents().parts}
+        last = next(iter(client.load("c").handle.contents().queries.values()))
     assert {entry.key for entry in FileBlob(location).list("part/")} == named
     assert (last.batch, len(last.runs)) == (2, 2)
     # The checkpoint goes with this location only.

@@ -22,7 +22,7 @@ UPDATES = ROWS + ", _time long, _diff long"
 
 def parts(location: str, collection: str = "orders") -> tuple[Part, ...]:
     with persist.open(location, mode="read") as client:
-        return tuple(client.load(collection)._contents().parts)
+        return tuple(client.load(collection).handle.contents().parts)
 
 
 def blobs(location: str) -> set[str]:

@@ -1,0 +1,187 @@
+"""One collection of an engine: the operations that reads and writes of it are made of.
+
+It stands for that very collection, by id: after its destruction, it does not turn into a new one of the same name.
+"""
+
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from persist.antichain import Antichain, as_time
+from persist.codecs import TIME_MAX, CollectionSchema, Part
+from persist.engine.engine import Engine
+from persist.errors import AsOfNotSealed, CollectionNotFound, InvalidUsage
+from persist.log.keys import check_parts
+from persist.log.records import Seal
+from persist.read.guard import Reading
+from persist.state.contents import CollectionState, check_readable, last_sealed
+from persist.state.state import ExpectUpper
+from persist.timeline import Moment, Timeline
+from persist.write.future import CommitFuture
+from persist.write.operations import Step, Write
+
+
+@dataclass(frozen=True, slots=True)
+class CollectionHandle:
+    """A collection by id, with the schema that its user asked for.
+
+    Attributes:
+        engine: what it is read and written with.
+        id: unique in the location, for ever.
+        name: what it was called when it was loaded; for errors.
+        schema: its key and value columns.
+    """
+
+    engine: Engine
+    id: str
+    name: str
+    schema: CollectionSchema
+
+    def contents(self) -> CollectionState:
+        """Return its newest state. Cost: one GET.
+
+        Raises:
+            CollectionNotFound: it was destroyed.
+        """
+        self.engine.check_open("reading")
+        return self.engine.follower.current(self.id, self.name)
+
+    def known(self) -> CollectionState:
+        """Return its state as this client knows it, without asking the store.
+
+        Raises:
+            CollectionNotFound: it was destroyed.
+        """
+        return self.engine.follower.known(self.id, self.name)
+
+    def sealed(self, as_of: int | Moment | None, timeout_s: float | None) -> tuple[CollectionState, int]:
+        """Wait until as_of (None: any time) is sealed; return the state of that moment and the time to read.
+
+        Raises:
+            AsOfCompacted, AsOfNotSealed: as_of cannot be read, or not within timeout_s.
+        """
+        self.engine.check_open("reading")
+        if as_of is not None:
+            as_of = self.as_time("as_of", as_of)
+        if timeout_s is not None and not (isinstance(timeout_s, (int, float)) and timeout_s >= 0):
+            raise InvalidUsage(
+                f"timeout_s={timeout_s!r} is not a number of seconds; give 0 or more, or None for no limit"
+            )
+
+        def look() -> CollectionState | None:
+            contents = self.known()
+            if as_of is not None:
+                check_readable(contents, as_of)
+            return None if contents.upper.has_beyond(as_of or 0) else contents
+
+        contents = self.engine.follower.wait_for(look, timeout_s)
+        if contents is None:
+            raise AsOfNotSealed(as_of, self.known().upper, timeout_s or 0.0)
+        time = last_sealed(contents) if as_of is None else as_of
+        check_readable(contents, time)
+        return contents, time
+
+    def claim(self, time: int) -> tuple[CollectionState, Reading]:
+        """Keep since at or before time; return the state of a moment after that, and what to read its parts with.
+
+        Raises:
+            AsOfCompacted: since has passed time.
+        """
+        claim = self.engine.claim(self.id, self.name, time)
+        try:
+            # What a claim costs no commit for may be as old as the state; blobs outlive both by the grace period.
+            contents = self.known()
+            check_readable(contents, time)
+        except BaseException:
+            claim.release()
+            raise
+        return contents, Reading(self.engine.reader, claim, self.needs)
+
+    def sealed_and_claimed(
+        self, as_of: int | Moment | None, timeout_s: float | None
+    ) -> tuple[CollectionState, int, Reading]:
+        """Do what `sealed` does, then `claim` the time it gives."""
+        _, time = self.sealed(as_of, timeout_s)
+        contents, reading = self.claim(time)
+        return contents, time, reading
+
+    def needs(self, blob: str) -> bool:
+        """Return whether the collection, in its newest state, refers to a blob. Cost: one GET."""
+        try:
+            contents = self.contents()
+        except CollectionNotFound:
+            return False
+        return any(part.blob == blob for part in contents.parts)
+
+    def write_steps(self, updates: Any) -> list[Step]:
+        """Return what adds updates, of any form that `Collection.write` takes, to a commit; start their upload.
+
+        Raises:
+            SchemaMismatch, InvalidUpdate, CodecMismatch: they do not fit the collection.
+            ReadOnly, ClientClosed: this client cannot write.
+        """
+        step = self.engine.writer("write").write_step(self.id, self.schema, updates)
+        return [step] if step is not None else []
+
+    def part_steps(self, parts: Sequence[Part], *, keep: bool = False) -> list[Step]:
+        """Return what adds parts to a commit that were stored with `PartWriter`.
+
+        Args:
+            keep: do not delete them if the commit is rejected.
+
+        Raises:
+            InvalidUsage: they are not parts of this collection.
+        """
+        try:
+            check_parts(self.id, parts)
+        except ValueError as error:
+            raise InvalidUsage(f"these parts cannot be committed: {error}. Upload them with PartWriter.") from error
+        if not parts:
+            return []
+        uploaded: Future[tuple[Part, ...]] = Future()
+        uploaded.set_result(tuple(parts))
+        return [Write(self.id, self.schema, min(part.time_min for part in parts), 0, uploaded, keep)]
+
+    def expect_step(self, upper: int | Antichain) -> ExpectUpper:
+        """Return what rejects a commit unless the collection has this upper."""
+        return ExpectUpper(self.id, Antichain.at(upper))
+
+    def seal_step(self, upper: int | Antichain) -> Seal:
+        """Return what seals the collection in a commit."""
+        return Seal(self.id, Antichain.at(upper).elements)
+
+    def submit(self, action: str, steps: Sequence[Step]) -> CommitFuture:
+        """Queue steps on this collection as one commit; see `Engine.submit`."""
+        return self.engine.submit(action, steps, {self.id: self.name})
+
+    @property
+    def timeline(self) -> Timeline | None:
+        """What times are, if they are moments: it turns moments into times, and back."""
+        return None if self.schema.timeline is None else Timeline(self.schema.timeline)
+
+    def as_time(self, what: str, given: int | Moment) -> int:
+        """Return a number as it is, and of a moment the last time not after it; what says in errors what it is.
+
+        Raises:
+            InvalidUsage: it is neither, or a moment and the collection has no timeline.
+        """
+        if isinstance(given, (datetime, str)):
+            return self._timeline_for(what, given).time_of(given)
+        return as_time(what, given)
+
+    def as_bound(self, what: str, given: int | Moment, *, most: int = TIME_MAX) -> int:
+        """Like `as_time`, with the first time that is not before a moment: the bound of an interval."""
+        if isinstance(given, (datetime, str)):
+            return self._timeline_for(what, given).bound_of(given)
+        return as_time(what, given, most=most)
+
+    def _timeline_for(self, what: str, given: Moment) -> Timeline:
+        timeline = self.timeline
+        if timeline is None:
+            raise InvalidUsage(
+                f"{what} {given!r} is not an integer in [0, {TIME_MAX}], and the collection {self.name!r} has no "
+                'timeline by which a moment would be one. Give a number, or create one with timeline="us".'
+            )
+        return timeline

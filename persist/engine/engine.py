@@ -1,0 +1,180 @@
+"""One location, open in one process: what a client owns, and the operations that everything else is made of.
+
+Who uses it opens it by `persist.open` and takes it from `Client.engine`. Its operations know collections by id; those
+that belong to one collection are in `CollectionHandle`.
+"""
+
+import os
+from collections.abc import Mapping, Sequence
+
+from persist.blob import InvalidUsage, ReadOnlyStore, StoreMisconfigured
+from persist.blob.pool import Pool
+from persist.engine.options import Mode, OpenOptions
+from persist.engine.writer import Writer
+from persist.errors import ClientClosed, ReadOnly
+from persist.hold.leases import Claim, no_claim
+from persist.metrics import Metrics, register
+from persist.read.part_reader import Decoded, Footers, PartReader
+from persist.replica.follower import Follower
+from persist.replica.pinned import PinnedFollower
+from persist.storage import Storage
+from persist.write.future import CommitFuture
+from persist.write.operations import Step
+
+IO_THREADS = 4
+
+
+class Engine:
+    """Owns what one client works with, until `close`; safe to use from many threads, in the process that made it.
+
+    Attributes:
+        storage, blob: the store in its wrappers, and the outermost of these, which is the one to use.
+        mode, settings, clock: as the location was opened.
+        follower: the client's copy of the location's state.
+        pool: a few threads for requests and for encoding.
+    """
+
+    def __init__(self, storage: Storage, options: OpenOptions) -> None:
+        """Open a location. The storage belongs to the engine from here on, unless this raises.
+
+        Raises:
+            Locked: another client has the location exclusively, and this one wants it, too.
+            Corruption: the newest checkpoint or a record after it cannot be believed.
+        """
+        self.storage = storage
+        self.blob = blob = storage.blob
+        self.mode: Mode = options.mode
+        self.settings = options.settings
+        self.clock = clock = options.clock
+        self._is_closed = False
+        self._pid = os.getpid()
+        self.follower = Follower(blob, clock) if options.seqno is None else PinnedFollower(blob, clock, options.seqno)
+        self.pool = Pool(IO_THREADS, "persist-io")
+        self._footers = Footers()
+        self._decoded = Decoded(self.settings.memory_budget // 2)
+        self._writer: Writer | None = None
+        if self.mode != "read":
+            try:
+                self._writer = Writer(blob, self.follower, self.pool, self._footers, options)
+            except BaseException:
+                self.pool.shutdown(wait=True)
+                raise
+        self._unregister = register(self.metrics, {"location": blob.url})
+
+    @property
+    def url(self) -> str:
+        """Where the location is."""
+        return self.blob.url
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._is_closed
+
+    def check_open(self, action: str) -> None:
+        """Raise unless something can be read here.
+
+        Raises:
+            ClientClosed: `close` was called; the message names the action.
+            InvalidUsage: this is another process, which was forked off.
+        """
+        if self._is_closed:
+            raise ClientClosed(action)
+        if os.getpid() != self._pid:
+            raise InvalidUsage(
+                f"{action} came in process {os.getpid()}, and this client was opened in {self._pid}: its threads did "
+                "not come along with the fork. Open a new client in each process."
+            )
+
+    def writer(self, action: str) -> Writer:
+        """Return what writes.
+
+        Raises:
+            ReadOnly: the mode is "read"; the message names the action.
+            ClientClosed, InvalidUsage: as `check_open`.
+        """
+        self.check_open(action)
+        if self._writer is None:
+            raise ReadOnly(action)
+        return self._writer
+
+    def reader(self) -> PartReader:
+        """Return what reads parts, with the caches of this client. Ask again for each read: it may be closed by then.
+
+        Raises:
+            ClientClosed, InvalidUsage: as `check_open`.
+        """
+        self.check_open("reading")
+        return PartReader(self.blob, self.pool, self._footers, self.settings.memory_budget, self._decoded)
+
+    def submit(self, action: str, steps: Sequence[Step], names: dict[str, str]) -> CommitFuture:
+        """Queue steps as one commit, after all that was queued before; return at once, or as soon as there is room.
+
+        Args:
+            action: what errors call it.
+            names: of the collections in the steps, by id; for errors.
+
+        Raises:
+            ReadOnly, ClientClosed, InvalidUsage: as `writer`. What was uploaded for the steps is deleted then.
+        """
+        try:
+            return self.writer(action).committer.submit(steps, names)
+        except ClientClosed:
+            self.abandon(steps)
+            raise
+
+    def abandon(self, steps: Sequence[Step]) -> None:
+        """Delete what has been uploaded for steps that will not be submitted after all."""
+        if self._writer is not None:  # A client that only reads has uploaded nothing.
+            self._writer.committer.abandon(steps)
+
+    def claim(self, collection: str, name: str, time: int) -> Claim:
+        """Keep the since of a collection at or before time for a read, and the blobs of the present state.
+
+        Who may only read the store, or opened the location to read, gets a claim that keeps nothing. Cost: a commit for
+        the first claim on a collection, nothing for those that it covers.
+
+        Raises:
+            AsOfCompacted: since has passed time.
+            CollectionNotFound: the collection was destroyed.
+        """
+        self.check_open("reading")
+        if self._writer is None:
+            return no_claim(collection)
+        try:
+            return self._writer.leases.claim(collection, name, time)
+        except (ReadOnlyStore, StoreMisconfigured):
+            return no_claim(collection)
+
+    def metrics(self) -> Metrics:
+        """Return what this client did so far; also once it is closed."""
+        groups: dict[str, Mapping[str, float]] = {"log": {"seqno": self.follower.state.seqno}}
+        if self._writer is not None:
+            groups |= {"commits": self._writer.committer.counts(), "leases": self._writer.leases.counts()}
+        storage = self.storage
+        return Metrics(
+            store=storage.metered.counts(),
+            retries=storage.retried.counts(),
+            requests_per_s_max=storage.retried.requests_per_s_max,
+            cache=storage.cached.counts(),
+            groups=groups,
+        )
+
+    def close(self) -> None:
+        """Finish what was asked for, free threads and sockets, and raise errors that nobody looked at; idempotent.
+
+        In a process that was forked off, it does nothing: all of that is the other process's.
+        """
+        if self._is_closed:
+            return
+        self._is_closed = True
+        if os.getpid() != self._pid:
+            return
+        self._unregister()
+        if self._writer is not None:
+            self._writer.close()
+        self.follower.close()
+        self.pool.shutdown(wait=True)
+        self.storage.close()
+        if self._writer is not None:
+            self._writer.committer.unobserved.raise_all()

@@ -1,0 +1,56 @@
+"""Explicit holds on a collection: taken, loaded by name, listed."""
+
+from contextlib import suppress
+
+from persist.engine.collection_handle import CollectionHandle
+from persist.errors import HoldMoved, HoldNotFound, InvalidUsage
+from persist.hold.holds import Hold, HoldInfo, LeasedHold, NamedHold
+from persist.log.records import ReleaseHold, SetHold
+from persist.names import check_hold_name
+from persist.state.contents import check_readable
+from persist.timeline import Moment
+
+
+def take_hold(handle: CollectionHandle, time: int | Moment | None, name: str | None) -> Hold:
+    """Keep since at or before a time, durably; arguments, cost and errors are those of `Collection.hold`."""
+    leases = handle.engine.writer("hold").leases
+    time = None if time is None else handle.as_time("hold time", time)
+    if name is not None:
+        return _named_hold(handle, check_hold_name(name), time)
+    if time is None:
+        raise InvalidUsage("hold() needs the time that since must not pass: hold(time), or hold(name=…)")
+    check_readable(handle.contents(), time)
+    return LeasedHold(leases, handle.id, leases.claim(handle.id, handle.name, time, reads=False), time)
+
+
+def list_holds(handle: CollectionHandle) -> list[HoldInfo]:
+    """Return all holds on a collection, of whatever client, least time first. Cost: one GET."""
+    contents = handle.contents()
+    leases = handle.engine.follower.state.control.leases
+    found = []
+    for name, held in contents.holds.items():
+        lease = leases.get(held.lease or "")
+        if lease is None:
+            found.append(HoldInfo(name, held.time))
+        else:
+            found.append(HoldInfo(None, held.time, lease.holder, lease.expires_ms))
+    return sorted(found, key=lambda hold: hold.time)
+
+
+def _named_hold(handle: CollectionHandle, name: str, time: int | None) -> NamedHold:
+    def move(expected: int | None, to: int) -> None:
+        handle.submit("hold", [SetHold(handle.id, name, to, None, expected)]).result()
+
+    def give_up(expected: int) -> None:
+        handle.submit("release", [ReleaseHold(handle.id, name, expected)]).result()
+
+    while True:
+        holds = handle.contents().holds
+        found = holds.get(name)
+        if found is None and time is None:
+            raise HoldNotFound(name, tuple(n for n, held in holds.items() if held.lease is None))
+        if found is not None and found.lease is None:
+            return NamedHold(name, found.time, move, give_up)
+        assert time is not None
+        with suppress(HoldMoved):  # Somebody else made it in between: return theirs.
+            move(None, time)

@@ -1,0 +1,147 @@
+"""What a client has because it writes: a committer, leases, compaction, garbage collection, and their threads.
+
+The threads refer to none of the objects that users hold. So a client that is dropped without a close is collected, and
+its finalizers stop the threads.
+"""
+
+import os
+import socket
+import threading
+import uuid
+import weakref
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any
+
+from persist.blob import Blob, Indeterminate
+from persist.blob.pool import Pool
+from persist.codecs import CollectionSchema
+from persist.compact.compactor import Compactor
+from persist.compact.report import CompactionReport
+from persist.compact.rewriter import Workbench, Workshop
+from persist.engine.options import OpenOptions
+from persist.errors import WriterFenced
+from persist.hold.leases import Leases
+from persist.log.records import AllowCompaction, CloseWriter, OpenWriter
+from persist.read.part_reader import Footers, PartReader
+from persist.replica.follower import Follower
+from persist.upkeep.compacting import BackgroundCompaction
+from persist.upkeep.garbage import Garbage, GarbageReport
+from persist.upkeep.maintenance import Maintenance
+from persist.write.committer import Committer
+from persist.write.future import CommitFuture
+from persist.write.operations import Write
+from persist.write.part_writer import PartWriter
+
+
+class Writer:
+    """The writing half of an `Engine`; every method may be called from any thread.
+
+    Attributes:
+        committer: makes records of what is asked for.
+        leases: of this client, and the claims of its reads.
+        garbage: deletes what nobody needs.
+        compactor: compacts by the policy of the settings, in this process.
+        compaction: does so without being asked.
+        maintenance: renews leases and collects garbage without being asked.
+    """
+
+    def __init__(self, blob: Blob, follower: Follower, pool: Pool, footers: Footers, options: OpenOptions) -> None:
+        """Start to write; in mode "exclusive", take the location over first.
+
+        Raises:
+            Locked: another client has the location exclusively, and this one wants it, too.
+        """
+        settings, clock = options.settings, options.clock
+        self._blob = blob
+        self._follower = follower
+        self._pool = pool
+        self._footers = footers
+        self._settings = settings
+        name = f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:8]}"
+        self.committer = committer = Committer(blob, follower, pool, clock, name, settings.memory_budget)
+        self._stop_with_client(committer.request_stop)
+        if options.mode == "exclusive":
+            self._take_over(options, name)
+        self.leases = Leases(follower, committer.submit, committer.check_may_wait, clock, settings, name)
+        self.garbage = Garbage(blob, follower, committer, settings)
+        stop = threading.Event()
+        self.compactor = self.compactor_of(self.workbench(stop), stop)
+        self.compaction = BackgroundCompaction(self.compactor, follower, clock, settings)
+        committer.appended = self.compaction.committed
+        self._stop_with_client(self.compaction.request_stop)
+        self.maintenance = Maintenance(self.leases, self.garbage.collect, clock, settings)
+        self._stop_with_client(self.maintenance.request_stop)
+
+    def write_step(self, collection: str, schema: CollectionSchema, updates: Any) -> Write | None:
+        """Return the step that adds updates, None if there are none; see `Committer.write_step`.
+
+        Where a collection has too many runs, the caller waits for a merge first.
+        """
+        if self.committer.may_wait():
+            self.compaction.relieve(collection)
+        return self.committer.write_step(collection, schema, updates)
+
+    def allow_compaction(self, step: AllowCompaction, name: str) -> CommitFuture:
+        """Commit that since may advance, after this client's own hold has moved to where its reads need it."""
+        self.leases.settle_soon(step.collection)
+        return self.committer.submit([step], {step.collection: name})
+
+    def compact(self, collection: str, name: str, *, full: bool) -> CompactionReport:
+        """Compact a collection, in this thread; full means all that can be done, and not only what is due."""
+        self.committer.check_may_wait()
+        return self.compactor.compact(collection, name, full=full, destroy=full)
+
+    def collect_garbage(self) -> GarbageReport:
+        """End the leases that have run out, and delete what nobody needs any more, in this thread."""
+        self.committer.check_may_wait()
+        self.leases.end_expired()
+        return self.garbage.collect()
+
+    def maintain(self) -> None:
+        """Do what is due of what otherwise happens in the background."""
+        self.maintenance.tick()
+        self.compaction.tick()
+
+    def workbench(self, stop: threading.Event) -> Workbench:
+        """Return what makes parts in this process, until stop is set."""
+        budget = self._settings.memory_budget
+        reader = PartReader(self._blob, self._pool, self._footers, budget)
+        parts = PartWriter(self._blob, self._follower.next_seqno, budget)
+        return Workbench(reader, parts, self._pool, self._settings.compaction.part_bytes, stop)
+
+    def compactor_of(self, workshop: Workshop, stop: threading.Event) -> Compactor:
+        """Return what compacts with the parts that a workshop makes, until stop is set."""
+        return Compactor(self._follower, self.committer.submit, self._settings.compaction, workshop, stop)
+
+    def close(self) -> None:
+        """Finish what was asked for, give back leases and the location, and end the threads."""
+        self.compaction.close()
+        self.maintenance.close()
+        self.leases.close()
+        unlocked = None if self.committer.epoch is None else self.committer.submit([CloseWriter()], {})
+        self.committer.close()
+        # The future's own method would count as a look at its error, and raising that here would lose all others.
+        if unlocked is not None and unlocked.done() and isinstance(Future.exception(unlocked), WriterFenced):
+            unlocked.exception()  # Another client has taken over: there is nothing to give back.
+
+    def _take_over(self, options: OpenOptions, name: str) -> None:
+        reentrance_id = options.reentrance_id or uuid.uuid4().hex
+        try:
+            opening = self.committer.submit([OpenWriter(reentrance_id, name, options.force)], {})
+            self.committer.epoch = opening.result()
+        except BaseException as error:
+            if isinstance(error, Indeterminate):
+                error.add_note(f"If it is, reentrance_id={reentrance_id!r} takes the location over at once.")
+            self.committer.close()
+            raise
+
+    def _stop_with_client(self, stop: Callable[[], object]) -> None:
+        """Let a client that is dropped without a close not leave its threads behind."""
+        weakref.finalize(self, _unless_forked, os.getpid(), stop)
+
+
+def _unless_forked(pid: int, stop: Callable[[], object]) -> None:
+    """Call stop in the process pid only: elsewhere there is no thread to stop, and its locks may be held for ever."""
+    if os.getpid() == pid:
+        stop()
