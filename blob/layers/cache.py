@@ -26,7 +26,17 @@ import xxhash
 from persist.blob.clock import Clock, SystemClock
 from persist.blob.errors import InvalidUsage, PersistError
 from persist.blob.layers.cache_folder import ENTRY_SHARE_MAX, CacheFolder
-from persist.blob.protocol import Blob, BlobEntry, DeletePage, check_key, check_range, is_remote, page_deletion
+from persist.blob.protocol import (
+    Blob,
+    BlobEntry,
+    DeletePage,
+    check_bytes,
+    check_key,
+    check_range,
+    get_at_most,
+    is_remote,
+    page_deletion,
+)
 
 IMMUTABLE_PREFIXES = ("part/", "list/", "state/")
 ENTRY_OVERHEAD_BYTES = 512  # Roughly, of a key, a checksum and what Python adds; so that small values count.
@@ -126,8 +136,16 @@ class CachedBlob:
             )
 
     def get(self, key: str, range: tuple[int, int] | None = None) -> bytes | None:
+        return self._found(key, range, None)
+
+    def get_at_most(self, key: str, bytes_max: int) -> bytes | None:
+        value = self._found(key, None, bytes_max)
+        check_bytes(key, len(value or b""), bytes_max)  # Another thread's fetch may have had another limit.
+        return value
+
+    def _found(self, key: str, range: tuple[int, int] | None, bytes_max: int | None) -> bytes | None:
         if not self._is_cached(key):
-            return self._inner.get(key, range)
+            return self._inner.get(key, range) if range is not None else self._from_store(key, bytes_max)
         with self._lock:
             entry = self._memory.find(key)
         if entry is not None:
@@ -135,7 +153,7 @@ class CachedBlob:
                 return entry.value if range is None else entry.value[slice(*check_range(range))]
             self._forget_corrupt(key, entry)
         check_key(key)
-        return self._fetched(key) if range is None else self._cut(key, check_range(range))
+        return self._fetched(key, bytes_max) if range is None else self._cut(key, check_range(range))
 
     def set(self, key: str, value: bytes) -> None:
         with self._changing(key):
@@ -199,7 +217,7 @@ class CachedBlob:
             self._misses += value is None
         return self._inner.get(key, range) if value is None else value[slice(*range)]
 
-    def _fetched(self, key: str) -> bytes | None:
+    def _fetched(self, key: str, bytes_max: int | None) -> bytes | None:
         """Return the value from the folder or the store, by one read for all threads that ask at the time."""
         with self._lock:
             other = self._fetches.get(key)
@@ -209,12 +227,12 @@ class CachedBlob:
         if other is not None:
             value = other.result()
             if value is None:  # It may have come to be there after the other thread had asked.
-                return self._inner.get(key)
+                return self._from_store(key, bytes_max)
             with self._lock:
                 self._shared += 1
             return value
         try:
-            value = self._read(key, mine)
+            value = self._read(key, mine, bytes_max)
         except BaseException as error:
             self._end(key, mine)
             if isinstance(error, Exception):
@@ -226,11 +244,14 @@ class CachedBlob:
         mine.set_result(value)
         return value
 
-    def _read(self, key: str, mine: "Future[bytes | None]") -> bytes | None:
+    def _from_store(self, key: str, bytes_max: int | None) -> bytes | None:
+        return self._inner.get(key) if bytes_max is None else get_at_most(self._inner, key, bytes_max)
+
+    def _read(self, key: str, mine: "Future[bytes | None]", bytes_max: int | None) -> bytes | None:
         value = self._folder.get(key) if self._folder is not None else None
         is_in_folder = value is not None
         if value is None:
-            value = self._inner.get(key)
+            value = self._from_store(key, bytes_max)
         with self._lock:
             self._folder_hits += is_in_folder
             self._misses += not is_in_folder

@@ -256,7 +256,10 @@ class PartReader:
             if part.inline:
                 return decode_part(part.inline, part, schema, columns=columns, filter=filter)
             table = get_checked(
-                self.blob, part.blob, lambda data: decode_part(data, part, schema, columns=columns, filter=filter)
+                self.blob,
+                part.blob,
+                part.bytes,
+                lambda data: decode_part(data, part, schema, columns=columns, filter=filter),
             )
             if table is None:
                 raise missing(part)
