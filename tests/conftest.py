@@ -8,16 +8,11 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from hypothesis import HealthCheck, settings
 
 import persist
 from persist.blob import MemoryBlob
 
-pytest_plugins = ["tests.servers.fixtures"]
-
-# How fast examples are made says something about the machine, not about the code.
-settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("patient")
+pytest_plugins = ["tests.sampling", "tests.servers.fixtures"]
 
 ROOT = Path(__file__).parent.parent
 

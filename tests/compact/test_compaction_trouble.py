@@ -187,6 +187,7 @@ DEEDS: dict[str, Callable[[persist.Collection], Any]] = {
 }
 
 
+@pytest.mark.sampled(0.25)
 @pytest.mark.parametrize("deed", DEEDS)
 @pytest.mark.parametrize(
     ("kind", "n", "how"),

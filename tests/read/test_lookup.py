@@ -24,6 +24,7 @@ from persist.read.snapshot import Form
 from tests.codecs.oracle import plain_values, sort_key, sort_keys
 from tests.codecs.strategies import python_values
 from tests.keyframes import add_keyframe, snapshots
+from tests.sampling import examples
 
 NAN = math.nan
 KEYS: list[tuple[pa.DataType, ...]] = [(t,) for t in (pa.int64(), pa.uint8(), pa.string(), pa.float64(), pa.bool_())]
@@ -84,7 +85,7 @@ def expected(
     return {record: n for record, n in sums.items() if n}
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(
     histories(),
     st.integers(0, 3),
@@ -173,6 +174,7 @@ def scattered(kind: str) -> pa.Table:
             return pa.table({"a": pa.array(numbers % 5).cast(pa.int8()), "b": [f"{n}" for n in numbers.tolist()]})
 
 
+@pytest.mark.sampled(0.25)
 @pytest.mark.parametrize(
     "kind", ["int", "uint64", "string", "float with NULL and NaN", "decimal", "timestamp[s]", "composite"]
 )
