@@ -7,7 +7,7 @@ that belong to one collection are in `CollectionHandle`.
 import os
 from collections.abc import Mapping, Sequence
 
-from persist.blob import InvalidUsage, ReadOnlyStore, StoreMisconfigured
+from persist.blob import InvalidUsage, ReadOnlyStore, StoreFull, StoreMisconfigured
 from persist.blob.pool import Pool
 from persist.engine.options import Mode, OpenOptions
 from persist.engine.writer import Writer
@@ -131,7 +131,8 @@ class Engine:
     def claim(self, collection: str, name: str, time: int) -> Claim:
         """Keep the since of a collection at or before time for a read, and the blobs of the present state.
 
-        Who may only read the store, or opened the location to read, gets a claim that keeps nothing. Cost: a commit for
+        Who may only read the store, or opened the location to read, or finds no room for a commit, gets a claim that
+        keeps nothing. Cost: a commit for
         the first claim on a collection, nothing for those that it covers.
 
         Raises:
@@ -143,7 +144,7 @@ class Engine:
             return no_claim(collection)
         try:
             return self._writer.leases.claim(collection, name, time)
-        except (ReadOnlyStore, StoreMisconfigured):
+        except (ReadOnlyStore, StoreMisconfigured, StoreFull):
             return no_claim(collection)
 
     def metrics(self) -> Metrics:

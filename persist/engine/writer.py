@@ -95,8 +95,7 @@ class Writer:
     def collect_garbage(self) -> GarbageReport:
         """End the leases that have run out, and delete what nobody needs any more, in this thread."""
         self.committer.check_may_wait()
-        self.leases.end_expired()
-        return self.garbage.collect()
+        return self.garbage.collect(self.leases.end_expired)
 
     def maintain(self) -> None:
         """Do what is due of what otherwise happens in the background."""
