@@ -19,7 +19,7 @@ from persist.blob.errors import (
 )
 from persist.blob.histogram import LatencyHistogram
 from persist.blob.layers.cache import CacheCount, CachedBlob
-from persist.blob.layers.checked import get_checked
+from persist.blob.layers.checked import get_checked, get_range_checked
 from persist.blob.layers.metered import Count, MeteredBlob
 from persist.blob.layers.retry import RetryBlob, RetryCount, RetryPolicy
 from persist.blob.layers.unreliable import Fault, UnreliableBlob
@@ -68,5 +68,6 @@ __all__ = [
     "delete_all",
     "get_at_most",
     "get_checked",
+    "get_range_checked",
     "open_blob",
 ]

@@ -21,7 +21,16 @@ def get_checked(blob: Blob, key: str, bytes_expected: int, check: Callable[[byte
     cache: then it is fetched once more.
     """
     bytes_max = max(bytes_expected, SMALL_BYTES)
-    data = get_at_most(blob, key, bytes_max)
+    return _believed(blob, key, lambda: get_at_most(blob, key, bytes_max), check)
+
+
+def get_range_checked(blob: Blob, key: str, range: tuple[int, int], check: Callable[[bytes], T]) -> T | None:
+    """Return check of some bytes of the value at key, or None when there is none; otherwise as `get_checked`."""
+    return _believed(blob, key, lambda: blob.get(key, range), check)
+
+
+def _believed(blob: Blob, key: str, get: Callable[[], bytes | None], check: Callable[[bytes], T]) -> T | None:
+    data = get()
     if data is None:
         return None
     try:
@@ -30,5 +39,5 @@ def get_checked(blob: Blob, key: str, bytes_expected: int, check: Callable[[byte
         if not isinstance(blob, CachedBlob):
             raise
         blob.forget(key)
-        data = get_at_most(blob, key, bytes_max)
+        data = get()
         return None if data is None else check(data)

@@ -14,7 +14,8 @@ from persist.engine.writer import Writer
 from persist.errors import ClientClosed, ReadOnly
 from persist.hold.leases import Claim, no_claim
 from persist.metrics import Metrics, register
-from persist.read.part_reader import Decoded, Footers, PartReader
+from persist.read.part_caches import PartIndexes, decoded_rows
+from persist.read.part_reader import PartReader
 from persist.replica.follower import Follower
 from persist.replica.pinned import PinnedFollower
 from persist.storage import Storage
@@ -50,12 +51,12 @@ class Engine:
         self._pid = os.getpid()
         self.follower = Follower(blob, clock) if options.seqno is None else PinnedFollower(blob, clock, options.seqno)
         self.pool = Pool(IO_THREADS, "persist-io")
-        self._footers = Footers()
-        self._decoded = Decoded(self.settings.memory_budget // 2)
+        self._indexes = PartIndexes()
+        self._decoded = decoded_rows(self.settings.memory_budget // 2)
         self._writer: Writer | None = None
         if self.mode != "read":
             try:
-                self._writer = Writer(blob, self.follower, self.pool, self._footers, options)
+                self._writer = Writer(blob, self.follower, self.pool, self._indexes, options)
             except BaseException:
                 self.pool.shutdown(wait=True)
                 raise
@@ -105,7 +106,7 @@ class Engine:
             ClientClosed, InvalidUsage: as `check_open`.
         """
         self.check_open("reading")
-        return PartReader(self.blob, self.pool, self._footers, self.settings.memory_budget, self._decoded)
+        return PartReader(self.blob, self.pool, self._indexes, self.settings.memory_budget, self._decoded)
 
     def submit(self, action: str, steps: Sequence[Step], names: dict[str, str]) -> CommitFuture:
         """Queue steps as one commit, after all that was queued before; return at once, or as soon as there is room.

@@ -19,7 +19,7 @@ import persist.read.lookup
 import persist.read.part_reader
 from persist.blob import MemoryBlob, MeteredBlob
 from persist.codecs.order.search import SortedRows
-from persist.read.part_reader import Decoded
+from persist.read.part_caches import decoded_rows
 from persist.read.snapshot import Form
 from tests.codecs.oracle import plain_values, sort_key, sort_keys
 from tests.codecs.strategies import python_values
@@ -333,20 +333,20 @@ def rows_of(count: int) -> SortedRows:
 
 
 def test_decoded_rows_are_kept_within_bounds() -> None:
-    kept = Decoded(1000)
+    kept = decoded_rows(1000)
     for name in range(10):
-        kept.keep(name, rows_of(25))
+        kept.put(name, rows_of(25))
         kept.get(0)
     assert kept.get(0) is not None
     assert [name for name in range(10) if kept.get(name) is not None] == [0, 6, 7, 8, 9][-5:]
-    kept.keep("large", rows_of(100))
+    kept.put("large", rows_of(100))
     assert kept.get("large") is None
-    assert kept._bytes <= 1000
+    assert kept.bytes <= 1000
 
 
 def test_many_threads_share_what_is_kept(client: persist.Client, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(persist.read.lookup, "WHOLE_BYTES_MAX", 0)
-    monkeypatch.setattr(client.engine, "_decoded", Decoded(4 << 20))
+    monkeypatch.setattr(client.engine, "_decoded", decoded_rows(4 << 20))
     collection, rows = large(client, scattered("int"))
     keys, wrong = rows["k"].to_pylist(), []
     snapshot = collection.snapshot()
