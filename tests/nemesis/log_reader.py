@@ -12,8 +12,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
-from tests.model import EMPTY
-from tests.nemesis.history import Commit
+from tests.nemesis.history import EMPTY, Commit
 
 PADDED = "~"  # Ends the part of a long value that history keeps.
 

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from persist.blob.errors import CorruptBlob, IncompatibleVersion, InvalidUsage
@@ -20,7 +20,6 @@ from persist.codecs.part.index import PartIndex, decode_groups, footer_range, re
 from persist.codecs.part.part import Footer, checksum_of, footer_of
 from tests.codecs.oracle import sort_keys
 from tests.codecs.part.test_part import ORDERS, batches, only, orders
-from tests.sampling import examples
 
 Pieces = list[tuple[int, bytes]]
 
@@ -43,7 +42,7 @@ def in_pieces(data: bytes, part: Part, schema: CollectionSchema, **options: Any)
     )
 
 
-@settings(max_examples=examples(100))
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(batches(), st.data())
 def test_pieces_are_those_rows_of_the_whole(batch: tuple[CollectionSchema, pa.Table], draw: Any) -> None:
     schema, table = batch

@@ -1,0 +1,62 @@
+"""What records contribute to the sums of accumulable aggregates; see `persist.dataflow.aggregates`."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.types as pat
+
+from persist.codecs.order.limbs import whole_numbers
+from persist.dataflow.aggregates import COUNT, SLOTS, Wanted, float_slots, integer_slots, whole_slots
+from persist.dataflow.batch import products
+from persist.dataflow.times import Ints
+from persist.dataflow.words import NULL, Domain
+
+
+def contributions(kind: str, words: Ints, of: pa.DataType, domain: Domain) -> tuple[Ints, Ints, Ints]:
+    """Return what values that are not NULL contribute: the row, the slot and the amount of each contribution."""
+    every = np.arange(len(words))
+    ones = (every, np.full(len(words), COUNT), np.ones(len(words), np.int64))
+    if kind == "count":
+        return ones
+    if pat.is_floating(of):
+        found = float_slots(domain.decode(words, of).cast(pa.float64()).to_numpy(zero_copy_only=False))
+    elif pat.is_decimal(of) or pat.is_uint64(of):
+        found = whole_slots(whole_numbers(pa.chunked_array([domain.decode(words, of)])).astype(object))
+    else:
+        found = integer_slots(words)
+    return tuple(np.concatenate(pair) for pair in zip(ones, found, strict=True))  # type: ignore[return-value]
+
+
+def exploded(updates: Ints, keys: int, aggregates: Sequence[Wanted], domain: Domain) -> Ints:
+    """Return what updates contribute to slots: key words, slot, times, diffs.
+
+    Args:
+        updates: the key's words, then one word for each aggregate, then times and diffs.
+        aggregates: in the order of their words.
+    """
+    rows = [np.arange(updates.shape[1])]
+    slots = [np.zeros(updates.shape[1], np.int64)]
+    amounts = [np.ones(updates.shape[1], np.int64)]
+    for number, wanted in enumerate(aggregates):
+        if wanted.is_counted:
+            continue
+        words = updates[keys + number]
+        places = np.flatnonzero(words != NULL)
+        found, into, amount = contributions(wanted.kind, words[places], wanted.of, domain)
+        rows.append(places[found])
+        slots.append(into + (1 + number * SLOTS))
+        amounts.append(amount)
+    if len(rows) == 1:
+        parts = updates
+        made = np.empty((len(updates) - len(aggregates) + 1, updates.shape[1]), np.int64)
+        made[keys] = 0
+        made[keys + 1 : -1] = parts[keys + len(aggregates) : -1]
+        made[:keys], made[-1] = parts[:keys], parts[-1]
+        return made
+    every = np.concatenate(rows)
+    kept = [*range(keys), 0, *range(keys + len(aggregates), len(updates))]
+    made = updates.take(kept, axis=0).take(every, axis=1)
+    made[keys] = np.concatenate(slots)
+    made[-1] = products(made[-1], np.concatenate(amounts))
+    return made

@@ -1,0 +1,242 @@
+"""Batches: many updates as one int64 matrix, sorted by a hash of the key and of the value, and consolidated.
+
+    updates = int64[words + dimensions + 1, n]      the words of the records, the times, the diffs; in any order
+    batch   = int64[1 + words + dimensions + 1, n]  the same with the key's words first, under a row of hashes
+
+The upper half of the hash comes from the key's words, the lower half from the value's. So one sort of one row brings
+equal keys together, and equal records within them; a look-up is a binary search of one row. Hashes only order:
+whatever is found by them is compared by its words. One matrix rather than an array per column was preferred, because
+on small steps what counts is how often numpy is called.
+
+The hash is internal: batches live in one process, or in its spill, and never reach storage.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from persist.codecs import DiffOverflow
+from persist.dataflow.times import Flags, Ints
+
+_LOW = np.int64(0xFFFFFFFF)
+_HALF = np.uint64(32)
+_MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
+_SHIFT = np.uint64(29)
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How many words the key and the value have, and how many dimensions the times.
+
+    Attributes:
+        words: of key and value together.
+        height: rows of a batch.
+    """
+
+    keys: int
+    values: int
+    dimensions: int
+
+    @property
+    def words(self) -> int:
+        return self.keys + self.values
+
+    @property
+    def height(self) -> int:
+        return self.words + self.dimensions + 2
+
+    def empty(self) -> Ints:
+        """Return a batch without updates."""
+        return np.empty((self.height, 0), np.int64)
+
+    def key_rows(self, batch: Ints) -> Ints:
+        return batch[1 : 1 + self.keys]
+
+    def value_rows(self, batch: Ints) -> Ints:
+        return batch[1 + self.keys : 1 + self.words]
+
+    def times(self, batch: Ints) -> Ints:
+        return batch[1 + self.words : -1]
+
+
+def mixed(rows: Ints) -> Any:
+    """Return a hash, uint64[n], of the columns of rows. Every bit of the input reaches the upper half."""
+    found = rows[0].view(np.uint64) * _MULTIPLIER
+    for row in rows[1:]:
+        found ^= found >> _SHIFT
+        found += row.view(np.uint64)
+        found *= _MULTIPLIER
+    found ^= found >> _HALF
+    found *= _MULTIPLIER
+    return found
+
+
+def key_hashes(keys: Ints) -> Ints:
+    """Return for each key the least hash that a record of it may have; those up to `| 0xFFFFFFFF` are its."""
+    if not len(keys):
+        return np.zeros(keys.shape[1], np.int64)
+    hashes: Ints = mixed(keys).view(np.int64)
+    return hashes & ~_LOW
+
+
+def to_batch(updates: Ints, layout: Layout, *, is_consolidated: bool = False) -> Ints:
+    """Return updates whose key words come first as a batch.
+
+    Args:
+        is_consolidated: no two updates agree in record and time, and no diff is 0.
+    """
+    hashes = key_hashes(updates[: layout.keys])
+    if layout.values:
+        hashes |= (mixed(updates[layout.keys : layout.words]) >> _HALF).view(np.int64)
+    batch = np.empty((layout.height, updates.shape[1]), np.int64)
+    batch[0] = hashes
+    batch[1:] = updates
+    return settled(batch, layout, is_consolidated=is_consolidated)
+
+
+def settled(batch: Ints, layout: Layout, *, is_consolidated: bool = False) -> Ints:
+    """Sort and consolidate a batch whose hashes are set.
+
+    Raises:
+        DiffOverflow: a sum of diffs does not fit int64.
+    """
+    rows = batch.shape[1]
+    if rows > 1:
+        hashes = batch[0]
+        if (hashes[1:] < hashes[:-1]).any():
+            batch = batch.take(hashes.argsort(kind="stable"), axis=1)
+            hashes = batch[0]
+        tied = np.flatnonzero(hashes[1:] == hashes[:-1])
+        if len(tied):
+            return _with_ties(batch, layout, tied)
+    return batch if is_consolidated else without_zeros(batch)
+
+
+def without_zeros(updates: Ints) -> Ints:
+    """Return updates without those of diff 0."""
+    diffs = updates[-1]
+    return updates if diffs.all() else updates[:, diffs != 0]
+
+
+def _with_ties(batch: Ints, layout: Layout, tied: Ints) -> Ints:
+    """Consolidate a batch sorted by hash, where row tied[i] + 1 has the hash of row tied[i]."""
+    differ = _differs(batch, tied)
+    if differ.any():
+        batch = _in_order(batch, layout, tied)
+        differ = _differs(batch, tied)
+    rows = batch.shape[1]
+    starts = np.ones(rows, np.bool_)
+    starts[tied[~differ] + 1] = False
+    firsts = np.flatnonzero(starts)
+    if len(firsts) == rows:
+        return without_zeros(batch)
+    sums = summed(batch[-1], firsts)
+    keep = sums != 0
+    if not keep.all():
+        firsts, sums = firsts[keep], sums[keep]
+    batch = batch.take(firsts, axis=1)
+    batch[-1] = sums
+    return batch
+
+
+def _differs(batch: Ints, rows: Ints) -> Flags:
+    """Return where a row and the one after it differ in word or time."""
+    if 2 * len(rows) > batch.shape[1]:
+        every = batch[1:-1]
+        return np.asarray((every[:, 1:] != every[:, :-1]).any(axis=0).take(rows))
+    every = batch[1:-1].take(rows, axis=1)
+    return np.asarray((every != batch[1:-1].take(rows + 1, axis=1)).any(axis=0))
+
+
+def _in_order(batch: Ints, layout: Layout, tied: Ints) -> Ints:
+    """Sort each run of equal hashes by words and time."""
+    member = np.zeros(batch.shape[1], np.bool_)
+    member[tied] = True
+    member[tied + 1] = True
+    places = np.flatnonzero(member)
+    runs = batch.take(places, axis=1)
+    # Words of one record mostly agree, so its times decide most often; but equal records must come together.
+    order = np.lexsort((*runs[-2:0:-1], runs[0]))
+    batch = batch.copy()
+    batch[:, places] = runs.take(order, axis=1)
+    return batch
+
+
+def summed(diffs: Ints, firsts: Ints) -> Ints:
+    """Return the sums of diffs from each of firsts up to the next.
+
+    Raises:
+        DiffOverflow: one does not fit int64.
+    """
+    if len(diffs) and len(diffs) * max(int(diffs.max()), -int(diffs.min())) >= 2**63:
+        exact = np.add.reduceat(diffs.astype(object), firsts)
+        for each in exact:
+            if not -(2**63) <= each < 2**63:
+                raise DiffOverflow(f"a multiplicity became {each}, which does not fit int64: the diffs are too large")
+    return np.add.reduceat(diffs, firsts)
+
+
+def products(ones: Ints, others: Ints) -> Ints:
+    """Return the products of diffs.
+
+    Raises:
+        DiffOverflow: one does not fit int64.
+    """
+    found = ones * others
+    if len(ones) and _largest(ones) * _largest(others) >= 2**63:
+        exact = ones.astype(object) * others.astype(object)
+        if (exact != found).any():
+            raise DiffOverflow(f"a product of multiplicities is up to {abs(exact).max()}, which does not fit int64")
+    return found
+
+
+def _largest(diffs: Ints) -> int:
+    return max(int(diffs.max()), -int(diffs.min()))
+
+
+def matches(hashes: Ints, keys: Ints, batch: Ints) -> tuple[Ints, Ints]:
+    """Return all pairs `(i, j)` for which key i is the key of row j of a batch.
+
+    Args:
+        hashes: `key_hashes(keys)`, ascending for speed.
+        keys: int64[k, n].
+    """
+    lower = batch[0].searchsorted(hashes)
+    upper = batch[0].searchsorted(hashes | _LOW, side="right")
+    counts = upper - lower
+    total = int(counts.sum())
+    ones = np.arange(len(hashes)).repeat(counts) if total else np.empty(0, np.int64)
+    if not total:
+        return ones, ones
+    others = np.arange(total) + (lower - counts.cumsum() + counts).take(ones)
+    if len(keys):
+        same = (keys.take(ones, axis=1) == batch[1 : 1 + len(keys)].take(others, axis=1)).all(axis=0)
+        if not same.all():
+            ones, others = ones[same], others[same]
+    return ones, others
+
+
+def distinct_keys(batch: Ints, layout: Layout) -> tuple[Ints, Ints, Ints]:
+    """Return the distinct keys of a batch, their hashes, and for each row the number of its key."""
+    rows = batch.shape[1]
+    hashes = batch[0] & ~_LOW
+    keys = layout.key_rows(batch)
+    if rows <= 1:
+        return keys, hashes, np.zeros(rows, np.int64)
+    starts = np.ones(rows, np.bool_)
+    starts[1:] = (keys[:, 1:] != keys[:, :-1]).any(axis=0)
+    firsts = np.flatnonzero(starts)
+    found, marks = keys.take(firsts, axis=1), hashes.take(firsts)
+    numbers = starts.cumsum() - 1
+    tied = marks[1:] == marks[:-1]
+    if not tied.any():
+        return found, marks, numbers
+    # Keys of one hash may take turns, so a key may have been found more than once.
+    order = np.lexsort((*found, marks))
+    found, marks = found.take(order, axis=1), marks.take(order)
+    news = np.ones(len(marks), np.bool_)
+    news[1:] = (marks[1:] != marks[:-1]) | (found[:, 1:] != found[:, :-1]).any(axis=0)
+    places = np.empty(len(marks), np.int64)
+    places[order] = news.cumsum() - 1
+    return found[:, news], marks[news], places.take(numbers)

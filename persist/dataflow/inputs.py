@@ -1,0 +1,146 @@
+"""Inputs of a running program: updates that are given to it, and how far they are complete."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from persist.blob import InvalidUsage
+from persist.codecs import CollectionSchema, to_updates
+from persist.codecs.errors import InvalidUpdate
+from persist.dataflow.errors import InputClosed
+from persist.dataflow.operators import EntryOperator
+from persist.dataflow.stash import Stash
+from persist.dataflow.times import Antichain, Ints, Time, as_given, coordinates
+from persist.dataflow.words import Domain
+
+
+class Gate:
+    """Holds updates back until they are complete, and lets them into the dataflow.
+
+    Attributes:
+        frontier: no more updates come at times not beyond it.
+    """
+
+    def __init__(self, entry: EntryOperator, words: int, dimensions: int) -> None:
+        self.frontier = Antichain.least(dimensions)
+        self._entry = entry
+        self._words = words
+        self._stash = Stash(words, slice(words, words + dimensions))
+
+    def add(self, updates: Ints) -> None:
+        """Take updates, which may come at times beyond the frontier only."""
+        self._stash.add(updates)
+
+    def open(self, limit: int | None) -> int:
+        """Let in what is complete, up to a time, exclusive, if there is a limit; return how many updates."""
+        frontier = self.frontier if limit is None else self.frontier.meet(Antichain(limit))
+        bound = frontier.points[0][0] if frontier.points and len(frontier.points[0]) == 1 else None
+        found = self._stash.take(lambda times: ~frontier.beyond(times), bound)
+        self._entry.frontier = frontier
+        self._entry.out = (np.concatenate(found, axis=1) if len(found) > 1 else found[0]) if found else None
+        return 0 if self._entry.out is None else self._entry.out.shape[1]
+
+    def shut(self) -> None:
+        """Forget what was let in."""
+        self._entry.out = None
+
+    def complete_times(self) -> Ints:
+        """Return the times of all that is complete and waits, in one dimension."""
+        found = [chunk[self._words] for chunk in self._stash.everything()]
+        times = np.concatenate(found) if found else np.empty(0, np.int64)
+        return times[~self.frontier.beyond(times[None])]
+
+    def words(self) -> list[Ints]:
+        """Return the words of what waits."""
+        return [chunk[: self._words] for chunk in self._stash.everything()]
+
+
+class InputHandle:
+    """What `running[name]` returns: insert updates, and advance the frontier."""
+
+    def __init__(self, name: str, schema: CollectionSchema, gate: Gate, domain: Domain, dimensions: int) -> None:
+        self.name = name
+        self._schema = schema
+        self._gate = gate
+        self._domain = domain
+        self._dimensions = dimensions
+
+    @property
+    def frontier(self) -> Antichain:
+        """How far the input was advanced."""
+        return self._gate.frontier
+
+    def insert(self, updates: Any) -> None:
+        """Give updates: `((key, value), time, diff)` tuples, or anything Arrow with the columns, the time and `_diff`.
+
+        The time is `_time`, or in programs of several dimensions `_time_0`, `_time_1` … of a table.
+
+        Raises:
+            InputClosed: one is at a time that was declared complete; none was taken.
+            SchemaMismatch, InvalidUpdate: they do not fit the input.
+        """
+        table, times = self._conformed(updates)
+        if not table.num_rows:
+            return
+        closed = ~self.frontier.beyond(times)
+        if closed.any():
+            time = tuple(int(each) for each in times[:, int(closed.argmax())])
+            raise InputClosed(self.name, as_given(time), self.frontier)
+        rows = [self._domain.encode(table[name]) for name in self._schema.names]
+        diffs = table["_diff"].combine_chunks().to_numpy()
+        self._gate.add(np.concatenate((np.array(rows, np.int64).reshape(len(rows), -1), times, diffs[None])))
+
+    def advance_to(self, frontier: Time | Antichain) -> None:
+        """Promise that no more updates come at times not beyond frontier; `Antichain()` completes the input for ever.
+
+        Raises:
+            InvalidUsage: it would go back, or has another number of dimensions.
+        """
+        found = frontier if isinstance(frontier, Antichain) else Antichain(frontier)
+        for point in found.points:
+            coordinates(f"input {self.name!r}: frontier", point, self._dimensions)
+        if not self.frontier <= found:
+            raise InvalidUsage(
+                f"input {self.name!r} would go back from {self.frontier} to {found}: a frontier only advances"
+            )
+        self._gate.frontier = found
+
+    def close(self) -> None:
+        """Complete the input for ever."""
+        self.advance_to(Antichain())
+
+    def _conformed(self, updates: Any) -> tuple[pa.Table, Ints]:
+        if self._dimensions == 1:
+            table = to_updates(updates, self._schema)
+            return table, table["_time"].combine_chunks().to_numpy()[None]
+        if hasattr(updates, "__arrow_c_stream__"):
+            return self._with_time_columns(pa.table(updates))
+        return self._with_time_tuples(updates)
+
+    def _with_time_columns(self, table: pa.Table) -> tuple[pa.Table, Ints]:
+        names = [f"_time_{number}" for number in range(self._dimensions)]
+        missing = [name for name in names if name not in table.column_names]
+        if missing:
+            raise InvalidUpdate(f"input {self.name!r}: the updates lack the column {missing[0]!r} of their times")
+        times = np.array([table[name].combine_chunks().to_numpy() for name in names], np.int64)
+        table = table.drop_columns(names)
+        if "_diff" in table.column_names:
+            keep = table["_diff"].to_numpy() != 0
+            table, times = table.filter(pa.array(keep)), times[:, keep]
+        if times.size and times.min() < 0:
+            raise InvalidUpdate(f"input {self.name!r}: a coordinate of a time is {times.min()}, and cannot be negative")
+        found = to_updates(table.append_column("_time", pa.array(np.zeros(len(table), np.int64))), self._schema)
+        return found, times
+
+    def _with_time_tuples(self, updates: Iterable[Any]) -> tuple[pa.Table, Ints]:
+        kept, times = [], []
+        for each in updates:
+            if not isinstance(each, tuple) or len(each) != 3:
+                raise InvalidUpdate(f"input {self.name!r}: {each!r:.100} is not a tuple ((key, value), time, diff)")
+            data, time, diff = each
+            if diff != 0:
+                kept.append((data, 0, diff))
+                times.append(coordinates(f"input {self.name!r}: time", time, self._dimensions))
+        return to_updates(kept, self._schema), np.array(times, np.int64).reshape(-1, self._dimensions).T

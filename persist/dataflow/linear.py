@@ -1,0 +1,396 @@
+"""Linear operators at work: a stack of stages compiled to one function from updates to updates.
+
+Between the stages of a stack columns stay as they are, as words or as Arrow: a column that is only passed on is never
+decoded, and one that is computed is encoded once, at the end. Bulk work is done by Arrow and numpy; only functions that
+take Python records are called record by record.
+"""
+
+from collections import namedtuple
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from persist.blob import InvalidUsage
+from persist.codecs import TIME_MAX
+from persist.codecs.types.values import to_array
+from persist.dataflow.batch import products
+from persist.dataflow.errors import OperatorFailed
+from persist.dataflow.evaluate import as_array, evaluate
+from persist.dataflow.expression import TIME, Col, Expression, Lit
+from persist.dataflow.stages import (
+    BatchFunction,
+    Delay,
+    Explode,
+    Filter,
+    FilterFunction,
+    FlatMap,
+    Map,
+    MapFunction,
+    Negate,
+    Stage,
+    TemporalFilter,
+)
+from persist.dataflow.times import Flags, Ints, coordinates
+from persist.dataflow.words import NULL, Domain
+
+Shape = Callable[[Ints], Ints]
+
+
+class Column:
+    """A column as words, as Arrow, or as both."""
+
+    __slots__ = ("_array", "_domain", "_words", "kind")
+
+    def __init__(self, domain: Domain, kind: pa.DataType, words: Ints | None, array: pa.Array | None = None) -> None:
+        self.kind = kind
+        self._domain = domain
+        self._words = words
+        self._array = array
+
+    @property
+    def words(self) -> Ints:
+        if self._words is None:
+            self._words = self._domain.encode(self._array)
+        return self._words
+
+    @property
+    def array(self) -> pa.Array:
+        if self._array is None:
+            assert self._words is not None
+            self._array = self._domain.decode(self._words, self.kind)
+        return self._array
+
+    def take(self, rows: Ints) -> "Column":
+        if self._words is not None:
+            return Column(self._domain, self.kind, self._words.take(rows))
+        assert self._array is not None
+        return Column(self._domain, self.kind, None, self._array.take(pa.array(rows)))
+
+
+class Frame(Mapping[str, pa.Array]):
+    """Updates between stages; as a mapping, their columns as Arrow, and `_time`."""
+
+    def __init__(self, domain: Domain, columns: dict[str, Column], times: Ints, diffs: Ints) -> None:
+        self.domain = domain
+        self.columns = columns
+        self.times = times
+        self.diffs = diffs
+
+    @classmethod
+    def of(cls, updates: Ints, schema: pa.Schema, domain: Domain) -> "Frame":
+        columns = {field.name: Column(domain, field.type, updates[at]) for at, field in enumerate(schema)}
+        return cls(domain, columns, updates[len(schema) : -1], updates[-1])
+
+    def __getitem__(self, name: str) -> pa.Array:
+        if name == TIME and name not in self.columns:
+            return pa.array(self.times[0])
+        return self.columns[name].array
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.columns)
+
+    def __len__(self) -> int:
+        return len(self.diffs)
+
+    def updates(self, names: Iterable[str]) -> Ints:
+        """Return the updates with some of the columns as words."""
+        rows = [self.columns[name].words for name in names]
+        found = np.empty((len(rows) + len(self.times) + 1, len(self)), np.int64)
+        for at, row in enumerate(rows):
+            found[at] = row
+        found[len(rows) : -1] = self.times
+        found[-1] = self.diffs
+        return found
+
+    def take(self, rows: Ints) -> "Frame":
+        columns = {name: each.take(rows) for name, each in self.columns.items()}
+        return Frame(self.domain, columns, self.times.take(rows, axis=1), self.diffs.take(rows))
+
+    def where(self, keep: Flags) -> "Frame":
+        return self if keep.all() else self.take(np.flatnonzero(keep))
+
+    def changed(
+        self, columns: dict[str, Column] | None = None, *, times: Ints | None = None, diffs: Ints | None = None
+    ) -> "Frame":
+        return Frame(
+            self.domain,
+            self.columns if columns is None else columns,
+            self.times if times is None else times,
+            self.diffs if diffs is None else diffs,
+        )
+
+    def records(self) -> list[Any]:
+        """Return the records as named tuples."""
+        record = namedtuple("Record", self.columns, rename=True)  # type: ignore[misc]
+        if not self.columns:
+            return [record()] * len(self)
+        return list(map(record, *(each.array.to_pylist() for each in self.columns.values())))
+
+
+def compiled(stages: Sequence[Stage], given: pa.Schema, names: Sequence[str], domain: Domain, operator: str) -> Shape:
+    """Return the function that does stages to updates of some columns and picks columns, in that order."""
+    if not stages:
+        if list(names) == given.names:
+            return lambda updates: updates
+        rows = [given.get_field_index(name) for name in names]
+
+        def pick(updates: Ints) -> Ints:
+            return updates.take([*rows, *range(len(given), len(updates))], axis=0)
+
+        return pick
+
+    def shape(updates: Ints) -> Ints:
+        frame = Frame.of(updates, given, domain)
+        for stage in stages:
+            frame = applied(stage, frame, operator)
+        return frame.updates(names)
+
+    return shape
+
+
+def applied(stage: Stage, frame: Frame, operator: str) -> Frame:
+    """Return updates after a stage.
+
+    Raises:
+        OperatorFailed: a function or an expression raised.
+    """
+    match stage:
+        case Map(outputs):
+            return frame.changed({name: _computed(each, frame, operator) for name, each in outputs})
+        case Filter(condition):
+            return frame.where(_true(condition, frame, operator))
+        case Negate():
+            return frame.changed(diffs=-frame.diffs)
+        case Explode(by):
+            counts = _integers(by, frame, operator)
+            found = frame.changed(diffs=products(frame.diffs, np.where(counts == NULL, 0, counts)))
+            return found.where(found.diffs != 0)
+        case TemporalFilter():
+            return _within(stage, frame, operator)
+        case Delay():
+            return _delayed(stage, frame, operator)
+        case FilterFunction(function):
+            kept = [bool(_called(operator, function, each)) for each in frame.records()]
+            return frame.where(np.array(kept, np.bool_))
+        case MapFunction(function, columns):
+            records = frame.records()
+            made = [_called(operator, function, each) for each in records]
+            return frame.changed(_columns(made, records, columns, frame.domain, operator))
+        case BatchFunction():
+            return _by_batch(stage, frame, operator)
+        case FlatMap():
+            return _flattened(stage, frame, operator)
+
+
+def _computed(expression: Expression, frame: Frame, operator: str) -> Column:
+    if isinstance(expression, Col) and expression.name in frame.columns:
+        return frame.columns[expression.name]
+    if isinstance(expression, Lit):
+        word = frame.domain.encode(pa.array([expression.value.as_py()], expression.value.type))
+        return Column(frame.domain, expression.value.type, word.repeat(len(frame)))
+    found = _evaluated(expression, frame, operator)
+    return Column(frame.domain, found.type, None, found)
+
+
+def _evaluated(expression: Expression, frame: Frame, operator: str) -> pa.Array:
+    try:
+        return as_array(evaluate(expression, frame), len(frame))
+    except (pa.ArrowException, ValueError, TypeError) as error:
+        raise OperatorFailed(operator, _culprit(expression, frame), f"{expression}: {error}") from error
+
+
+def _culprit(expression: Expression, frame: Frame) -> Any:
+    """Return a record for which an expression that failed on all of them fails; by halving."""
+    while len(frame) > 1:
+        half = frame.take(np.arange(len(frame) // 2))
+        try:
+            evaluate(expression, half)
+        except (pa.ArrowException, ValueError, TypeError):
+            frame = half
+        else:
+            frame = frame.take(np.arange(len(frame) // 2, len(frame)))
+    return frame.records()[0] if len(frame) else None
+
+
+def _true(condition: Expression, frame: Frame, operator: str) -> Flags:
+    found = _evaluated(condition, frame, operator)
+    if found.null_count:
+        found = found.fill_null(False)
+    flags: Flags = found.to_numpy(zero_copy_only=False)
+    return flags
+
+
+def _integers(expression: Expression, frame: Frame, operator: str) -> Ints:
+    return _computed(expression, frame, operator).words if len(frame) else np.empty(0, np.int64)
+
+
+def _within(stage: TemporalFilter, frame: Frame, operator: str) -> Frame:
+    """Bring each record in at the first time within its bounds, and take it away at the first one after them."""
+    begin = frame.times[stage.dimension]
+    end = None
+    if stage.lower is not None:
+        begin = np.maximum(begin, _integers(stage.lower, frame, operator))  # NULL is the least of all.
+    if stage.upper is not None:
+        words = _integers(stage.upper, frame, operator)
+        end = np.where(words == NULL, TIME_MAX + 1, words)
+    starts = np.flatnonzero((begin <= TIME_MAX) & ((end is None) | (begin < end)))
+    found = frame.take(starts)
+    found.times[stage.dimension] = begin[starts]
+    if end is None:
+        return found
+    stops = starts[end[starts] <= TIME_MAX]
+    gone = frame.take(stops)
+    gone.times[stage.dimension] = end[stops]
+    return _joined([found, gone.changed(diffs=-gone.diffs)])
+
+
+def _joined(frames: list[Frame]) -> Frame:
+    first = frames[0]
+    columns = {
+        name: Column(first.domain, each.kind, np.concatenate([frame.columns[name].words for frame in frames]))
+        for name, each in first.columns.items()
+    }
+    times = np.concatenate([frame.times for frame in frames], axis=1)
+    return Frame(first.domain, columns, times, np.concatenate([frame.diffs for frame in frames]))
+
+
+def _delayed(stage: Delay, frame: Frame, operator: str) -> Frame:
+    to, now = _integers(stage.to, frame, operator), frame.times[stage.dimension]
+    to = np.where(to == NULL, now, to)
+    if (to < now).any():
+        row = int((to < now).argmax())
+        record = frame.take(np.array([row])).records()[0]
+        raise OperatorFailed(operator, record, f"{stage.to} is {to[row]}, which is before the update's time {now[row]}")
+    found = frame.take(np.flatnonzero(to <= TIME_MAX))
+    found.times[stage.dimension] = to[to <= TIME_MAX]
+    return found
+
+
+def _called(operator: str, function: Callable[..., Any], record: Any) -> Any:
+    try:
+        return function(record)
+    except Exception as error:
+        raise OperatorFailed(operator, record, f"it raised {error!r}") from error
+
+
+def _columns(
+    made: list[Any], records: list[Any], schema: pa.Schema, domain: Domain, operator: str
+) -> dict[str, Column]:
+    """Return what a function made as columns; records are what it made them from, for errors."""
+    rows = [_as_row(each, record, schema, operator) for each, record in zip(made, records, strict=True)]
+    columns = [list(each) for each in zip(*rows, strict=True)] if rows else [[] for _ in schema]
+    found = {}
+    for values, field in zip(columns, schema, strict=True):
+        try:
+            array = to_array(values, field.type, f"column {field.name!r}")
+        except InvalidUsage as error:
+            raise OperatorFailed(operator, _first_bad(values, field.type, records), str(error)) from error
+        found[field.name] = Column(domain, field.type, None, array)
+    return found
+
+
+def _first_bad(values: list[Any], kind: pa.DataType, records: list[Any]) -> Any:
+    for value, record in zip(values, records, strict=True):
+        try:
+            to_array([value], kind, "value")
+        except InvalidUsage:
+            return record
+    return None
+
+
+def _as_row(made: Any, record: Any, schema: pa.Schema, operator: str) -> tuple[Any, ...]:
+    if isinstance(made, Mapping):
+        if set(made) == set(schema.names):
+            return tuple(made[name] for name in schema.names)
+    elif isinstance(made, tuple | list):
+        if len(made) == len(schema):
+            return tuple(made)
+    elif len(schema) == 1:
+        return (made,)
+    raise OperatorFailed(operator, record, f"it returned {made!r:.200}, and a record has the columns {schema.names}")
+
+
+def row_columns(made: list[Any], sources: list[Any], schema: pa.Schema, domain: Domain, operator: str) -> list[Ints]:
+    """Return records that a function made as words, column by column; sources are what it made them from."""
+    return [each.words for each in _columns(made, sources, schema, domain, operator).values()]
+
+
+def _by_batch(stage: BatchFunction, frame: Frame, operator: str) -> Frame:
+    names = list(frame.columns)
+    batch = pa.RecordBatch.from_arrays([frame[name] for name in names], names=names)
+    try:
+        made = stage.function(batch)
+        table = made if isinstance(made, pa.Table) else pa.Table.from_batches([made])
+    except Exception as error:
+        raise OperatorFailed(operator, None, f"on a batch of {len(frame)} records it raised {error!r}") from error
+    if table.num_rows != len(frame) or (table.schema.names, table.schema.types) != (
+        stage.columns.names,
+        stage.columns.types,
+    ):
+        raise OperatorFailed(
+            operator,
+            None,
+            f"from a batch of {len(frame)} records it made {table.num_rows} with the columns {table.schema}, and "
+            "must make "
+            f"as many with {stage.columns}",
+        )
+    columns = {
+        field.name: Column(frame.domain, field.type, frame.domain.encode(table[field.name])) for field in stage.columns
+    }
+    return frame.changed(columns)
+
+
+def _flattened(stage: FlatMap, frame: Frame, operator: str) -> Frame:
+    rows: list[int] = []
+    made: list[Any] = []
+    times: list[tuple[int, ...]] = []
+    diffs: list[int] = []
+    records = frame.records()
+    for row, record in enumerate(records):
+        for each in _called(operator, lambda given: list(stage.function(given)), record):
+            if stage.gives == "records":
+                made.append(each)
+            else:
+                made.append(_parts(stage, each, times, diffs, len(frame.times), record, operator))
+            rows.append(row)
+    sources = [records[row] for row in rows]
+    places = np.array(rows, np.int64)
+    found = Frame(
+        frame.domain,
+        _columns(made, sources, stage.columns, frame.domain, operator),
+        frame.times.take(places, axis=1),
+        frame.diffs.take(places),
+    )
+    if times:
+        np.maximum(found.times, np.array(times, np.int64).T, out=found.times)
+    if diffs:
+        found = found.changed(diffs=products(found.diffs, np.array(diffs, np.int64)))
+        found = found.where(found.diffs != 0)
+    return found
+
+
+def _parts(
+    stage: FlatMap,
+    each: Any,
+    times: list[tuple[int, ...]],
+    diffs: list[int],
+    dimensions: int,
+    record: Any,
+    operator: str,
+) -> Any:
+    """Take the time and the diff off what a function returned, and return the record."""
+    shape = "pairs (record, diff)" if stage.gives == "diffs" else "triples (record, time, diff)"
+    size = 2 if stage.gives == "diffs" else 3
+    if not isinstance(each, tuple) or len(each) != size or isinstance(each[-1], bool) or not isinstance(each[-1], int):
+        raise OperatorFailed(operator, record, f"it returned {each!r:.200} instead of {shape}")
+    if not -(2**63) < each[-1] < 2**63:
+        raise OperatorFailed(operator, record, f"the diff {each[-1]} does not fit int64")
+    if size == 3:
+        try:
+            times.append(coordinates("time", each[1], dimensions))
+        except InvalidUsage as error:
+            raise OperatorFailed(operator, record, str(error)) from error
+    diffs.append(each[-1])
+    return each[0]

@@ -1,0 +1,247 @@
+"""A program: sources, inputs, and what is made of them; and its scopes of iteration."""
+
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
+
+import pyarrow as pa
+
+from persist.blob import InvalidUsage
+from persist.client import Client
+from persist.codecs import CollectionSchema, SchemaMismatch
+from persist.dataflow.draft import Draft
+from persist.dataflow.errors import NotConsolidated
+from persist.dataflow.optimise import optimised
+from persist.dataflow.plan import (
+    ROOT,
+    Consolidate,
+    Input,
+    Leave,
+    Plan,
+    Reduce,
+    ScopeInfo,
+    Source,
+    Variable,
+    edges_into,
+)
+from persist.dataflow.running import Options, Running
+from persist.dataflow.sources import hold_name
+from persist.dataflow.stream import Stream
+from persist.dataflow.types import Columns, shown
+from persist.errors import CollectionNotFound, HoldNotFound
+
+ITERATIONS_MAX = 1000
+
+
+class Program(Draft):
+    """A plan under construction: operators on collections, written once.
+
+    Attributes:
+        name: names the program's holds and its outputs' owner; unique in a location.
+        dimensions: of its times: 1 for integers, else tuples of so many under the product partial order.
+        plan: what has been built so far.
+    """
+
+    def __init__(self, name: str, *, dimensions: int = 1) -> None:
+        super().__init__(name, dimensions)
+        self._client: Client | None = None
+
+    def input(self, name: str, *, key: Any, value: Any = None) -> Stream:
+        """Return a collection that is given to the running program: `running[name].insert(…)`.
+
+        Args:
+            key, value: columns with their types, as of `Client.create_or_load`.
+        """
+        if not isinstance(name, str) or not name or name in self.input_schemas:
+            problem = "there is one of that name already" if name in self.input_schemas else "its name is a text"
+            raise InvalidUsage(f"input {name!r}: {problem}")
+        schema = CollectionSchema.of(key, value)
+        self.input_schemas[name] = schema
+        columns = pa.schema([schema.arrow.field(each) for each in schema.names])
+        return Stream(self, self.plan.add(Input(name, schema.key_names), (), columns).number)
+
+    def source(self, collection: str, *, schema: Columns | None = None, as_of: int | None = None) -> Stream:
+        """Return a persisted collection: a snapshot, then its changes.
+
+        Args:
+            schema: its columns. They are needed before the collection is read, so that the program is checked where it
+                is built; `program.using(client)` finds them by itself.
+            as_of: the time of the snapshot; everything before is seen at this time. None: the latest it can be.
+        """
+        self.check_source(collection)
+        if self.dimensions != 1:
+            raise InvalidUsage(
+                f"source {collection!r}: times of a collection have one dimension, and those of this program "
+                f"{self.dimensions}"
+            )
+        if schema is None:
+            schema = self._columns_of(collection)
+        columns = pa.schema([pa.field(each.name, each.type) for each in pa.schema(_items(schema))])
+        return Stream(self, self.plan.add(Source(collection, as_of), (), columns).number)
+
+    def using(self, client: Client) -> "Program":
+        """Let `source` look the columns of collections up with a client; returns the program."""
+        self._client = client
+        return self
+
+    def _columns_of(self, collection: str) -> pa.Schema:
+        if self._client is None:
+            raise InvalidUsage(
+                f"source({collection!r}): its columns are not known. Give them with schema={{…}}, or let the "
+                "program look "
+                'them up: Program("name").using(client)'
+            )
+        schema = self._client.load(collection).schema
+        return pa.schema([schema.arrow.field(name) for name in schema.names])
+
+    def scope(self, name: str = "scope", *, limit: int = ITERATIONS_MAX, inside: "int | Scope" = ROOT) -> "Scope":
+        """Return a new scope of iteration; see `Scope`."""
+        if isinstance(limit, bool) or not isinstance(limit, int) or limit < 1:
+            raise InvalidUsage(f"scope {name!r}: limit={limit!r} is not a number of iterations of at least 1")
+        parent = inside.number if isinstance(inside, Scope) else inside
+        number = 1 + max(self.plan.scopes)
+        depth = self.plan.scopes[parent].depth + 1
+        self.plan.scopes[number] = ScopeInfo(number, parent, name, limit, depth)
+        return Scope(self, number)
+
+    def join_all(self, streams: Sequence[Stream], on: str | Sequence[str]) -> Stream:
+        """Return the join of several streams on the same columns; as a delta join it keeps nothing intermediate."""
+        if len(streams) < 2:
+            raise InvalidUsage(f"join_all: {len(streams)} streams; a join is of at least two")
+        found, *others = streams
+        for each in others:
+            found = found.join(each, on)
+        return found
+
+    def explain(self, *, optimise: bool = True) -> str:
+        """Return the plan as text: as it is run, or with optimise=False as it was written."""
+        return str(optimised(self.plan) if optimise else self.plan)
+
+    def open(self, client: Client | None = None, **options: Any) -> Running:
+        """Start the program; see `persist.dataflow.running.Running`. Close it, or use it in a `with`.
+
+        Args:
+            client: for sources and outputs; None for programs without persisted collections.
+            options: those of `persist.dataflow.running.Options`.
+        """
+        self.check()
+        return Running(self, client, Options(**options))
+
+    def drop(self, client: Client) -> None:
+        """End the program: release its holds on its sources. Its outputs stay as they are; destroy them if they
+        should go.
+
+        A copy that still runs goes on, but cannot be resumed when its sources have been compacted.
+        """
+        for node in self.plan.nodes.values():
+            if isinstance(node.operator, Source):
+                with suppress(CollectionNotFound, HoldNotFound):
+                    client.load(node.operator.collection).hold(name=hold_name(self.name)).release()
+
+    def check(self) -> None:
+        """Raise InvalidUsage if the program is not whole."""
+        for node in self.plan.nodes.values():
+            if isinstance(node.operator, Variable) and node.operator.feedback is None:
+                raise InvalidUsage(
+                    f"variable {node.operator.name!r} of scope {self.plan.scopes[node.scope].name!r} was never set: "
+                    "call "
+                    "its set(result)"
+                )
+
+    def __repr__(self) -> str:
+        return f"<Program {self.name!r}: {len(self.plan.nodes)} operators>"
+
+
+class Scope:
+    """An iteration: collections enter it, variables go round in it, and results leave it when nothing changes any more.
+
+    Attributes:
+        number: in the plan.
+    """
+
+    def __init__(self, program: Program, number: int) -> None:
+        self.program = program
+        self.number = number
+
+    def enter(self, stream: Stream) -> Stream:
+        """Return a stream of an enclosing scope inside this one; of this one as it is."""
+        return stream.entered(self.number)
+
+    def variable(self, name: str, initial: Stream | None = None, *, schema: Columns | None = None) -> "Looped":
+        """Return a collection that is initial (or empty) in the first iteration, and then what it is `set` to.
+
+        Args:
+            schema: its columns, if there is no initial one.
+        """
+        if (initial is None) == (schema is None):
+            raise InvalidUsage(f"variable {name!r}: give either an initial stream, or the columns with schema={{…}}")
+        start = None if initial is None else self.enter(initial)
+        columns = start.schema if start is not None else pa.schema(_items(schema))
+        node = self.program.plan.add(Variable(name), (), columns, self.number)
+        whole = Stream(self.program, node.number)
+        if start is not None:
+            whole = whole.concat(start)
+        return Looped(self.program, whole.number, node.number, start)
+
+    def scope(self, name: str = "scope", *, limit: int = ITERATIONS_MAX) -> "Scope":
+        """Return a scope nested in this one."""
+        return self.program.scope(name, limit=limit, inside=self)
+
+    def leave(self, stream: Stream) -> Stream:
+        """Return what a stream of this scope came to, in the enclosing scope."""
+        if stream.node.scope != self.number:
+            raise InvalidUsage(f"leave: {stream.node.title} is not in this scope; its own scope must let it leave")
+        parent = self.program.plan.scopes[self.number].parent
+        return Stream(self.program, self.program.plan.add(Leave(), (stream.number,), stream.schema, parent).number)
+
+
+class Looped(Stream):
+    """The collection of a variable in each iteration."""
+
+    def __init__(self, program: Program, number: int, variable: int, initial: Stream | None) -> None:
+        super().__init__(program, number)
+        self._variable = variable
+        self._initial = initial
+
+    def set(self, result: Stream) -> None:
+        """Let the variable be result in the next iteration.
+
+        Raises:
+            NotConsolidated: the cycle has no operator that consolidates.
+        """
+        plan, variable = self.program.plan, self.program.plan.nodes[self._variable]
+        assert isinstance(variable.operator, Variable)
+        title = f"variable {variable.operator.name!r}"
+        if variable.operator.feedback is not None:
+            raise InvalidUsage(f"{title} was set already; a variable is set once")
+        result = result.entered(variable.scope)
+        if (result.schema.names, result.schema.types) != (self.schema.names, self.schema.types):
+            raise SchemaMismatch(
+                f"{title} has the columns {shown(self.schema)}, and is set to {shown(result.schema)}: map one to "
+                "the other"
+            )
+        whole = result if self._initial is None else result.concat(self._initial.negate())
+        plan.change(self._variable, operator=Variable(variable.operator.name, whole.number))
+        cycle = _cycle_without_consolidation(plan, self._variable)
+        if cycle:
+            plan.change(self._variable, operator=variable.operator)
+            raise NotConsolidated(plan.scopes[variable.scope].name, [plan.nodes[each].title for each in cycle])
+
+
+def _cycle_without_consolidation(plan: Plan, variable: int) -> list[int]:
+    """Return the nodes of a cycle through a variable on which nothing consolidates; [] if there is none."""
+    paths = [[variable]]
+    seen: set[int] = set()
+    while paths:
+        path = paths.pop()
+        for each in edges_into(plan.nodes[path[-1]]):
+            if each == variable:
+                return path[::-1]
+            if each not in seen and not isinstance(plan.nodes[each].operator, Reduce | Consolidate):
+                seen.add(each)
+                paths.append([*path, each])
+    return []
+
+
+def _items(schema: Columns | None) -> Any:
+    return schema if isinstance(schema, pa.Schema) else list((schema or {}).items())

@@ -1,0 +1,323 @@
+"""A running program: its operators, its inputs, and the steps that keep its outputs up to date."""
+
+import threading
+import time as clock
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+
+from persist.blob import InvalidUsage, Unavailable
+from persist.client import Client
+from persist.dataflow.draft import Draft
+from persist.dataflow.graph import Builder
+from persist.dataflow.inputs import Gate, InputHandle
+from persist.dataflow.optimise import optimised
+from persist.dataflow.plan import Input, Plan, Source
+from persist.dataflow.sinks import Outputs
+from persist.dataflow.sources import SourceReader
+from persist.dataflow.spill import Spill
+from persist.dataflow.times import Antichain, Time, as_given, meet_of
+from persist.dataflow.words import Domain
+
+POLL_S = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How a program is run.
+
+    Attributes:
+        optimise: rewrite the plan first.
+        replace: of a changed program: at the first step, correct its outputs to what it now says, in one commit.
+        memory_budget: bytes of arrangements that stay in memory; what is merged beyond that goes to mapped files.
+        spill_folder: where these are; None for the system's folder for temporary files.
+        hold_every_s: how often the holds on the sources are moved, at most.
+    """
+
+    optimise: bool = True
+    replace: bool = False
+    memory_budget: int = 4 << 30
+    spill_folder: str | None = None
+    hold_every_s: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What a step did.
+
+    Attributes:
+        updates: how many updates of inputs and sources it took in.
+        frontier: how far inputs and sources were complete for it.
+        seqno: of the commit of the outputs; None if there was none.
+    """
+
+    updates: int
+    frontier: Antichain
+    seqno: int | None
+
+
+class Running:
+    """A program that runs. Not for use from several threads at once, but for `stop`.
+
+    Attributes:
+        plan: as it is run.
+    """
+
+    def __init__(self, program: Draft, client: Client | None, options: Options) -> None:
+        self.program = program
+        self.plan: Plan = optimised(program.plan) if options.optimise else program.plan.without_unused()
+        self._options = options
+        self._stopped = threading.Event()
+        self._is_broken = False
+        self._domain = Domain()
+        self._spill = Spill(options.memory_budget, options.spill_folder)
+        builder = Builder(self.plan, self._domain, program.captures, program.probes, self._spill.allocate)
+        self._graph = builder.build()
+        self._words = _Sweep(self._domain, self._live)
+        self._gates: dict[int, Gate] = {}
+        self._inputs: dict[str, InputHandle] = {}
+        self._sources: list[SourceReader] = []
+        self._outputs: Outputs | None = None
+        self._open(client)
+
+    def _open(self, client: Client | None) -> None:
+        dimensions, sources = self.plan.dimensions, []
+        for number, entry in self._graph.entries.items():
+            node = self.plan.nodes[number]
+            gate = self._gates[number] = Gate(entry, len(node.schema), dimensions)
+            if isinstance(node.operator, Input):
+                schema = self.program.input_schemas[node.operator.name]
+                handle = InputHandle(node.operator.name, schema, gate, self._domain, dimensions)
+                self._inputs[node.operator.name] = handle
+            elif isinstance(node.operator, Source):
+                sources.append((node.operator, node.schema, gate))
+        if client is None and (sources or self._graph.sinks):
+            raise InvalidUsage(
+                f"program {self.program.name!r} reads or writes persisted collections: open it with "
+                "program.open(client)"
+            )
+        if client is None:
+            return
+        self._outputs = Outputs(
+            client, self.program.name, self._graph.sinks, self._domain, replace=self._options.replace
+        )
+        try:
+            starts = self._outputs.resume_at
+            self._sources = [
+                SourceReader(client, self.program.name, each, schema, gate, self._domain)
+                for each, schema, gate in sources
+            ]
+            self._start_sources(starts)
+        except BaseException:
+            self.close()
+            raise
+
+    def _start_sources(self, resume_at: int | None) -> None:
+        """Begin all sources at one time: where the outputs are sealed, or else as late as all of them can be read."""
+        assert self._outputs is not None
+        begin = self._outputs.begin_at(self._sources, self.plan, resume_at)
+        for each in self._sources:
+            each.start(begin, has_outputs=bool(self._graph.sinks))
+
+    def __getitem__(self, name: str) -> InputHandle:
+        """Return the input of a name."""
+        if name not in self._inputs:
+            raise InvalidUsage(f"there is no input {name!r}; the program has {sorted(self._inputs)}")
+        return self._inputs[name]
+
+    @property
+    def frontier(self) -> Antichain:
+        """How far all inputs and sources are complete."""
+        return meet_of(gate.frontier for gate in self._gates.values())
+
+    def step(self, *, times: int | None = None, updates: int | None = None) -> Step:
+        """Take in what is complete, bring everything up to date, and commit all outputs at once.
+
+        Args:
+            times: take so many distinct times at most.
+            updates: take the first times only that have so many updates together, but at least one.
+
+        Raises:
+            OperatorFailed, NotConverging: the program failed; nothing was written, and it must be opened again.
+            SourceLost: a source cannot be read any more.
+            OutputConflict: somebody else writes an output.
+            Unavailable: the store did not answer; the step can be repeated.
+        """
+        self._check()
+        if self._outputs is not None and self._outputs.has_pending:
+            # The step before was computed, and its commit failed: that is what is left to do of it.
+            return Step(0, self.frontier, self._commit())
+        for source in self._sources:
+            source.poll(0.0)
+        limit = self._limit(times, updates)
+        count = sum(gate.open(limit) for gate in self._gates.values())
+        try:
+            self._graph.run()
+        except BaseException:
+            self._is_broken = True
+            raise
+        for gate in self._gates.values():
+            gate.shut()
+        if self._outputs is not None:
+            self._outputs.take()
+        self._words.after(count)
+        return Step(count, self.frontier, self._commit())
+
+    def run(self, until: Time | None = None, *, timeout_s: float | None = None) -> None:
+        """Step until all times up to until, inclusive, are done; without until, until nothing more is complete.
+
+        Args:
+            timeout_s: how long to wait for the sources to be sealed that far; None waits without limit.
+
+        Raises:
+            InvalidUsage: an input was not advanced that far, so it would never be done; or the time is over.
+        """
+        deadline = None if timeout_s is None else clock.monotonic() + timeout_s
+        while True:
+            done = self.step()
+            if until is None:
+                if not done.updates and not self._is_behind():
+                    return
+            elif not self.frontier.has_beyond(until) or self._stopped.is_set():
+                return
+            else:
+                self._wait(until, deadline)
+
+    def run_forever(self, *, backoff_s: float = 0.1, backoff_max_s: float = 30.0) -> None:
+        """Step whenever something is complete, until `stop` is called; while the store is unavailable, wait and
+        retry."""
+        pause = backoff_s
+        while not self._stopped.is_set():
+            try:
+                self.step()
+                pause = backoff_s
+                self._poll(0.25)
+            except Unavailable:
+                self._stopped.wait(pause)
+                pause = min(2 * pause, backoff_max_s)
+
+    def stop(self) -> None:
+        """Let `run_forever` or `run` return after the step that is under way; may be called from any thread."""
+        self._stopped.set()
+
+    def metrics(self) -> dict[str, float]:
+        """Return what the program holds: bytes of arrangements, of them spilled, and interned values."""
+        return {
+            "state_bytes": sum(each.bytes() for each in self._graph.operators),
+            "spilled_bytes": self._spill.spilled_bytes,
+            "interned_values": sum(map(len, self._domain.interners.values())),
+        }
+
+    def close(self) -> None:
+        """Stop reading, and free what is held; idempotent. Outputs stay sealed where they are."""
+        self._stopped.set()
+        if self._outputs is not None:
+            self._move_holds(now=True)
+        for source in self._sources:
+            source.close()
+        self._spill.close()
+        self._sources = []
+
+    def __enter__(self) -> "Running":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _check(self) -> None:
+        if self._is_broken:
+            raise InvalidUsage(
+                f"program {self.program.name!r} failed in the middle of a step, so what it holds cannot be "
+                "believed: close "
+                "it, and open it again"
+            )
+
+    def _limit(self, times: int | None, updates: int | None) -> int | None:
+        """Return the time before which a step takes what is complete; None for all."""
+        if times is None and updates is None:
+            return None
+        for name, value in (("times", times), ("updates", updates)):
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+                raise InvalidUsage(f"step: {name}={value!r} is not a number of at least 1")
+        if self.plan.dimensions != 1:
+            raise InvalidUsage(
+                "step: times of several dimensions have no first ones; take all, without times or updates"
+            )
+        complete = np.concatenate([gate.complete_times() for gate in self._gates.values()] or [np.empty(0, np.int64)])
+        distinct, counts = np.unique(complete, return_counts=True)
+        taken = len(distinct)
+        if times is not None:
+            taken = min(taken, times)
+        if updates is not None:
+            taken = min(taken, max(1, int(counts.cumsum().searchsorted(updates, side="right"))))
+        return None if taken == len(distinct) else int(distinct[taken - 1]) + 1
+
+    def _commit(self) -> int | None:
+        if self._outputs is None:
+            return None
+        seqno = self._outputs.commit()
+        self._move_holds(now=False)
+        return seqno
+
+    def _move_holds(self, *, now: bool) -> None:
+        for source in self._sources:
+            durable = None if self._outputs is None else self._outputs.durable
+            source.move_hold(durable, None if now else self._options.hold_every_s)
+
+    def _is_behind(self) -> bool:
+        return any(source.poll(0.0) for source in self._sources)
+
+    def _wait(self, until: Time, deadline: float | None) -> None:
+        for name, handle in self._inputs.items():
+            if handle.frontier.has_beyond(until):
+                raise InvalidUsage(
+                    f"run(until={until!r}): input {name!r} was advanced to {handle.frontier} only, so this would "
+                    "never end"
+                )
+        if deadline is not None and clock.monotonic() > deadline:
+            raise InvalidUsage(
+                f"run(until={until!r}): after the timeout the sources are sealed up to "
+                f"{', '.join(str(as_given(point)) for point in self.frontier.points)} only"
+            )
+        self._poll(POLL_S)
+
+    def _poll(self, timeout_s: float) -> None:
+        for source in self._sources:
+            source.poll(timeout_s / len(self._sources))
+        if not self._sources:
+            self._stopped.wait(timeout_s)
+
+    def _live(self) -> list[tuple[Any, Any]]:
+        found = [each for operator in self._graph.operators for each in operator.live()]
+        for number, gate in self._gates.items():
+            found += [(words, self.plan.nodes[number].schema) for words in gate.words()]
+        if self._outputs is not None:
+            found += self._outputs.live()
+        return found
+
+
+class _Sweep:
+    """Forgets interned values that nothing refers to any more, when there are twice as many as after the last time."""
+
+    def __init__(self, domain: Domain, live: Callable[[], list[tuple[Any, Any]]]) -> None:
+        self._domain = domain
+        self._live = live
+        self._least = 1 << 16
+
+    def after(self, updates: int) -> None:
+        interners = self._domain.interners
+        if sum(map(len, interners.values())) < 2 * self._least:
+            return
+        held: dict[Any, list[Any]] = {kind: [] for kind in interners}
+        for words, schema in self._live():
+            for row, field in zip(words, schema, strict=True):
+                if field.type in held:
+                    held[field.type].append(row)
+        for kind, rows in held.items():
+            interners[kind].retain(np.concatenate(rows) if rows else np.empty(0, np.int64))
+        self._least = max(1 << 16, sum(map(len, interners.values())))

@@ -1,0 +1,252 @@
+"""Outputs: collections that a program keeps up to date.
+
+All outputs of a step are one commit: their updates, and their new uppers. The commit carries the upper that each output
+is expected to have, so of two copies of a program that computed the same step one is refused. It then looks at what the
+other one has written: if that is what it would have written itself it goes on behind it, and otherwise something else
+writes the collection. So no update is ever written twice, and no offset is stored anywhere: the outputs' uppers say how
+far the program has come.
+
+A program is resumed by reading its sources as of the last time that its outputs have sealed. That gives the
+arrangements what they need to know of the past; what comes out of it at sealed times is there already, and is dropped.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import pyarrow as pa
+
+from persist.antichain import Antichain as Upper
+from persist.blob import InvalidUsage
+from persist.client import Client
+from persist.codecs import TIME_MAX
+from persist.collection import Collection
+from persist.dataflow.batch import Layout, to_batch
+from persist.dataflow.errors import OutputConflict
+from persist.dataflow.operators import SinkOperator
+from persist.dataflow.plan import Plan
+from persist.dataflow.sources import SourceReader
+from persist.dataflow.taps import to_table
+from persist.dataflow.timed import reads_time
+from persist.dataflow.times import Antichain, Ints
+from persist.dataflow.words import Domain
+from persist.errors import UpdatesBeyondUpper, UpperMismatch
+
+NEVER = TIME_MAX + 2  # After every time: the upper of what is complete for ever.
+
+
+def _end(upper: Upper | Antichain) -> int:
+    """Return the first time that is not complete."""
+    found = upper.points[0][0] if isinstance(upper, Antichain) and upper.points else None
+    if isinstance(upper, Upper):
+        found = upper.time
+    return NEVER if found is None else found
+
+
+class Output:
+    """One output.
+
+    Attributes:
+        upper: of the collection, as far as this copy of the program knows.
+        done: up to where this copy of the program has computed it, and found or written it.
+        waiting: updates from done on that are not written yet.
+        sealed_to: up to where they are complete.
+    """
+
+    def __init__(self, client: Client, sink: SinkOperator, domain: Domain) -> None:
+        fields = {field.name: field.type for field in sink.schema}
+        key = {name: fields[name] for name in sink.keys}
+        value = {name: kind for name, kind in fields.items() if name not in key} or None
+        self.collection: Collection = client.create_or_load(sink.collection, key=key or None, value=value)
+        self.sink = sink
+        self.upper = _end(self.collection.upper)
+        self.began_at = self.upper
+        self.done = self.upper
+        self.sealed_to = self.upper
+        self.waiting: list[Ints] = []
+        self.corrects = False
+        self._domain = domain
+        self._layout = Layout(len(sink.schema), 0, 1)
+        self._before: list[Ints] = []
+
+    def take(self) -> None:
+        """Take what the last pass has completed."""
+        if self.sink.out is not None:
+            times = self.sink.out[-2]
+            late = times >= self.done
+            self.waiting.append(self.sink.out[:, late])
+            if self.corrects:
+                self._before.append(self.sink.out[:, ~late])
+        self.sealed_to = max(self.sealed_to, _end(self.sink.frontier))
+
+    def correct(self) -> None:
+        """Of a changed program: add what makes the collection at the first unsealed time what it should be."""
+        if not self.corrects or self.sealed_to <= self.began_at:
+            return
+        self.corrects = False
+        is_ = self.collection.snapshot(self.began_at - 1, form="diff").to_arrow()
+        rows = self._words(is_)
+        rows[-1] *= -1
+        both = np.concatenate([*self._before, rows], axis=1)
+        both[-2] = self.began_at
+        self.waiting.append(to_batch(both, self._layout)[1:])
+        self._before = []
+
+    def updates(self, until: int) -> Ints:
+        """Return what waits of times before until, consolidated."""
+        found = np.concatenate([np.empty((self._layout.words + 2, 0), np.int64), *self.waiting], axis=1)
+        return to_batch(found[:, found[-2] < until], self._layout)[1:]
+
+    def table(self, updates: Ints) -> pa.Table:
+        """Return updates as the collection takes them."""
+        return to_table(updates, self.sink.schema, self._domain)
+
+    def written(self, upper: int) -> None:
+        """Forget what is written before upper, which the collection has been sealed to."""
+        self.done = upper
+        self.waiting = [kept for each in self.waiting if (kept := each[:, each[-2] >= upper]).shape[1]]
+
+    def follow(self, actual: int) -> None:
+        """Go on behind another copy of the program, which has sealed the collection to actual.
+
+        Raises:
+            OutputConflict: what was written is not what this copy would have written.
+        """
+        if actual < self.upper:
+            raise OutputConflict(self.collection.name, f"its upper went back from {self.upper} to {actual}")
+        self.upper = actual
+        until = min(actual, self.sealed_to)
+        if until <= self.done:
+            return
+        theirs = self._words(self.collection.changes(self.done, min(until, TIME_MAX + 1)).to_arrow())
+        ours = self.updates(until)
+        ours[-1] *= -1
+        rest = to_batch(np.concatenate((ours, theirs), axis=1), self._layout)[1:]
+        if rest.shape[1]:
+            rest[-1] *= -1
+            raise OutputConflict(
+                self.collection.name,
+                f"somebody else has sealed it to {actual}, and between {self.done} and {until} what is there "
+                "differs from "
+                f"what this program gives, for example by {self.table(rest[:, :1]).to_pylist()[0]}",
+            )
+        self.written(until)
+
+    def live(self) -> list[tuple[Ints, pa.Schema]]:
+        return [(each[: self._layout.words], self.sink.schema) for each in (*self.waiting, *self._before)]
+
+    def _words(self, table: pa.Table) -> Ints:
+        rows = [self._domain.encode(table[name]) for name in self.sink.schema.names]
+        times = table["_time"].combine_chunks().to_numpy() if "_time" in table.column_names else np.zeros(len(table))
+        found = np.empty((len(rows) + 2, table.num_rows), np.int64)
+        for at, row in enumerate((*rows, times, table["_diff"].combine_chunks().to_numpy())):
+            found[at] = row
+        return found
+
+
+class Outputs:
+    """All outputs of a program.
+
+    Args:
+        replace: the program has changed: correct what its outputs hold.
+    """
+
+    def __init__(
+        self, client: Client, program: str, sinks: Sequence[SinkOperator], domain: Domain, *, replace: bool
+    ) -> None:
+        self._client = client
+        self._program = program
+        self.every = [Output(client, sink, domain) for sink in sinks]
+        for each in self.every:
+            each.corrects = replace and each.upper > 0
+        self.has_pending = False
+        self._replays = False
+
+    @property
+    def resume_at(self) -> int | None:
+        """The time from which on outputs are not sealed; None if none of them ever was."""
+        uppers = [each.upper for each in self.every if 0 < each.upper < NEVER]
+        return min(uppers, default=None)
+
+    def begin_at(self, sources: Sequence[SourceReader], plan: Plan, resume_at: int | None) -> int:
+        """Return the time as of which all sources are read first.
+
+        Raises:
+            InvalidUsage: sources ask for different times.
+            OutputConflict: an output is sealed further than its sources.
+        """
+        asked = {each.operator.as_of for each in sources if each.operator.as_of is not None}
+        if len(asked) > 1:
+            raise InvalidUsage(f"the sources ask for as_of {sorted(asked)}: a program begins at one time")
+        self._replays = reads_time(plan)
+        if not sources:
+            return 0
+        uppers = [_end(each.collection.upper) for each in sources]
+        sinces = [each.collection.since.time or 0 for each in sources]
+        if resume_at is not None:
+            for output in self.every:
+                if output.upper > min(uppers):
+                    raise OutputConflict(
+                        output.collection.name,
+                        f"it is sealed to {output.upper}, and the program's sources to {min(uppers)} only",
+                    )
+            held = [time for each in sources if (time := each.held_at()) is not None]
+            return min(held) if self._replays and held else resume_at - 1
+        begin = asked.pop() if asked else max(0, *sinces, min(*uppers, TIME_MAX) - 1)
+        for output in self.every:
+            # Before that time the program says nothing, so nobody may read it there.
+            if begin > 0:
+                output.collection.allow_compaction(begin).result()
+        return begin
+
+    @property
+    def durable(self) -> int | None:
+        """The time as of which the program would begin again; None if it cannot be moved."""
+        uppers = [min(each.upper, TIME_MAX) for each in self.every]
+        return None if self._replays or not uppers or min(uppers) < 1 else min(uppers) - 1
+
+    def take(self) -> None:
+        """Take what the last pass has completed."""
+        for each in self.every:
+            each.take()
+        self.has_pending = any(each.sealed_to > each.done for each in self.every)
+
+    def commit(self) -> int | None:
+        """Write and seal all outputs as far as they are complete, at once; return the seqno, or None for nothing to do.
+
+        Raises:
+            OutputConflict: somebody else writes an output.
+        """
+        seqno = None
+        for each in self.every:
+            each.correct()
+            if each.upper > each.done:
+                each.follow(each.upper)
+        while any(each.sealed_to > each.upper for each in self.every):
+            try:
+                seqno = self._write()
+            except UpperMismatch:
+                for each in self.every:
+                    each.follow(_end(each.collection.upper))
+            except UpdatesBeyondUpper as error:
+                name = getattr(error, "collection", None) or ", ".join(each.collection.name for each in self.every)
+                raise OutputConflict(name, f"somebody else has written updates to it ({error})") from error
+        self.has_pending = False
+        return seqno
+
+    def _write(self) -> int | None:
+        due = [each for each in self.every if each.sealed_to > each.upper]
+        with self._client.multi_write() as multi:
+            for each in due:
+                multi.expect_upper(each.collection, Upper(min(each.upper, TIME_MAX + 1)), alone=True)
+                updates = each.updates(each.sealed_to)
+                if updates.shape[1]:
+                    multi.write(each.collection, each.table(updates))
+                multi.seal(each.collection, Upper() if each.sealed_to >= NEVER else Upper(each.sealed_to))
+        for each in due:
+            each.upper = each.sealed_to
+            each.written(each.sealed_to)
+        return multi.seqno
+
+    def live(self) -> list[tuple[Ints, pa.Schema]]:
+        """Return all words that wait to be written."""
+        return [found for each in self.every for found in each.live()]

@@ -1,0 +1,172 @@
+"""Sources: a persisted collection as a snapshot, followed by its changes.
+
+What a program needs of a source's history is kept for it by a hold: a permanent one, called after the program, if the
+program writes outputs (it outlives every process, until `Program.drop`), or else a leased one. The hold follows behind
+what the outputs have sealed, because that is where the program would be resumed.
+"""
+
+import time as clock
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import pyarrow as pa
+
+from persist.antichain import Antichain as Upper
+from persist.client import Client
+from persist.codecs import SchemaMismatch
+from persist.collection import Collection
+from persist.dataflow.errors import SourceLost
+from persist.dataflow.inputs import Gate
+from persist.dataflow.plan import Source
+from persist.dataflow.times import Antichain
+from persist.dataflow.types import shown
+from persist.dataflow.words import Domain
+from persist.errors import AsOfCompacted, AsOfNotSealed, CollectionNotFound, HoldMoved, LeaseExpired
+from persist.hold.holds import Hold
+from persist.read.listen import Listen
+
+
+def hold_name(program: str) -> str:
+    """Return what the permanent holds of a program are called."""
+    return f"dataflow {program}"
+
+
+class SourceReader:
+    """Reads one source into its gate.
+
+    Attributes:
+        collection: the source.
+        operator: what the plan says about it.
+    """
+
+    def __init__(
+        self, client: Client, program: str, operator: Source, schema: pa.Schema, gate: Gate, domain: Domain
+    ) -> None:
+        self.operator = operator
+        self._client = client
+        self._program = program
+        self._schema = schema
+        self._gate = gate
+        self._domain = domain
+        self._as_of = 0
+        self._hold: Hold | None = None
+        self._is_permanent = False
+        self._moved_at = clock.monotonic()
+        self._listen: Listen | None = None
+        with self._explained():
+            self.collection: Collection = client.load(operator.collection)
+        self._check_schema()
+
+    def _check_schema(self) -> None:
+        actual = self.collection.schema
+        for field in self._schema:
+            found = actual.arrow.field(field.name).type if field.name in actual.names else None
+            if found != field.type:
+                problem = "is not there" if found is None else f"is of type {found}"
+                raise SchemaMismatch(
+                    f"source {self.operator.collection!r}: the program takes column {field.name!r} for "
+                    f"{field.type}, and it "
+                    f"{problem}; the collection has {shown(actual.arrow)}"
+                )
+
+    def start(self, as_of: int, *, has_outputs: bool) -> None:
+        """Begin with the contents as of a time, which need not be sealed yet."""
+        self._as_of = as_of
+        self._is_permanent = has_outputs
+        if self._client.mode != "read":
+            with self._explained():
+                name = hold_name(self._program) if has_outputs else None
+                self._hold = self.collection.hold(as_of, name=name)
+
+    def held_at(self) -> int | None:
+        """Return where the program's permanent hold on this source is; None if there is none."""
+        name = hold_name(self._program)
+        return next((hold.time for hold in self.collection.holds() if hold.name == name), None)
+
+    def poll(self, timeout_s: float) -> bool:
+        """Take what has been sealed since, or wait up to timeout_s for something; return whether there was
+        something."""
+        with self._explained():
+            if self._listen is None:
+                self._listen = self._snapshot(timeout_s)
+                # What was sealed after it is taken at once, too.
+                return self._listen is not None and (self._follow(self._listen, 0.0) or True)
+            return self._follow(self._listen, timeout_s)
+
+    def move_hold(self, durable: int | None, every_s: float | None) -> None:
+        """Let the source be compacted up to where the program would begin again.
+
+        Args:
+            durable: the time as of which it would begin; None if it keeps nothing durable.
+            every_s: do nothing if that was done less than so many seconds ago.
+        """
+        if self._hold is None or (every_s is not None and clock.monotonic() - self._moved_at < every_s):
+            return
+        self._moved_at = clock.monotonic()
+        points = self._gate.frontier.points
+        time = durable if self._is_permanent else (points[0][0] - 1 if points else None)
+        if time is None or time <= self._hold.time:
+            return
+        try:
+            self._hold.advance(time)
+        except HoldMoved:
+            # Another copy of the program moves it, too: it is where that one would begin again.
+            self._hold = self.collection.hold(time, name=hold_name(self._program))
+
+    def close(self) -> None:
+        """Stop reading. A permanent hold stays."""
+        if self._listen is not None:
+            self._listen.close()
+        if self._hold is not None:
+            self._hold.close()
+            self._hold = None
+
+    def _snapshot(self, timeout_s: float) -> Listen | None:
+        try:
+            snapshot = self.collection.snapshot(self._as_of, form="diff", timeout_s=timeout_s)
+        except AsOfNotSealed:
+            return None
+        table = snapshot.to_arrow()
+        listen = self.collection.listen(self._as_of)
+        self._add(table, np.full(table.num_rows, self._as_of))
+        self._reach(Upper(self._as_of + 1))
+        return listen
+
+    def _follow(self, listen: Listen, timeout_s: float) -> bool:
+        progress = listen.poll(timeout_s)
+        if progress is None:
+            return False
+        table = progress.updates
+        self._add(table, table["_time"].combine_chunks().to_numpy())
+        self._reach(progress.upper)
+        return True
+
+    def _add(self, table: pa.Table, times: "np.ndarray[tuple[int], np.dtype[np.int64]]") -> None:
+        if table.num_rows:
+            rows = [self._domain.encode(table[name]) for name in self._schema.names]
+            diffs = table["_diff"].combine_chunks().to_numpy()
+            self._gate.add(np.array([*rows, times, diffs], np.int64))
+
+    def _reach(self, upper: Upper) -> None:
+        self._gate.frontier = Antichain(*upper.elements)
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        name = self.operator.collection
+        try:
+            yield
+        except CollectionNotFound as error:
+            raise SourceLost(
+                name, "the collection is not there (any more)", "Create it again, or drop the program."
+            ) from error
+        except AsOfCompacted as error:
+            raise SourceLost(
+                name,
+                f"what the program needs has been compacted ({error})",
+                "Somebody has released its hold: drop the program and its outputs, and open it anew.",
+            ) from error
+        except LeaseExpired as error:
+            raise SourceLost(
+                name, f"what the program reads is not kept any more ({error})", "Close the program, and open it again."
+            ) from error

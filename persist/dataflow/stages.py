@@ -1,0 +1,255 @@
+"""The linear operators, as data: what each does to one record at a time, whatever the others are.
+
+Every linear operator is a stage of a `Linear` node, and stages that follow each other are fused: the optimiser
+concatenates their lists. A stage says what columns it gives and how to print it; `persist.dataflow.linear` runs it.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.types as pat
+
+from persist.blob import InvalidUsage
+from persist.codecs import SchemaMismatch, check_type
+from persist.dataflow.evaluate import type_of
+from persist.dataflow.expression import TIME, Expression, columns_of
+
+
+@dataclass(frozen=True, slots=True)
+class Map:
+    """Compute columns from columns."""
+
+    outputs: tuple[tuple[str, Expression], ...]
+
+    def schema(self, given: pa.Schema, operator: str) -> pa.Schema:
+        return pa.schema([(name, type_of(each, given, operator)) for name, each in self.outputs])
+
+    def __str__(self) -> str:
+        return f"map({', '.join(_assigned(name, each) for name, each in self.outputs)})"
+
+
+@dataclass(frozen=True, slots=True)
+class Filter:
+    """Keep the records for which a condition is true."""
+
+    condition: Expression
+
+    def schema(self, given: pa.Schema, operator: str) -> pa.Schema:
+        kind = type_of(self.condition, given, operator)
+        if not pat.is_boolean(kind):
+            raise SchemaMismatch(f"{operator}: the condition {self.condition} is of type {kind}, and not boolean")
+        return without_time(given)
+
+    def __str__(self) -> str:
+        return f"filter({self.condition})"
+
+
+@dataclass(frozen=True, slots=True)
+class FilterFunction:
+    """Keep the records for which a Python function returns true."""
+
+    function: Callable[[Any], Any]
+
+    def schema(self, given: pa.Schema, operator: str) -> pa.Schema:
+        return without_time(given)
+
+    def __str__(self) -> str:
+        return f"filter({name_of(self.function)})"
+
+
+@dataclass(frozen=True, slots=True)
+class MapFunction:
+    """One record from each, by a Python function."""
+
+    function: Callable[[Any], Any]
+    columns: pa.Schema
+
+    def schema(self, given: pa.Schema, operator: str) -> pa.Schema:
+        return self.columns
+
+    def __str__(self) -> str:
+        return f"map({name_of(self.function)})"
+
+
+@dataclass(frozen=True, slots=True)
+class BatchFunction:
+    """As many records as there are, by a function of record batches."""
+
+    function: Callable[[pa.RecordBatch], Any]
+    columns: pa.Schema
+
+    def schema(self, given: pa.Schema, operator: str) -> pa.Schema:
+        return self.columns
+
+    def __str__(self) -> str:
+        return f"map_batches({name_of(self.function)})"
+
+
+@dataclass(frozen=True, slots=True)
+class FlatMap:
+    """Any number of updates from each record, by a Python function.
+
+    Attributes:
+        gives: "records", "diffs" (pairs of record and diff) or "updates" (triples of record, time and diff); times are
+            joined with the update's, diffs multiplied with its.
+    """
+
+    function: Callable[[Any], Any]
+    columns: pa.Schema
+    gives: str = "records"
+
+    def schema(self, given: pa.Schema, operator: str) -> pa.Schema:
+        return self.columns
+
+    def __str__(self) -> str:
+        kind = {"records": "flat_map", "diffs": "explode", "updates": "join_function"}[self.gives]
+        return f"{kind}({name_of(self.function)})"
+
+
+@dataclass(frozen=True, slots=True)
+class Negate:
+    """The opposite diffs."""
+
+    def schema(self, given: pa.Schema, operator: str) -> pa.Schema:
+        return without_time(given)
+
+    def __str__(self) -> str:
+        return "negate()"
+
+
+@dataclass(frozen=True, slots=True)
+class Explode:
+    """Multiply diffs by the value of an integer expression; NULL counts as 0."""
+
+    by: Expression
+
+    def schema(self, given: pa.Schema, operator: str) -> pa.Schema:
+        _integer("a multiplicity", self.by, given, operator)
+        return without_time(given)
+
+    def __str__(self) -> str:
+        return f"explode({self.by})"
+
+
+@dataclass(frozen=True, slots=True)
+class TemporalFilter:
+    """Let each record be there at times of `[lower, upper)` only, in one dimension; NULL is no bound."""
+
+    lower: Expression | None
+    upper: Expression | None
+    dimension: int = 0
+
+    def schema(self, given: pa.Schema, operator: str) -> pa.Schema:
+        for each in (self.lower, self.upper):
+            if each is not None:
+                _integer("a bound", each, given, operator)
+        return without_time(given)
+
+    def __str__(self) -> str:
+        return f"temporal_filter({self.lower}, {self.upper})"
+
+
+@dataclass(frozen=True, slots=True)
+class Delay:
+    """Let each update come at the value of an expression, if that is later, in one dimension."""
+
+    to: Expression
+    dimension: int = 0
+
+    def schema(self, given: pa.Schema, operator: str) -> pa.Schema:
+        _integer("a time", self.to, given, operator)
+        return without_time(given)
+
+    def __str__(self) -> str:
+        return f"delay({self.to})"
+
+
+Stage = (
+    Map | Filter | FilterFunction | MapFunction | BatchFunction | FlatMap | Negate | Explode | TemporalFilter | Delay
+)
+
+
+def through(stages: Sequence[Stage], schema: pa.Schema, operator: str, *, has_time: bool) -> pa.Schema:
+    """Return the columns after some stages, each checked.
+
+    Args:
+        has_time: expressions may read `_time`.
+    """
+    for stage in stages:
+        given = schema.append(pa.field(TIME, pa.int64())) if has_time else schema
+        schema = stage.schema(given, operator)
+    return schema
+
+
+def record_schema(columns: Any, operator: str) -> pa.Schema:
+    """Return the columns that a function says it gives: a dict of names and types, or a schema.
+
+    Raises:
+        SchemaMismatch: it is neither, or a type is not supported.
+    """
+    pairs = list(columns.items()) if isinstance(columns, Mapping) else columns
+    try:
+        schema = pa.schema(pairs)
+    except (TypeError, ValueError) as error:
+        raise SchemaMismatch(
+            f"{operator}: schema={columns!r} does not say what the function returns; give a dict of names and types"
+        ) from error
+    check_columns(schema, operator)
+    return schema
+
+
+def check_columns(schema: pa.Schema, operator: str) -> None:
+    """Raise SchemaMismatch unless names are distinct, and not those of time and diff, and types are supported."""
+    for field in schema:
+        check_type(field.type, f"{operator}: column {field.name!r}")
+        if field.name in (TIME, "_diff"):
+            raise SchemaMismatch(f"{operator}: a column cannot be called {field.name!r}: choose another name")
+    if len(set(schema.names)) < len(schema.names):
+        raise SchemaMismatch(f"{operator}: the columns {schema.names} are not distinct; rename one of them")
+
+
+def without_time(schema: pa.Schema) -> pa.Schema:
+    """Return a schema without the column that expressions read the time from."""
+    at = schema.get_field_index(TIME)
+    return schema if at < 0 else schema.remove(at)
+
+
+def name_of(function: Callable[..., Any]) -> str:
+    """Return what to call a function when it is printed."""
+    return str(getattr(function, "__qualname__", None) or repr(function)).rsplit(".", 1)[-1]
+
+
+def check_function(function: Any, operator: str) -> None:
+    """Raise InvalidUsage if something cannot be called."""
+    if not callable(function):
+        raise InvalidUsage(f"{operator}: {function!r} is not a function")
+
+
+def stage_reads(stage: Stage) -> set[str] | None:
+    """Return which columns a stage reads to do its work; None for all."""
+    if isinstance(stage, Map):
+        return set().union(*(columns_of(each) for _, each in stage.outputs))
+    if isinstance(stage, Filter):
+        return columns_of(stage.condition)
+    if isinstance(stage, Negate):
+        return set()
+    if isinstance(stage, Explode):
+        return columns_of(stage.by)
+    if isinstance(stage, Delay):
+        return columns_of(stage.to)
+    if isinstance(stage, TemporalFilter):
+        return set().union(*(columns_of(each) for each in (stage.lower, stage.upper) if each is not None))
+    return None
+
+
+def _integer(what: str, expression: Expression, given: pa.Schema, operator: str) -> None:
+    kind = type_of(expression, given, operator)
+    if not pat.is_integer(kind):
+        raise SchemaMismatch(f"{operator}: {what} is an integer, and {expression} is of type {kind}")
+
+
+def _assigned(name: str, expression: Expression) -> str:
+    shown = str(expression)
+    return shown if shown == name else f"{name}={shown}"

@@ -1,0 +1,439 @@
+"""A stream: a collection in a program, and the operators on it. Each call adds a node to the plan and returns a stream.
+
+Mistakes in names and types are errors here, when the program is built. A stream of an outer scope that meets one of an
+inner scope enters it by itself.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import pyarrow as pa
+
+from persist.blob import InvalidUsage
+from persist.codecs import SchemaMismatch
+from persist.dataflow.aggregates import result_type
+from persist.dataflow.draft import Draft
+from persist.dataflow.expression import TIME, Aggregate, Expression, col, lit
+from persist.dataflow.plan import (
+    ROOT,
+    Aggregates,
+    Arrange,
+    Capture,
+    Concat,
+    Consolidate,
+    Distinct,
+    Enter,
+    Inspect,
+    Join,
+    Linear,
+    Logic,
+    Node,
+    Operator,
+    Persist,
+    Probe,
+    Reduce,
+    Threshold,
+    TopK,
+    UserReduce,
+)
+from persist.dataflow.stages import (
+    BatchFunction,
+    Delay,
+    Explode,
+    Filter,
+    FilterFunction,
+    FlatMap,
+    Map,
+    MapFunction,
+    Negate,
+    Stage,
+    TemporalFilter,
+    check_function,
+    record_schema,
+    through,
+)
+from persist.dataflow.taps import Captured, Probed
+from persist.dataflow.types import Columns, On, as_names, as_on, concatenated, distinct_columns, joined_schema, pick
+
+Function: TypeAlias = Callable[..., Any]
+
+
+class Stream:
+    """A collection in a program: a multiset of records that changes over the program's times."""
+
+    def __init__(self, program: Draft, number: int) -> None:
+        self.program = program
+        self.number = number
+
+    @property
+    def node(self) -> Node:
+        """Its node in the plan."""
+        return self.program.plan.nodes[self.number]
+
+    @property
+    def schema(self) -> pa.Schema:
+        """Its columns."""
+        return self.node.schema
+
+    @property
+    def columns(self) -> list[str]:
+        """The names of its columns."""
+        return list(self.schema.names)
+
+    def named(self, name: str) -> "Stream":
+        """Give the operator a name, which errors and `explain` call it by."""
+        self.program.plan.change(self.number, name=name)
+        return self
+
+    # Linear operators.
+
+    def map(self, function: Function | None = None, *, schema: Columns | None = None, **outputs: Any) -> "Stream":
+        """Return one record for each: `map(total=col("a") + 1)`, or `map(function, schema={…})` on Python records."""
+        if function is None:
+            if not outputs:
+                raise InvalidUsage('map() needs what to compute: map(total=col("a") + 1), or map(function, schema={…})')
+            return self._linear(Map(tuple((name, lit(each)) for name, each in outputs.items())))
+        check_function(function, "map")
+        if outputs or schema is None:
+            raise InvalidUsage(
+                "map(function, schema={…}) needs the columns that the function returns, and nothing else"
+            )
+        return self._linear(MapFunction(function, record_schema(schema, "map")))
+
+    def map_batches(self, function: Function, *, schema: Columns) -> "Stream":
+        """Return the columns that a function of record batches returns: as many records, in the same order."""
+        check_function(function, "map_batches")
+        return self._linear(BatchFunction(function, record_schema(schema, "map_batches")))
+
+    def extend(self, **outputs: Any) -> "Stream":
+        """Return the same columns, and some that are computed; one of the same name is replaced."""
+        every = {name: col(name) for name in self.columns} | {name: lit(each) for name, each in outputs.items()}
+        return self._linear(Map(tuple(every.items())))
+
+    def project(self, *names: str) -> "Stream":
+        """Return some of the columns. Records that look alike then add up."""
+        return self._linear(Map(tuple((name, col(name)) for name in as_names("project", names, self.schema))))
+
+    def rename(self, names: Mapping[str, str]) -> "Stream":
+        """Return the columns under other names: `{old: new}`."""
+        as_names("rename", list(names), self.schema)
+        return self._linear(Map(tuple((names.get(name, name), col(name)) for name in self.columns)))
+
+    def filter(self, condition: Expression | Function) -> "Stream":
+        """Return the records for which a condition, or a Python function, is true."""
+        if isinstance(condition, Expression | bool):
+            return self._linear(Filter(lit(condition)))
+        check_function(condition, "filter")
+        return self._linear(FilterFunction(condition))
+
+    def flat_map(self, function: Function, *, schema: Columns) -> "Stream":
+        """Return all records that a Python function returns for each."""
+        check_function(function, "flat_map")
+        return self._linear(FlatMap(function, record_schema(schema, "flat_map")))
+
+    def explode(self, by: Expression | Function, *, schema: Columns | None = None) -> "Stream":
+        """Multiply diffs by an integer expression; or return the pairs (record, diff) that a function returns."""
+        if isinstance(by, Expression):
+            return self._linear(Explode(by))
+        check_function(by, "explode")
+        if schema is None:
+            raise InvalidUsage(
+                "explode(function, schema={…}) needs the columns of the records that the function returns"
+            )
+        return self._linear(FlatMap(by, record_schema(schema, "explode"), "diffs"))
+
+    def join_function(self, function: Function, *, schema: Columns) -> "Stream":
+        """Return the updates (record, time, diff) that a function returns for each record.
+
+        Their times are joined with that of the record, and their diffs multiplied with its.
+        """
+        check_function(function, "join_function")
+        self._check_root("join_function")
+        return self._linear(FlatMap(function, record_schema(schema, "join_function"), "updates"))
+
+    def negate(self) -> "Stream":
+        """Return the same records with the opposite multiplicities."""
+        return self._linear(Negate())
+
+    def temporal_filter(self, lower: Any = None, upper: Any = None, *, dimension: int = 0) -> "Stream":
+        """Let each record be there while time is in `[lower, upper)`, integer expressions of the record; None: no
+        bound.
+
+        A window is a reduction over this: `temporal_filter(col("at"), col("at") + 24)` holds the last 24 hours.
+        """
+        self._check_dimension("temporal_filter", dimension)
+        bounds = [None if each is None else lit(each) for each in (lower, upper)]
+        return self._linear(TemporalFilter(bounds[0], bounds[1], dimension))
+
+    def delay(self, to: Any, *, dimension: int = 0) -> "Stream":
+        """Let each update come at an integer expression's value: `delay((col("_time") // 60 + 1) * 60)`.
+
+        An update whose value is before its time is an error when the program runs.
+        """
+        self._check_dimension("delay", dimension)
+        return self._linear(Delay(lit(to), dimension))
+
+    def concat(self, *others: "Stream") -> "Stream":
+        """Return the records of this and of others: multiplicities add up."""
+        streams = self._together(others)
+        schema = concatenated([(each.schema, each.node.title) for each in streams])
+        return self._add(Concat(), streams, schema)
+
+    def __add__(self, other: "Stream") -> "Stream":
+        return self.concat(other)
+
+    def __sub__(self, other: "Stream") -> "Stream":
+        return self.concat(other.negate())
+
+    # Operators that keep state.
+
+    def consolidate(self) -> "Stream":
+        """Return the same collection with its updates summed per record and time, once they are complete."""
+        return self._add(Consolidate(), [self], self.schema)
+
+    def arrange_by_key(self, *keys: str) -> "Stream":
+        """Keep an index by key, which every join and reduction by this key on the result shares."""
+        return self._add(Arrange(as_names("arrange_by_key", keys, self.schema)), [self], self.schema)
+
+    def join(self, other: "Stream", on: On) -> "Stream":
+        """Return the pairs of records that agree in key: this one's columns, then the other's that are not its key.
+
+        Args:
+            on: column names, or `{this one's: the other's}`. NULL equals nothing.
+        """
+        left, right = self._together([other])
+        pairs = as_on("join", on, left.schema, right.schema)
+        return self._add(Join((pairs,)), [left, right], joined_schema("join", left.schema, right.schema, pairs))
+
+    def cross(self, other: "Stream") -> "Stream":
+        """Return all pairs of records. Cost: each change meets all of the other side."""
+        left, right = self._together([other])
+        return self._add(Join(((),)), [left, right], joined_schema("cross", left.schema, right.schema, ()))
+
+    def semijoin(self, other: "Stream", on: On) -> "Stream":
+        """Return the records whose key the other one has, however often."""
+        left, right = self._together([other])
+        pairs = as_on("semijoin", on, left.schema, right.schema)
+        keys = right._linear(Map(tuple((mine, col(its)) for mine, its in pairs))).distinct()
+        return left.join(keys, [mine for mine, _ in pairs])
+
+    def antijoin(self, other: "Stream", on: On) -> "Stream":
+        """Return the records whose key the other one does not have; those with NULL in their key, too."""
+        return self - self.semijoin(other, on)
+
+    def left_join(self, other: "Stream", on: On) -> "Stream":
+        """Return what join returns, and the records without partner, with NULL for the other's columns."""
+        left, right = self._together([other])
+        pairs = as_on("left_join", on, left.schema, right.schema)
+        both = left.join(right, dict(pairs))
+        missing = [field for field in both.schema if field.name not in left.columns]
+        alone = left.antijoin(right, dict(pairs))
+        return both + alone.extend(**{each.name: lit(None, each.type) for each in missing})
+
+    def group_by(self, *names: str, **keys: Any) -> "Grouped":
+        """Return the records by key: column names, and expressions under new names. Without any, all are one group."""
+        as_names("group_by", names, self.schema)
+        return Grouped(self, {name: col(name) for name in names} | {name: lit(each) for name, each in keys.items()})
+
+    def distinct(self) -> "Stream":
+        """Return each record of positive multiplicity once."""
+        return self._add(Reduce(tuple(self.columns), (), Distinct()), [self], self.schema)
+
+    def threshold(self, function: Callable[[int], int]) -> "Stream":
+        """Return each record as often as a function of its multiplicity, which is not 0, says."""
+        check_function(function, "threshold")
+        return self._add(Reduce(tuple(self.columns), (), Threshold(function)), [self], self.schema)
+
+    # Iteration.
+
+    def iterate(self, body: Callable[["Stream"], "Stream"], *, limit: int = 1000, name: str = "") -> "Stream":
+        """Return the fixed point of body, from this collection on.
+
+        Body is called once, with the collection of an iteration, and returns that of the next; streams from outside
+        enter by themselves. After limit iterations without a fixed point it raises `NotConverging`.
+        """
+        scope = self.program.scope(name or "iterate", limit=limit, inside=self.node.scope)
+        variable = scope.variable("x", scope.enter(self))
+        result = body(variable)
+        if not isinstance(result, Stream):
+            raise InvalidUsage(
+                f"iterate: the body returned {result!r}, and must return the stream of the next iteration"
+            )
+        result = scope.enter(result)
+        variable.set(result)
+        left: Stream = scope.leave(result)
+        return left
+
+    # Ends.
+
+    def inspect(self, function: Callable[[pa.Table], object]) -> "Stream":
+        """Call a function with each table of updates that passes (columns, `_time` or `_times`, `_diff`)."""
+        check_function(function, "inspect")
+        return self._add(Inspect(function), [self], self.schema)
+
+    def probe(self) -> Probed:
+        """Return what tells how far this stream is complete in the running program."""
+        self._check_root("probe")
+        return self.program.add_probe(self._add(Probe("probe"), [self], self.schema).number)
+
+    def capture(self) -> Captured:
+        """Return what holds the complete updates of this stream while the program runs. Memory: all of them."""
+        self._check_root("capture")
+        return self.program.add_capture(self._add(Capture("capture"), [self], self.schema).number)
+
+    def persist(self, collection: str, *, key: Sequence[str]) -> "Stream":
+        """Keep a collection of that name, with these columns for a key, equal to this stream at every time."""
+        self._check_root("persist")
+        if self.program.dimensions != 1:
+            raise InvalidUsage(
+                f"persist: times of this program have {self.program.dimensions} dimensions, and those of a "
+                "collection one"
+            )
+        keys = as_names("persist", tuple([key] if isinstance(key, str) else key), self.schema)
+        self.program.check_output(collection)
+        self._add(Persist(collection, keys), [self], self.schema)
+        return self
+
+    # Inside.
+
+    def _linear(self, *stages: Stage) -> "Stream":
+        operator = stages[0].__str__().split("(", 1)[0]
+        has_time = self.program.dimensions == 1 and self.node.scope == ROOT
+        schema = through(stages, self.schema, operator, has_time=has_time)
+        distinct_columns(operator, schema)
+        return self._add(Linear(stages), [self], schema)
+
+    def _add(self, operator: Operator, streams: Iterable["Stream"], schema: pa.Schema) -> "Stream":
+        found = list(streams)
+        numbers = tuple(each.number for each in found)
+        return Stream(self.program, self.program.plan.add(operator, numbers, schema, found[0].node.scope).number)
+
+    def _together(self, others: Iterable["Stream"]) -> list["Stream"]:
+        """Return this and others in the innermost of their scopes."""
+        streams = [self, *others]
+        for each in streams:
+            if not isinstance(each, Stream):
+                raise InvalidUsage(f"{each!r} is not a stream of this program")
+            if each.program is not self.program:
+                raise InvalidUsage(
+                    f"{each.node.title} belongs to program {each.program.name!r}, and this is {self.program.name!r}: "
+                    "persist it there, and read it as a source here"
+                )
+        scopes = self.program.plan.scopes
+        inner = max((each.node.scope for each in streams), key=lambda number: scopes[number].depth)
+        return [each.entered(inner) for each in streams]
+
+    def entered(self, scope: int) -> "Stream":
+        """Return this stream inside a scope: itself, or entered from one outside of it.
+
+        Raises:
+            InvalidUsage: its own scope is not around that one.
+        """
+        scopes, path, at = self.program.plan.scopes, list[int](), scope
+        while at != self.node.scope:
+            if at == ROOT:
+                raise InvalidUsage(
+                    f"{self.node.title} is in scope {scopes[self.node.scope].name!r}, which is not around "
+                    f"{scopes[scope].name!r}: let it leave its scope first"
+                )
+            path.append(at)
+            at = scopes[at].parent
+        found = self
+        for each in reversed(path):
+            number = self.program.plan.add(Enter(), (found.number,), self.schema, each).number
+            found = Stream(self.program, number)
+        return found
+
+    def _check_root(self, operator: str) -> None:
+        if self.node.scope != ROOT:
+            raise InvalidUsage(f"{operator}: {self.node.title} is inside an iteration; let it leave its scope first")
+
+    def _check_dimension(self, operator: str, dimension: int) -> None:
+        self._check_root(operator)
+        if not 0 <= dimension < self.program.dimensions:
+            raise InvalidUsage(
+                f"{operator}: dimension={dimension} is not one of the {self.program.dimensions} of this program's times"
+            )
+
+    def __repr__(self) -> str:
+        return f"<Stream {self.node.title} of program {self.program.name!r}: {', '.join(self.columns)}>"
+
+
+class Grouped:
+    """The records of a stream by key; see `Stream.group_by`. A group that empties yields nothing, not a zero."""
+
+    def __init__(self, stream: Stream, keys: dict[str, Expression]) -> None:
+        self._stream = stream
+        self._keys = keys
+        for name in keys:
+            if name in (TIME, "_diff"):
+                raise SchemaMismatch(f"group_by: a column cannot be called {name!r}: choose another name")
+
+    def agg(self, **aggregates: Aggregate) -> Stream:
+        """Return a record per key with aggregates: `agg(n=lit(1).sum(), worst=col("delay").max())`.
+
+        NULLs are left out. A group is there while the sum of its multiplicities is not zero. A change costs what it
+        touches if there are only count, sum and mean; with min, max or median, all records of its group.
+        """
+        if not aggregates:
+            raise InvalidUsage('agg() needs what to aggregate: agg(total=col("amount").sum())')
+        values: dict[str, Expression] = {}
+        outputs = []
+        for name, each in aggregates.items():
+            if not isinstance(each, Aggregate):
+                raise InvalidUsage(f"agg: {name}={each} is no aggregate: end it with .sum(), .count(), .max() …")
+            if name in self._keys:
+                raise SchemaMismatch(f"agg: {name!r} is a column of the key already; choose another name")
+            column = f"_{len(values)}"
+            values[column] = each.of
+            outputs.append((name, each.kind, column))
+        mapped = self._mapped(values)
+        kinds = [(name, result_type(kind, mapped.schema.field(of).type, name)) for name, kind, of in outputs]
+        return self._reduce(mapped, tuple(values), Aggregates(tuple(outputs)), pa.schema(kinds))
+
+    def count(self, name: str = "count") -> Stream:
+        """Return a record per key with the number of its records."""
+        return self.agg(**{name: lit(1).count()})
+
+    def top_k(self, count: int, by: str | Sequence[str], *, descending: bool | Sequence[bool] = False) -> Stream:
+        """Return of each key the first records in the order of some columns; ties are broken by the other columns."""
+        if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+            raise InvalidUsage(f"top_k: count={count!r} is not a whole number of at least 1")
+        names = as_names("top_k", tuple([by] if isinstance(by, str) else by), self._stream.schema)
+        down = [descending] * len(names) if isinstance(descending, bool) else list(descending)
+        if len(down) != len(names):
+            raise InvalidUsage(
+                f"top_k: {len(down)} directions for {len(names)} columns: give one for each, or one for all"
+            )
+        mapped, values = self._whole()
+        return self._reduce(
+            mapped, values, TopK(count, tuple(zip(names, down, strict=True))), pick(mapped.schema, values)
+        )
+
+    def reduce(self, function: Function, *, schema: Columns) -> Stream:
+        """Return what a function makes of each group that is not empty.
+
+        It is called with the key and a list of pairs (record, multiplicity), and returns pairs of a record with the
+        columns of schema and its multiplicity. It must give the same for the same multiset, in whatever order.
+        """
+        check_function(function, "reduce")
+        columns = record_schema(schema, "reduce")
+        mapped, values = self._whole()
+        return self._reduce(mapped, values, UserReduce(function, columns), columns)
+
+    def distinct(self) -> Stream:
+        """Return each key of records with positive multiplicity in sum, once."""
+        return self._mapped({}).distinct()
+
+    def _whole(self) -> tuple[Stream, tuple[str, ...]]:
+        values = {name: col(name) for name in self._stream.columns if name not in self._keys}
+        return self._mapped(values), tuple(values)
+
+    def _mapped(self, values: dict[str, Expression]) -> Stream:
+        return self._stream._linear(Map(tuple({**self._keys, **values}.items())))
+
+    def _reduce(self, mapped: Stream, values: tuple[str, ...], logic: Logic, columns: pa.Schema) -> Stream:
+        keys = tuple(self._keys)
+        schema = pa.schema([*(mapped.schema.field(name) for name in keys), *columns])
+        distinct_columns("reduce", schema)
+        return mapped._add(Reduce(keys, values, logic), [mapped], schema)

@@ -1,0 +1,226 @@
+"""Values as words: every column of a record is one int64 inside operators, and Arrow again where it is used.
+
+- Integers up to 64 bits, booleans, dates, times of day, timestamps and durations are their own number.
+- Floats are their bits, put in the order of their values; -0.0 is 0.0, and NaN is one value, the greatest.
+- Everything else (text, bytes, decimals, uint64, lists, structs, maps) is *interned*: equal values have one number,
+  given out in the order of arrival, by the dataflow's `Domain`.
+- NULL is `NULL`, the least int64. So a column cannot hold -2**63 as a number, and such a value is refused.
+
+Two words of a column are equal exactly when the values are, and `is_ordered` tells whether they are also in order.
+Interning was preferred to hashing values, because then no two values ever have to be compared after all.
+"""
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as pat
+
+from persist.blob import InvalidUsage
+from persist.dataflow.times import Ints
+
+NULL = -(2**63)
+_MAGNITUDE = np.int64(2**63 - 1)
+_NAN = np.array([np.nan]).view(np.int64)[0]
+
+
+def is_ordered(kind: pa.DataType) -> bool:
+    """Return whether words of this type are in the order of the values."""
+    return not _is_interned(kind)
+
+
+def _is_interned(kind: pa.DataType) -> bool:
+    is_number = pat.is_integer(kind) or pat.is_floating(kind) or pat.is_boolean(kind)
+    return not (is_number or pat.is_temporal(kind)) or pat.is_uint64(kind) or pat.is_interval(kind)
+
+
+class Interner:
+    """Numbers for the values of one type. Memory: the values as Python objects, once each."""
+
+    def __init__(self, kind: pa.DataType) -> None:
+        self.kind = kind
+        self._is_nested = pat.is_nested(kind)
+        self._numbers: dict[Any, int] = {}
+        self._values: npt.NDArray[np.object_] = np.empty(16, object)
+        self._free: list[int] = []
+        self._end = 0
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    def encode(self, array: pa.Array) -> Ints:
+        """Return the numbers of values, new ones for those not seen before."""
+        if len(array) > 64 and not self._is_nested:
+            coded = array.dictionary_encode()
+            if len(coded.dictionary) < len(array):
+                words = self._numbers_of(coded.dictionary.to_pylist())
+                at = coded.indices.fill_null(len(words)).to_numpy(zero_copy_only=False)
+                return np.append(words, NULL).take(at)
+        return self._numbers_of(array.to_pylist())
+
+    def _numbers_of(self, values: list[Any]) -> Ints:
+        keys = [_frozen(value) for value in values] if self._is_nested else values
+        numbers = self._numbers
+        found = list(map(numbers.get, keys))
+        for row, number in enumerate(found) if None in found else ():
+            if number is None:
+                key = keys[row]
+                found[row] = NULL if key is None else numbers.get(key)
+                if found[row] is None:
+                    found[row] = self._add(key, values[row])
+        return np.array(found, np.int64)
+
+    def _add(self, key: Any, value: Any) -> int:
+        if self._free:
+            number = self._free.pop()
+        else:
+            number, self._end = self._end, self._end + 1
+            if number == len(self._values):
+                self._values = np.append(self._values, np.empty(number, object))
+        self._numbers[key] = number
+        self._values[number] = value
+        return number
+
+    def decode(self, words: Ints) -> pa.Array:
+        """Return the values of numbers."""
+        if len(words) > 64 and not self._is_nested:
+            # One Arrow value for each distinct word: the rest is a gather.
+            is_null = words == NULL
+            distinct, at = np.unique(words[~is_null] if is_null.any() else words, return_inverse=True)
+            if 2 * len(distinct) < len(words):
+                values = pa.array(self._values.take(distinct), self.kind, from_pandas=False)
+                if len(at) == len(words):
+                    return values.take(pa.array(at))
+                rows = np.zeros(len(words), np.int64)
+                rows[~is_null] = at
+                return values.take(pa.array(rows, mask=is_null))
+        if len(words) and words.min() == NULL:
+            is_null = words == NULL
+            found: Any = self._values.take(np.where(is_null, 0, words))
+            found[is_null] = None
+        else:
+            found = self._values.take(words)
+        return pa.array(found.tolist(), self.kind, from_pandas=False)
+
+    def retain(self, live: Ints) -> None:
+        """Forget all values but those whose numbers are in live. Numbers keep their meaning."""
+        keep = np.zeros(self._end, np.bool_)
+        keep[live[live != NULL]] = True
+        for key in [key for key, number in self._numbers.items() if not keep[number]]:
+            number = self._numbers.pop(key)
+            self._values[number] = None
+            self._free.append(number)
+
+
+def _frozen(value: Any) -> Any:
+    """Return a nested value as one that can be hashed, and that equals itself when it holds NaN."""
+    if isinstance(value, list | tuple):
+        return tuple(map(_frozen, value))
+    if isinstance(value, dict):
+        return tuple((key, _frozen(each)) for key, each in value.items())
+    return "NaN" if isinstance(value, float) and value != value else value
+
+
+class Domain:
+    """What the words of one dataflow mean. Dataflows that share arrangements share it."""
+
+    def __init__(self) -> None:
+        self.interners: dict[pa.DataType, Interner] = {}
+
+    def interner(self, kind: pa.DataType) -> Interner:
+        """Return the interner of a type."""
+        found = self.interners.get(kind)
+        if found is None:
+            found = self.interners[kind] = Interner(kind)
+        return found
+
+    def encode(self, column: pa.Array | pa.ChunkedArray) -> Ints:
+        """Return the words of a column.
+
+        Raises:
+            InvalidUsage: an integer is -2**63, which stands for NULL.
+        """
+        array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+        if isinstance(array, pa.ChunkedArray):  # Of no chunks, or of more than one buffer holds.
+            array = pa.concat_arrays(array.chunks) if array.num_chunks else pa.array([], array.type)
+        if _is_interned(array.type):
+            return self.interner(array.type).encode(array)
+        if pat.is_floating(array.type):
+            return _of_floats(array)
+        words = _numbers(array)
+        if not array.null_count and len(words) and words.min() == NULL:
+            raise InvalidUsage(
+                f"the value -2**63 of a column of {array.type} cannot pass through a dataflow, where that number "
+                "stands "
+                "for NULL. Filter it out of the source, or replace it there."
+            )
+        return words
+
+    def decode(self, words: Ints, kind: pa.DataType) -> pa.Array:
+        """Return the values of words, of a type."""
+        if _is_interned(kind):
+            return self.interner(kind).decode(words)
+        mask = None
+        if len(words) and words.min() == NULL:
+            mask = words == NULL
+            words = np.where(mask, 0, words)
+        if pat.is_floating(kind):
+            values = (words ^ ((words >> 63) & _MAGNITUDE)).view(np.float64)
+            return pa.array(values, mask=mask).cast(kind)
+        array = pa.array(words, mask=mask)
+        if kind == array.type:
+            return array
+        if pat.is_boolean(kind) or pat.is_integer(kind):
+            return array.cast(kind)
+        return array.cast(pa.int32()).view(kind) if kind.bit_width == 32 else array.view(kind)
+
+
+def _numbers(array: pa.Array) -> Ints:
+    kind = array.type
+    if not pat.is_integer(kind):
+        if pat.is_boolean(kind):
+            array = array.cast(pa.int8())
+        else:
+            array = array.view(pa.int32() if kind.bit_width == 32 else pa.int64())
+    if array.null_count:
+        wide = array.cast(pa.int64())
+        words: Ints = wide.fill_null(0).to_numpy()
+        if len(words) and words.min() == NULL:
+            raise InvalidUsage(
+                f"the value -2**63 of a column of {kind} cannot pass through a dataflow: it is NULL there"
+            )
+        return np.where(array.is_null().to_numpy(zero_copy_only=False), NULL, words)
+    values = array.to_numpy(zero_copy_only=False)
+    return np.asarray(values, np.int64)
+
+
+def _of_floats(array: pa.Array) -> Ints:
+    values = (array.fill_null(0.0) if array.null_count else array).to_numpy(zero_copy_only=False)
+    bits = (values.astype(np.float64) + 0.0).view(np.int64)  # Adding 0.0 makes -0.0 of both signs 0.0.
+    is_nan = np.isnan(values)
+    if is_nan.any():
+        bits = np.where(is_nan, _NAN, bits)
+    words = bits ^ ((bits >> 63) & _MAGNITUDE)
+    if array.null_count:
+        words = np.where(array.is_null().to_numpy(zero_copy_only=False), NULL, words)
+    return words
+
+
+def ranks(domain: Domain, words: Ints, kind: pa.DataType) -> Ints:
+    """Return numbers that are in the order of the values that words stand for; NULL comes last.
+
+    Raises:
+        InvalidUsage: values of this type have no order.
+    """
+    if is_ordered(kind):
+        return np.where(words == NULL, 2**63 - 1, words)
+    distinct, at = np.unique(words, return_inverse=True)
+    try:
+        order = pc.array_sort_indices(domain.decode(distinct, kind), null_placement="at_end").to_numpy()
+    except (pa.ArrowNotImplementedError, pa.ArrowTypeError) as error:
+        raise InvalidUsage(f"values of type {kind} have no order: {error}") from error
+    places = np.empty(len(distinct), np.int64)
+    places[order] = np.arange(len(distinct))
+    return places.take(at)

@@ -1,0 +1,316 @@
+"""Programs over persisted collections: definite outputs, exactly once, through restarts, races and changes."""
+
+import random
+from collections import Counter
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import persist
+from persist.blob import MemoryBlob
+from persist.dataflow import OutputConflict, Program, SourceLost, col, lit
+
+Row = tuple[Any, ...]
+
+
+def ledger() -> Program:
+    """Totals and counts per account, of what is not too small."""
+    program = Program("ledger")
+    moves = program.source("moves", schema={"id": pa.int64(), "account": pa.string(), "amount": pa.int64()})
+    totals = moves.filter(col("amount") != 0).group_by("account").agg(n=lit(1).sum(), total=col("amount").sum())
+    totals.persist("totals", key=["account"])
+    totals.group_by().agg(all=col("total").sum(), n=col("n").sum()).persist("sum", key=["all"])
+    return program
+
+
+def moves_of(client: persist.Client) -> persist.Collection:
+    value = {"account": pa.string(), "amount": pa.int64()}
+    return client.create_or_load("moves", key={"id": pa.int64()}, value=value)
+
+
+class Bank:
+    """Writes transfers that sum to zero at every time."""
+
+    def __init__(self, client: persist.Client, seed: int = 0) -> None:
+        self.moves = moves_of(client)
+        self.random = random.Random(seed)
+        self.time = 0
+        self.number = 0
+        self.known: list[tuple[int, tuple[str, int]]] = []
+
+    def transfer(self, count: int = 3) -> None:
+        updates: list[Any] = []
+        for _ in range(count):
+            amount = self.random.randrange(1, 100)
+            for signed in (amount, -amount):
+                self.number += 1
+                record = (self.number, (self.random.choice("abcd"), signed))
+                self.known.append(record)
+                updates.append((record, self.time, 1))
+        if self.time % 3 == 2:
+            # A transfer is taken back, both of its halves.
+            at = self.random.randrange(len(self.known) // 2) * 2
+            for record in (self.known[at], self.known[at + 1]):
+                updates.append((record, self.time, -1))
+            del self.known[at : at + 2]
+        self.moves.write(updates)
+        self.time += 1
+        self.moves.seal(self.time).result()
+
+
+def rows_at(collection: persist.Collection, time: int) -> Counter[Row]:
+    return Counter(tuple(row.values()) for row in collection.snapshot(time).to_arrow().to_pylist())
+
+
+def expected(client: persist.Client, time: int) -> tuple[Counter[Row], Counter[Row]]:
+    """Recompute both outputs from the source."""
+    groups: dict[str, list[int]] = {}
+    for row in moves_of(client).snapshot(time).to_arrow().to_pylist():
+        if row["amount"]:
+            groups.setdefault(row["account"], []).append(row["amount"])
+    totals = Counter((account, len(each), sum(each)) for account, each in groups.items())
+    everything = [amount for each in groups.values() for amount in each]
+    return totals, Counter([(sum(everything), len(everything))] if everything else [])
+
+
+def check(client: persist.Client, since: int = 0) -> None:
+    totals, sums = client.load("totals"), client.load("sum")
+    upper = totals.upper.time
+    assert upper is not None
+    assert sums.upper == totals.upper
+    for time in range(since, upper):
+        assert (rows_at(totals, time), rows_at(sums, time)) == expected(client, time), time
+
+
+def test_an_output_holds_at_every_time_what_recomputing_gives(client: persist.Client) -> None:
+    bank = Bank(client)
+    bank.transfer()
+    with ledger().open(client) as running:
+        for _ in range(6):
+            running.step()
+            bank.transfer()
+            bank.transfer()
+        running.run(until=bank.time - 1)
+    assert client.load("totals").upper == persist.Antichain(bank.time)
+    check(client)
+
+
+def test_a_program_begins_at_the_last_sealed_time_and_nobody_reads_before_it(client: persist.Client) -> None:
+    bank = Bank(client)
+    for _ in range(5):
+        bank.transfer()
+    with ledger().open(client) as running:
+        running.step()
+    assert client.load("totals").since == persist.Antichain(4)
+    check(client, since=4)
+
+
+def test_a_program_reads_its_sources_as_of_the_time_that_it_asks_for(client: persist.Client) -> None:
+    bank = Bank(client)
+    for _ in range(5):
+        bank.transfer()
+    program = Program("early")
+    schema = {"account": pa.string(), "amount": pa.int64()}
+    program.source("moves", schema=schema, as_of=2).group_by("account").count().persist("early", key=["account"])
+    with program.open(client) as running:
+        running.step()
+    early = client.load("early")
+    assert early.since == persist.Antichain(2)
+    for time in range(2, 5):
+        want = Counter(row["account"] for row in bank.moves.snapshot(time).to_arrow().to_pylist())
+        assert rows_at(early, time) == Counter(want.items())
+
+
+def test_a_program_that_is_closed_or_left_behind_goes_on_where_its_outputs_are_sealed(blob: MemoryBlob) -> None:
+    with persist.open(blob) as client:
+        bank = Bank(client)
+        for _ in range(4):
+            bank.transfer()
+            running = ledger().open(client)
+            running.step()
+            bank.transfer()
+            running.step(times=1)
+            if bank.time % 4:
+                running.close()  # Else it is left as a crash leaves it.
+        check(client, since=0)
+
+
+def test_two_copies_of_a_program_never_double_an_update(client: persist.Client) -> None:
+    bank = Bank(client)
+    bank.transfer()
+    with ledger().open(client) as one, ledger().open(client) as other:
+        for turn in range(8):
+            bank.transfer()
+            first, second = (one, other) if turn % 3 else (other, one)
+            first.step()
+            if turn % 2:
+                bank.transfer()
+            second.step()
+        one.run(until=bank.time - 1)
+        other.run(until=bank.time - 1)
+    check(client)
+
+
+def test_an_output_that_somebody_else_writes_is_an_error_that_names_it(client: persist.Client) -> None:
+    bank = Bank(client)
+    bank.transfer()
+    with ledger().open(client) as running:
+        running.step()
+        totals = client.load("totals")
+        totals.write([(("z", (1, 1)), 1, 1)]).result()
+        bank.transfer()
+        with pytest.raises(OutputConflict, match=r"totals.*somebody else"):
+            running.step()
+    assert totals.upper == persist.Antichain(1)
+
+
+def test_an_output_that_somebody_else_seals_with_other_updates_is_an_error(client: persist.Client) -> None:
+    bank = Bank(client)
+    bank.transfer()
+    with ledger().open(client) as running:
+        running.step()
+        bank.transfer()
+        totals = client.load("totals")
+        totals.write([(("z", (1, 1)), 1, 1)], seal=2).result()
+        with pytest.raises(OutputConflict, match="differs from what this program gives"):
+            running.step()
+
+
+def test_an_output_sealed_further_than_its_sources_is_refused_when_the_program_is_opened(
+    client: persist.Client,
+) -> None:
+    bank = Bank(client)
+    bank.transfer()
+    with ledger().open(client) as running:
+        running.step()
+    client.load("totals").seal(9).result()
+    client.load("sum").seal(9).result()
+    with pytest.raises(OutputConflict, match="'totals': it is sealed to 9"):
+        ledger().open(client)
+
+
+def test_holds_keep_what_a_program_needs_and_end_with_drop(client: persist.Client) -> None:
+    bank = Bank(client)
+    bank.transfer()
+    with ledger().open(client) as running:
+        running.step()
+        bank.transfer()
+        bank.transfer()
+        bank.moves.allow_compaction(2).result()
+        assert bank.moves.since == persist.Antichain(0)
+        running.step()
+    # When it was closed, its hold followed the outputs.
+    assert [hold.time for hold in bank.moves.holds() if hold.name == "dataflow ledger"] == [2]
+    bank.transfer()
+    with ledger().open(client) as running:
+        running.step()
+    ledger().drop(client)
+    assert [hold.name for hold in bank.moves.holds() if hold.name] == []
+    check(client, since=2)
+
+
+def test_a_source_that_was_compacted_too_far_says_what_to_do(client: persist.Client) -> None:
+    bank = Bank(client)
+    bank.transfer()
+    with ledger().open(client) as running:
+        running.step()
+    for _ in range(3):
+        bank.transfer()
+    ledger().drop(client)
+    bank.moves.allow_compaction(3).result()
+    with pytest.raises(SourceLost, match=r"'moves'.*compacted.*drop the program"):
+        ledger().open(client)
+
+
+def test_a_source_that_is_not_there_is_named(client: persist.Client) -> None:
+    with pytest.raises(SourceLost, match=r"'moves'.*not there"):
+        ledger().open(client)
+
+
+def test_a_source_destroyed_under_a_program_is_named_and_outputs_stay(client: persist.Client) -> None:
+    bank = Bank(client)
+    bank.transfer()
+    with ledger().open(client) as running:
+        running.step()
+        bank.moves.destroy().result()
+        with pytest.raises(SourceLost, match=r"'moves'"):
+            running.step()
+    assert client.load("totals").upper == persist.Antichain(1)
+
+
+def test_a_source_of_other_columns_is_an_error(client: persist.Client) -> None:
+    client.create_or_load("moves", key={"id": pa.int64()}, value={"account": pa.int64()})
+    with pytest.raises(persist.SchemaMismatch, match="'account' for string"):
+        ledger().open(client)
+
+
+def test_a_program_without_client_cannot_read_collections() -> None:
+    with pytest.raises(persist.InvalidUsage, match=r"open it with program.open\(client\)"):
+        ledger().open()
+
+
+def test_columns_of_a_source_are_looked_up_with_a_client(client: persist.Client) -> None:
+    moves_of(client)
+    program = Program("p").using(client)
+    assert program.source("moves").columns == ["id", "account", "amount"]
+
+
+def test_a_program_that_reads_its_times_resumes_exactly(client: persist.Client) -> None:
+    """It tells apart what came at different times, so its source is kept from where it began."""
+    moves = client.create_or_load("moves", key={"id": pa.int64()})
+    program = Program("late")
+    late = program.source("moves", schema={"id": pa.int64()}).delay(col("_time") + 3)
+    late.persist("late", key=["id"])
+    time = 0
+    for number in range(6):
+        moves.write([((number, None), time, 1)])
+        time += 1
+        moves.seal(time).result()
+        with program.open(client) as running:
+            running.step()
+    late_ = client.load("late")
+    for each in range(time):
+        assert rows_at(late_, each) == Counter((n,) for n in range(6) if n + 3 <= each)
+
+
+def test_a_changed_program_corrects_its_outputs_in_one_commit(client: persist.Client) -> None:
+    bank = Bank(client)
+    for _ in range(3):
+        bank.transfer()
+
+    def program(least: int) -> Program:
+        made = Program("count")
+        source = made.source("moves", schema={"account": pa.string(), "amount": pa.int64()})
+        source.filter(col("amount") > least).group_by("account").count().persist("count", key=["account"])
+        return made
+
+    def counts(least: int, time: int) -> Counter[Row]:
+        rows = bank.moves.snapshot(time).to_arrow().to_pylist()
+        found = Counter(row["account"] for row in rows if row["amount"] > least)
+        return Counter(found.items())
+
+    with program(0).open(client) as running:
+        running.step()
+    bank.transfer()
+    with program(30).open(client, replace=True) as running:
+        running.step()
+    bank.transfer()
+    with program(30).open(client) as running:
+        running.step()
+    count = client.load("count")
+    assert rows_at(count, 2) == counts(0, 2)
+    assert rows_at(count, 3) == counts(30, 3)
+    assert rows_at(count, 4) == counts(30, 4)
+
+
+def test_a_complete_source_completes_its_outputs(client: persist.Client) -> None:
+    bank = Bank(client)
+    bank.transfer()
+    bank.moves.seal(persist.Antichain()).result()
+    with ledger().open(client) as running:
+        running.step()
+        running.step()
+    assert client.load("totals").upper == persist.Antichain()
+    with ledger().open(client) as running:
+        running.step()
