@@ -12,17 +12,18 @@ from persist.blob.errors import (
     MissingBlob,
     PersistError,
     ReadOnlyStore,
+    StoreFull,
     StoreMisconfigured,
     Throttled,
     Unavailable,
 )
 from persist.blob.histogram import LatencyHistogram
 from persist.blob.layers.cache import CacheCount, CachedBlob
-from persist.blob.layers.checked import get_checked
+from persist.blob.layers.checked import get_checked, get_range_checked
 from persist.blob.layers.metered import Count, MeteredBlob
 from persist.blob.layers.retry import RetryBlob, RetryCount, RetryPolicy
 from persist.blob.layers.unreliable import Fault, UnreliableBlob
-from persist.blob.protocol import Blob, BlobEntry, check_key
+from persist.blob.protocol import Blob, BlobEntry, check_key, get_at_most
 from persist.blob.stores.file import FileBlob
 from persist.blob.stores.fsspec import FsspecBlob
 from persist.blob.stores.memory import MemoryBlob
@@ -57,6 +58,7 @@ __all__ = [
     "RetryPolicy",
     "S3Blob",
     "S3Options",
+    "StoreFull",
     "StoreMisconfigured",
     "SystemClock",
     "Throttled",
@@ -64,6 +66,8 @@ __all__ = [
     "UnreliableBlob",
     "check_key",
     "delete_all",
+    "get_at_most",
     "get_checked",
+    "get_range_checked",
     "open_blob",
 ]

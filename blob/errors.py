@@ -35,6 +35,10 @@ class Unavailable(PersistError):
     timed_out: bool = False
 
 
+class StoreFull(Unavailable):
+    """The store has no room left, by its size or a quota, and did nothing: make room, then try again."""
+
+
 class Throttled(Unavailable):
     """The store refused because requests come too fast, and did nothing: send fewer of them."""
 

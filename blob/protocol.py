@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from persist.blob.errors import InvalidUsage, PersistError
+from persist.blob.errors import CorruptBlob, InvalidUsage, PersistError
 
 KEY_BYTES_MAX = 900  # S3 allows 1024 including the location's prefix.
 SEGMENT_BYTES_MAX = 200  # Linux file names end at 255 bytes, and temporary files add to the name.
@@ -86,6 +86,31 @@ def is_remote(blob: Blob) -> bool:
     A store says so by an attribute of this name, and a wrapper passes on what its inner store says.
     """
     return bool(getattr(blob, "is_remote", False))
+
+
+def get_at_most(blob: Blob, key: str, bytes_max: int) -> bytes | None:
+    """Return the value at key, or None when there is none.
+
+    Whoever can write to a folder can put a file of any size there, sparse even, for nothing. Of one that is too large
+    nothing is read. A remote store is asked for the whole value all the same: only then does it vouch for it by a
+    checksum of its own.
+
+    Raises:
+        CorruptBlob: the value has more than bytes_max bytes.
+    """
+    offered: Callable[[str, int], bytes | None] | None = getattr(blob, "get_at_most", None)  # As `delete_page` is.
+    if offered is not None:
+        return offered(key, bytes_max)
+    value = blob.get(key)
+    if value is not None:
+        check_bytes(key, len(value), bytes_max)
+    return value
+
+
+def check_bytes(key: str, found: int, bytes_max: int) -> None:
+    """Raise CorruptBlob if a value has more bytes than it can have."""
+    if found > bytes_max:
+        raise CorruptBlob(key, f"it has {found:,} bytes, and at most {bytes_max:,} can belong there")
 
 
 # Takes at most `DELETE_PAGE_MAX` keys; returns those that may still be there, and why. May also raise, for all.

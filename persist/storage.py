@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from persist.blob import Blob, CachedBlob, Clock, InvalidUsage, MeteredBlob, RetryBlob, SystemClock, open_blob
+from persist.log.keys import is_immutable
 from persist.settings import Settings
 
 CACHE_MEMORY_BYTES = 64 << 20
@@ -51,6 +52,7 @@ def open_storage(
         memory_bytes = CACHE_MEMORY_BYTES if retried.is_remote else 0
     cached = CachedBlob(
         retried,
+        is_immutable=is_immutable,
         memory_bytes=memory_bytes,
         folder=settings.cache_folder,
         folder_bytes=settings.cache_folder_bytes,

@@ -1,23 +1,39 @@
-"""Fixtures for all tests."""
+"""Fixtures for all tests, and the Java for those that need one."""
 
 import os
+import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from hypothesis import HealthCheck, settings
 
 import persist
 from persist.blob import MemoryBlob
 
-pytest_plugins = ["tests.servers.fixtures"]
+pytest_plugins = ["tests.sampling", "tests.servers.fixtures"]
 
-# How fast examples are made says something about the machine, not about the code.
-settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("patient")
+ROOT = Path(__file__).parent.parent
 
 os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the tests that use the fixture `spark`; let Spark have its Java, or skip all that need one and say why."""
+    for item in items:
+        if "spark" in getattr(item, "fixturenames", ()):
+            item.add_marker("spark")
+    in_need = [item for item in items if item.get_closest_marker("spark") is not None]
+    if not in_need:
+        return
+    java = subprocess.run([str(ROOT / "scripts" / "java")], capture_output=True, text=True)
+    if java.returncode == 0:
+        os.environ["JAVA_HOME"] = java.stdout.strip()
+        return
+    for item in in_need:
+        item.add_marker(pytest.mark.skip(reason=java.stderr.strip()))
 
 
 @pytest.fixture

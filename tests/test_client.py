@@ -23,12 +23,13 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 
 import persist
 from persist.blob import MemoryBlob, MeteredBlob, UnreliableBlob
 from persist.read.snapshot import read_snapshot
 from tests.clocks import ImpatientClock
+from tests.sampling import examples
 
 ROOT = Path(__file__).parent.parent
 KEY = {"k": pa.int64()}
@@ -281,7 +282,7 @@ def found_sums(tables: Sequence[pa.Table]) -> dict[tuple[Any, ...], int]:
     return {row[:-1]: row[-1] for row in rows}
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(60))
 @given(
     st.lists(UPDATES, min_size=1, max_size=5),
     st.integers(0, 5),
@@ -323,7 +324,7 @@ def test_a_snapshot_holds_what_a_plain_sum_holds(
         assert rows.count() == sum(expected.values())
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(40))
 @given(st.lists(UPDATES, min_size=1, max_size=4), st.integers(0, 6), st.integers(0, 6), st.sampled_from(FILTERS))
 def test_changes_hold_what_a_plain_sum_holds(
     batches: list[list[Any]],

@@ -13,6 +13,7 @@ import pytest
 
 from persist import metrics
 from persist.blob import CacheCount, CachedBlob, MemoryBlob, MeteredBlob, RetryBlob
+from persist.log.keys import is_immutable
 from persist.metrics import Metrics, register
 from tests.servers.fixtures import ROOT
 
@@ -64,7 +65,7 @@ class Source:
     def __init__(self) -> None:
         self.metered = MeteredBlob(MemoryBlob())
         self.retry = RetryBlob(self.metered)
-        self.cached = CachedBlob(self.retry)
+        self.cached = CachedBlob(self.retry, is_immutable=is_immutable)
 
     def metrics(self) -> Metrics:
         return Metrics(

@@ -16,7 +16,8 @@ import persist
 from persist.blob import MemoryBlob, UnreliableBlob
 from persist.compaction_policy import CompactionPolicy
 from tests.clocks import ImpatientClock
-from tests.model import ModelCollection, ModelError, Update
+from tests.model import EMPTY, Collection, Refused, changes, contents
+from tests.sampling import examples
 
 NAMES = st.sampled_from(["orders", "items"])
 TIMES = st.integers(0, 12)
@@ -24,6 +25,38 @@ CLIENTS = st.integers(0, 1)
 RECORDS = st.tuples(st.integers(0, 3), st.sampled_from(["a", "b", None]))
 UPDATES = st.lists(st.tuples(RECORDS, TIMES, st.integers(-2, 3)), max_size=5)
 KEY, VALUE = {"k": pa.int64()}, {"v": pa.string()}
+
+
+Update = tuple[tuple[Any, Any], int, int]
+
+
+class Modelled:
+    """A collection of the model, with its updates."""
+
+    def __init__(self) -> None:
+        self.state = Collection()
+        self.updates: list[Update] = []
+
+    def write(self, updates: list[Update]) -> None:
+        self.state.check_write(updates)
+        self.updates += updates
+
+    def seal(self, upper: int | None) -> None:
+        self.state = self.state.after("seal", EMPTY if upper is None else upper)
+
+    def allow_compaction(self, since: int) -> None:
+        self.state = self.state.after("allow_compaction", since)
+
+    def hold(self, reader: object, time: int) -> None:
+        self.state = self.state.holding(reader, time)
+
+    def contents(self, as_of: int) -> dict[Any, int]:
+        self.state.check_snapshot(as_of)
+        return contents(self.updates, as_of)
+
+    def changes(self, lower: int, upper: int) -> dict[Any, int]:
+        self.state.check_changes(lower, upper)
+        return changes(self.updates, lower, upper)
 
 
 class TwoClients(RuleBasedStateMachine):
@@ -40,10 +73,10 @@ class TwoClients(RuleBasedStateMachine):
             operations={"create"},
         )
         self.clients = [self.opened() for _ in range(2)]
-        self.model: dict[str, ModelCollection] = {}
+        self.model: dict[str, Modelled] = {}
         self.handles: dict[tuple[int, str], persist.Collection] = {}
         self.snapshots: list[tuple[persist.Snapshot, dict[Any, int]]] = []
-        self.listens: list[tuple[persist.Listen, ModelCollection, int, Counter[Any]]] = []
+        self.listens: list[tuple[persist.Listen, Modelled, int, Counter[Any]]] = []
 
     def opened(self) -> persist.Client:
         # Garbage goes as soon as nobody claims it, although two clients use the location: both have leases.
@@ -56,18 +89,18 @@ class TwoClients(RuleBasedStateMachine):
         for client in self.clients:
             client.close()
 
-    def pick(self, client: int, name: str) -> tuple[persist.Collection, ModelCollection]:
+    def pick(self, client: int, name: str) -> tuple[persist.Collection, Modelled]:
         if (client, name) not in self.handles:
             handle = self.clients[client].create_or_load(name, key=KEY, value=VALUE)
             self.handles[client, name] = handle
-        return self.handles[client, name], self.model.setdefault(name, ModelCollection())
+        return self.handles[client, name], self.model.setdefault(name, Modelled())
 
     def agree(self, ours: Callable[[], Any], theirs: Callable[[], Any]) -> None:
         """Make a call on the library and on the model; they agree on the result, or on the error's class."""
         try:
             expected = theirs()
-        except ModelError as refusal:
-            with pytest.raises(getattr(persist, str(refusal))):
+        except Refused as refused:
+            with pytest.raises(getattr(persist, refused.error)):
                 ours()
         else:
             assert ours() == expected
@@ -108,14 +141,11 @@ class TwoClients(RuleBasedStateMachine):
                 multi.seal(a, upper)
 
         def theirs() -> None:
-            before = list(model_a.updates), list(model_b.updates)
-            try:
-                model_a.write(orders)
-                model_b.write(items)
-                model_a.seal(upper)
-            except ModelError:
-                model_a.updates, model_b.updates = before
-                raise
+            model_a.state.check_write(orders)
+            model_b.state.check_write(items)
+            model_a.seal(upper)
+            model_a.updates += orders
+            model_b.updates += items
 
         self.agree(ours, theirs)
 
@@ -150,7 +180,7 @@ class TwoClients(RuleBasedStateMachine):
         for listen, *_ in self.listens:
             listen.close()
         for model in self.model.values():
-            model.holds.clear()
+            model.state = model.state.holding_only({})
         self.snapshots, self.listens = [], []
 
     @rule(client=CLIENTS, name=NAMES, as_of=TIMES)
@@ -162,7 +192,7 @@ class TwoClients(RuleBasedStateMachine):
             found = dict(snapshot.rows())
             assert snapshot.count() == sum(found.values())
             self.snapshots.append((snapshot, found))
-            model.holds[snapshot] = as_of
+            model.hold(snapshot, as_of)
             return found
 
         self.agree(ours, lambda: model.contents(as_of))
@@ -185,7 +215,7 @@ class TwoClients(RuleBasedStateMachine):
         def ours() -> bool:
             listen = handle.subscribe(as_of, timeout_s=0)
             self.listens.append((listen, model, as_of, Counter()))
-            model.holds[listen] = as_of
+            model.hold(listen, as_of)
             return True
 
         self.agree(ours, lambda: model.contents(as_of) is not None)
@@ -201,9 +231,9 @@ class TwoClients(RuleBasedStateMachine):
             last = 100 if progress.upper.is_empty else (progress.upper.time or 0) - 1
             assert {record: n for record, n in sums.items() if n} == model.contents(last)
             if progress.upper.is_empty:
-                model.holds.pop(listen, None)
+                model.state = model.state.released(listen)
             else:
-                model.holds[listen] = max(last, model.holds[listen])
+                model.hold(listen, max(last, model.state.holds[listen][0]))
 
     @invariant()
     def snapshots_taken_earlier_read_the_same(self) -> None:
@@ -215,8 +245,8 @@ class TwoClients(RuleBasedStateMachine):
         for client in getattr(self, "clients", []):
             patiently(client.maintain)
         for (_, name), handle in getattr(self, "handles", {}).items():
-            upper, since = self.model[name].upper, self.model[name].since
-            assert handle.upper == (persist.Antichain() if upper is None else persist.Antichain(upper))
+            upper, since = self.model[name].state.upper, self.model[name].state.since
+            assert handle.upper == (persist.Antichain() if upper == EMPTY else persist.Antichain(upper))
             assert handle.since == persist.Antichain(since)
 
 
@@ -246,5 +276,5 @@ def settle(future: persist.CommitFuture) -> None:
 
 TestTwoClients = TwoClients.TestCase
 TestTwoClients.settings = settings(
-    max_examples=60, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=examples(60), stateful_step_count=30, suppress_health_check=list(HealthCheck)
 )

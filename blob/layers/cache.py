@@ -1,9 +1,7 @@
 """Keeps values that never change near the reader: in memory, and in a folder that several processes may share.
 
-Only keys that a predicate names are kept, and only values, never the absence of one: the log grows by keys that did
-not exist a moment ago. By default those are data files, part lists and state objects, whose names are random or the
-checksum of what they hold. Checkpoints are not among them: an opening client reads one, once, and their names come
-again when a location is emptied and made anew at the same URL, or when a bad one is rebuilt.
+Only keys that a predicate names are kept, and only values, never the absence of one: what is not there now may come to
+be there. Which keys those are is the caller's to say: a store knows nothing of what its keys mean.
 
 Every entry carries a checksum, in memory too, and is verified before each use: an entry that is not what it should
 be is dropped, and the value is fetched. Threads that want the same key at the same time share one fetch.
@@ -13,7 +11,6 @@ time is not kept. Writes of others are not seen, which is why only immutable key
 """
 
 import threading
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
@@ -26,9 +23,19 @@ import xxhash
 from persist.blob.clock import Clock, SystemClock
 from persist.blob.errors import InvalidUsage, PersistError
 from persist.blob.layers.cache_folder import ENTRY_SHARE_MAX, CacheFolder
-from persist.blob.protocol import Blob, BlobEntry, DeletePage, check_key, check_range, is_remote, page_deletion
+from persist.blob.lru import ByteBoundedLru
+from persist.blob.protocol import (
+    Blob,
+    BlobEntry,
+    DeletePage,
+    check_bytes,
+    check_key,
+    check_range,
+    get_at_most,
+    is_remote,
+    page_deletion,
+)
 
-IMMUTABLE_PREFIXES = ("part/", "list/", "state/")
 ENTRY_OVERHEAD_BYTES = 512  # Roughly, of a key, a checksum and what Python adds; so that small values count.
 
 
@@ -58,11 +65,6 @@ class CacheCount:
     folder_bytes: int = 0
 
 
-def is_immutable(key: str) -> bool:
-    """Tell whether the value at key never changes, and no other ever comes to be there."""
-    return key.startswith(IMMUTABLE_PREFIXES)
-
-
 class CachedBlob:
     """Serves immutable values of another store from memory or a folder.
 
@@ -70,10 +72,11 @@ class CachedBlob:
     kept, and otherwise fetched alone and not kept.
 
     Args:
+        is_immutable: whether the value of a key never changes, and no other ever comes to be there: only such values
+            are kept.
         memory_bytes: room for values in memory; 0 for none.
         folder: where to keep values on disk, for several clients, processes and runs; made if it is not there.
         folder_bytes: room in the folder; see `persist.blob.layers.cache_folder` for how exactly it is kept.
-        cached: whether the value of a key may be kept.
         clock: replaces the machine's, for tests.
     """
 
@@ -81,10 +84,10 @@ class CachedBlob:
         self,
         inner: Blob,
         *,
+        is_immutable: Callable[[str], bool],
         memory_bytes: int = 64 << 20,
         folder: str | PathLike[str] | None = None,
         folder_bytes: int = 1 << 30,
-        cached: Callable[[str], bool] = is_immutable,
         clock: Clock | None = None,
     ) -> None:
         if memory_bytes < 0 or folder_bytes <= 0:
@@ -92,14 +95,16 @@ class CachedBlob:
                 f"memory_bytes={memory_bytes}, folder_bytes={folder_bytes} is not allowed: give at least 0 and 1"
             )
         self._inner = inner
-        self._is_cached = cached
+        self._is_cached = is_immutable
         self._lock = threading.Lock()
-        self._memory = _Memory(memory_bytes)
+        self._memory: ByteBoundedLru[str, _Entry] = ByteBoundedLru(
+            memory_bytes, _Entry.memory, value_bytes_max=memory_bytes // ENTRY_SHARE_MAX
+        )
         self._folder: CacheFolder | None = None
         if folder is not None:
             self._folder = CacheFolder(folder, folder_bytes, inner.url, clock or SystemClock())
         self._fetches: dict[str, Future[bytes | None]] = {}
-        self._folder_hits = self._shared = self._misses = 0
+        self._memory_hits = self._folder_hits = self._shared = self._misses = self._corrupt = 0
 
     @property
     def url(self) -> str:
@@ -114,28 +119,37 @@ class CachedBlob:
         memory, folder = self._memory, self._folder
         with self._lock:
             return CacheCount(
-                hits=memory.hits + self._folder_hits,
+                hits=self._memory_hits + self._folder_hits,
                 folder_hits=self._folder_hits,
                 shared=self._shared,
                 misses=self._misses,
                 evictions=memory.evictions + (folder.evictions if folder else 0),
-                corrupt=memory.corrupt + (folder.corrupt if folder else 0),
+                corrupt=self._corrupt + (folder.corrupt if folder else 0),
                 disk_errors=folder.disk_errors if folder else 0,
                 memory_bytes=memory.bytes,
                 folder_bytes=folder.bytes if folder else 0,
             )
 
     def get(self, key: str, range: tuple[int, int] | None = None) -> bytes | None:
+        return self._found(key, range, None)
+
+    def get_at_most(self, key: str, bytes_max: int) -> bytes | None:
+        value = self._found(key, None, bytes_max)
+        check_bytes(key, len(value or b""), bytes_max)  # Another thread's fetch may have had another limit.
+        return value
+
+    def _found(self, key: str, range: tuple[int, int] | None, bytes_max: int | None) -> bytes | None:
         if not self._is_cached(key):
-            return self._inner.get(key, range)
-        with self._lock:
-            entry = self._memory.find(key)
+            return self._inner.get(key, range) if range is not None else self._from_store(key, bytes_max)
+        entry = self._memory.get(key)
         if entry is not None:
             if entry.is_intact(key):
+                with self._lock:
+                    self._memory_hits += 1
                 return entry.value if range is None else entry.value[slice(*check_range(range))]
             self._forget_corrupt(key, entry)
         check_key(key)
-        return self._fetched(key) if range is None else self._cut(key, check_range(range))
+        return self._fetched(key, bytes_max) if range is None else self._cut(key, check_range(range))
 
     def set(self, key: str, value: bytes) -> None:
         with self._changing(key):
@@ -170,7 +184,7 @@ class CachedBlob:
         """Drop what is kept of key: for a caller who found the value itself, intact as it came, to be wrong."""
         with self._lock:
             self._fetches.pop(key, None)  # Its result will not be kept, and nobody else waits for it.
-            self._memory.drop(key)
+            self._memory.take(key)
             if self._folder is not None:
                 self._folder.drop(key)
 
@@ -199,7 +213,7 @@ class CachedBlob:
             self._misses += value is None
         return self._inner.get(key, range) if value is None else value[slice(*range)]
 
-    def _fetched(self, key: str) -> bytes | None:
+    def _fetched(self, key: str, bytes_max: int | None) -> bytes | None:
         """Return the value from the folder or the store, by one read for all threads that ask at the time."""
         with self._lock:
             other = self._fetches.get(key)
@@ -209,12 +223,12 @@ class CachedBlob:
         if other is not None:
             value = other.result()
             if value is None:  # It may have come to be there after the other thread had asked.
-                return self._inner.get(key)
+                return self._from_store(key, bytes_max)
             with self._lock:
                 self._shared += 1
             return value
         try:
-            value = self._read(key, mine)
+            value = self._read(key, mine, bytes_max)
         except BaseException as error:
             self._end(key, mine)
             if isinstance(error, Exception):
@@ -226,11 +240,14 @@ class CachedBlob:
         mine.set_result(value)
         return value
 
-    def _read(self, key: str, mine: "Future[bytes | None]") -> bytes | None:
+    def _from_store(self, key: str, bytes_max: int | None) -> bytes | None:
+        return self._inner.get(key) if bytes_max is None else get_at_most(self._inner, key, bytes_max)
+
+    def _read(self, key: str, mine: "Future[bytes | None]", bytes_max: int | None) -> bytes | None:
         value = self._folder.get(key) if self._folder is not None else None
         is_in_folder = value is not None
         if value is None:
-            value = self._inner.get(key)
+            value = self._from_store(key, bytes_max)
         with self._lock:
             self._folder_hits += is_in_folder
             self._misses += not is_in_folder
@@ -244,7 +261,7 @@ class CachedBlob:
         def is_current() -> bool:
             return self._fetches.get(key) is mine
 
-        if self._memory.has_room_for(value):
+        if self._memory.has_room_for(len(value) + ENTRY_OVERHEAD_BYTES):
             entry = _Entry.of(key, value)
             with self._lock:
                 if is_current():
@@ -259,10 +276,8 @@ class CachedBlob:
 
     def _forget_corrupt(self, key: str, entry: "_Entry") -> None:
         with self._lock:
-            self._memory.corrupt += 1
-            self._memory.hits -= 1
-            if self._memory.entries.get(key) is entry:
-                self._memory.drop(key)
+            self._corrupt += 1
+            self._memory.take(key, only=entry)
 
     def __repr__(self) -> str:
         return f"CachedBlob({self._inner!r})"
@@ -279,41 +294,8 @@ class _Entry(NamedTuple):
     def is_intact(self, key: str) -> bool:
         return self.checksum == _checksum(key, self.value)
 
-
-class _Memory:
-    """Entries by key, the one used longest ago first. Guarded by the lock of `CachedBlob`."""
-
-    def __init__(self, bytes_max: int) -> None:
-        self._bytes_max = bytes_max
-        self.entries: OrderedDict[str, _Entry] = OrderedDict()
-        self.hits = self.evictions = self.corrupt = self.bytes = 0
-
-    def has_room_for(self, value: bytes) -> bool:
-        return len(value) + ENTRY_OVERHEAD_BYTES <= self._bytes_max // ENTRY_SHARE_MAX
-
-    def find(self, key: str) -> _Entry | None:
-        entry = self.entries.get(key)
-        if entry is not None:
-            self.entries.move_to_end(key)
-            self.hits += 1
-        return entry
-
-    def put(self, key: str, entry: _Entry) -> None:
-        self.drop(key)
-        self.entries[key] = entry
-        self.bytes += len(entry.value) + ENTRY_OVERHEAD_BYTES
-        while self.bytes > self._bytes_max:
-            self.drop(next(iter(self.entries)))
-            self.evictions += 1
-
-    def drop(self, key: str) -> None:
-        entry = self.entries.pop(key, None)
-        if entry is not None:
-            self.bytes -= len(entry.value) + ENTRY_OVERHEAD_BYTES
-
-    def clear(self) -> None:
-        self.entries.clear()
-        self.bytes = 0
+    def memory(self) -> int:
+        return len(self.value) + ENTRY_OVERHEAD_BYTES
 
 
 def _checksum(key: str, value: bytes) -> bytes:

@@ -8,7 +8,16 @@ from itertools import islice
 from typing import TypeVar
 
 from persist.blob.histogram import LatencyHistogram
-from persist.blob.protocol import LIST_PAGE_ENTRIES, OPERATIONS, Blob, BlobEntry, DeletePage, is_remote, page_deletion
+from persist.blob.protocol import (
+    LIST_PAGE_ENTRIES,
+    OPERATIONS,
+    Blob,
+    BlobEntry,
+    DeletePage,
+    get_at_most,
+    is_remote,
+    page_deletion,
+)
 
 T = TypeVar("T")
 
@@ -65,6 +74,9 @@ class MeteredBlob:
 
     def get(self, key: str, range: tuple[int, int] | None = None) -> bytes | None:
         return self._counted("get", lambda: self._inner.get(key, range), lambda value: len(value or b""))
+
+    def get_at_most(self, key: str, bytes_max: int) -> bytes | None:
+        return self._counted("get", lambda: get_at_most(self._inner, key, bytes_max), lambda value: len(value or b""))
 
     def set(self, key: str, value: bytes) -> None:
         self._counted("set", lambda: self._inner.set(key, value), lambda _: len(value))

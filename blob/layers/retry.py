@@ -2,7 +2,7 @@
 
 What is repeated, with full jitter (`persist.blob.clock.Backoff`) until a deadline:
 
-    Unavailable    nothing happened: any operation
+    Unavailable    nothing happened: any operation; not a full store, which waiting does not help
     Throttled      nothing happened, and this client asks too fast: any operation, slower (`persist.blob.layers.rate`);
                    counts against the longer of the two deadlines only, not as an attempt
     Indeterminate  it may have happened: `set` and `delete`, which may happen twice; never `create`, whose second
@@ -26,10 +26,20 @@ from typing import TypeVar
 
 from persist.blob.clock import Backoff, Clock, SystemClock
 from persist.blob.daemon_threads import Hands
-from persist.blob.errors import Indeterminate, InvalidUsage, PersistError, Throttled, Unavailable
+from persist.blob.errors import Indeterminate, InvalidUsage, PersistError, StoreFull, Throttled, Unavailable
 from persist.blob.layers.hedge import HedgedReads
 from persist.blob.layers.rate import AdaptiveRate
-from persist.blob.protocol import LIST_PAGE_ENTRIES, OPERATIONS, Blob, BlobEntry, DeletePage, is_remote, page_deletion
+from persist.blob.protocol import (
+    LIST_PAGE_ENTRIES,
+    OPERATIONS,
+    Blob,
+    BlobEntry,
+    DeletePage,
+    check_bytes,
+    get_at_most,
+    is_remote,
+    page_deletion,
+)
 
 CLOSE_TIMEOUT_S = 2.0
 _HARMLESS_TWICE = ("set", "delete")
@@ -118,8 +128,8 @@ class RetryBlob:
         self._rate = AdaptiveRate(self._clock)
         self._counts = _Counts()
         self._hands = Hands(policy.read_threads_max, "persist-read")
-        hedges = is_remote(inner) if policy.hedge is None else policy.hedge
-        self._get = self._hedged(policy) if hedges else inner.get
+        self._is_hedged = is_remote(inner) if policy.hedge is None else policy.hedge
+        self._get = self._hedged(policy) if self._is_hedged else inner.get
 
     @property
     def url(self) -> str:
@@ -140,6 +150,13 @@ class RetryBlob:
 
     def get(self, key: str, range: tuple[int, int] | None = None) -> bytes | None:
         return self._call("get", key, lambda: self._get(key, range))
+
+    def get_at_most(self, key: str, bytes_max: int) -> bytes | None:
+        if self._is_hedged:
+            value = self.get(key)
+            check_bytes(key, len(value or b""), bytes_max)
+            return value
+        return self._call("get", key, lambda: get_at_most(self._inner, key, bytes_max))
 
     def set(self, key: str, value: bytes) -> None:
         self._call("set", key, lambda: self._inner.set(key, value))
@@ -212,7 +229,7 @@ class RetryBlob:
         """Return True after a pause, or False if it is too late; raise what cannot be helped by trying again."""
         policy, operation = self._policy, failures.operation
         failures.last = error
-        if not isinstance(error, (Unavailable, Indeterminate)):
+        if not isinstance(error, (Unavailable, Indeterminate)) or isinstance(error, StoreFull):
             if failures.is_doubtful:
                 raise self._gave_up(failures) from error
             raise error

@@ -8,7 +8,7 @@ from enum import Enum
 from typing import TypeVar
 
 from persist.blob.errors import Indeterminate, Unavailable
-from persist.blob.protocol import Blob, BlobEntry, DeletePage, is_remote, page_deletion
+from persist.blob.protocol import Blob, BlobEntry, DeletePage, get_at_most, is_remote, page_deletion
 
 T = TypeVar("T")
 
@@ -91,6 +91,9 @@ class UnreliableBlob:
 
     def get(self, key: str, range: tuple[int, int] | None = None) -> bytes | None:
         return self._call("get", lambda: self._inner.get(key, range))
+
+    def get_at_most(self, key: str, bytes_max: int) -> bytes | None:
+        return self._call("get", lambda: get_at_most(self._inner, key, bytes_max))
 
     def set(self, key: str, value: bytes) -> None:
         self._call("set", lambda: self._inner.set(key, value))

@@ -25,6 +25,9 @@ they are an hour old.
 Folders are made with mode 0700 and files with 0600, unless told otherwise: a location may hold what only its
 owner should read. What exists keeps its mode.
 Symbolic links below the root are not followed. Folders that become empty stay.
+
+Only plain files are values. What else has come to lie at a key's path, such as a FIFO or a device, is opened without
+waiting and never read, and a file larger than `VALUE_BYTES_MAX` is refused before any of it is.
 """
 
 import bisect
@@ -36,15 +39,25 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from stat import S_ISREG
+from stat import S_IMODE, S_ISBLK, S_ISCHR, S_ISDIR, S_ISFIFO, S_ISREG, S_ISSOCK
 
-from persist.blob.errors import Indeterminate, InvalidUsage, PersistError, StoreMisconfigured, Unavailable
-from persist.blob.protocol import TEMPORARY_PREFIX, BlobEntry, check_key, check_range, is_key
+from persist.blob.errors import (
+    CorruptBlob,
+    Indeterminate,
+    InvalidUsage,
+    PersistError,
+    StoreFull,
+    StoreMisconfigured,
+    Unavailable,
+)
+from persist.blob.protocol import TEMPORARY_PREFIX, BlobEntry, check_bytes, check_key, check_range, is_key
 from persist.blob.stores.creation_queue import Turns
 
 TEMPORARY_AGE_MAX_S = 3600.0
 FILE_MODE = 0o600
 FOLDER_MODE = 0o700
+VALUE_BYTES_MAX = 16 << 30  # Far more than a part ever has. Readers who know better ask for less.
+READ_BYTES_MAX = 1 << 30  # Of one system call, which returns at most 2 GiB on Linux.
 CLOCK_TICK_NS = 50_000_000  # Times of files come from a clock that moves in ticks, of 10 ms at most on Linux.
 
 
@@ -90,22 +103,38 @@ class FileBlob:
 
     def get(self, key: str, range: tuple[int, int] | None = None) -> bytes | None:
         """Return the value at key or its bytes `[start, end)`; None when there is none."""
+        return self._get(key, None if range is None else check_range(range), VALUE_BYTES_MAX)
+
+    def get_at_most(self, key: str, bytes_max: int) -> bytes | None:
+        """Return the value at key; of one with more than bytes_max bytes nothing is read, and CorruptBlob is raised."""
+        return self._get(key, None, min(bytes_max, VALUE_BYTES_MAX))
+
+    def _get(self, key: str, range: tuple[int, int] | None, bytes_max: int) -> bytes | None:
         path = self._path(key)
-        start, end = check_range(range) if range is not None else (0, None)
         try:
-            with open(path, "rb", buffering=0) as file:
-                self._make_durable(path, os.fstat(file.fileno()))
-                if end is None:
-                    return file.readall()
-                length = min(end, os.fstat(file.fileno()).st_size) - start
-                file.seek(start)
-                return file.read(max(0, length))
-        except (FileNotFoundError, IsADirectoryError):
+            # Without waiting: opening a FIFO that nobody writes to would never return.
+            descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
+            try:
+                found = os.fstat(descriptor)
+                if S_ISDIR(found.st_mode):
+                    return None
+                if not S_ISREG(found.st_mode):
+                    raise _special(key, path, found.st_mode)
+                self._make_durable(path, found)
+                if range is None:
+                    check_bytes(key, found.st_size, bytes_max)
+                    range = (0, found.st_size)
+                return _read(descriptor, range[0], min(range[1], found.st_size))
+            finally:
+                os.close(descriptor)
+        except FileNotFoundError:
             return None
         except NotADirectoryError:
             self._check_root()
             return None
         except OSError as error:
+            if error.errno == errno.ENXIO:  # A socket cannot even be opened.
+                raise _special(key, path, os.lstat(path).st_mode) from None
             raise self._failed("read", path, error) from error
 
     def set(self, key: str, value: bytes) -> None:
@@ -118,7 +147,7 @@ class FileBlob:
         if not os.path.isfile(path):
             with self._turns.taken(os.path.dirname(path)):
                 # Looking again spares the losers of a race the writing; whatever comes of it, the link decides.
-                if not os.path.isfile(path) and self._write(key, value, os.link):
+                if not os.path.isfile(path) and self._write(key, value, _link):
                     return True
         self._found(path)
         return False
@@ -188,17 +217,22 @@ class FileBlob:
             may_be_unsynced = True
             try:
                 publish(temporary, path)
-            except OSError:
+            except (OSError, _NoLinks):
                 may_be_unsynced = False
                 raise
             self._sync_after(path)
             may_be_unsynced = False
             return True
         except (FileExistsError, IsADirectoryError, NotADirectoryError):
-            if publish is os.link and os.path.isfile(path):
+            if publish is _link and os.path.isfile(path):
                 return False
             self._check_root()
             raise self._occupied(key, path) from None
+        except _NoLinks as error:
+            raise StoreMisconfigured(
+                f"cannot write {path} in folder {self._root}: {error.strerror}. A folder of values needs a file system "
+                "with hard links, which an atomic create is made of: choose another folder, or an object store."
+            ) from error.__cause__
         except OSError as error:
             raise self._failed("write", path, error) from error
         finally:
@@ -209,8 +243,8 @@ class FileBlob:
     def _fill(self, temporary: str, value: bytes) -> None:
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with open(descriptor, "wb", buffering=0) as file:
-            if self._file_mode != FILE_MODE:
-                os.fchmod(descriptor, self._file_mode)
+            if S_IMODE(os.fstat(descriptor).st_mode) != self._file_mode:
+                os.fchmod(descriptor, self._file_mode)  # The umask may have taken the owner's rights, too.
             view = memoryview(value)
             while view:
                 view = view[file.write(view) :]  # A raw write may take less than all.
@@ -336,7 +370,10 @@ class FileBlob:
                 f"{self._root} cannot be a location: {obstacle} is a file. Name a folder, or one to be made."
             )
 
-    def _occupied(self, key: str, path: str) -> InvalidUsage:
+    def _occupied(self, key: str, path: str) -> PersistError:
+        with suppress(OSError):
+            if _kind(mode := os.lstat(path).st_mode):
+                return _special(key, path, mode)
         obstacle = os.path.relpath(_first_non_folder(path) or path, self._root)
         kind = "a folder" if os.path.isdir(path) else "a value"
         return InvalidUsage(
@@ -353,10 +390,12 @@ class FileBlob:
                 f"{tried}. Give this user the right to {action} there (and to make hard links), or choose "
                 "another folder."
             )
-        if error.errno in (errno.EOPNOTSUPP, errno.EXDEV):
-            return StoreMisconfigured(f"{tried}. An atomic create needs hard links: choose another folder.")
+        if error.errno == errno.ELOOP:
+            return InvalidUsage(f"{tried}. Symbolic links below the root of a location are not followed.")
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            return Unavailable(f"{tried}. Nothing was changed. Free some space, then try again.")
+            return StoreFull(
+                f"{tried}. Nothing was changed. Free some space (gc deletes what nobody needs), then try again."
+            )
         return Unavailable(f"{tried}. Nothing was changed; try again when the disk is well.")
 
 
@@ -372,8 +411,8 @@ def _make_folders(root: str, folder: str, *, mode: int, sync: bool, above: bool)
     for path in missing:
         try:
             os.mkdir(path, FOLDER_MODE)
-            if mode != FOLDER_MODE:
-                os.chmod(path, mode)
+            if S_IMODE(os.stat(path).st_mode) != mode:
+                os.chmod(path, mode)  # The umask may have taken the owner's rights, too.
         except FileExistsError:
             if not os.path.isdir(path):
                 raise  # Otherwise another process was faster.
@@ -385,10 +424,36 @@ def _make_folders(root: str, folder: str, *, mode: int, sync: bool, above: bool)
                 _sync_folder(os.path.dirname(path))
 
 
+class _NoLinks(Exception):
+    """The file system has no hard links, or too few for one file; nothing was published."""
+
+    def __init__(self, strerror: str | None) -> None:
+        super().__init__(strerror)
+        self.strerror = strerror
+
+
+def _link(source: str, target: str) -> None:
+    """Let target name the file source, too; raise FileExistsError if there is something already."""
+    try:
+        os.link(source, target)
+    except OSError as error:
+        # EPERM is what Linux says where there are none; missing rights are EACCES.
+        if error.errno in (
+            errno.ENOSYS,
+            errno.EMLINK,
+            errno.EPERM,
+            errno.EOPNOTSUPP,
+            errno.ENOTSUP,
+            errno.EXDEV,
+        ):
+            raise _NoLinks(error.strerror) from error
+        raise
+
+
 def _replace(temporary: str, path: str) -> None:
     """Let path name the file temporary, which keeps that name, too."""
     second = f"{temporary}-2"
-    os.link(temporary, second)
+    _link(temporary, second)
     try:
         os.rename(second, path)
     except OSError:
@@ -431,3 +496,22 @@ def _sync_folder(folder: str) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def _read(descriptor: int, start: int, end: int) -> bytes:
+    """Return the bytes `[start, end)` of a file; fewer only where it ends before."""
+    pieces: list[bytes] = []
+    while start < end and (piece := os.pread(descriptor, min(end - start, READ_BYTES_MAX), start)):
+        pieces.append(piece)
+        start += len(piece)
+    return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+
+def _kind(mode: int) -> str | None:
+    """Return what a file of that mode is if it can never be a value; None for files and folders."""
+    tests = ((S_ISFIFO, "a FIFO"), (S_ISSOCK, "a socket"), (S_ISCHR, "a device"), (S_ISBLK, "a device"))
+    return next((kind for is_kind, kind in tests if is_kind(mode)), None)
+
+
+def _special(key: str, path: str, mode: int) -> CorruptBlob:
+    return CorruptBlob(key, f"{path} is {_kind(mode) or 'a special file'} and no plain file: remove it")

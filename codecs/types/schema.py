@@ -17,6 +17,7 @@ Written form, part of the storage format:
 """
 
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
@@ -125,13 +126,12 @@ class CollectionSchema:
 
     def __post_init__(self) -> None:
         names = self.key.names + self.value.names
-        for name in names:
-            if names.count(name) > 1:
-                raise SchemaMismatch(
-                    f"field {name!r} occurs {names.count(name)} times in key {list(self.key.names)} and "
-                    "value "
-                    f"{list(self.value.names)}: names must be unique over both. Rename one of them."
-                )
+        name, count = next(iter(Counter(names).most_common(1)), ("", 1))
+        if count > 1:
+            raise SchemaMismatch(
+                f"field {name!r} occurs {count} times in key {list(self.key.names)} and value "
+                f"{list(self.value.names)}: names must be unique over both. Rename one of them."
+            )
         ends = [pa.field(TIME, pa.int64(), nullable=False), pa.field(DIFF, pa.int64(), nullable=False)]
         object.__setattr__(self, "key_names", self.key.names)
         object.__setattr__(self, "value_names", self.value.names)

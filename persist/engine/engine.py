@@ -7,14 +7,15 @@ that belong to one collection are in `CollectionHandle`.
 import os
 from collections.abc import Mapping, Sequence
 
-from persist.blob import InvalidUsage, ReadOnlyStore, StoreMisconfigured
+from persist.blob import InvalidUsage, ReadOnlyStore, StoreFull, StoreMisconfigured
 from persist.blob.pool import Pool
 from persist.engine.options import Mode, OpenOptions
 from persist.engine.writer import Writer
 from persist.errors import ClientClosed, ReadOnly
 from persist.hold.leases import Claim, no_claim
 from persist.metrics import Metrics, register
-from persist.read.part_reader import Decoded, Footers, PartReader
+from persist.read.part_caches import PartIndexes, decoded_rows
+from persist.read.part_reader import PartReader
 from persist.replica.follower import Follower
 from persist.replica.pinned import PinnedFollower
 from persist.storage import Storage
@@ -50,12 +51,12 @@ class Engine:
         self._pid = os.getpid()
         self.follower = Follower(blob, clock) if options.seqno is None else PinnedFollower(blob, clock, options.seqno)
         self.pool = Pool(IO_THREADS, "persist-io")
-        self._footers = Footers()
-        self._decoded = Decoded(self.settings.memory_budget // 2)
+        self._indexes = PartIndexes()
+        self._decoded = decoded_rows(self.settings.memory_budget // 2)
         self._writer: Writer | None = None
         if self.mode != "read":
             try:
-                self._writer = Writer(blob, self.follower, self.pool, self._footers, options)
+                self._writer = Writer(blob, self.follower, self.pool, self._indexes, options)
             except BaseException:
                 self.pool.shutdown(wait=True)
                 raise
@@ -105,7 +106,7 @@ class Engine:
             ClientClosed, InvalidUsage: as `check_open`.
         """
         self.check_open("reading")
-        return PartReader(self.blob, self.pool, self._footers, self.settings.memory_budget, self._decoded)
+        return PartReader(self.blob, self.pool, self._indexes, self.settings.memory_budget, self._decoded)
 
     def submit(self, action: str, steps: Sequence[Step], names: dict[str, str]) -> CommitFuture:
         """Queue steps as one commit, after all that was queued before; return at once, or as soon as there is room.
@@ -131,7 +132,8 @@ class Engine:
     def claim(self, collection: str, name: str, time: int) -> Claim:
         """Keep the since of a collection at or before time for a read, and the blobs of the present state.
 
-        Who may only read the store, or opened the location to read, gets a claim that keeps nothing. Cost: a commit for
+        Who may only read the store, or opened the location to read, or finds no room for a commit, gets a claim that
+        keeps nothing. Cost: a commit for
         the first claim on a collection, nothing for those that it covers.
 
         Raises:
@@ -143,7 +145,7 @@ class Engine:
             return no_claim(collection)
         try:
             return self._writer.leases.claim(collection, name, time)
-        except (ReadOnlyStore, StoreMisconfigured):
+        except (ReadOnlyStore, StoreMisconfigured, StoreFull):
             return no_claim(collection)
 
     def metrics(self) -> Metrics:

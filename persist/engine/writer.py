@@ -23,7 +23,8 @@ from persist.engine.options import OpenOptions
 from persist.errors import WriterFenced
 from persist.hold.leases import Leases
 from persist.log.records import AllowCompaction, CloseWriter, OpenWriter
-from persist.read.part_reader import Footers, PartReader
+from persist.read.part_caches import PartIndexes
+from persist.read.part_reader import PartReader
 from persist.replica.follower import Follower
 from persist.upkeep.compacting import BackgroundCompaction
 from persist.upkeep.garbage import Garbage, GarbageReport
@@ -46,7 +47,7 @@ class Writer:
         maintenance: renews leases and collects garbage without being asked.
     """
 
-    def __init__(self, blob: Blob, follower: Follower, pool: Pool, footers: Footers, options: OpenOptions) -> None:
+    def __init__(self, blob: Blob, follower: Follower, pool: Pool, indexes: PartIndexes, options: OpenOptions) -> None:
         """Start to write; in mode "exclusive", take the location over first.
 
         Raises:
@@ -56,7 +57,7 @@ class Writer:
         self._blob = blob
         self._follower = follower
         self._pool = pool
-        self._footers = footers
+        self._indexes = indexes
         self._settings = settings
         name = f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:8]}"
         self.committer = committer = Committer(blob, follower, pool, clock, name, settings.memory_budget)
@@ -95,8 +96,7 @@ class Writer:
     def collect_garbage(self) -> GarbageReport:
         """End the leases that have run out, and delete what nobody needs any more, in this thread."""
         self.committer.check_may_wait()
-        self.leases.end_expired()
-        return self.garbage.collect()
+        return self.garbage.collect(self.leases.end_expired)
 
     def maintain(self) -> None:
         """Do what is due of what otherwise happens in the background."""
@@ -106,7 +106,7 @@ class Writer:
     def workbench(self, stop: threading.Event) -> Workbench:
         """Return what makes parts in this process, until stop is set."""
         budget = self._settings.memory_budget
-        reader = PartReader(self._blob, self._pool, self._footers, budget)
+        reader = PartReader(self._blob, self._pool, self._indexes, budget)
         parts = PartWriter(self._blob, self._follower.next_seqno, budget)
         return Workbench(reader, parts, self._pool, self._settings.compaction.part_bytes, stop)
 

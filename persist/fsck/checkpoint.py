@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 
 import xxhash
 
-from persist.blob import Blob, Conflict, Corruption, IncompatibleVersion
+from persist.blob import Blob, Conflict, CorruptBlob, Corruption, IncompatibleVersion, get_at_most
 from persist.fsck.log import LogExamination
 from persist.fsck.report import Problem, Repair
 from persist.log.envelope import BlobRef, encode_framed
@@ -54,7 +54,7 @@ class Renewal:
         """Yield what `run` will do."""
         if self._makes_one:
             for pointer, data in self._objects():
-                found = self._blob.get(pointer.blob)
+                found = _present(self._blob, pointer)
                 if found != data:
                     yield self._made(pointer.blob, found is not None)
             yield self._made(self._key, self._key in self._bad)
@@ -80,7 +80,7 @@ class Renewal:
         was_bad = _is_bad(self._blob, self._key)  # It may only lack a state object, which is made again here.
         entries = []
         for pointer, data in self._objects():
-            found = self._blob.get(pointer.blob)
+            found = _present(self._blob, pointer)
             if found != data:
                 self._blob.set(pointer.blob, data)
                 yield self._made(pointer.blob, found is not None)
@@ -125,3 +125,11 @@ def _is_bad(blob: Blob, key: str) -> bool:
     except (Corruption, ValueError, Conflict, AssertionError):
         return True
     return False
+
+
+def _present(blob: Blob, pointer: BlobRef) -> bytes | None:
+    """Return what is where pointer says, as far as it can be what belongs there; None if there is nothing."""
+    try:
+        return get_at_most(blob, pointer.blob, pointer.bytes)
+    except CorruptBlob:
+        return b""

@@ -26,6 +26,7 @@ from persist.blob import (
     InvalidUsage,
     MissingBlob,
     StoreMisconfigured,
+    get_at_most,
 )
 from persist.codecs import Part
 from persist.fsck.report import ADVICE, Checked, Problem, ProblemKind
@@ -44,6 +45,7 @@ from persist.replica.checkpoint import (
 from persist.state.contents import CollectionState, check_runs
 from persist.state.state import Entry, State, apply
 
+OBJECT_BYTES_MAX = 1 << 30
 _BREAKS_A_RULE = ("it is not a valid", "it is not one that a writer would make", "it breaks a rule")
 KINDS = {"log": "record", "checkpoint": "checkpoint", "state": "state", "list": "parts", "part": "part"}
 
@@ -79,7 +81,10 @@ class Findings:
         self.checked[kind] = Checked(before.blobs + 1, before.bytes + size)
 
     def _kind_of_damage(self, error: CorruptBlob) -> ProblemKind:
-        data = self._blob.get(error.key)
+        try:
+            data = get_at_most(self._blob, error.key, OBJECT_BYTES_MAX)
+        except CorruptBlob:
+            return "damaged"  # It is no plain file, or larger than anything that belongs into a location.
         found = None if data is None else intact_kind(data)
         if found is None:
             return "damaged"
@@ -107,7 +112,20 @@ class CountedBlob:
             raise
         except InvalidUsage:
             return None
-        if data is not None and range is None and key not in self._seen:
+        return data if range is not None else self._counted(key, data)
+
+    def get_at_most(self, key: str, bytes_max: int) -> bytes | None:
+        """Like `get`, for a value of at most so many bytes."""
+        try:
+            data = get_at_most(self._inner, key, bytes_max)
+        except StoreMisconfigured:
+            raise
+        except InvalidUsage:
+            return None
+        return self._counted(key, data)
+
+    def _counted(self, key: str, data: bytes | None) -> bytes | None:
+        if data is not None and key not in self._seen:
             self._seen.add(key)
             self._findings.count(key.partition("/")[0], len(data))
         return data

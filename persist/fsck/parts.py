@@ -10,7 +10,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from persist.blob import Blob, InvalidUsage
+from persist.blob import Blob, CorruptBlob, InvalidUsage, get_at_most
+from persist.blob.layers.checked import SMALL_BYTES
 from persist.codecs import CollectionSchema, Part, check_part, checksum_of, described_bounds, overlaps
 from persist.fsck.log import Findings
 from persist.log.records import Create
@@ -117,7 +118,11 @@ class PartExamination:
             self._findings.count("inline", len(part.inline))
             return part.inline if self._sizes is None else None
         if self._sizes is None:
-            data = self._blob.get(part.blob)
+            try:
+                data = get_at_most(self._blob, part.blob, max(part.bytes, SMALL_BYTES))
+            except CorruptBlob as error:
+                self._findings.add("damaged", part.blob, error.reason, collection=owner.name)
+                return None
             if data is None:
                 self._missing.append((owner.id, owner.name, part))
             return data

@@ -30,8 +30,10 @@ import threading
 import uuid
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass, field
 
+from persist.blob import StoreFull
 from persist.blob.clock import Clock
 from persist.errors import ClientClosed, CollectionNotFound, Conflict, Indeterminate, LeaseExpired, PersistError
 from persist.log.records import EndLease, GrantLease, ReleaseHold, SetHold
@@ -266,7 +268,8 @@ class Leases:
             self._lose(lease)
             raise LeaseExpired("the lease of this read has ended, so what it reads may have been compacted or deleted")
         if self._is_overdue(lease):
-            self._renew(lease)
+            with suppress(StoreFull):  # Then it goes on as a read without a lease does, until there is room.
+                self._renew(lease)
 
     def _is_overdue(self, lease: Lease) -> bool:
         late_s = self._clock.monotonic_s() - lease.renewed_s

@@ -10,7 +10,7 @@ document 017, has the same rule).
 
 import msgspec
 
-from persist.blob import Blob, CorruptBlob, Indeterminate, Unavailable
+from persist.blob import Blob, CorruptBlob, Indeterminate, InvalidUsage, StoreFull, Unavailable, get_at_most
 from persist.blob.clock import Backoff, Clock
 from persist.log.envelope import decode_framed, encode_framed
 from persist.log.keys import check_keys
@@ -18,6 +18,7 @@ from persist.log.part_lists import as_read, as_stored
 from persist.log.records import Append, Record, Replace
 
 COMMIT_DEADLINE_S = 30.0
+RECORD_BYTES_MAX = 256 << 20  # A group of commits is far smaller (`persist.write.committer.GROUP_BYTES_MAX`).
 
 
 def record_key(seqno: int) -> str:
@@ -41,7 +42,7 @@ def read_record(blob: Blob, seqno: int) -> Record | None:
         Unavailable: the store did not answer.
     """
     key = record_key(seqno)
-    data = blob.get(key)
+    data = get_at_most(blob, key, RECORD_BYTES_MAX)
     if data is None:
         return None
     record = decode_framed(data, Record, key)
@@ -61,11 +62,18 @@ def create_record(blob: Blob, record: Record, clock: Clock, *, deadline_s: float
     """Create record at its seqno; return None when it is there, or the record that was there first.
 
     Raises:
+        InvalidUsage: the record is larger than readers accept.
+        StoreFull: the store has no room for it; this is not tried again.
         Unavailable: the record is certainly not in the log.
         Indeterminate: the store did not say within deadline_s whether the record is in the log.
     """
     stored = msgspec.structs.replace(record, mutations=tuple(map(as_stored, record.mutations)))
     key, data = record_key(record.seqno), encode_framed(stored)
+    if len(data) > RECORD_BYTES_MAX:
+        raise InvalidUsage(
+            f"a commit takes {len(data):,} bytes of the log, and at most {RECORD_BYTES_MAX:,} are allowed; nothing was "
+            "written. Split it."
+        )
     backoff = Backoff(clock, deadline_s)
     doubtful = was_gone = False
     failure: Unavailable | Indeterminate
@@ -83,6 +91,8 @@ def create_record(blob: Blob, record: Record, clock: Clock, *, deadline_s: float
         except Indeterminate as error:
             doubtful, failure = True, error
         except Unavailable as error:
+            if isinstance(error, StoreFull) and not doubtful:
+                raise
             failure = error
         if not backoff.wait():
             raise _gave_up(blob, record, deadline_s, doubtful, failure) from failure

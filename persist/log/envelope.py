@@ -110,7 +110,7 @@ def get_framed(blob: Blob, ref: BlobRef, kind: type[F]) -> F:
             )
         return decode_framed(data, kind, ref.blob)
 
-    value = get_checked(blob, ref.blob, check)
+    value = get_checked(blob, ref.blob, ref.bytes, check)
     if value is None:
         raise MissingBlob(ref.blob, f"it is missing, and {ref.bytes} bytes with checksum {ref.checksum} belong there")
     return value

@@ -12,6 +12,8 @@ from persist.log.records import Append, Replace
 
 _UPLOAD = re.compile(r"(?:part|list)/(?P<collection>[0-9a-f]{32})/(?P<seqno>[0-9]{20})-[0-9a-f]{32}\.(?:parquet|json)")
 
+_IMMUTABLE = ("part/", "list/", "state/")
+
 
 def check_keys(append: Append | Replace) -> list[str]:
     """Return the keys of all blobs that append brings, after checking that all it names are its collection's uploads.
@@ -41,6 +43,16 @@ def check_parts(collection: str, parts: Iterable[Part]) -> list[str]:
                 raise ValueError(_no_upload(part.blob, collection))
             keys.append(part.blob)
     return keys
+
+
+def is_immutable(key: str) -> bool:
+    """Tell whether the blob at key never changes, and no other ever comes to be there, so that it may be cached.
+
+    Those are parts, part lists and state objects, whose names are random or the checksum of what they hold. Checkpoints
+    are not among them: an opening client reads one, once, and their names come again when a location is emptied and
+    made anew at the same URL, or when a bad one is rebuilt.
+    """
+    return key.startswith(_IMMUTABLE)
 
 
 def is_upload(key: str, collection: str) -> bool:

@@ -3,7 +3,7 @@
 Where to look is told by what is known already, coarse to fine: the sampled keys in a part's descriptor give intervals
 of rows, its footer the row groups of these, statistics of the first key field the one or two that matter, and within a
 row group keys are searched for (`persist.codecs.order.search`). Row groups stay decoded in a bounded cache of the
-client's (`persist.read.part_reader.Decoded`), so a key that is read again costs some searches in memory. Parts
+client's (`persist.read.part_caches.DecodedRows`), so a key that is read again costs some searches in memory. Parts
 without sampled keys (nested ones, very long ones) are read as a whole.
 
 What does not help: pyarrow writes bloom filters and page indexes, and has no way to look anything up in them; in a file
@@ -300,7 +300,7 @@ class Lookup:
         bounds = reader.decoded.get(name)
         if bounds is None:
             bounds = GroupBounds.of(index, self._scan.schema)
-            reader.decoded.keep(name, bounds)
+            reader.decoded.put(name, bounds)
         assert isinstance(bounds, GroupBounds)
         found: set[int] = set()
         for start, end, row in intervals:
@@ -345,7 +345,7 @@ class Lookup:
 
     def _keep(self, source: _Source, number: int, table: pa.Table, reader: PartReader) -> SortedRows:
         piece = SortedRows(table, self._scan.schema.key_names)
-        reader.decoded.keep(self._name(source, number), piece)
+        reader.decoded.put(self._name(source, number), piece)
         return piece
 
     def _name(self, source: _Source, number: int) -> Hashable:

@@ -8,18 +8,16 @@ Memory: what is being decoded ahead takes about a quarter of the budget, one pie
 more of them, up to a small part of the budget.
 """
 
-import threading
-from collections import OrderedDict, deque
-from collections.abc import Callable, Generator, Hashable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from persist.blob import Blob, CachedBlob, CorruptBlob, InvalidUsage, MissingBlob, get_checked
+from persist.blob import Blob, InvalidUsage
 from persist.blob.pool import Pool
 from persist.codecs import (
     CollectionSchema,
@@ -28,10 +26,9 @@ from persist.codecs import (
     PartIndex,
     decode_groups,
     decode_part,
-    footer_range,
     ordered_keys,
-    read_index,
 )
+from persist.read.part_caches import DecodedRows, PartIndexes, SliceLeftovers, decoded_rows, fetched
 from persist.write.part_writer import MEMORY_BUDGET
 
 S = TypeVar("S")
@@ -39,137 +36,6 @@ T = TypeVar("T")
 
 ALL_KEYS = KeyRange()
 WHOLE_BYTES_MAX = 1 << 20  # Smaller parts are always fetched whole.
-FOOTERS_BYTES_MAX = 16 << 20
-
-
-class Footers:
-    """The footers of parts read lately, for all readers of one client."""
-
-    def __init__(self, bytes_max: int = FOOTERS_BYTES_MAX) -> None:
-        self._bytes_max = bytes_max
-        self._bytes = 0
-        self._kept: OrderedDict[str, PartIndex] = OrderedDict()
-        self._lock = threading.Lock()
-
-    def known(self, part: Part) -> PartIndex | None:
-        """Return the footer of a part if it is kept here."""
-        with self._lock:
-            index = self._kept.get(part.checksum)
-            if index is not None:
-                self._kept.move_to_end(part.checksum)
-            return index
-
-    def get(self, blob: Blob, part: Part, schema: CollectionSchema) -> PartIndex:
-        """Return the footer of a part. Cost: one GET of a range, or nothing."""
-        index = self.known(part)
-        if index is not None:
-            return index
-        index = checked_range(blob, part, footer_range(part), lambda data: read_index(data, part, schema))
-        with self._lock:
-            if part.checksum not in self._kept:
-                self._kept[part.checksum] = index
-                self._bytes += index.nbytes
-            while self._bytes > self._bytes_max and len(self._kept) > 1:
-                _, dropped = self._kept.popitem(last=False)
-                self._bytes -= dropped.nbytes
-        return index
-
-
-class Kept(Protocol):
-    """What knows about how many bytes it takes."""
-
-    @property
-    def nbytes(self) -> int: ...
-
-
-class Decoded:
-    """What point reads decoded lately, least recently used first to go, for all readers of one client."""
-
-    def __init__(self, bytes_max: int) -> None:
-        self._bytes_max = bytes_max
-        self._bytes = 0
-        self._kept: OrderedDict[Hashable, Kept] = OrderedDict()
-        self._lock = threading.Lock()
-
-    def get(self, name: Hashable) -> Kept | None:
-        """Return what is kept under that name."""
-        with self._lock:
-            rows = self._kept.get(name)
-            if rows is not None:
-                self._kept.move_to_end(name)
-            return rows
-
-    def keep(self, name: Hashable, rows: Kept) -> None:
-        """Keep rows, as long as there is room; what takes more than half of it is not kept at all."""
-        if rows.nbytes > self._bytes_max // 2:
-            return
-        with self._lock:
-            if name not in self._kept:
-                self._kept[name] = rows
-                self._bytes += rows.nbytes
-            while self._bytes > self._bytes_max:
-                _, dropped = self._kept.popitem(last=False)
-                self._bytes -= dropped.nbytes
-
-
-def checked_range(blob: Blob, part: Part, within: tuple[int, int], check: Callable[[bytes], T]) -> T:
-    """Return check of some bytes of a part's blob, fetched once more if a cache may have spoiled them.
-
-    Raises:
-        MissingBlob: the blob is not there.
-        CorruptBlob: check says so.
-    """
-    data = blob.get(part.blob, within)
-    if data is None:
-        raise missing(part)
-    try:
-        return check(data)
-    except CorruptBlob:
-        if not isinstance(blob, CachedBlob):
-            raise
-        blob.forget(part.blob)
-        data = blob.get(part.blob, within)
-        if data is None:
-            raise missing(part) from None
-        return check(data)
-
-
-def missing(part: Part) -> MissingBlob:
-    """Return what to raise for a part that is not there."""
-    return MissingBlob(part.blob, f"it is missing, and {part.bytes} bytes with checksum {part.checksum} belong there")
-
-
-Cut = tuple[str, tuple[str, ...], int, str]  # The checksum of a part, columns, which filter, and a bound of keys.
-
-
-class _Left:
-    """What slices of the key space left over of what they decoded, for those that follow them."""
-
-    def __init__(self, bytes_max: int) -> None:
-        self._bytes_max = bytes_max
-        self._bytes = 0
-        self._kept: OrderedDict[Cut, tuple[pa.Table, int]] = OrderedDict()
-        self._lock = threading.Lock()
-
-    def take(self, cut: Cut) -> tuple[pa.Table, int] | None:
-        """Return the rows from a bound on that were decoded, and the row of the part that follows them."""
-        with self._lock:
-            found = self._kept.pop(cut, None)
-            if found is not None:
-                self._bytes -= found[0].nbytes
-            return found
-
-    def keep(self, cut: Cut, rows: pa.Table, following: int) -> None:
-        """Keep a copy of rows, without what they are a slice of, as long as there is room."""
-        rows = rows.take(pa.array(np.arange(len(rows))))
-        with self._lock:
-            # Two parts may be the same bytes, and then each leaves the same.
-            before = self._kept.pop(cut, None)
-            self._kept[cut] = rows, following
-            self._bytes += rows.nbytes - (0 if before is None else before[0].nbytes)
-            while self._bytes > self._bytes_max:
-                _, (dropped, _) = self._kept.popitem(last=False)
-                self._bytes -= dropped.nbytes
 
 
 class PartReader:
@@ -178,7 +44,7 @@ class PartReader:
     Args:
         blob: where they are.
         executor: decodes several parts at a time; None for one after the other.
-        footers: shared with other readers; None for its own.
+        indexes: of parts read lately, shared with other readers; None for its own.
         memory_budget: what a read may take; see `Settings.memory_budget`.
         decoded: what point reads keep, shared with other readers; None for its own.
     """
@@ -187,16 +53,16 @@ class PartReader:
         self,
         blob: Blob,
         executor: Executor | None = None,
-        footers: Footers | None = None,
+        indexes: PartIndexes | None = None,
         memory_budget: int = MEMORY_BUDGET,
-        decoded: Decoded | None = None,
+        decoded: DecodedRows | None = None,
     ) -> None:
         self.blob = blob
         self.memory_budget = memory_budget
-        self.decoded = decoded or Decoded(memory_budget // 2)
+        self.decoded = decoded_rows(memory_budget // 2) if decoded is None else decoded
         self._executor = executor
-        self._footers = footers or Footers()
-        self._left = _Left(memory_budget // 4)
+        self._indexes = PartIndexes() if indexes is None else indexes
+        self._leftovers = SliceLeftovers(memory_budget // 4)
 
     @property
     def slice_bytes(self) -> int:
@@ -255,12 +121,9 @@ class PartReader:
         if keys.is_all or keys.covers(part, schema):
             if part.inline:
                 return decode_part(part.inline, part, schema, columns=columns, filter=filter)
-            table = get_checked(
-                self.blob, part.blob, lambda data: decode_part(data, part, schema, columns=columns, filter=filter)
+            return fetched(
+                self.blob, part, lambda data: decode_part(data, part, schema, columns=columns, filter=filter)
             )
-            if table is None:
-                raise missing(part)
-            return table
         return self._cut(part, schema, columns, filter, keys)
 
     def _cut(
@@ -274,7 +137,7 @@ class PartReader:
         """Return the rows of a part that are inside; go on where the slice before this one ended."""
         names = (*columns, *(name for name in schema.key_names if name not in columns))
         start, end = keys.bracket(part, schema)
-        left = self._left.take((part.checksum, names, id(filter), str(keys.lower)))
+        left = self._leftovers.take(part, names, filter, keys.lower)
         if left is None:
             table, following = self._decoded(part, schema, names, filter, start, end)
             first, last = keys.rows(table, schema)
@@ -285,7 +148,7 @@ class PartReader:
                 table = pa.concat_tables([table, more])
             first, last = 0, keys.end(table, schema)
         if keys.upper is not None and (last < len(table) or following < part.rows):
-            self._left.keep((part.checksum, names, id(filter), str(keys.upper)), table.slice(last), following)
+            self._leftovers.keep(part, names, filter, keys.upper, table.slice(last), following)
         return table.slice(first, last - first).select(list(columns))
 
     def _decoded(
@@ -346,11 +209,11 @@ class PartReader:
 
     def known_index(self, part: Part) -> PartIndex | None:
         """Return the footer of a part if no request is needed for that."""
-        return self._footers.known(part)
+        return self._indexes.known(part)
 
     def index(self, part: Part, schema: CollectionSchema) -> PartIndex:
         """Return the footer of a part that is a blob."""
-        return self._footers.get(self.blob, part, schema)
+        return self._indexes.get(self.blob, part, schema)
 
     def groups(
         self,
@@ -362,7 +225,7 @@ class PartReader:
         filter: pc.Expression | None = None,
     ) -> pa.Table:
         """Return some consecutive row groups of a part that is a blob. Cost: one GET of a range."""
-        index = self._footers.get(self.blob, part, schema)
+        index = self._indexes.get(self.blob, part, schema)
         largest = max((index.groups[n].rows for n in groups), default=0) * part.memory // part.rows
         if largest > self.memory_budget:
             raise InvalidUsage(
@@ -379,7 +242,7 @@ class PartReader:
             pieces = [(n, view[a:b]) for n, a, b in spans]
             return decode_groups(pieces, index, part, schema, columns=columns, filter=filter)
 
-        return checked_range(self.blob, part, (start, end), decoded)
+        return fetched(self.blob, part, decoded, (start, end))
 
 
 def memory_within(part: Part, keys: KeyRange, schema: CollectionSchema) -> int:

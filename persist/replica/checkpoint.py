@@ -27,7 +27,7 @@ from types import MappingProxyType
 import msgspec
 
 from persist.antichain import Antichain, as_time
-from persist.blob import Blob, Conflict, CorruptBlob, Corruption, MissingBlob
+from persist.blob import Blob, Conflict, CorruptBlob, Corruption, InvalidUsage, MissingBlob, get_at_most
 from persist.codecs import CollectionSchema
 from persist.log.commits import read_record, record_key, record_seqno
 from persist.log.envelope import BlobRef, Framed, decode_framed, encode_framed, get_framed, put_framed
@@ -40,6 +40,7 @@ from persist.state.location import Control
 from persist.state.state import Entry, State, apply
 
 INTERVAL = 16
+CHECKPOINT_BYTES_MAX = 1 << 30  # Of those larger none is made, and none is read.
 PENDING_MAX = 32
 PENDING_BYTES_MAX = 64 * 1024
 _SEQNO_LAST = 10**20 - 1
@@ -132,7 +133,12 @@ def write_checkpoint(blob: Blob, state: State, recent: Mapping[int, Record]) -> 
         control=found.control,
         collections=tuple(DirectoryEntry(e.id, e.name, _pointer(e), tuple(map(as_stored, e.pending))) for e in entries),
     )
-    return blob.create(checkpoint_key(state.seqno), encode_framed(checkpoint))
+    data = encode_framed(checkpoint)
+    if len(data) > CHECKPOINT_BYTES_MAX:
+        raise InvalidUsage(
+            f"a checkpoint would have {len(data):,} bytes, and at most {CHECKPOINT_BYTES_MAX:,} are read"
+        )
+    return blob.create(checkpoint_key(state.seqno), data)
 
 
 def read_newest_checkpoint(blob: Blob, *, skip_damaged: bool = False) -> State:
@@ -161,7 +167,7 @@ def read_newest_checkpoint(blob: Blob, *, skip_damaged: bool = False) -> State:
 
 def read_checkpoint(blob: Blob, key: str) -> Checkpoint | None:
     """Return the checkpoint at key, or None if there is none (any more); raises CorruptBlob if it is damaged."""
-    data = blob.get(key)
+    data = get_at_most(blob, key, CHECKPOINT_BYTES_MAX)
     if data is None:
         return None
     checkpoint = decode_framed(data, Checkpoint, key)

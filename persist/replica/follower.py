@@ -89,7 +89,8 @@ class Follower:
         while True:
             end = self._state.seqno + 1
             probed = range(end + 1, end + 1 + HOLE_PROBES)
-            later = next((seqno for seqno in probed if self._blob.get(record_key(seqno)) is not None), None)
+            # One byte tells that there is something: it is read when its turn comes.
+            later = next((seqno for seqno in probed if self._blob.get(record_key(seqno), (0, 1)) is not None), None)
             if later is None:
                 return
             # Or else both were created since the log was read.

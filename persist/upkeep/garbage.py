@@ -16,16 +16,21 @@ What may go is then declared in the log, and only after that deleted; a writer t
 before it can commit. Any number of collectors may run at once: all of their steps are idempotent. One that dies leaves
 what it did not delete to the next.
 
+A full store takes no declaration, and making room is what collecting is for. So each step that has no room to write is
+left out, and the others delete what the log, as it stands, gives free. After that there mostly is room, and all is done
+again. Ages are then those of records, too, and the present is the last change that the store has dated: no blob can be
+written to learn more, and both err on the side of keeping.
+
 Only what has the name of one of these is ever deleted, and no key is taken from what was read: keys come from a listing
 of this location. What else lies there, such as another location below this one, is left alone.
 """
 
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import groupby, islice, takewhile
 
-from persist.blob import Blob, BlobEntry, MissingBlob, delete_all
+from persist.blob import Blob, BlobEntry, MissingBlob, StoreFull, delete_all
 from persist.log.commits import record_seqno
 from persist.log.envelope import BlobRef
 from persist.log.keys import is_upload, uploaded_seqno
@@ -40,7 +45,7 @@ from persist.replica.checkpoint import (
 )
 from persist.replica.follower import STALE_AFTER_S, Follower
 from persist.settings import Settings
-from persist.state.location import is_waited_for
+from persist.state.location import Dropped, is_waited_for
 from persist.state.state import State
 from persist.write.committer import Committer
 
@@ -99,13 +104,14 @@ class Garbage:
         self._settings = settings
         self._one_at_a_time = threading.Lock()
 
-    def collect(self) -> GarbageReport:
-        """Delete what may be deleted now.
+    def collect(self, before: Callable[[], object] = lambda: None) -> GarbageReport:
+        """Delete what may be deleted now, after a first step that may commit something, such as the end of leases.
 
         Cost: LISTs of everything, a GET for each checkpoint kept and for the state of each collection, up to three
         commits. Memory: the part list of one collection, and the names of state objects.
 
         Raises:
+            StoreFull: what could be deleted without a commit was, and there still is no room for one.
             Unavailable: the store did not answer.
             Corruption: something that refers to blobs cannot be read, so what it may refer to was not deleted.
         """
@@ -113,7 +119,7 @@ class Garbage:
             state = self._follower.refresh()
             if state.location is None:
                 return GarbageReport()
-            return _Round(self._blob, self._follower, self._committer, self._settings).run()
+            return _Round(self._blob, self._follower, self._committer, self._settings).run(before)
 
     def delete_leaked(self, keys: Iterable[str]) -> Deleted:
         """Delete those of keys that `collect` would delete as uploads, lists, states or records nobody refers to.
@@ -146,19 +152,44 @@ class _Round:
         self._declared_at: int | None = None
         self._counts: dict[str, int] = {}
         self._bytes = 0
+        self._collections = 0
         self._marks: list[_Mark] = []
+        self._records: list[_Mark] = []
         self._now_s = 0.0
+        self._full: StoreFull | None = None
 
-    def run(self) -> GarbageReport:
-        self._checkpoint()
-        self._now_s = self._store_time_s()
-        self._marks = self._checkpoints()
-        collections = self._collect_dropped()
-        self._collect_uploads()
-        self._truncate()
-        self._collect_checkpoints()
-        self._collect_states()
-        return GarbageReport(collections, **self._counts, bytes=self._bytes)
+    def run(self, before: Callable[[], object]) -> GarbageReport:
+        while True:
+            had_deleted = len(self._deleted)
+            self._full = None
+            self._with_room(before)
+            self._with_room(self._checkpoint)
+            self._now_s = self._store_time_s()
+            self._marks = self._checkpoints()
+            self._records = [] if self._full is None else self._dated_records()
+            self._collect_dropped()
+            self._collect_uploads()
+            self._with_room(self._truncate)
+            self._collect_records()
+            self._collect_checkpoints()
+            self._collect_states()
+            if self._full is None:
+                return GarbageReport(self._collections, **self._counts, bytes=self._bytes)
+            if len(self._deleted) == had_deleted:
+                raise self._no_room(self._full) from self._full
+
+    def _with_room(self, step: Callable[[], object]) -> None:
+        """Do what needs room, or take note that there is none."""
+        try:
+            step()
+        except StoreFull as error:
+            self._full = self._full or error
+
+    def _no_room(self, full: StoreFull) -> StoreFull:
+        return StoreFull(
+            f"of this location, {len(self._deleted):,} blobs of {self._bytes:,} bytes were deleted; to delete more, a "
+            f"little must be written first, for which there is no room: {full}"
+        )
 
     def run_only(self) -> Deleted:
         self._now_s = self._store_time_s()
@@ -170,8 +201,18 @@ class _Round:
 
     def _store_time_s(self) -> float:
         """Return the present time by the clock that dates the store's blobs."""
-        self._blob.set(CLOCK_KEY, b"")
-        return next(iter(self._blob.list(CLOCK_KEY))).modified_s
+        try:
+            self._blob.set(CLOCK_KEY, b"")
+            return next(iter(self._blob.list(CLOCK_KEY))).modified_s
+        except StoreFull as error:
+            self._full = self._full or error
+            dated = (entry for prefix in ("log/", "checkpoint/", CLOCK_KEY) for entry in self._blob.list(prefix))
+            return max((entry.modified_s for entry in dated), default=0.0)
+
+    def _dated_records(self) -> list[_Mark]:
+        """Return when each record was created, which is not before those that precede it."""
+        found = ((record_seqno(entry.key), entry.modified_s) for entry in self._blob.list("log/"))
+        return [_Mark(seqno, modified_s) for seqno, modified_s in found if seqno is not None]
 
     def _checkpoint(self) -> None:
         state, recent = self._follower.recent()
@@ -185,9 +226,10 @@ class _Round:
         """Return a seqno such that all records up to it are at least that old; -1 if that is known of none."""
         if age_s == 0:
             return self._follower.state.seqno
-        return max((m.seqno for m in self._marks if self._now_s - m.modified_s >= age_s), default=-1)
+        marks = (*self._marks, *self._records)
+        return max((m.seqno for m in marks if self._now_s - m.modified_s >= age_s), default=-1)
 
-    def _collect_dropped(self) -> int:
+    def _collect_dropped(self) -> None:
         state, old = self._follower.state, self._seqno_before(self._settings.grace_s)
         due = [
             dropped
@@ -202,8 +244,11 @@ class _Round:
             unused = frozenset(dropped.blobs)
             self._delete("parts", (entry for entry in found if dropped.is_destroyed or entry.key in unused))
         if due:
-            self._commit(Collected(tuple((dropped.collection, dropped.seqno) for dropped in due)))
-        return sum(dropped.is_destroyed for dropped in due)
+            self._with_room(lambda: self._forget(due))
+
+    def _forget(self, due: list[Dropped]) -> None:
+        self._commit(Collected(tuple((dropped.collection, dropped.seqno) for dropped in due)))
+        self._collections += sum(dropped.is_destroyed for dropped in due)
 
     def _collect_uploads(self) -> None:
         state, unnamed = self._unnamed_uploads()
@@ -213,10 +258,13 @@ class _Round:
         floor = void_floor(state, ((m.seqno, m.modified_s) for m in self._marks), self._now_s, grace_s)
         if floor > state.control.upload_floor or max(orphans) > state.seqno:
             # The second, because in a log that stands still nothing would ever be older than these uploads.
-            self._declared_at = self._commit(VoidUploads(floor))
+            self._with_room(lambda: self._void(floor))
         # Only what no record names even now, after the declaration, can never be named.
         state, unnamed = self._unnamed_uploads()
         self._delete("parts", (entry for entry, seqno in unnamed if seqno < state.control.upload_floor))
+
+    def _void(self, floor: int) -> None:
+        self._declared_at = self._commit(VoidUploads(floor))
 
     def _unnamed_uploads(self) -> tuple[State, list[tuple[BlobEntry, int]]]:
         """Return the newest state, and the old parts that it does not refer to."""
@@ -256,18 +304,23 @@ class _Round:
             self._commit(TruncateLog(floor))
             self._checkpoint()
             self._marks = self._checkpoints()
-        self._collect_records()
+
+    def _known_floor(self) -> int:
+        """Return the floor of the log that the newest checkpoint gives.
+
+        Whoever opens, or comes back after a long time, learns of it there: until then, records beyond it are read.
+        """
+        newest = read_checkpoint(self._blob, checkpoint_key(self._marks[0].seqno)) if self._marks else None
+        return 0 if newest is None else newest.control.log_floor
 
     def _collect_records(self) -> None:
-        newest = read_checkpoint(self._blob, checkpoint_key(self._marks[0].seqno)) if self._marks else None
-        # Whoever opens, or comes back after a long time, learns of the floor from the newest checkpoint.
-        end = 0 if newest is None else newest.control.log_floor
+        end = self._known_floor()
         records = ((entry, record_seqno(entry.key)) for entry in self._blob.list("log/"))
         old = takewhile(lambda found: found[1] is None or found[1] < end, records)
         self._delete("records", (entry for entry, seqno in old if seqno is not None))
 
     def _collect_checkpoints(self) -> None:
-        floor = self._follower.state.control.log_floor
+        floor = self._known_floor()
         marks, kept = self._marks, []
         buckets: set[tuple[int, int]] = set()
         for n, mark in enumerate(marks):
@@ -289,7 +342,7 @@ class _Round:
             for collection in checkpoint.collections if checkpoint is not None else ():
                 named.update(_named([collection.base]))
                 named.update(_named(m.parts_in for m in collection.pending if isinstance(m, Append | Replace)))
-        floor = self._follower.state.control.log_floor
+        floor = self._known_floor()
         # Neither has a way back: a list is for the record whose seqno it has, and that slot has been truncated.
         age_s = min(self._settings.orphan_grace_s, self._erase_after_s)
         # Those beyond the newest checkpoint may be for one that is being made, even by this client itself.

@@ -5,6 +5,7 @@ import random
 import threading
 from collections.abc import Callable
 
+from persist.blob import StoreFull
 from persist.blob.clock import Clock
 from persist.errors import ClientClosed, PersistError
 from persist.hold.leases import Leases
@@ -38,11 +39,23 @@ class Maintenance:
         Raises:
             PersistError: the store did not answer, or the log is damaged; what is due stays due.
         """
-        self._leases.tick()
+        full: StoreFull | None = None
+        for each in (self._leases.tick, self._expire_when_due, self._collect_when_due):
+            try:
+                each()
+            except StoreFull as error:  # Collecting what comes last is what makes room.
+                full = full or error
+        if full is not None:
+            raise full
+
+    def _expire_when_due(self) -> None:
         now_s = self._clock.monotonic_s()
         if now_s >= self._expire_at_s:
             self._leases.end_expired()
             self._expire_at_s = now_s + self._settings.lease_s / 10
+
+    def _collect_when_due(self) -> None:
+        now_s = self._clock.monotonic_s()
         if now_s >= self._collect_at_s:
             self._collect_at_s = now_s + self._settings.gc_interval_s
             self._collect()

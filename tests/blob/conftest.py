@@ -17,7 +17,9 @@ from tests.servers.fixtures import make_bucket
 # Numbers without leading zeros, so that byte order is not the order in which they are made; and names around.
 PAGES = [f"page/{number}" for number in range(1050)]
 CROWD = [*PAGES, "page.", "pag/e", "page0", "pages/1"]
-KINDS = ("memory", *filter(None, WRAPPERS), "cached-folder", "file", "s3", "fsspec")
+# Both kinds that need a server speak to the same one: s3 stands for them in a sample.
+FSSPEC = pytest.param("fsspec", marks=pytest.mark.sampled(0.2))
+KINDS = ("memory", *filter(None, WRAPPERS), "cached-folder", "file", "s3", FSSPEC)
 
 
 @pytest.fixture(scope="session")

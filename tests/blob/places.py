@@ -19,8 +19,8 @@ WRAPPERS: dict[str, Callable[[Blob], Blob]] = {
     "unreliable": UnreliableBlob,
     "retry": RetryBlob,
     "hedged": lambda blob: RetryBlob(blob, RetryPolicy(hedge=True, hedge_after_s=1e-6)),
-    "cached": lambda blob: CachedBlob(blob, cached=everything),
-    "all": lambda blob: CachedBlob(RetryBlob(MeteredBlob(UnreliableBlob(blob))), cached=everything),
+    "cached": lambda blob: CachedBlob(blob, is_immutable=everything),
+    "all": lambda blob: CachedBlob(RetryBlob(MeteredBlob(UnreliableBlob(blob))), is_immutable=everything),
 }
 
 
@@ -43,7 +43,7 @@ class Place:
         """Return a new client of the store."""
         blob = WRAPPERS[self.wrapper](open_blob(self.url, self.options))
         if self.cache_folder:
-            return CachedBlob(blob, memory_bytes=0, folder=self.cache_folder, cached=everything)
+            return CachedBlob(blob, memory_bytes=0, folder=self.cache_folder, is_immutable=everything)
         return blob
 
     def to_json(self) -> str:

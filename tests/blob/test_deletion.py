@@ -30,6 +30,7 @@ from persist.blob import (
     delete_all,
 )
 from persist.blob.protocol import DELETE_PAGE_MAX, page_deletion
+from persist.log.keys import is_immutable
 from tests.blob.conftest import fill
 from tests.blob.stores.test_s3 import client_of
 from tests.clocks import ImpatientClock
@@ -100,7 +101,7 @@ def test_s3_is_asked_once_for_a_thousand_keys() -> None:
         server.objects.update({f"/bucket/prefix/{key}": b"" for key in [*keys, "kept"]})
         server.objects["/bucket/part/0001"] = b"outside the prefix"
 
-        assert delete_all(CachedBlob(RetryBlob(metered)), keys) == len(keys)
+        assert delete_all(CachedBlob(RetryBlob(metered), is_immutable=is_immutable), keys) == len(keys)
 
         assert sorted(server.objects) == ["/bucket/part/0001", "/bucket/prefix/kept"]
         assert [method for method, _ in server.requests] == ["POST"] * 3
@@ -261,9 +262,14 @@ def test_files_whose_folder_could_not_be_synced_may_come_back_and_are_named(
 def test_a_store_without_pages_is_asked_key_by_key() -> None:
     metered = MeteredBlob(MemoryBlob())
     fill(metered, list("abc"))
-    for wrapped in (metered, RetryBlob(metered), CachedBlob(metered), UnreliableBlob(metered)):
+    for wrapped in (
+        metered,
+        RetryBlob(metered),
+        CachedBlob(metered, is_immutable=is_immutable),
+        UnreliableBlob(metered),
+    ):
         assert page_deletion(wrapped) is None
-    assert delete_all(CachedBlob(RetryBlob(metered)), "abcd") == 4
+    assert delete_all(CachedBlob(RetryBlob(metered), is_immutable=is_immutable), "abcd") == 4
     assert metered.counts()["delete"].requests == 4
 
 
@@ -294,7 +300,7 @@ class Pages(MemoryBlob):
 
 
 def test_a_cache_forgets_what_is_deleted_in_pages() -> None:
-    cached = CachedBlob(Pages())
+    cached = CachedBlob(Pages(), is_immutable=is_immutable)
     fill(cached, ["part/1", "part/2"])
     assert [cached.get("part/1"), cached.get("part/2")] == [b"x", b"x"]
     delete_all(cached, ["part/1", "log/1"])

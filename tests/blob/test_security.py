@@ -27,6 +27,7 @@ from persist.blob import (
     delete_all,
     open_blob,
 )
+from persist.log.keys import is_immutable
 from tests.clocks import ImpatientClock
 from tests.servers.fake_s3 import CHECKSUM, FakeS3, Trouble, fake_s3
 
@@ -68,7 +69,7 @@ def test_no_error_log_line_or_repr_shows_a_credential(trouble: Trouble, caplog: 
         server.echo = f"you sent {SECRETS['secret_access_key']} and {SECRETS['session_token']}"
         store = client_of(server, read_timeout_s=0.1)
         policy = RetryPolicy(attempts_max=2, deadline_s=3, throttled_deadline_s=3, hedge=False)
-        blob = CachedBlob(RetryBlob(MeteredBlob(store), policy, clock=ImpatientClock()))
+        blob = CachedBlob(RetryBlob(MeteredBlob(store), policy, clock=ImpatientClock()), is_immutable=is_immutable)
         for each in (store, blob):
             for call in calls_of(each):
                 with pytest.raises(PersistError) as raised:
@@ -142,6 +143,7 @@ ENCRYPTIONS: list[tuple[dict[str, Any], dict[str, str]]] = [
 ]
 
 
+@pytest.mark.sampled(0.34)
 @pytest.mark.parametrize(("options", "sent"), ENCRYPTIONS)
 @pytest.mark.parametrize("size", [0, 5, 20 << 20])
 def test_encryption_goes_with_every_put(options: dict[str, Any], sent: dict[str, str], size: int) -> None:
@@ -235,6 +237,7 @@ def test_a_listing_out_of_order_or_that_goes_round_is_refused() -> None:
 ESCAPES = ["../outside", "a/../../outside", "/etc/passwd", "a//b", "./a", "a/.", "..", "a\0b", "a\r\nHost: b", "\ud800"]
 
 
+@pytest.mark.sampled(0.34)
 @pytest.mark.parametrize("key", ESCAPES)
 @pytest.mark.parametrize("kind", ["folder", "s3", "cached"])
 def test_a_key_that_could_escape_is_refused_by_every_call_before_anything_is_sent(
@@ -246,7 +249,7 @@ def test_a_key_that_could_escape_is_refused_by_every_call_before_anything_is_sen
         elif kind == "s3":
             blob = client_of(server)
         else:
-            blob = CachedBlob(client_of(server), folder=tmp_path / "cache", cached=lambda key: True)
+            blob = CachedBlob(client_of(server), folder=tmp_path / "cache", is_immutable=lambda key: True)
         calls: list[Callable[[], object]] = [
             lambda: blob.create(key, b""),
             lambda: blob.set(key, b""),

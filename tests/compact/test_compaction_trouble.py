@@ -14,6 +14,7 @@ from persist.codecs import Part, to_updates
 from persist.compact.planner import Forget, MakeKeyframe, Thin, Work
 from persist.errors import Superseded, UploadExpired
 from persist.log.records import Replace
+from persist.read.part_caches import SliceLeftovers
 from persist.read.part_reader import PartReader
 from persist.state.contents import CollectionState
 from persist.write.part_writer import PartWriter
@@ -187,6 +188,7 @@ DEEDS: dict[str, Callable[[persist.Collection], Any]] = {
 }
 
 
+@pytest.mark.sampled(0.25)
 @pytest.mark.parametrize("deed", DEEDS)
 @pytest.mark.parametrize(
     ("kind", "n", "how"),
@@ -455,11 +457,11 @@ def test_parts_of_the_same_bytes_are_cut_into_slices_again_and_again() -> None:
         assert len({part.checksum for part in c.handle.contents().parts}) == 1
         scan = c.snapshot(form="diff").scan
         reader = PartReader(client.engine.blob, memory_budget=16 << 20)
-        reader._left = type(reader._left)(4 * values.nbytes)
+        reader._leftovers = SliceLeftovers(4 * values.nbytes)
         for _ in range(8):
             tables = [table for each in scan.slices(5) for table in each.updates(reader, ["k", "v", "_diff"])]
             assert sum(table.num_rows for table in tables) == 4 * len(keys)
-        assert reader._left._bytes == 0
+        assert reader._leftovers.bytes == 0
 
 
 def test_what_an_interrupted_compaction_has_asked_for_keeps_its_parts(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -35,6 +35,8 @@ from tests.corruption.location import (
 )
 from tests.golden.kinds import POLICY
 
+pytestmark = pytest.mark.sampled(0.25)
+
 SCALE = int(os.environ.get("PERSIST_CORRUPTIONS", "1"))
 LARGE_BYTES = 4096  # From here on bits are sampled instead of flipping each.
 LARGE_FLIPS = 400 * SCALE

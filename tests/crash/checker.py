@@ -7,6 +7,7 @@ location must take more writes.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -161,8 +162,8 @@ def _fits(frontiers: Frontiers, model: Model) -> bool:
         return False
     for name, (upper, since, is_free) in frontiers.items():
         held = model.collections[name]
-        least = held.since if is_free else held.since_seen
-        if upper != held.upper or since is None or not least <= since <= held.since:
+        least = held.state.since if is_free else held.since_seen
+        if upper != held.state.upper or since is None or not least <= since <= held.state.since:
             return False
     return True
 
@@ -181,32 +182,32 @@ def _by_contents(
     names = list(candidates[0][0].collections)
     for name in names:
         teller.collection(name).seal(top).result()
-    contents = {name: _rows(teller.collection(name), top - 1)[0] for name in names}
+    contents = {name: _rows(teller.collection(name), top - 1) for name in names}
     for model, found in candidates:
         for op in again:
             model.apply(op)
-        if contents == {name: held.rows for name, held in model.collections.items()}:
+        if contents == {name: held.as_of(top - 1) for name, held in model.collections.items()}:
             for name, held in model.collections.items():
-                held.upper = top
+                held.step("seal", top)
                 _check_earlier_times(teller.collection(name), held)
             return model, found
-    raise Violation(_difference(contents, [model for model, _ in candidates]))
+    raise Violation(_difference(contents, [model for model, _ in candidates], top - 1))
 
 
 def _check_earlier_times(collection: persist.Collection, held: Held) -> None:
     """Compare a collection with what it must hold at times that can be read: the first ones, and where it changed."""
     since = collection.since.time
     assert since is not None
-    if since >= held.upper:
+    if since >= held.state.upper:
         return
-    changed = [time for time in sorted({*held.times.values()}) if time >= since]
+    changed = [time for time in sorted({time for *_, time, diff in held.updates if diff > 0}) if time >= since]
     for time in sorted({since, *changed[:1], *changed[-2:]}):
         if (found := _rows(collection, time)) != held.as_of(time):
             raise Violation(f"{collection.name} holds {found} as of {time}, and should hold {held.as_of(time)}")
 
 
-def _rows(collection: persist.Collection, as_of: int) -> tuple[dict[int, int], list[int]]:
-    """Return how many rows of each operation a collection holds, and its ghosts, by operation.
+def _rows(collection: persist.Collection, as_of: int) -> dict[tuple[int, str], int]:
+    """Return how many rows of each operation a collection holds, and its ghosts, as `Held.as_of` does.
 
     Checks that each row is there once and none is foreign.
     """
@@ -214,19 +215,19 @@ def _rows(collection: persist.Collection, as_of: int) -> tuple[dict[int, int], l
     keys, diffs = table["k"].to_numpy(), table["_diff"].to_numpy()
     if (diffs != 1).any():
         raise Violation(f"{collection.name} has rows more than once: keys {keys[diffs != 1][:10]}")
-    ghosts = sorted((-1 - keys[keys < 0]).tolist())
+    found = {(number, "ghost"): 1 for number in (-1 - keys[keys < 0]).tolist()}
     keys = keys[keys >= 0]
     numbers, counts = np.unique(keys // ROWS_MAX, return_counts=True)
     last = np.array([(keys[keys // ROWS_MAX == n] % ROWS_MAX).max() for n in numbers])
     if (last + 1 != counts).any():
         raise Violation(f"{collection.name} has parts of the operations {numbers[last + 1 != counts]}")
-    return dict(zip(numbers.tolist(), counts.tolist(), strict=True)), ghosts
+    return found | {(n, "rows"): count for n, count in zip(numbers.tolist(), counts.tolist(), strict=True)}
 
 
-def _difference(contents: dict[str, dict[int, int]], models: Sequence[Model]) -> str:
+def _difference(contents: dict[str, dict[Any, int]], models: Sequence[Model], as_of: int) -> str:
     lines = []
     for name, found in contents.items():
-        least, most = models[0].collections[name].rows, models[-1].collections[name].rows
+        least, most = (models[n].collections[name].as_of(as_of) for n in (0, -1))
         if lost := {n: r for n, r in least.items() if found.get(n) != r}:
             lines.append(f"{name}: of {lost} (operation: rows) there is { {n: found.get(n, 0) for n in lost} }")
         if foreign := {n: r for n, r in found.items() if n not in most}:
@@ -235,4 +236,4 @@ def _difference(contents: dict[str, dict[int, int]], models: Sequence[Model]) ->
 
 
 def _shown(model: Model) -> dict[str, tuple[int, int]]:
-    return {name: (held.upper, held.since) for name, held in model.collections.items()}
+    return {name: (held.state.upper, held.state.since) for name, held in model.collections.items()}

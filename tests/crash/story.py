@@ -1,4 +1,4 @@
-"""Calls to make on a location, and the model that says what they come to. The model shares no code with the library.
+"""Calls to make on a location, and what they come to by the model of all suites (`tests/model.py`).
 
 An `Op` is data, so that it can be sent between processes, be made again, and be applied to a `Model`. What it
 writes follows from its number: row i of operation n has the key `n * ROWS_MAX + i`. So the contents of a
@@ -12,7 +12,6 @@ therefore hold a *prefix* of what its last client was asked for, with all that w
 
 import random
 from collections.abc import Iterator
-from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -25,6 +24,7 @@ import persist.log.part_lists
 import persist.replica.checkpoint
 from persist.codecs import encode_parts
 from persist.compaction_policy import CompactionPolicy
+from tests.model import Collection, contents
 
 ROWS_MAX = 1_000_000
 LARGE_ROWS = 2_500  # About 100 KB as Arrow, so it is uploaded; four parts at PART_BYTES.
@@ -64,22 +64,27 @@ class Held(msgspec.Struct):
     """What one collection must hold.
 
     Attributes:
-        since: the one that was asked for.
+        state: with the since that was asked for.
         since_seen: the one that was last seen, which may be less while a hold is live.
-        rows: how many of them, by the number of the operation that wrote them.
-        times: of its rows.
+        updates: (operation, "rows" or "ghost", time, diff): all rows of an operation count as one record.
     """
 
-    upper: int = 0
-    since: int = 0
+    state: Collection = msgspec.field(default_factory=Collection)
     since_seen: int = 0
-    rows: dict[int, int] = msgspec.field(default_factory=dict)
-    times: dict[int, int] = msgspec.field(default_factory=dict)
+    updates: list[tuple[int, str, int, int]] = msgspec.field(default_factory=list)
 
-    def as_of(self, time: int) -> tuple[dict[int, int], list[int]]:
-        """Return the rows at a time, by the number of their operation, and of which operations there are ghosts."""
-        rows = {number: rows for number, rows in self.rows.items() if self.times[number] <= time}
-        return rows, sorted(number for number in self.rows if self.times[number] == time)
+    def copy(self) -> "Held":
+        return Held(self.state, self.since_seen, list(self.updates))
+
+    def step(self, kind: str, argument: Any) -> None:
+        """Do one step of a commit."""
+        self.state = self.state.after(kind, argument)
+        if kind == "write":
+            self.updates += argument
+
+    def as_of(self, time: int) -> dict[Any, int]:
+        """Return the number of rows, and of ghosts, by operation."""
+        return contents(self.updates, time)
 
 
 @dataclass
@@ -94,27 +99,32 @@ class Model:
             self.collections.setdefault(op.names[0], Held())
         elif op.kind == "destroy":
             del self.collections[op.names[0]]
-        elif op.kind == "seal":
-            self.collections[op.names[0]].upper = op.time
-        elif op.kind == "allow_compaction":
-            self.collections[op.names[0]].since = op.time
+        elif op.kind in ("seal", "allow_compaction"):
+            self.collections[op.names[0]].step(op.kind, op.time)
         elif op.kind in ("write", "multi"):
-            for name in op.names:
-                self.collections[name].rows[op.number] = op.rows
-                self.collections[name].times[op.number] = op.time
-            if op.upper >= 0:
-                self.collections[op.names[0]].upper = op.upper
+            self._write(op)
+
+    def _write(self, op: Op) -> None:
+        if any(op.token in self.collections[name].state.tokens for name in op.names):
+            return  # It was done before.
+        n, time = op.number, op.time
+        for name in op.names:
+            updates = [(n, "rows", time, op.rows), (n, "ghost", time, 1), (n, "ghost", time + 1, -1)]
+            self.collections[name].step("write", updates)
+            self.collections[name].step("token", op.token)
+        if op.upper >= 0:
+            self.collections[op.names[0]].step("seal", op.upper)
 
     def after(self, ops: list[Op]) -> "Model":
         """Return the model after more calls; this one stays as it is."""
-        model = deepcopy(self)
+        model = Model({name: held.copy() for name, held in self.collections.items()})
         for op in ops:
             model.apply(op)
         return model
 
     def latest(self) -> int:
         """Return a time that no frontier and no update is beyond by more than the generator's steps."""
-        return max((max(held.upper, held.since) for held in self.collections.values()), default=0)
+        return max((max(held.state.upper, held.state.since) for held in self.collections.values()), default=0)
 
 
 def random_ops(seed: int, model: Model, first_number: int) -> Iterator[Op]:
@@ -132,7 +142,7 @@ def _random_op(chance: random.Random, model: Model, number: int) -> Op:
         return Op(number, "create", (chance.choice(missing),))
     name = chance.choice([name for name in NAMES if name in model.collections])
     held = model.collections[name]
-    beyond = held.upper + chance.randrange(4)
+    beyond = held.state.upper + chance.randrange(4)
     pick = chance.random()
     if pick < 0.36:
         return Op(number, "write", (name,), beyond, chance.randint(1, 5))
@@ -140,14 +150,14 @@ def _random_op(chance: random.Random, model: Model, number: int) -> Op:
         return Op(number, "write", (name,), beyond, LARGE_ROWS)
     if pick < 0.65:
         names = tuple(chance.sample(sorted(model.collections), k=len(model.collections)))
-        time = max(model.collections[n].upper for n in names) + chance.randrange(4)
+        time = max(model.collections[n].state.upper for n in names) + chance.randrange(4)
         rows = chance.choice([1, 3, LARGE_ROWS])
         return Op(number, "multi", names, time, rows, time + 1 if chance.random() < 0.5 else -1)
     if pick < 0.80:
         return Op(number, "seal", (name,), beyond)
     if pick < 0.87:
-        return Op(number, "allow_compaction", (name,), max(held.since, held.upper - chance.randrange(3)))
-    if pick < 0.89 and sum(held.rows.values()) > 2 * LARGE_ROWS:
+        return Op(number, "allow_compaction", (name,), max(held.state.since, held.state.upper - chance.randrange(3)))
+    if pick < 0.89 and sum(n for _, what, _, n in held.updates if what == "rows") > 2 * LARGE_ROWS:
         return Op(number, "destroy", (name,))
     if pick < 0.93:
         return Op(number, "gc")

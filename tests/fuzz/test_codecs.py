@@ -7,14 +7,15 @@ from typing import Any
 import hypothesis.strategies as st
 import pyarrow as pa
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 
 from persist.codecs import CollectionSchema, small_updates, to_updates
 from persist.codecs.types.codec import BUILT_IN
 from persist.errors import Corruption, PersistError
 from tests.codecs.strategies import arrays
+from tests.sampling import examples
 
-QUICK = settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+QUICK = settings(max_examples=examples(100))
 
 JSON = st.recursive(
     st.one_of(

@@ -160,6 +160,7 @@ def write(blob: MemoryBlob) -> None:
         client.gc()
 
 
+@pytest.mark.sampled(0.2, group="fuzz")
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_changed_object_is_understood_or_refused(kind: str, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.CRITICAL, "persist")
@@ -243,6 +244,7 @@ BOMBS = {
 OBJECT_FACTOR = 32  # What Python makes of JSON that consists of nothing but empty objects or one-letter names.
 
 
+@pytest.mark.sampled(0.25)
 @pytest.mark.parametrize("bomb", BOMBS)
 def test_an_object_takes_memory_in_proportion_to_its_length(bomb: str) -> None:
     body = BOMBS[bomb]

@@ -34,6 +34,7 @@ def decoded(first: int, count: int) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines if line.startswith("{")]
 
 
+@pytest.mark.sampled(0.2, group="fuzz")
 @pytest.mark.parametrize("step", range(SCALE))
 def test_no_part_crashes_hangs_bloats_or_escapes(step: int) -> None:
     """Repeat one with `python -m tests.fuzz.part_child SEED 1`."""

@@ -13,7 +13,7 @@ import random
 from collections.abc import Collection
 from typing import Any
 
-from tests.nemesis.history import EMPTY
+from tests.model import EMPTY
 from tests.nemesis.validator import BAD_WRITES
 
 Step = dict[str, Any]

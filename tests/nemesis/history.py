@@ -52,7 +52,6 @@ import json
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-EMPTY = 2**63  # Above every time that a frontier can hold.
 CRASHED = ["crashed"]
 
 Outcome = list[Any]

@@ -12,7 +12,8 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
-from tests.nemesis.history import EMPTY, Commit
+from tests.model import EMPTY
+from tests.nemesis.history import Commit
 
 PADDED = "~"  # Ends the part of a long value that history keeps.
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
-from tests.nemesis.history import EMPTY
+from tests.model import EMPTY
 
 Update = list[Any]  # k, v, time, diff
 Run = list[int]

@@ -19,9 +19,10 @@ import pyarrow.compute as pc
 import persist
 from persist.blob import Blob, Fault, MemoryBlob, UnreliableBlob
 from persist.compaction_policy import CompactionPolicy
+from tests.model import EMPTY
 from tests.nemesis.clocks import BEGAN_MS, ClientClock, World
 from tests.nemesis.generator import SKEW_MAX_S, Step
-from tests.nemesis.history import EMPTY, Event, History
+from tests.nemesis.history import Event, History
 from tests.nemesis.log_reader import frontier, pad, read_commit, shorten
 from tests.nemesis.stores import ClientStore, Moments, Tap
 

@@ -20,11 +20,13 @@ def _quiet_about_checkpoints(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.ERROR, "persist")
 
 
+@pytest.mark.sampled(0.25)
 @pytest.mark.parametrize("seed", range(12))
 def test_every_answer_is_right_whatever_storage_does(seed: int) -> None:
     innocent(Episode(seed, 300, on_files=seed % 8 == 7))
 
 
+@pytest.mark.sampled(0.2)
 @pytest.mark.parametrize("seed", range(5))
 def test_every_reader_keeps_its_answer_while_compaction_and_collection_run_flat_out(seed: int) -> None:
     report = innocent(Episode(seed, 300, flat_out=True))

@@ -17,12 +17,14 @@ and what is read is compared with the calls that happened.
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from tests.nemesis.history import EMPTY, Commit, Event, History
-from tests.nemesis.model import Location, View
+from tests.model import EMPTY, Refused
+from tests.nemesis.history import Commit, Event, History
 from tests.nemesis.physical import Physical
+from tests.nemesis.versions import Location, View
 
 TIME_MAX = 2**63 - 2
 ROWS_MAX = 2**31 - 1  # More are not given out one by one.
@@ -35,6 +37,14 @@ BAD_WRITES = {
     "no tuple": ("InvalidUpdate",),
     "wrong type": ("SchemaMismatch", "InvalidUpdate"),
     "wrong columns": ("SchemaMismatch", "InvalidUpdate"),
+}
+
+# Which rule demands a refusal of the model.
+REFUSED_BY = {
+    "CollectionNotFound": "destroy",
+    "FrontierRegression": "frontier",
+    "UpdateNotBeyondUpper": "late",
+    "UpperMismatch": "expected_upper",
 }
 
 Errors = dict[str, dict[str, Any]]  # Acceptable classes, each with the attributes it must have (a tuple: one of them).
@@ -214,16 +224,17 @@ class _Judgement:
         elif kind == "seal":
             if mutation["upper"] < view.upper(id_):
                 self.blame("frontier", f"upper goes back from {view.upper(id_)}: {commit}")
-            view.seal(id_, mutation["upper"])
+            else:
+                view.step("seal", id_, mutation["upper"])
         elif kind == "allow_compaction":
             view.allow(id_, mutation["since"])
         elif kind == "destroy":
             self._drop(commit, id_, self.physical[id_].blobs, view)
-            view.destroy(id_)
+            view.step("destroy", id_, None)
             self.gone_s[id_] = commit.clock_s
         elif kind == "tokens":
             for token in mutation["tokens"]:
-                view.remember(id_, token)
+                view.step("token", id_, token)
         elif kind == "hold":
             self._check_hold(commit, mutation, view)
             view.hold(id_, mutation["hold"], mutation["time"], mutation.get("lease"))
@@ -644,35 +655,21 @@ class _Judgement:
             return
         if not _effects(event):
             return  # Nothing is written, so nobody minds.
-        if view.is_fenced(event.client):
-            expected.fail("exclusive", "WriterFenced")
-        elif view.is_locked(event.client):
-            expected.fail("exclusive", "Locked")
+        if (refused := view.refuses(event.client)) is not None:
+            expected.fail("exclusive", refused.error)
         if any(_seen(event, view)):
             if not _is_done(event, view):
                 expected.fail("once", "InvalidUsage")
             return
         draft = view.child()
         for effect in _effects(event):
-            self._expect_effect(effect, draft, expected)
-            if expected.must_fail:
+            kind, id_, value = effect
+            try:
+                draft.step(kind, id_, value)
+            except Refused as refused:
+                attributes = {name: found for name, found in refused.fields.items() if name != "frontier"}
+                expected.fail(REFUSED_BY[refused.error], refused.error, **attributes)
                 return
-            _apply_effect(effect, draft)
-
-    def _expect_effect(self, effect: Effect, view: View, expected: Expected) -> None:
-        kind, id_, value = effect
-        if not view.alive(id_):
-            expected.fail("destroy", "CollectionNotFound")
-        elif kind == "expect" and view.upper(id_) != value:
-            expected.fail("expected_upper", "UpperMismatch", expected=value, actual=view.upper(id_))
-        elif kind == "write":
-            late = tuple(time for _, _, time, diff in value if diff and time < view.upper(id_))
-            if late:
-                expected.fail("late", "UpdateNotBeyondUpper", time=late, upper=view.upper(id_))
-        elif kind == "seal" and value < view.upper(id_):
-            expected.fail("frontier", "FrontierRegression", asked=value, current=view.upper(id_))
-        elif kind == "allow_compaction" and value < view.since(id_):
-            expected.fail("frontier", "FrontierRegression", asked=value, current=view.since(id_))
 
     def _expect_open(self, event: Event, view: View, expected: Expected) -> None:
         if event.args["mode"] != "exclusive":
@@ -702,10 +699,8 @@ class _Judgement:
         if id_ is None:
             if self.modes.get(event.client) == "read":
                 expected.fail("read-only", "ReadOnly")
-            elif view.is_fenced(event.client):
-                expected.fail("exclusive", "WriterFenced")
-            elif view.is_locked(event.client):
-                expected.fail("exclusive", "Locked")
+            elif (refused := view.refuses(event.client)) is not None:
+                expected.fail("exclusive", refused.error)
             expected.check = lambda _: "there is no collection of that name"
         elif view.contents(id_).schema != event.args["schema"]:
             expected.fail("bad input", "SchemaMismatch")
@@ -959,24 +954,14 @@ def _effect_markers(event: Event) -> list[tuple[str, int]]:
 
 
 def _apply(event: Event, view: View) -> None:
-    for effect in _effects(event):
-        if view.alive(effect[1]):
-            _apply_effect(effect, view)
+    """Do what a call wants to have done, apart from what is refused."""
+    for kind, id_, value in _effects(event):
+        with suppress(Refused):
+            view.step(kind, id_, value)
     if event.args.get("token") is not None:
-        for id_ in {effect[1] for effect in _effects(event)}:
-            view.remember(id_, event.args["token"])
-
-
-def _apply_effect(effect: Effect, view: View) -> None:
-    kind, id_, value = effect
-    if kind == "write":
-        view.append(id_, value)
-    elif kind == "seal":
-        view.seal(id_, value)
-    elif kind == "allow_compaction":
-        view.allow(id_, value)
-    elif kind == "destroy":
-        view.destroy(id_)
+        for id_ in {id_ for _, id_, _ in _effects(event)}:
+            with suppress(Refused):
+                view.step("token", id_, event.args["token"])
 
 
 def _seen(event: Event, view: View) -> list[bool]:

@@ -26,12 +26,14 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from tests import model
+from tests.model import Refused
 from tests.races.history import Call
-from tests.races.model import (
+from tests.races.states import (
     EXCLUSIVE,
     SHARED,
-    Refused,
     State,
+    answer,
     changes_nothing,
     closed,
     committed,
@@ -71,11 +73,7 @@ class Report:
 
     def contents(self, collection: str, as_of: int) -> dict[Any, int]:
         """Return the diffs of each id as of a time."""
-        sums: Counter[Any] = Counter()
-        for id_, time, diff in self.updates.get(collection, ()):
-            if time <= as_of:
-                sums[id_] += diff
-        return {id_: diff for id_, diff in sums.items() if diff}
+        return model.contents(self.updates.get(collection, ()), as_of)
 
 
 def check(calls: Sequence[Call], *, healthy: bool = True, holds: bool = False) -> Report:
@@ -218,7 +216,7 @@ class _Check:
             try:
                 state = self.after(state, call)
             except Refused as refused:
-                refusals.append(f"{refused.answer} is the answer there to {call}")
+                refusals.append(f"{answer(refused)} is the answer there to {call}")
                 return None
             attempt.made.append((call, state))
         attempt.idle += [(call, set()) for client, calls in groups.items() if client != author for call in calls]
@@ -332,7 +330,7 @@ class _Check:
         try:
             self.after(state, call)
         except Refused as refused:
-            return refused.answer.items() <= call.answer.items()
+            return answer(refused).items() <= call.answer.items()
         return False
 
     # Contents.
@@ -349,10 +347,8 @@ class _Check:
                     {(id_,): n for id_, n in self.report.contents(collection, call.args["as_of"]).items()}
                 )
             else:
-                for id_, time, diff in self.report.updates.get(collection, ()):
-                    if call.args["lower"] <= time < call.args["upper"]:
-                        expected[id_, time] += diff
-                expected = Counter({update: n for update, n in expected.items() if n})
+                updates = self.report.updates.get(collection, ())
+                expected = Counter(model.changes(updates, call.args["lower"], call.args["upper"]))
             if found != expected:
                 lost, extra = dict(expected - found), dict(found - expected)
                 self.complain(call, f"it lacks {_some(lost)} and has besides {_some(extra)}")

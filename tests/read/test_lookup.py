@@ -19,11 +19,12 @@ import persist.read.lookup
 import persist.read.part_reader
 from persist.blob import MemoryBlob, MeteredBlob
 from persist.codecs.order.search import SortedRows
-from persist.read.part_reader import Decoded
+from persist.read.part_caches import decoded_rows
 from persist.read.snapshot import Form
 from tests.codecs.oracle import plain_values, sort_key, sort_keys
 from tests.codecs.strategies import python_values
 from tests.keyframes import add_keyframe, snapshots
+from tests.sampling import examples
 
 NAN = math.nan
 KEYS: list[tuple[pa.DataType, ...]] = [(t,) for t in (pa.int64(), pa.uint8(), pa.string(), pa.float64(), pa.bool_())]
@@ -84,7 +85,7 @@ def expected(
     return {record: n for record, n in sums.items() if n}
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(
     histories(),
     st.integers(0, 3),
@@ -173,6 +174,7 @@ def scattered(kind: str) -> pa.Table:
             return pa.table({"a": pa.array(numbers % 5).cast(pa.int8()), "b": [f"{n}" for n in numbers.tolist()]})
 
 
+@pytest.mark.sampled(0.25)
 @pytest.mark.parametrize(
     "kind", ["int", "uint64", "string", "float with NULL and NaN", "decimal", "timestamp[s]", "composite"]
 )
@@ -331,20 +333,20 @@ def rows_of(count: int) -> SortedRows:
 
 
 def test_decoded_rows_are_kept_within_bounds() -> None:
-    kept = Decoded(1000)
+    kept = decoded_rows(1000)
     for name in range(10):
-        kept.keep(name, rows_of(25))
+        kept.put(name, rows_of(25))
         kept.get(0)
     assert kept.get(0) is not None
     assert [name for name in range(10) if kept.get(name) is not None] == [0, 6, 7, 8, 9][-5:]
-    kept.keep("large", rows_of(100))
+    kept.put("large", rows_of(100))
     assert kept.get("large") is None
-    assert kept._bytes <= 1000
+    assert kept.bytes <= 1000
 
 
 def test_many_threads_share_what_is_kept(client: persist.Client, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(persist.read.lookup, "WHOLE_BYTES_MAX", 0)
-    monkeypatch.setattr(client.engine, "_decoded", Decoded(4 << 20))
+    monkeypatch.setattr(client.engine, "_decoded", decoded_rows(4 << 20))
     collection, rows = large(client, scattered("int"))
     keys, wrong = rows["k"].to_pylist(), []
     snapshot = collection.snapshot()

@@ -7,11 +7,12 @@ from hypothesis import strategies as st
 import persist
 from persist.blob import MemoryBlob
 from persist.read.plan import changes_scan
+from tests.sampling import examples
 
 LENGTHS = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 40), st.integers(1, 30)), min_size=1, max_size=12)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(20))
 @given(spans=LENGTHS, lower=st.integers(0, 50), length=st.integers(1, 60), share=st.integers(1, 12))
 def test_time_slices_cover_each_time_once_and_are_of_about_the_size_asked_for(
     spans: list[tuple[int, int, int]], lower: int, length: int, share: int

@@ -9,6 +9,8 @@ import pytest
 import persist
 from tests.spark.cluster import Driver, running_connect
 
+pytestmark = pytest.mark.spark
+
 
 @pytest.fixture(scope="module")
 def client(tmp_path_factory: pytest.TempPathFactory, wheel_python: Path) -> Iterator[Driver]:
@@ -16,6 +18,7 @@ def client(tmp_path_factory: pytest.TempPathFactory, wheel_python: Path) -> Iter
         yield client
 
 
+@pytest.mark.sampled(0.12, group="processes of Spark")
 def test_a_client_of_spark_connect_writes_reads_and_compacts(client: Driver, tmp_path: Path) -> None:
     location, storage = str(tmp_path), dict[str, str]()
     with persist.open(location) as other:

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from persist.blob.lru import ByteBoundedLru
 from persist.codecs import CollectionSchema, Part
-from persist.read.part_reader import Decoded, PartReader
+from persist.read.part_reader import PartReader
 from persist.read.scan import Scan
 from persist.spark.options.stream import Limits
 
@@ -49,7 +50,9 @@ class BatchEnds:
     """Finds where micro-batches end. Memory: `COUNTS_BYTES_MAX`, and 16 bytes for each time of a few parts."""
 
     def __init__(self) -> None:
-        self._kept = Decoded(2 * COUNTS_BYTES_MAX)  # Of which it takes single things up to a half.
+        self._kept: ByteBoundedLru[str, TimeCounts] = ByteBoundedLru(
+            2 * COUNTS_BYTES_MAX, lambda counts: counts.nbytes, value_bytes_max=COUNTS_BYTES_MAX
+        )
 
     def end(self, scan: Scan, reader: PartReader, limits: Limits) -> int:
         """Return the greatest end of what scan may be cut to, so that it is within limits or of one time only.
@@ -81,8 +84,8 @@ class BatchEnds:
             found = TimeCounts(np.array([part.time_min]), np.array([part.rows]))
         else:
             kept = self._kept.get(part.checksum)
-            found = kept if isinstance(kept, TimeCounts) else _counted(part, scan.schema, reader)
-            self._kept.keep(part.checksum, found)
+            found = _counted(part, scan.schema, reader) if kept is None else kept
+            self._kept.put(part.checksum, found)
         return found.within(scan.time_lower, scan.time_upper)
 
 

@@ -27,6 +27,7 @@ from persist.blob import (
 )
 from persist.blob.layers.cache import ENTRY_OVERHEAD_BYTES
 from persist.blob.layers.cache_folder import ENTRY_SHARE_MAX, PAUSE_S, TEMPORARY_AGE_MAX_S
+from persist.log.keys import is_immutable
 from tests.clocks import ImpatientClock
 from tests.servers.fixtures import ROOT
 
@@ -47,8 +48,8 @@ def store() -> MeteredBlob:
 def cached(request: pytest.FixtureRequest, store: MeteredBlob, tmp_path: Path) -> CachedBlob:
     """A cache with much room, of either kind alone."""
     if request.param == "memory":
-        return CachedBlob(store)
-    return CachedBlob(store, memory_bytes=0, folder=tmp_path / "cache")
+        return CachedBlob(store, is_immutable=is_immutable)
+    return CachedBlob(store, is_immutable=is_immutable, memory_bytes=0, folder=tmp_path / "cache")
 
 
 def value_of(number: int) -> bytes:
@@ -110,7 +111,7 @@ def test_a_write_through_the_cache_is_seen_by_the_next_read(tmp_path: Path, writ
     store = UnreliableBlob(MemoryBlob())
     store.set(KEY, b"before")
     for folder in (None, tmp_path):
-        cached = CachedBlob(store, folder=folder)
+        cached = CachedBlob(store, is_immutable=is_immutable, folder=folder)
         cached.set(KEY, b"before")
         assert cached.get(KEY) == b"before"
         if write == "set":
@@ -148,7 +149,12 @@ def test_what_is_read_while_a_write_is_under_way_is_dropped_after_it_even_if_it_
 
     store = ReadWhileWritten()
     MemoryBlob.set(store, KEY, b"before")
-    cache = CachedBlob(store, memory_bytes=0 if is_on_disk else 1 << 20, folder=tmp_path if is_on_disk else None)
+    cache = CachedBlob(
+        store,
+        is_immutable=is_immutable,
+        memory_bytes=0 if is_on_disk else 1 << 20,
+        folder=tmp_path if is_on_disk else None,
+    )
     with pytest.raises(Indeterminate) if fails else nullcontext():
         cache.set(KEY, b"after") if write == "set" else cache.delete(KEY)
     assert cache.get(KEY) == (b"after" if write == "set" else None)
@@ -178,7 +184,12 @@ class Gate(MemoryBlob):
 def test_a_fetch_that_a_write_overtakes_is_not_kept(tmp_path: Path, write: str, is_on_disk: bool) -> None:
     store = Gate()
     store.set(KEY, b"before")
-    cached = CachedBlob(store, memory_bytes=0 if is_on_disk else 1 << 20, folder=tmp_path if is_on_disk else None)
+    cached = CachedBlob(
+        store,
+        is_immutable=is_immutable,
+        memory_bytes=0 if is_on_disk else 1 << 20,
+        folder=tmp_path if is_on_disk else None,
+    )
     with ThreadPoolExecutor(1) as pool:
         reading = pool.submit(cached.get, KEY)
         assert store.arrived.acquire(timeout=10)
@@ -198,7 +209,7 @@ def test_a_fetch_that_a_write_overtakes_is_not_kept(tmp_path: Path, write: str, 
 def test_a_read_that_begins_after_a_write_does_not_join_a_fetch_from_before_it() -> None:
     store = Gate()
     store.set(KEY, b"before")
-    cached = CachedBlob(store)
+    cached = CachedBlob(store, is_immutable=is_immutable)
     with ThreadPoolExecutor(2) as pool:
         first = pool.submit(cached.get, KEY)
         assert store.arrived.acquire(timeout=10)
@@ -221,7 +232,7 @@ def waiting(cached: CachedBlob, others: int, gate: Gate, pool: ThreadPoolExecuto
 def test_threads_that_want_a_key_at_the_same_time_share_one_fetch() -> None:
     store = Gate()
     store.set(KEY, b"value")
-    cached = CachedBlob(store, memory_bytes=0)
+    cached = CachedBlob(store, is_immutable=is_immutable, memory_bytes=0)
     with ThreadPoolExecutor(8) as pool:
         reads = waiting(cached, 7, store, pool)
         store.let.release(8)
@@ -232,7 +243,7 @@ def test_threads_that_want_a_key_at_the_same_time_share_one_fetch() -> None:
 
 def test_a_shared_fetch_that_found_nothing_is_not_the_answer_for_the_others() -> None:
     store = Gate()
-    cached = CachedBlob(store)
+    cached = CachedBlob(store, is_immutable=is_immutable)
     with ThreadPoolExecutor(2) as pool:
         first = pool.submit(cached.get, KEY)
         assert store.arrived.acquire(timeout=10)
@@ -253,7 +264,7 @@ def test_a_shared_fetch_that_failed_fails_for_all_and_the_next_read_tries_again(
 
     store = Failing()
     store.set(KEY, b"value")
-    cached = CachedBlob(store)
+    cached = CachedBlob(store, is_immutable=is_immutable)
     with ThreadPoolExecutor(4) as pool:
         reads = waiting(cached, 3, store, pool)
         store.let.release(4)
@@ -276,7 +287,7 @@ def test_an_interrupted_fetch_does_not_interrupt_those_that_wait_for_it() -> Non
 
     store = Interrupted()
     store.set(KEY, b"value")
-    cached = CachedBlob(store)
+    cached = CachedBlob(store, is_immutable=is_immutable)
     with ThreadPoolExecutor(2) as pool:
         reads = waiting(cached, 1, store, pool)
         store.let.release()
@@ -289,7 +300,7 @@ def test_an_interrupted_fetch_does_not_interrupt_those_that_wait_for_it() -> Non
 
 
 def test_memory_is_bounded_and_what_was_used_longest_ago_goes_first(store: MeteredBlob) -> None:
-    cached = CachedBlob(store, memory_bytes=16 * (1000 + ENTRY_OVERHEAD_BYTES))
+    cached = CachedBlob(store, is_immutable=is_immutable, memory_bytes=16 * (1000 + ENTRY_OVERHEAD_BYTES))
     for number in range(16):
         cached.get(f"part/{number}")
     cached.get("part/0")
@@ -309,7 +320,7 @@ def test_memory_is_bounded_and_what_was_used_longest_ago_goes_first(store: Meter
 
 def test_a_folder_is_bounded_and_what_was_used_longest_ago_goes_first(store: MeteredBlob, tmp_path: Path) -> None:
     room = 20_000
-    cached = CachedBlob(store, memory_bytes=0, folder=tmp_path, folder_bytes=room)
+    cached = CachedBlob(store, is_immutable=is_immutable, memory_bytes=0, folder=tmp_path, folder_bytes=room)
     for number in range(100):
         cached.get(f"part/{number}")
         cached.get("part/0")
@@ -327,7 +338,7 @@ def test_a_folder_is_bounded_and_what_was_used_longest_ago_goes_first(store: Met
 def test_a_value_that_is_large_for_the_room_is_not_kept(store: MeteredBlob, tmp_path: Path) -> None:
     room = 1000 * ENTRY_SHARE_MAX
     for kwargs in ({"memory_bytes": room - 1}, {"memory_bytes": 0, "folder": tmp_path, "folder_bytes": room - 1}):
-        cached = CachedBlob(store, **kwargs)
+        cached = CachedBlob(store, is_immutable=is_immutable, **kwargs)
         cached.get("part/1")
         before = gets(store)
         assert cached.get("part/1") == value_of(1)
@@ -336,7 +347,7 @@ def test_a_value_that_is_large_for_the_room_is_not_kept(store: MeteredBlob, tmp_
 
 
 def test_no_room_in_memory_keeps_nothing_there(store: MeteredBlob) -> None:
-    cached = CachedBlob(store, memory_bytes=0)
+    cached = CachedBlob(store, is_immutable=is_immutable, memory_bytes=0)
     store.set("part/empty", b"")
     for _ in range(2):
         cached.get("part/empty")
@@ -350,7 +361,7 @@ def test_no_room_in_memory_keeps_nothing_there(store: MeteredBlob) -> None:
 def test_every_flipped_bit_and_every_truncation_of_a_file_costs_a_fetch_and_nothing_else(
     store: MeteredBlob, tmp_path: Path
 ) -> None:
-    cached = CachedBlob(store, memory_bytes=0, folder=tmp_path)
+    cached = CachedBlob(store, is_immutable=is_immutable, memory_bytes=0, folder=tmp_path)
     cached.get(KEY)
     (path,) = files(tmp_path)
     good = path.read_bytes()
@@ -372,35 +383,39 @@ def test_exchanged_and_foreign_files_cost_a_fetch_and_nothing_else(store: Metere
     other_location = MeteredBlob(MemoryBlob("elsewhere"))
     other_location.set(KEY, b"of another location")
     folders = [tmp_path / name for name in ("one", "two", "three")]
-    CachedBlob(store, folder=folders[0]).get("part/1")
-    CachedBlob(store, folder=folders[1]).get("part/2")
-    CachedBlob(other_location, folder=folders[2]).get(KEY)
+    CachedBlob(store, is_immutable=is_immutable, folder=folders[0]).get("part/1")
+    CachedBlob(store, is_immutable=is_immutable, folder=folders[1]).get("part/2")
+    CachedBlob(other_location, is_immutable=is_immutable, folder=folders[2]).get(KEY)
     one, two, three = (files(folder)[0] for folder in folders)
     foreign = {1: two.read_bytes(), 2: one.read_bytes()}
     one.write_bytes(foreign[1])
     two.write_bytes(foreign[2])
 
     for number, folder in ((1, folders[0]), (2, folders[1])):
-        cached = CachedBlob(store, folder=folder)
+        cached = CachedBlob(store, is_immutable=is_immutable, folder=folder)
         assert cached.get(f"part/{number}") == value_of(number)
         assert cached.counts().corrupt == 1
-    cached = CachedBlob(store, folder=folders[2])
+    cached = CachedBlob(store, is_immutable=is_immutable, folder=folders[2])
     assert cached.get(KEY) == b"value", "two locations may share a folder"
     assert len(files(folders[2])) == 2
     os.replace(three, next(path for path in files(folders[2]) if path != three))
-    assert CachedBlob(store, folder=folders[2]).get(KEY) == b"value"
+    assert CachedBlob(store, is_immutable=is_immutable, folder=folders[2]).get(KEY) == b"value"
 
 
 def test_a_changed_or_exchanged_entry_in_memory_costs_a_fetch_and_nothing_else(store: MeteredBlob) -> None:
-    cached = CachedBlob(store)
+    cached = CachedBlob(store, is_immutable=is_immutable)
     for number in (1, 2):
         cached.get(f"part/{number}")
-    entries = cached._memory.entries
-    entries["part/1"], entries["part/2"] = entries["part/2"], entries["part/1"]
+    memory = cached._memory
+    one, other = memory.get("part/1"), memory.get("part/2")
+    assert one is not None
+    assert other is not None
+    memory.put("part/1", other)
+    memory.put("part/2", one)
     before = gets(store)
     for number in (1, 2):
         assert cached.get(f"part/{number}") == value_of(number)
-    entries["part/1"] = entries["part/1"]._replace(value=b"changed")
+    memory.put("part/1", one._replace(value=b"changed"))
     assert cached.get("part/1", (0, 4)) == value_of(1)[:4]
     assert gets(store) == before + 3
     assert cached.counts().corrupt == 3
@@ -411,7 +426,7 @@ def test_a_changed_or_exchanged_entry_in_memory_costs_a_fetch_and_nothing_else(s
 def test_something_else_in_the_place_of_an_entry_costs_a_fetch_and_nothing_else(
     store: MeteredBlob, tmp_path: Path, obstacle: str
 ) -> None:
-    cached = CachedBlob(store, memory_bytes=0, folder=tmp_path)
+    cached = CachedBlob(store, is_immutable=is_immutable, memory_bytes=0, folder=tmp_path)
     cached.get(KEY)
     (path,) = files(tmp_path)
     good = path.read_bytes()
@@ -442,8 +457,8 @@ def test_forget_drops_a_value_that_was_wrong_when_it_was_fetched(store: MeteredB
 
 
 def test_a_second_client_and_a_second_run_find_what_the_first_kept(store: MeteredBlob, tmp_path: Path) -> None:
-    CachedBlob(store, folder=tmp_path / "a" / "b").get(KEY)
-    second = CachedBlob(store, folder=tmp_path / "a" / "b")
+    CachedBlob(store, is_immutable=is_immutable, folder=tmp_path / "a" / "b").get(KEY)
+    second = CachedBlob(store, is_immutable=is_immutable, folder=tmp_path / "a" / "b")
     before = gets(store)
     assert second.get(KEY, (0, 3)) == b"val"
     assert second.get(KEY) == b"value"
@@ -453,7 +468,7 @@ def test_a_second_client_and_a_second_run_find_what_the_first_kept(store: Metere
 
 
 def test_the_folder_and_its_files_are_for_their_owner_only(store: MeteredBlob, tmp_path: Path) -> None:
-    CachedBlob(store, folder=tmp_path / "cache").get(KEY)
+    CachedBlob(store, is_immutable=is_immutable, folder=tmp_path / "cache").get(KEY)
     assert (tmp_path / "cache").stat().st_mode & 0o777 == 0o700
     assert [path.stat().st_mode & 0o777 for path in (tmp_path / "cache").iterdir()] == [0o600]
 
@@ -463,7 +478,7 @@ def test_a_disk_that_is_full_or_read_only_costs_the_caching_and_nothing_else(
     store: MeteredBlob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
 ) -> None:
     clock = ImpatientClock()
-    cached = CachedBlob(store, memory_bytes=0, folder=tmp_path, clock=clock)
+    cached = CachedBlob(store, is_immutable=is_immutable, memory_bytes=0, folder=tmp_path, clock=clock)
     cached.get("part/0")
     real = os.open
 
@@ -492,7 +507,7 @@ def test_a_disk_that_is_full_or_read_only_costs_the_caching_and_nothing_else(
 
 def test_a_folder_that_cannot_be_made_costs_the_caching_and_nothing_else(store: MeteredBlob, tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
-    cached = CachedBlob(store, memory_bytes=0, folder=tmp_path / "file" / "cache")
+    cached = CachedBlob(store, is_immutable=is_immutable, memory_bytes=0, folder=tmp_path / "file" / "cache")
     assert [cached.get(KEY) for _ in range(2)] == [b"value"] * 2
     cached.set(KEY, b"other")
     assert cached.get(KEY) == b"other"
@@ -502,7 +517,7 @@ def test_a_folder_that_cannot_be_made_costs_the_caching_and_nothing_else(store: 
 def test_an_entry_that_cannot_be_removed_is_never_used_again(
     store: MeteredBlob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cached = CachedBlob(store, memory_bytes=0, folder=tmp_path)
+    cached = CachedBlob(store, is_immutable=is_immutable, memory_bytes=0, folder=tmp_path)
     cached.get(KEY)
 
     def refuse(path: str) -> None:
@@ -516,7 +531,7 @@ def test_an_entry_that_cannot_be_removed_is_never_used_again(
 
 
 def test_a_folder_that_is_removed_is_made_again(store: MeteredBlob, tmp_path: Path) -> None:
-    cached = CachedBlob(store, memory_bytes=0, folder=tmp_path / "cache")
+    cached = CachedBlob(store, is_immutable=is_immutable, memory_bytes=0, folder=tmp_path / "cache")
     cached.get(KEY)
     files(tmp_path / "cache")[0].unlink()
     (tmp_path / "cache").rmdir()
@@ -533,7 +548,7 @@ def test_files_of_others_in_the_folder_are_left_alone_and_old_temporaries_are_no
         path = tmp_path / f".tmp-{name}.cached"
         path.write_bytes(b"half")
         os.utime(path, (time.time() - age_s,) * 2)
-    cached = CachedBlob(store, memory_bytes=0, folder=tmp_path, folder_bytes=20_000)
+    cached = CachedBlob(store, is_immutable=is_immutable, memory_bytes=0, folder=tmp_path, folder_bytes=20_000)
     for number in range(50):
         cached.get(f"part/{number}")
     assert len(files(tmp_path)) > 5
@@ -544,8 +559,9 @@ def test_files_of_others_in_the_folder_are_left_alone_and_old_temporaries_are_no
 WORKER = """
 import random, sys
 from persist.blob import CachedBlob, FileBlob, MeteredBlob
+from persist.log.keys import is_immutable
 store = MeteredBlob(FileBlob(sys.argv[1]))
-cached = CachedBlob(store, memory_bytes=0, folder=sys.argv[2], folder_bytes=int(sys.argv[3]))
+cached = CachedBlob(store, is_immutable=is_immutable, memory_bytes=0, folder=sys.argv[2], folder_bytes=int(sys.argv[3]))
 chance = random.Random(int(sys.argv[4]))
 for _ in range(1500):
     number = min(int(chance.expovariate(0.05)), 99)
@@ -592,11 +608,11 @@ def size_of(path: Path) -> int:
 @pytest.mark.parametrize("wrong", [{"memory_bytes": -1}, {"folder_bytes": 0}])
 def test_room_that_makes_no_sense_is_refused(wrong: dict[str, int]) -> None:
     with pytest.raises(InvalidUsage, match="is not allowed"):
-        CachedBlob(MemoryBlob(), **wrong)  # type: ignore[arg-type]
+        CachedBlob(MemoryBlob(), is_immutable=is_immutable, **wrong)  # type: ignore[arg-type]
 
 
 def test_many_threads_and_little_room_give_right_answers(store: MeteredBlob, tmp_path: Path) -> None:
-    cached = CachedBlob(store, memory_bytes=15_000, folder=tmp_path, folder_bytes=30_000)
+    cached = CachedBlob(store, is_immutable=is_immutable, memory_bytes=15_000, folder=tmp_path, folder_bytes=30_000)
 
     def read(seed: int) -> None:
         chance = random.Random(seed)

@@ -13,6 +13,7 @@ from persist.codecs.order import consolidation
 from persist.codecs.order.consolidation import consolidate, sum_all
 from tests.codecs.oracle import sort_keys, sums
 from tests.codecs.strategies import arrays, arrow_types
+from tests.sampling import examples
 
 INT64_MAX, INT64_MIN = 2**63 - 1, -(2**63)
 DIFFS = st.one_of(st.sampled_from([-1, 1, 2, 0]), st.sampled_from([INT64_MAX, INT64_MIN, 2**62, 2**32 - 1]))
@@ -34,7 +35,7 @@ def updates(draw: st.DrawFn, columns: int) -> pa.Table:
     return pa.concat_tables([table[:cut], table[cut:]])
 
 
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=examples(250))
 @given(st.integers(0, 3).flatmap(updates))
 def test_consolidating_agrees_with_counting(table: pa.Table) -> None:
     by = table.column_names[:-1]
@@ -51,7 +52,7 @@ def test_consolidating_agrees_with_counting(table: pa.Table) -> None:
     assert [expected[key] for key in keys] == result["_diff"].to_pylist()
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100))
 @given(updates(2), st.randoms())
 def test_the_order_of_rows_does_not_matter(table: pa.Table, random: object) -> None:
     shuffled = table.take(pa.array(np.random.default_rng(0).permutation(table.num_rows)))

@@ -16,6 +16,7 @@ from persist.codecs.order.digits import RowSorter
 from persist.codecs.order.ordering import canonical, order_keys, row_sorter, sort_indices
 from tests.codecs.oracle import sort_keys
 from tests.codecs.strategies import arrays, arrow_types
+from tests.sampling import examples
 
 OTHER_NAN = struct.unpack("<d", struct.pack("<Q", 0xFFF8_0000_0000_0123))[0]
 
@@ -39,20 +40,20 @@ def python_order(table: pa.Table, names: list[str]) -> list[int]:
     return sorted(range(table.num_rows), key=lambda row: keys[row])
 
 
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=examples(250))
 @given(tables())
 def test_every_type_sorts_as_python_sorts_it_and_stably(table: pa.Table) -> None:
     assert sort_indices(table, ["c0"]).to_pylist() == python_order(table, ["c0"])
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100))
 @given(tables(columns=3))
 def test_several_columns_sort_one_after_the_other(table: pa.Table) -> None:
     names = ["c2", "c0", "c1"]
     assert sort_indices(table, names).to_pylist() == python_order(table, names)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100))
 @given(tables(columns=2))
 def test_runs_begin_where_a_row_differs_from_the_one_before(table: pa.Table) -> None:
     order, starts = row_sorter(table, ["c0", "c1"]).sort()
@@ -61,7 +62,7 @@ def test_runs_begin_where_a_row_differs_from_the_one_before(table: pa.Table) -> 
     assert starts.tolist() == expected
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100))
 @given(tables(columns=2))
 def test_acero_groups_and_sorts_order_keys_as_the_columns_should_be(table: pa.Table) -> None:
     keys = pa.table(order_keys(table, ["c0", "c1"]), names=["a", "b"])
@@ -72,7 +73,7 @@ def test_acero_groups_and_sorts_order_keys_as_the_columns_should_be(table: pa.Ta
     assert [ours[i] for i in indices.to_pylist()] == sorted(ours)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100))
 @given(tables())
 def test_the_two_halves_are_the_rows_and_do_not_overlap(table: pa.Table) -> None:
     if table.num_rows:

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from persist.blob.errors import CorruptBlob, IncompatibleVersion, InvalidUsage
@@ -20,6 +20,7 @@ from persist.codecs.part.index import PartIndex, decode_groups, footer_range, re
 from persist.codecs.part.part import Footer, checksum_of, footer_of
 from tests.codecs.oracle import sort_keys
 from tests.codecs.part.test_part import ORDERS, batches, only, orders
+from tests.sampling import examples
 
 Pieces = list[tuple[int, bytes]]
 
@@ -42,7 +43,7 @@ def in_pieces(data: bytes, part: Part, schema: CollectionSchema, **options: Any)
     )
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(100))
 @given(batches(), st.data())
 def test_pieces_are_those_rows_of_the_whole(batch: tuple[CollectionSchema, pa.Table], draw: Any) -> None:
     schema, table = batch

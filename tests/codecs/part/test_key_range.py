@@ -6,7 +6,7 @@ from typing import Any
 import hypothesis.strategies as st
 import pyarrow as pa
 import pytest
-from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import assume, given, settings
 
 from persist.codecs.part.key_range import KeyRange, key_order, key_ranges
 from persist.codecs.part.part import Part, decode_part, sample_rows
@@ -16,6 +16,7 @@ from persist.codecs.types.schema import CollectionSchema
 from persist.codecs.updates.updates import to_updates
 from tests.codecs.oracle import sort_keys
 from tests.codecs.strategies import arrays, flat_types
+from tests.sampling import examples
 
 Encoded = list[tuple[bytes, Part]]
 Collection = tuple[CollectionSchema, Encoded]
@@ -35,7 +36,7 @@ FAVOURITES = [
     pa.bool_(),
     pa.duration("s"),
 ]
-SLOW = settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+SLOW = settings(max_examples=examples(50))
 
 
 @st.composite

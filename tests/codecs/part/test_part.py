@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 
 from persist.blob.errors import CorruptBlob, InvalidUsage
 from persist.codecs.errors import InvalidUpdate
@@ -24,6 +24,7 @@ from persist.codecs.types.scalars import is_flat, scalar_from_json
 from persist.codecs.types.schema import CollectionSchema
 from tests.codecs.oracle import plain_values, sort_key, sort_keys, sums
 from tests.codecs.strategies import arrays, schemas
+from tests.sampling import examples
 
 ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 ORDERS = CollectionSchema.of({"id": pa.int64()}, {"status": pa.string(), "amount": pa.float64()})
@@ -63,7 +64,7 @@ def only(parts: list[tuple[bytes, Part]]) -> tuple[bytes, Part]:
     return part
 
 
-@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(120))
 @given(batches())
 def test_decoding_gives_the_consolidated_updates_in_order(batch: tuple[CollectionSchema, pa.Table]) -> None:
     schema, table = batch
@@ -80,7 +81,7 @@ def test_decoding_gives_the_consolidated_updates_in_order(batch: tuple[Collectio
     assert found == sorted(expected)
 
 
-@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(80))
 @given(batches())
 def test_descriptors_say_what_is_inside(batch: tuple[CollectionSchema, pa.Table]) -> None:
     schema, table = batch
@@ -255,7 +256,7 @@ def test_names_with_dots_are_not_paths() -> None:
         assert filtered.equals(expected[:1])
 
 
-@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(80))
 @given(batches(), st.data())
 def test_filtering_while_reading_is_filtering_afterwards(batch: tuple[CollectionSchema, pa.Table], data: Any) -> None:
     schema, table = batch

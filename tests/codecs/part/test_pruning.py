@@ -11,13 +11,14 @@ import hypothesis.strategies as st
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 
 from persist.codecs.part.part import Part, decode_part
 from persist.codecs.part.pruning import parts_that_may_match
 from persist.codecs.part.stream import encode_parts
 from persist.codecs.types.schema import CollectionSchema
 from persist.codecs.updates.updates import to_updates
+from tests.sampling import examples
 
 SCHEMA = CollectionSchema.of(
     {"i": pa.int64()},
@@ -107,7 +108,7 @@ FILTERS = st.recursive(
 )
 
 
-@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(120))
 @given(batches(), FILTERS)
 def test_no_part_with_a_matching_row_is_left_out(encoded: Encoded, filter: pc.Expression) -> None:
     parts = [part for _, part in encoded]

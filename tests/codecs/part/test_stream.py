@@ -10,13 +10,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from persist.codecs import CollectionSchema, Part, PartStream, check_part, consolidate, decode_part, encode_parts
 from persist.codecs.part.claims import GROUP_ROWS_MIN, GROUPS_MAX
 from tests.codecs.oracle import sort_keys
 from tests.codecs.part.test_part import batches, only
+from tests.sampling import examples
 
 NUMBERS = CollectionSchema.of({"k": pa.int64()}, {"v": pa.int64()})
 FLOATS = CollectionSchema.of({"k": pa.int64()}, {"x": pa.float64(), "y": pa.float32(), "n": pa.int64()})
@@ -41,7 +42,7 @@ def numbers(rows: int, *, keys: int | None = None, seed: int = 0) -> pa.Table:
     return pa.Table.from_arrays([pa.array(each) for each in values], schema=NUMBERS.arrow)
 
 
-@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(120))
 @given(batches(), st.integers(1, 6), st.sampled_from([1, 700, 1 << 20]), st.integers(1, 5))
 def test_a_stream_writes_what_encoding_at_once_does(
     batch: tuple[CollectionSchema, pa.Table], step: int, target: int, group: int

@@ -1,0 +1,85 @@
+"""What is kept within a number of bytes, and what goes first."""
+
+import threading
+
+from persist.blob.lru import ByteBoundedLru
+
+
+def lru(bytes_max: int, value_bytes_max: int | None = None) -> ByteBoundedLru[int, bytes]:
+    return ByteBoundedLru(bytes_max, len, value_bytes_max=value_bytes_max)
+
+
+def test_the_value_used_longest_ago_goes_first() -> None:
+    kept = lru(30)
+    for key in (1, 2, 3):
+        kept.put(key, bytes(10))
+    kept.get(1)
+    kept.put(4, bytes(10))
+    assert [key for key in (1, 2, 3, 4) if kept.get(key) is not None] == [1, 3, 4]
+    assert (kept.bytes, kept.evictions) == (30, 1)
+
+
+def test_a_value_takes_the_place_of_the_one_before() -> None:
+    kept = lru(30)
+    kept.put(1, bytes(10))
+    kept.put(1, b"new")
+    assert (kept.get(1), kept.bytes, kept.evictions) == (b"new", 3, 0)
+
+
+def test_a_value_without_room_is_not_kept_and_drops_nothing() -> None:
+    kept = lru(30)
+    kept.put(1, bytes(20))
+    kept.put(2, bytes(31))
+    assert kept.get(2) is None
+    assert kept.get(1) is not None
+    small = lru(30, 15)
+    small.put(1, bytes(16))
+    assert small.get(1) is None
+    assert not small.has_room_for(16)
+    assert small.has_room_for(15)
+
+
+def test_a_value_that_may_be_larger_than_the_room_is_kept_alone() -> None:
+    kept = lru(30, 100)
+    kept.put(1, bytes(10))
+    kept.put(2, bytes(90))
+    assert kept.get(1) is None
+    assert kept.get(2) == bytes(90)
+    kept.put(3, bytes(10))
+    assert kept.get(2) is None
+    assert kept.bytes == 10
+
+
+def test_what_is_taken_is_there_no_more_and_only_the_very_value_if_one_is_given() -> None:
+    kept, one, same = lru(30), bytes([1, 2]), bytes(bytearray([1, 2]))
+    kept.put(1, one)
+    assert kept.take(1, only=same) is None
+    assert kept.get(1) is one
+    assert kept.take(1, only=one) is one
+    assert kept.take(1) is None
+    assert kept.bytes == 0
+
+
+def test_what_is_cleared_takes_no_room() -> None:
+    kept = lru(30)
+    kept.put(1, bytes(30))
+    kept.clear()
+    kept.put(2, bytes(30))
+    assert (kept.get(1), kept.get(2), kept.evictions) == (None, bytes(30), 0)
+
+
+def test_threads_keep_the_count_of_bytes() -> None:
+    kept = lru(500)
+
+    def use(seed: int) -> None:
+        for n in range(3000):
+            kept.put((n * seed) % 17, bytes(10 + n % 90))
+            kept.take((n + seed) % 17)
+
+    threads = [threading.Thread(target=use, args=(seed,)) for seed in (3, 5, 7)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert kept.bytes == sum(len(kept.take(key) or b"") for key in range(17)) <= 500
+    assert kept.bytes == 0

@@ -1,0 +1,219 @@
+"""A disk without room: reading goes on, and collecting garbage gets one out of it."""
+
+import os
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+import persist
+from persist.blob import StoreFull
+from persist.cli.main import main
+from tests.clocks import DatedBlob, ImpatientClock
+
+KEY = {"k": pa.int64()}
+NOW = persist.Settings(
+    background=False, hold_linger_s=0, grace_s=0, orphan_grace_s=0, log_retention_s=3600, log_retention_records=16
+)
+
+
+class SmallBlob(DatedBlob):
+    """A store of so many bytes."""
+
+    room: float = float("inf")
+
+    def _take(self, key: str, value: bytes) -> None:
+        held = sum(entry.bytes for entry in self.list("") if entry.key != key)
+        if held + len(value) > self.room or (not value and held >= self.room):
+            raise StoreFull(f"no room for {key}")
+
+    def set(self, key: str, value: bytes) -> None:
+        self._take(key, value)
+        super().set(key, value)
+
+    def create(self, key: str, value: bytes) -> bool:
+        self._take(key, value)
+        return super().create(key, value)
+
+    def fill(self) -> None:
+        self.room = sum(entry.bytes for entry in self.list(""))
+
+
+@pytest.fixture
+def small() -> SmallBlob:
+    return SmallBlob(ImpatientClock())
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    """Mount a file system of 3 MiB."""
+    path = tmp_path / "disk"
+    path.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=3m", "tmpfs", str(path)]
+    if os.getuid() != 0 or subprocess.run(command, capture_output=True).returncode != 0:
+        pytest.skip("only root can mount a small file system, and not everywhere")
+    yield path
+    subprocess.run(["umount", "-l", str(path)], check=True)
+
+
+def fill(path: Path) -> None:
+    with open(path / "filler", "wb", buffering=0) as file:
+        for size in (65536, 4096, 1):
+            try:
+                while file.write(b"x" * size):
+                    pass
+            except OSError:
+                continue
+
+
+def table(rows: int = 20_000, time: int = 0) -> pa.Table:
+    keys = np.random.default_rng(time).integers(0, 2**62, rows)  # Which cannot be compressed.
+    return pa.table({"k": keys, "_time": [time] * rows, "_diff": [1] * rows})
+
+
+def opened(location: Any, **changed: Any) -> persist.Client:
+    clock = location.clock if isinstance(location, DatedBlob) else None
+    settings = {name: getattr(NOW, name) for name in ("background", "hold_linger_s", "grace_s", "orphan_grace_s")}
+    return persist.open(location, clock=clock, settings=persist.Settings(**{**settings, **changed}))
+
+
+def test_on_a_full_disk_shared_clients_read_at_once_and_writes_fail_at_once(disk: Path) -> None:
+    with persist.open(disk, settings=NOW) as client:
+        orders = client.create_or_load("orders", key=KEY)
+        orders.write(table(), seal=1).result()
+    fill(disk)
+    began_s = time.monotonic()
+    with persist.open(disk, settings=NOW) as client:
+        orders = client.load("orders")
+        assert orders.snapshot(0).to_arrow().num_rows == 20_000
+        assert orders.snapshot(0).count() == 20_000
+        with pytest.raises(StoreFull, match=r"No space left on device.*Nothing was changed"):
+            orders.write([((1, None), 5, 1)]).result()
+        with pytest.raises(StoreFull):
+            orders.hold(0)
+    assert time.monotonic() - began_s < 20
+    (disk / "filler").unlink()
+    with persist.open(disk, settings=NOW) as client:
+        client.load("orders").write([((1, None), 5, 1)], seal=6).result()
+        assert client.load("orders").snapshot().count() == 20_001
+        assert client.fsck().is_clean
+
+
+def test_garbage_is_collected_on_a_full_disk(disk: Path) -> None:
+    with persist.open(disk, settings=NOW) as client:
+        orders = client.create_or_load("orders", key=KEY)
+        orders.write(table(100), seal=1).result()
+        scratch = client.create_or_load("scratch", key=KEY)
+        for time_ in range(4):
+            scratch.write(table(time=time_)).result()
+        scratch.destroy().result()
+        fill(disk)
+        with pytest.raises(StoreFull):
+            orders.write([((1, None), 5, 1)]).result()
+
+        report = client.gc()
+
+        assert report.collections == 1
+        assert report.parts >= 4
+        orders.write([((1, None), 5, 1)], seal=6).result()
+        assert orders.snapshot().count() == 101
+        assert client.fsck().is_clean
+
+
+def test_garbage_is_collected_on_a_full_disk_through_the_command_line(disk: Path) -> None:
+    with persist.open(disk, settings=NOW) as client:
+        orders = client.create_or_load("orders", key=KEY)
+        for time_ in range(40):
+            orders.write(table(10, time=time_), seal=time_ + 1).result()
+    fill(disk)
+    assert main(["gc", str(disk)]) in (0, 2)  # Nothing is old enough to go, so it may find no room.
+    (disk / "filler").unlink()
+    assert main(["gc", str(disk)]) == 0
+    assert main(["fsck", str(disk)]) == 0
+
+
+def test_without_room_for_a_single_byte_what_the_log_gives_free_is_deleted_first(small: SmallBlob) -> None:
+    with opened(small, grace_s=3600) as client, opened(small) as reader:
+        orders = client.create_or_load("orders", key=KEY)
+        orders.write(table(), seal=1).result()
+        scratch = client.create_or_load("scratch", key=KEY)
+        scratch.write(table(), seal=1).result()
+        scratch.destroy().result()
+        small.clock.sleep(4000)
+        orders.write(table(10, 5)).result()  # The last thing that the store has dated.
+        small.fill()
+
+        report = client.gc()
+
+        assert (report.collections, report.parts) == (1, 1)
+        assert reader.load("orders").snapshot(0).count() == 20_000
+        assert reader.fsck().is_clean
+
+
+def test_a_lease_that_ran_out_is_ended_when_there_is_room_for_it(small: SmallBlob) -> None:
+    with opened(small) as client:
+        scratch = client.create_or_load("scratch", key=KEY)
+        scratch.write(table(), seal=1).result()
+        other = client.create_or_load("other", key=KEY)
+        other.write(table(), seal=1).result()
+        lost = opened(small)  # Never closed in time, like one that was killed.
+        held = lost.load("scratch").hold(0)
+        scratch.destroy().result()
+        other.destroy().result()
+        small.clock.sleep(4000)
+        small.fill()
+
+        report = client.gc()
+
+        assert (report.collections, report.parts) == (2, 2)
+        assert not client.engine.follower.state.control.leases
+        small.room = float("inf")
+        del held
+        lost.close()
+
+
+def test_where_nothing_can_be_deleted_the_error_says_so(small: SmallBlob) -> None:
+    with opened(small) as client:
+        orders = client.create_or_load("orders", key=KEY)
+        orders.write(table(), seal=1).result()
+        client.gc()
+        orders.write(table(10, 3), seal=4).result()
+        small.fill()
+        with pytest.raises(StoreFull, match="0 blobs of 0 bytes were deleted; to delete more, a little must"):
+            client.gc()
+        assert orders.snapshot(3).count() == 20_010
+        small.room = float("inf")
+        assert client.fsck().is_clean
+
+
+def test_a_long_read_goes_on_when_its_lease_cannot_be_renewed(small: SmallBlob) -> None:
+    with opened(small) as client:
+        orders = client.create_or_load("orders", key=KEY)
+        orders.write(table(), seal=1).result()
+        snapshot = orders.snapshot(0)
+        small.fill()
+        small.clock.sleep(4000)
+        assert snapshot.count() == 20_000
+        small.room = float("inf")
+
+
+def test_maintenance_collects_garbage_though_it_cannot_renew_its_lease(small: SmallBlob) -> None:
+    with opened(small) as client:
+        orders = client.create_or_load("orders", key=KEY)
+        scratch = client.create_or_load("scratch", key=KEY)
+        orders.write(table(), seal=1).result()
+        scratch.write(table(), seal=1).result()
+        hold = orders.hold(0)
+        scratch.destroy().result()
+        small.clock.sleep(4000)
+        small.fill()
+        with pytest.raises(StoreFull):
+            client.maintain()
+        client.maintain()  # There is room now.
+        assert len(list(small.list("part/"))) == 1
+        hold.release()
