@@ -26,9 +26,9 @@ from persist.log.records import AllowCompaction, CloseWriter, OpenWriter
 from persist.read.part_caches import PartIndexes
 from persist.read.part_reader import PartReader
 from persist.replica.follower import Follower
-from persist.upkeep.compacting import BackgroundCompaction
+from persist.upkeep.background import Upkeep
+from persist.upkeep.compacting import CompactionSchedule
 from persist.upkeep.garbage import Garbage, GarbageReport
-from persist.upkeep.maintenance import Maintenance
 from persist.write.committer import Committer
 from persist.write.future import CommitFuture
 from persist.write.operations import Write
@@ -43,8 +43,8 @@ class Writer:
         leases: of this client, and the claims of its reads.
         garbage: deletes what nobody needs.
         compactor: compacts by the policy of the settings, in this process.
-        compaction: does so without being asked.
-        maintenance: renews leases and collects garbage without being asked.
+        compaction: when it does so without being asked.
+        upkeep: what happens without being asked: leases, compaction and garbage.
     """
 
     def __init__(self, blob: Blob, follower: Follower, pool: Pool, indexes: PartIndexes, options: OpenOptions) -> None:
@@ -68,11 +68,10 @@ class Writer:
         self.garbage = Garbage(blob, follower, committer, settings)
         stop = threading.Event()
         self.compactor = self.compactor_of(self.workbench(stop), stop)
-        self.compaction = BackgroundCompaction(self.compactor, follower, clock, settings)
-        committer.appended = self.compaction.committed
-        self._stop_with_client(self.compaction.request_stop)
-        self.maintenance = Maintenance(self.leases, self.garbage.collect, clock, settings)
-        self._stop_with_client(self.maintenance.request_stop)
+        self.compaction = CompactionSchedule(self.compactor, follower, clock, settings)
+        self.upkeep = Upkeep(self.leases, self.compaction, self.garbage.collect, clock, settings)
+        committer.appended = self.upkeep.committed
+        self._stop_with_client(self.upkeep.request_stop)
 
     def write_step(self, collection: str, schema: CollectionSchema, updates: Any) -> Write | None:
         """Return the step that adds updates, None if there are none; see `Committer.write_step`.
@@ -100,8 +99,7 @@ class Writer:
 
     def maintain(self) -> None:
         """Do what is due of what otherwise happens in the background."""
-        self.maintenance.tick()
-        self.compaction.tick()
+        self.upkeep.tick()
 
     def workbench(self, stop: threading.Event) -> Workbench:
         """Return what makes parts in this process, until stop is set."""
@@ -116,8 +114,7 @@ class Writer:
 
     def close(self) -> None:
         """Finish what was asked for, give back leases and the location, and end the threads."""
-        self.compaction.close()
-        self.maintenance.close()
+        self.upkeep.close()
         self.leases.close()
         unlocked = None if self.committer.epoch is None else self.committer.submit([CloseWriter()], {})
         self.committer.close()

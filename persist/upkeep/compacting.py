@@ -1,4 +1,4 @@
-"""Compaction without being asked: what a writing client does in a thread of its own.
+"""When a writing client compacts without being asked.
 
 It looks for due work in the collections the client has lately used, every `CompactionPolicy.interval_s` and as soon as
 many commits have been made; in all collections of the location whenever garbage is collected, so that one writing
@@ -8,7 +8,6 @@ waited for `CompactionPolicy.destroy_after_s`, which this client counts from whe
 
 import logging
 import random
-import threading
 from collections import Counter
 
 from persist.blob.clock import Clock
@@ -24,8 +23,8 @@ COMMITS_MAX = 16  # Of one collection, before it is looked at without waiting fo
 logger = logging.getLogger("persist")
 
 
-class BackgroundCompaction:
-    """Owns a thread, unless settings say otherwise; `tick` does now what is due."""
+class CompactionSchedule:
+    """Knows what is due, and since when; `tick` does it in the thread that calls it."""
 
     def __init__(self, compactor: Compactor, follower: Follower, clock: Clock, settings: Settings) -> None:
         self._compactor = compactor
@@ -41,12 +40,6 @@ class BackgroundCompaction:
         self._undestroyed: dict[str, float] = {}  # Since when, by the clock.
         self._relieved_at: dict[str, int] = {}
         self._commits: Counter[str] = Counter()
-        self._stopped = False
-        self._wake = threading.Event()
-        self._thread: threading.Thread | None = None
-        if settings.background:
-            self._thread = threading.Thread(target=self._run, name="persist-compaction", daemon=True)
-            self._thread.start()
 
     def tick(self) -> None:
         """Do what is due by now.
@@ -80,11 +73,10 @@ class BackgroundCompaction:
         if failed is not None:
             raise failed
 
-    def committed(self, collection: str) -> None:
-        """Take note of a commit that added updates."""
+    def committed(self, collection: str) -> bool:
+        """Take note of a commit that added updates; tell whether there were so many that compaction is due."""
         self._commits[collection] += 1
-        if self._commits[collection] >= COMMITS_MAX:
-            self._wake.set()
+        return self._commits[collection] >= COMMITS_MAX
 
     def relieve(self, collection: str) -> None:
         """Make the caller, who is about to write, wait for a merge if there are too many runs to go on."""
@@ -100,17 +92,9 @@ class BackgroundCompaction:
         except PersistError as error:
             logger.warning("%r has too many runs, and compaction failed: %s", entry.name, error)
 
-    def request_stop(self) -> None:
-        """Let the thread end soon."""
-        self._stopped = True
+    def stop(self) -> None:
+        """Let what is under way end soon, with ClientClosed; idempotent."""
         self._compactor.close()
-        self._wake.set()
-
-    def close(self) -> None:
-        """End the thread; idempotent."""
-        self.request_stop()
-        if self._thread is not None and self._thread is not threading.current_thread():
-            self._thread.join()
 
     def _is_overdue(self, contents: CollectionState) -> bool:
         """Tell whether something has waited to be destroyed for long enough."""
@@ -120,18 +104,3 @@ class BackgroundCompaction:
         now_s = self._clock.monotonic_s()
         seen_s = self._undestroyed.setdefault(contents.id, now_s)
         return now_s - seen_s >= self._destroy_after_s
-
-    def _run(self) -> None:
-        while True:
-            self._wake.wait(self._policy.interval_s * random.uniform(0.75, 1.25))
-            self._wake.clear()
-            if self._stopped:
-                return
-            try:
-                self.tick()
-            except ClientClosed:
-                return
-            except PersistError:
-                continue  # It was logged where it happened, and what is due stays due.
-            except Exception:
-                logger.exception("compaction failed in a way nobody thought of; it will be tried again")

@@ -447,9 +447,9 @@ def test_a_client_compacts_in_the_background_unless_told_not_to() -> None:
         while not state(client, c).keyframes:
             assert time.monotonic() < deadline, "nothing was compacted"
             time.sleep(0.02)
-        assert any(thread.name == "persist-compaction" for thread in threading.enumerate())
+        assert any(thread.name == "persist-upkeep" for thread in threading.enumerate())
     with opened(blob):
-        assert all(thread.name != "persist-compaction" for thread in threading.enumerate())
+        assert all(thread.name != "persist-upkeep" for thread in threading.enumerate())
 
 
 def test_writers_wait_for_a_merge_when_there_are_too_many_runs() -> None:

@@ -1,0 +1,143 @@
+"""What a writing client does beside answering calls: it renews its lease, compacts, and collects garbage.
+
+Two threads do it. One has the lease alone, because a lease that is late costs readers their reads, and compaction or a
+collection of garbage may take hours. The other has these two, one after the other.
+"""
+
+import logging
+import random
+import threading
+from collections.abc import Callable
+
+from persist.blob.clock import Clock
+from persist.errors import ClientClosed, PersistError
+from persist.hold.leases import Leases
+from persist.settings import Settings
+from persist.upkeep.compacting import CompactionSchedule
+
+WAKE_MAX_S = 30.0
+WAKE_MIN_S = 0.05
+
+logger = logging.getLogger("persist")
+
+
+class Upkeep:
+    """Owns the two threads, unless settings say otherwise; `tick` does now what is due.
+
+    Attributes:
+        compaction: what of it is due.
+    """
+
+    def __init__(
+        self,
+        leases: Leases,
+        compaction: CompactionSchedule,
+        collect: Callable[[], object],
+        clock: Clock,
+        settings: Settings,
+    ) -> None:
+        self.compaction = compaction
+        self._leases = leases
+        self._collect = collect
+        self._clock = clock
+        self._settings = settings
+        # Clients that were opened together should not collect together.
+        self._collect_at_s = clock.monotonic_s() + settings.gc_interval_s * random.uniform(0.5, 1.0)
+        self._expire_at_s = clock.monotonic_s() + settings.lease_s / 10
+        self._threads: tuple[RepeatingThread, ...] = ()
+        if settings.background:
+            leases_s = max(WAKE_MIN_S, min(settings.hold_linger_s, settings.lease_s / 10, WAKE_MAX_S))
+            work_s = max(WAKE_MIN_S, min(settings.compaction.interval_s, settings.gc_interval_s))
+            self._threads = (
+                RepeatingThread("persist-leases", self.tick_leases, lambda: leases_s),
+                RepeatingThread("persist-upkeep", self.tick_work, lambda: work_s * random.uniform(0.75, 1.25)),
+            )
+
+    def tick(self) -> None:
+        """Do what is due by now.
+
+        Raises:
+            PersistError: the store did not answer, or the log is damaged; what is due stays due.
+        """
+        self.tick_leases()
+        self.tick_work()
+
+    def tick_leases(self) -> None:
+        """Renew or end the lease of this client, and end those of others that have run out."""
+        self._leases.tick()
+        now_s = self._clock.monotonic_s()
+        if now_s >= self._expire_at_s:
+            self._leases.end_expired()
+            self._expire_at_s = now_s + self._settings.lease_s / 10
+
+    def tick_work(self) -> None:
+        """Compact, then collect garbage; the second also if the first fails."""
+        try:
+            self.compaction.tick()
+        finally:
+            now_s = self._clock.monotonic_s()
+            if now_s >= self._collect_at_s:
+                self._collect_at_s = now_s + self._settings.gc_interval_s
+                self._collect()
+
+    def committed(self, collection: str) -> None:
+        """Take note of a commit that added updates: after many, compaction does not wait for its time."""
+        if self.compaction.committed(collection):
+            for thread in self._threads[1:]:
+                thread.wake()
+
+    def request_stop(self) -> None:
+        """Let the threads end soon, and a compaction that is under way."""
+        self.compaction.stop()
+        for thread in self._threads:
+            thread.request_stop()
+
+    def close(self) -> None:
+        """End the threads; idempotent."""
+        self.request_stop()
+        for thread in self._threads:
+            thread.join()
+
+
+class RepeatingThread:
+    """A daemon thread that does one thing again and again, after a pause each time, until it is stopped.
+
+    What goes wrong is logged, and done again after the next pause. ClientClosed ends the thread.
+    """
+
+    def __init__(self, name: str, do: Callable[[], object], pause_s: Callable[[], float]) -> None:
+        self._do = do
+        self._pause_s = pause_s
+        self._is_stopped = False
+        self._woken = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def wake(self) -> None:
+        """Pause no longer."""
+        self._woken.set()
+
+    def request_stop(self) -> None:
+        """Let the thread end after what it is doing."""
+        self._is_stopped = True
+        self._woken.set()
+
+    def join(self) -> None:
+        """Wait for the end of the thread, unless this is called by it."""
+        if self._thread is not threading.current_thread():
+            self._thread.join()
+
+    def _run(self) -> None:
+        while True:
+            self._woken.wait(self._pause_s())
+            self._woken.clear()
+            if self._is_stopped:
+                return
+            try:
+                self._do()
+            except ClientClosed:
+                return
+            except PersistError as error:
+                logger.warning("upkeep of the location failed and will be tried again: %s", error)
+            except Exception:  # Whatever it is: without this thread, a lease would run out under those who read.
+                logger.exception("upkeep of the location failed in a way nobody thought of; it will be tried again")
