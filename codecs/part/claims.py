@@ -40,7 +40,7 @@ _TAIL = 8
 # Bytes beyond `memory` that headers, padding and little-filled pages may unpack to, per part and per column chunk.
 _SLACK, _CHUNK_SLACK = 64 << 10, 4 << 10
 _DEPTH_MAX = 16
-_LIST_MAX = 1024  # Of the lists that do not matter here: encodings, histograms of levels, metadata.
+_LIST_MAX = 1024  # What no list is too long for: encodings, histograms of levels, metadata.
 _BOOLS, _BYTE, _INTEGERS, _DOUBLE, _BINARY, _LIST, _STRUCT = (1, 2), 3, (4, 5, 6), 7, 8, (9, 10), 12
 _DATA_PAGE, _DICTIONARY_PAGE = 0, 2
 _COMPRESSIONS = {0, 1, 6}  # None, Snappy, Zstandard.
@@ -73,9 +73,10 @@ _PLAIN_STATISTICS = re.compile(
     rb"(?:\x18\x08.{8}\x18\x08.{8})?[\x16\x36]%b(?:\x28\x08.{8}\x18\x08.{8}[\x11\x12][\x11\x12])?\x00" % _V, re.DOTALL
 )
 _PLAIN_PAGE = rb"\x15%b\x15%b\x15%b\x00" % ((_V,) * 3)
+_PLAIN_LEVELS = b"|".join(rb"[\x%x6]%b" % (levels, _V * levels) for levels in range(1, 8))
 _PLAIN_REST = re.compile(
-    rb"(?:\x1c%b|\x2c(?:%b){2}|\x3c(?:%b){3})(?:\x3c(?:\x16%b)?(?:[\x19\x29](?:\x06|\x26%b%b)){0,2}\x00)?\x00"
-    rb"(?:\x16%b\x15%b(?:\x16%b\x15%b)?)?\x00" % ((_PLAIN_PAGE,) * 3 + (_V,) * 7),
+    rb"(?:\x1c%b|\x2c(?:%b){2}|\x3c(?:%b){3})(?:\x3c(?:\x16%b)?(?:[\x19\x29](?:\x06|%b)){0,2}\x00)?\x00"
+    rb"(?:\x16%b\x15%b(?:\x16%b\x15%b)?)?\x00" % ((_PLAIN_PAGE,) * 3 + (_V, _PLAIN_LEVELS) + (_V,) * 4),
     re.DOTALL,
 )
 _HEADER_MAX = 64 << 10  # With statistics, which may be long.
@@ -181,13 +182,11 @@ def check_footer(tail: memoryview, size: int, layout: Layout, rows: int, memory:
     if memory is not None and (least := rows * layout.row_bits_min // 8) > memory:
         raise ValueError(f"{rows} rows take {least} bytes at least, and its descriptor says memory {memory}")
     groups_max = min(rows, GROUPS_MAX + rows // GROUP_ROWS_MIN)
-    lengths = max(groups_max, len(layout.leaves))
-    footer, _ = _Thrift(bytes(tail[-length:-_TAIL]), lengths).struct(0, _FOOTER)
+    limits = _Limits(groups_max, len(layout.leaves), max(layout.elements, _LIST_MAX))
+    footer, _ = _Thrift(bytes(tail[-length:-_TAIL]), limits).struct(0, _FOOTER)
     if footer.get(2) != layout.elements:
         raise ValueError(f"its schema has {footer.get(2)} elements where {layout.elements} belong")
     groups = footer.get(4, [])
-    if len(groups) > groups_max:
-        raise ValueError(f"it has {len(groups)} row groups for {rows} rows")
     group_rows = tuple(_rows_of(group, layout) for group in groups)
     if sum(group_rows) != rows or footer.get(3) != rows:
         raise ValueError(f"it holds {sum(group_rows)} rows, and its descriptor says {rows}")
@@ -202,8 +201,7 @@ def check_footer(tail: memoryview, size: int, layout: Layout, rows: int, memory:
     level_bytes = sum(group[at].levels * each for group in chunks for at, each in nested)
     if level_bytes > bytes_max:
         raise ValueError(f"its nested columns take over {bytes_max} bytes, more than its descriptor allows")
-    list_max = max(layout.elements, lengths, _LIST_MAX)
-    return Claims(level_bytes, group_rows, chunks, bytes_max, list_max)
+    return Claims(level_bytes, group_rows, chunks, bytes_max, max(limits))
 
 
 def check_pages(
@@ -311,7 +309,7 @@ def _page(data: memoryview, at: int, end: int) -> tuple[_Page, int]:
     plain = _PLAIN_HEADER.match(data, at, min(end, at + _PLAIN_HEADER_MAX))
     if plain is not None:
         return _Page(_DATA_PAGE, *map(_from_varint, plain.groups())), plain.end()
-    header, length = _Thrift(bytes(data[at : min(end, at + _HEADER_MAX)]), 0).struct(0, _PAGE)
+    header, length = _Thrift(bytes(data[at : min(end, at + _HEADER_MAX)]), _PAGE_LIMITS).struct(0, _PAGE)
     kind = header[1]
     inside = header.get(7 if kind == _DICTIONARY_PAGE else 5, {})
     return _Page(kind, header[2], header[3], inside.get(1, -1), inside.get(2, -1)), at + length
@@ -324,15 +322,25 @@ def _from_varint(data: bytes) -> int:
     return (raw >> 1) ^ -(raw & 1)
 
 
+class _Limits(NamedTuple):
+    """The most elements that lists of metadata may have: row groups, columns of one, and any other list."""
+
+    groups: int
+    leaves: int
+    others: int
+
+
+_PAGE_LIMITS = _Limits(0, 0, _LIST_MAX)
+
+
 class _Thrift:
     """Reads Thrift structs, compact protocol; what does not fit raises ValueError, or IndexError at the end of data."""
 
-    __slots__ = ("_data", "_lengths")
+    __slots__ = ("_data", "_limits")
 
-    def __init__(self, data: bytes, lengths: int) -> None:
-        """lengths is the most structs in one list that is wanted."""
+    def __init__(self, data: bytes, limits: "_Limits") -> None:
         self._data = data
-        self._lengths = lengths
+        self._limits = limits
 
     def struct(self, at: int, shape: _Shape, depth: int = 0) -> tuple[dict[int, Any], int]:
         """Return the wanted members of the struct at a position, and where it ends.
@@ -371,9 +379,12 @@ class _Thrift:
         if isinstance(wanted, list) and kind in _LIST:
             count, element, start = self._list(at)
             if not wanted:
-                return count, self._skip(at, kind, depth, count)
-            if element != _STRUCT or count > self._lengths:
-                raise ValueError(f"its metadata has {count} elements in a list, more than there can be")
+                return count, self._skip(at, kind, depth)
+            if element != _STRUCT:
+                raise ValueError(f"its metadata has a list of elements of type {element} where structs belong")
+            if count > (most := self._limits.leaves if wanted[0] is _CHUNK else self._limits.groups):
+                what = "columns in a row group" if wanted[0] is _CHUNK else "row groups"
+                raise ValueError(f"its metadata has {count} {what}, and there can be {most}")
             return self._structs(start, count, wanted[0], depth)
         raise ValueError(f"its metadata has a member of type {kind} that does not belong there: it may be encrypted")
 
@@ -416,7 +427,7 @@ class _Thrift:
         rest = _PLAIN_REST.match(data, at + 1)
         return None if rest is None else ({3: column}, rest.end())
 
-    def _skip(self, at: int, kind: int, depth: int, length_max: int = _LIST_MAX) -> int:
+    def _skip(self, at: int, kind: int, depth: int) -> int:
         """Return where a value ends."""
         data = self._data
         if kind in _INTEGERS:
@@ -437,8 +448,8 @@ class _Thrift:
         if kind not in _LIST:
             raise ValueError(f"its metadata holds a value of the unknown type {kind}")
         count, element, at = self._list(at)
-        if count > length_max:
-            raise ValueError(f"its metadata holds a list of {count} elements")
+        if count > self._limits.others:
+            raise ValueError(f"its metadata has a list of {count} elements, and there can be {self._limits.others}")
         if element in _BOOLS:
             return at + count
         for _ in range(count):

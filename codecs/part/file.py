@@ -228,6 +228,11 @@ def read_footer(tail: pa.Buffer, size: int, schema: pa.Schema, *, rows: int, mem
         return Footer(claims, file.metadata)
 
 
+def check_headers(footer: Footer, schema: pa.Schema, pieces: Sequence[tuple[int, memoryview, int]]) -> None:
+    """Check the headers of all pages of some row groups, given as for `check_pages`, which says what it raises."""
+    check_pages(footer.claims, _layout(schema)[0], pieces, frozenset(schema.names))
+
+
 def read_groups(
     source: pa.NativeFile,
     footer: Footer,

@@ -31,7 +31,15 @@ import xxhash
 
 from persist.blob.errors import CorruptBlob, IncompatibleVersion
 from persist.codecs.part.claims import MAGIC
-from persist.codecs.part.file import GROUPS_KEY, GROUPS_VERSION, Footer, columns_of, groups_within, read_footer
+from persist.codecs.part.file import (
+    GROUPS_KEY,
+    GROUPS_VERSION,
+    Footer,
+    check_headers,
+    columns_of,
+    groups_within,
+    read_footer,
+)
 from persist.codecs.part.file import read_groups as _read_groups
 from persist.codecs.part.part import (
     UNREADABLE,
@@ -246,12 +254,18 @@ def _verify(data: bytes | memoryview, number: int, index: PartIndex, part: Part)
 
 
 def check_index(data: bytes | memoryview, part: Part, schema: CollectionSchema) -> None:
-    """Raise what reading a part in pieces would: data is all of it, and what its descriptor says."""
+    """Raise what reading all columns of a part in pieces would, as far as nothing must be decoded to know it.
+
+    data is all of it, and what its descriptor says. Cost: the checksums, 0.2 ms, and 15 to 20 µs for each column of
+    each row group; see `PartStream`.
+    """
     start, end = footer_range(part)
     view = memoryview(data)
     index = read_index(view[start:end], part, schema)
     for number, group in enumerate(index.groups):
         _verify(view[group.start : group.end], number, index, part)
+    pieces = [(number, view[group.start : group.end], group.start) for number, group in enumerate(index.groups)]
+    decoded(part, lambda: check_headers(index._footer, schema.arrow, pieces))
 
 
 class _Pieces:

@@ -47,6 +47,7 @@ Rejected: Arrow IPC (larger, no statistics, read by fewer tools), page checksums
 keys that long are rare).
 """
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any, TypeVar
 
@@ -353,7 +354,7 @@ def _verify(data: bytes | memoryview, part: Part) -> None:
         raise CorruptBlob(part.name, f"its checksum is {found}, and its descriptor says {part.checksum}")
 
 
-def decoded(part: Part, read: Callable[[], pa.Table]) -> pa.Table:
+def decoded(part: Part, read: Callable[[], T]) -> T:
     try:
         return read()
     except UNREADABLE as error:
@@ -405,9 +406,10 @@ def _values(chunk: pa.Array) -> npt.NDArray[np.int64]:
 
 
 def check_request(arrow: pa.Schema, columns: Sequence[str], filter: pc.Expression | None) -> None:
-    for name in columns:
-        if name not in arrow.names or columns.count(name) > 1:
-            problem = "is asked for twice" if name in arrow.names else "does not exist"
+    known = frozenset(arrow.names)
+    for name, times in Counter(columns).items():
+        if name not in known or times > 1:
+            problem = "is asked for twice" if name in known else "does not exist"
             raise InvalidUsage(f"column {name!r} {problem}: choose from {arrow.names}, each once")
     if filter is None:
         return

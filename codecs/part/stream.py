@@ -6,8 +6,9 @@
     + the encoded bytes of the part in progress
     + the key columns of that part's rows (see `part.Summary`)
 
-but never a decoded part, however large. What it writes depends on the rows alone, not on how they were cut into
-tables (but for rows so large that `row_group_bytes_max` decides, which Arrow counts a little differently).
+but never a decoded part, however large. A part comes out only if readers accept it (see `acceptance`). What is written
+depends on the rows alone, not on how they were cut into tables (but for rows so large that `row_group_bytes_max`
+decides, which Arrow counts a little differently).
 
 A row group ends at `row_group_rows` rows or `row_group_bytes_max` decoded bytes, whichever comes first; later where
 readers would refuse that many groups (see `part_claims`). A part ends where the key changes, as soon as it has about
@@ -35,6 +36,7 @@ import pyarrow.types as pt
 from persist.codecs.order.consolidation import consolidate
 from persist.codecs.order.digits import neighbours_differ
 from persist.codecs.order.ordering import order_keys
+from persist.codecs.part.acceptance import check_accepted
 from persist.codecs.part.claims import GROUP_ROWS_MIN, GROUPS_MAX
 from persist.codecs.part.file import FileWriter, misled_columns
 from persist.codecs.part.part import Part, Summary
@@ -143,7 +145,7 @@ class PartStream:
             The parts that they complete, in key order.
 
         Raises:
-            InvalidUpdate: a value that Parquet cannot hold.
+            InvalidUpdate: a value that Parquet cannot hold, or a part that readers would not accept.
         """
         if table.num_rows:
             self._pending.append(table)
@@ -265,6 +267,7 @@ class PartStream:
         assert self._writer is not None, "only a part that was begun can end"
         data = self._writer.finish()
         part = self._summary.describe(data)
+        check_accepted(data, part, self._schema)
         self._row_bytes = len(data) / part.rows
         self._without_statistics |= self._writer.without_statistics
         self._writer, self._summary = None, Summary(self._schema)

@@ -122,6 +122,11 @@ def children(t: pa.DataType) -> list[pa.Field]:
     return [t.field(i) for i in range(t.num_fields)]
 
 
+def leaf_count(t: pa.DataType) -> int:
+    """Return how many columns Parquet has for a field of type `t`: one for each flat type in it."""
+    return 1 if is_flat(t) else sum(leaf_count(f.type) for f in children(t))
+
+
 def with_children(t: pa.DataType, inner: list[pa.DataType]) -> pa.DataType:
     """Return the nested type `t` with the types `inner` in place of those of its `children`."""
     if pat.is_map(t):

@@ -25,10 +25,13 @@ from typing import Any, TypeAlias
 import pyarrow as pa
 
 from persist.codecs.errors import CodecMismatch, SchemaMismatch
-from persist.codecs.types.arrow_types import Json, check_type, type_from_json, type_to_json
+from persist.codecs.types.arrow_types import Json, check_type, leaf_count, type_from_json, type_to_json
 from persist.codecs.types.codec import BUILT_IN, Codec, Unit, check_codec
 
 NAME_CHARS_MAX = 128
+# Each leaf column costs 0.2 KB in the footer of each part and 0.2 ms for each part that is written or read, so that
+# one update of so many takes 6 MB and seconds. Checked when a schema is given, not when a stored one is read.
+LEAVES_MAX = 20_000
 TIME = "_time"
 DIFF = "_diff"
 TIME_UNITS = ("s", "ms", "us", "ns")
@@ -150,14 +153,17 @@ class CollectionSchema:
             timeline: a unit of time, or None.
 
         Raises:
-            SchemaMismatch: a name, type, codec or unit that is not allowed, or a name used twice.
+            SchemaMismatch: a name, type, codec or unit that is not allowed, a name used twice, or more than
+                `LEAVES_MAX` leaf columns.
         """
         if timeline is not None and timeline not in TIME_UNITS:
             raise SchemaMismatch(
                 f"timeline={timeline!r} is no unit of time: give one of {', '.join(map(repr, TIME_UNITS))}, or None "
                 "for times that are plain numbers"
             )
-        return cls(Side.of(key, "key"), Side.of(value, "value"), timeline)
+        sides = (Side.of(key, "key"), Side.of(value, "value"))
+        check_width([*sides[0].fields, *sides[1].fields])
+        return cls(*sides, timeline)
 
     def distinct(self, what: str, names: Sequence[str]) -> tuple[str, ...]:
         """Return names of some columns, key and value, which a caller gave as the argument called what.
@@ -216,6 +222,17 @@ class CollectionSchema:
             )
         sides = (_with_codec(stored.key, self.key), _with_codec(stored.value, self.value))
         return CollectionSchema(*sides, timeline=stored.timeline)
+
+
+def check_width(fields: Sequence[pa.Field]) -> None:
+    """Raise SchemaMismatch if the fields of key and value together have more than `LEAVES_MAX` leaf columns."""
+    leaves = sum(leaf_count(field.type) for field in fields)
+    if leaves > LEAVES_MAX:
+        raise SchemaMismatch(
+            f"key and value have {leaves} leaf columns, and a collection can have {LEAVES_MAX}: each flat field "
+            "counts, and each flat field inside a struct, list or map. Split it into several collections with the "
+            "same key, or keep what is alike in a map or a list."
+        )
 
 
 def _plain(name: str, arrow_type: pa.DataType) -> pa.Field:

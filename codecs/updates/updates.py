@@ -10,6 +10,7 @@ NULL, which is what NaN means there; everywhere else NaN is a number.
 """
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -29,6 +30,7 @@ __all__ = ["TIME_MAX", "to_rows", "to_tuples", "to_updates"]
 TIME_MAX = 2**63 - 2
 
 _DIFF_MAX = 2**63 - 1
+_TOLD_MAX = 50
 _PANDAS_INDEX = re.compile(r"__index_level_\d+__")  # what pandas calls an index that has no name
 
 
@@ -153,9 +155,10 @@ def _conformed(table: pa.Table, schema: CollectionSchema, defaults: dict[str, in
     """Return the table with the schema's columns in its order and types, defaults filled in."""
     for name, limits in ((TIME, (0, TIME_MAX)), (DIFF, (-_DIFF_MAX - 1, _DIFF_MAX))):
         _check_default(name, defaults[name], *limits)
-    found = [n for n in table.column_names if n in schema.arrow.names or not _PANDAS_INDEX.fullmatch(n)]
+    names = dict.fromkeys(schema.arrow.names)
+    found = [n for n in table.column_names if n in names or not _PANDAS_INDEX.fullmatch(n)]
     present = set(found)
-    wanted = [n for n in schema.arrow.names if n in present or defaults.get(n) is None]
+    wanted = [n for n in names if n in present or defaults.get(n) is None]
     if len(found) != len(present) or present != set(wanted):
         raise _columns_do_not_fit(found, wanted, schema)
     columns = [
@@ -173,12 +176,18 @@ def _check_default(name: str, value: Any, low: int, high: int) -> None:
 
 
 def _columns_do_not_fit(found: list[str], wanted: list[str], schema: CollectionSchema) -> SchemaMismatch:
-    problems = [f"{n!r} ({schema.arrow.field(n).type}) is missing" for n in wanted if n not in found]
-    problems += [f"{n!r} is unexpected" for n in found if n not in wanted]
-    problems += [f"{n!r} is there {found.count(n)} times" for n in dict.fromkeys(found) if found.count(n) > 1]
-    listed = ", ".join(f"{f.name}: {f.type}" for f in schema.arrow)
+    given, known = frozenset(found), frozenset(wanted)
+    problems = [f"{n!r} ({schema.arrow.field(n).type}) is missing" for n in wanted if n not in given]
+    problems += [f"{n!r} is unexpected" for n in found if n not in known]
+    problems += [f"{n!r} is there {count} times" for n, count in Counter(found).items() if count > 1]
+    listed = [f"{f.name}: {f.type}" for f in schema.arrow]
     return SchemaMismatch(
-        f"the columns do not fit the collection: {'; '.join(problems)}. Its columns are {listed}, in any "
-        "order. Add, "
-        "drop or rename columns to match."
+        f"the columns do not fit the collection: {_some(problems, '; ')}. Its columns are {_some(listed, ', ')}, in "
+        "any order. Add, drop or rename columns to match."
     )
+
+
+def _some(told: list[str], between: str) -> str:
+    """Join what a message tells, cut where there is so much that nobody reads it."""
+    more = [f"and {len(told) - _TOLD_MAX} more"] if len(told) > _TOLD_MAX else []
+    return between.join([*told[:_TOLD_MAX], *more])

@@ -167,7 +167,7 @@ class Workbench:
         return PartStream(
             schema,
             part_bytes_target=self._part_bytes,
-            row_group_bytes_max=group_bytes_max(self._reader.memory_budget),
+            row_group_bytes_max=group_bytes_max(self._reader.memory_budget, schema),
             sources=sources,
         )
 

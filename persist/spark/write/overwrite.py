@@ -69,7 +69,7 @@ def difference(client: Client, planned: PlannedWrite, parts: list[Part]) -> tupl
         reader = client.engine.reader()
         writer = stack.enter_context(target.writer())
         uploads = stack.enter_context(Uploads(writer, target.id))
-        stream = PartStream(target.schema, row_group_bytes_max=group_bytes_max(reader.memory_budget))
+        stream = PartStream(target.schema, row_group_bytes_max=group_bytes_max(reader.memory_budget, target.schema))
         for rows in _differences(present, parts, reader):
             uploads.put(stream.add(_with_time(rows, time, target.schema)))
         uploads.put(stream.finish())

@@ -34,7 +34,9 @@ def _rewritten(client: Client, target: Target, parts: Sequence[Part], lower: int
     columns = [*schema.names, "_time", "_diff"]
     with target.writer() as writer, Uploads(writer, target.id) as uploads:
         for part in parts:
-            stream = PartStream(schema, row_group_bytes_max=group_bytes_max(reader.memory_budget), sources=(part,))
+            stream = PartStream(
+                schema, row_group_bytes_max=group_bytes_max(reader.memory_budget, schema), sources=(part,)
+            )
             scan = Scan(schema, (part,), lower, TIME_MAX + 1, schema.names)
             for piece in scan.slices_within(reader.memory_budget // SLICE_SHARE):
                 for table in piece.updates(reader, columns):
