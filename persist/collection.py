@@ -15,7 +15,7 @@ from persist.errors import InvalidUsage
 from persist.hold.holds import Hold, HoldInfo
 from persist.log.records import AllowCompaction, Destroy
 from persist.read.changes import Changes, read_changes
-from persist.read.guard import Reading
+from persist.read.claimed_read import ClaimedRead
 from persist.read.listen import Listen, Progress
 from persist.read.plan import Explanation, changes_scan, explained, snapshot_scan
 from persist.read.snapshot import Form, Snapshot, check_request, snapshot_slices, snapshot_tables
@@ -298,8 +298,8 @@ class Collection:
     def __repr__(self) -> str:
         return f"<Collection {self.name!r} at {self.handle.engine.url}>"
 
-    def _listen(self, lower: int, reading: Reading, first: Progress | None) -> Listen:
-        def read(reading: Reading, contents: CollectionState, lower: int, upper: int) -> pa.Table:
+    def _listen(self, lower: int, reading: ClaimedRead, first: Progress | None) -> Listen:
+        def read(reading: ClaimedRead, contents: CollectionState, lower: int, upper: int) -> pa.Table:
             return read_changes(changes_scan(contents, self.schema, lower, upper, None), reading())
 
         return Listen(self.handle.engine.follower, self.id, self.name, lower, reading, read, first)

@@ -97,8 +97,8 @@ class CachedBlob:
         self._inner = inner
         self._is_cached = is_immutable
         self._lock = threading.Lock()
-        self._memory: ByteBoundedLru[str, _Entry] = ByteBoundedLru(
-            memory_bytes, _Entry.memory, value_bytes_max=memory_bytes // ENTRY_SHARE_MAX
+        self._memory: ByteBoundedLru[str, _CachedValue] = ByteBoundedLru(
+            memory_bytes, _CachedValue.memory, value_bytes_max=memory_bytes // ENTRY_SHARE_MAX
         )
         self._folder: CacheFolder | None = None
         if folder is not None:
@@ -262,7 +262,7 @@ class CachedBlob:
             return self._fetches.get(key) is mine
 
         if self._memory.has_room_for(len(value) + ENTRY_OVERHEAD_BYTES):
-            entry = _Entry.of(key, value)
+            entry = _CachedValue.of(key, value)
             with self._lock:
                 if is_current():
                     self._memory.put(key, entry)
@@ -274,7 +274,7 @@ class CachedBlob:
             if self._fetches.get(key) is mine:
                 del self._fetches[key]
 
-    def _forget_corrupt(self, key: str, entry: "_Entry") -> None:
+    def _forget_corrupt(self, key: str, entry: "_CachedValue") -> None:
         with self._lock:
             self._corrupt += 1
             self._memory.take(key, only=entry)
@@ -283,12 +283,12 @@ class CachedBlob:
         return f"CachedBlob({self._inner!r})"
 
 
-class _Entry(NamedTuple):
+class _CachedValue(NamedTuple):
     value: bytes
     checksum: bytes
 
     @classmethod
-    def of(cls, key: str, value: bytes) -> "_Entry":
+    def of(cls, key: str, value: bytes) -> "_CachedValue":
         return cls(value, _checksum(key, value))
 
     def is_intact(self, key: str) -> bool:

@@ -206,14 +206,14 @@ def level_bytes(data: bytes | memoryview, schema: pa.Schema, rows: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Footer:
+class CheckedFooter:
     """A footer that was checked, to be shared between reads."""
 
     claims: Claims
     metadata: pq.FileMetaData
 
 
-def read_footer(tail: pa.Buffer, size: int, schema: pa.Schema, *, rows: int, memory: int) -> Footer:
+def read_footer(tail: pa.Buffer, size: int, schema: pa.Schema, *, rows: int, memory: int) -> CheckedFooter:
     """Read the end of a file, of size bytes in all, that must hold exactly schema and that many rows.
 
     Raises:
@@ -225,17 +225,17 @@ def read_footer(tail: pa.Buffer, size: int, schema: pa.Schema, *, rows: int, mem
     # Arrow looks for a footer at the end of what it is given, wherever that begins.
     with _open(pa.BufferReader(tail), claims) as file:
         _check_schema(file, layout, schema)
-        return Footer(claims, file.metadata)
+        return CheckedFooter(claims, file.metadata)
 
 
-def check_headers(footer: Footer, schema: pa.Schema, pieces: Sequence[tuple[int, memoryview, int]]) -> None:
+def check_headers(footer: CheckedFooter, schema: pa.Schema, pieces: Sequence[tuple[int, memoryview, int]]) -> None:
     """Check the headers of all pages of some row groups, given as for `check_pages`, which says what it raises."""
     check_pages(footer.claims, _layout(schema)[0], pieces, frozenset(schema.names))
 
 
 def read_groups(
     source: pa.NativeFile,
-    footer: Footer,
+    footer: CheckedFooter,
     schema: pa.Schema,
     pieces: Sequence[tuple[int, memoryview, int]],
     *,
@@ -420,7 +420,7 @@ def _layout(schema: pa.Schema) -> tuple[Layout, frozenset[str]]:
     return Layout.of(stored), frozenset(field.name for field in schema if _has_checked(field.type))
 
 
-def _whole_footer(data: pa.Buffer, schema: pa.Schema, rows: int, memory: int) -> Footer:
+def _whole_footer(data: pa.Buffer, schema: pa.Schema, rows: int, memory: int) -> CheckedFooter:
     if memoryview(data)[: len(MAGIC)].tobytes() != MAGIC:
         raise ValueError("it is not a Parquet file")
     return read_footer(data, data.size, schema, rows=rows, memory=memory)
@@ -452,7 +452,7 @@ def _open(
 
 
 def _with_long_values(
-    source: pa.NativeFile, footer: Footer, dictionaries: Sequence[str], groups: list[int]
+    source: pa.NativeFile, footer: CheckedFooter, dictionaries: Sequence[str], groups: list[int]
 ) -> list[str]:
     """Return which columns could be too long even if they held the longest value of each dictionary throughout.
 

@@ -34,7 +34,7 @@ from persist.codecs.part.claims import MAGIC
 from persist.codecs.part.file import (
     GROUPS_KEY,
     GROUPS_VERSION,
-    Footer,
+    CheckedFooter,
     check_headers,
     columns_of,
     groups_within,
@@ -87,7 +87,7 @@ class PartIndex:
     groups: tuple[Group, ...]
     nbytes: int
     _checksums: tuple[str, ...]
-    _footer: Footer
+    _footer: CheckedFooter
 
     def groups_within(self, start_row: int, end_row: int) -> list[int]:
         """Return the numbers of the row groups that hold any of the rows `[start_row, end_row)` of the part."""
@@ -165,7 +165,7 @@ def read_index(footer: bytes | memoryview, part: Part, schema: CollectionSchema)
     return PartIndex(groups, _PARSED_BYTES * len(footer), checksums, read)
 
 
-def _index_of(footer: Footer, part: Part) -> tuple[tuple[int, ...], tuple[str, ...]]:
+def _index_of(footer: CheckedFooter, part: Part) -> tuple[tuple[int, ...], tuple[str, ...]]:
     """Return the lengths and the checksums of the row groups."""
     written = (footer.metadata.metadata or {}).get(GROUPS_KEY.encode())
     if written is None:

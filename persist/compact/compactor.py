@@ -1,4 +1,4 @@
-"""Compaction carried out: a workshop makes new parts out of old ones, and one record puts the result in place.
+"""Compaction carried out: a part maker makes new parts out of old ones, and one record puts the result in place.
 
 Nothing is replaced before all of it has been written, and only if what it was made of is still there: the record says
 so, and loses otherwise (`persist.state.contents`). Any number of compactors may therefore run; a loser deletes what it
@@ -17,7 +17,7 @@ from persist.codecs import TIME_MAX, DiffOverflow, Part, ordered_keys
 from persist.compact.keyframe_sharing import WHOLE_FRACTION, keyframe_pieces
 from persist.compact.planner import Forget, MakeKeyframe, Merge, Thin, Work, next_work
 from persist.compact.report import CompactionReport, with_read, with_written
-from persist.compact.rewriter import Made, Piece, Rewrite, Workshop
+from persist.compact.rewriter import MadeRun, PartMaker, Rewrite, RunPiece
 from persist.compaction_policy import CompactionPolicy
 from persist.errors import ClientClosed, CollectionNotFound, PersistError, Superseded, UploadExpired
 from persist.log.records import Keyframe, Numbers, Replace
@@ -40,20 +40,20 @@ class Compactor:
         follower: Follower,
         commit: Commit,
         policy: CompactionPolicy,
-        workshop: Workshop,
+        maker: PartMaker,
         stop: threading.Event,
     ) -> None:
         """Make one.
 
         Args:
             commit: submits steps for collections, by id and name.
-            workshop: makes the parts.
-            stop: set by `close`; the workshop may know it, too.
+            maker: makes the parts.
+            stop: set by `close`; the part maker may know it, too.
         """
         self._follower = follower
         self._commit = commit
         self._policy = policy
-        self._workshop = workshop
+        self._maker = maker
         self._one_at_a_time = threading.Lock()
         self._stop = stop
 
@@ -123,7 +123,7 @@ class Compactor:
         except BaseException as error:
             if attempt.may_be_committed:
                 raise
-            self._workshop.discard(attempt.parts)
+            self._maker.discard(attempt.parts)
             if isinstance(error, MissingBlob) and not self._needs(contents, error.key):
                 raise Superseded("what this compaction read has been replaced and deleted meanwhile") from error
             raise
@@ -153,8 +153,10 @@ class Compactor:
                 if tries == ATTEMPTS - 1 or not isinstance(error, Superseded):
                     raise
 
-    def _made(self, contents: CollectionState, runs: Iterable[Iterable[Piece]], attempt: "_Attempt") -> list[Made]:
-        found = self._workshop.make(contents.id, runs, contents.parts)
+    def _make(
+        self, contents: CollectionState, runs: Iterable[Iterable[RunPiece]], attempt: "_Attempt"
+    ) -> list[MadeRun]:
+        found = self._maker.make(contents.id, runs, contents.parts)
         for made in found:
             attempt.parts += made.new
         return found
@@ -162,8 +164,8 @@ class Compactor:
     def _keyframe(self, contents: CollectionState, as_of: int, attempt: "_Attempt") -> tuple[Replace, CompactionReport]:
         scan = snapshot_scan(contents, contents.schema, as_of, None)
         numbers = {part.blob: number for number, part in contents.numbered.items()}
-        pieces = keyframe_pieces(scan, numbers, self._policy.part_bytes, self._workshop)
-        [made] = self._made(contents, [pieces], attempt)
+        pieces = keyframe_pieces(scan, numbers, self._policy.part_bytes, self._maker)
+        [made] = self._make(contents, [pieces], attempt)
         listed = attempt.numbers(made)
         shared = {number for number in listed if number >= 0}
         rewritten = [part for part in scan.base if numbers[part.blob] not in shared]
@@ -202,7 +204,7 @@ class Compactor:
         parts = [contents.parts_of(run) for run in runs]
         scans = [Scan(schema, each, lower, TIME_MAX + 1, schema.names).pruned() for each in parts]
         found = []
-        for old, made in zip(parts, self._made(contents, [[Rewrite(each)] for each in scans], attempt), strict=True):
+        for old, made in zip(parts, self._make(contents, [[Rewrite(each)] for each in scans], attempt), strict=True):
             new = attempt.numbers(made)
             attempt.check(new, made.added)
             if lower == 0 and made.added != sum(part.diff_sum for part in old):
@@ -241,7 +243,7 @@ class _Attempt:
         self.may_be_committed = False
         self._contents = contents
 
-    def numbers(self, made: Made) -> Numbers:
+    def numbers(self, made: MadeRun) -> Numbers:
         """Return the numbers and names of the parts of a run that was made."""
         names = {part.blob: -1 - at for at, part in enumerate(self.parts)}
         return tuple(names[each.blob] if isinstance(each, Part) else each for each in made.parts)

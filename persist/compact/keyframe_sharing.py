@@ -8,22 +8,22 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from persist.codecs import KeyRange, ordered_keys
-from persist.compact.rewriter import Piece, Rewrite, Workshop
+from persist.compact.rewriter import PartMaker, Rewrite, RunPiece
 from persist.read.scan import Scan
 
 WHOLE_FRACTION = 4  # Parts at least this fraction of the target are left as they are where they can be.
 
 
-def keyframe_pieces(scan: Scan, numbers: Mapping[str, int], part_bytes: int, workshop: Workshop) -> Iterator[Piece]:
+def keyframe_pieces(scan: Scan, numbers: Mapping[str, int], part_bytes: int, maker: PartMaker) -> Iterator[RunPiece]:
     """Yield what the keyframe is made of that a plan of `snapshot_scan` tells, in key order.
 
     Args:
         numbers: of parts, by their blobs.
         part_bytes: what a part should have.
-        workshop: looks at what the history changes, where that has to be known.
+        maker: looks at what the history changes, where that has to be known.
     """
     regions = _regions(scan)
-    touches = workshop.touched([region for region in regions if _is_in_doubt(region)])
+    touches = maker.touched([region for region in regions if _is_in_doubt(region)])
     is_open = False  # Whether the piece before is rewritten.
     for region in regions:
         is_touched = not _may_stay(region) or (

@@ -5,11 +5,11 @@ A run that is to be made is told as a sequence of *pieces* in key order:
     a number    of a part that stays as it is
     a Rewrite   the rows of a `Scan`, consolidated
 
-A `Workshop` makes runs of them. What is to be made, and what becomes of it, is `persist.compact.compactor`'s to say,
-so that one process (`Workbench`) and the tasks of a cluster (`persist.spark.compact`) do the same work by the same
+A `PartMaker` makes runs of them. What is to be made, and what becomes of it, is `persist.compact.compactor`'s to say,
+so that one process (`LocalPartMaker`) and the tasks of a cluster (`persist.spark.compact`) do the same work by the same
 code.
 
-Invariants of a run that was made: its parts are stored, have no key in common and are in key order. A workshop that
+Invariants of a run that was made: its parts are stored, have no key in common and are in key order. A part maker that
 fails leaves nothing behind that it could delete.
 """
 
@@ -43,11 +43,11 @@ class Rewrite:
     as_of: int | None = None
 
 
-Piece = int | Rewrite
+RunPiece = int | Rewrite
 
 
 @dataclass(frozen=True)
-class Made:
+class MadeRun:
     """A run that was made.
 
     Attributes:
@@ -64,14 +64,14 @@ class Made:
         return tuple(part for part in self.parts if isinstance(part, Part))
 
 
-class Workshop(Protocol):
+class PartMaker(Protocol):
     """Where parts are made: in this process, or in the tasks of a cluster."""
 
     def touched(self, regions: Sequence[Scan]) -> Callable[[Scan], bool]:
         """Return what tells of each of some regions whether its history changes anything in it."""
         ...
 
-    def make(self, collection: str, runs: Iterable[Iterable[Piece]], sources: Sequence[Part]) -> list[Made]:
+    def make(self, collection: str, runs: Iterable[Iterable[RunPiece]], sources: Sequence[Part]) -> list[MadeRun]:
         """Make runs of one collection.
 
         Args:
@@ -92,8 +92,8 @@ class Workshop(Protocol):
         ...
 
 
-class Workbench:
-    """The workshop that one process is: slices one after the other, while parts are uploaded.
+class LocalPartMaker:
+    """The part maker that one process is: slices one after the other, while parts are uploaded.
 
     Small parts join across slices, whatever pieces they come from. Memory is a slice, a row group and a part in
     progress, and one that is uploaded, whatever the size of the collection.
@@ -121,7 +121,7 @@ class Workbench:
         self._stop = stop
 
     def touched(self, regions: Sequence[Scan]) -> Callable[[Scan], bool]:
-        """See `Workshop`; each region is looked at when it is asked about."""
+        """See `PartMaker`; each region is looked at when it is asked about."""
         return self.is_touched
 
     def is_touched(self, region: Scan) -> bool:
@@ -131,8 +131,8 @@ class Workbench:
                 return True
         return False
 
-    def make(self, collection: str, runs: Iterable[Iterable[Piece]], sources: Sequence[Part]) -> list[Made]:
-        """See `Workshop`."""
+    def make(self, collection: str, runs: Iterable[Iterable[RunPiece]], sources: Sequence[Part]) -> list[MadeRun]:
+        """See `PartMaker`."""
         uploads = _Uploads(self._writer, self._executor, collection)
         try:
             return [self._run(run, sources, uploads) for run in runs]
@@ -141,10 +141,10 @@ class Workbench:
             raise
 
     def discard(self, parts: Iterable[Part]) -> None:
-        """See `Workshop`."""
+        """See `PartMaker`."""
         self._writer.discard(parts)
 
-    def _run(self, run: Iterable[Piece], sources: Sequence[Part], uploads: "_Uploads") -> Made:
+    def _run(self, run: Iterable[RunPiece], sources: Sequence[Part], uploads: "_Uploads") -> MadeRun:
         made: list[int | Future[Part]] = []
         stream: PartStream | None = None
         added = 0
@@ -161,7 +161,7 @@ class Workbench:
                 made += uploads.begin(stream.add(table))
                 del table  # Before the next slice is read.
         made += uploads.begin(stream.finish()) if stream is not None else []
-        return Made(tuple(each.result() if isinstance(each, Future) else each for each in made), added)
+        return MadeRun(tuple(each.result() if isinstance(each, Future) else each for each in made), added)
 
     def _stream(self, schema: CollectionSchema, sources: Sequence[Part]) -> PartStream:
         return PartStream(

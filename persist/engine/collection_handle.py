@@ -15,7 +15,7 @@ from persist.engine.engine import Engine
 from persist.errors import AsOfNotSealed, CollectionNotFound, InvalidUsage
 from persist.log.keys import check_parts
 from persist.log.records import Seal
-from persist.read.guard import Reading
+from persist.read.claimed_read import ClaimedRead
 from persist.state.contents import CollectionState, check_readable, last_sealed
 from persist.state.state import ExpectUpper
 from persist.timeline import Moment, Timeline
@@ -83,7 +83,7 @@ class CollectionHandle:
         check_readable(contents, time)
         return contents, time
 
-    def claim(self, time: int) -> tuple[CollectionState, Reading]:
+    def claim(self, time: int) -> tuple[CollectionState, ClaimedRead]:
         """Keep since at or before time; return the state of a moment after that, and what to read its parts with.
 
         Raises:
@@ -97,11 +97,11 @@ class CollectionHandle:
         except BaseException:
             claim.release()
             raise
-        return contents, Reading(self.engine.reader, claim, self.needs)
+        return contents, ClaimedRead(self.engine.reader, claim, self.needs)
 
     def sealed_and_claimed(
         self, as_of: int | Moment | None, timeout_s: float | None
-    ) -> tuple[CollectionState, int, Reading]:
+    ) -> tuple[CollectionState, int, ClaimedRead]:
         """Do what `sealed` does, then `claim` the time it gives."""
         _, time = self.sealed(as_of, timeout_s)
         contents, reading = self.claim(time)

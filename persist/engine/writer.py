@@ -18,7 +18,7 @@ from persist.blob.pool import Pool
 from persist.codecs import CollectionSchema
 from persist.compact.compactor import Compactor
 from persist.compact.report import CompactionReport
-from persist.compact.rewriter import Workbench, Workshop
+from persist.compact.rewriter import LocalPartMaker, PartMaker
 from persist.engine.options import OpenOptions
 from persist.errors import WriterFenced
 from persist.hold.leases import Leases
@@ -67,7 +67,7 @@ class Writer:
         self.leases = Leases(follower, committer.submit, committer.check_may_wait, clock, settings, name)
         self.garbage = Garbage(blob, follower, committer, settings)
         stop = threading.Event()
-        self.compactor = self.compactor_of(self.workbench(stop), stop)
+        self.compactor = self.compactor_of(self.local_part_maker(stop), stop)
         self.compaction = CompactionSchedule(self.compactor, follower, clock, settings)
         self.upkeep = Upkeep(self.leases, self.compaction, self.garbage.collect, clock, settings)
         committer.appended = self.upkeep.committed
@@ -101,16 +101,16 @@ class Writer:
         """Do what is due of what otherwise happens in the background."""
         self.upkeep.tick()
 
-    def workbench(self, stop: threading.Event) -> Workbench:
+    def local_part_maker(self, stop: threading.Event) -> LocalPartMaker:
         """Return what makes parts in this process, until stop is set."""
         budget = self._settings.memory_budget
         reader = PartReader(self._blob, self._pool, self._indexes, budget)
         parts = PartWriter(self._blob, self._follower.next_seqno, budget)
-        return Workbench(reader, parts, self._pool, self._settings.compaction.part_bytes, stop)
+        return LocalPartMaker(reader, parts, self._pool, self._settings.compaction.part_bytes, stop)
 
-    def compactor_of(self, workshop: Workshop, stop: threading.Event) -> Compactor:
-        """Return what compacts with the parts that a workshop makes, until stop is set."""
-        return Compactor(self._follower, self.committer.submit, self._settings.compaction, workshop, stop)
+    def compactor_of(self, maker: PartMaker, stop: threading.Event) -> Compactor:
+        """Return what compacts with the parts that a part maker makes, until stop is set."""
+        return Compactor(self._follower, self.committer.submit, self._settings.compaction, maker, stop)
 
     def close(self) -> None:
         """Finish what was asked for, give back leases and the location, and end the threads."""

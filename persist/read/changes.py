@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 
 from persist.codecs import consolidate, to_tuples
-from persist.read.guard import Reading
+from persist.read.claimed_read import ClaimedRead
 from persist.read.part_reader import PartReader
 from persist.read.result import ArrowResult
 from persist.read.scan import Scan
@@ -32,7 +32,7 @@ def read_changes(scan: Scan, reader: PartReader) -> pa.Table:
 class Changes(ArrowResult):
     """The updates in `[lower, upper)`; see `Collection.changes`. Nothing is read until a method asks for it."""
 
-    def __init__(self, scan: Scan, reading: Reading) -> None:
+    def __init__(self, scan: Scan, reading: ClaimedRead) -> None:
         super().__init__(reading)
         self.lower = scan.time_lower
         self.upper = scan.time_upper

@@ -14,7 +14,7 @@ import pyarrow as pa
 from persist.antichain import Antichain
 from persist.codecs import TIME_MAX
 from persist.errors import AsOfCompacted
-from persist.read.guard import Reading
+from persist.read.claimed_read import ClaimedRead
 from persist.replica.follower import Follower
 from persist.state.contents import CollectionState
 
@@ -32,7 +32,7 @@ class Progress:
     upper: Antichain
 
 
-ReadChanges = Callable[[Reading, CollectionState, int, int], pa.Table]
+ReadChanges = Callable[[ClaimedRead, CollectionState, int, int], pa.Table]
 
 
 class Listen:
@@ -47,7 +47,7 @@ class Listen:
         id_: str,
         name: str,
         lower: int,
-        reading: Reading,
+        reading: ClaimedRead,
         read: ReadChanges,
         first: Progress | None = None,
     ) -> None:

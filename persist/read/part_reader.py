@@ -84,17 +84,17 @@ class PartReader:
         """
         room = self.memory_budget // 4
 
-        def pieces() -> Iterator[_Piece]:
+        def pieces() -> Iterator[_PartSection]:
             for part in parts:
                 size = memory_within(part, keys, schema)
                 if part.inline or size + part.bytes <= room // 2:
-                    yield _Piece(part, size + part.bytes, None)
+                    yield _PartSection(part, size + part.bytes, None)
                     continue
                 groups = self.index(part, schema).groups_within(*keys.bracket(part, schema))
                 for batch in self._batches(part, schema, groups, room // 4):
-                    yield _Piece(part, size * len(batch) // len(groups), batch)
+                    yield _PartSection(part, size * len(batch) // len(groups), batch)
 
-        def read(piece: _Piece) -> pa.Table:
+        def read(piece: _PartSection) -> pa.Table:
             if piece.groups is None:
                 return self.table(piece.part, schema, columns, filter=filter, keys=keys)
             return self._inside(piece.part, schema, piece.groups, columns, filter, keys)
@@ -257,7 +257,7 @@ def memory_within(part: Part, keys: KeyRange, schema: CollectionSchema) -> int:
 
 
 @dataclass(frozen=True)
-class _Piece:
+class _PartSection:
     """Some row groups of a part, or what is wanted of all of it; size is what reading it takes, in bytes."""
 
     part: Part
@@ -266,10 +266,10 @@ class _Piece:
 
 
 def _in_order(
-    executor: Executor, read: Callable[[_Piece], pa.Table], pieces: Iterator[_Piece], room: int
+    executor: Executor, read: Callable[[_PartSection], pa.Table], pieces: Iterator[_PartSection], room: int
 ) -> Iterator[tuple[Part, pa.Table]]:
     """Yield what read makes of each piece, in order, with as many under way as there is room for, one at least."""
-    under_way: deque[tuple[_Piece, Future[pa.Table]]] = deque()
+    under_way: deque[tuple[_PartSection, Future[pa.Table]]] = deque()
     taken = 0
     following = next(pieces, None)
     try:

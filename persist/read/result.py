@@ -7,7 +7,7 @@ from typing import Any, Self
 import pyarrow as pa
 
 from persist.blob import InvalidUsage
-from persist.read.guard import Reading
+from persist.read.claimed_read import ClaimedRead
 
 BATCH_ROWS_MAX = 128 * 1024
 
@@ -18,7 +18,7 @@ class ArrowResult:
     While it is open, what it reads is kept: close it, use it in a `with`, or drop it.
     """
 
-    def __init__(self, reading: Reading) -> None:
+    def __init__(self, reading: ClaimedRead) -> None:
         self._reading = reading
 
     def close(self) -> None:

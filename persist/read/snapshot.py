@@ -41,7 +41,7 @@ from persist.codecs import (
 )
 from persist.errors import NegativeMultiplicity
 from persist.read.aggregate import Request, aggregate
-from persist.read.guard import Reading
+from persist.read.claimed_read import ClaimedRead
 from persist.read.lookup import Lookup
 from persist.read.part_reader import PartReader, ahead
 from persist.read.plan import Explanation
@@ -237,7 +237,7 @@ def _counted(table: pa.Table, columns: list[str]) -> pa.Table:
     return table.select(columns).append_column(pa.field("_diff", pa.int64(), nullable=False), ones)
 
 
-def snapshot_tables(scan: Scan, form: Form, reading: Reading) -> Iterator[pa.Table]:
+def snapshot_tables(scan: Scan, form: Form, reading: ClaimedRead) -> Iterator[pa.Table]:
     """Yield a whole snapshot, slice by slice if it must be merged; memory and errors as of `read_snapshot`.
 
     In form "diff" without all key columns, records of different slices may look alike: then all of it is one table.
@@ -290,7 +290,7 @@ class Snapshot(ArrowResult):
         form: "rows" or "diff".
     """
 
-    def __init__(self, scan: Scan, form: Form, reading: Reading, explain: Callable[[], Explanation]) -> None:
+    def __init__(self, scan: Scan, form: Form, reading: ClaimedRead, explain: Callable[[], Explanation]) -> None:
         super().__init__(reading)
         self._explain = explain
         self.as_of = scan.as_of

@@ -26,7 +26,7 @@ from persist.codecs import Part
 from persist.compact.compactor import Compactor
 from persist.compact.planner import LEVEL_BYTES
 from persist.compact.report import CompactionReport
-from persist.compact.rewriter import Made, Piece, Rewrite, Workbench
+from persist.compact.rewriter import LocalPartMaker, MadeRun, Rewrite, RunPiece
 from persist.errors import CollectionNotFound, InvalidUsage, PersistError
 from persist.read.scan import Scan
 from persist.settings import Settings
@@ -81,8 +81,8 @@ def compact(
         stop = threading.Event()
         place = Place(where, dict(storage_options or {}), settings)
         engine, writer = client.engine, client.engine.writer("compact")
-        workshop = SparkWorkshop(spark, place, writer.workbench(stop), engine.follower.next_seqno, slices)
-        compactor = writer.compactor_of(workshop, stop)
+        maker = SparkPartMaker(spark, place, writer.local_part_maker(stop), engine.follower.next_seqno, slices)
+        compactor = writer.compactor_of(maker, stop)
         if collection is not None:
             return _compacted(client, compactor, collection, full=not only_due)
         return _all_compacted(client, compactor, full=not only_due)
@@ -108,11 +108,11 @@ def _all_compacted(client: Client, compactor: Compactor, *, full: bool) -> Compa
     return report
 
 
-class SparkWorkshop:
-    """The workshop that the tasks of a cluster are; see `persist.compact.rewriter.Workshop`."""
+class SparkPartMaker:
+    """The part maker that the tasks of a cluster are; see `persist.compact.rewriter.PartMaker`."""
 
     def __init__(
-        self, spark: SparkSession, place: Place, here: Workbench, next_seqno: Callable[[], int], slices: int | None
+        self, spark: SparkSession, place: Place, here: LocalPartMaker, next_seqno: Callable[[], int], slices: int | None
     ) -> None:
         """Make one.
 
@@ -129,7 +129,7 @@ class SparkWorkshop:
         self._part_bytes = place.settings.compaction.part_bytes
 
     def touched(self, regions: Sequence[Scan]) -> Callable[[Scan], bool]:
-        """See `Workshop`: all regions are looked at now, at the same time."""
+        """See `PartMaker`: all regions are looked at now, at the same time."""
         sizes = [encoded_bytes(replace(region, base=())) for region in regions]
         if self._is_for_here(sum(sizes)):
             return self._here.touched(regions)
@@ -139,8 +139,8 @@ class SparkWorkshop:
         touched = {id(region): each for region, each in zip(regions, found, strict=True)}
         return lambda region: touched[id(region)]
 
-    def make(self, collection: str, runs: Iterable[Iterable[Piece]], sources: Sequence[Part]) -> list[Made]:
-        """See `Workshop`."""
+    def make(self, collection: str, runs: Iterable[Iterable[RunPiece]], sources: Sequence[Part]) -> list[MadeRun]:
+        """See `PartMaker`."""
         pieces = [list(run) for run in runs]
         rewritten = [each for run in pieces for each in run if isinstance(each, Rewrite)]
         if self._is_for_here(sum(encoded_bytes(each.scan) for each in rewritten)):
@@ -151,7 +151,7 @@ class SparkWorkshop:
         return [_put_together(run, answers) for run in laid_out]
 
     def discard(self, parts: Iterable[Part]) -> None:
-        """See `Workshop`."""
+        """See `PartMaker`."""
         self._here.discard(parts)
 
     def _is_for_here(self, size: int) -> bool:
@@ -183,7 +183,7 @@ class SparkWorkshop:
         return [answers[number] for number in range(len(jobs))]
 
 
-def _put_together(run: Sequence[int | Job], answers: Iterator[Answer]) -> Made:
+def _put_together(run: Sequence[int | Job], answers: Iterator[Answer]) -> MadeRun:
     """Return the run whose jobs have the next of these answers."""
     parts: list[int | Part] = []
     added = 0
@@ -194,4 +194,4 @@ def _put_together(run: Sequence[int | Job], answers: Iterator[Answer]) -> Made:
             answer = next(answers)
             parts += answer.parts
             added += answer.added
-    return Made(tuple(parts), added)
+    return MadeRun(tuple(parts), added)

@@ -21,7 +21,7 @@ import pyarrow as pa
 from persist.blob import CorruptBlob, InvalidUsage, MissingBlob, PersistError
 from persist.blob.pool import Pool
 from persist.codecs import DiffOverflow, Part
-from persist.compact.rewriter import Piece, Rewrite, Workbench
+from persist.compact.rewriter import LocalPartMaker, Rewrite, RunPiece
 from persist.read.part_reader import PartReader, memory_within
 from persist.read.scan import Scan
 from persist.settings import Settings
@@ -64,9 +64,9 @@ class Job:
 
     def do(self, place: Place) -> "Answer":
         """Do it, in a task."""
-        with _workbench(place, self.part_bytes, self.seqno) as bench:
+        with _local_maker(place, self.part_bytes, self.seqno) as maker:
             sources = [part for piece in self.pieces for part in piece.scan.all_parts]
-            [made] = bench.make(self.collection, [self.pieces], sources)
+            [made] = maker.make(self.collection, [self.pieces], sources)
         return Answer(parts=made.new, added=made.added)
 
 
@@ -78,8 +78,8 @@ class Look:
 
     def do(self, place: Place) -> "Answer":
         """Do it, in a task."""
-        with _workbench(place, place.settings.compaction.part_bytes, 0) as bench:
-            return Answer(touched=tuple(map(bench.is_touched, self.regions)))
+        with _local_maker(place, place.settings.compaction.part_bytes, 0) as maker:
+            return Answer(touched=tuple(map(maker.is_touched, self.regions)))
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -128,13 +128,13 @@ def _answered(job: Job | Look, place: Place) -> Answer:
 
 
 @contextmanager
-def _workbench(place: Place, part_bytes: int, seqno: int) -> Iterator[Workbench]:
+def _local_maker(place: Place, part_bytes: int, seqno: int) -> Iterator[LocalPartMaker]:
     budget = place.settings.memory_budget
     storage = open_storage(place.location, place.storage_options, place.settings)
     pool = Pool(IO_THREADS, "persist-io")
     try:
         reader, writer = PartReader(storage.blob, pool, None, budget), PartWriter(storage.blob, lambda: seqno, budget)
-        yield Workbench(reader, writer, pool, part_bytes, threading.Event())
+        yield LocalPartMaker(reader, writer, pool, part_bytes, threading.Event())
     finally:
         pool.shutdown(wait=True)
         storage.close()
@@ -161,7 +161,7 @@ def _share(part: Part, scan: Scan) -> float:
     return memory_within(part, scan.keys, scan.schema) / max(part.memory, 1)
 
 
-def cut(pieces: Sequence[Piece], collection: str, unit: int, part_bytes: int, seqno: int) -> list[int | Job]:
+def cut(pieces: Sequence[RunPiece], collection: str, unit: int, part_bytes: int, seqno: int) -> list[int | Job]:
     """Return the pieces of a run, in order, with jobs for those that are rewritten.
 
     Args:

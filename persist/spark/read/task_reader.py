@@ -18,7 +18,7 @@ from persist.blob import MissingBlob
 from persist.client import open as open_client
 from persist.errors import CollectionNotFound
 from persist.read.changes import read_changes
-from persist.read.guard import collected
+from persist.read.claimed_read import collected
 from persist.read.part_reader import PartReader
 from persist.read.result import BATCH_ROWS_MAX
 from persist.read.scan import Scan

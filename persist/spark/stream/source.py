@@ -13,7 +13,7 @@ from persist.antichain import Antichain
 from persist.client import open as open_client
 from persist.codecs import TIME_MAX
 from persist.errors import AsOfNotSealed, InvalidUsage, LeaseExpired
-from persist.read.guard import Reading
+from persist.read.claimed_read import ClaimedRead
 from persist.read.plan import changes_scan, snapshot_scan
 from persist.read.scan import Scan
 from persist.spark.options.stream import NO_HOLD, Limits, StreamOptions
@@ -28,7 +28,7 @@ SLICE_BYTES = 16 << 20
 
 
 @dataclass(frozen=True)
-class Piece:
+class PlannedSlice:
     """What one task reads: part of the contents as of a time, or, if that is None, of the updates of an interval."""
 
     scan: Scan
@@ -52,7 +52,7 @@ class StreamSource:
         self._opened_s = self._clock.monotonic_s()
         self._drawn = f"spark-{uuid.uuid4().hex[:16]}"
         self._hold = StreamHold(self._collection)
-        self._reading: Reading | None = None
+        self._reading: ClaimedRead | None = None
         self._claimed = 0
         self._last: Antichain | None = None  # With Trigger.AvailableNow, where it ends.
         self._ends = BatchEnds()
@@ -110,7 +110,7 @@ class StreamSource:
             self._rest()
         return self._seen
 
-    def plan(self, start: Offset, end: Offset) -> list[Piece]:
+    def plan(self, start: Offset, end: Offset) -> list[PlannedSlice]:
         """Return what is read between two offsets. Cost: a GET; and a commit before the first micro-batch.
 
         Raises:
@@ -229,7 +229,7 @@ class StreamSource:
         end = self._ends.end(scan, self._client.engine.reader(), limits)
         return replace(at, upper=upper.time if end == scan.time_upper else end)
 
-    def _pieces(self, contents: CollectionState, at: Position, lower: int | None) -> list[Piece]:
+    def _pieces(self, contents: CollectionState, at: Position, lower: int | None) -> list[PlannedSlice]:
         """Cut what is read up to a position: contents, or the updates from lower on."""
         schema = self._collection.schema
         wanted = schema.names if self._options.columns is None else schema.distinct("columns", self._options.columns)
@@ -242,7 +242,7 @@ class StreamSource:
             check_changes_readable(contents, lower)
             scan = changes_scan(contents, schema, lower, _end(at.frontier), wanted)
         slices = scan.slices(self._options.slices) if self._options.slices else scan.slices_within(SLICE_BYTES)
-        return [Piece(each, at.as_of if lower is None else None) for each in slices if each.all_parts]
+        return [PlannedSlice(each, at.as_of if lower is None else None) for each in slices if each.all_parts]
 
     def _claim(self, time: int) -> CollectionState:
         """Keep what is read from a time on, for tasks that run from now on; return the contents of a moment after that.

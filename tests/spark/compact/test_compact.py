@@ -15,7 +15,7 @@ import persist
 import persist.spark
 from persist.blob import FileBlob, MemoryBlob, MissingBlob, RetryPolicy
 from persist.compact.compactor import Compactor
-from persist.compact.rewriter import Workbench
+from persist.compact.rewriter import LocalPartMaker
 from persist.spark.compact import compact as maintenance
 from persist.spark.compact import jobs
 from persist.spark.compact.jobs import Place
@@ -87,8 +87,8 @@ def nothing_here(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(maintenance, "HERE_BYTES", 0)
     monkeypatch.setattr(maintenance, "LEVEL_BYTES", 0)
-    monkeypatch.setattr(Workbench, "make", refuse)
-    monkeypatch.setattr(Workbench, "touched", refuse)
+    monkeypatch.setattr(LocalPartMaker, "make", refuse)
+    monkeypatch.setattr(LocalPartMaker, "touched", refuse)
 
 
 def test_tasks_make_of_a_collection_what_one_process_makes(
@@ -143,13 +143,13 @@ def test_a_number_of_slices_is_the_number_of_tasks(
 ) -> None:
     location, large = filled(tmp_path / "location"), persist.Settings(background=False)
     asked: list[int] = []
-    done = maintenance.SparkWorkshop._done
+    done = maintenance.SparkPartMaker._done
 
     def counting(self: Any, jobs: Any) -> Any:
         asked.append(len(jobs))
         return done(self, jobs)
 
-    monkeypatch.setattr(maintenance.SparkWorkshop, "_done", counting)
+    monkeypatch.setattr(maintenance.SparkPartMaker, "_done", counting)
     before = contents(location)
     # What lives in the log becomes one part: so little is not worth a task.
     assert compact(spark, location, slices=3, settings=large).parts_written == 1 + 3

@@ -10,7 +10,7 @@ from persist.hold.leases import Claim
 from persist.read.part_reader import PartReader
 
 
-class Reading:
+class ClaimedRead:
     """Ask it for the reader each time something is read: it says so if that cannot be relied on any more.
 
     Args:
