@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 import persist
-from persist.blob import MemoryBlob
+from persist.blob import Fault, MemoryBlob, UnreliableBlob
 from persist.codecs import Part, to_updates
 from persist.compact.planner import Forget, MakeKeyframe, Thin, Work
 from persist.errors import Superseded, UploadExpired
@@ -37,7 +37,9 @@ def every_key_a_part() -> persist.CompactionPolicy:
     return found
 
 
-def opened(blob: MemoryBlob, how: persist.CompactionPolicy | None = None, **changed: Any) -> persist.Client:
+def opened(
+    blob: MemoryBlob | UnreliableBlob, how: persist.CompactionPolicy | None = None, **changed: Any
+) -> persist.Client:
     settings = persist.Settings(
         **{
             "background": False,
@@ -361,6 +363,47 @@ def work(client: persist.Client, *todo: Work) -> None:
     """Do certain pieces of compaction."""
     for each in todo:
         client.engine.writer("a test").compactor._do(client.load("c").handle.contents(), each)
+
+
+@pytest.mark.parametrize("last", [4, 5, 6])
+def test_what_one_commit_holds_on_both_sides_of_a_forgotten_time_is_forgotten_on_one_side_only(last: int) -> None:
+    """The time right after it above all: there the history that stays begins."""
+    with opened(MemoryBlob()) as client:
+        c = client.create_or_load("c", key=KEY, value=VALUE)
+        before: list[Update] = [((k, "v"), time, 1) for k, time in enumerate(range(5))]
+        written = [*before, ((0, "v"), 4, -1), ((7, "late"), last, 1), ((1, "v"), last, -1)]
+        c.write(written, seal=8).result()
+        assert len(c.handle.contents().history) == 1
+        c.allow_compaction(4).result()
+        work(client, MakeKeyframe(4), Forget(4))
+        assert c.handle.contents().history_from == 5
+        check(c, written)
+        assert c.changes(5, 8).to_arrow().num_rows == (2 if last > 4 else 0)
+        assert client.fsck().is_clean
+
+
+def test_a_compaction_whose_record_landed_although_the_answer_was_lost_keeps_its_parts() -> None:
+    blob = UnreliableBlob(MemoryBlob())
+    with opened(blob, every_key_a_part()) as client:
+        c = client.create_or_load("c", key=KEY, value=VALUE)
+        written = fill(c, range(10))
+        contents, compactor = c.handle.contents(), client.engine.writer("a test").compactor
+        blob.next_faults("create", Fault.HAPPENED_BUT_FAILED, *[Fault.UNAVAILABLE] * 2000)
+        submit = compactor._commit
+
+        def doubtful(*asked: Any) -> Any:
+            blob.next_faults("get", *[Fault.UNAVAILABLE] * 2000)
+            return submit(*asked)
+
+        compactor._commit = doubtful
+        with pytest.raises(persist.Indeterminate):
+            compactor._do(contents, MakeKeyframe(9))
+        blob.clear_faults()
+    with opened(blob) as client:
+        c = client.load("c")
+        assert [keyframe.as_of for keyframe in c.handle.contents().keyframes] == [9]
+        check(c, written)
+        assert client.fsck().is_clean
 
 
 def together(collection: persist.Collection, step: Replace) -> list[persist.CommitFuture]:

@@ -192,6 +192,18 @@ def test_many_tables_are_merged_on_the_way(client: persist.Client, monkeypatch: 
         assert got.to_pylist() == [{"g": g, "n": sums[g][0], "s": sums[g][1]} for g in sorted(sums) if sums[g][0]]
 
 
+def test_what_was_added_after_the_time_leaves_no_rounding_error_in_a_sum_read_backwards(client: persist.Client) -> None:
+    c = client.create_or_load("c", key={"k": pa.int64()}, value={"g": pa.int8(), "v": pa.float64()})
+    c.write([((k, (0, 1.0)), 0, 1) for k in range(10)] + [((99, (1, 3.0)), 0, 1)], seal=1).result()
+    c.write([((k, (0, 1e16)), 1, 1) for k in range(10, 15)], seal=2).result()
+    add_keyframe(c, 1)
+    plans = list(snapshots(c, 0))
+    assert [snapshot.scan.sign for snapshot in plans] == [-1, 1]
+    assert not any(part.negatives for part in plans[0].scan.all_parts)
+    for snapshot in snapshots(c, 0):
+        assert snapshot.aggregate(["g"], {"s": ("v", "sum")}).to_pylist() == [{"g": 0, "s": 10.0}, {"g": 1, "s": 3.0}]
+
+
 def test_groups_by_several_columns_come_in_the_order_of_the_library(client: persist.Client) -> None:
     key = {"s": pa.string(), "x": pa.float64(), "l": pa.list_(pa.int64())}
     c = client.create_or_load("c", key=key, value={"v": pa.int64()})

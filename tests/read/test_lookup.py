@@ -322,6 +322,23 @@ def test_columns_of_equal_parts_are_not_mistaken_for_each_other(client: persist.
         assert (len(got), got["k"].type) == (1, kind)
 
 
+@pytest.mark.parametrize("whole_bytes_max", [0, 1 << 20])
+def test_other_columns_of_a_key_that_was_looked_up_are_looked_up_too(
+    client: persist.Client, monkeypatch: pytest.MonkeyPatch, whole_bytes_max: int
+) -> None:
+    """What is kept of a part is kept for the columns that were read."""
+    monkeypatch.setattr(persist.read.lookup, "WHOLE_BYTES_MAX", whole_bytes_max)
+    rows = 200 if whole_bytes_max else 100_000
+    c = client.create_or_load("c", key={"k": pa.int64()}, value={"a": pa.int64(), "b": pa.int64()})
+    numbers = np.arange(rows)
+    table = pa.table({"k": numbers, "a": numbers + 1, "b": numbers + 2, "_time": 0 * numbers, "_diff": 0 * numbers + 1})
+    c.write(table, seal=1).result()
+    for columns in (["a"], ["b"], ["b", "a"], ["k", "b"], ["a"]):
+        expected = [{"k": 77, "a": 78, "b": 79}[name] for name in columns]
+        got = c.snapshot(columns=columns).get([77])
+        assert [got[name].to_pylist() for name in columns] == [[each] for each in expected]
+
+
 def test_results_do_not_keep_row_groups_in_memory(client: persist.Client) -> None:
     collection, _ = large(client, scattered("int"))
     got = collection.snapshot().get([scattered("int")["k"][7].as_py()])

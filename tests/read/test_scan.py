@@ -1,12 +1,15 @@
 """Plans cut into slices: they cover everything once, in order, and none is much larger than asked for."""
 
+import numpy as np
 import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import persist
 from persist.blob import MemoryBlob
+from persist.read.part_reader import WHOLE_BYTES_MAX, PartReader
 from persist.read.plan import changes_scan
+from tests.keyframes import add_keyframe, snapshots
 from tests.sampling import examples
 
 LENGTHS = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 40), st.integers(1, 30)), min_size=1, max_size=12)
@@ -35,3 +38,36 @@ def test_time_slices_cover_each_time_once_and_are_of_about_the_size_asked_for(
             [pa.Table.from_batches([b]) for b in c.changes(lower, lower + length).to_batches()] or [whole]
         )
         assert parts.equals(whole)
+
+
+def test_slices_of_a_part_that_is_read_in_pieces_hold_each_row_once() -> None:
+    """Slices end within row groups, whose rest the next slice goes on from, and reads on from."""
+    rows = 300_000
+    values = np.random.default_rng(5).integers(-(2**62), 2**62, rows)
+    columns = {"k": np.arange(rows), "v": values, "_time": np.zeros(rows, np.int64), "_diff": np.ones(rows, np.int64)}
+    with persist.open(MemoryBlob(), settings=persist.Settings(background=False)) as client:
+        c = client.create_or_load("c", key={"k": pa.int64()}, value={"v": pa.int64()})
+        c.write(pa.table(columns), seal=1).result()
+        (part,) = c.handle.contents().parts
+        assert part.bytes > WHOLE_BYTES_MAX
+        scan = c.snapshot(form="diff").scan
+        assert len(PartReader(client.engine.blob).index(part, c.schema).groups) > 3
+        for count in (2, 5, 16, 33):
+            reader = PartReader(client.engine.blob)
+            found = [table for each in scan.slices(count) for table in each.updates(reader, ["k", "v"])]
+            assert len(found) > 1
+            assert pa.concat_tables(found).equals(pa.table(columns).select(["k", "v"]))
+
+
+def test_the_least_diff_can_be_read_backwards() -> None:
+    """int64 has no negative of it."""
+    with persist.open(MemoryBlob(), settings=persist.Settings(background=False)) as client:
+        c = client.create_or_load("c", key={"k": pa.int64()}, value={"v": pa.string()})
+        c.write([((1, "a"), 0, 1), ((2, "b"), 0, 2**62), ((3, "c"), 0, 7)])
+        c.write([((1, "a"), 5, -(2**63)), ((2, "b"), 5, -(2**63)), ((3, "c"), 5, -3)])
+        c.seal(6).result()
+        add_keyframe(c, 5)
+        plans = list(snapshots(c, 0, form="diff"))
+        assert [snapshot.scan.sign for snapshot in plans] == [-1, 1]
+        for snapshot in snapshots(c, 0, form="diff"):
+            assert sorted(snapshot.rows()) == [((1, "a"), 1), ((2, "b"), 2**62), ((3, "c"), 7)]

@@ -11,6 +11,7 @@ import pytest
 
 import persist
 from persist.blob import MemoryBlob
+from tests.keyframes import add_keyframe, snapshots
 
 
 def sealed(client: persist.Client, key: Any, value: Any, updates: list[Any]) -> persist.Collection:
@@ -165,3 +166,16 @@ def test_a_negative_multiplicity_is_refused_as_rows_however_it_is_stored(client:
         c.snapshot(0, columns=["v"]).to_arrow()
     found = c.snapshot(0, columns=["v"], form="diff").to_arrow().to_pydict()
     assert found == {"v": ["y"], "_diff": [10]}
+
+
+def test_a_negative_multiplicity_of_a_keyframe_that_later_updates_make_up_for_is_counted_once(
+    client: persist.Client,
+) -> None:
+    c = client.create_or_load("c", key={"k": pa.int64()}, value={"v": pa.string()})
+    c.write([((1, "x"), 0, -1), *(((k, "y"), 0, 1) for k in range(2, 20))], seal=1).result()
+    add_keyframe(c, 0)
+    c.write([((1, "x"), 1, 2)], seal=2).result()
+    expected = [(1, "x"), *((k, "y") for k in range(2, 20))]
+    for snapshot in snapshots(c, 1):
+        assert sorted(snapshot.rows()) == expected
+    assert sorted(c.snapshot(1).rows()) == expected

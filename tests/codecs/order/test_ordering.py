@@ -115,6 +115,18 @@ def test_what_lies_below_a_null_list_or_struct_does_not_count() -> None:
         assert starts.tolist() == [True, False]
 
 
+@pytest.mark.parametrize("kind", [pa.string(), pa.large_string(), pa.binary()])
+def test_what_lies_below_a_null_string_does_not_count(kind: pa.DataType) -> None:
+    """As after a cast or a filter that only changed which rows are valid."""
+    values = pa.array(["hidden", "other", "b", "longer than eight bytes", "a"], kind)
+    validity = pa.py_buffer(bytes([0b10100]))
+    array = pa.Array.from_buffers(kind, len(values), [validity, *values.buffers()[1:]])
+    assert array.null_count == 3
+    order, starts = row_sorter(pa.table({"c": array}), ["c"]).sort()
+    assert order.tolist() == [4, 2, 0, 1, 3]
+    assert starts.tolist() == [True, True, True, False, False]
+
+
 @pytest.mark.parametrize("prefix", ["", "x" * 7, "https://example.org/", "p" * 200])
 @pytest.mark.parametrize("kind", [pa.string(), pa.large_binary()])
 def test_long_strings_sort_by_bytes_whatever_they_share(prefix: str, kind: pa.DataType) -> None:
