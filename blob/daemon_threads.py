@@ -4,6 +4,7 @@ The standard library's pool is made for work that a program wants finished. Here
 exit, such as requests to a store that does not answer, and jobs are still taken when the main thread has ended.
 """
 
+import os
 import threading
 import time
 import weakref
@@ -25,7 +26,7 @@ class Hands:
     def __init__(self, threads_max: int, name: str) -> None:
         self._name = name
         self._crew = _Crew(threads_max)
-        weakref.finalize(self, self._crew.stop)
+        weakref.finalize(self, _stop_unless_forked, os.getpid(), self._crew).atexit = False
 
     def try_run(self, job: Job) -> bool:
         """Have a thread run job now, and return True; or False if all are busy or the crew is closed."""
@@ -81,6 +82,12 @@ class _Crew:
                 self.is_stopped = True
                 for _ in self.threads:
                     self.jobs.put(None)
+
+
+def _stop_unless_forked(pid: int, crew: _Crew) -> None:
+    """Stop a crew where it is: in a forked process it has no threads, and its lock may be held for ever."""
+    if os.getpid() == pid:
+        crew.stop()
 
 
 def _work(crew: _Crew) -> None:

@@ -23,6 +23,7 @@ class Settings:
             own. Without it, call `Client.maintain` now and then.
         compaction: when and how collections are compacted; see `CompactionPolicy`. (*)
         gc_interval_s: the time between two collections of garbage by one client.
+        exit_timeout_s: how long a process that ends without closing a client waits for what was asked of it.
         retry: how failed and slow requests to the store are repeated.
         cache_memory_bytes: room for blobs kept in memory; None for 64 MiB if the store is remote, and none else.
         memory_budget: bytes that writing, merging, compaction and `to_batches` may take each, at least 16 MiB; whoever
@@ -46,6 +47,7 @@ class Settings:
     background: bool = True
     compaction: CompactionPolicy = field(default_factory=CompactionPolicy)
     gc_interval_s: float = 3600.0
+    exit_timeout_s: float = 30.0
     retry: RetryPolicy = field(default_factory=RetryPolicy)
     memory_budget: int = 256 << 20
     cache_memory_bytes: int | None = None

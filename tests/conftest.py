@@ -11,6 +11,7 @@ import pytest
 
 import persist
 from persist.blob import MemoryBlob
+from persist.write.unclosed import forget
 
 pytest_plugins = ["tests.sampling", "tests.servers.fixtures"]
 
@@ -20,6 +21,11 @@ os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
 
 
 @pytest.hookimpl(tryfirst=True)
+def pytest_unconfigure() -> None:
+    """Keep clients that tests let crash from being reported, and from failing the process."""
+    forget()
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark the tests that use the fixture `spark`; let Spark have its Java, or skip all that need one and say why."""
     for item in items:

@@ -21,6 +21,7 @@ from persist.replica.pinned import PinnedFollower
 from persist.storage import Storage
 from persist.write.future import CommitFuture
 from persist.write.operations import Step
+from persist.write.unclosed import Unclosed
 
 IO_THREADS = 4
 
@@ -60,6 +61,8 @@ class Engine:
             except BaseException:
                 self.pool.shutdown(wait=True)
                 raise
+        committer = None if self._writer is None else self._writer.committer
+        self._unclosed = Unclosed(self, blob.url, committer, self.settings.exit_timeout_s)
         self._unregister = register(self.metrics, {"location": blob.url})
 
     @property
@@ -173,6 +176,7 @@ class Engine:
         if os.getpid() != self._pid:
             return
         self._unregister()
+        self._unclosed.closed()
         if self._writer is not None:
             self._writer.close()
         self.follower.close()

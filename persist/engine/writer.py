@@ -135,7 +135,8 @@ class Writer:
 
     def _stop_with_client(self, stop: Callable[[], object]) -> None:
         """Let a client that is dropped without a close not leave its threads behind."""
-        weakref.finalize(self, _unless_forked, os.getpid(), stop)
+        # When the process ends, its user may still close the client, for which they are needed.
+        weakref.finalize(self, _unless_forked, os.getpid(), stop).atexit = False
 
 
 def _unless_forked(pid: int, stop: Callable[[], object]) -> None:

@@ -22,6 +22,7 @@ an indeterminate commit they are left, because the record may yet appear.
 
 import collections
 import logging
+import os
 import threading
 import uuid
 from collections.abc import Callable, Sequence
@@ -85,7 +86,7 @@ class Committer:
         self._writer_name = writer_name
         self._parts = PartWriter(blob, follower.next_seqno, memory_budget)
         self._in_flight_bytes_max = memory_budget
-        self.unobserved = UnobservedErrors()
+        self.unobserved = UnobservedErrors(blob.url)
         self.appended: Callable[[str], object] = lambda collection: None  # Told of each commit that adds updates.
         self._changed = threading.Condition()
         self._asked: collections.deque[Operation] = collections.deque()
@@ -93,6 +94,10 @@ class Committer:
         self._hurry = threading.Event()
         self._in_flight_bytes = 0
         self._closed = False
+        self._pid = os.getpid()
+        self._submitted = self._resolved = 0
+        self._committing: tuple[str, ...] = ()  # What people call the collections of the group under way.
+        self._ended: list[Callable[[], object]] = []
         self._checkpointing = threading.Lock()
         self._thread = threading.Thread(target=self._run, name="persist-committer", daemon=True)
         self._thread.start()
@@ -138,6 +143,7 @@ class Committer:
             if self._closed:
                 raise ClientClosed("a write")
             self._in_flight_bytes += operation.bytes
+            self._submitted += 1
             self._asked.append(operation)
             self._changed.notify_all()
         return operation.future
@@ -169,6 +175,28 @@ class Committer:
             self._hurry.set()
             self._changed.notify_all()
 
+    def pending(self) -> tuple[int, tuple[str, ...]]:
+        """Return how many operations are not done yet, and the names of their collections."""
+        with self._changed:
+            asked = {name for operation in self._asked for name in operation.names.values()}
+            return self._submitted - self._resolved, tuple(sorted(asked.union(self._committing)))
+
+    def settle(self, timeout_s: float) -> bool:
+        """Wait until all that was asked for by now is done; return False if it is not after timeout_s."""
+        with self._changed:
+            wanted = self._submitted
+            if self._resolved < wanted:
+                self._hurry.set()
+            return self._changed.wait_for(lambda: self._resolved >= wanted, timeout_s)
+
+    def when_ended(self, call: Callable[[], object]) -> None:
+        """Have the thread call something when it ends, after `request_stop`; now, if it has ended."""
+        with self._changed:
+            if self._thread.is_alive():
+                self._ended.append(call)
+                return
+        call()
+
     def may_wait(self) -> bool:
         """Whether the calling thread may wait for a commit: not in a future's callback."""
         return not self._is_own_thread()
@@ -183,6 +211,11 @@ class Committer:
 
     def _waited_for(self) -> None:
         self.check_may_wait()
+        if os.getpid() != self._pid:
+            raise InvalidUsage(
+                f"process {os.getpid()} waits for a commit that process {self._pid} asked for, and the thread that "
+                "makes it did not come along with the fork. Wait for it there; open a new client in each process."
+            )
         self._hurry.set()
 
     def _is_own_thread(self) -> bool:
@@ -195,6 +228,10 @@ class Committer:
         # Nothing of a group may be left here during the wait for the next: not its futures, callbacks, their client.
         while self._commit_next():
             pass
+        with self._changed:
+            ended, self._ended = self._ended, []
+        for call in ended:
+            call()
 
     def _commit_next(self) -> bool:
         """Commit the next group; return False when there is none any more."""
@@ -207,6 +244,8 @@ class Committer:
                     operation.future.fail(error)
         with self._changed:
             self._in_flight_bytes -= sum(operation.bytes for operation in group)
+            self._resolved += len(group)
+            self._committing = ()
             self._changed.notify_all()
         return bool(group)
 
@@ -229,6 +268,7 @@ class Committer:
             while self._asked and group_bytes <= GROUP_BYTES_MAX and self._asked[0].is_ready:
                 group.append(self._asked.popleft())
                 group_bytes += group[-1].bytes
+            self._committing = tuple({name for operation in group for name in operation.names.values()})
         return group
 
     def _commit(self, group: list[Operation]) -> None:

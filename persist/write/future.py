@@ -35,9 +35,15 @@ def _contained() -> Iterator[None]:
 class UnobservedErrors:
     """The failed futures whose error nobody has looked at. Of the errors themselves, `ERRORS_KEPT_MAX` are kept."""
 
-    def __init__(self) -> None:
+    def __init__(self, url: str) -> None:
+        self.url = url
         self._lock = threading.Lock()
         self._errors: dict[int, BaseException | None] = {}
+
+    @property
+    def kept(self) -> dict[int, BaseException | None]:
+        """The errors themselves: for who reports what is left in it when nobody has the ledger any more."""
+        return self._errors
 
     def add(self, number: int, error: BaseException) -> None:
         """Remember the error of the future of that number, which has just failed."""
@@ -49,14 +55,19 @@ class UnobservedErrors:
         with self._lock:
             self._errors.pop(number, None)
 
+    def take(self) -> list[BaseException | None]:
+        """Return what nobody looked at, and forget it; None for each error that was not kept."""
+        with self._lock:
+            taken = list(self._errors.values())
+            self._errors.clear()
+            return taken
+
     def raise_all(self) -> None:
         """Raise what nobody looked at: the error itself if there is one, an ExceptionGroup if there are more."""
-        with self._lock:
-            # Operations that failed together share one error.
-            errors = list({id(error): error for error in self._errors.values() if error is not None}.values())
-            count = len(self._errors)
-            not_kept = sum(error is None for error in self._errors.values())
-            self._errors = {}
+        taken = self.take()
+        # Operations that failed together share one error.
+        errors = list({id(error): error for error in taken if error is not None}.values())
+        count, not_kept = len(taken), sum(error is None for error in taken)
         if not_kept:
             errors.append(InvalidUsage(f"{not_kept} more writes failed, and only {ERRORS_KEPT_MAX} errors are kept"))
         if len(errors) == 1:
