@@ -219,7 +219,8 @@ class Victim:
         """Write a record with a right checksum after the last; return its key."""
         seqno = sum(1 for _ in self.blob.list("log/"))
         last = decode_framed(self.blob.get(record_key(seqno - 1)) or b"", Record, "")
-        record = msgspec.structs.replace(last, seqno=seqno, commit=DIGITS, mutations=mutations, **changed)
+        fields = {"seqno": seqno, "commit": DIGITS, "previous": last.commit, **changed}
+        record = msgspec.structs.replace(last, mutations=mutations, **fields)
         self.blob.set(record_key(seqno), encode_framed(record))
         return record_key(seqno)
 

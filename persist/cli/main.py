@@ -37,6 +37,11 @@ def _parser() -> argparse.ArgumentParser:
         "--repair", action="store_true", help="make bad checkpoints again and delete old blobs that nothing refers to"
     )
     fsck.add_argument("--dry-run", action="store_true", help="with --repair: change nothing, show what would be done")
+    fsck.add_argument(
+        "--set-aside",
+        action="store_true",
+        help="with --repair: move records that lie beyond the end of the log to lost/; stop all clients before",
+    )
     fsck.add_argument("--shallow", action="store_true", help="do not read parts, only look for them")
     fsck.set_defaults(run=_fsck)
     _command(commands, "gc", "delete what nobody needs any more").set_defaults(run=_gc)
@@ -78,6 +83,7 @@ def _fsck(asked: argparse.Namespace) -> int:
         asked.location,
         repair=asked.repair,
         dry_run=asked.dry_run,
+        set_aside=asked.set_aside,
         deep=not asked.shallow,
         storage_options=dict(asked.storage_options),
     )

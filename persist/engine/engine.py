@@ -11,7 +11,7 @@ from persist.blob import InvalidUsage, ReadOnlyStore, StoreFull, StoreMisconfigu
 from persist.blob.pool import Pool
 from persist.engine.options import Mode, OpenOptions
 from persist.engine.writer import Writer
-from persist.errors import ClientClosed, ReadOnly
+from persist.errors import ClientClosed, LogInterrupted, ReadOnly
 from persist.hold.leases import Claim, no_claim
 from persist.metrics import Metrics, register
 from persist.read.part_caches import PartIndexes, decoded_rows
@@ -148,12 +148,14 @@ class Engine:
             return no_claim(collection)
         try:
             return self._writer.leases.claim(collection, name, time)
-        except (ReadOnlyStore, StoreMisconfigured, StoreFull):
+        except (ReadOnlyStore, StoreMisconfigured, StoreFull, LogInterrupted):
             return no_claim(collection)
 
     def metrics(self) -> Metrics:
         """Return what this client did so far; also once it is closed."""
-        groups: dict[str, Mapping[str, float]] = {"log": {"seqno": self.follower.state.seqno}}
+        interrupted = self.follower.interrupted
+        beyond = 0 if interrupted is None else interrupted.last - interrupted.end
+        groups: dict[str, Mapping[str, float]] = {"log": {"seqno": self.follower.state.seqno, "beyond_end": beyond}}
         if self._writer is not None:
             groups |= {"commits": self._writer.committer.counts(), "leases": self._writer.leases.counts()}
         storage = self.storage

@@ -77,6 +77,7 @@ class Renewal:
     def _make(self) -> Iterator[Repair]:
         state = self._state
         assert state.location is not None
+        assert state.commit is not None
         was_bad = _is_bad(self._blob, self._key)  # It may only lack a state object, which is made again here.
         entries = []
         for pointer, data in self._objects():
@@ -87,7 +88,13 @@ class Renewal:
             entry = state.entries[pointer.blob.split("/")[1]]
             entries.append(DirectoryEntry(entry.id, entry.name, pointer))
         data = encode_framed(
-            Checkpoint(location=state.location, seqno=state.seqno, control=state.control, collections=tuple(entries))
+            Checkpoint(
+                location=state.location,
+                seqno=state.seqno,
+                commit=state.commit,
+                control=state.control,
+                collections=tuple(entries),
+            )
         )
         if self._blob.create(self._key, data):
             yield self._made(self._key, False)

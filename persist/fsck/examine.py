@@ -13,6 +13,9 @@ What `repair` does, and nothing else:
   void in the log first if they are uploads. Not in a run that found a problem in the log, in a checkpoint, in a state
   object or in a list: what those may refer to is not known. Repair first, then run again.
 
+- *What lies beyond the end of the log*, only if that is asked for: see `persist.fsck.set_aside`. Nothing else is done
+  in that run.
+
 A damaged record or part is reported and never touched. Every step looks again before it acts.
 """
 
@@ -31,6 +34,7 @@ from persist.fsck.keyframes import examine_keyframes
 from persist.fsck.log import CountedBlob, Findings, LogExamination
 from persist.fsck.parts import PartExamination
 from persist.fsck.report import FsckReport, Problem, Repair, Unreferenced, UnreferencedKind
+from persist.fsck.set_aside import LOST, SettingAside
 from persist.log.commits import record_key, record_seqno
 from persist.log.keys import uploaded_seqno
 from persist.replica.checkpoint import INTERVAL, checkpoint_seqno
@@ -55,6 +59,7 @@ def fsck(
     *,
     repair: bool = False,
     dry_run: bool = False,
+    set_aside: bool = False,
     deep: bool = True,
     storage_options: Mapping[str, Any] | None = None,
     settings: Settings | None = None,
@@ -65,6 +70,8 @@ def fsck(
     Args:
         location, storage_options, settings, clock: as for `persist.open`.
         repair: make a checkpoint in place of ones that cannot be read, and delete old blobs that nothing refers to.
+        set_aside: together with repair, move records that lie beyond the end of the log to `lost/`, and do nothing else
+            if there are any. All clients of the location must be closed. docs/operations.md says when to do that.
         dry_run: together with repair, change nothing, and list what would be done as `repairs_planned`.
         deep: read and verify every part; without, only look whether they are there and of the right size.
 
@@ -73,7 +80,7 @@ def fsck(
 
     Raises:
         Unavailable: the store did not answer, so the examination did not come to its end.
-        InvalidUsage: the location or an option is not known; or dry_run without repair.
+        InvalidUsage: the location or an option is not known; or dry_run or set_aside without repair.
     """
     settings, clock = settings or Settings(), clock or SystemClock()
     storage = open_storage(location, storage_options, settings, clock)
@@ -89,19 +96,29 @@ def fsck(
             return Garbage(blob, follower, committer, settings).delete_leaked(keys)
 
     try:
-        return examine(blob, settings, clock, collect, repair=repair, dry_run=dry_run, deep=deep)
+        return examine(blob, settings, clock, collect, repair=repair, dry_run=dry_run, set_aside=set_aside, deep=deep)
     finally:
         storage.close()
 
 
 def examine(
-    blob: Blob, settings: Settings, clock: Clock, collect: Collect, *, repair: bool, dry_run: bool, deep: bool
+    blob: Blob,
+    settings: Settings,
+    clock: Clock,
+    collect: Collect,
+    *,
+    repair: bool,
+    dry_run: bool,
+    set_aside: bool,
+    deep: bool,
 ) -> FsckReport:
     """Do what `fsck` says, with collect to delete leaked blobs."""
     if dry_run and not repair:
         raise InvalidUsage(
             "dry_run=True goes with repair=True: it shows what that would do. Without, nothing is changed"
         )
+    if set_aside and not repair:
+        raise InvalidUsage("set_aside=True goes with repair=True, which says that the location may be changed")
     examination = _Examination(blob, settings, clock, deep)
     report = examination.run()
     renewal = Renewal.of(blob, examination.log, report.problems)
@@ -109,6 +126,10 @@ def examine(
         report = replace(report, problems=tuple(map(_with_advice, report.problems)))
     if not repair:
         return report
+    aside = SettingAside.of(blob, examination.log, examination.inventory) if set_aside else None
+    if aside is not None:
+        report = replace(report, repairs_planned=tuple(aside.plan()))
+        return report if dry_run else replace(report, repairs_done=tuple(aside.run()))
     doomed = examination.doomed() if examination.knows_references() else []
     planned = tuple(renewal.plan()) if renewal is not None else examination.deletions(doomed)
     report = replace(report, repairs_planned=planned)
@@ -238,6 +259,9 @@ class _Examination:
                 continue
             if checkpoint_seqno(key) is not None:
                 continue
+            if key.startswith(LOST):
+                yield self._found(blob, "lost", "a repair has set it aside: delete it when nobody misses what it holds")
+                continue
             kind = _KINDS.get(key.partition("/")[0])
             if kind is not None and _UNNAMED.fullmatch(key):
                 if key in replaced:
@@ -263,7 +287,7 @@ class _Examination:
         """Whether `persist.upkeep.garbage` deletes a blob once its rules are told of upload_floor."""
         if found.kind == "record":
             return True
-        if found.kind == "foreign" or found.age_s < self._settings.orphan_grace_s:
+        if found.kind in ("foreign", "lost") or found.age_s < self._settings.orphan_grace_s:
             return False
         seqno, collection = uploaded_seqno(found.blob), found.blob.split("/")[1]
         if found.kind == "part":

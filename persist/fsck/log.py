@@ -3,7 +3,8 @@
 Records are read one after the other and applied, beginning at seqno 0 or at the oldest checkpoint from which all
 records are there. Where the replay comes to the seqno of a checkpoint, both must say the same. After a record that is
 missing or cannot be applied, the replay goes on from the next checkpoint; records in between are verified only by
-themselves.
+themselves. If there is no next checkpoint, and what is missing or cannot follow is all that keeps the replay from
+going on, then the log ends there, and what comes after lies beyond its end.
 
 Writers and collectors of garbage go on meanwhile. What is found missing therefore counts only if it is still needed
 when the end of the log has been read again: see `LogExamination.finish`.
@@ -43,7 +44,7 @@ from persist.replica.checkpoint import (
     read_checkpoint,
 )
 from persist.state.contents import CollectionState, check_runs
-from persist.state.state import Entry, State, apply
+from persist.state.state import DoesNotFollow, Entry, State, apply
 
 OBJECT_BYTES_MAX = 1 << 30
 _BREAKS_A_RULE = ("it is not a valid", "it is not one that a writer would make", "it breaks a rule")
@@ -160,6 +161,7 @@ class LogExamination:
         loose: parts, with the id of their collection, that are perhaps not in `state` because something damaged kept
             a record from being applied, or the contents of a collection from being read.
         created: how each collection began that was seen to begin, by id.
+        beyond: the seqnos of the records that lie beyond the end of the log; known when the examination is finished.
     """
 
     def __init__(self, blob: Blob, findings: Findings) -> None:
@@ -173,6 +175,10 @@ class LogExamination:
         self.named: set[str] = set()
         self.loose: list[tuple[str, Part]] = []
         self.created: dict[str, Create] = {}
+        self.beyond: tuple[int, ...] = ()
+        self._unapplied: list[int] = []
+        self._strange: dict[int, str] = {}  # Records that were made after others than are there.
+        self._broken: set[int] = set()  # Seqnos of records that are there, and that cannot be believed or applied.
         self._waiting: list[int] = []
         self._examined: set[int] = set()
         self._gaps: list[tuple[int, int]] = []
@@ -225,8 +231,25 @@ class LogExamination:
         for seqno, error in self._missing_lists:
             if seqno >= floor:
                 self._findings.corruption(error)
+        end = -1 if self.state is None else self.state.seqno
+        for seqno, why in self._strange.items():
+            if seqno <= end or end + 1 in self._broken:
+                self._findings.add("rule", record_key(seqno), f"it breaks a rule of the log: {why}")
         if self.state is not None:
+            if end + 1 not in self._broken:
+                self._find_beyond(end)
             _examine_state(self.state, self._findings)
+
+    def _find_beyond(self, end: int) -> None:
+        """Note what lies beyond the end of the log, where the replay stopped although nothing there is damaged."""
+        self.beyond = tuple(seqno for seqno in self._unapplied if seqno > end)
+        if self.beyond:
+            first, last = self.beyond[0], self.beyond[-1]
+            what = (
+                f"the log ends at seqno {end}, and {len(self.beyond)} records from {first} to {last} lie beyond that, "
+                "made after others than are there"
+            )
+            self._findings.add("beyond", record_key(first), what)
 
     # Records.
 
@@ -242,6 +265,8 @@ class LogExamination:
                 self._missing_lists.append((seqno, error))
             else:
                 self._findings.corruption(error)
+            self._broken.add(seqno)
+            self._unapplied.append(seqno)
             return True
         if record is None:
             return False
@@ -251,8 +276,13 @@ class LogExamination:
             try:
                 self.state = apply(self.state, record)
                 is_applied = True
+            except DoesNotFollow as error:
+                self._strange[seqno] = str(error)
             except (ValueError, Conflict, AssertionError) as error:
                 self._findings.add("rule", key, f"it breaks a rule of the log: {error}")
+                self._broken.add(seqno)
+        if not is_applied:
+            self._unapplied.append(seqno)
         self._note_loose(record.mutations, self.state if is_applied else None)
         return True
 
@@ -381,6 +411,8 @@ class LogExamination:
 
         if found.location != state.location:
             disagrees("it names another location")
+        if found.commit != state.commit:
+            disagrees("it was made after another commit")
         if found.control != state.control:
             disagrees(f"it says something else of {_differences(found.control, state.control)}")
         if dict(found.ids) != dict(state.ids) or len(checkpoint.collections) != len(state.entries):

@@ -37,7 +37,7 @@ from persist.log.records import Append, CollectionMutation, Create, Destroy, Rec
 from persist.names import check_name, is_id
 from persist.state.contents import CollectionState, check_runs
 from persist.state.location import Control
-from persist.state.state import Entry, State, apply
+from persist.state.state import DoesNotFollow, Entry, State, apply
 
 INTERVAL = 16
 CHECKPOINT_BYTES_MAX = 1 << 30  # Of those larger none is made, and none is read.
@@ -59,10 +59,11 @@ class DirectoryEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, om
 
 
 class Checkpoint(Framed, frozen=True, kw_only=True, tag="checkpoint"):
-    """The directory of a location after the record at seqno."""
+    """The directory of a location after the record at seqno, whose commit id is commit."""
 
     location: str
     seqno: Seqno
+    commit: str
     control: Control
     collections: tuple[DirectoryEntry, ...]
 
@@ -85,7 +86,11 @@ def checkpoint_due(seqno: int, collections: int) -> bool:
     Every `INTERVAL` records; less often in a location of many collections, in proportion, because a checkpoint names
     them all.
     """
-    return (seqno + 1) % max(INTERVAL, collections // 64) == 0
+    return (seqno + 1) % _interval(collections) == 0
+
+
+def _interval(collections: int) -> int:
+    return max(INTERVAL, collections // 64)
 
 
 def checkpoint_seqno(key: str) -> int | None:
@@ -109,8 +114,11 @@ def state_seqno(key: str) -> int | None:
 def write_checkpoint(blob: Blob, state: State, recent: Mapping[int, Record]) -> bool:
     """Store a checkpoint of state, unless there is one already; return whether this call stored one.
 
-    Cost: a page of LIST, a GET and a PUT; a PUT (and perhaps a GET) for each collection whose pending mutations have
-    grown too many; a GET for each record since the newest checkpoint that is not in recent.
+    Cost: a page of LIST, two GETs and a PUT; a PUT (and perhaps a GET) for each collection whose pending mutations
+    have grown too many; a GET for each record since the newest checkpoint that is not in recent.
+
+    Raises:
+        CorruptBlob: the log between the newest checkpoint and state is not the one that recent comes from.
     """
     assert state.location is not None, "an empty log needs no checkpoint"
     location = state.location
@@ -118,11 +126,20 @@ def write_checkpoint(blob: Blob, state: State, recent: Mapping[int, Record]) -> 
     found = read_newest_checkpoint(blob, skip_damaged=True)
     if found.seqno >= state.seqno:
         return False
+    # One of them is read although it is known. If the location was rolled back, its newest checkpoint is the last one
+    # of that time, and the log ends before the next one was due: memory must not bridge what is missing since.
+    probed = min(found.seqno + _interval(len(found.entries)), state.seqno)
     for seqno in range(found.seqno + 1, state.seqno + 1):
-        record = recent.get(seqno) or read_record(blob, seqno)
+        record = (recent.get(seqno) if seqno != probed else None) or read_record(blob, seqno)
         if record is None:
             raise MissingBlob(record_key(seqno), f"it is missing, and a checkpoint at {state.seqno} needs it")
-        found = apply(found, record)
+        try:
+            found = apply(found, record)
+        except DoesNotFollow as error:
+            raise CorruptBlob(record_key(seqno), f"it breaks a rule of the log: {error}") from error
+    if found.commit != state.commit:
+        raise CorruptBlob(record_key(state.seqno), f"its commit is {found.commit}, and {state.commit} was read there")
+    assert found.commit is not None, "a record was applied"
     entries = [
         _with_new_base(blob, location, replace(entry, contents=state.entries[entry.id].contents), state.seqno)
         for entry in found.entries.values()
@@ -130,6 +147,7 @@ def write_checkpoint(blob: Blob, state: State, recent: Mapping[int, Record]) -> 
     checkpoint = Checkpoint(
         location=location,
         seqno=state.seqno,
+        commit=found.commit,
         control=found.control,
         collections=tuple(DirectoryEntry(e.id, e.name, _pointer(e), tuple(map(as_stored, e.pending))) for e in entries),
     )
@@ -188,6 +206,8 @@ def _check(checkpoint: Checkpoint) -> None:
         raise ValueError("two collections have the same id or name")
     if not is_id(checkpoint.location):
         raise ValueError(f"the location {checkpoint.location[:200]!r} is not 32 hex digits")
+    if not is_id(checkpoint.commit):
+        raise ValueError(f"the commit {checkpoint.commit[:200]!r} is not 32 hex digits")
     for each in checkpoint.collections:
         _check_entry(each)
     for dropped in control.dropped:
@@ -230,6 +250,7 @@ def checkpoint_state(checkpoint: Checkpoint) -> State:
         MappingProxyType(entries),
         MappingProxyType(ids),
         checkpoint.control,
+        checkpoint.commit,
     )
 
 

@@ -8,13 +8,13 @@ back is refused, never guessed at.
 from collections.abc import Callable
 from typing import TypeVar
 
-from persist.blob import Blob, InvalidUsage, MissingBlob
+from persist.blob import Blob, CorruptBlob, InvalidUsage, MissingBlob
 from persist.blob.clock import Clock
-from persist.log.commits import read_record
+from persist.log.commits import read_record, record_key
 from persist.replica.checkpoint import checkpoint_seqno, checkpoint_state, read_checkpoint
 from persist.replica.follower import Follower
 from persist.state.contents import CollectionState
-from persist.state.state import State, apply
+from persist.state.state import DoesNotFollow, State, apply
 
 T = TypeVar("T")
 
@@ -72,7 +72,10 @@ def _state_at(blob: Blob, seqno: int) -> State:
         record = read_record(blob, state.seqno + 1)
         if record is None:
             raise _gone(blob, seqno)
-        state = apply(state, record)
+        try:
+            state = apply(state, record)
+        except DoesNotFollow as error:
+            raise CorruptBlob(record_key(record.seqno), f"it breaks a rule of the log: {error}") from error
     return state
 
 

@@ -101,13 +101,14 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """Everything the log says up to and including seqno; seqno is -1 for an empty log."""
+    """Everything the log says up to and including seqno, where the record is commit; -1 and None for an empty log."""
 
     location: str | None = None
     seqno: int = -1
     entries: Mapping[str, Entry] = field(default_factory=lambda: MappingProxyType({}))
     ids: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     control: Control = field(default_factory=Control)
+    commit: str | None = None
 
     def names(self) -> tuple[str, ...]:
         """Return the names of all collections, sorted."""
@@ -118,6 +119,10 @@ class State:
         return replace(self, entries=MappingProxyType({**self.entries, entry.id: entry}))
 
 
+class DoesNotFollow(ValueError):
+    """A record names another predecessor than the one that is known: one of the two does not belong to this log."""
+
+
 def apply(state: State, record: Record) -> State:
     """Return the state after record.
 
@@ -126,6 +131,7 @@ def apply(state: State, record: Record) -> State:
     Raises:
         InvalidUsage, Conflict: one of the rules does not allow it; the state is unchanged. A record in the log never
             raises these, because its writer applied it before creating it.
+        DoesNotFollow: the record was made after another one than the last that state knows.
         ValueError: the record belongs to another location or position, or is not one that a writer would make.
     """
     if record.seqno != state.seqno + 1:
@@ -134,13 +140,18 @@ def apply(state: State, record: Record) -> State:
         raise ValueError(f"it belongs to location {record.location}, and this is {state.location}")
     if not is_id(record.location):
         raise ValueError(f"its location {record.location!r} is not 32 hex digits")
+    if not is_id(record.commit):
+        raise ValueError(f"its commit {record.commit[:200]!r} is not 32 hex digits")
+    if record.previous != state.commit:
+        raise DoesNotFollow(f"it follows the commit {record.previous}, and the record before it is {state.commit}")
     check_writer(state.control, record.epoch, record.mutations)
     after = _Changing(dict(state.entries), dict(state.ids), state.control, _extended)
     for mutation in record.mutations:
         if isinstance(mutation, Append | Replace):
             check_uploaded(state.control, mutation)
         after.add(mutation, record.seqno, record.written_ms)
-    return State(record.location, record.seqno, _present(after.entries), _present(after.ids), after.control)
+    entries, ids = _present(after.entries), _present(after.ids)
+    return State(record.location, record.seqno, entries, ids, after.control, record.commit)
 
 
 @dataclass(frozen=True, slots=True)

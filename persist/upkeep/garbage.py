@@ -113,12 +113,14 @@ class Garbage:
         Raises:
             StoreFull: what could be deleted without a commit was, and there still is no room for one.
             Unavailable: the store did not answer.
-            Corruption: something that refers to blobs cannot be read, so what it may refer to was not deleted.
+            Corruption: something that refers to blobs cannot be read, so what it may refer to was not deleted; or the
+                log is not the one that is known, or is interrupted, and nothing was deleted.
         """
         with self._one_at_a_time:
             state = self._follower.refresh()
             if state.location is None:
                 return GarbageReport()
+            self._follower.prove_now()
             return _Round(self._blob, self._follower, self._committer, self._settings).run(before)
 
     def delete_leaked(self, keys: Iterable[str]) -> Deleted:
@@ -129,6 +131,7 @@ class Garbage:
         with self._one_at_a_time:
             if self._follower.refresh().location is None:
                 return Deleted()
+            self._follower.prove_now()
             return _Round(self._blob, self._follower, self._committer, self._settings, frozenset(keys)).run_only()
 
 

@@ -41,11 +41,19 @@ class WatchedBlob(MemoryBlob):
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of reading a location: what was returned before an error, the error, and which blobs were read."""
+    """What came of reading a location.
+
+    Attributes:
+        contents: what was returned, before an error if there was one.
+        error: the error.
+        read: the keys of the blobs that were read.
+        beyond_end: how many seqnos the client said lie beyond the end of the log.
+    """
 
     contents: Contents
     error: Corruption | None
     read: frozenset[str]
+    beyond_end: int = 0
 
 
 def blobs_of(seed: int) -> Blobs:
@@ -82,8 +90,10 @@ def read_all(blobs: Mapping[str, bytes]) -> Outcome:
     blob = WatchedBlob(blobs)
     contents: Contents = {}
     error = None
+    beyond_end = 0
     try:
         with persist.open(blob, mode="read") as client:
+            beyond_end = int(client.metrics().groups["log"]["beyond_end"])
             for name in client.collections():
                 collection = client.load(name)
                 for time in READ_COMPACTED_AT if name == "compacted" else READ_AT:
@@ -100,7 +110,7 @@ def read_all(blobs: Mapping[str, bytes]) -> Outcome:
                     contents[name, CHANGES] = sorted(changes.updates(), key=repr)
     except Corruption as caught:
         error = caught
-    return Outcome(contents, error, frozenset(blob.read))
+    return Outcome(contents, error, frozenset(blob.read), beyond_end)
 
 
 def of_folder(blobs: Mapping[str, bytes], folder: str) -> Iterator[str]:

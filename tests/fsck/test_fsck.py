@@ -118,6 +118,7 @@ def append_record(blob: Blob, *mutations: Mutation, **changed: Any) -> str:
         "location": state.location,
         "seqno": state.seqno + 1,
         "commit": uuid.uuid4().hex,
+        "previous": state.commit,
         "writer": "a test",
         "epoch": None,
         "written_ms": 0,
@@ -333,7 +334,8 @@ def test_parts_are_examined_even_if_the_record_before_theirs_is_gone() -> None:
     [part] = keys(blob, "part/")
     blob.delete(record_key(1))
     flip(blob, part, "")
-    assert {problem.blob for problem in fsck(blob).problems} == {record_key(1), part}
+    kinds = {(problem.kind, problem.blob) for problem in fsck(blob).problems}
+    assert kinds == {("missing", record_key(1)), ("beyond", record_key(2)), ("damaged", part)}
 
 
 def test_missing_records_are_found_wherever_they_are(dated: DatedBlob) -> None:
@@ -359,7 +361,8 @@ def test_a_record_far_beyond_the_end_is_found_at_once(dated: DatedBlob) -> None:
     end = len(keys(dated, "log/"))
     dated.set("log/" + "9" * 20, dated.get(record_key(3)) or b"")
     kinds = {(problem.kind, problem.blob) for problem in fsck(dated).problems}
-    assert kinds == {("missing", record_key(end)), ("exchanged", "log/" + "9" * 20)}
+    far = "log/" + "9" * 20
+    assert kinds == {("missing", record_key(end)), ("exchanged", far), ("beyond", far)}
 
 
 def test_without_records_a_truncated_location_with_no_readable_checkpoint_says_what_is_missing(
@@ -582,7 +585,10 @@ def crafted_run(blob: Blob, tables: list[pa.Table], keeps_hints: bool) -> list[s
     )
     control = msgspec.structs.replace(state.control, log_floor=state.seqno)
     entry = DirectoryEntry(handle.id, "c", base)
-    checkpoint = Checkpoint(location=state.location, seqno=state.seqno, control=control, collections=(entry,))
+    assert state.commit is not None
+    checkpoint = Checkpoint(
+        location=state.location, seqno=state.seqno, commit=state.commit, control=control, collections=(entry,)
+    )
     blob.set(checkpoint_key(state.seqno), encode_framed(checkpoint))
     for seqno in range(state.seqno):
         blob.delete(record_key(seqno))

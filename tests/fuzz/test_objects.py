@@ -183,7 +183,8 @@ def test_a_changed_object_is_understood_or_refused(kind: str, caplog: pytest.Log
 
 N = 400_000
 RECORD = (
-    b'{"persist":"record","format":1,"location":"x","seqno":1,"commit":"x","writer":"x","epoch":null,"written_ms":1,%b}'
+    b'{"persist":"record","format":1,"location":"x","seqno":1,"commit":"x","previous":null,"writer":"x",'
+    b'"epoch":null,"written_ms":1,%b}'
 )
 STATE = b'{"persist":"state","format":1,"location":"x","collection":{"id":"x","name":"x","schema":{},%b}}'
 
