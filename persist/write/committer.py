@@ -41,14 +41,13 @@ from persist.errors import (
     ClientClosed,
     CollectionNotFound,
     Conflict,
-    CorruptBlob,
     Corruption,
     Indeterminate,
     InvalidUsage,
     PersistError,
     Unavailable,
 )
-from persist.log.commits import create_record, record_key, record_seqno
+from persist.log.commits import create_record, record_key
 from persist.log.keys import is_upload
 from persist.log.part_lists import move_out
 from persist.log.records import Append, Mutation, Record, Replace
@@ -277,7 +276,6 @@ class Committer:
         operations = self._with_failed_uploads_rejected(group)
         appends: dict[str, tuple[list[Write], Append | None]] = {}
         while operations:
-            self._follower.prove()
             state, unreadable = self._state_for(operations)
             accepted, done, rejected = self._validate(state, operations, unreadable)
             mutations = self._mutations(state, accepted, appends)
@@ -324,7 +322,6 @@ class Committer:
             location=state.location or uuid.uuid4().hex,
             seqno=state.seqno + 1,
             commit=uuid.uuid4().hex,
-            previous=state.commit,
             writer=self._writer_name,
             epoch=self.epoch,
             written_ms=self._clock.wall_ms(),
@@ -342,7 +339,7 @@ class Committer:
             return False
         self._follower.advance(winner or record)
         self._counts["records" if winner is None else "lost_races"] += 1
-        if winner is None and checkpoint_due(record.seqno, len(state.entries)):
+        if winner is None and checkpoint_due(record.seqno):
             self._start_checkpoint()
         return winner is None
 
@@ -441,16 +438,11 @@ class Committer:
 
     def _checkpoint(self) -> None:
         """Make a checkpoint. One that fails is no caller's concern: the next one serves as well."""
-        state, recent = self._follower.recent()
+        state, recent, levels = self._follower.recent()
         try:
-            self._follower.prove_now()
-            self._counts["checkpoints"] += write_checkpoint(self._blob, state, recent)
+            self._counts["checkpoints"] += write_checkpoint(self._blob, state, recent, levels)
         except PersistError as error:
             logger.warning("the checkpoint at seqno %d was not made: %s", state.seqno, error)
-            seqno = record_seqno(error.key) if isinstance(error, CorruptBlob) else None
-            if seqno is not None:
-                with suppress(PersistError):  # Whoever asks for something next is told.
-                    self._follower.doubt(seqno)
         finally:
             self._checkpointing.release()
 
