@@ -158,7 +158,9 @@ class Client:
         """
         return self.engine.writer("gc").collect_garbage()
 
-    def fsck(self, *, repair: bool = False, dry_run: bool = False, deep: bool = True) -> FsckReport:
+    def fsck(
+        self, *, repair: bool = False, dry_run: bool = False, set_aside: bool = False, deep: bool = True
+    ) -> FsckReport:
         """Examine the whole location; see `persist.fsck.examine`, which also works when it is too damaged to be opened.
 
         Raises:
@@ -174,7 +176,16 @@ class Client:
 
         storage, settings, clock = self.engine.storage, self.engine.settings, self.engine.clock
         # Around the cache, which may hold what the store has lost.
-        return examine(storage.retried, settings, clock, collect, repair=repair, dry_run=dry_run, deep=deep)
+        return examine(
+            storage.retried,
+            settings,
+            clock,
+            collect,
+            repair=repair,
+            dry_run=dry_run,
+            set_aside=set_aside,
+            deep=deep,
+        )
 
     def metrics(self) -> Metrics:
         """Return what this client did so far: requests, bytes and latencies, retries, cache, commits and leases.

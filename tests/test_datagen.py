@@ -188,7 +188,7 @@ def test_the_command_line_takes_every_option(tmp_path: Path, capsys: pytest.Capt
     assert "shares from 0 to 1" in capsys.readouterr().err
 
 
-@pytest.mark.sampled(0.34, group="large")
+@pytest.mark.sampled(0.15, group="long")
 def test_the_benchmarks_measure_and_find_that_both_sides_agree(capsys: pytest.CaptureFixture[str]) -> None:
     assert benchmark([*MEASURED, "--rounds", "1", "--scale", "0.001", "--no-memory"]) == 0
     printed = capsys.readouterr().out

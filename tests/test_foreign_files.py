@@ -107,6 +107,7 @@ def test_a_record_with_very_many_fields_is_read_in_time_proportional_to_them() -
             location=uuid.uuid4().hex,
             seqno=0,
             commit=uuid.uuid4().hex,
+            previous=None,
             writer="",
             epoch=None,
             written_ms=0,

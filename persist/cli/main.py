@@ -1,4 +1,4 @@
-"""The command line: `python -m persist fsck|gc|compact|collections <location>`.
+"""The command line: `python -m persist fsck|gc|compact|collections|holds|release <location>`.
 
 Exit status: 0 for all is well, 1 for problems found in the location, 2 for a mistake in the call or a store that does
 not answer. Errors of the library are one line on standard error.
@@ -8,9 +8,11 @@ import argparse
 import sys
 from collections.abc import Sequence
 from contextlib import closing
+from datetime import UTC, datetime
 
 import persist
 from persist.blob.clock import SystemClock
+from persist.cli.storage_options import add_arguments, storage_options
 from persist.fsck.report import table
 from persist.replica.follower import Follower
 from persist.storage import open_storage
@@ -37,6 +39,11 @@ def _parser() -> argparse.ArgumentParser:
         "--repair", action="store_true", help="make bad checkpoints again and delete old blobs that nothing refers to"
     )
     fsck.add_argument("--dry-run", action="store_true", help="with --repair: change nothing, show what would be done")
+    fsck.add_argument(
+        "--set-aside",
+        action="store_true",
+        help="with --repair: move records that lie beyond the end of the log to lost/; stop all clients before",
+    )
     fsck.add_argument("--shallow", action="store_true", help="do not read parts, only look for them")
     fsck.set_defaults(run=_fsck)
     _command(commands, "gc", "delete what nobody needs any more").set_defaults(run=_gc)
@@ -46,6 +53,14 @@ def _parser() -> argparse.ArgumentParser:
     compact.add_argument("--memory-budget", type=int, metavar="BYTES", help="at most about this much memory")
     compact.set_defaults(run=_compact)
     _command(commands, "collections", "list the collections").set_defaults(run=_collections)
+    holds = _command(commands, "holds", "list who keeps since back")
+    holds.add_argument("collections", nargs="*", metavar="collection", help="of which ones; all by default")
+    holds.set_defaults(run=_holds)
+    release = _command(commands, "release", "end a named hold whose owner is gone for good")
+    release.add_argument("collection", help="which collection has it")
+    release.add_argument("hold", help="its name, as `holds` shows it")
+    release.add_argument("--yes", action="store_true", help="do not ask")
+    release.set_defaults(run=_release)
     return parser
 
 
@@ -54,23 +69,8 @@ def _command(
 ) -> argparse.ArgumentParser:
     parser = commands.add_parser(name, help=does, description=f"{does[0].upper()}{does[1:]}.")
     parser.add_argument("location", help="a folder, s3://bucket/prefix, or any other URL that persist.open takes")
-    parser.add_argument(
-        "--storage-option",
-        action="append",
-        default=[],
-        type=_option,
-        metavar="NAME=VALUE",
-        dest="storage_options",
-        help="for the store, such as endpoint_url or region; may be repeated",
-    )
+    add_arguments(parser)
     return parser
-
-
-def _option(text: str) -> tuple[str, str]:
-    name, equals, value = text.partition("=")
-    if not (name and equals):
-        raise argparse.ArgumentTypeError("write NAME=VALUE")
-    return name, value
 
 
 def _fsck(asked: argparse.Namespace) -> int:
@@ -78,8 +78,9 @@ def _fsck(asked: argparse.Namespace) -> int:
         asked.location,
         repair=asked.repair,
         dry_run=asked.dry_run,
+        set_aside=asked.set_aside,
         deep=not asked.shallow,
-        storage_options=dict(asked.storage_options),
+        storage_options=storage_options(asked),
     )
     if report.is_empty:
         print(f"persist: nothing is stored at {report.url}", file=sys.stderr)
@@ -90,9 +91,9 @@ def _fsck(asked: argparse.Namespace) -> int:
 
 def _gc(asked: argparse.Namespace) -> int:
     settings = persist.Settings(background=False)
-    with persist.open(asked.location, storage_options=dict(asked.storage_options), settings=settings) as client:
+    with persist.open(asked.location, storage_options=storage_options(asked), settings=settings) as client:
         report = client.gc()
-        kinds = ("parts", "lists", "states", "directories", "checkpoints", "records")
+        kinds = ("parts", "lists", "states", "checkpoints", "records")
         counts = ", ".join(f"{getattr(report, kind):,} {kind}" for kind in kinds)
         print(
             f"{client.url}: deleted {counts} ({report.bytes:,} bytes) of {report.collections:,} destroyed collections"
@@ -104,7 +105,7 @@ def _compact(asked: argparse.Namespace) -> int:
     settings = persist.Settings(background=False)
     if asked.memory_budget is not None:
         settings = persist.Settings(background=False, memory_budget=asked.memory_budget)
-    with persist.open(asked.location, storage_options=dict(asked.storage_options), settings=settings) as client:
+    with persist.open(asked.location, storage_options=storage_options(asked), settings=settings) as client:
         for name in asked.collections or client.collections():
             try:
                 report = client.load(name).compact(only_due=asked.due)
@@ -119,7 +120,7 @@ def _compact(asked: argparse.Namespace) -> int:
 def _collections(asked: argparse.Namespace) -> int:
     rows = []
     with (
-        closing(open_storage(asked.location, dict(asked.storage_options))) as storage,
+        closing(open_storage(asked.location, storage_options(asked))) as storage,
         closing(Follower(storage.blob, SystemClock())) as follower,
     ):
         for name, id_ in sorted(follower.state.ids.items()):
@@ -131,6 +132,41 @@ def _collections(asked: argparse.Namespace) -> int:
     head = ("name", "since", "upper", "parts", "bytes", "holds")
     print("\n".join(table(head, rows, right=range(1, 6))))
     return OK
+
+
+def _holds(asked: argparse.Namespace) -> int:
+    rows = []
+    with persist.open(asked.location, mode="read", storage_options=storage_options(asked)) as client:
+        for name in asked.collections or client.collections():
+            for hold in client.load(name).holds():
+                until = "released" if hold.expires_ms is None else _moment(hold.expires_ms)
+                rows.append((name, hold.name or "-", str(hold.time), hold.holder or "-", until))
+    print("\n".join(table(("collection", "hold", "time", "holder", "until"), rows, right=range(2, 3))))
+    return OK
+
+
+def _moment(ms: int) -> str:
+    return datetime.fromtimestamp(ms / 1000, UTC).isoformat(timespec="seconds")
+
+
+def _release(asked: argparse.Namespace) -> int:
+    settings = persist.Settings(background=False)
+    with persist.open(asked.location, storage_options=storage_options(asked), settings=settings) as client:
+        hold = client.load(asked.collection).hold(name=asked.hold)
+        what = f"the hold {asked.hold!r} at {hold.time} of {asked.collection!r}"
+        if not asked.yes and not _agrees(f"Release {what}? History that only it keeps goes for good."):
+            print(f"persist: {what} was not released", file=sys.stderr)
+            return FAILED
+        hold.release()
+        print(f"{client.url}: released {what}")
+    return OK
+
+
+def _agrees(question: str) -> bool:
+    if not sys.stdin.isatty():
+        print(f"persist: {question} Nobody can be asked here: say --yes", file=sys.stderr)
+        return False
+    return input(f"{question} [y/N] ").strip().lower() in ("y", "yes")
 
 
 def _failed(error: persist.PersistError, status: int) -> int:

@@ -7,12 +7,14 @@ An examination reads everything once: the log and its checkpoints (`persist.fsck
 What `repair` does, and nothing else:
 
 - *Checkpoints*. If the newest cannot be read, or what it needs cannot, or there has been none for long, one is made at
-  the end of the log, with new directory and state objects, from what the examination replayed. Only after it has been
-  read back, those that cannot be read are deleted. This needs a replay that came to the end and disagreed with no
-  checkpoint.
+  the end of the log, with new state objects, from what the examination replayed. Only after it has been read back,
+  those that cannot be read are deleted. This needs a replay that came to the end and disagreed with no checkpoint.
 - *Leaks*. Blobs that nothing refers to are deleted by `persist.upkeep.garbage`, by its rules: old enough, declared
   void in the log first if they are uploads. Not in a run that found a problem in the log, in a checkpoint, in a state
   object or in a list: what those may refer to is not known. Repair first, then run again.
+
+- *What lies beyond the end of the log*, only if that is asked for: see `persist.fsck.set_aside`. Nothing else is done
+  in that run.
 
 A damaged record or part is reported and never touched. Every step looks again before it acts.
 """
@@ -32,6 +34,7 @@ from persist.fsck.keyframes import examine_keyframes
 from persist.fsck.log import CountedBlob, Findings, LogExamination
 from persist.fsck.parts import PartExamination
 from persist.fsck.report import FsckReport, Problem, Repair, Unreferenced, UnreferencedKind
+from persist.fsck.set_aside import LOST, SettingAside
 from persist.log.commits import record_key, record_seqno
 from persist.log.keys import uploaded_seqno
 from persist.replica.checkpoint import INTERVAL, checkpoint_seqno
@@ -45,8 +48,8 @@ from persist.write.committer import Committer
 OVERDUE_INTERVALS = 4
 OVERDUE_AGE_S = 60.0
 
-_KINDS: Mapping[str, UnreferencedKind] = {"part": "part", "list": "list", "state": "state", "directory": "directory"}
-_UNNAMED = re.compile(r"((part|list|state)/[0-9a-f]{32}|directory)/[0-9]{20}-[0-9a-f]{32}\.(parquet|json)")
+_KINDS: Mapping[str, UnreferencedKind] = {"part": "part", "list": "list", "state": "state"}
+_UNNAMED = re.compile(r"(part|list|state)/[0-9a-f]{32}/[0-9]{20}-[0-9a-f]{32}\.(parquet|json)")
 
 Collect = Callable[[Iterable[str]], Deleted]
 
@@ -56,6 +59,7 @@ def fsck(
     *,
     repair: bool = False,
     dry_run: bool = False,
+    set_aside: bool = False,
     deep: bool = True,
     storage_options: Mapping[str, Any] | None = None,
     settings: Settings | None = None,
@@ -66,6 +70,8 @@ def fsck(
     Args:
         location, storage_options, settings, clock: as for `persist.open`.
         repair: make a checkpoint in place of ones that cannot be read, and delete old blobs that nothing refers to.
+        set_aside: together with repair, move records that lie beyond the end of the log to `lost/`, and do nothing else
+            if there are any. All clients of the location must be closed. docs/operations.md says when to do that.
         dry_run: together with repair, change nothing, and list what would be done as `repairs_planned`.
         deep: read and verify every part; without, only look whether they are there and of the right size.
 
@@ -74,7 +80,7 @@ def fsck(
 
     Raises:
         Unavailable: the store did not answer, so the examination did not come to its end.
-        InvalidUsage: the location or an option is not known; or dry_run without repair.
+        InvalidUsage: the location or an option is not known; or dry_run or set_aside without repair.
     """
     settings, clock = settings or Settings(), clock or SystemClock()
     storage = open_storage(location, storage_options, settings, clock)
@@ -90,19 +96,29 @@ def fsck(
             return Garbage(blob, follower, committer, settings).delete_leaked(keys)
 
     try:
-        return examine(blob, settings, clock, collect, repair=repair, dry_run=dry_run, deep=deep)
+        return examine(blob, settings, clock, collect, repair=repair, dry_run=dry_run, set_aside=set_aside, deep=deep)
     finally:
         storage.close()
 
 
 def examine(
-    blob: Blob, settings: Settings, clock: Clock, collect: Collect, *, repair: bool, dry_run: bool, deep: bool
+    blob: Blob,
+    settings: Settings,
+    clock: Clock,
+    collect: Collect,
+    *,
+    repair: bool,
+    dry_run: bool,
+    set_aside: bool,
+    deep: bool,
 ) -> FsckReport:
     """Do what `fsck` says, with collect to delete leaked blobs."""
     if dry_run and not repair:
         raise InvalidUsage(
             "dry_run=True goes with repair=True: it shows what that would do. Without, nothing is changed"
         )
+    if set_aside and not repair:
+        raise InvalidUsage("set_aside=True goes with repair=True, which says that the location may be changed")
     examination = _Examination(blob, settings, clock, deep)
     report = examination.run()
     renewal = Renewal.of(blob, examination.log, report.problems)
@@ -110,6 +126,10 @@ def examine(
         report = replace(report, problems=tuple(map(_with_advice, report.problems)))
     if not repair:
         return report
+    aside = SettingAside.of(blob, examination.log, examination.inventory) if set_aside else None
+    if aside is not None:
+        report = replace(report, repairs_planned=tuple(aside.plan()))
+        return report if dry_run else replace(report, repairs_done=tuple(aside.run()))
     doomed = examination.doomed() if examination.knows_references() else []
     planned = tuple(renewal.plan()) if renewal is not None else examination.deletions(doomed)
     report = replace(report, repairs_planned=planned)
@@ -212,7 +232,7 @@ class _Examination:
         state = self.log.state
         if state is None:
             return
-        seqno = self.log.newest + OVERDUE_INTERVALS * INTERVAL
+        seqno = self.log.newest + OVERDUE_INTERVALS * max(INTERVAL, len(state.entries) // 64)
         record = self.inventory.get(record_key(seqno))
         if record is not None and self._now_s - record.modified_s >= OVERDUE_AGE_S:
             what = f"the newest one is at seqno {self.log.newest}, and the log is at {state.seqno}"
@@ -239,11 +259,14 @@ class _Examination:
                 continue
             if checkpoint_seqno(key) is not None:
                 continue
+            if key.startswith(LOST):
+                yield self._found(blob, "lost", "a repair has set it aside: delete it when nobody misses what it holds")
+                continue
             kind = _KINDS.get(key.partition("/")[0])
             if kind is not None and _UNNAMED.fullmatch(key):
                 if key in replaced:
                     yield self._found(blob, kind, "client.gc() deletes it: compaction has replaced it")
-                elif kind != "directory" and key.split("/")[1] in destroyed:
+                elif key.split("/")[1] in destroyed:
                     yield self._found(blob, kind, "client.gc() deletes it: its collection was destroyed")
                 else:
                     yield self._found(blob, kind, "repair, or client.gc(), deletes it when it is old enough")
@@ -264,7 +287,7 @@ class _Examination:
         """Whether `persist.upkeep.garbage` deletes a blob once its rules are told of upload_floor."""
         if found.kind == "record":
             return True
-        if found.kind == "foreign" or found.age_s < self._settings.orphan_grace_s:
+        if found.kind in ("foreign", "lost") or found.age_s < self._settings.orphan_grace_s:
             return False
         seqno, collection = uploaded_seqno(found.blob), found.blob.split("/")[1]
         if found.kind == "part":
@@ -272,7 +295,7 @@ class _Examination:
                 d.collection == collection and (d.is_destroyed or found.blob in d.blobs) for d in state.control.dropped
             )
             return seqno is not None and seqno < upload_floor and not waits
-        return found.kind in ("state", "directory") or (seqno is not None and seqno < state.control.log_floor)
+        return found.kind == "state" or (seqno is not None and seqno < state.control.log_floor)
 
 
 def _declaration(seqno: int) -> Repair:
@@ -283,5 +306,5 @@ def _declaration(seqno: int) -> Repair:
 
 def _with_advice(problem: Problem) -> Problem:
     """Return problem with what to do about it where checkpoints can be made again."""
-    is_derived = problem.blob.startswith(("checkpoint/", "directory/", "state/"))
+    is_derived = problem.blob.startswith(("checkpoint/", "state/"))
     return replace(problem, advice="run with repair, which makes it again from the log") if is_derived else problem

@@ -3,7 +3,8 @@
 Records are read one after the other and applied, beginning at seqno 0 or at the oldest checkpoint from which all
 records are there. Where the replay comes to the seqno of a checkpoint, both must say the same. After a record that is
 missing or cannot be applied, the replay goes on from the next checkpoint; records in between are verified only by
-themselves.
+themselves. If there is no next checkpoint, and what is missing or cannot follow is all that keeps the replay from
+going on, then the log ends there, and what comes after lies beyond its end.
 
 Writers and collectors of garbage go on meanwhile. What is found missing therefore counts only if it is still needed
 when the end of the log has been read again: see `LogExamination.finish`.
@@ -42,20 +43,12 @@ from persist.replica.checkpoint import (
     load_contents,
     read_checkpoint,
 )
-from persist.replica.directory import KnownLevels
 from persist.state.contents import CollectionState, check_runs
-from persist.state.state import Entry, State, apply
+from persist.state.state import DoesNotFollow, Entry, State, apply
 
 OBJECT_BYTES_MAX = 1 << 30
 _BREAKS_A_RULE = ("it is not a valid", "it is not one that a writer would make", "it breaks a rule")
-KINDS = {
-    "log": "record",
-    "checkpoint": "checkpoint",
-    "directory": "directory",
-    "state": "state",
-    "list": "parts",
-    "part": "part",
-}
+KINDS = {"log": "record", "checkpoint": "checkpoint", "state": "state", "list": "parts", "part": "part"}
 
 
 class Findings:
@@ -168,6 +161,7 @@ class LogExamination:
         loose: parts, with the id of their collection, that are perhaps not in `state` because something damaged kept
             a record from being applied, or the contents of a collection from being read.
         created: how each collection began that was seen to begin, by id.
+        beyond: the seqnos of the records that lie beyond the end of the log; known when the examination is finished.
     """
 
     def __init__(self, blob: Blob, findings: Findings) -> None:
@@ -181,11 +175,14 @@ class LogExamination:
         self.named: set[str] = set()
         self.loose: list[tuple[str, Part]] = []
         self.created: dict[str, Create] = {}
+        self.beyond: tuple[int, ...] = ()
+        self._unapplied: list[int] = []
+        self._strange: dict[int, str] = {}  # Records that were made after others than are there.
+        self._broken: set[int] = set()  # Seqnos of records that are there, and that cannot be believed or applied.
         self._waiting: list[int] = []
         self._examined: set[int] = set()
         self._gaps: list[tuple[int, int]] = []
         self._missing_lists: list[tuple[int, MissingBlob]] = []
-        self._levels = KnownLevels()
         self._bases: dict[str, tuple[BlobRef, CollectionState | None]] = {}
 
     @property
@@ -234,8 +231,25 @@ class LogExamination:
         for seqno, error in self._missing_lists:
             if seqno >= floor:
                 self._findings.corruption(error)
+        end = -1 if self.state is None else self.state.seqno
+        for seqno, why in self._strange.items():
+            if seqno <= end or end + 1 in self._broken:
+                self._findings.add("rule", record_key(seqno), f"it breaks a rule of the log: {why}")
         if self.state is not None:
+            if end + 1 not in self._broken:
+                self._find_beyond(end)
             _examine_state(self.state, self._findings)
+
+    def _find_beyond(self, end: int) -> None:
+        """Note what lies beyond the end of the log, where the replay stopped although nothing there is damaged."""
+        self.beyond = tuple(seqno for seqno in self._unapplied if seqno > end)
+        if self.beyond:
+            first, last = self.beyond[0], self.beyond[-1]
+            what = (
+                f"the log ends at seqno {end}, and {len(self.beyond)} records from {first} to {last} lie beyond that, "
+                "made after others than are there"
+            )
+            self._findings.add("beyond", record_key(first), what)
 
     # Records.
 
@@ -251,6 +265,8 @@ class LogExamination:
                 self._missing_lists.append((seqno, error))
             else:
                 self._findings.corruption(error)
+            self._broken.add(seqno)
+            self._unapplied.append(seqno)
             return True
         if record is None:
             return False
@@ -260,8 +276,13 @@ class LogExamination:
             try:
                 self.state = apply(self.state, record)
                 is_applied = True
+            except DoesNotFollow as error:
+                self._strange[seqno] = str(error)
             except (ValueError, Conflict, AssertionError) as error:
                 self._findings.add("rule", key, f"it breaks a rule of the log: {error}")
+                self._broken.add(seqno)
+        if not is_applied:
+            self._unapplied.append(seqno)
         self._note_loose(record.mutations, self.state if is_applied else None)
         return True
 
@@ -323,23 +344,16 @@ class LogExamination:
 
     def _examine_checkpoint(self, checkpoint: Checkpoint) -> None:
         seqno, key = checkpoint.seqno, checkpoint_key(checkpoint.seqno)
-        self.named.update(pointer.blob for pointer in checkpoint.directory)
-        try:
-            found = checkpoint_state(self._blob, checkpoint, self._levels)
-        except Corruption as error:
-            # Perhaps the checkpoint was collected meanwhile, and its directory after it.
-            if not isinstance(error, MissingBlob) or self._blob.get(key) is not None:
-                self.bad_checkpoints.add(key)
-                self._findings.corruption(error)
-            return
-        for _, entry in found.entries.each():
-            self._note(entry.pending)
-            if isinstance(entry.base, BlobRef):
-                self.named.add(entry.base.blob)
+        for collection in checkpoint.collections:
+            self._note(collection.pending)
+            if collection.base is not None:
+                self.named.add(collection.base.blob)
+        found = checkpoint_state(checkpoint)
+        for entry in found.entries.values():
             contents = self._contents(found, entry)
             if contents is not None:
                 # Like a state that was replayed: so that records are applied to the contents, and checked.
-                found = found.with_entry(replace(entry, base=contents, pending=(), contents=contents))
+                found = found.with_entry(Entry(entry.id, entry.name, contents, (), contents))
             else:
                 self.bad_checkpoints.add(key)
                 self._note_loose(entry.pending, None)
@@ -397,14 +411,14 @@ class LogExamination:
 
         if found.location != state.location:
             disagrees("it names another location")
+        if found.commit != state.commit:
+            disagrees("it was made after another commit")
         if found.control != state.control:
             disagrees(f"it says something else of {_differences(found.control, state.control)}")
-        if found.ids != state.ids or len(found.entries) != len(state.entries):
+        if dict(found.ids) != dict(state.ids) or len(checkpoint.collections) != len(state.entries):
             disagrees("it has other collections")
         for id_, entry in found.entries.items():
             known = state.entries.get(id_)
-            if known is not None and known.leased != entry.leased:
-                disagrees("it says something else of the leases of its holds", entry.name)
             if known is None or entry.contents is None:
                 continue
             if known.contents is None:  # It could not be read before, and now it can.
@@ -419,15 +433,13 @@ class LogExamination:
 def _examine_state(state: State, findings: Findings) -> None:
     """Add what breaks an invariant of a state: it may come from a checkpoint, whose records are gone."""
     key = record_key(state.seqno)
+    leased = {(c, hold, id_) for id_, lease in state.control.leases.items() for c, hold in lease.holds}
+    held = set()
     for entry in state.entries.values():
-        if not state.control.leases.keys() >= set(entry.readers):
-            findings.add("rule", key, "it has holds that live by leases that are gone", collection=entry.name)
         contents = entry.contents
         if contents is None:
             continue
-        if dict(entry.leased) != {hold: h.lease for hold, h in contents.holds.items() if h.lease is not None}:
-            what = "the holds that live by leases are not noted both in the directory and with the collection"
-            findings.add("rule", key, what, collection=entry.name)
+        held |= {(entry.id, hold, h.lease) for hold, h in contents.holds.items() if h.lease is not None}
         passed = sorted(hold for hold, h in contents.holds.items() if not contents.since <= Antichain(h.time))
         if passed:
             findings.add("rule", key, f"since has passed the holds {passed}", collection=entry.name)
@@ -439,6 +451,8 @@ def _examine_state(state: State, findings: Findings) -> None:
             check_runs(contents)
         except ValueError as error:
             findings.add("rule", key, str(error), collection=entry.name)
+    if leased != held:
+        findings.add("rule", key, f"{len(leased ^ held)} leased holds are not noted both at lease and collection")
 
 
 def _differences(one: msgspec.Struct, other: msgspec.Struct) -> str:

@@ -2,6 +2,7 @@
 
 | kind of problem | means |
 |---|---|
+| beyond | records lie beyond the end of the log: after a hole, or made after others than are there |
 | missing | something refers to the blob, or the log cannot do without it, and it is not there |
 | damaged | its bytes are not what was written: changed, cut short or replaced |
 | exchanged | its bytes are whole, and belong in another place |
@@ -21,6 +22,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 ProblemKind = Literal[
+    "beyond",
     "missing",
     "damaged",
     "exchanged",
@@ -35,10 +37,14 @@ ProblemKind = Literal[
     "overdue",
 ]
 
-UnreferencedKind = Literal["part", "list", "state", "directory", "record", "foreign"]
+UnreferencedKind = Literal["part", "list", "state", "record", "lost", "foreign"]
 
 _NO_REPAIR = "restore it from a copy of the location"
 ADVICE: Mapping[str, str] = {
+    "beyond": (
+        "nobody can write until it is gone: if records were lost, restore them from a copy; if a backup was restored "
+        "in place, stop all clients and run with repair and set_aside"
+    ),
     "missing": _NO_REPAIR,
     "damaged": _NO_REPAIR,
     "exchanged": _NO_REPAIR,
@@ -80,8 +86,8 @@ class Unreferenced:
 
     Attributes:
         age_s: since its last change.
-        kind: "part", "list", "state", "directory", "record" (below the log's floor) or "foreign" (no blob of this
-            library).
+        kind: "part", "list", "state", "record" (below the log's floor), "lost" (set aside by a repair) or "foreign" (no
+            blob of this library).
         advice: what will become of it, or why it stays.
     """
 
@@ -94,9 +100,12 @@ class Unreferenced:
 
 @dataclass(frozen=True, slots=True)
 class Repair:
-    """One thing that a repair does: create, replace or delete a blob, or commit a record (at that key, or later)."""
+    """One thing that a repair does.
 
-    action: Literal["create", "replace", "delete", "commit"]
+    It creates, replaces or deletes a blob, copies or moves it to `lost/`, or commits a record (at that key, or later).
+    """
+
+    action: Literal["create", "replace", "delete", "copy", "move", "commit"]
     blob: str
     why: str
 

@@ -58,6 +58,13 @@ def read_record(blob: Blob, seqno: int) -> Record | None:
     return msgspec.structs.replace(record, mutations=mutations)
 
 
+def read_commit_id(blob: Blob, seqno: int) -> str | None:
+    """Return the commit id of the record at seqno, or None if there is none. Cost: one GET. Raises what that raises."""
+    key = record_key(seqno)
+    data = get_at_most(blob, key, RECORD_BYTES_MAX)
+    return None if data is None else decode_framed(data, Record, key).commit
+
+
 def create_record(blob: Blob, record: Record, clock: Clock, *, deadline_s: float = COMMIT_DEADLINE_S) -> Record | None:
     """Create record at its seqno; return None when it is there, or the record that was there first.
 

@@ -1,6 +1,6 @@
 """What one entry of the commit log says: the mutations of one or more collections, all of them or none.
 
-    record   = frame "record" { location, seqno, commit, writer, epoch, written_ms, mutations }
+    record   = frame "record" { location, seqno, commit, previous, writer, epoch, written_ms, mutations }
     mutation = create | append | replace | tokens | batch | seal | allow_compaction | destroy | hold | release
                                                                                                     of one collection
              | lease | end_lease | open_writer | close_writer | truncate | void_uploads | collected  of the location
@@ -8,6 +8,8 @@
 Fields:
     location    32 hex digits, drawn by the writer of seqno 0; every object of a location repeats it
     commit      32 hex digits, drawn anew for every commit: how a client that lost the answer knows its own record
+    previous    the commit of the record before this one, null at seqno 0: so a log is one chain, and whoever follows it
+                notices that a record was lost or exchanged, or that all were rolled back
     writer      free text naming the client, for people
     epoch       the seqno at which the writer opened the location exclusively, null if it did not
     written_ms  the writer's clock, milliseconds since 1970; for people and for retention, never for correctness
@@ -207,6 +209,7 @@ class Record(Framed, frozen=True, kw_only=True, tag="record"):
     location: str
     seqno: Seqno
     commit: str
+    previous: str | None
     writer: str
     epoch: int | None
     written_ms: int

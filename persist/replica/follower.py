@@ -11,31 +11,30 @@ time is the longer one of the monotonic and the wall clock's, so that a machine 
 """
 
 import itertools
+import logging
 import os
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from itertools import islice
 from typing import TypeVar
 
 from persist.blob import Blob, Conflict, CorruptBlob, InvalidUsage, MissingBlob
 from persist.blob.clock import Clock
-from persist.errors import ClientClosed, CollectionNotFound, PersistError
-from persist.log.commits import read_record, record_key
+from persist.errors import ClientClosed, CollectionNotFound, LogInterrupted, LogReplaced, PersistError
+from persist.log.commits import read_commit_id, read_record, record_key, record_seqno
 from persist.log.records import Record
-from persist.replica.checkpoint import (
-    checkpoint_key,
-    load_contents,
-    read_newest_checkpoint,
-    read_newest_control,
-)
-from persist.replica.directory import KnownLevels
+from persist.replica.checkpoint import checkpoint_key, load_contents, read_newest_checkpoint
+from persist.replica.past import PROVE_AFTER_S, PROVE_READS_AFTER_S, Past
 from persist.state.contents import CollectionState
-from persist.state.state import PENDING_MAX, State, apply
+from persist.state.state import PENDING_MAX, DoesNotFollow, State, apply
 
 T = TypeVar("T")
 
-HOLE_PROBES = 3
+logger = logging.getLogger("persist")
+
+BEYOND_MAX = 1000  # A page of LIST.
 STALE_AFTER_S = 600.0
 FRESH_S = 60.0
 RECENT_MAX = 256  # Records kept for the next checkpoint.
@@ -49,7 +48,7 @@ class Follower:
     def __init__(self, blob: Blob, clock: Clock) -> None:
         """Read the newest checkpoint and the records after it.
 
-        Cost: one page of LIST, a GET for each of these, and `HOLE_PROBES` + 1 that find nothing.
+        Cost: two pages of LIST, a GET for each of these, and one that finds nothing.
         """
         self._blob = blob
         self._clock = clock
@@ -61,18 +60,22 @@ class Follower:
         self._is_closed = False
         self._pid = os.getpid()
         self._recent: OrderedDict[int, Record] = OrderedDict()
-        self._levels = KnownLevels()
         self._seen_end = self.now()
-        self._state = self._newest_checkpoint()
+        self._is_opening = True
+        self._interrupted: LogInterrupted | None = None
+        self._state = read_newest_checkpoint(blob)
+        self._past = Past(blob, self._state, self._seen_end)
         while not self._is_vouched_for(self._state):
-            self._state = self._newest_checkpoint()
-        self._refuse_a_hole()
+            self._state = read_newest_checkpoint(blob)
+        self._look_beyond()
+        self._past = Past(blob, self._state, self._seen_end)
+        self._is_opening = False
 
     def _is_vouched_for(self, newest: State) -> bool:
         """Refresh from a checkpoint; return False if it was collected meanwhile.
 
-        Raises CorruptBlob if there is neither its own record nor a later one. The checkpoint may then have come from
-        another location, whose rows would be taken for those of this one.
+        Raises CorruptBlob if there is neither its own record nor one that follows. The checkpoint may then have come
+        from another location, whose rows would be taken for those of this one, or the log alone was rolled back.
         """
         if self.refresh() is not newest or newest.location is None:
             return True
@@ -80,31 +83,30 @@ class Follower:
         if record is not None:
             if record.location != newest.location:
                 raise _misplaced(record, newest)
+            if record.commit != newest.commit:
+                raise _contradicted(record, newest)
             return True
-        if self._newest_checkpoint().seqno == newest.seqno:
+        if read_newest_checkpoint(self._blob).seqno == newest.seqno:
             raise MissingBlob(
                 record_key(newest.seqno), f"it is missing, and {checkpoint_key(newest.seqno)} was made after it"
             )
         return False
 
-    def _refuse_a_hole(self) -> None:
-        """Raise CorruptBlob if a record is missing, rather than take the log to end there and write over what follows.
+    def _look_beyond(self) -> None:
+        """Find records beyond the end of the log, rather than take it to end there and write over what follows.
 
-        Up to `HOLE_PROBES` records in a row may be missing to be noticed; more would take a LIST. A log that has lost
-        its last records looks like one that never had them, unless there is a checkpoint after them.
+        They may be what an open client wrote after a backup was restored in place, or what is left of a log that has
+        lost a record. The first `BEYOND_MAX` of them are looked at.
         """
-        while True:
-            end = self._state.seqno + 1
-            probed = range(end + 1, end + 1 + HOLE_PROBES)
-            # One byte tells that there is something: it is read when its turn comes.
-            later = next((seqno for seqno in probed if self._blob.get(record_key(seqno), (0, 1)) is not None), None)
-            if later is None:
-                return
-            # Or else both were created since the log was read.
-            if self.refresh().seqno < end:
-                raise CorruptBlob(
-                    record_key(end), f"it is missing, and the record of seqno {later}, which came after it, is there"
-                )
+        listed = islice(self._blob.list("log/", start_after=record_key(max(self._state.seqno, 0))), BEYOND_MAX)
+        found = [seqno for entry in listed if (seqno := record_seqno(entry.key)) is not None]
+        if not found:
+            return
+        end = self.refresh().seqno  # Most often they have been created since the log was read.
+        beyond = [seqno for seqno in found if seqno > end]
+        if beyond:
+            self._interrupted = LogInterrupted(self._blob.url, end, beyond[0], beyond[-1])
+            logger.warning("%s", self._interrupted)
 
     def close(self) -> None:
         """Let those who wait stop waiting, with ClientClosed."""
@@ -133,12 +135,58 @@ class Follower:
         with self._lock:
             if self._served < ticket:
                 serves, began = self._issued, self.now()
+                self._past.check_stopped()
                 if self._is_stale():
                     self._skip_truncated()
-                while (record := read_record(self._blob, self._state.seqno + 1)) is not None:
-                    self.advance(record)
+                self._read_on()
+                if not self._is_opening:
+                    self._past.check(self._state, began, PROVE_READS_AFTER_S)
                 self._served, self._seen_end = serves, began
             return self._state
+
+    def _read_on(self) -> None:
+        try:
+            while (record := read_record(self._blob, self._state.seqno + 1)) is not None:
+                self.advance(record)
+        except LogInterrupted:
+            # Who was told so when the location was opened goes on reading what is there.
+            if not self._is_opening and self._interrupted is None:
+                raise
+
+    def prove(self) -> None:
+        """Make sure that what is committed next will be read by others. Cost: nothing, or a GET now and then.
+
+        Raises:
+            LogInterrupted: records lay beyond the end of the log when it was opened.
+            LogReplaced: see `persist.replica.past`.
+        """
+        with self._lock:
+            self._past.check(self._state, self.now(), PROVE_AFTER_S)
+            self._check_uninterrupted()
+
+    @property
+    def interrupted(self) -> LogInterrupted | None:
+        """What lay beyond the end of the log when it was opened; None if nothing did."""
+        known = self._interrupted
+        # A new one each time: one that is raised again keeps alive what the frames of the last time held.
+        return None if known is None else LogInterrupted(known.url, known.end, known.first, known.last)
+
+    def _check_uninterrupted(self) -> None:
+        if (interrupted := self.interrupted) is not None:
+            raise interrupted
+
+    def prove_now(self) -> None:
+        """Like `prove`, whenever that was done before. Cost: one GET."""
+        with self._lock:
+            self._past.check_now(self._state)
+            self._check_uninterrupted()
+
+    def doubt(self, seqno: int) -> None:
+        """Stop, with LogReplaced, if the record at seqno, which this client has read, is gone or another one."""
+        with self._lock:
+            known = self._recent.get(seqno)
+            if known is not None:
+                self._past.verify(seqno, known.commit)
 
     def restart(self) -> State:
         """Take over the newest checkpoint, because state objects that only older ones refer to may be gone.
@@ -146,7 +194,7 @@ class Follower:
         Cost: a page of LIST, a GET, and what it takes to read the contents of collections again.
         """
         with self._lock:
-            self._restart(self._newest_checkpoint())
+            self._restart(read_newest_checkpoint(self._blob))
             return self._state
 
     def next_seqno(self) -> int:
@@ -166,7 +214,7 @@ class Follower:
                 return False
             if self._state.seqno < record.seqno and not self._is_stale():
                 return False
-            return read_newest_control(self._blob).log_floor > record.seqno
+            return read_newest_checkpoint(self._blob).control.log_floor > record.seqno
 
     def now(self) -> tuple[float, float]:
         """Return the seconds of the monotonic and of the wall clock, for `is_long_ago`."""
@@ -181,34 +229,47 @@ class Follower:
 
     def _skip_truncated(self) -> None:
         """Go on from the newest checkpoint if the log after the state may be gone."""
-        if read_newest_control(self._blob).log_floor > self._state.seqno + 1:
-            self._restart(self._newest_checkpoint())
-
-    def _newest_checkpoint(self) -> State:
-        return read_newest_checkpoint(self._blob, known=self._levels)
+        newest = read_newest_checkpoint(self._blob)
+        if newest.control.log_floor > self._state.seqno + 1:
+            self._restart(newest)
 
     def _restart(self, newest: State) -> None:
         """Take over the state of a checkpoint, and the records after it, unless what is known is newer."""
         if self._state.location not in (None, newest.location):
             raise CorruptBlob("checkpoint/", f"it belongs to location {newest.location}, not {self._state.location}")
+        if newest.seqno > self._state.seqno and self._state.commit is not None:
+            self._past.verify(self._state.seqno, self._state.commit)  # It is skipped, so nothing else would notice.
         while newest.seqno < self._state.seqno:
             record = self._recent.get(newest.seqno + 1) or read_record(self._blob, newest.seqno + 1)
             if record is None:
                 raise MissingBlob(record_key(newest.seqno + 1), "it is missing, and later ones have been read")
-            newest = apply(newest, record)
+            try:
+                newest = apply(newest, record)
+            except DoesNotFollow as error:
+                raise self._past.stop(newest.seqno, record.previous or "", newest.commit) from error
+        if newest.seqno == self._state.seqno and newest.commit != self._state.commit:
+            assert self._state.commit is not None
+            raise self._past.stop(newest.seqno, self._state.commit, newest.commit)
         self._state = newest
 
     def advance(self, record: Record) -> None:
         """Apply a record that is in the log, unless it has been applied already."""
         with self._lock:
             if record.seqno <= self._state.seqno:
+                known = self._recent.get(record.seqno)
+                is_kept = record.seqno >= self._state.control.log_floor
+                if is_kept and known is not None and known.commit != record.commit:
+                    raise self._past.stop(record.seqno, known.commit, record.commit)
                 return
             if self._state.location not in (None, record.location):
                 raise _misplaced(record, self._state)
             try:
                 self._state = apply(self._state, record)
+            except DoesNotFollow as error:
+                raise self._does_not_follow(record) from error
             except (ValueError, Conflict) as error:
                 raise CorruptBlob(record_key(record.seqno), f"it breaks a rule of the log: {error}") from error
+            self._past.learned(self._state, self.now())
             self._recent[record.seqno] = record
             if len(self._recent) > RECENT_MAX:
                 self._recent.popitem(last=False)
@@ -220,6 +281,16 @@ class Follower:
                         self.load(entry.id)
             self._advanced.notify_all()
 
+    def _does_not_follow(self, record: Record) -> LogReplaced | LogInterrupted | CorruptBlob:
+        """Return the error for a next record that was made after another one than the last that is known."""
+        seqno, commit = self._state.seqno, self._state.commit
+        if commit is None:
+            return CorruptBlob(record_key(record.seqno), f"it breaks a rule of the log: it follows {record.previous}")
+        found = commit if self._is_opening else read_commit_id(self._blob, seqno)
+        if found == commit:
+            return LogInterrupted(self._blob.url, seqno, record.seqno, record.seqno)
+        return self._past.stop(seqno, commit, found)
+
     def load(self, id_: str) -> CollectionState | None:
         """Return the contents of a collection in the newest known state, or None if it does not exist (any more)."""
         with self._lock:
@@ -227,7 +298,7 @@ class Follower:
                 return self._load(id_)
             except MissingBlob:
                 # A state object that newer checkpoints do not refer to is collected after a while.
-                self._restart(self._newest_checkpoint())
+                self._restart(read_newest_checkpoint(self._blob))
                 return self._load(id_)
 
     def _load(self, id_: str) -> CollectionState | None:
@@ -239,10 +310,10 @@ class Follower:
             self._state = self._state.with_entry(entry)
         return entry.contents
 
-    def recent(self) -> tuple[State, Mapping[int, Record], KnownLevels]:
-        """Return what `write_checkpoint` needs: the newest known state, the last records before it, known levels."""
+    def recent(self) -> tuple[State, Mapping[int, Record]]:
+        """Return the newest known state, and the last records before it, for `persist.replica.checkpoint`."""
         with self._lock:
-            return self._state, dict(self._recent), self._levels
+            return self._state, dict(self._recent)
 
     def current(self, id_: str, name: str) -> CollectionState:
         """Refresh, and return the contents of a collection.
@@ -284,6 +355,15 @@ class Follower:
             with self._advanced:
                 if self._state.seqno == seqno and not self._is_closed:
                     self._advanced.wait(pause_s if left_s is None else min(pause_s, left_s))
+
+
+def _contradicted(record: Record, newest: State) -> CorruptBlob:
+    """Return the error for a record that is not the one after which the checkpoint at its seqno was made."""
+    return CorruptBlob(
+        record_key(record.seqno),
+        f"its commit is {record.commit}, and {checkpoint_key(newest.seqno)} was made after the commit {newest.commit}: "
+        "one of these blobs lies where it does not belong",
+    )
 
 
 def _misplaced(record: Record, state: State) -> CorruptBlob:

@@ -8,13 +8,13 @@ back is refused, never guessed at.
 from collections.abc import Callable
 from typing import TypeVar
 
-from persist.blob import Blob, InvalidUsage, MissingBlob
+from persist.blob import Blob, CorruptBlob, InvalidUsage, MissingBlob
 from persist.blob.clock import Clock
-from persist.log.commits import read_record
+from persist.log.commits import read_record, record_key
 from persist.replica.checkpoint import checkpoint_seqno, checkpoint_state, read_checkpoint
 from persist.replica.follower import Follower
 from persist.state.contents import CollectionState
-from persist.state.state import State, apply
+from persist.state.state import DoesNotFollow, State, apply
 
 T = TypeVar("T")
 
@@ -66,18 +66,16 @@ def _state_at(blob: Blob, seqno: int) -> State:
     for found in blob.list("checkpoint/"):
         at = checkpoint_seqno(found.key)
         if at is not None and at <= seqno and (checkpoint := read_checkpoint(blob, found.key)) is not None:
-            try:
-                state = checkpoint_state(blob, checkpoint)
-            except MissingBlob:
-                if blob.get(found.key) is not None:
-                    raise
-                raise _gone(blob, seqno) from None  # It was collected meanwhile, and its directory after it.
+            state = checkpoint_state(checkpoint)
             break
     while state.seqno < seqno:
         record = read_record(blob, state.seqno + 1)
         if record is None:
             raise _gone(blob, seqno)
-        state = apply(state, record)
+        try:
+            state = apply(state, record)
+        except DoesNotFollow as error:
+            raise CorruptBlob(record_key(record.seqno), f"it breaks a rule of the log: {error}") from error
     return state
 
 

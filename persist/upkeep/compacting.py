@@ -49,6 +49,8 @@ class CompactionSchedule:
         """
         self._commits.clear()
         state = self._follower.refresh()
+        if self._follower.interrupted is not None:
+            return  # Nothing can be committed.
         now_s = self._clock.monotonic_s()
         sweeps = now_s >= self._sweep_at_s
         if sweeps:

@@ -41,13 +41,14 @@ from persist.errors import (
     ClientClosed,
     CollectionNotFound,
     Conflict,
+    CorruptBlob,
     Corruption,
     Indeterminate,
     InvalidUsage,
     PersistError,
     Unavailable,
 )
-from persist.log.commits import create_record, record_key
+from persist.log.commits import create_record, record_key, record_seqno
 from persist.log.keys import is_upload
 from persist.log.part_lists import move_out
 from persist.log.records import Append, Mutation, Record, Replace
@@ -276,6 +277,7 @@ class Committer:
         operations = self._with_failed_uploads_rejected(group)
         appends: dict[str, tuple[list[Write], Append | None]] = {}
         while operations:
+            self._follower.prove()
             state, unreadable = self._state_for(operations)
             accepted, done, rejected = self._validate(state, operations, unreadable)
             mutations = self._mutations(state, accepted, appends)
@@ -322,6 +324,7 @@ class Committer:
             location=state.location or uuid.uuid4().hex,
             seqno=state.seqno + 1,
             commit=uuid.uuid4().hex,
+            previous=state.commit,
             writer=self._writer_name,
             epoch=self.epoch,
             written_ms=self._clock.wall_ms(),
@@ -339,7 +342,7 @@ class Committer:
             return False
         self._follower.advance(winner or record)
         self._counts["records" if winner is None else "lost_races"] += 1
-        if winner is None and checkpoint_due(record.seqno):
+        if winner is None and checkpoint_due(record.seqno, len(state.entries)):
             self._start_checkpoint()
         return winner is None
 
@@ -438,11 +441,16 @@ class Committer:
 
     def _checkpoint(self) -> None:
         """Make a checkpoint. One that fails is no caller's concern: the next one serves as well."""
-        state, recent, levels = self._follower.recent()
+        state, recent = self._follower.recent()
         try:
-            self._counts["checkpoints"] += write_checkpoint(self._blob, state, recent, levels)
+            self._follower.prove_now()
+            self._counts["checkpoints"] += write_checkpoint(self._blob, state, recent)
         except PersistError as error:
             logger.warning("the checkpoint at seqno %d was not made: %s", state.seqno, error)
+            seqno = record_seqno(error.key) if isinstance(error, CorruptBlob) else None
+            if seqno is not None:
+                with suppress(PersistError):  # Whoever asks for something next is told.
+                    self._follower.doubt(seqno)
         finally:
             self._checkpointing.release()
 

@@ -136,3 +136,59 @@ def test_the_module_runs_as_a_program(folder: Path) -> None:
     (folder / "log" / f"{0:020d}").unlink()
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (1, "")
+
+
+def test_holds_are_listed_with_who_has_them(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with persist.open(folder) as reader:
+        held = reader.load("orders").hold(4)
+        assert main(["holds", str(folder)]) == 0
+        held.release()
+    head, *lines = capsys.readouterr().out.splitlines()
+    assert head.split() == ["collection", "hold", "time", "holder", "until"]
+    cells = [line.split() for line in lines]
+    assert ["orders", "consumer", "3", "-", "released"] in cells
+    assert any(cell[:3] == ["orders", "-", "4"] and cell[3].count(":") == 2 and "T" in cell[4] for cell in cells)
+
+
+def test_a_forgotten_hold_is_released_when_that_is_confirmed(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdin", open(os.devnull))  # noqa: SIM115
+    assert main(["release", str(folder), "orders", "consumer"]) == 2
+    assert "say --yes" in capsys.readouterr().err
+    assert main(["release", str(folder), "orders", "consumr", "--yes"]) == 2
+    assert "it has 'consumer'" in capsys.readouterr().err
+    sys.stdin.close()
+
+    assert main(["release", str(folder), "orders", "consumer", "--yes"]) == 0
+
+    assert "released the hold 'consumer' at 3 of 'orders'" in capsys.readouterr().out
+    with persist.open(folder) as client:
+        assert client.load("orders").holds() == []
+        assert client.load("orders").since == persist.Antichain(4)
+
+
+def test_options_of_the_store_come_from_a_file_and_the_environment_without_being_shown(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "options.json"
+    file.write_text('{"fsync": "sEcReT"}')
+    file.chmod(0o644)
+    command = ["gc", str(folder), "--storage-options-file", str(file)]
+    assert main(command) == 2
+    assert f"chmod 600 {file}" in capsys.readouterr().err
+    file.chmod(0o600)
+    assert main(command) == 2
+    assert "storage option 'fsync' of a folder" in capsys.readouterr().err
+    assert main([*command, "--storage-option", "fsync=true"]) == 0
+    file.write_text("sEcReT")
+    assert main(command) == 2
+    monkeypatch.setenv("PERSIST_STORAGE_OPTIONS", '{"file_mode": "0640"}')
+    file.write_text('{"fsync": false}')
+    assert main(command) == 0
+    monkeypatch.setenv("PERSIST_STORAGE_OPTIONS", '["sEcReT"]')
+    assert main(["collections", str(folder)]) == 2
+    assert main([*command[:3], str(tmp_path / "none.json")]) == 2
+    output = capsys.readouterr()
+    assert "the environment variable PERSIST_STORAGE_OPTIONS does not hold a JSON object" in output.err
+    assert "sEcReT" not in output.out + output.err

@@ -10,7 +10,6 @@ import pytest
 
 import persist
 from persist.blob import Corruption, MemoryBlob
-from persist.replica import directory
 from persist.replica.checkpoint import write_checkpoint
 from tests.golden.kinds import SETTINGS, write_compacted, write_every_kind
 
@@ -23,7 +22,7 @@ LARGE_WRITES = (1, 35)
 READ_AT = (0, 3, 20, SEALS - 1)
 READ_COMPACTED_AT = (5, 15, 17)
 CHANGES = -1  # In the place of a time.
-FOLDERS = ("log", "checkpoint", "directory", "state", "part", "list")
+FOLDERS = ("log", "checkpoint", "state", "part", "list")
 
 
 class WatchedBlob(MemoryBlob):
@@ -42,11 +41,19 @@ class WatchedBlob(MemoryBlob):
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of reading a location: what was returned before an error, the error, and which blobs were read."""
+    """What came of reading a location.
+
+    Attributes:
+        contents: what was returned, before an error if there was one.
+        error: the error.
+        read: the keys of the blobs that were read.
+        beyond_end: how many seqnos the client said lie beyond the end of the log.
+    """
 
     contents: Contents
     error: Corruption | None
     read: frozenset[str]
+    beyond_end: int = 0
 
 
 def blobs_of(seed: int) -> Blobs:
@@ -74,8 +81,6 @@ def blobs_of(seed: int) -> Blobs:
                 many.write(pa.table({"k": keys, "v": text, "_time": times, "_diff": [1] * 1000})).result()
                 patch.setattr("persist.log.part_lists.PARTS_INLINE_MAX", 256)
             if time in CHECKPOINTS:
-                # All but the last one are in directory objects; that one holds some pending rows itself.
-                patch.setattr(directory, "INLINE_BYTES_MAX", 2000 if time < max(CHECKPOINTS) else 1 << 20)
                 assert write_checkpoint(blob, *client.engine.follower.recent())
     return {entry.key: blob.get(entry.key) or b"" for entry in blob.list("")}
 
@@ -85,8 +90,10 @@ def read_all(blobs: Mapping[str, bytes]) -> Outcome:
     blob = WatchedBlob(blobs)
     contents: Contents = {}
     error = None
+    beyond_end = 0
     try:
         with persist.open(blob, mode="read") as client:
+            beyond_end = int(client.metrics().groups["log"]["beyond_end"])
             for name in client.collections():
                 collection = client.load(name)
                 for time in READ_COMPACTED_AT if name == "compacted" else READ_AT:
@@ -103,7 +110,7 @@ def read_all(blobs: Mapping[str, bytes]) -> Outcome:
                     contents[name, CHANGES] = sorted(changes.updates(), key=repr)
     except Corruption as caught:
         error = caught
-    return Outcome(contents, error, frozenset(blob.read))
+    return Outcome(contents, error, frozenset(blob.read), beyond_end)
 
 
 def of_folder(blobs: Mapping[str, bytes], folder: str) -> Iterator[str]:

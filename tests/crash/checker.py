@@ -7,6 +7,7 @@ location must take more writes.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -107,6 +108,9 @@ def check_records(client: persist.Client, blob: Blob) -> int:
         record = read_record(blob, seqno)
         assert record is not None
         records.append(record)
+    for before, record in pairwise(records):
+        if record.previous != before.commit:
+            raise Violation(f"{record_key(record.seqno)} follows {record.previous}, and {before.commit} is before it")
     replaced = {key for record in records for m in record.mutations if isinstance(m, Replace) for key in m.unused}
     for seqno, record in zip(seqnos, records, strict=True):
         brings = [m for m in record.mutations if isinstance(m, Append | Replace) and m.collection in present]

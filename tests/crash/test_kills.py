@@ -24,7 +24,7 @@ def children() -> Iterator[Nursery]:
         yield warm
 
 
-@pytest.mark.sampled(0.2, group="kills")
+@pytest.mark.sampled(0.15, group="long")
 def test_a_folder_keeps_every_acknowledged_call_and_no_half_of_any_other(children: Nursery, tmp_path: Path) -> None:
     tally = kill_often(children, str(tmp_path / "location"), {}, crashes=FOLDER_KILLS, seed=SEED, ages=True)
 
@@ -33,7 +33,7 @@ def test_a_folder_keeps_every_acknowledged_call_and_no_half_of_any_other(childre
     assert tally.acknowledged["multi"] > 0
 
 
-@pytest.mark.sampled(0.2, group="kills")
+@pytest.mark.sampled(0.15, group="long")
 def test_a_bucket_keeps_every_acknowledged_call_and_no_half_of_any_other(
     children: Nursery, s3_location: tuple[str, dict[str, Any]]
 ) -> None:

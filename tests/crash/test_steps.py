@@ -12,7 +12,7 @@ from tests.crash.nursery import Nursery, nursery
 from tests.crash.steps import kill_at_each, steps_of
 
 SHARE = 5
-KINDS = {"checkpoint", "directory", "list", "log", "part", "state"}
+KINDS = {"checkpoint", "list", "log", "part", "state"}
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +34,7 @@ def sampled(steps: list[Step]) -> list[Step]:
     return [step for n, some in enumerate(sorts.values()) for step in some[n % SHARE :: SHARE]]
 
 
-@pytest.mark.sampled(0.2, group="kills")
+@pytest.mark.sampled(0.15, group="long")
 def test_a_call_happens_when_its_record_is_created_whichever_step_its_process_dies_at(
     children: Nursery, tmp_path: Path
 ) -> None:
@@ -55,7 +55,7 @@ def test_a_call_happens_when_its_record_is_created_whichever_step_its_process_di
     assert tally.lost > 15
 
 
-@pytest.mark.sampled(0.2, group="kills")
+@pytest.mark.sampled(0.15, group="long")
 def test_a_write_that_is_made_again_with_its_token_happens_once_whichever_step_its_process_died_at(
     children: Nursery, tmp_path: Path
 ) -> None:
@@ -69,7 +69,7 @@ def test_a_write_that_is_made_again_with_its_token_happens_once_whichever_step_i
     assert tally.retried >= 6
 
 
-@pytest.mark.sampled(0.2, group="kills")
+@pytest.mark.sampled(0.15, group="long")
 def test_the_same_in_a_bucket(children: Nursery, s3_location: tuple[str, dict[str, Any]]) -> None:
     url, options = s3_location
     steps = [

@@ -26,13 +26,13 @@ from persist.log.keys import uploaded_seqno
 from persist.log.records import Append, Mutation, Record
 from persist.replica.checkpoint import (
     Checkpoint,
+    DirectoryEntry,
     StateObject,
     checkpoint_key,
     checkpoint_seqno,
     read_checkpoint,
     read_newest_checkpoint,
 )
-from persist.replica.directory import DirectoryEntry
 from persist.replica.follower import Follower
 from persist.write.part_writer import PartWriter
 from tests.clocks import DatedBlob, ImpatientClock
@@ -118,6 +118,7 @@ def append_record(blob: Blob, *mutations: Mutation, **changed: Any) -> str:
         "location": state.location,
         "seqno": state.seqno + 1,
         "commit": uuid.uuid4().hex,
+        "previous": state.commit,
         "writer": "a test",
         "epoch": None,
         "written_ms": 0,
@@ -333,7 +334,8 @@ def test_parts_are_examined_even_if_the_record_before_theirs_is_gone() -> None:
     [part] = keys(blob, "part/")
     blob.delete(record_key(1))
     flip(blob, part, "")
-    assert {problem.blob for problem in fsck(blob).problems} == {record_key(1), part}
+    kinds = {(problem.kind, problem.blob) for problem in fsck(blob).problems}
+    assert kinds == {("missing", record_key(1)), ("beyond", record_key(2)), ("damaged", part)}
 
 
 def test_missing_records_are_found_wherever_they_are(dated: DatedBlob) -> None:
@@ -359,7 +361,8 @@ def test_a_record_far_beyond_the_end_is_found_at_once(dated: DatedBlob) -> None:
     end = len(keys(dated, "log/"))
     dated.set("log/" + "9" * 20, dated.get(record_key(3)) or b"")
     kinds = {(problem.kind, problem.blob) for problem in fsck(dated).problems}
-    assert kinds == {("missing", record_key(end)), ("exchanged", "log/" + "9" * 20)}
+    far = "log/" + "9" * 20
+    assert kinds == {("missing", record_key(end)), ("exchanged", far), ("beyond", far)}
 
 
 def test_without_records_a_truncated_location_with_no_readable_checkpoint_says_what_is_missing(
@@ -582,7 +585,10 @@ def crafted_run(blob: Blob, tables: list[pa.Table], keeps_hints: bool) -> list[s
     )
     control = msgspec.structs.replace(state.control, log_floor=state.seqno)
     entry = DirectoryEntry(handle.id, "c", base)
-    checkpoint = Checkpoint(location=state.location, seqno=state.seqno, control=control, collections=(entry,))
+    assert state.commit is not None
+    checkpoint = Checkpoint(
+        location=state.location, seqno=state.seqno, commit=state.commit, control=control, collections=(entry,)
+    )
     blob.set(checkpoint_key(state.seqno), encode_framed(checkpoint))
     for seqno in range(state.seqno):
         blob.delete(record_key(seqno))
@@ -609,7 +615,7 @@ def test_a_checkpoint_that_says_something_else_than_the_log_is_found(dated: Date
     busy(dated, 14)
     change = msgspec.structs.replace
     found = newest(dated)
-    one, other, *more = sorted(found.collections, key=lambda each: each.base is None)
+    one, other, *_ = found.collections
     if what == "upper":
         assert one.base is not None
         stored = msgspec.json.decode(
@@ -617,11 +623,11 @@ def test_a_checkpoint_that_says_something_else_than_the_log_is_found(dated: Date
         )
         wrong = change(stored, collection=change(stored.collection, upper_times=(1,)))
         base = put_framed(dated, f"state/{one.id}/{found.seqno:020d}-", wrong)
-        found = change(found, collections=(change(one, base=base, pending=()), other, *more))
+        found = change(found, collections=(change(one, base=base, pending=()), *found.collections[1:]))
     elif what == "name":
-        found = change(found, collections=(other, *more))
+        found = change(found, collections=found.collections[1:])
     elif what == "collection":
-        found = change(found, collections=(change(other, id=one.id, name=one.name), other, *more))
+        found = change(found, collections=(change(other, id=one.id, name=one.name), *found.collections[1:]))
     elif what == "control":
         found = change(found, control=change(found.control, upload_floor=3))
     else:
@@ -823,7 +829,7 @@ def test_bad_checkpoints_are_made_again_from_the_log(dated: DatedBlob, breaks: C
     assert real.repairs_done == real.repairs_planned == dry.repairs_planned != ()
     assert changes(before, everything(dated)) == steps(real.repairs_done)
     touched = {key.split("/")[0] for _, key in changes(before, everything(dated))}
-    assert touched <= {"checkpoint", "directory", "state"}
+    assert touched <= {"checkpoint", "state"}
     assert fsck(dated).is_clean, str(fsck(dated))
     assert contents_of(dated) == expected
     with opened(dated) as client:

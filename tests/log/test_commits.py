@@ -21,11 +21,14 @@ SCHEMA = CollectionSchema.of({"k": pa.int64()}, None)
 ORDERS = "a" * 32
 
 
-def record(seqno: int, *mutations: Mutation, location: str = "f" * 32) -> Record:
+def record(seqno: int, *mutations: Mutation, location: str = "f" * 32, previous: int | None = None) -> Record:
+    """Return a record that follows the one made for the seqno before it, or for another one."""
+    follows = seqno - 1 if previous is None else previous
     return Record(
         location=location,
         seqno=seqno,
-        commit=uuid.uuid4().hex,
+        commit=f"{seqno:032x}",
+        previous=None if seqno == 0 else f"{follows:032x}",
         writer="a test",
         epoch=None,
         written_ms=0,
@@ -37,9 +40,14 @@ def create(seqno: int = 0) -> Record:
     return record(seqno, Create(ORDERS, "orders", SCHEMA.to_json()))
 
 
+def rival(record: Record) -> Record:
+    """Return what another client would create at the same seqno."""
+    return msgspec.structs.replace(record, commit=uuid.uuid4().hex)
+
+
 def test_the_first_to_create_a_record_wins_and_the_loser_gets_the_winner() -> None:
     blob, clock = MemoryBlob(), ImpatientClock()
-    first, second = create(), create()
+    first, second = create(), rival(create())
     assert create_record(blob, first, clock) is None
     assert create_record(blob, second, clock) == first
     assert read_record(blob, 0) == first
@@ -52,7 +60,7 @@ def test_of_many_racers_exactly_one_wins_each_seqno() -> None:
 
     def race() -> None:
         for seqno in range(50):
-            if create_record(blob, record(seqno), clock) is None:
+            if create_record(blob, rival(record(seqno)), clock) is None:
                 wins.append(seqno)
 
     threads = [threading.Thread(target=race) for _ in range(8)]
@@ -74,7 +82,7 @@ def test_a_lost_answer_is_resolved_by_the_commit_id(faults: tuple[Fault, ...]) -
 
 def test_a_lost_answer_is_not_mistaken_for_another_writers_success() -> None:
     blob = UnreliableBlob(MemoryBlob())
-    theirs, mine = create(), create()
+    theirs, mine = create(), rival(create())
     assert create_record(blob, theirs, ImpatientClock()) is None
     blob.next_faults("create", Fault.NOT_HAPPENED_DOUBTFUL)
     assert create_record(blob, mine, ImpatientClock()) == theirs
@@ -104,7 +112,7 @@ class Truncating(MemoryBlob):
 def test_a_record_that_is_truncated_while_its_slot_is_asked_for_is_not_taken_for_damage() -> None:
     blob, clock = Truncating(), ImpatientClock()
     assert create_record(blob, create(), clock) is None
-    assert create_record(blob, create(), clock) is None
+    assert create_record(blob, rival(create()), clock) is None
 
 
 def test_a_long_part_list_is_kept_outside_the_record_and_read_back_with_it() -> None:

@@ -20,6 +20,7 @@ RECORD = Record(
     location="0" * 32,
     seqno=7,
     commit="1" * 32,
+    previous="3" * 32,
     writer="a test",
     epoch=None,
     written_ms=1,

@@ -89,13 +89,18 @@ class Event:
 
 @dataclass(slots=True)
 class Commit:
-    """One record. Mutations have a `kind`, mostly a `collection`, and what that kind needs."""
+    """One record. Mutations have a `kind`, mostly a `collection`, and what that kind needs.
+
+    commit is its id, and previous that of the record before it.
+    """
 
     seqno: int
     at: int
     client: str
     mutations: list[dict[str, Any]]
     clock_s: float = 0.0
+    commit: str = ""
+    previous: str | None = None
 
     def __str__(self) -> str:
         return f"seqno {self.seqno} @{self.at} of {self.client}: {_short(self.mutations)}"

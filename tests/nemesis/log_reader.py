@@ -22,7 +22,7 @@ def read_commit(value: bytes, at: int, client: str, clock_s: float, blobs: Mappi
     """Return a record as a commit, given all blobs that were ever stored."""
     record = json.loads(value)
     mutations = [_mutation(each, blobs) for each in record["mutations"]]
-    return Commit(record["seqno"], at, client, mutations, clock_s)
+    return Commit(record["seqno"], at, client, mutations, clock_s, record["commit"], record["previous"])
 
 
 def frontier(times: list[int]) -> int:

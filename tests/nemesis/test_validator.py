@@ -16,6 +16,12 @@ LEASED = "f" * 32
 Mutations = list[dict[str, Any]]
 
 
+def chain(history: History) -> None:
+    """Let each record name the one before it."""
+    for n, commit in enumerate(history.commits):
+        commit.commit, commit.previous = f"c{n}", f"c{n - 1}" if n else None
+
+
 class Story:
     """A history as it is told: calls one after the other, each with the record it makes."""
 
@@ -39,6 +45,7 @@ class Story:
     def commit(self, client: str, *mutations: dict[str, Any]) -> int:
         seqno = len(self.history.commits)
         self.history.commits.append(Commit(seqno, self.moment(), client, list(mutations), self.clock_s))
+        chain(self.history)
         return seqno
 
     def end(self, event: Event, value: Any = None) -> Event:
@@ -281,6 +288,7 @@ def insert(s: Story, label: str, *mutations: dict[str, Any], client: str | None 
     s.history.commits.insert(seqno, Commit(seqno, at, client or event.client, list(mutations), s.clock_s - 950))
     for n, commit in enumerate(s.history.commits):
         commit.seqno = n
+    chain(s.history)
     return seqno
 
 
@@ -554,6 +562,11 @@ def names_are_told_wrong(s: Story) -> None:
 @plant("log")
 def a_seqno_is_used_twice(s: Story) -> None:
     s.history.commits[4].seqno = 3
+
+
+@plant("chain")
+def a_record_was_made_after_another_than_the_last(s: Story) -> None:
+    s.history.commits[4].previous = s.history.commits[2].commit
 
 
 @plant("fsck")

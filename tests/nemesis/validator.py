@@ -177,7 +177,9 @@ class _Judgement:
     # The log
 
     def check_log(self) -> None:
-        """Records come at consecutive seqnos, from clients that may write; others store nothing.
+        """Records come at consecutive seqnos, each naming the one before, from clients that may write.
+
+        Others store nothing.
 
         One that lands where the log was truncated before is not part of the log.
         """
@@ -187,6 +189,9 @@ class _Judgement:
                 continue
             if commit.seqno != len(self.commits):
                 self.blame("log", f"seqno {len(self.commits)} was skipped or taken twice: {commit}")
+            last = self.commits[-1].commit if self.commits else None
+            if commit.previous != last:
+                self.blame("chain", f"it follows {commit.previous}, and the record before it is {last}: {commit}")
             self.commits.append(commit)
             self.moments.append(commit.at)
             floor = max([floor, *(m["floor"] for m in commit.mutations if m["kind"] == "truncate")])

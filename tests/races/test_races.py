@@ -35,18 +35,18 @@ def judge(outcome: Outcome) -> None:
     assert outcome.total["reads"] >= 3
 
 
-@pytest.mark.sampled(0.34, group="races")
+@pytest.mark.sampled(0.15, group="long")
 def test_shared_writers_and_readers_agree_on_one_order(location: tuple[str, dict[str, Any]], tmp_path: Path) -> None:
     judge(run(*location, tmp_path / "history", writers=["shared"] * 8, seconds=SECONDS, seed=SEED, lost_answers=0.05))
 
 
-@pytest.mark.sampled(0.34, group="races")
+@pytest.mark.sampled(0.15, group="long")
 def test_writers_that_read_agree_on_one_order(tmp_path: Path) -> None:
     location = str(tmp_path / "location")
     judge(run(location, {}, tmp_path / "history", writers=["shared"] * 8, seconds=SECONDS, seed=SEED, holds=True))
 
 
-@pytest.mark.sampled(0.34, group="races")
+@pytest.mark.sampled(0.15, group="long")
 def test_exclusive_writers_take_turns_and_fenced_ones_stop(
     location: tuple[str, dict[str, Any]], tmp_path: Path
 ) -> None:
@@ -56,7 +56,7 @@ def test_exclusive_writers_take_turns_and_fenced_ones_stop(
     assert outcome.total["WriterFenced"] + outcome.total["Locked"] >= 3
 
 
-@pytest.mark.sampled(0.34, group="races")
+@pytest.mark.sampled(0.15, group="long")
 def test_a_killed_exclusive_writer_leaves_nothing_half_done(tmp_path: Path) -> None:
     writers, _ = exclusive_writers(8, SECONDS, SEED)
     troubles = [Trouble(number, 0.4 + number / 2, None) for number in range(3)]

@@ -1,0 +1,134 @@
+"""What lies beyond the end of the log is reported, set aside only when that is asked for, and never deleted."""
+
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+import persist
+from persist.blob import FileBlob, InvalidUsage, MemoryBlob
+from persist.cli.main import OK, PROBLEMS, main
+from persist.log.commits import record_key
+from tests.clocks import ImpatientClock
+from tests.rollback import KEY, QUIET, copied, interrupted, made, opened, restore, rolled_back, write
+
+Blobs = dict[str, bytes]
+
+
+def lost(blobs: Blobs) -> Blobs:
+    return {key.removeprefix("lost/"): data for key, data in blobs.items() if key.startswith("lost/")}
+
+
+def test_fsck_reports_what_lies_beyond_the_end_and_repair_alone_leaves_it() -> None:
+    blob, clock = interrupted()
+    before = copied(blob)
+    for repair in (False, True):
+        report = persist.fsck(blob, clock=clock, settings=QUIET, repair=repair)
+        assert [(each.kind, each.blob) for each in report.problems] == [
+            ("missing", record_key(7)),
+            ("beyond", record_key(10)),
+        ]
+        assert "the log ends at seqno 6, and 2 records from 10 to 11 lie beyond that" in report.problems[1].what
+        assert "set_aside" in report.problems[1].advice
+        assert report.repairs_planned == ()
+    assert copied(blob) == before
+
+
+def test_what_is_set_aside_is_kept_and_the_log_goes_on() -> None:
+    blob, clock = interrupted()
+    before = copied(blob)
+    keys = [record_key(11), record_key(10)]
+    shown = persist.fsck(blob, clock=clock, settings=QUIET, repair=True, set_aside=True, dry_run=True)
+    assert [(each.action, each.blob) for each in shown.repairs_planned] == [("move", key) for key in keys]
+    assert copied(blob) == before
+    done = persist.fsck(blob, clock=clock, settings=QUIET, repair=True, set_aside=True)
+    assert done.repairs_done == shown.repairs_planned
+    after = copied(blob)
+    assert lost(after) == {key: before[key] for key in keys}
+    assert {key: data for key, data in after.items() if not key.startswith("lost/")} == {
+        key: data for key, data in before.items() if key not in keys
+    }
+    with opened(blob, clock) as client:
+        write(made(client), range(6, 30))
+        assert made(client).snapshot(29).count() == 30
+        client.gc()
+    report = persist.fsck(blob, clock=clock, settings=QUIET, repair=True, set_aside=True)
+    assert report.is_clean
+    assert {each.blob for each in report.unreferenced if each.kind == "lost"} == {f"lost/{key}" for key in keys}
+    assert lost(copied(blob)) == lost(after)
+
+
+def test_parts_that_only_lost_records_name_are_kept_with_them() -> None:
+    blob, clock, client, collection = rolled_back(3)
+    rows = pa.table({"k": range(20_000), "_time": [9] * 20_000, "_diff": [1] * 20_000})
+    with client:
+        collection.write(rows, seal=10).result()
+    parts = {entry.key: blob.get(entry.key) for entry in blob.list("part/")}
+    assert len(parts) == 1
+    persist.fsck(blob, clock=clock, settings=QUIET, repair=True, set_aside=True)
+    found = lost(copied(blob))
+    assert found.keys() == {record_key(10), *parts}
+    assert all(found[key] == data for key, data in parts.items())
+
+
+def test_a_repair_that_is_interrupted_leaves_the_rest_to_the_next() -> None:
+    blob, clock = interrupted()
+    before = copied(blob)
+    persist.fsck(blob, clock=clock, settings=QUIET, repair=True, set_aside=True)
+    whole = copied(blob)
+    restore(blob, {**before, f"lost/{record_key(11)}": before[record_key(11)]})
+    persist.fsck(blob, clock=clock, settings=QUIET, repair=True, set_aside=True)
+    assert copied(blob) == whole
+
+
+def test_what_was_set_aside_before_is_never_written_over() -> None:
+    blob, clock = interrupted()
+    blob.set(f"lost/{record_key(11)}", b"of another time")
+    before = copied(blob)
+    with pytest.raises(persist.CorruptBlob, match="move it elsewhere"):
+        persist.fsck(blob, clock=clock, settings=QUIET, repair=True, set_aside=True)
+    assert copied(blob) == before
+
+
+def test_a_record_that_cannot_be_read_is_damage_and_sets_nothing_aside() -> None:
+    blob, clock = MemoryBlob(), ImpatientClock()
+    with opened(blob, clock) as client:
+        write(made(client), range(9))
+    blob.set(record_key(5), b"damaged")
+    before = copied(blob)
+    report = persist.fsck(blob, clock=clock, settings=QUIET, repair=True, set_aside=True)
+    assert [each.kind for each in report.problems] == ["damaged"]
+    assert copied(blob) == before
+
+
+def test_a_lost_record_that_is_put_back_makes_the_log_whole() -> None:
+    blob, clock = MemoryBlob(), ImpatientClock()
+    with opened(blob, clock) as client:
+        write(made(client), range(9))
+    record = blob.get(record_key(5)) or b""
+    blob.delete(record_key(5))
+    report = persist.fsck(blob, clock=clock, settings=QUIET)
+    assert [each.kind for each in report.problems] == ["missing", "beyond"]
+    blob.set(record_key(5), record)
+    assert persist.fsck(blob, clock=clock, settings=QUIET).is_clean
+    with opened(blob, clock, "read") as reader:
+        assert reader.load("c").upper.time == 9
+
+
+def test_to_set_aside_goes_with_repair() -> None:
+    with pytest.raises(InvalidUsage, match="repair=True"):
+        persist.fsck(MemoryBlob(), set_aside=True)
+
+
+def test_the_command_line_sets_aside(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    memory, _ = interrupted()
+    blob = FileBlob(tmp_path)
+    for key, data in copied(memory).items():
+        blob.set(key, data)
+    blob.close()
+    assert main(["fsck", "--repair", str(tmp_path)]) == PROBLEMS
+    assert main(["fsck", "--repair", "--set-aside", str(tmp_path)]) == PROBLEMS
+    assert f"move    log/{11:020d}" in capsys.readouterr().out
+    assert main(["fsck", str(tmp_path)]) == OK
+    with persist.open(tmp_path, settings=QUIET) as client:
+        write(client.create_or_load("c", key=KEY, value=None), range(6, 9))

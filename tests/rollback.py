@@ -1,0 +1,61 @@
+"""A location that is rolled back under an open client, as by a backup that is restored in place."""
+
+import pyarrow as pa
+
+import persist
+from persist.blob import Blob, MemoryBlob
+from persist.engine import Mode
+from persist.replica.past import PROVE_AFTER_S
+from tests.clocks import ImpatientClock
+
+KEY = {"k": pa.int64()}
+QUIET = persist.Settings(background=False, hold_linger_s=0)
+Copy = dict[str, bytes]
+
+
+def copied(blob: MemoryBlob) -> Copy:
+    return {entry.key: blob.get(entry.key) or b"" for entry in blob.list("")}
+
+
+def restore(blob: MemoryBlob, copy: Copy) -> None:
+    """Make the location what it was, as a tool does that deletes what the backup does not have."""
+    for entry in list(blob.list("")):
+        if entry.key not in copy:
+            blob.delete(entry.key)
+    for key, data in copy.items():
+        blob.set(key, data)
+
+
+def opened(blob: Blob, clock: ImpatientClock, mode: Mode = "shared") -> persist.Client:
+    return persist.open(blob, mode=mode, clock=clock, settings=QUIET)
+
+
+def made(client: persist.Client) -> persist.Collection:
+    return client.create_or_load("c", key=KEY, value=None)
+
+
+def write(collection: persist.Collection, times: range) -> None:
+    """Write and seal each of these times, in a record of its own, without looking at the log first."""
+    for time in times:
+        collection.write([((time, None), time, 1)], seal=time + 1).result()
+
+
+def rolled_back(commits: int = 30) -> tuple[MemoryBlob, ImpatientClock, persist.Client, persist.Collection]:
+    """Return a location that was restored from a copy under an open client, which has written since the copy."""
+    blob, clock = MemoryBlob(), ImpatientClock()
+    client = opened(blob, clock)
+    collection = made(client)
+    write(collection, range(6))
+    copy = copied(blob)
+    clock.sleep(2 * PROVE_AFTER_S)
+    write(collection, range(6, 6 + commits))
+    restore(blob, copy)
+    return blob, clock, client, collection
+
+
+def interrupted() -> tuple[MemoryBlob, ImpatientClock]:
+    """Return a location with records beyond its end: the open client wrote before it could notice."""
+    blob, clock, client, collection = rolled_back(3)
+    with client:
+        write(collection, range(9, 11))
+    return blob, clock
