@@ -28,7 +28,7 @@ So:
   float64: BYTE_STREAM_SPLIT;
 - other flat types: a dictionary only if a sample shows values repeat, because on unique strings it doubles
   the time of writing and reading and makes the file larger; nested columns: a dictionary for each leaf but
-  strings and binary, where a reader could not tell how long the values become (see `part_claims`);
+  strings and binary, where a reader could not tell how long the values become (see `part.claims`);
 - zstd level 1 on columns of which a sample becomes at least a twentieth smaller, none on others;
 - one page a column chunk, up to 1 MiB: the default of 20,000 rows a page is no faster, and each page costs a check;
 - statistics for all leaves except floating ones that hold NaN or lie inside a nested column: Parquet leaves
@@ -59,7 +59,8 @@ import xxhash
 
 from persist.codecs.errors import InvalidUpdate
 from persist.codecs.order.ordering import combined, order_keys
-from persist.codecs.part.claims import MAGIC, Claims, Layout, check_footer, check_pages
+from persist.codecs.part.claims import MAGIC, Claims, check_footer, check_pages
+from persist.codecs.part.layout import Layout
 from persist.codecs.types.arrow_types import children, with_children
 
 GROUPS_KEY, GROUPS_VERSION = "persist.groups", 1
@@ -199,7 +200,7 @@ def misled_columns(group: pa.Table) -> frozenset[str]:
 
 
 def level_bytes(data: bytes | memoryview, schema: pa.Schema, rows: int) -> int:
-    """What decoding a file takes beyond its columns: the second term of `memory`; see `part_claims`."""
+    """What decoding a file takes beyond its columns: the second term of `memory`; see `part.claims`."""
     if not any(pt.is_nested(kind) for kind in schema.types):
         return 0
     return check_footer(memoryview(data), len(data), _layout(schema)[0], rows, None).level_bytes

@@ -20,8 +20,8 @@ A writer promises, and a reader may rely on:
   NaN.
 
 Page sizes, page index and other key-value metadata may vary and may change without notice. Encodings, compression and
-row groups may vary as far as `part_claims` allows. Every file has an index of its row groups in its footer, by which
-they can be read one by one; see `part_index`.
+row groups may vary as far as `part.claims` allows. Every file has an index of its row groups in its footer, by which
+they can be read one by one; see `part.index`.
 
 What a reader must check before it believes a row: the length and the xxh3_128 of the whole file against the
 descriptor, or of the footer against the descriptor and of a row group against the footer; then that the file's columns
@@ -103,7 +103,7 @@ class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
         blob: key of the blob; empty when the bytes are inline.
         inline: the Parquet bytes themselves, for small batches (base64 in JSON).
         bytes, rows: length of the Parquet bytes, and rows in them.
-        memory: bytes that decoding takes (see `part_claims`); what the file claims must fit in it.
+        memory: bytes that decoding takes (see `part.claims`); what the file claims must fit in it.
         checksum: xxh3_128 of the bytes, 32 hex digits.
         footer: what is read of it, and checked, before single row groups are.
         time_min, time_max: least and greatest `_time`, both inclusive.

@@ -11,7 +11,7 @@ depends on the rows alone, not on how they were cut into tables (but for rows so
 decides, which Arrow counts a little differently).
 
 A row group ends at `row_group_rows` rows or `row_group_bytes_max` decoded bytes, whichever comes first; later where
-readers would refuse that many groups (see `part_claims`). A part ends where the key changes, as soon as it has about
+readers would refuse that many groups (see `part.claims`). A part ends where the key changes, as soon as it has about
 `part_bytes_target` encoded bytes, or `GROUPS_MAX` times `row_group_bytes_max` decoded ones, so that few bytes never
 stand for very many. How many rows these are is estimated from the rows already encoded.
 

@@ -13,10 +13,12 @@ import pytest
 
 from persist.blob.errors import CorruptBlob
 from persist.codecs import CollectionSchema, Part, decode_part, encode_parts, to_updates
-from persist.codecs.part.claims import GROUPS_MAX, Layout, _Thrift, check_footer
+from persist.codecs.part.claims import GROUPS_MAX, check_footer
 from persist.codecs.part.file import _layout
 from persist.codecs.part.index import footer_range
+from persist.codecs.part.layout import Layout
 from persist.codecs.part.part import checksum_of
+from persist.codecs.part.thrift import ThriftReader
 from tests.fuzz.part_cases import BAD_ROWS, _mutated, genuine, part_of_bad_rows
 
 TEXT = CollectionSchema.of({"k": pa.int64()}, {"v": pa.string()})
@@ -157,10 +159,10 @@ def outcome(tail: bytes, layout: Layout, part: Part) -> Any:
 def test_a_footer_as_arrow_writes_it_is_parsed_at_once_and_like_any_other(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever is changed in it, the quick way finds the same or leaves it to the long one."""
     rng = random.Random(8)
-    quickly = _Thrift._plain_chunk
+    quickly = ThriftReader._plain_chunk
     taken = 0
 
-    def counted(self: _Thrift, at: int, depth: int) -> Any:
+    def counted(self: ThriftReader, at: int, depth: int) -> Any:
         nonlocal taken
         found = quickly(self, at, depth)
         taken += found is not None
@@ -173,8 +175,8 @@ def test_a_footer_as_arrow_writes_it_is_parsed_at_once_and_like_any_other(monkey
             tail = _mutated(rng, tail[:-8], 0, len(tail) - 8)
             tail += len(tail).to_bytes(4, "little") + b"PAR1"
         layout, _ = _layout(schema.arrow)
-        monkeypatch.setattr(_Thrift, "_plain_chunk", counted)
+        monkeypatch.setattr(ThriftReader, "_plain_chunk", counted)
         quick = outcome(tail, layout, part)
-        monkeypatch.setattr(_Thrift, "_plain_chunk", lambda *_: None)
+        monkeypatch.setattr(ThriftReader, "_plain_chunk", lambda *_: None)
         assert quick == outcome(tail, layout, part), n
     assert taken > 1000
