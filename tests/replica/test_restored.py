@@ -157,6 +157,16 @@ def test_the_next_record_of_another_past_is_not_taken_for_ones_own() -> None:
     assert upper_of(blob, clock) == 16
 
 
+def test_a_client_does_not_jump_to_a_checkpoint_of_another_past() -> None:
+    blob, clock, client, _ = rolled_back(3)
+    with opened(blob, clock) as other:
+        write(made(other), range(6, 6 + 2 * INTERVAL))
+        other.engine.pool.submit(int).result()
+    assert list(blob.list("checkpoint/"))
+    with client, pytest.raises(LogReplaced):
+        client.engine.follower.restart()
+
+
 def test_the_newest_record_cannot_be_lost_unnoticed() -> None:
     blob, clock = MemoryBlob(), ImpatientClock()
     with opened(blob, clock) as client, opened(blob, clock, "read") as reader:
