@@ -32,30 +32,26 @@ def exploded(updates: Ints, keys: int, aggregates: Sequence[Wanted], domain: Dom
     """Return what updates contribute to slots: key words, slot, times, diffs.
 
     Args:
-        updates: the key's words, then one word for each aggregate, then times and diffs.
+        updates: the key's words, one word for each aggregate that is not counted, times and diffs.
         aggregates: in the order of their words.
     """
+    summed = [each for each in enumerate(aggregates) if not each[1].is_counted]
+    if not summed:
+        made = np.empty((len(updates) + 1, updates.shape[1]), np.int64)
+        made[:keys], made[keys], made[keys + 1 :] = updates[:keys], 0, updates[keys:]
+        return made
     rows = [np.arange(updates.shape[1])]
     slots = [np.zeros(updates.shape[1], np.int64)]
     amounts = [np.ones(updates.shape[1], np.int64)]
-    for number, wanted in enumerate(aggregates):
-        if wanted.is_counted:
-            continue
-        words = updates[keys + number]
+    for at, (number, wanted) in enumerate(summed):
+        words = updates[keys + at]
         places = np.flatnonzero(words != NULL)
         found, into, amount = contributions(wanted.kind, words[places], wanted.of, domain)
         rows.append(places[found])
         slots.append(into + (1 + number * SLOTS))
         amounts.append(amount)
-    if len(rows) == 1:
-        parts = updates
-        made = np.empty((len(updates) - len(aggregates) + 1, updates.shape[1]), np.int64)
-        made[keys] = 0
-        made[keys + 1 : -1] = parts[keys + len(aggregates) : -1]
-        made[:keys], made[-1] = parts[:keys], parts[-1]
-        return made
     every = np.concatenate(rows)
-    kept = [*range(keys), 0, *range(keys + len(aggregates), len(updates))]
+    kept = [*range(keys), 0, *range(keys + len(summed), len(updates))]
     made = updates.take(kept, axis=0).take(every, axis=1)
     made[keys] = np.concatenate(slots)
     made[-1] = products(made[-1], np.concatenate(amounts))

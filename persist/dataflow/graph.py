@@ -319,7 +319,8 @@ class Builder:
     def _accumulating(self, node: Node, reduce: Reduce, wanted: list[Wanted], given: pa.Schema) -> Arrangement:
         source = self._unarranged(node.inputs[0])
         # An aggregate that its record says nothing about has no word.
-        values = [of for (_, _, of) in reduce.logic.outputs] if isinstance(reduce.logic, Aggregates) else []
+        outputs = reduce.logic.outputs if isinstance(reduce.logic, Aggregates) else ()
+        values = [of for (_, _, of), each in zip(outputs, wanted, strict=True) if not each.is_counted]
         names = [*reduce.keys, *values]
         shape = compiled(reduce.before, self.plan.nodes[source].schema, names, self.domain, node.title)
         keys = len(reduce.keys)

@@ -109,7 +109,7 @@ class Frame(Mapping[str, pa.Array]):
         return Frame(self.domain, columns, self.times.take(rows, axis=1), self.diffs.take(rows))
 
     def where(self, keep: Flags) -> "Frame":
-        return self if keep.all() else self.take(np.flatnonzero(keep))
+        return self if keep.all() else self.take(keep.nonzero()[0])
 
     def changed(
         self, columns: dict[str, Column] | None = None, *, times: Ints | None = None, diffs: Ints | None = None
@@ -140,6 +140,10 @@ def compiled(stages: Sequence[Stage], given: pa.Schema, names: Sequence[str], do
             return updates.take([*rows, *range(len(given), len(updates))], axis=0)
 
         return pick
+    if len(stages) == 1 and isinstance(stages[0], Map):
+        picks = _picks(stages[0], given, names, domain)
+        if picks is not None:
+            return picks
 
     def shape(updates: Ints) -> Ints:
         frame = Frame.of(updates, given, domain)
@@ -148,6 +152,29 @@ def compiled(stages: Sequence[Stage], given: pa.Schema, names: Sequence[str], do
         return frame.updates(names)
 
     return shape
+
+
+def _picks(stage: Map, given: pa.Schema, names: Sequence[str], domain: Domain) -> Shape | None:
+    """Return the function for a map that only passes columns on and sets constants; None if it does more."""
+    by = dict(stage.outputs)
+    outputs = [by[name] for name in names]
+    if not all((isinstance(each, Col) and each.name in given.names) or isinstance(each, Lit) for each in outputs):
+        return None
+    rows = [given.get_field_index(each.name) if isinstance(each, Col) else 0 for each in outputs]
+    constants = [(at, _constant(each, domain)) for at, each in enumerate(outputs) if isinstance(each, Lit)]
+    count = len(given)
+
+    def pick(updates: Ints) -> Ints:
+        found = updates.take([*rows, *range(count, len(updates))], axis=0)
+        for at, word in constants:
+            found[at] = word
+        return found
+
+    return pick
+
+
+def _constant(literal: Lit, domain: Domain) -> int:
+    return int(domain.encode(pa.array([literal.value.as_py()], literal.value.type))[0])
 
 
 def applied(stage: Stage, frame: Frame, operator: str) -> Frame:
@@ -188,8 +215,8 @@ def _computed(expression: Expression, frame: Frame, operator: str) -> Column:
     if isinstance(expression, Col) and expression.name in frame.columns:
         return frame.columns[expression.name]
     if isinstance(expression, Lit):
-        word = frame.domain.encode(pa.array([expression.value.as_py()], expression.value.type))
-        return Column(frame.domain, expression.value.type, word.repeat(len(frame)))
+        words = np.full(len(frame), _constant(expression, frame.domain), np.int64)
+        return Column(frame.domain, expression.value.type, words)
     found = _evaluated(expression, frame, operator)
     return Column(frame.domain, found.type, None, found)
 

@@ -50,9 +50,7 @@ class Operator:
         if len(self.inputs) == 1:
             self.frontier = self.inputs[0].frontier
         elif self.inputs:
-            first = self.inputs[0].frontier
-            same = all(each.frontier is first for each in self.inputs)
-            self.frontier = first if same else meet_of(each.frontier for each in self.inputs)
+            self.frontier = meet_of(each.frontier for each in self.inputs)
 
     def run(self) -> None:
         """Do the work of this pass, or of this iteration."""

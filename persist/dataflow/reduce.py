@@ -15,11 +15,13 @@ makes of the records at times up to it, so what was given before is kept, too.
 Cost: of a change, the records of its key; of accumulable aggregates, these are a few sums.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import repeat
 
 import numpy as np
 import pyarrow as pa
 
+from persist.codecs import DiffOverflow
 from persist.dataflow.arrange import Arrangement
 from persist.dataflow.batch import Layout, distinct_keys, to_batch
 from persist.dataflow.linear import Shape
@@ -29,7 +31,7 @@ from persist.dataflow.spine import Allocate, Spine
 from persist.dataflow.stash import Stash
 from persist.dataflow.times import Ints
 
-CELLS_MAX = 1 << 22  # Cells of versions that are looked at together.
+FEW_ROWS = 48  # Up to so many rows, plain Python beats numpy.
 
 
 class ReduceOperator(Operator):
@@ -84,16 +86,45 @@ class TotalReduce(ReduceOperator):
         layout = self.arrangement.layout
         keys, hashes, numbers = distinct_keys(new, layout)
         old_numbers, old = self.arrangement.lookup(hashes, keys, has_new=False)
-        found = self._changes(keys, numbers, new, old_numbers, old)
-        self.out = self.shaped(found)
+        times = new[-2]
+        is_one = len(times) == 1 or bool((times == times[0]).all())
+        if is_one and len(times) + len(old_numbers) <= FEW_ROWS:
+            found = self._few_changes(keys, numbers, new, old_numbers, old)
+        else:
+            found = self._changes(keys, numbers, new, old_numbers, old, is_one_time=is_one)[1:]
+        self.out = self.shape(found) if found.shape[1] else None
 
-    def _changes(self, keys: Ints, numbers: Ints, new: Ints, old_numbers: Ints, old: Ints) -> Ints:
+    def _few_changes(self, keys: Ints, numbers: Ints, new: Ints, old_numbers: Ints, old: Ints) -> Ints:
+        """Do what `_changes` does, for a few rows of one time: plain dictionaries cost less than numpy's calls."""
+        layout, count = self.arrangement.layout, keys.shape[1]
+        versions: list[dict[tuple[int, ...], int]] = [{} for _ in range(2 * count)]
+        for number, values, diff in _rows(old_numbers, layout.value_rows(old), old[-1]):
+            for version in versions[2 * number : 2 * number + 2]:
+                version[values] = version.get(values, 0) + diff
+        for number, values, diff in _rows(numbers, layout.value_rows(new), new[-1]):
+            version = versions[2 * number + 1]
+            version[values] = version.get(values, 0) + diff
+        records = [(at, *values, diff) for at, each in enumerate(versions) for values, diff in each.items() if diff]
+        _check_sums(records)
+        rows = np.array(records, np.int64).reshape(len(records), layout.values + 2).T
+        made, columns, diffs = self.made(rows[0], rows[1:-1], rows[-1], lambda at: keys.take(at // 2, axis=1))
+        changes: dict[tuple[int, ...], int] = {}
+        for at, values, diff in _rows(made, columns, diffs):
+            change = (at // 2, *values)
+            changes[change] = changes.get(change, 0) + (diff if at % 2 else -diff)
+        time, names = int(new[-2, 0]), keys.T.tolist()
+        found = [[*names[owner], *values, time, diff] for (owner, *values), diff in changes.items() if diff]
+        return np.array(found, np.int64).reshape(len(found), self.out_layout.words + 2).T
+
+    def _changes(
+        self, keys: Ints, numbers: Ints, new: Ints, old_numbers: Ints, old: Ints, *, is_one_time: bool
+    ) -> Ints:
         """Return how the output of keys changes, given which records are old and which come at which time."""
         layout = self.arrangement.layout
         times = new[-2]
         count = keys.shape[1]
         # Number the times of each key: moments are the pairs (key, time) at which something changes.
-        if len(times) == 1 or (times == times[0]).all():
+        if is_one_time:
             moments, firsts, sizes = times[:1].repeat(count), np.arange(count), np.ones(count, np.int64)
             ranks = np.zeros(len(times), np.int64)
         else:
@@ -130,6 +161,18 @@ class TotalReduce(ReduceOperator):
         return to_batch(updates, self.out_layout)
 
 
+def _rows(numbers: Ints, values: Ints, diffs: Ints) -> Iterable[tuple[int, tuple[int, ...], int]]:
+    """Return (number, value words, diff) as plain integers."""
+    words = zip(*values.tolist(), strict=True) if len(values) else repeat((), len(numbers))
+    return zip(numbers.tolist(), words, diffs.tolist(), strict=True)
+
+
+def _check_sums(records: list[tuple[int, ...]]) -> None:
+    for record in records:
+        if not -(2**63) <= record[-1] < 2**63:
+            raise DiffOverflow(f"a multiplicity became {record[-1]}, which does not fit int64: the diffs are too large")
+
+
 def _moments(numbers: Ints, times: Ints) -> tuple[Ints, Ints, Ints, Ints]:
     """Return the distinct times of keys, in the order of key and time; where each key's begin, and how many it has;
     and for each row the rank of its time among those of its key."""
@@ -140,7 +183,7 @@ def _moments(numbers: Ints, times: Ints) -> tuple[Ints, Ints, Ints, Ints]:
     owners, moments = owners[news], moments[news]
     is_first = np.ones(len(owners), np.bool_)
     is_first[1:] = owners[1:] != owners[:-1]
-    firsts = np.flatnonzero(is_first)
+    firsts = is_first.nonzero()[0]
     ranks = np.empty(len(order), np.int64)
     ranks[order] = news.cumsum() - 1
     return moments, firsts, np.diff(np.append(firsts, len(owners))), ranks - firsts.take(numbers)
@@ -156,7 +199,7 @@ def _versions(changes: Ints, values: int, sizes: Ints, firsts: Ints) -> tuple[In
     words = changes[1:-2]
     starts = np.ones(changes.shape[1], np.bool_)
     starts[1:] = (words[:, 1:] != words[:, :-1]).any(axis=0)
-    units = np.flatnonzero(starts)  # Of each record.
+    units = starts.nonzero()[0]  # Of each record.
     owners = words[0].take(units)
     widths = sizes.take(owners) + 1
     ends = widths.cumsum()
@@ -166,7 +209,7 @@ def _versions(changes: Ints, values: int, sizes: Ints, firsts: Ints) -> tuple[In
     cells[begins.take(unit_of) + changes[-2] + 1] = changes[-1]
     running = cells.cumsum()
     running -= (running.take(begins) - cells.take(begins)).repeat(widths)
-    there = np.flatnonzero(running)
+    there = running.nonzero()[0]
     unit = np.arange(len(units)).repeat(widths).take(there)
     groups = there - begins.take(unit) + (firsts.take(owners) + owners).take(unit)
     order = groups.argsort(kind="stable")
@@ -259,7 +302,7 @@ class PartialReduce(ReduceOperator):
         todo = todo.take(order, axis=1)
         firsts = np.ones(todo.shape[1], np.bool_)
         firsts[1:] = todo[0, 1:] != todo[0, :-1]
-        starts = np.flatnonzero(firsts)
+        starts = firsts.nonzero()[0]
         ranks = np.arange(todo.shape[1]) - starts.repeat(np.diff(np.append(starts, todo.shape[1])))
         wanted = np.zeros(keys.shape[1], np.bool_)
         wanted[todo[0]] = True

@@ -175,14 +175,16 @@ class Spine:
         self._entries = [entry for entry in self._entries if isinstance(entry, Merge) or entry.shape[1]]
 
     def _begin(self) -> None:
-        """Merge neighbours until each is more than twice as large as the next."""
+        """Merge neighbours until each is more than twice as large as the next.
+
+        What is still being merged takes part when it is done: to finish it at once would cost all of its rows.
+        """
         at = len(self._entries) - 1
         while at > 0:
             one, other = self._entries[at - 1 : at + 1]
-            if _rows(one) >= 2 * _rows(other):
+            if isinstance(one, Merge) or isinstance(other, Merge) or one.shape[1] >= 2 * other.shape[1]:
                 at -= 1
                 continue
-            one, other = _finished(one), _finished(other)
             if one.shape[1] + other.shape[1] <= AT_ONCE_ROWS:
                 merged = self._merged(one, other)
                 self._entries[at - 1 : at + 1] = [merged] if merged.shape[1] else []
@@ -193,10 +195,3 @@ class Spine:
 
 def _rows(entry: Ints | Merge) -> int:
     return entry.rows if isinstance(entry, Merge) else entry.shape[1]
-
-
-def _finished(entry: Ints | Merge) -> Ints:
-    if isinstance(entry, Merge):
-        entry.work(entry.rows)
-        return entry.result()
-    return entry

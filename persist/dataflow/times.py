@@ -80,12 +80,16 @@ class Antichain:
     __slots__ = ("_rows", "points")
 
     def __init__(self, *elements: Time) -> None:
+        if len(elements) == 1:
+            self.points: tuple[Coordinates, ...] = (coordinates("frontier time", elements[0]),)
+            self._rows = np.array(self.points, np.int64)
+            return
         least: list[Coordinates] = []
         for element in elements:
             point = coordinates("frontier time", element, len(least[0]) if least else None)
             if not any(_before(other, point) for other in least):
                 least = [other for other in least if not _before(point, other)] + [point]
-        self.points: tuple[Coordinates, ...] = tuple(sorted(least))
+        self.points = tuple(sorted(least))
         self._rows = np.array(self.points, np.int64)
 
     @classmethod
@@ -133,6 +137,8 @@ class Antichain:
         """Return times advanced by it as by `advance_by`; by the empty frontier they are left as they are."""
         if not self.points:
             return times
+        if len(times) == 1:
+            return np.maximum(times, self.points[0][0])
         found = np.maximum(times, self._rows[0][:, None])
         for element in self._rows[1:]:
             np.minimum(found, np.maximum(times, element[:, None]), out=found)
@@ -166,6 +172,9 @@ def _before(one: Coordinates, other: Coordinates) -> bool:
 
 def meet_of(frontiers: Iterable[Antichain]) -> Antichain:
     """Return the meet of all; the empty frontier for none."""
+    frontiers = list(frontiers)
+    if frontiers and all(each.points == frontiers[0].points for each in frontiers):
+        return frontiers[0]
     return Antichain(*(point for frontier in frontiers for point in frontier.points))
 
 

@@ -142,9 +142,9 @@ def test_the_bank_sums_to_zero_at_every_time() -> None:
         running.step()
     for time in range(30):
         assert contents(seen["total"], time) == Counter([(0,)])
-        balances = dict(contents(seen["balances"], time))
-        credits_ = dict(contents(seen["credits"], time))
-        debits = dict(contents(seen["debits"], time))
+        balances: dict[str, int] = dict(contents(seen["balances"], time).elements())
+        credits_: dict[str, int] = dict(contents(seen["credits"], time).elements())
+        debits: dict[str, int] = dict(contents(seen["debits"], time).elements())
         assert balances == {each: credits_.get(each, 0) - debits.get(each, 0) for each in credits_ | debits}
 
 

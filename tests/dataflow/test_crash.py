@@ -1,0 +1,144 @@
+"""Programs that are killed at any moment, and stores that fail, are slow, or leave it in doubt."""
+
+import multiprocessing
+import os
+import random
+import signal
+import threading
+from collections.abc import Iterator
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import pytest
+
+import persist
+from persist.blob import FileBlob, MemoryBlob, UnreliableBlob
+from tests.dataflow.ledger import Bank, check, ledger
+
+KILLS = 4
+
+
+def keep_up(folder: str, told: Connection) -> None:
+    """Run the ledger until killed; tell after each step."""
+    with persist.open(FileBlob(Path(folder), fsync=False)) as client, ledger().open(client) as running:
+        while True:
+            running.step()
+            told.send(None)
+
+
+@pytest.fixture
+def copies(tmp_path: Path) -> Iterator["Copies"]:
+    made = Copies(str(tmp_path))
+    yield made
+    made.kill_all()
+
+
+class Copies:
+    """Processes that run the ledger."""
+
+    def __init__(self, folder: str) -> None:
+        self.folder = folder
+        self._context = multiprocessing.get_context("spawn")
+        self._running: list[tuple[multiprocessing.context.SpawnProcess, Connection]] = []
+
+    def start(self) -> None:
+        mine, theirs = self._context.Pipe(duplex=False)
+        process = self._context.Process(target=keep_up, args=(self.folder, theirs), daemon=True)
+        process.start()
+        theirs.close()
+        self._running.append((process, mine))
+
+    def wait(self, steps: int) -> None:
+        """Wait until the oldest has made so many steps more."""
+        for _ in range(steps):
+            assert self._running[0][1].poll(60), "a step takes less than a minute"
+            self._running[0][1].recv()
+
+    def kill(self) -> None:
+        """Kill the oldest."""
+        process, pipe = self._running.pop(0)
+        assert process.pid is not None
+        os.kill(process.pid, signal.SIGKILL)
+        process.join()
+        pipe.close()
+
+    def kill_all(self) -> None:
+        while self._running:
+            self.kill()
+
+
+def total(client: persist.Client) -> list[dict[str, int]]:
+    """Return the one row that says what all accounts hold together."""
+    sums = client.load("sum")
+    rows: list[dict[str, int]] = sums.snapshot().to_arrow().to_pylist()
+    return rows
+
+
+def test_two_copies_killed_again_and_again_lose_and_double_nothing(copies: Copies, tmp_path: Path) -> None:
+    chance = random.Random(11)
+    with persist.open(FileBlob(tmp_path, fsync=False)) as client:
+        bank = Bank(client)
+        bank.transfer()
+        copies.start()
+        copies.start()
+        for _ in range(KILLS):
+            copies.wait(chance.randrange(1, 4))
+            for _ in range(chance.randrange(1, 4)):
+                bank.transfer()
+            # Whatever moment a reader looks at, the accounts sum to zero.
+            assert [row["all"] for row in total(client)] == [0]
+            copies.kill()
+            copies.start()
+        copies.kill_all()
+        with ledger().open(client) as running:
+            running.run(until=bank.time - 1)
+        check(client)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_store_that_fails_and_leaves_it_in_doubt_doubles_nothing(seed: int) -> None:
+    inner = MemoryBlob()
+    chance = random.Random(seed)
+    with persist.open(inner) as writer:
+        bank = Bank(writer, seed)
+        bank.transfer()
+        shaky = UnreliableBlob(inner, chance, unavailable=0.05, not_happened_doubtful=0.05, happened_but_failed=0.05)
+        settings = persist.Settings(retry=persist.RetryPolicy(deadline_s=0.01, attempts_max=1))
+        failures = 0
+        for _ in range(4):
+            try:
+                with persist.open(shaky, settings=settings) as client, ledger().open(client) as running:
+                    for _ in range(8):
+                        bank.transfer()
+                        try:
+                            running.step()
+                        except (persist.Unavailable, persist.Indeterminate):
+                            failures += 1
+            except (persist.Unavailable, persist.Indeterminate, BaseExceptionGroup):
+                failures += 1
+        assert failures > 0
+        with ledger().open(writer) as running:
+            running.run(until=bank.time - 1)
+        check(writer, since=writer.load("totals").since.time or 0)
+
+
+def test_run_forever_goes_on_when_the_store_comes_back_and_ends_when_it_is_stopped() -> None:
+    inner = MemoryBlob()
+    with persist.open(inner) as writer:
+        bank = Bank(writer)
+        bank.transfer()
+        shaky = UnreliableBlob(inner)
+        settings = persist.Settings(retry=persist.RetryPolicy(deadline_s=0.01, attempts_max=1))
+        with persist.open(shaky, settings=settings) as client, ledger().open(client) as running:
+            worker = threading.Thread(target=running.run_forever, kwargs={"backoff_s": 0.01})
+            worker.start()
+            shaky.go_down()
+            bank.transfer()
+            shaky.clear_faults()
+            bank.transfer()
+            # Waits until the program has come that far.
+            writer.load("totals").snapshot(bank.time - 1, timeout_s=120).count()
+            running.stop()
+            worker.join(30)
+            assert not worker.is_alive()
+        check(writer)
