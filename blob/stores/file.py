@@ -101,16 +101,14 @@ class FileBlob:
         """The absolute path of the folder."""
         return self._root
 
-    def get(self, key: str, range: tuple[int, int] | None = None) -> bytes | None:
-        """Return the value at key or its bytes `[start, end)`; None when there is none."""
-        return self._get(key, None if range is None else check_range(range), VALUE_BYTES_MAX)
+    def get(self, key: str, range: tuple[int, int] | None = None, *, bytes_max: int = VALUE_BYTES_MAX) -> bytes | None:
+        """Return the value at key or its bytes `[start, end)`; None when there is none.
 
-    def get_at_most(self, key: str, bytes_max: int) -> bytes | None:
-        """Return the value at key; of one with more than bytes_max bytes nothing is read, and CorruptBlob is raised."""
-        return self._get(key, None, min(bytes_max, VALUE_BYTES_MAX))
-
-    def _get(self, key: str, range: tuple[int, int] | None, bytes_max: int) -> bytes | None:
+        Of a value with more than bytes_max bytes, a range may be read; otherwise it is CorruptBlob.
+        """
         path = self._path(key)
+        if range is not None:
+            check_range(range)
         try:
             # Without waiting: opening a FIFO that nobody writes to would never return.
             descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
@@ -136,6 +134,10 @@ class FileBlob:
             if error.errno == errno.ENXIO:  # A socket cannot even be opened.
                 raise _special(key, path, os.lstat(path).st_mode) from None
             raise self._failed("read", path, error) from error
+
+    def get_at_most(self, key: str, bytes_max: int) -> bytes | None:
+        """Return the value at key; of one with more than bytes_max bytes nothing is read, and CorruptBlob is raised."""
+        return FileBlob.get(self, key, bytes_max=min(bytes_max, VALUE_BYTES_MAX))
 
     def set(self, key: str, value: bytes) -> None:
         """Store value at key, replacing what was there."""
