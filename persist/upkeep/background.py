@@ -9,6 +9,7 @@ import random
 import threading
 from collections.abc import Callable
 
+from persist.blob import StoreFull
 from persist.blob.clock import Clock
 from persist.errors import ClientClosed, PersistError
 from persist.hold.leases import Leases
@@ -59,7 +60,11 @@ class Upkeep:
         Raises:
             PersistError: the store did not answer, or the log is damaged; what is due stays due.
         """
-        self.tick_leases()
+        try:
+            self.tick_leases()
+        except StoreFull:
+            self.tick_work()  # Collecting garbage is what makes room, also for leases.
+            raise
         self.tick_work()
 
     def tick_leases(self) -> None:
