@@ -7,7 +7,6 @@ import threading
 import time
 from dataclasses import replace
 from pathlib import Path
-from types import MappingProxyType
 
 import pyarrow as pa
 import pytest
@@ -15,6 +14,7 @@ import pytest
 import persist
 from persist.blob import MemoryBlob
 from persist.state.contents import CollectionState
+from persist.state.frozen_map import FrozenMap
 from tests.clocks import ImpatientClock
 
 KEY = {"k": pa.int64()}
@@ -178,7 +178,7 @@ def test_contents_that_are_lost_while_others_are_loaded_are_loaded_again(blob: M
             if left[0]:
                 left[0] -= 1
                 forgotten = {e.id: replace(e, contents=None) for e in follower.state.entries.values()}
-                follower._state = replace(follower.state, entries=MappingProxyType(forgotten))
+                follower._state = replace(follower.state, entries=FrozenMap(forgotten))
             return found
 
         follower.load = load_and_forget  # type: ignore[method-assign]

@@ -15,7 +15,7 @@ from persist.codecs.types.codec import BUILT_IN
 from persist.log import part_lists
 from persist.log.envelope import FORMAT, BlobRef, Framed
 from persist.log.records import Keyframe, Mutation, Record
-from persist.replica import checkpoint
+from persist.replica import checkpoint, directory
 from persist.state.contents import CollectionState, Held
 from persist.state.location import Control, Dropped, Lease
 from persist.state.queries import LastBatch
@@ -59,10 +59,10 @@ def members(kind: type[msgspec.Struct]) -> set[str]:
 
 def test_golden_files_hold_every_kind_of_object() -> None:
     kinds = {each["persist"] for each in objects(PRESENT) if "persist" in each}
-    framed = {kind.__struct_config__.tag for kind in (Record, checkpoint.Checkpoint, checkpoint.StateObject)}
-    assert kinds == framed | {part_lists.PartList.__struct_config__.tag}, PROCEDURE
+    known = (Record, checkpoint.Checkpoint, checkpoint.StateObject, directory.DirectoryObject, part_lists.PartList)
+    assert kinds == {kind.__struct_config__.tag for kind in known}, PROCEDURE
     assert kinds == {kind.__struct_config__.tag for kind in Framed.__subclasses__()}, PROCEDURE
-    assert {entry.key.split("/")[0] for entry in FileBlob(PRESENT).list("")} >= {"part", "list", "state"}
+    assert {entry.key.split("/")[0] for entry in FileBlob(PRESENT).list("")} >= {"part", "list", "state", "directory"}
 
 
 @pytest.mark.parametrize("kind", get_args(Mutation), ids=lambda kind: str(kind.__struct_config__.tag))
@@ -81,7 +81,10 @@ def default_of(field: msgspec.structs.FieldInfo) -> Any:
     return None if field.default_factory is msgspec.NODEFAULT else msgspec.to_builtins(field.default_factory())
 
 
-@pytest.mark.parametrize("kind", [Part, BlobRef, CollectionState, Keyframe, Held, LastBatch, Control, Lease, Dropped])
+STORED = (Part, BlobRef, CollectionState, Keyframe, Held, LastBatch, Control, Lease, Dropped, directory.DirectoryEntry)
+
+
+@pytest.mark.parametrize("kind", STORED)
 def test_golden_files_hold_every_member_of_what_is_stored(kind: type[msgspec.Struct]) -> None:
     fields = msgspec.structs.fields(kind)
     required = {field.encode_name for field in fields if field.required}
@@ -92,6 +95,13 @@ def test_golden_files_hold_every_member_of_what_is_stored(kind: type[msgspec.Str
         assert any(value != default_of(field) for value in values), (
             f"{field.encode_name} is always the same: {PROCEDURE}"
         )
+
+
+@pytest.mark.parametrize("kind", ["checkpoint", "directory"])
+def test_golden_files_hold_changes_of_a_directory_and_what_is_gone_from_it(kind: str) -> None:
+    found = [each for each in objects(PRESENT) if each.get("persist") == kind]
+    for member in ("collections", "gone", *(["directory"] if kind == "checkpoint" else [])):
+        assert any(each[member] for each in found), f"{member} is always empty: {PROCEDURE}"
 
 
 def written_types(written: Any) -> Iterator[str]:

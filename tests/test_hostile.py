@@ -44,7 +44,7 @@ from persist.log.records import (
     SetHold,
 )
 from persist.replica.checkpoint import Checkpoint, StateObject, checkpoint_key
-from persist.state.location import Dropped, Lease
+from persist.state.location import Dropped
 from persist.write.part_writer import PartWriter
 from tests.iam import Gate
 from tests.reads import KEY, VALUE, table
@@ -439,6 +439,10 @@ def changed(value: Any, **fields: Any) -> Any:
     return msgspec.structs.replace(value, **fields)
 
 
+def directory_at(seqno: int) -> BlobRef:
+    return BlobRef(f"directory/{seqno:020d}-{DIGITS}.json", 1, DIGITS)
+
+
 def hostile_checkpoints(victim: Victim, good: Checkpoint) -> dict[str, Checkpoint]:
     (entry,) = good.collections
     control = good.control
@@ -460,8 +464,13 @@ def hostile_checkpoints(victim: Victim, good: Checkpoint) -> dict[str, Checkpoin
         "data that was destroyed below": with_control(erased=-1),
         "a folder to be deleted": with_control(dropped=(Dropped(0, 0, ""),)),
         "a path to be deleted": with_control(dropped=(Dropped(0, 0, "../log"),)),
-        "a hold of no collection": with_control(leases={OTHER: Lease("me", 0, ((OTHER, OTHER),))}),
-        "a hold that is no id": with_control(leases={OTHER: Lease("me", 0, ((victim.id, "x"),))}),
+        "a hold of no lease": changed(with_entry(leased=((OTHER, DIGITS),)), control=changed(control, leases={})),
+        "a hold that is no id": with_entry(leased=(("x", OTHER),)),
+        "a hold of two leases": with_entry(leased=((OTHER, OTHER), (OTHER, DIGITS))),
+        "a collection that is gone and never was": changed(good, gone=(OTHER,)),
+        "a collection that is gone and there": changed(good, gone=(victim.id,)),
+        "too many directory objects": changed(good, directory=(directory_at(0),) * 65),
+        "a directory beyond the log": changed(good, directory=(directory_at(good.seqno + 1),)),
         "a location that is none": changed(good, location="../x"),
         "an id that is a path": with_entry(id="../log"),
         "no id": with_entry(id=""),
@@ -476,6 +485,7 @@ def hostile_checkpoints(victim: Victim, good: Checkpoint) -> dict[str, Checkpoin
         "another's mutation": with_entry(pending=(Seal(OTHER, (9,)),)),
     }
     for key in victim.hostile_keys():
+        found[f"directory {key[:50]!r}"] = changed(good, directory=(BlobRef(key, 1, DIGITS),))
         found[f"base {key[:50]!r}"] = with_entry(base=BlobRef(key, 1, DIGITS))
         found[f"part {key[:50]!r}"] = with_entry(pending=(Append(victim.id, (victim.named(key),)),))
         found[f"list {key[:50]!r}"] = with_entry(pending=(Append(victim.id, (), BlobRef(key, 1, DIGITS)),))
@@ -597,7 +607,20 @@ def test_parts_with_hostile_names_are_neither_committed_nor_deleted(client: pers
     assert everything(blob) == before
 
 
-INNER = ["2", "/inner", "/log", "/log/0", "/part", "/list", "/state", "/checkpoint", "/checkpoint/0", "/gc", "/gc/x"]
+INNER = [
+    "2",
+    "/inner",
+    "/log",
+    "/log/0",
+    "/part",
+    "/list",
+    "/state",
+    "/directory",
+    "/checkpoint",
+    "/checkpoint/0",
+    "/gc",
+    "/gc/x",
+]
 
 
 def test_neighbours_and_nested_locations_do_not_touch_each_other(
@@ -605,6 +628,7 @@ def test_neighbours_and_nested_locations_do_not_touch_each_other(
 ) -> None:
     """Not even one that lies where another one keeps what it collects."""
     monkeypatch.setattr("persist.replica.checkpoint.PENDING_MAX", 0)
+    monkeypatch.setattr("persist.replica.directory.INLINE_BYTES_MAX", 0)
     monkeypatch.setattr("persist.log.part_lists.PARTS_INLINE_MAX", 0)
     monkeypatch.setattr("persist.write.part_writer.INLINE_PART_MAX", 0)
     outer = f"{tmp_path}/loc"
@@ -632,7 +656,7 @@ def test_neighbours_and_nested_locations_do_not_touch_each_other(
             assert client.collections() == [name_in(folder)]
             reports = [client.gc(), client.gc()]
         assert files(folder) == before
-        for kind in ("collections", "parts", "lists", "states", "checkpoints", "records"):
+        for kind in ("collections", "parts", "lists", "states", "directories", "checkpoints", "records"):
             assert folder != outer or sum(getattr(report, kind) for report in reports) > 0, kind
     for folder in [outer, *folders]:
         with persist.open(folder, mode="read") as client:

@@ -57,6 +57,7 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> Gate:
     monkeypatch.setattr("persist.replica.checkpoint.INTERVAL", 4)
     monkeypatch.setattr("persist.log.part_lists.PARTS_INLINE_MAX", 0)
     monkeypatch.setattr("persist.replica.checkpoint.PENDING_MAX", 0)
+    monkeypatch.setattr("persist.replica.directory.INLINE_BYTES_MAX", 500)
     return Gate(monkeypatch)
 
 
@@ -219,7 +220,10 @@ def test_missing_rights_are_not_taken_for_damage(gate: Gate, s3_options: dict[st
     resource = f"arn:aws:s3:::{place.bucket}/{place.prefix}"
     gate.roles["READER"] = [
         *(grant for grant in place.policies["READER"] if grant.action == "s3:ListBucket"),
-        *(Grant("Part", "s3:GetObject", f"{resource}/{kind}/*", ()) for kind in ("log", "checkpoint", "list")),
+        *(
+            Grant("Part", "s3:GetObject", f"{resource}/{kind}/*", ())
+            for kind in ("log", "checkpoint", "directory", "list")
+        ),
     ]
     reader = persist.open(place.url, mode="read", storage_options=place.options("READER"))
     with reader, pytest.raises(persist.InvalidUsage, match="AccessDenied"):

@@ -93,7 +93,7 @@ def _gc(asked: argparse.Namespace) -> int:
     settings = persist.Settings(background=False)
     with persist.open(asked.location, storage_options=storage_options(asked), settings=settings) as client:
         report = client.gc()
-        kinds = ("parts", "lists", "states", "checkpoints", "records")
+        kinds = ("parts", "lists", "states", "directories", "checkpoints", "records")
         counts = ", ".join(f"{getattr(report, kind):,} {kind}" for kind in kinds)
         print(
             f"{client.url}: deleted {counts} ({report.bytes:,} bytes) of {report.collections:,} destroyed collections"

@@ -1,29 +1,27 @@
 """Repair of checkpoints: a new one in place of those that cannot be read, and only then these are deleted.
 
 The new one is made from the state that the examination replayed, at its seqno, with a new state object for every
-collection, so that it relies on nothing that may be damaged, too.
+collection and a new directory, so that it relies on nothing that may be damaged, too.
 """
 
 from collections.abc import Iterator, Sequence
 
-import xxhash
-
 from persist.blob import Blob, Conflict, CorruptBlob, Corruption, IncompatibleVersion, get_at_most
 from persist.fsck.log import LogExamination
 from persist.fsck.report import Problem, Repair
-from persist.log.envelope import BlobRef, encode_framed
+from persist.log.envelope import BlobRef, encode_framed, encoded_object
 from persist.replica.checkpoint import (
-    Checkpoint,
-    DirectoryEntry,
     StateObject,
     checkpoint_key,
+    checkpoint_of,
     checkpoint_seqno,
     checkpoint_state,
     load_contents,
     read_checkpoint,
 )
+from persist.replica.directory import Directory, NewDirectory, new_directory
 from persist.state.contents import CollectionState
-from persist.state.state import State
+from persist.state.state import Entry, State
 
 _BLOCKING = ("rule", "disagrees", "incompatible")
 
@@ -37,6 +35,7 @@ class Renewal:
         self._bad = bad
         self._makes_one = makes_one
         self._key = checkpoint_key(state.seqno)
+        self._directory: NewDirectory | None = None
 
     @classmethod
     def of(cls, blob: Blob, log: LogExamination, problems: Sequence[Problem]) -> "Renewal | None":
@@ -79,23 +78,13 @@ class Renewal:
         assert state.location is not None
         assert state.commit is not None
         was_bad = _is_bad(self._blob, self._key)  # It may only lack a state object, which is made again here.
-        entries = []
         for pointer, data in self._objects():
             found = _present(self._blob, pointer)
             if found != data:
                 self._blob.set(pointer.blob, data)
                 yield self._made(pointer.blob, found is not None)
-            entry = state.entries[pointer.blob.split("/")[1]]
-            entries.append(DirectoryEntry(entry.id, entry.name, pointer))
-        data = encode_framed(
-            Checkpoint(
-                location=state.location,
-                seqno=state.seqno,
-                commit=state.commit,
-                control=state.control,
-                collections=tuple(entries),
-            )
-        )
+        assert self._directory is not None, "it is made with the objects"
+        data = encode_framed(checkpoint_of(state.location, state.seqno, state.commit, state.control, self._directory))
         if self._blob.create(self._key, data):
             yield self._made(self._key, False)
         elif was_bad:
@@ -103,15 +92,21 @@ class Renewal:
             yield self._made(self._key, True)
 
     def _objects(self) -> Iterator[tuple[BlobRef, bytes]]:
+        """Yield what the new checkpoint needs besides itself, and set `_directory`."""
         state = self._state
+        entries: dict[str, Entry | None] = {}
         assert state.location is not None
         for entry in state.entries.values():
             contents = entry.contents
             assert isinstance(contents, CollectionState), "all contents are known"
-            data = encode_framed(StateObject(location=state.location, collection=contents))
-            checksum = xxhash.xxh3_128_hexdigest(data)
-            key = f"state/{entry.id}/{state.seqno:020d}-{checksum}.json"
-            yield BlobRef(blob=key, bytes=len(data), checksum=checksum), data
+            stored = StateObject(location=state.location, collection=contents)
+            pointer, data = encoded_object(f"state/{entry.id}/{state.seqno:020d}-", stored)
+            entries[entry.id] = Entry(entry.id, entry.name, pointer, leased=entry.leased)
+            yield pointer, data
+        directory = Directory(state.entries.with_changes(entries), state.ids)
+        self._directory = new_directory(state.location, state.seqno, directory, ())
+        if self._directory.made is not None:
+            yield self._directory.made
 
     def _made(self, key: str, is_there: bool) -> Repair:
         return Repair("replace" if is_there else "create", key, f"what the log says up to seqno {self._state.seqno}")
@@ -125,7 +120,7 @@ def _is_bad(blob: Blob, key: str) -> bool:
     try:
         checkpoint = read_checkpoint(blob, key)
         if checkpoint is not None:
-            for entry in checkpoint_state(checkpoint).entries.values():
+            for entry in checkpoint_state(blob, checkpoint).entries.values():
                 load_contents(blob, checkpoint.location, entry)
     except IncompatibleVersion:
         return False

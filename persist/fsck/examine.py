@@ -7,8 +7,9 @@ An examination reads everything once: the log and its checkpoints (`persist.fsck
 What `repair` does, and nothing else:
 
 - *Checkpoints*. If the newest cannot be read, or what it needs cannot, or there has been none for long, one is made at
-  the end of the log, with new state objects, from what the examination replayed. Only after it has been read back,
-  those that cannot be read are deleted. This needs a replay that came to the end and disagreed with no checkpoint.
+  the end of the log, with new directory and state objects, from what the examination replayed. Only after it has been
+  read back, those that cannot be read are deleted. This needs a replay that came to the end and disagreed with no
+  checkpoint.
 - *Leaks*. Blobs that nothing refers to are deleted by `persist.upkeep.garbage`, by its rules: old enough, declared
   void in the log first if they are uploads. Not in a run that found a problem in the log, in a checkpoint, in a state
   object or in a list: what those may refer to is not known. Repair first, then run again.
@@ -48,8 +49,8 @@ from persist.write.committer import Committer
 OVERDUE_INTERVALS = 4
 OVERDUE_AGE_S = 60.0
 
-_KINDS: Mapping[str, UnreferencedKind] = {"part": "part", "list": "list", "state": "state"}
-_UNNAMED = re.compile(r"(part|list|state)/[0-9a-f]{32}/[0-9]{20}-[0-9a-f]{32}\.(parquet|json)")
+_KINDS: Mapping[str, UnreferencedKind] = {"part": "part", "list": "list", "state": "state", "directory": "directory"}
+_UNNAMED = re.compile(r"((part|list|state)/[0-9a-f]{32}|directory)/[0-9]{20}-[0-9a-f]{32}\.(parquet|json)")
 
 Collect = Callable[[Iterable[str]], Deleted]
 
@@ -232,7 +233,7 @@ class _Examination:
         state = self.log.state
         if state is None:
             return
-        seqno = self.log.newest + OVERDUE_INTERVALS * max(INTERVAL, len(state.entries) // 64)
+        seqno = self.log.newest + OVERDUE_INTERVALS * INTERVAL
         record = self.inventory.get(record_key(seqno))
         if record is not None and self._now_s - record.modified_s >= OVERDUE_AGE_S:
             what = f"the newest one is at seqno {self.log.newest}, and the log is at {state.seqno}"
@@ -266,7 +267,7 @@ class _Examination:
             if kind is not None and _UNNAMED.fullmatch(key):
                 if key in replaced:
                     yield self._found(blob, kind, "client.gc() deletes it: compaction has replaced it")
-                elif key.split("/")[1] in destroyed:
+                elif kind != "directory" and key.split("/")[1] in destroyed:
                     yield self._found(blob, kind, "client.gc() deletes it: its collection was destroyed")
                 else:
                     yield self._found(blob, kind, "repair, or client.gc(), deletes it when it is old enough")
@@ -295,7 +296,7 @@ class _Examination:
                 d.collection == collection and (d.is_destroyed or found.blob in d.blobs) for d in state.control.dropped
             )
             return seqno is not None and seqno < upload_floor and not waits
-        return found.kind == "state" or (seqno is not None and seqno < state.control.log_floor)
+        return found.kind in ("state", "directory") or (seqno is not None and seqno < state.control.log_floor)
 
 
 def _declaration(seqno: int) -> Repair:
@@ -306,5 +307,5 @@ def _declaration(seqno: int) -> Repair:
 
 def _with_advice(problem: Problem) -> Problem:
     """Return problem with what to do about it where checkpoints can be made again."""
-    is_derived = problem.blob.startswith(("checkpoint/", "state/"))
+    is_derived = problem.blob.startswith(("checkpoint/", "directory/", "state/"))
     return replace(problem, advice="run with repair, which makes it again from the log") if is_derived else problem

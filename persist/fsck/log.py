@@ -43,12 +43,20 @@ from persist.replica.checkpoint import (
     load_contents,
     read_checkpoint,
 )
+from persist.replica.directory import KnownLevels
 from persist.state.contents import CollectionState, check_runs
 from persist.state.state import DoesNotFollow, Entry, State, apply
 
 OBJECT_BYTES_MAX = 1 << 30
 _BREAKS_A_RULE = ("it is not a valid", "it is not one that a writer would make", "it breaks a rule")
-KINDS = {"log": "record", "checkpoint": "checkpoint", "state": "state", "list": "parts", "part": "part"}
+KINDS = {
+    "log": "record",
+    "checkpoint": "checkpoint",
+    "directory": "directory",
+    "state": "state",
+    "list": "parts",
+    "part": "part",
+}
 
 
 class Findings:
@@ -183,6 +191,7 @@ class LogExamination:
         self._examined: set[int] = set()
         self._gaps: list[tuple[int, int]] = []
         self._missing_lists: list[tuple[int, MissingBlob]] = []
+        self._levels = KnownLevels()
         self._bases: dict[str, tuple[BlobRef, CollectionState | None]] = {}
 
     @property
@@ -344,16 +353,23 @@ class LogExamination:
 
     def _examine_checkpoint(self, checkpoint: Checkpoint) -> None:
         seqno, key = checkpoint.seqno, checkpoint_key(checkpoint.seqno)
-        for collection in checkpoint.collections:
-            self._note(collection.pending)
-            if collection.base is not None:
-                self.named.add(collection.base.blob)
-        found = checkpoint_state(checkpoint)
-        for entry in found.entries.values():
+        self.named.update(pointer.blob for pointer in checkpoint.directory)
+        try:
+            found = checkpoint_state(self._blob, checkpoint, self._levels)
+        except Corruption as error:
+            # Perhaps the checkpoint was collected meanwhile, and its directory after it.
+            if not isinstance(error, MissingBlob) or self._blob.get(key) is not None:
+                self.bad_checkpoints.add(key)
+                self._findings.corruption(error)
+            return
+        for _, entry in found.entries.each():
+            self._note(entry.pending)
+            if isinstance(entry.base, BlobRef):
+                self.named.add(entry.base.blob)
             contents = self._contents(found, entry)
             if contents is not None:
                 # Like a state that was replayed: so that records are applied to the contents, and checked.
-                found = found.with_entry(Entry(entry.id, entry.name, contents, (), contents))
+                found = found.with_entry(replace(entry, base=contents, pending=(), contents=contents))
             else:
                 self.bad_checkpoints.add(key)
                 self._note_loose(entry.pending, None)
@@ -415,10 +431,12 @@ class LogExamination:
             disagrees("it was made after another commit")
         if found.control != state.control:
             disagrees(f"it says something else of {_differences(found.control, state.control)}")
-        if dict(found.ids) != dict(state.ids) or len(checkpoint.collections) != len(state.entries):
+        if found.ids != state.ids or len(found.entries) != len(state.entries):
             disagrees("it has other collections")
         for id_, entry in found.entries.items():
             known = state.entries.get(id_)
+            if known is not None and known.leased != entry.leased:
+                disagrees("it says something else of the leases of its holds", entry.name)
             if known is None or entry.contents is None:
                 continue
             if known.contents is None:  # It could not be read before, and now it can.
@@ -433,13 +451,15 @@ class LogExamination:
 def _examine_state(state: State, findings: Findings) -> None:
     """Add what breaks an invariant of a state: it may come from a checkpoint, whose records are gone."""
     key = record_key(state.seqno)
-    leased = {(c, hold, id_) for id_, lease in state.control.leases.items() for c, hold in lease.holds}
-    held = set()
     for entry in state.entries.values():
+        if not state.control.leases.keys() >= set(entry.readers):
+            findings.add("rule", key, "it has holds that live by leases that are gone", collection=entry.name)
         contents = entry.contents
         if contents is None:
             continue
-        held |= {(entry.id, hold, h.lease) for hold, h in contents.holds.items() if h.lease is not None}
+        if dict(entry.leased) != {hold: h.lease for hold, h in contents.holds.items() if h.lease is not None}:
+            what = "the holds that live by leases are not noted both in the directory and with the collection"
+            findings.add("rule", key, what, collection=entry.name)
         passed = sorted(hold for hold, h in contents.holds.items() if not contents.since <= Antichain(h.time))
         if passed:
             findings.add("rule", key, f"since has passed the holds {passed}", collection=entry.name)
@@ -451,8 +471,6 @@ def _examine_state(state: State, findings: Findings) -> None:
             check_runs(contents)
         except ValueError as error:
             findings.add("rule", key, str(error), collection=entry.name)
-    if leased != held:
-        findings.add("rule", key, f"{len(leased ^ held)} leased holds are not noted both at lease and collection")
 
 
 def _differences(one: msgspec.Struct, other: msgspec.Struct) -> str:

@@ -37,7 +37,7 @@ ProblemKind = Literal[
     "overdue",
 ]
 
-UnreferencedKind = Literal["part", "list", "state", "record", "lost", "foreign"]
+UnreferencedKind = Literal["part", "list", "state", "directory", "record", "lost", "foreign"]
 
 _NO_REPAIR = "restore it from a copy of the location"
 ADVICE: Mapping[str, str] = {
@@ -86,8 +86,8 @@ class Unreferenced:
 
     Attributes:
         age_s: since its last change.
-        kind: "part", "list", "state", "record" (below the log's floor), "lost" (set aside by a repair) or "foreign" (no
-            blob of this library).
+        kind: "part", "list", "state", "directory", "record" (below the log's floor), "lost" (set aside by a repair) or
+            "foreign" (no blob of this library).
         advice: what will become of it, or why it stays.
     """
 

@@ -8,9 +8,12 @@ collection share a durable hold, which is at or before the least of them:
 
 A new claim at or after the hold costs nothing. A hold that stands too far back, or that no claim needs any more, is
 moved or released only after `hold_linger_s` without a new claim, because the next read is likely to want it, and every
-tenth of a lease if there always are new ones; at once when this client
-itself allows compaction, closes an explicit hold, or is closed. The lease is granted with the first hold, renewed every
-third of its duration while there is any, and ended with the last.
+tenth of a lease if there always are new ones; at once when this client itself allows compaction, closes an explicit
+hold, or is closed. The lease is granted with the first hold, renewed every third of its duration while there is any,
+and ended with the last.
+
+What is claimed together (`claim_all`), and what is moved or let go of because it is due, is one record, however many
+collections it concerns. What several threads claim while the store is busy shares the next record, like all commits.
 
 Whether a lease has expired is decided by the log: somebody whose clock is past the expiry and the declared skew writes
 so. Until then it can be renewed, however late. A reader that finds its lease gone gets `LeaseExpired`. So clocks that
@@ -28,14 +31,22 @@ import itertools
 import logging
 import threading
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 
 from persist.blob import StoreFull
 from persist.blob.clock import Clock
-from persist.errors import ClientClosed, CollectionNotFound, Conflict, Indeterminate, LeaseExpired, PersistError
+from persist.errors import (
+    ClientClosed,
+    CollectionNotFound,
+    Conflict,
+    Indeterminate,
+    InvalidUsage,
+    LeaseExpired,
+    PersistError,
+)
 from persist.log.records import EndLease, GrantLease, ReleaseHold, SetHold
 from persist.replica.follower import Follower
 from persist.settings import Settings
@@ -111,6 +122,15 @@ class Claim:
             self._leases._changes.append((self._collection, self._number, None))
 
 
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What is to be claimed: that since of a collection, which people call name, stays at or before time."""
+
+    collection: str
+    name: str
+    time: int
+
+
 class Leases:
     """The claims of one client. All methods may be called from any thread."""
 
@@ -148,41 +168,55 @@ class Leases:
             }
 
     def claim(self, collection: str, name: str, time: int, *, reads: bool = True) -> Claim:
-        """Return a claim once it is durable. Cost: nothing, or a commit.
+        """Return a claim once it is durable; see `claim_all`."""
+        return self.claim_all([Wanted(collection, name, time)], reads=reads)[0]
+
+    def claim_all(self, wanted: Sequence[Wanted], *, reads: bool = True) -> list[Claim]:
+        """Return a claim for each of wanted once all are durable, or none. Cost: nothing, or one commit for all.
 
         Args:
+            wanted: collections, each once.
             reads: whether something will be read from the state as it is now; or else since is all that is kept back.
 
         Raises:
-            AsOfCompacted: since has passed time.
-            CollectionNotFound: the collection was destroyed.
+            AsOfCompacted: since has passed one of the times; a note says of which collection.
+            CollectionNotFound: a collection was destroyed.
             Unavailable, Indeterminate: the store did not take it.
         """
         reads_from = self._follower.state.seqno if reads else SEQNO_MAX
         while True:
-            number = next(self._numbers)
-            with self._lock:
-                self._drain()
-                lease = self._live_lease()
-                held = self._held.get(collection)
-                if held is None:
-                    held = self._held[collection] = _Held(name, uuid.uuid4().hex, lease)
-                    held.moved_s = self._clock.monotonic_s()
-                held.claims[number] = (time, reads_from)
-                held.changed_s = self._clock.monotonic_s()
-                if held.durable is not None and held.durable <= time:
-                    return Claim(self, collection, number, lease)
+            lease, claims, uncovered = self._noted(wanted, reads_from)
             try:
-                self._check_may_wait()
-                with held.moving:
-                    self._settle(collection, held, eager=False)
+                if uncovered:
+                    self._check_may_wait()
+                    self._settle(uncovered, eager=False)
             except LeaseExpired:
                 self._lose(lease)
             except BaseException:
-                self._changes.append((collection, number, None))
+                for claim in claims:
+                    claim.release()
                 raise
             if not lease.is_lost:  # Or else: nothing relied on it yet, so begin another one.
-                return Claim(self, collection, number, lease)
+                return claims
+
+    def _noted(self, wanted: Sequence[Wanted], reads_from: int) -> tuple[Lease, list[Claim], "dict[str, _Held]"]:
+        """Note claims; return the lease they are by, the claims, and the holds that must be moved to cover them."""
+        claims: list[Claim] = []
+        uncovered: dict[str, _Held] = {}
+        with self._lock:
+            self._drain()
+            lease, now_s = self._live_lease(), self._clock.monotonic_s()
+            for each in wanted:
+                held = self._held.get(each.collection)
+                if held is None:
+                    held = self._held[each.collection] = _Held(each.name, uuid.uuid4().hex, lease, moved_s=now_s)
+                number = next(self._numbers)
+                held.claims[number] = (each.time, reads_from)
+                held.changed_s = now_s
+                claims.append(Claim(self, each.collection, number, lease))
+                if held.durable is None or held.durable > each.time:
+                    uncovered[each.collection] = held
+        return lease, claims, uncovered
 
     def settle(self, collection: str) -> None:
         """Bring the durable hold of a collection to where its claims need it. Cost: nothing, or a commit."""
@@ -190,8 +224,7 @@ class Leases:
             held = self._held.get(collection)
         if held is not None:
             self._check_may_wait()
-            with held.moving:
-                self._settle(collection, held, eager=True)
+            self._settle({collection: held}, eager=True)
 
     def settle_soon(self, collection: str) -> None:
         """Like `settle`, without waiting, before whatever this client asks for next."""
@@ -207,11 +240,13 @@ class Leases:
         def settled(future: Future[int]) -> None:
             try:
                 error = future.exception()
+                self._take_in_grant(held.lease, begins, error)
                 self._settled(collection, held, steps, error)
             finally:
                 held.moving.release()
 
-        self._commit(steps, {collection: held.name}).add_done_callback(settled)
+        begins = self._beginning(held.lease, steps)
+        self._commit([*begins, *steps], {collection: held.name}).add_done_callback(settled)
 
     def tick(self) -> None:
         """Do what is due: let go of what lingered, renew the lease or end it."""
@@ -219,15 +254,13 @@ class Leases:
         now_s = self._clock.monotonic_s()
         with self._lock:
             self._drain()
-            due = [
-                (collection, held)
+            due = {
+                collection: held
                 for collection, held in self._held.items()
                 if now_s - held.changed_s >= self._settings.hold_linger_s
                 or now_s - held.moved_s >= self._settings.lease_s / 10
-            ]
-        for collection, held in due:
-            with held.moving:
-                self._settle(collection, held, eager=True)
+            }
+        self._settle(due, eager=True)
         lease = self._lease
         if lease.is_granted or lease.is_doubtful:
             if self._end_if_unused(lease):
@@ -323,15 +356,46 @@ class Leases:
         reads_from = min([*open_reads, max(0, self._follower.state.seqno)])
         return GrantLease(lease.id, self._holder, expires_ms, renews, reads_from)
 
-    def _settle(self, collection: str, held: _Held, *, eager: bool) -> None:
-        """Commit what `_steps` says; the caller has `held.moving`."""
-        steps = self._steps(collection, held, eager=eager)
-        if steps:
-            future = self._commit(steps, {collection: held.name})
-            error = future.exception()
-            self._settled(collection, held, steps, error)
-            if error is not None and held.claims and not (eager and held.is_gone):
-                raise error
+    def _settle(self, holds: "Mapping[str, _Held]", *, eager: bool) -> None:
+        """Commit what `_steps` says of holds, in one record; one that is refused keeps no other from its place."""
+        with ExitStack() as moving:
+            for collection in sorted(holds):  # In an order that all threads keep, so that none waits for another.
+                moving.enter_context(holds[collection].moving)
+            planned = {collection: self._steps(collection, held, eager=eager) for collection, held in holds.items()}
+            errors = self._committed(holds, {collection: steps for collection, steps in planned.items() if steps})
+            for collection, error in errors.items():
+                held = holds[collection]
+                if held.claims and not (eager and held.is_gone):
+                    error.add_note(f"This is about the collection {held.name!r}.")
+                    raise error
+
+    def _committed(self, holds: "Mapping[str, _Held]", planned: Mapping[str, list[Step]]) -> dict[str, BaseException]:
+        """Commit the steps of each collection, together if that is possible; return what went wrong, and take it in."""
+        if not planned:
+            return {}
+        (error,) = self._outcomes(holds, planned, [[*planned]])
+        errors = dict.fromkeys(planned, error)
+        if len(planned) > 1 and isinstance(error, InvalidUsage | Conflict) and not isinstance(error, LeaseExpired):
+            # One of them was refused, and all with it: now each by itself, which is one record again.
+            errors = dict(zip(planned, self._outcomes(holds, planned, [[each] for each in planned]), strict=True))
+        for collection, error in errors.items():
+            self._settled(collection, holds[collection], planned[collection], error)
+        return {collection: error for collection, error in errors.items() if error is not None}
+
+    def _outcomes(
+        self, holds: "Mapping[str, _Held]", planned: Mapping[str, list[Step]], groups: Sequence[Sequence[str]]
+    ) -> list[BaseException | None]:
+        """Ask for each group of collections at once, all or none of a group; return what went wrong with each."""
+        lease = next(iter(holds.values())).lease
+        begins = self._beginning(lease, [step for steps in planned.values() for step in steps])
+        alone = self._commit(begins, {}) if begins and len(groups) > 1 else None
+        futures = []
+        for group in groups:
+            steps = [*(begins if alone is None else []), *(step for each in group for step in planned[each])]
+            futures.append(self._commit(steps, {each: holds[each].name for each in group}))
+        outcomes = [future.exception() for future in futures]
+        self._take_in_grant(lease, begins, outcomes[0] if alone is None else alone.exception())
+        return outcomes
 
     def _steps(self, collection: str, held: _Held, *, eager: bool) -> list[Step]:
         """Return what brings the durable hold to the least claim, or only as far back as needed unless eager.
@@ -355,8 +419,24 @@ class Leases:
                 return []
             held.durable = None
             held.in_log = True
-            step = SetHold(collection, held.hold, wanted, held.lease.id)
-            return [step] if held.lease.is_granted else [self._grant(held.lease, renews=False), step]
+            return [SetHold(collection, held.hold, wanted, held.lease.id)]
+
+    def _beginning(self, lease: Lease, steps: Sequence[Step]) -> list[Step]:
+        """Return what begins the lease if steps need it and nobody has begun it."""
+        if lease.is_granted or not any(isinstance(step, SetHold) for step in steps):
+            return []
+        with self._lock:
+            return [self._grant(lease, renews=False)]
+
+    def _take_in_grant(self, lease: Lease, steps: Sequence[Step], error: BaseException | None) -> None:
+        """Take in what became of a lease that was to begin with steps, if it was."""
+        with self._lock:
+            for step in steps:
+                if isinstance(step, GrantLease) and error is None:
+                    lease.is_granted = True
+                    lease.expires_ms, lease.renewed_s = step.expires_ms, self._clock.monotonic_s()
+                elif isinstance(error, Indeterminate):
+                    lease.is_doubtful = True
 
     def _settled(self, collection: str, held: _Held, steps: list[Step], error: BaseException | None) -> None:
         """Take in what became of steps."""
@@ -365,15 +445,10 @@ class Leases:
                 held.is_gone, held.in_log = True, False
                 if not held.claims:
                     self._drop(collection, held)
-            if isinstance(error, Indeterminate) and any(isinstance(step, GrantLease) for step in steps):
-                held.lease.is_doubtful = True
             if error is not None:
                 return
             for step in steps:
-                if isinstance(step, GrantLease):
-                    held.lease.is_granted = True
-                    held.lease.expires_ms, held.lease.renewed_s = step.expires_ms, self._clock.monotonic_s()
-                elif isinstance(step, SetHold):
+                if isinstance(step, SetHold):
                     held.durable, held.moved_s = step.time, self._clock.monotonic_s()
                 elif isinstance(step, ReleaseHold):
                     held.in_log = False

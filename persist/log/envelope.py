@@ -86,11 +86,16 @@ def intact_kind(data: bytes) -> str | None:
 
 def put_framed(blob: Blob, prefix: str, value: Framed) -> BlobRef:
     """Store value under prefix and a name made of its content, and return the pointer to it."""
+    pointer, data = encoded_object(prefix, value)
+    blob.set(pointer.blob, data)
+    return pointer
+
+
+def encoded_object(prefix: str, value: Framed) -> tuple[BlobRef, bytes]:
+    """Return the pointer that `put_framed` would return, and the bytes that it would store."""
     data = encode_framed(value)
     checksum = xxhash.xxh3_128_hexdigest(data)
-    key = f"{prefix}{checksum}.json"
-    blob.set(key, data)
-    return BlobRef(blob=key, bytes=len(data), checksum=checksum)
+    return BlobRef(blob=f"{prefix}{checksum}.json", bytes=len(data), checksum=checksum), data
 
 
 def get_framed(blob: Blob, ref: BlobRef, kind: type[F]) -> F:

@@ -4,14 +4,15 @@
     state/<collection>/<seqno, 20 digits>-<xxh3_128 of the object>.json   frame "state"
 
 The first half of a checkpoint's name makes the newest one the first in a listing: opening takes one page however many
-there are. A checkpoint repeats, for each collection, the pointer to its last state object and the mutations since
+there are. Of each collection, the directory says the pointer to its last state object and the mutations since
 (`persist.state.state.Entry` without its contents). Only when those have grown past `PENDING_MAX` or
-`PENDING_BYTES_MAX` is a new state object written, so a checkpoint costs one PUT and a fraction of one per collection
-changed. It can therefore be made every `INTERVAL` records, which bounds the GETs of opening.
+`PENDING_BYTES_MAX` is a new state object written. A checkpoint holds that of the collections that changed lately, and
+points to where the rest is said (`persist.replica.directory`), so it costs one PUT and a fraction of one per collection
+changed, however many there are. It can therefore be made every `INTERVAL` records, which bounds the GETs of opening.
 
 A checkpoint is made of the newest one there is and the records after it, not of what its maker has in memory: so all
-clients refer to the same state objects, and one that the newest checkpoints do not refer to stays unused for good and
-can be collected.
+clients refer to the same state and directory objects, and one that the newest checkpoints do not refer to stays unused
+for good and can be collected. What its maker may remember is what such an object holds.
 
 Checkpoints and state objects hold nothing that the log does not (as long as it has not been truncated); they are never
 changed, and any client that is able to write may make them. Rejected: one state object per collection and
@@ -19,53 +20,56 @@ checkpoint, which costs 200 PUTs each time when 200 collections are sealed toget
 """
 
 import logging
-import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from types import MappingProxyType
-
-import msgspec
 
 from persist.antichain import Antichain, as_time
 from persist.blob import Blob, Conflict, CorruptBlob, Corruption, InvalidUsage, MissingBlob, get_at_most
 from persist.codecs import CollectionSchema
 from persist.log.commits import read_record, record_key, record_seqno
 from persist.log.envelope import BlobRef, Framed, decode_framed, encode_framed, get_framed, put_framed
-from persist.log.keys import check_keys, check_parts, is_upload
-from persist.log.part_lists import as_read, as_stored
-from persist.log.records import Append, CollectionMutation, Create, Destroy, Record, Replace, Seqno
-from persist.names import check_name, is_id
+from persist.log.keys import check_parts, is_upload
+from persist.log.part_lists import as_read
+from persist.log.records import Append, Record, Replace, Seqno
+from persist.names import is_id
+from persist.replica.directory import (
+    EMPTY,
+    Directory,
+    DirectoryEntry,
+    KnownLevels,
+    Level,
+    NewDirectory,
+    check_leases,
+    check_pointers,
+    new_directory,
+    taken_over,
+)
 from persist.state.contents import CollectionState, check_runs
 from persist.state.location import Control
 from persist.state.state import DoesNotFollow, Entry, State, apply
 
 INTERVAL = 16
-CHECKPOINT_BYTES_MAX = 1 << 30  # Of those larger none is made, and none is read.
+CHECKPOINT_BYTES_MAX = 1 << 30  # With its directory objects. Of those larger none is made, and none is read.
 PENDING_MAX = 32
 PENDING_BYTES_MAX = 64 * 1024
 _SEQNO_LAST = 10**20 - 1
-_STATE = re.compile(r"state/(?P<collection>[0-9a-f]{32})/(?P<seqno>[0-9]{20})-[0-9a-f]{32}\.json")
 
 logger = logging.getLogger("persist")
 
 
-class DirectoryEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """`persist.state.state.Entry` as it is stored."""
-
-    id: str
-    name: str
-    base: BlobRef | None = None
-    pending: tuple[CollectionMutation, ...] = ()
-
-
 class Checkpoint(Framed, frozen=True, kw_only=True, tag="checkpoint"):
-    """The directory of a location after the record at seqno, whose commit id is commit."""
+    """The directory of a location after the record at seqno, whose commit id is commit.
+
+    It is that of the objects in directory, with what changed since.
+    """
 
     location: str
     seqno: Seqno
     commit: str
     control: Control
+    directory: tuple[BlobRef, ...] = ()
     collections: tuple[DirectoryEntry, ...]
+    gone: tuple[str, ...] = ()
 
 
 class StateObject(Framed, frozen=True, kw_only=True, tag="state"):
@@ -80,17 +84,9 @@ def checkpoint_key(seqno: int) -> str:
     return f"checkpoint/{_SEQNO_LAST - seqno:020d}-{seqno:020d}.json"
 
 
-def checkpoint_due(seqno: int, collections: int) -> bool:
-    """Return whether the client that created the record at seqno should make a checkpoint.
-
-    Every `INTERVAL` records; less often in a location of many collections, in proportion, because a checkpoint names
-    them all.
-    """
-    return (seqno + 1) % _interval(collections) == 0
-
-
-def _interval(collections: int) -> int:
-    return max(INTERVAL, collections // 64)
+def checkpoint_due(seqno: int) -> bool:
+    """Return whether the client that created the record at seqno should make a checkpoint: every `INTERVAL` records."""
+    return (seqno + 1) % INTERVAL == 0
 
 
 def checkpoint_seqno(key: str) -> int | None:
@@ -99,36 +95,26 @@ def checkpoint_seqno(key: str) -> int | None:
     return int(digits) if digits.isdecimal() and checkpoint_key(int(digits)) == key else None
 
 
-def state_collection(key: str) -> str | None:
-    """Return the collection in the key of a state object; None if it is not such a key."""
-    found = _STATE.fullmatch(key)
-    return None if found is None else found["collection"]
-
-
-def state_seqno(key: str) -> int | None:
-    """Return the seqno of the checkpoint that the state object at key was made for; None if it is not such a key."""
-    found = _STATE.fullmatch(key)
-    return None if found is None else int(found["seqno"])
-
-
-def write_checkpoint(blob: Blob, state: State, recent: Mapping[int, Record]) -> bool:
+def write_checkpoint(blob: Blob, state: State, recent: Mapping[int, Record], known: KnownLevels | None = None) -> bool:
     """Store a checkpoint of state, unless there is one already; return whether this call stored one.
 
-    Cost: a page of LIST, two GETs and a PUT; a PUT (and perhaps a GET) for each collection whose pending mutations
-    have grown too many; a GET for each record since the newest checkpoint that is not in recent.
+    Cost: a page of LIST, two GETs and a PUT of at most `INLINE_BYTES_MAX` and what the location's `Control` takes; now
+    and then a PUT of a directory object; a PUT (and perhaps a GET) for each collection whose pending mutations have
+    grown too many; a GET for each record since the newest checkpoint that is not in recent, and for each directory
+    object that is not known.
 
     Raises:
         CorruptBlob: the log between the newest checkpoint and state is not the one that recent comes from.
     """
     assert state.location is not None, "an empty log needs no checkpoint"
-    location = state.location
+    location, known = state.location, known or KnownLevels()
     # A damaged one is passed over: the log says the same, and what is made here takes its place.
-    found = read_newest_checkpoint(blob, skip_damaged=True)
+    found, levels = _newest(blob, known, skip_damaged=True)
     if found.seqno >= state.seqno:
         return False
     # One of them is read although it is known. If the location was rolled back, its newest checkpoint is the last one
     # of that time, and the log ends before the next one was due: memory must not bridge what is missing since.
-    probed = min(found.seqno + _interval(len(found.entries)), state.seqno)
+    probed = min(found.seqno + INTERVAL, state.seqno)
     for seqno in range(found.seqno + 1, state.seqno + 1):
         record = (recent.get(seqno) if seqno != probed else None) or read_record(blob, seqno)
         if record is None:
@@ -140,31 +126,75 @@ def write_checkpoint(blob: Blob, state: State, recent: Mapping[int, Record]) -> 
     if found.commit != state.commit:
         raise CorruptBlob(record_key(state.seqno), f"its commit is {found.commit}, and {state.commit} was read there")
     assert found.commit is not None, "a record was applied"
-    entries = [
-        _with_new_base(blob, location, replace(entry, contents=state.entries[entry.id].contents), state.seqno)
-        for entry in found.entries.values()
-    ]
-    checkpoint = Checkpoint(
+    levels = taken_over(levels, found.control.log_floor)
+    before = levels[-1].directory if levels else EMPTY
+    rebased: dict[str, Entry | None] = {}
+    for id_, entry in found.entries.changes_since(before.entries).items():
+        if entry is not None:
+            entry = replace(entry, contents=state.entries[id_].contents)
+            rebased[id_] = _with_new_base(blob, location, entry, state.seqno)
+    directory = Directory(found.entries.with_changes(rebased), found.ids)
+    new = new_directory(location, state.seqno, directory, levels)
+    data = encode_framed(checkpoint_of(location, state.seqno, found.commit, found.control, new))
+    size = len(data) + sum(level.pointer.bytes for level in new.levels)
+    if size > CHECKPOINT_BYTES_MAX:
+        raise InvalidUsage(f"a checkpoint would have {size:,} bytes, and at most {CHECKPOINT_BYTES_MAX:,} are read")
+    if new.made is not None:
+        blob.set(new.made[0].blob, new.made[1])
+    if not blob.create(checkpoint_key(state.seqno), data):
+        return False
+    known.keep(new.levels)
+    return True
+
+
+def checkpoint_of(location: str, seqno: int, commit: str, control: Control, directory: NewDirectory) -> Checkpoint:
+    """Return the checkpoint that says this; the directory objects that it names are stored before it."""
+    return Checkpoint(
         location=location,
-        seqno=state.seqno,
-        commit=found.commit,
-        control=found.control,
-        collections=tuple(DirectoryEntry(e.id, e.name, _pointer(e), tuple(map(as_stored, e.pending))) for e in entries),
+        seqno=seqno,
+        commit=commit,
+        control=control,
+        directory=tuple(level.pointer for level in directory.levels),
+        collections=directory.collections,
+        gone=directory.gone,
     )
-    data = encode_framed(checkpoint)
-    if len(data) > CHECKPOINT_BYTES_MAX:
-        raise InvalidUsage(
-            f"a checkpoint would have {len(data):,} bytes, and at most {CHECKPOINT_BYTES_MAX:,} are read"
-        )
-    return blob.create(checkpoint_key(state.seqno), data)
 
 
-def read_newest_checkpoint(blob: Blob, *, skip_damaged: bool = False) -> State:
-    """Return the state of the newest checkpoint, or the empty one. Cost: one page of LIST and one GET.
+def read_newest_checkpoint(blob: Blob, *, known: KnownLevels | None = None, skip_damaged: bool = False) -> State:
+    """Return the state of the newest checkpoint, or the empty one.
+
+    Cost: one page of LIST, a GET, and one for each directory object that is not known.
 
     Raises:
         CorruptBlob: it is damaged, unless those are to be skipped; or there is none and the log does not begin at 0.
     """
+    return _newest(blob, known, skip_damaged=skip_damaged)[0]
+
+
+def read_newest_control(blob: Blob) -> Control:
+    """Return what the newest checkpoint says of the location itself. Cost: one page of LIST and one GET."""
+    return next((checkpoint.control for checkpoint in _checkpoints(blob, skip_damaged=False)), Control())
+
+
+def _newest(blob: Blob, known: KnownLevels | None, *, skip_damaged: bool) -> tuple[State, tuple[Level, ...]]:
+    for checkpoint in _checkpoints(blob, skip_damaged=skip_damaged):
+        try:
+            return _with_levels(blob, checkpoint, known)
+        except Corruption as error:
+            if isinstance(error, MissingBlob) and blob.get(checkpoint_key(checkpoint.seqno)) is None:
+                continue  # It was collected meanwhile, and its directory after it.
+            if isinstance(error, MissingBlob) and not skip_damaged:
+                # The checkpoint may be what is wrong: it may have come from another location.
+                key = checkpoint_key(checkpoint.seqno)
+                raise MissingBlob(error.key, f"{error.reason} by what {key} says") from error
+            if not skip_damaged:
+                raise
+            logger.warning("skipping a damaged checkpoint: %s", error)
+    return State(), ()
+
+
+def _checkpoints(blob: Blob, *, skip_damaged: bool) -> Iterator[Checkpoint]:
+    """Yield the checkpoints that there are, the newest first; then raise MissingBlob if the log does not begin at 0."""
     for found in blob.list("checkpoint/"):
         if checkpoint_seqno(found.key) is None:
             continue  # Not ours: perhaps of another location below this one.
@@ -176,11 +206,10 @@ def read_newest_checkpoint(blob: Blob, *, skip_damaged: bool = False) -> State:
             logger.warning("skipping a damaged checkpoint: %s", error)
             continue
         if checkpoint is not None:  # Or else it was collected meanwhile: the next one is as good, only older.
-            return checkpoint_state(checkpoint)
+            yield checkpoint
     first = next((found.key for found in blob.list("log/") if record_seqno(found.key) is not None), record_key(0))
     if first != record_key(0):
         raise MissingBlob(record_key(0), f"it is missing, no checkpoint can be read, and the log begins at {first}")
-    return State()
 
 
 def read_checkpoint(blob: Blob, key: str) -> Checkpoint | None:
@@ -201,57 +230,47 @@ def read_checkpoint(blob: Blob, key: str) -> Checkpoint | None:
 def _check(checkpoint: Checkpoint) -> None:
     """Check all that is relied on later: above all what becomes part of keys, or decides what is deleted."""
     control, seqno = checkpoint.control, checkpoint.seqno
-    ids = {each.id for each in checkpoint.collections}
-    if len(ids) < len(checkpoint.collections) or len({e.name for e in checkpoint.collections}) < len(ids):
-        raise ValueError("two collections have the same id or name")
     if not is_id(checkpoint.location):
         raise ValueError(f"the location {checkpoint.location[:200]!r} is not 32 hex digits")
     if not is_id(checkpoint.commit):
         raise ValueError(f"the commit {checkpoint.commit[:200]!r} is not 32 hex digits")
-    for each in checkpoint.collections:
-        _check_entry(each)
+    check_pointers(checkpoint.directory, seqno)
+    if sum(pointer.bytes for pointer in checkpoint.directory) > CHECKPOINT_BYTES_MAX:
+        raise ValueError("its directory objects are larger than any writer makes them")
     for dropped in control.dropped:
-        is_alive = dropped.is_destroyed and dropped.collection in ids
-        if not is_id(dropped.collection) or is_alive or dropped.seqno > seqno:
-            raise ValueError(f"the destroyed collection {dropped.collection[:200]!r} is not one, or exists")
+        if not is_id(dropped.collection) or dropped.seqno > seqno:
+            raise ValueError(f"the destroyed collection {dropped.collection[:200]!r} is not one")
         if not all(is_upload(key, dropped.collection) for key in dropped.blobs):
             raise ValueError(f"a dropped blob is no upload of collection {dropped.collection}")
-    for lease in control.leases.values():
-        if not all(collection in ids and is_id(hold) for collection, hold in lease.holds):
-            raise ValueError(f"the lease of {lease.holder[:200]!r} has holds that do not exist")
     floors = (control.log_floor, control.upload_floor, control.erased)
     if not all(0 <= floor <= seqno + 1 for floor in floors):
         raise ValueError(f"the floors {floors} are beyond seqno {seqno}")
 
 
-def _check_entry(each: DirectoryEntry) -> None:
-    if not is_id(each.id):
-        raise ValueError(f"{each.id[:200]!r} is not the id of a collection: 32 hex digits")
-    check_name(each.name)
-    if each.base is not None and state_collection(each.base.blob) != each.id:
-        raise ValueError(f"{each.base.blob[:200]!r} is not the name of a state object of collection {each.id}")
-    for n, mutation in enumerate(each.pending):
-        makes = isinstance(mutation, Create) and mutation.name == each.name
-        if mutation.collection != each.id or makes != (each.base is None and n == 0) or isinstance(mutation, Destroy):
-            raise ValueError(f"mutation {n} of collection {each.id} cannot stand there")
-        if isinstance(mutation, Append | Replace):
-            check_keys(mutation)
-    if each.base is None and not each.pending:
-        raise ValueError(f"nothing says what collection {each.id} holds")
+def checkpoint_state(blob: Blob, checkpoint: Checkpoint, known: KnownLevels | None = None) -> State:
+    """Return the state that a checkpoint stands for, without contents. Cost: a GET for each level that is not known.
+
+    Raises:
+        MissingBlob, CorruptBlob: a directory object is missing, or cannot be believed.
+    """
+    return _with_levels(blob, checkpoint, known)[0]
 
 
-def checkpoint_state(checkpoint: Checkpoint) -> State:
-    """Return the state that a checkpoint stands for, without contents."""
-    entries = {c.id: Entry(c.id, c.name, c.base, c.pending) for c in checkpoint.collections}
-    ids = {c.name: c.id for c in checkpoint.collections}
-    return State(
-        checkpoint.location,
-        checkpoint.seqno,
-        MappingProxyType(entries),
-        MappingProxyType(ids),
-        checkpoint.control,
-        checkpoint.commit,
-    )
+def _with_levels(blob: Blob, checkpoint: Checkpoint, known: KnownLevels | None) -> tuple[State, tuple[Level, ...]]:
+    levels = (known or KnownLevels()).read(blob, checkpoint.location, checkpoint.directory)
+    before = levels[-1].directory if levels else EMPTY
+    control = checkpoint.control
+    try:
+        directory = before.with_changes(checkpoint.collections, checkpoint.gone)
+        check_leases(directory, control.leases)
+        for dropped in control.dropped:
+            if dropped.is_destroyed and dropped.collection in directory.entries:
+                raise ValueError(f"the destroyed collection {dropped.collection} exists")
+    except ValueError as error:
+        key = checkpoint_key(checkpoint.seqno)
+        raise CorruptBlob(key, f"it is not one that a writer would make: {error}") from error
+    state = State(checkpoint.location, checkpoint.seqno, directory.entries, directory.ids, control, checkpoint.commit)
+    return state, levels
 
 
 def load_contents(blob: Blob, location: str, entry: Entry) -> Entry:
@@ -298,13 +317,8 @@ def _with_new_base(blob: Blob, location: str, entry: Entry, seqno: int) -> Entry
     is_compacted = any(isinstance(m, Replace) for m in entry.pending)
     is_stored = not isinstance(entry.base, CollectionState)
     if is_stored and not is_compacted and len(entry.pending) <= PENDING_MAX and inline <= PENDING_BYTES_MAX:
-        return entry
+        return replace(entry, contents=None)
     contents = load_contents(blob, location, entry).contents
     assert contents is not None
     base = put_framed(blob, f"state/{entry.id}/{seqno:020d}-", StateObject(location=location, collection=contents))
-    return Entry(entry.id, entry.name, base)
-
-
-def _pointer(entry: Entry) -> BlobRef | None:
-    assert not isinstance(entry.base, CollectionState), "a base that is not stored has been stored just before"
-    return entry.base
+    return Entry(entry.id, entry.name, base, leased=entry.leased)

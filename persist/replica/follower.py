@@ -25,7 +25,13 @@ from persist.blob.clock import Clock
 from persist.errors import ClientClosed, CollectionNotFound, LogInterrupted, LogReplaced, PersistError
 from persist.log.commits import read_commit_id, read_record, record_key, record_seqno
 from persist.log.records import Record
-from persist.replica.checkpoint import checkpoint_key, load_contents, read_newest_checkpoint
+from persist.replica.checkpoint import (
+    checkpoint_key,
+    load_contents,
+    read_newest_checkpoint,
+    read_newest_control,
+)
+from persist.replica.directory import KnownLevels
 from persist.replica.past import PROVE_AFTER_S, PROVE_READS_AFTER_S, Past
 from persist.state.contents import CollectionState
 from persist.state.state import PENDING_MAX, DoesNotFollow, State, apply
@@ -60,13 +66,14 @@ class Follower:
         self._is_closed = False
         self._pid = os.getpid()
         self._recent: OrderedDict[int, Record] = OrderedDict()
+        self._levels = KnownLevels()
         self._seen_end = self.now()
         self._is_opening = True
         self._interrupted: LogInterrupted | None = None
-        self._state = read_newest_checkpoint(blob)
+        self._state = self._newest_checkpoint()
         self._past = Past(blob, self._state, self._seen_end)
         while not self._is_vouched_for(self._state):
-            self._state = read_newest_checkpoint(blob)
+            self._state = self._newest_checkpoint()
         self._look_beyond()
         self._past = Past(blob, self._state, self._seen_end)
         self._is_opening = False
@@ -86,7 +93,7 @@ class Follower:
             if record.commit != newest.commit:
                 raise _contradicted(record, newest)
             return True
-        if read_newest_checkpoint(self._blob).seqno == newest.seqno:
+        if self._newest_checkpoint().seqno == newest.seqno:
             raise MissingBlob(
                 record_key(newest.seqno), f"it is missing, and {checkpoint_key(newest.seqno)} was made after it"
             )
@@ -194,7 +201,7 @@ class Follower:
         Cost: a page of LIST, a GET, and what it takes to read the contents of collections again.
         """
         with self._lock:
-            self._restart(read_newest_checkpoint(self._blob))
+            self._restart(self._newest_checkpoint())
             return self._state
 
     def next_seqno(self) -> int:
@@ -214,7 +221,7 @@ class Follower:
                 return False
             if self._state.seqno < record.seqno and not self._is_stale():
                 return False
-            return read_newest_checkpoint(self._blob).control.log_floor > record.seqno
+            return read_newest_control(self._blob).log_floor > record.seqno
 
     def now(self) -> tuple[float, float]:
         """Return the seconds of the monotonic and of the wall clock, for `is_long_ago`."""
@@ -229,9 +236,11 @@ class Follower:
 
     def _skip_truncated(self) -> None:
         """Go on from the newest checkpoint if the log after the state may be gone."""
-        newest = read_newest_checkpoint(self._blob)
-        if newest.control.log_floor > self._state.seqno + 1:
-            self._restart(newest)
+        if read_newest_control(self._blob).log_floor > self._state.seqno + 1:
+            self._restart(self._newest_checkpoint())
+
+    def _newest_checkpoint(self) -> State:
+        return read_newest_checkpoint(self._blob, known=self._levels)
 
     def _restart(self, newest: State) -> None:
         """Take over the state of a checkpoint, and the records after it, unless what is known is newer."""
@@ -298,7 +307,7 @@ class Follower:
                 return self._load(id_)
             except MissingBlob:
                 # A state object that newer checkpoints do not refer to is collected after a while.
-                self._restart(read_newest_checkpoint(self._blob))
+                self._restart(self._newest_checkpoint())
                 return self._load(id_)
 
     def _load(self, id_: str) -> CollectionState | None:
@@ -310,10 +319,10 @@ class Follower:
             self._state = self._state.with_entry(entry)
         return entry.contents
 
-    def recent(self) -> tuple[State, Mapping[int, Record]]:
-        """Return the newest known state, and the last records before it, for `persist.replica.checkpoint`."""
+    def recent(self) -> tuple[State, Mapping[int, Record], KnownLevels]:
+        """Return what `write_checkpoint` needs: the newest known state, the last records before it, known levels."""
         with self._lock:
-            return self._state, dict(self._recent)
+            return self._state, dict(self._recent), self._levels
 
     def current(self, id_: str, name: str) -> CollectionState:
         """Refresh, and return the contents of a collection.

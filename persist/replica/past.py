@@ -19,7 +19,7 @@ asked. docs/operations.md says what window stays open.
 from persist.blob import Blob
 from persist.errors import LogReplaced
 from persist.log.commits import read_commit_id
-from persist.replica.checkpoint import read_newest_checkpoint
+from persist.replica.checkpoint import read_newest_control
 from persist.state.state import State
 
 PROVE_AFTER_S = 10.0
@@ -79,7 +79,7 @@ class Past:
     def verify(self, seqno: int, commit: str) -> None:
         """Raise LogReplaced, now and from now on, unless the record at seqno is that commit or has been truncated."""
         found = read_commit_id(self._blob, seqno)
-        if found == commit or (found is None and read_newest_checkpoint(self._blob).control.log_floor > seqno):
+        if found == commit or (found is None and read_newest_control(self._blob).log_floor > seqno):
             return
         raise self.stop(seqno, commit, found)
 

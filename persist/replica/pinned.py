@@ -66,7 +66,12 @@ def _state_at(blob: Blob, seqno: int) -> State:
     for found in blob.list("checkpoint/"):
         at = checkpoint_seqno(found.key)
         if at is not None and at <= seqno and (checkpoint := read_checkpoint(blob, found.key)) is not None:
-            state = checkpoint_state(checkpoint)
+            try:
+                state = checkpoint_state(blob, checkpoint)
+            except MissingBlob:
+                if blob.get(found.key) is not None:
+                    raise
+                raise _gone(blob, seqno) from None  # It was collected meanwhile, and its directory after it.
             break
     while state.seqno < seqno:
         record = read_record(blob, state.seqno + 1)

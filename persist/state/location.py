@@ -4,7 +4,7 @@ Like the collections, this is a pure function of the log. Invariants:
 
 - `epoch` is the seqno of the newest exclusive opening; while `writer` is set, only its records may change contents,
   and after it is gone, records of clients that opened exclusively before stay refused;
-- a lease lists exactly the leased holds that exist in collections that exist;
+- the holds that live by a lease are noted with their collections (`persist.state.state.Entry.leased`), not here;
 - of a collection that was destroyed, and of blobs that a compaction left unused, `dropped` says since when, and which
   leases with holds on the collection lived then: the blobs are deleted when a grace period has passed and each of those
   leases is gone, or says that its holder reads from later states only;
@@ -14,7 +14,7 @@ Like the collections, this is a pure function of the log. Invariants:
   be deleted however slow its writer is, and whatever anybody's clock says.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 import msgspec
 
@@ -46,14 +46,13 @@ class Writer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Lease(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A reader that is alive, or was until not long ago. Its holds are (collection, hold) each.
+    """A reader that is alive, or was until not long ago.
 
     It reads from the state at seqno reads_from, and later ones.
     """
 
     holder: str
     expires_ms: int
-    holds: tuple[tuple[str, str], ...] = ()
     reads_from: int = 0
 
 
@@ -117,8 +116,8 @@ def check_uploaded(control: Control, append: Append | Replace) -> None:
             raise UploadExpired(key)
 
 
-def step(control: Control, mutation: LocationMutation, seqno: int, release: Callable[[str, str], object]) -> Control:
-    """Return control after one mutation of the record at seqno; release is told each hold that ends with its lease.
+def step(control: Control, mutation: LocationMutation, seqno: int) -> Control:
+    """Return control after one mutation of the record at seqno. Holds that end with a lease are the caller's concern.
 
     Raises:
         Conflict: another client came first.
@@ -136,8 +135,6 @@ def step(control: Control, mutation: LocationMutation, seqno: int, release: Call
             return control
         if mutation.expires_ms not in (None, lease.expires_ms):
             raise Conflict(f"the lease {mutation.lease} of {lease.holder} was renewed, so it has not expired")
-        for collection, hold in lease.holds:
-            release(collection, hold)
         return change(control, leases={id_: le for id_, le in control.leases.items() if id_ != mutation.lease})
     if isinstance(mutation, OpenWriter):
         holder = control.writer
@@ -155,43 +152,17 @@ def step(control: Control, mutation: LocationMutation, seqno: int, release: Call
     return change(control, dropped=tuple(d for d in control.dropped if (d.collection, d.seqno) not in gone))
 
 
-def with_hold(control: Control, lease: str, collection: str, hold: str) -> Control:
-    """Return control with a hold noted at its lease.
-
-    Raises:
-        LeaseExpired: there is no such lease (any more).
-    """
-    known = control.leases.get(lease)
-    if known is None:
-        raise LeaseExpired("the lease this hold lives by has ended, so since may have passed it")
-    if (collection, hold) in known.holds:
-        return control
-    return _with_holds(control, lease, (*known.holds, (collection, hold)))
-
-
-def without_hold(control: Control, collection: str, hold: str) -> Control:
-    """Return control with a hold struck off its lease, if it was leased."""
-    for id_, lease in control.leases.items():
-        if (collection, hold) in lease.holds:
-            return _with_holds(control, id_, tuple(each for each in lease.holds if each != (collection, hold)))
-    return control
-
-
-def with_destroyed(control: Control, collection: str, seqno: int, written_ms: int) -> Control:
-    """Return control after a collection was destroyed: its blobs wait for those who read it."""
-    readers = _readers(control, collection)
-    for id_ in readers:
-        control = _with_holds(control, id_, tuple(h for h in control.leases[id_].holds if h[0] != collection))
+def with_destroyed(control: Control, collection: str, readers: tuple[str, ...], seqno: int, written_ms: int) -> Control:
+    """Return control after a collection was destroyed: its blobs wait for the leases of those who read it."""
     dropped = Dropped(seqno, written_ms, collection, readers)
     return msgspec.structs.replace(control, dropped=(*control.dropped, dropped))
 
 
-def with_unused(control: Control, replace: Replace, seqno: int, written_ms: int) -> Control:
-    """Return control after a compaction: blobs that it left unused wait for those who read them."""
+def with_unused(control: Control, replace: Replace, readers: tuple[str, ...], seqno: int, written_ms: int) -> Control:
+    """Return control after a compaction: blobs that it left unused wait for the leases of those who read them."""
     erased = control.erased if replace.history_from is None else seqno
     dropped = control.dropped
     if replace.unused:
-        readers = _readers(control, replace.collection)
         dropped = (*dropped, Dropped(seqno, written_ms, replace.collection, readers, replace.unused))
     return msgspec.structs.replace(control, dropped=dropped, erased=erased)
 
@@ -199,10 +170,6 @@ def with_unused(control: Control, replace: Replace, seqno: int, written_ms: int)
 def is_waited_for(control: Control, dropped: Dropped) -> bool:
     """Tell whether somebody with a lease may still read what was dropped."""
     return any(control.leases[id_].reads_from < dropped.seqno for id_ in dropped.leases if id_ in control.leases)
-
-
-def _readers(control: Control, collection: str) -> tuple[str, ...]:
-    return tuple(id_ for id_, lease in control.leases.items() if any(c == collection for c, _ in lease.holds))
 
 
 def _check_holder(holder: str) -> None:
@@ -215,10 +182,5 @@ def _granted(control: Control, mutation: GrantLease) -> Lease:
     if known is None and mutation.renews:
         raise LeaseExpired("the lease has ended and cannot be renewed: since may have moved on")
     if known is None:
-        return Lease(mutation.holder, mutation.expires_ms, (), mutation.reads_from)
-    return Lease(mutation.holder, mutation.expires_ms, known.holds, max(known.reads_from, mutation.reads_from))
-
-
-def _with_holds(control: Control, lease: str, holds: tuple[tuple[str, str], ...]) -> Control:
-    changed = msgspec.structs.replace(control.leases[lease], holds=holds)
-    return msgspec.structs.replace(control, leases={**control.leases, lease: changed})
+        return Lease(mutation.holder, mutation.expires_ms, mutation.reads_from)
+    return Lease(mutation.holder, mutation.expires_ms, max(known.reads_from, mutation.reads_from))

@@ -16,17 +16,15 @@ Invariants, for every state reachable by `apply`:
 - `since` is the least of what compaction was allowed up to and every hold, or beyond it;
 - a token is remembered as long as a write with its times could be applied once more;
 - names are unique among the collections that exist, ids for ever;
+- an entry's `leased` are those of the holds in its contents that live by a lease, and these leases exist;
 - if `contents` is present, it equals the fold of `pending` over the base.
 
 What a collection's contents are, and what compaction may do to them, is in `persist.state.contents`; what concerns the
 location as a whole in `persist.state.location`.
 """
 
-from collections import ChainMap
-from collections.abc import Callable, Iterable, Mapping, MutableMapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
-from types import MappingProxyType
-from typing import TypeVar
 
 import msgspec
 
@@ -39,6 +37,7 @@ from persist.errors import (
     FrontierRegression,
     HoldMoved,
     InvalidUsage,
+    LeaseExpired,
     UpdateNotBeyondUpper,
     UpdatesBeyondUpper,
     UpperMismatch,
@@ -51,6 +50,7 @@ from persist.log.records import (
     CollectionMutation,
     Create,
     Destroy,
+    EndLease,
     Frontier,
     LocationMutation,
     Mutation,
@@ -63,19 +63,10 @@ from persist.log.records import (
 )
 from persist.names import check_hold_name, check_name, is_id
 from persist.state.contents import CollectionState, Held, appended, replaced
-from persist.state.location import (
-    Control,
-    check_uploaded,
-    check_writer,
-    with_destroyed,
-    with_hold,
-    with_unused,
-    without_hold,
-)
+from persist.state.frozen_map import Changes, FrozenMap
+from persist.state.location import Control, check_uploaded, check_writer, with_destroyed, with_unused
 from persist.state.location import step as control_step
 from persist.state.queries import is_repeated, with_batch
-
-V = TypeVar("V")
 
 PENDING_MAX = 64  # Mutations an entry keeps before it takes its contents for its base.
 TOKENS_KEPT = 4096  # Of writes whose times are sealed, so that doing them twice is refused anyway.
@@ -83,13 +74,24 @@ TOKENS_KEPT = 4096  # Of writes whose times are sealed, so that doing them twice
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """What is known of one collection: see the module's docstring."""
+    """What is known of one collection: see the module's docstring.
+
+    Attributes:
+        leased: (hold, lease) of each hold that lives by a lease. It is kept here, and not with the leases, so that a
+            client that reads thousands of collections has no record in the location's `Control` that lists them all.
+    """
 
     id: str
     name: str
     base: BlobRef | CollectionState | None = None
     pending: tuple[CollectionMutation, ...] = ()
     contents: CollectionState | None = None
+    leased: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def readers(self) -> tuple[str, ...]:
+        """The leases by which holds on this collection live, each once."""
+        return tuple(dict.fromkeys(lease for _, lease in self.leased))
 
     def with_contents(self, base: CollectionState | None) -> "Entry":
         """Return this entry with its contents, given what its base pointer leads to (None when it has none)."""
@@ -105,8 +107,8 @@ class State:
 
     location: str | None = None
     seqno: int = -1
-    entries: Mapping[str, Entry] = field(default_factory=lambda: MappingProxyType({}))
-    ids: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    entries: FrozenMap[Entry] = field(default_factory=FrozenMap)
+    ids: FrozenMap[str] = field(default_factory=FrozenMap)
     control: Control = field(default_factory=Control)
     commit: str | None = None
 
@@ -116,7 +118,7 @@ class State:
 
     def with_entry(self, entry: Entry) -> "State":
         """Return this state with an equivalent form of one entry (contents filled in, or another base)."""
-        return replace(self, entries=MappingProxyType({**self.entries, entry.id: entry}))
+        return replace(self, entries=self.entries.with_changes({entry.id: entry}))
 
 
 class DoesNotFollow(ValueError):
@@ -126,7 +128,7 @@ class DoesNotFollow(ValueError):
 def apply(state: State, record: Record) -> State:
     """Return the state after record.
 
-    Cost: O(collections) for copying the directory, O(mutations), no I/O.
+    Cost: O(mutations), and O(collections) for the end of a lease; no I/O.
 
     Raises:
         InvalidUsage, Conflict: one of the rules does not allow it; the state is unchanged. A record in the log never
@@ -145,12 +147,12 @@ def apply(state: State, record: Record) -> State:
     if record.previous != state.commit:
         raise DoesNotFollow(f"it follows the commit {record.previous}, and the record before it is {state.commit}")
     check_writer(state.control, record.epoch, record.mutations)
-    after = _Changing(dict(state.entries), dict(state.ids), state.control, _extended)
+    after = _Changing(Changes(state.entries), Changes(state.ids), state.control, _extended)
     for mutation in record.mutations:
         if isinstance(mutation, Append | Replace):
             check_uploaded(state.control, mutation)
         after.add(mutation, record.seqno, record.written_ms)
-    entries, ids = _present(after.entries), _present(after.ids)
+    entries, ids = state.entries.with_changes(after.entries), state.ids.with_changes(after.ids)
     return State(record.location, record.seqno, entries, ids, after.control, record.commit)
 
 
@@ -199,9 +201,7 @@ class Draft:
         self._epoch = epoch
         self._new_tokens: set[tuple[str, str]] = set()
         self._appended: set[str] = set()  # Collections that operations before this one add updates to.
-        self._now = _Changing(
-            ChainMap({}, dict(state.entries)), ChainMap({}, dict(state.ids)), state.control, _with_step
-        )
+        self._now = _Changing(Changes(state.entries), Changes(state.ids), state.control, _with_step)
 
     def extend(self, steps: Iterable[Step]) -> bool:
         """Add all steps of one operation, or none of them if one is not valid.
@@ -227,15 +227,13 @@ class Draft:
         tokens = [(s.collection, token) for s in steps if isinstance(s, Tokens) for token, _ in s.tokens]
         if tokens and self._done(tokens):
             return False
-        entries: dict[str, Entry | None] = {}
-        ids: dict[str, str | None] = {}
-        draft = _Changing(ChainMap(entries, now.entries), ChainMap(ids, now.ids), now.control, _with_step)
+        draft = _Changing(Changes(now.entries), Changes(now.ids), now.control, _with_step)
         for step in steps:
             if isinstance(step, ExpectNothingBeyondUpper) and step.collection in self._appended:
                 raise UpdatesBeyondUpper(step.upper, None)
             draft.add(step, self._seqno, 0)
-        now.entries.update(entries)
-        now.ids.update(ids)
+        now.entries.update(draft.entries)
+        now.ids.update(draft.ids)
         now.control = draft.control
         self._new_tokens.update(tokens)
         self._appended.update(step.collection for step in steps if isinstance(step, PlannedAppend))
@@ -246,7 +244,7 @@ class Draft:
         repeated = False
         for mark in steps:
             if isinstance(mark, Batch) and not mark.again:
-                entry = self._now.entries.get(mark.collection)
+                entry = self._now.entries.now(mark.collection)
                 if entry is not None and entry.contents is not None:
                     repeated |= is_repeated(entry.contents.queries, mark)
         return repeated
@@ -262,7 +260,7 @@ class Draft:
         return any(seen)
 
     def _has_seen(self, collection: str, token: str) -> bool:
-        entry = self._now.entries.get(collection)
+        entry = self._now.entries.now(collection)
         known = entry.contents.tokens if entry is not None and entry.contents is not None else {}
         return token in known or (collection, token) in self._new_tokens
 
@@ -272,8 +270,8 @@ class _Changing:
 
     def __init__(
         self,
-        entries: MutableMapping[str, Entry | None],
-        ids: MutableMapping[str, str | None],
+        entries: Changes[Entry],
+        ids: Changes[str],
         control: Control,
         extend: "Callable[[Entry, CollectionStep], Entry]",
     ) -> None:
@@ -285,50 +283,69 @@ class _Changing:
     def add(self, step: Step, seqno: int, written_ms: int) -> None:
         """Apply one mutation of the record at seqno."""
         if isinstance(step, LocationMutation):
-            self.control = control_step(self.control, step, seqno, self._release)
+            before, self.control = self.control, control_step(self.control, step, seqno)
+            if isinstance(step, EndLease) and step.lease in before.leases:
+                self._release_all(step.lease)
             return
         entry = self.entry_for(step)
         if isinstance(step, Destroy):
-            self.control = with_destroyed(self.control, entry.id, seqno, written_ms)
+            self.control = with_destroyed(self.control, entry.id, entry.readers, seqno, written_ms)
             self.entries[entry.id] = None
             self.ids[entry.name] = None
             return
         if isinstance(step, SetHold) and step.lease is not None:
-            self.control = with_hold(self.control, step.lease, step.collection, step.hold)
+            if step.lease not in self.control.leases:
+                raise LeaseExpired("the lease this hold lives by has ended, so since may have passed it")
+            entry = _with_leased(entry, step.hold, step.lease)
         elif isinstance(step, ReleaseHold):
-            self.control = without_hold(self.control, step.collection, step.hold)
+            entry = _without_leased(entry, step.hold)
         elif isinstance(step, Replace):
-            self.control = with_unused(self.control, step, seqno, written_ms)
+            self.control = with_unused(self.control, step, entry.readers, seqno, written_ms)
         self.entries[entry.id] = self._extend(entry, step)
         self.ids[entry.name] = entry.id
 
-    def _release(self, collection: str, hold: str) -> None:
-        entry = self.entries[collection]
-        assert entry is not None, "a lease lists holds of collections that exist"
-        self.entries[collection] = self._extend(entry, ReleaseHold(collection, hold))
+    def _release_all(self, lease: str) -> None:
+        """Release all holds that live by a lease."""
+        concerned = [entry for _, entry in self.entries.each() if entry.leased and lease in entry.readers]
+        for entry in concerned:
+            for hold, by in entry.leased:
+                if by == lease:
+                    entry = self._extend(_without_leased(entry, hold), ReleaseHold(entry.id, hold))
+            self.entries[entry.id] = entry
 
     def entry_for(self, step: "CollectionStep") -> Entry:
         """Return the entry that step is about, a new one for `Create`, if there may be one."""
-        entry = self.entries.get(step.collection)
+        entry = self.entries.now(step.collection)
         if isinstance(step, Create):
             if not is_id(step.collection):
                 raise ValueError(f"{step.collection!r} is not the id of a collection: 32 hex digits")
             if any(dropped.collection == step.collection and dropped.is_destroyed for dropped in self.control.dropped):
                 raise ValueError(f"the id {step.collection} was that of a collection whose blobs are being deleted")
             check_name(step.name)
-            if self.ids.get(step.name) is not None or entry is not None:
+            if self.ids.now(step.name) is not None or entry is not None:
                 raise CollectionExists(step.name)
             return Entry(step.collection, step.name)
         if entry is None:
-            raise CollectionNotFound(step.collection, "this location", tuple(n for n, i in self.ids.items() if i))
+            raise CollectionNotFound(step.collection, "this location", tuple(n for n, _ in self.ids.each()))
         return entry
 
 
 CollectionStep = CollectionMutation | PlannedAppend | Condition
 
 
-def _present(values: Mapping[str, V | None]) -> Mapping[str, V]:
-    return MappingProxyType({key: value for key, value in values.items() if value is not None})
+def _with_leased(entry: Entry, hold: str, lease: str) -> Entry:
+    for known, by in entry.leased:
+        if known == hold and by != lease:
+            raise ValueError(f"{hold!r} is the id of a hold that lives by another lease")
+        if known == hold:
+            return entry
+    return replace(entry, leased=(*entry.leased, (hold, lease)))
+
+
+def _without_leased(entry: Entry, hold: str) -> Entry:
+    if all(known != hold for known, _ in entry.leased):
+        return entry
+    return replace(entry, leased=tuple(each for each in entry.leased if each[0] != hold))
 
 
 def _extended(entry: Entry, mutation: CollectionStep) -> Entry:
@@ -338,8 +355,8 @@ def _extended(entry: Entry, mutation: CollectionStep) -> Entry:
     if contents is not None or isinstance(mutation, Create):
         contents = _step(contents, mutation)
     if contents is not None and len(entry.pending) >= PENDING_MAX:
-        return Entry(entry.id, entry.name, contents, (), contents)
-    return Entry(entry.id, entry.name, entry.base, (*entry.pending, mutation), contents)
+        return replace(entry, base=contents, pending=(), contents=contents)
+    return replace(entry, pending=(*entry.pending, mutation), contents=contents)
 
 
 def _with_step(entry: Entry, step: CollectionStep) -> Entry:

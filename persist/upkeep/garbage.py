@@ -8,7 +8,8 @@
 | log records | they are older than the retention, or than `grace_s` and may hold what compaction has |
 | | destroyed since; and a checkpoint says that they are not needed |
 | checkpoints | two newer ones exist, except one an hour back to the first log record that is kept |
-| state objects and part lists | no checkpoint that is kept refers to them, nor a log record |
+| directory and state objects, | no checkpoint that is kept refers to them, nor a log record |
+| and part lists | |
 
 Nobody's clock decides about data. Ages are differences between the store's own times of change: a checkpoint that the
 store says is older than the grace period, next to a blob written just now, proves that every record up to its seqno is.
@@ -38,15 +39,17 @@ from persist.log.records import Append, Collected, LocationMutation, Replace, Tr
 from persist.replica.checkpoint import (
     checkpoint_key,
     checkpoint_seqno,
+    checkpoint_state,
     load_contents,
     read_checkpoint,
-    state_seqno,
     write_checkpoint,
 )
+from persist.replica.directory import KnownLevels, directory_seqno, state_seqno
 from persist.replica.follower import STALE_AFTER_S, Follower
 from persist.settings import Settings
+from persist.state.frozen_map import FrozenMap
 from persist.state.location import Dropped, is_waited_for
-from persist.state.state import State
+from persist.state.state import Entry, State
 from persist.write.committer import Committer
 
 CLOCK_KEY = "gc/clock"
@@ -60,7 +63,7 @@ class GarbageReport:
 
     Attributes:
         collections: destroyed ones whose blobs are gone now.
-        parts, lists, states, checkpoints, records: blobs deleted of each kind.
+        parts, lists, states, directories, checkpoints, records: blobs deleted of each kind.
         bytes: what all of them occupied.
     """
 
@@ -68,6 +71,7 @@ class GarbageReport:
     parts: int = 0
     lists: int = 0
     states: int = 0
+    directories: int = 0
     checkpoints: int = 0
     records: int = 0
     bytes: int = 0
@@ -75,7 +79,7 @@ class GarbageReport:
     @property
     def blobs(self) -> int:
         """All blobs deleted."""
-        return self.parts + self.lists + self.states + self.checkpoints + self.records
+        return self.parts + self.lists + self.states + self.directories + self.checkpoints + self.records
 
 
 @dataclass(frozen=True)
@@ -107,8 +111,8 @@ class Garbage:
     def collect(self, before: Callable[[], object] = lambda: None) -> GarbageReport:
         """Delete what may be deleted now, after a first step that may commit something, such as the end of leases.
 
-        Cost: LISTs of everything, a GET for each checkpoint kept and for the state of each collection, up to three
-        commits. Memory: the part list of one collection, and the names of state objects.
+        Cost: LISTs of everything, a GET for each checkpoint and directory object kept and for the state of each
+        collection, up to three commits. Memory: the part list of one collection, and the names of state objects.
 
         Raises:
             StoreFull: what could be deleted without a commit was, and there still is no room for one.
@@ -218,8 +222,7 @@ class _Round:
         return [_Mark(seqno, modified_s) for seqno, modified_s in found if seqno is not None]
 
     def _checkpoint(self) -> None:
-        state, recent = self._follower.recent()
-        write_checkpoint(self._blob, state, recent)
+        write_checkpoint(self._blob, *self._follower.recent())
 
     def _checkpoints(self) -> list[_Mark]:
         found = ((checkpoint_seqno(entry.key), entry.modified_s) for entry in self._blob.list("checkpoint/"))
@@ -340,26 +343,26 @@ class _Round:
 
     def _collect_states(self) -> None:
         named: set[str] = set()
+        levels, before = KnownLevels(), FrozenMap[Entry]()
         for mark in self._marks:
             checkpoint = read_checkpoint(self._blob, checkpoint_key(mark.seqno))
-            for collection in checkpoint.collections if checkpoint is not None else ():
-                named.update(_named([collection.base]))
-                named.update(_named(m.parts_in for m in collection.pending if isinstance(m, Append | Replace)))
+            if checkpoint is not None:
+                named.update(pointer.blob for pointer in checkpoint.directory)
+                entries = checkpoint_state(self._blob, checkpoint, levels).entries
+                named.update(_named_by(entries.changes_since(before).values()))  # The others have been looked at.
+                before = entries
         floor = self._known_floor()
         # Neither has a way back: a list is for the record whose seqno it has, and that slot has been truncated.
         age_s = min(self._settings.orphan_grace_s, self._erase_after_s)
         # Those beyond the newest checkpoint may be for one that is being made, even by this client itself.
         newest = max((mark.seqno for mark in self._marks), default=-1)
-        self._delete(
-            "states",
-            (
-                entry
-                for entry in self._blob.list("state/")
-                if self._is_unnamed(entry, named, age_s)
-                and (seqno := state_seqno(entry.key)) is not None
-                and seqno <= newest
-            ),
-        )
+        for what, prefix, seqno_of in (
+            ("directories", "directory/", directory_seqno),
+            ("states", "state/", state_seqno),
+        ):
+            listed = ((entry, seqno_of(entry.key)) for entry in self._blob.list(prefix))
+            old = (entry for entry, seqno in listed if seqno is not None and seqno <= newest)
+            self._delete(what, (entry for entry in old if self._is_unnamed(entry, named, age_s)))
         self._delete(
             "lists",
             (
@@ -403,5 +406,9 @@ def void_floor(state: State, checkpoints: Iterable[tuple[int, float]], now_s: fl
     return max((seqno for seqno, modified_s in checkpoints if now_s - modified_s >= grace_s), default=-1) + 1
 
 
-def _named(pointers: Iterable[BlobRef | None]) -> Iterator[str]:
-    return (pointer.blob for pointer in pointers if pointer is not None)
+def _named_by(entries: Iterable[Entry | None]) -> Iterator[str]:
+    """Yield the state objects and part lists that entries of a checkpoint refer to."""
+    for entry in entries:
+        if entry is not None:
+            lists = (m.parts_in for m in entry.pending if isinstance(m, Append | Replace))
+            yield from (pointer.blob for pointer in (entry.base, *lists) if isinstance(pointer, BlobRef))

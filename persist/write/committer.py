@@ -342,7 +342,7 @@ class Committer:
             return False
         self._follower.advance(winner or record)
         self._counts["records" if winner is None else "lost_races"] += 1
-        if winner is None and checkpoint_due(record.seqno, len(state.entries)):
+        if winner is None and checkpoint_due(record.seqno):
             self._start_checkpoint()
         return winner is None
 
@@ -441,10 +441,10 @@ class Committer:
 
     def _checkpoint(self) -> None:
         """Make a checkpoint. One that fails is no caller's concern: the next one serves as well."""
-        state, recent = self._follower.recent()
+        state, recent, levels = self._follower.recent()
         try:
             self._follower.prove_now()
-            self._counts["checkpoints"] += write_checkpoint(self._blob, state, recent)
+            self._counts["checkpoints"] += write_checkpoint(self._blob, state, recent, levels)
         except PersistError as error:
             logger.warning("the checkpoint at seqno %d was not made: %s", state.seqno, error)
             seqno = record_seqno(error.key) if isinstance(error, CorruptBlob) else None

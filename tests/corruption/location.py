@@ -10,6 +10,7 @@ import pytest
 
 import persist
 from persist.blob import Corruption, MemoryBlob
+from persist.replica import directory
 from persist.replica.checkpoint import write_checkpoint
 from tests.golden.kinds import SETTINGS, write_compacted, write_every_kind
 
@@ -22,7 +23,7 @@ LARGE_WRITES = (1, 35)
 READ_AT = (0, 3, 20, SEALS - 1)
 READ_COMPACTED_AT = (5, 15, 17)
 CHANGES = -1  # In the place of a time.
-FOLDERS = ("log", "checkpoint", "state", "part", "list")
+FOLDERS = ("log", "checkpoint", "directory", "state", "part", "list")
 
 
 class WatchedBlob(MemoryBlob):
@@ -81,6 +82,8 @@ def blobs_of(seed: int) -> Blobs:
                 many.write(pa.table({"k": keys, "v": text, "_time": times, "_diff": [1] * 1000})).result()
                 patch.setattr("persist.log.part_lists.PARTS_INLINE_MAX", 256)
             if time in CHECKPOINTS:
+                # All but the last one are in directory objects; that one holds some pending rows itself.
+                patch.setattr(directory, "INLINE_BYTES_MAX", 2000 if time < max(CHECKPOINTS) else 1 << 20)
                 assert write_checkpoint(blob, *client.engine.follower.recent())
     return {entry.key: blob.get(entry.key) or b"" for entry in blob.list("")}
 

@@ -18,10 +18,11 @@ import persist
 from persist.blob import CorruptBlob, Corruption, MemoryBlob
 from persist.codecs import CollectionSchema, Part, decode_part
 from persist.log.commits import read_record
-from persist.log.envelope import BlobRef, decode_framed, get_framed
+from persist.log.envelope import BlobRef, Framed, decode_framed, get_framed
 from persist.log.part_lists import PartList
 from persist.log.records import Append, Record, Replace
 from persist.replica.checkpoint import Checkpoint, StateObject, read_checkpoint
+from persist.replica.directory import DirectoryObject
 from tests.corruption.location import (
     CHANGES,
     FOLDERS,
@@ -47,7 +48,7 @@ ONE = blobs_of(1)
 OTHER = blobs_of(2)
 CLEAN = read_all(ONE)
 TRUTH = CLEAN.contents
-LOG_ONLY = {key: data for key, data in ONE.items() if not key.startswith(("checkpoint/", "state/"))}
+LOG_ONLY = {key: data for key, data in ONE.items() if not key.startswith(("checkpoint/", "directory/", "state/"))}
 CLEAN_LOG = read_all(LOG_ONLY)  # Without checkpoints, every record is needed.
 
 
@@ -94,7 +95,12 @@ def pointers() -> Iterator[BlobRef | Part]:
     for key in of_folder(ONE, "list"):
         yield from decode_framed(ONE[key], PartList, key).parts
     for key in of_folder(ONE, "checkpoint"):
-        yield from (c.base for c in decode_framed(ONE[key], Checkpoint, key).collections if c.base is not None)
+        checkpoint = decode_framed(ONE[key], Checkpoint, key)
+        yield from checkpoint.directory
+        yield from (c.base for c in checkpoint.collections if c.base is not None)
+    for key in of_folder(ONE, "directory"):
+        stored = decode_framed(ONE[key], DirectoryObject, key)
+        yield from (c.base for c in stored.collections if c.base is not None)
 
 
 POINTERS = {pointer.blob: pointer for pointer in pointers() if pointer.blob}
@@ -113,7 +119,8 @@ def reader_of(key: str) -> Callable[[bytes], object]:
         schema = CollectionSchema.from_json(SCHEMA)
         return lambda data: decode_part(data, pointer, schema)
     assert pointer is not None, f"nothing points to {key}"
-    kind: type[StateObject] | type[PartList] = StateObject if key.startswith("state/") else PartList
+    kinds: dict[str, type[Framed]] = {"state": StateObject, "directory": DirectoryObject, "list": PartList}
+    kind = kinds[key.partition("/")[0]]
     return lambda data: get_framed(with_one(key, data), pointer, kind)
 
 
@@ -161,7 +168,7 @@ def test_every_change_of_an_inline_part_is_found_even_behind_the_checksum_of_its
             decode_part(damaged, INLINE, schema)
 
 
-@pytest.mark.parametrize("folder", ["list", "state", "part"])
+@pytest.mark.parametrize("folder", ["list", "state", "directory", "part"])
 def test_a_pointer_accepts_no_other_blob_of_its_kind(folder: str) -> None:
     own, others = list(of_folder(ONE, folder)), [*of_folder(OTHER, folder)]
     for key in own:
@@ -286,6 +293,7 @@ def test_a_checkpoint_of_a_location_without_uploads_cannot_bring_its_rows_along(
     foreign = decode_framed(OTHER[newest], Checkpoint, newest)
     assert any(c.pending for c in foreign.collections)
     alone = {f"log/{end:020d}": ONE[f"log/{end:020d}"], newest: OTHER[newest]}
+    alone |= {key: OTHER[key] for key in of_folder(OTHER, "directory")}
     outcome = read_all(alone)
     assert outcome.contents == {}
     assert outcome.error is not None

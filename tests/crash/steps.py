@@ -18,7 +18,7 @@ from tests.crash.nursery import Life, Nursery
 from tests.crash.story import LARGE_ROWS, UNLOGGED, Model, Op, Teller, random_ops, small_policy
 
 BEFORE_THE_RECORD = ("part", "list")
-BY_ANOTHER_THREAD = ("checkpoint", "state")
+BY_ANOTHER_THREAD = ("checkpoint", "directory", "state")
 ENCORE = 3
 # Nobody else uses the location, so garbage may go at once. What happens by itself would be at no step in particular.
 SETTINGS: dict[str, Any] = {"grace_s": 0, "orphan_grace_s": 0, "background": False}

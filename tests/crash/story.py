@@ -22,6 +22,7 @@ import pyarrow as pa
 import persist
 import persist.log.part_lists
 import persist.replica.checkpoint
+import persist.replica.directory
 from persist.codecs import encode_parts
 from persist.compaction_policy import CompactionPolicy
 from tests.model import Collection, contents
@@ -248,6 +249,7 @@ def make_everything_small() -> None:
         (persist.log.part_lists, "PARTS_INLINE_MAX", 2),
         (persist.replica.checkpoint, "INTERVAL", 4),
         (persist.replica.checkpoint, "PENDING_MAX", 3),
+        (persist.replica.directory, "INLINE_BYTES_MAX", 2000),
     ):
         assert hasattr(module, name), f"{module.__name__} has no {name} any more"
         setattr(module, name, size)

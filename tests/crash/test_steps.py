@@ -12,7 +12,7 @@ from tests.crash.nursery import Nursery, nursery
 from tests.crash.steps import kill_at_each, steps_of
 
 SHARE = 5
-KINDS = {"checkpoint", "list", "log", "part", "state"}
+KINDS = {"checkpoint", "directory", "list", "log", "part", "state"}
 
 
 @pytest.fixture(scope="module")

@@ -26,9 +26,10 @@ with atheris.instrument_imports(include=["persist"]):
     from persist.log.part_lists import PartList
     from persist.log.records import Record
     from persist.replica.checkpoint import Checkpoint, StateObject
+    from persist.replica.directory import DirectoryObject
     from tests.fuzz.part_cases import SCHEMAS, believable, believable_index, described, genuine, rows_of
 
-KINDS = (Record, Checkpoint, StateObject, PartList)
+KINDS = (Record, Checkpoint, StateObject, PartList, DirectoryObject)
 GOLDEN = Path(__file__).parent.parent / "golden" / "format-1" / "location"
 ROWS_MAX = 256 // len(SCHEMAS)
 LIKE = [
@@ -91,7 +92,7 @@ def seed(corpus: Path) -> None:
             (corpus / f"part-{n}").write_bytes(bytes([0, which]) + data)
             (corpus / f"pieces-{n}").write_bytes(bytes([4, which]) + data)
             (corpus / f"footer-{n}").write_bytes(bytes([5, which]) + data[-made.footer.bytes :])
-    for which, folder in enumerate(("log", "checkpoint", "state", "list")):
+    for which, folder in enumerate(("log", "checkpoint", "state", "list", "directory")):
         for path in sorted((GOLDEN / folder).rglob("*"))[:12]:
             if path.is_file():
                 body = path.read_bytes().rpartition(b',"checksum":')[0]

@@ -59,9 +59,9 @@ def replaced(blobs: Blobs, key: str, data: bytes) -> Blobs:
         len(data),
         xxhash.xxh3_128_hexdigest(data).encode(),
     )
-    for other in (*of_folder(blobs, "log"), *of_folder(blobs, "checkpoint")):
-        if pointer.search(blobs[other]):
-            changed[other] = sealed(opened(pointer.sub(now, blobs[other])))
+    for other in (*of_folder(blobs, "log"), *of_folder(blobs, "directory"), *of_folder(blobs, "checkpoint")):
+        if pointer.search(changed[other]):
+            changed = replaced(changed, other, sealed(opened(pointer.sub(now, changed[other]))))
     return changed
 
 
@@ -166,7 +166,11 @@ def test_a_changed_object_is_understood_or_refused(kind: str, caplog: pytest.Log
     caplog.set_level(logging.CRITICAL, "persist")
     outcomes: dict[str, int] = {}
     # Without checkpoints, all records are read.
-    blobs = {key: data for key, data in ONE.items() if kind != "log" or not key.startswith(("checkpoint/", "state/"))}
+    blobs = {
+        key: data
+        for key, data in ONE.items()
+        if kind != "log" or not key.startswith(("checkpoint/", "directory/", "state/"))
+    }
     keys = list(of_folder(blobs, kind))
     for n in range(EACH):
         seed = f"{kind} {SEED + n}"

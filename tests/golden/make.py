@@ -20,6 +20,9 @@ from persist.codecs import to_updates
 from persist.log import part_lists
 from persist.log.envelope import FORMAT
 from persist.log.records import TruncateLog
+from persist.replica import directory
+from persist.replica.checkpoint import write_checkpoint
+from persist.write import committer
 from persist.write.part_writer import PartWriter
 from tests.golden.kinds import SETTINGS, commit, write_compacted, write_every_kind
 
@@ -109,10 +112,29 @@ def main() -> None:
         done.seal(persist.Antichain()).result()
         for side, codec in (("utf8", persist.Utf8), ("json", persist.Json), ("unit", None)):
             client.create_or_load(f"key of {side}", key=codec, value=codec).seal(1).result()
+    write_directories(folder / "location")
     with persist.open(folder / "location", mode="read") as client:
         names = client.collections()
     expected = {name: digest(folder / "location", name) for name in names}
     (folder / "expected.json").write_text(json.dumps(expected, indent=1) + "\n")
+
+
+def write_directories(location: Path) -> None:
+    """Leave a directory object with all collections, one that says what is gone, and a checkpoint that says so."""
+    vars(committer)["checkpoint_due"] = lambda _: False  # Or else it would depend on the pace of threads.
+    with persist.open(location, settings=SETTINGS) as client:
+        doomed = [client.create_or_load(f"gone from {n}", key=None, value=None) for n in range(2)]
+
+        def checkpoint(inline_bytes_max: int) -> None:
+            directory.INLINE_BYTES_MAX = inline_bytes_max
+            assert write_checkpoint(FileBlob(location), *client.engine.follower.recent())
+
+        checkpoint(1)
+        doomed[0].destroy().result()
+        checkpoint(1)
+        doomed[1].destroy().result()
+        with client.load("every type").hold(5):
+            checkpoint(1 << 20)
 
 
 def digest(location: Path, name: str) -> dict[str, Any]:

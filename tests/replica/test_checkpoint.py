@@ -111,7 +111,7 @@ def test_opening_5000_records_and_200_collections_takes_two_list_pages_and_at_mo
         assert create_record(inner, record, clock) is None
         follower.advance(record)
         # One record after the last checkpoint is the worst case but one interval.
-        if checkpoint.checkpoint_due(seqno, len(follower.state.entries)) and seqno < 4999:
+        if checkpoint.checkpoint_due(seqno) and seqno < 4999:
             checkpoint.write_checkpoint(inner, *follower.recent())
     metered = MeteredBlob(inner)
     with persist.open(metered, mode="read") as client:

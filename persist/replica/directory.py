@@ -1,0 +1,261 @@
+"""The directory of a location on storage: what a checkpoint says of each collection, written once for each change.
+
+    checkpoint  =  [directory object, directory object, …]  +  the changes since the last of them, in the checkpoint
+                    oldest, whole    changes to it                 at most INLINE_BYTES_MAX
+
+    directory/<seqno, 20 digits>-<xxh3_128 of the object>.json         frame "directory"
+
+Where several of these speak of a collection, the last one counts. A checkpoint takes over the directory objects of the
+one before it, and holds by itself what changed since. When that has grown past `INLINE_BYTES_MAX`, it becomes a
+directory object of its own, together with the objects before it that are less than `RATIO` times as large as what they
+are merged with. So each object is at least `RATIO` times as large as the next: a directory of n bytes is
+`log2(n / INLINE_BYTES_MAX)` objects at most, and what changes is written again about as often, however large the
+directory is. All of a small location is in its checkpoint, one object.
+
+A directory object may hold what later ones replace, such as the inline updates of a collection that was destroyed
+since. Nothing is taken over that is older than the log that is kept (`log_floor`), so it lives no longer than there.
+
+Rejected: pages by ranges of ids, each rewritten when something in it changed. Sixteen records that touch sixteen of ten
+thousand collections would rewrite sixteen pages, hundreds of times as much as they changed.
+"""
+
+import re
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from persist.blob import Blob, CorruptBlob
+from persist.log.envelope import BlobRef, Framed, encoded_object, get_framed
+from persist.log.keys import check_keys
+from persist.log.part_lists import as_stored
+from persist.log.records import Append, CollectionMutation, Create, Destroy, Replace, Seqno
+from persist.names import check_name, is_id
+from persist.state.contents import CollectionState
+from persist.state.frozen_map import FrozenMap
+from persist.state.state import Entry
+
+INLINE_BYTES_MAX = 64 * 1024
+RATIO = 2
+LEVELS_MAX = 64
+_DIRECTORY = re.compile(r"directory/(?P<seqno>[0-9]{20})-[0-9a-f]{32}\.json")
+_STATE = re.compile(r"state/(?P<collection>[0-9a-f]{32})/(?P<seqno>[0-9]{20})-[0-9a-f]{32}\.json")
+
+
+class DirectoryEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """`persist.state.state.Entry` as it is stored."""
+
+    id: str
+    name: str
+    base: BlobRef | None = None
+    pending: tuple[CollectionMutation, ...] = ()
+    leased: tuple[tuple[str, str], ...] = ()
+
+
+class DirectoryObject(Framed, frozen=True, kw_only=True, tag="directory"):
+    """The collections that changed up to the record at seqno, since the objects before it, and ids of those gone."""
+
+    location: str
+    seqno: Seqno
+    collections: tuple[DirectoryEntry, ...]
+    gone: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Directory:
+    """All collections, by id, and their ids by name."""
+
+    entries: FrozenMap[Entry]
+    ids: FrozenMap[str]
+
+    def with_changes(self, collections: Iterable[DirectoryEntry], gone: Iterable[str]) -> "Directory":
+        """Return the directory after changes that have been read; raise ValueError if no writer would make them."""
+        entries: dict[str, Entry | None] = {}
+        for each in collections:
+            _check_entry(each)
+            if each.id in entries:
+                raise ValueError(f"it speaks twice of collection {each.id}")
+            entries[each.id] = Entry(each.id, each.name, each.base, each.pending, None, each.leased)
+        for id_ in gone:
+            if id_ in entries or id_ not in self.entries:
+                raise ValueError(f"the collection {id_[:200]!r} is gone, and is there, or never was")
+            entries[id_] = None
+        ids: dict[str, str | None] = {self.entries[id_].name: None for id_ in entries if id_ in self.entries}
+        for entry in entries.values():
+            if entry is not None:
+                if (ids.get(entry.name) if entry.name in ids else self.ids.get(entry.name)) is not None:
+                    raise ValueError("two collections have the same id or name")
+                ids[entry.name] = entry.id
+        return Directory(self.entries.with_changes(entries), self.ids.with_changes(ids))
+
+
+EMPTY = Directory(FrozenMap(), FrozenMap())
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """One directory object, and the directory that it makes with those before it."""
+
+    pointer: BlobRef
+    directory: Directory
+
+    @property
+    def seqno(self) -> int:
+        """The seqno of the checkpoint that it was made for."""
+        seqno = directory_seqno(self.pointer.blob)
+        assert seqno is not None, "pointers are checked when they are read"
+        return seqno
+
+
+class KnownLevels:
+    """The levels that a client saw last, so that it need not read them for each checkpoint that names them again.
+
+    They are immutable, and known by the checksum of their bytes. Safe to use from many threads.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._levels: tuple[Level, ...] = ()
+
+    def read(self, blob: Blob, location: str, pointers: Sequence[BlobRef]) -> tuple[Level, ...]:
+        """Return the levels that a checkpoint points to. Cost: a GET for each that this client has not seen.
+
+        Raises:
+            MissingBlob, CorruptBlob: one is missing, or not what was stored there.
+        """
+        levels: list[Level] = []
+        for known, pointer in zip(self._levels, pointers, strict=False):
+            if known.pointer != pointer:
+                break
+            levels.append(known)
+        for pointer in pointers[len(levels) :]:
+            levels.append(Level(pointer, _read(blob, location, pointer, levels[-1].directory if levels else EMPTY)))
+        return self.keep(levels)
+
+    def keep(self, levels: Iterable[Level]) -> tuple[Level, ...]:
+        """Remember the levels of a checkpoint, and forget those of others."""
+        with self._lock:
+            self._levels = tuple(levels)
+            return self._levels
+
+
+def directory_seqno(key: str) -> int | None:
+    """Return the seqno of the checkpoint that the directory object at key was made for; None if it is no such key."""
+    found = _DIRECTORY.fullmatch(key)
+    return None if found is None else int(found["seqno"])
+
+
+def state_collection(key: str) -> str | None:
+    """Return the collection in the key of a state object; None if it is not such a key."""
+    found = _STATE.fullmatch(key)
+    return None if found is None else found["collection"]
+
+
+def state_seqno(key: str) -> int | None:
+    """Return the seqno of the checkpoint that the state object at key was made for; None if it is not such a key."""
+    found = _STATE.fullmatch(key)
+    return None if found is None else int(found["seqno"])
+
+
+def taken_over(levels: tuple[Level, ...], log_floor: int) -> tuple[Level, ...]:
+    """Return the levels that a new checkpoint may name again: none if the oldest is older than the log that is kept."""
+    return () if levels and levels[0].seqno < log_floor else levels
+
+
+@dataclass(frozen=True, slots=True)
+class NewDirectory:
+    """How a checkpoint is to say what the directory is.
+
+    Attributes:
+        levels: the directory objects that it points to, oldest first.
+        made: the one among them that must be stored first, and its bytes.
+        collections, gone: what has changed since.
+    """
+
+    levels: tuple[Level, ...]
+    made: tuple[BlobRef, bytes] | None
+    collections: tuple[DirectoryEntry, ...]
+    gone: tuple[str, ...]
+
+
+def new_directory(location: str, seqno: int, directory: Directory, levels: tuple[Level, ...]) -> NewDirectory:
+    """Return how a checkpoint at seqno says that the directory is this one, given the levels that it takes over.
+
+    All bases of entries that differ from the levels are stored. Cost: O(what differs), and that is encoded.
+    """
+    collections, gone = _since(levels, directory)
+    if (size := _size(collections)) <= INLINE_BYTES_MAX:
+        return NewDirectory(levels, None, collections, gone)
+    while levels and levels[-1].pointer.bytes < RATIO * size:
+        size += levels[-1].pointer.bytes
+        levels = levels[:-1]
+    collections, gone = _since(levels, directory)
+    if not levels and _size(collections) <= INLINE_BYTES_MAX:
+        return NewDirectory((), None, collections, gone)
+    pointer, data = encoded_object(
+        f"directory/{seqno:020d}-",
+        DirectoryObject(location=location, seqno=seqno, collections=collections, gone=gone),
+    )
+    return NewDirectory((*levels, Level(pointer, directory)), (pointer, data), (), ())
+
+
+def _since(levels: tuple[Level, ...], directory: Directory) -> tuple[tuple[DirectoryEntry, ...], tuple[str, ...]]:
+    before = levels[-1].directory if levels else EMPTY
+    changes = directory.entries.changes_since(before.entries)
+    return (
+        tuple(_stored(entry) for entry in changes.values() if entry is not None),
+        tuple(id_ for id_, entry in changes.items() if entry is None),
+    )
+
+
+def _stored(entry: Entry) -> DirectoryEntry:
+    assert not isinstance(entry.base, CollectionState), "a base that is not stored has been stored before"
+    return DirectoryEntry(entry.id, entry.name, entry.base, tuple(map(as_stored, entry.pending)), entry.leased)
+
+
+def _size(collections: tuple[DirectoryEntry, ...]) -> int:
+    return len(msgspec.json.encode(collections))
+
+
+def _read(blob: Blob, location: str, pointer: BlobRef, before: Directory) -> Directory:
+    stored = get_framed(blob, pointer, DirectoryObject)
+    if (stored.location, stored.seqno) != (location, directory_seqno(pointer.blob)):
+        raise CorruptBlob(pointer.blob, "it belongs to another location or checkpoint, so blobs were exchanged")
+    try:
+        return before.with_changes(stored.collections, stored.gone)
+    except ValueError as error:
+        raise CorruptBlob(pointer.blob, f"it is not one that a writer would make: {error}") from error
+
+
+def check_pointers(pointers: Sequence[BlobRef], seqno: int) -> None:
+    """Raise ValueError if these are not what a checkpoint at seqno may say of its directory objects."""
+    seqnos = [directory_seqno(pointer.blob) for pointer in pointers]
+    if len(seqnos) > LEVELS_MAX or any(each is None or each > seqno for each in seqnos):
+        raise ValueError("it points to too many directory objects, or to what is none of an earlier checkpoint")
+
+
+def _check_entry(each: DirectoryEntry) -> None:
+    if not is_id(each.id):
+        raise ValueError(f"{each.id[:200]!r} is not the id of a collection: 32 hex digits")
+    check_name(each.name)
+    if each.base is not None and state_collection(each.base.blob) != each.id:
+        raise ValueError(f"{each.base.blob[:200]!r} is not the name of a state object of collection {each.id}")
+    for n, mutation in enumerate(each.pending):
+        makes = isinstance(mutation, Create) and mutation.name == each.name
+        if mutation.collection != each.id or makes != (each.base is None and n == 0) or isinstance(mutation, Destroy):
+            raise ValueError(f"mutation {n} of collection {each.id} cannot stand there")
+        if isinstance(mutation, Append | Replace):
+            check_keys(mutation)
+    if each.base is None and not each.pending:
+        raise ValueError(f"nothing says what collection {each.id} holds")
+    holds = [hold for hold, _ in each.leased]
+    if len(set(holds)) < len(holds) or not all(is_id(hold) and is_id(lease) for hold, lease in each.leased):
+        raise ValueError(f"the leased holds of collection {each.id} are none, or one of them is there twice")
+
+
+def check_leases(directory: Directory, leases: Mapping[str, object]) -> None:
+    """Raise ValueError if a hold lives by a lease that is not there."""
+    for _, entry in directory.entries.each():
+        if entry.leased and not all(lease in leases for _, lease in entry.leased):
+            raise ValueError(f"a hold of collection {entry.id} lives by a lease that does not exist")

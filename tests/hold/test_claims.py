@@ -1,0 +1,161 @@
+"""Claims in bulk: what is claimed, moved or let go of together is one record, however many collections it concerns."""
+
+import threading
+
+import pyarrow as pa
+import pytest
+
+import persist
+from persist.blob import MemoryBlob
+from persist.hold.leases import Leases, Wanted
+from persist.log.commits import read_record
+from persist.log.records import EndLease, GrantLease, ReleaseHold, SetHold
+from tests.clocks import ImpatientClock
+
+KEY = {"k": pa.int64()}
+MANY = 300
+
+
+def opened(blob: MemoryBlob) -> persist.Client:
+    settings = persist.Settings(background=False, hold_linger_s=0)
+    return persist.open(blob, clock=ImpatientClock(), settings=settings)
+
+
+def collections_of(client: persist.Client, count: int) -> list[persist.Collection]:
+    names = [f"c{n:03}" for n in range(count)]
+    futures = [client.create_or_load(name, key=KEY).seal(20) for name in names]
+    for future in futures:
+        future.result()
+    return [client.load(name) for name in names]
+
+
+def leases_of(client: persist.Client) -> Leases:
+    return client.engine.writer("a test").leases
+
+
+def wanted(collections: list[persist.Collection], first: int = 3) -> list[Wanted]:
+    return [Wanted(each.id, each.name, first + n % 5) for n, each in enumerate(collections)]
+
+
+def kinds_after(blob: MemoryBlob, seqno: int) -> list[dict[type, int]]:
+    """Return how many mutations of each kind the records after seqno have."""
+    found = []
+    while (record := read_record(blob, seqno + 1)) is not None:
+        seqno += 1
+        kinds: dict[type, int] = {}
+        for mutation in record.mutations:
+            kinds[type(mutation)] = kinds.get(type(mutation), 0) + 1
+        found.append(kinds)
+    return found
+
+
+def test_many_collections_are_claimed_moved_and_let_go_of_in_a_record_each(blob: MemoryBlob) -> None:
+    with opened(blob) as client:
+        collections = collections_of(client, MANY)
+        start, leases = client.seqno, leases_of(client)
+        claims = leases.claim_all(wanted(collections))
+        assert kinds_after(blob, start) == [{GrantLease: 1, SetHold: MANY}]
+        assert [each.holds()[0].time for each in collections[:5]] == [3, 4, 5, 6, 7]
+        for claim in claims:
+            claim.move(9)
+        start = client.seqno
+        client.maintain()
+        assert kinds_after(blob, start)[0] == {SetHold: MANY}
+        assert {each.holds()[0].time for each in collections[:7]} == {9}
+        for claim in claims:
+            claim.release()
+        start = client.seqno
+        client.maintain()
+        assert kinds_after(blob, start)[0] == {ReleaseHold: MANY}
+        assert not client.engine.follower.state.control.leases
+
+
+def test_what_is_covered_already_costs_nothing(blob: MemoryBlob) -> None:
+    with opened(blob) as client:
+        collections = collections_of(client, 10)
+        leases = leases_of(client)
+        kept = leases.claim_all(wanted(collections[:5]))
+        start = client.seqno
+        more = leases.claim_all(wanted(collections, first=9))
+        assert kinds_after(blob, start) == [{SetHold: 5}]
+        assert leases.counts()["reads"] == len(kept) + len(more)
+
+
+@pytest.mark.parametrize("how", ["compacted", "destroyed"])
+def test_if_one_of_many_claims_is_refused_there_are_none_and_it_is_named(blob: MemoryBlob, how: str) -> None:
+    with opened(blob) as client, opened(blob) as other:
+        collections = collections_of(client, 20)
+        theirs = other.load("c007")
+        (theirs.allow_compaction(15) if how == "compacted" else theirs.destroy()).result()
+        expected = persist.AsOfCompacted if how == "compacted" else persist.CollectionNotFound
+        with pytest.raises(expected) as caught:
+            leases_of(client).claim_all(wanted(collections))
+        assert "c007" in "".join([str(caught.value), *caught.value.__notes__])
+        client.maintain()
+        assert leases_of(client).counts() == {"granted": 0, "holds": 0, "reads": 0}
+        assert client.load("c008").holds() == []
+        others = [each for each in collections if each.name != "c007"]
+        assert len(leases_of(client).claim_all(wanted(others))) == 19
+
+
+def test_a_hold_that_cannot_be_let_go_of_keeps_no_other_from_it(blob: MemoryBlob) -> None:
+    with opened(blob) as client, opened(blob) as other:
+        collections = collections_of(client, 20)
+        claims = leases_of(client).claim_all(wanted(collections))
+        other.load("c007").destroy().result()
+        for claim in claims:
+            claim.release()
+        client.maintain()
+        assert leases_of(client).counts() == {"granted": 0, "holds": 0, "reads": 0}
+        assert client.load("c008").holds() == []
+
+
+def test_a_lease_that_was_lost_is_begun_anew_for_all(blob: MemoryBlob) -> None:
+    clock = ImpatientClock()
+    with opened(blob) as client, opened(blob) as other:
+        collections = collections_of(client, 20)
+        first = leases_of(client).claim_all(wanted(collections[:10]))
+        other.engine.clock = clock
+        (lease,) = other.engine.follower.refresh().control.leases
+        other.engine.submit("a test", [EndLease(lease)], {}).result()
+        client.seqno  # noqa: B018  It hears of it.
+        claims = leases_of(client).claim_all(wanted(collections))
+        with pytest.raises(persist.LeaseExpired):
+            first[0].check()
+        for claim in claims:
+            claim.check()
+        assert all(len(each.holds()) == 1 for each in collections)
+
+
+class GatedBlob(MemoryBlob):
+    """Takes no record while the gate is closed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = threading.Event()
+        self.gate.set()
+
+    def create(self, key: str, value: bytes) -> bool:
+        self.gate.wait(60)
+        return super().create(key, value)
+
+
+def test_claims_that_threads_make_while_the_store_is_busy_share_a_record() -> None:
+    blob = GatedBlob()
+    with opened(blob) as client:
+        collections = collections_of(client, 40)
+        start, leases = client.seqno, leases_of(client)
+        threads = [
+            threading.Thread(target=leases.claim, args=(each.id, each.name, 5), daemon=True) for each in collections
+        ]
+        blob.gate.clear()
+        for thread in threads:
+            thread.start()
+        while sum(held.moving.locked() for held in [*leases._held.values()]) < len(collections):
+            threading.Event().wait(0.001)
+        blob.gate.set()
+        for thread in threads:
+            thread.join(60)
+        found = kinds_after(blob, start)
+        assert len(found) <= 3
+        assert sum(kinds.get(SetHold, 0) for kinds in found) == len(collections)

@@ -1,0 +1,228 @@
+"""A checkpoint costs what changed, however many collections there are, and says what all of it is."""
+
+import uuid
+from collections import Counter
+from collections.abc import Iterator
+from itertools import pairwise
+
+import pytest
+
+import persist
+from persist.blob import CorruptBlob, MemoryBlob, MissingBlob
+from persist.blob.clock import SystemClock
+from persist.log.commits import create_record, read_record
+from persist.log.records import Create, Destroy, Mutation, Record, Seal, TruncateLog
+from persist.replica import checkpoint, directory
+from persist.replica.follower import Follower
+from persist.state.state import State, apply
+from tests.clocks import ImpatientClock
+
+SCHEMA = {"key": {"fields": [["k", "int64"]]}, "value": None}
+CLOCK = SystemClock()
+
+
+class CountingBlob(MemoryBlob):
+    """Counts the bytes stored below each folder."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stored: Counter[str] = Counter()
+
+    def set(self, key: str, value: bytes) -> None:
+        self.stored[key.partition("/")[0]] += len(value)
+        super().set(key, value)
+
+    def create(self, key: str, value: bytes) -> bool:
+        self.stored[key.partition("/")[0]] += len(value)
+        return super().create(key, value)
+
+
+class Writer:
+    """Commits records one after the other, and makes the checkpoints that are due."""
+
+    def __init__(self, blob: MemoryBlob) -> None:
+        self.blob = blob
+        self.follower = Follower(blob, ImpatientClock())
+        self.ids: list[str] = []
+
+    def commit(self, *mutations: Mutation) -> None:
+        state = self.follower.state
+        record = Record(
+            location="f" * 32,
+            seqno=state.seqno + 1,
+            commit=uuid.uuid4().hex,
+            previous=state.commit,
+            writer="a test",
+            epoch=None,
+            written_ms=0,
+            mutations=mutations,
+        )
+        assert create_record(self.blob, record, CLOCK) is None
+        self.follower.advance(record)
+        if checkpoint.checkpoint_due(record.seqno):
+            assert self.checkpoint()
+
+    def checkpoint(self) -> bool:
+        return checkpoint.write_checkpoint(self.blob, *self.follower.recent())
+
+    def create(self, count: int) -> None:
+        new = [uuid.uuid4().hex for _ in range(count)]
+        self.commit(*(Create(id_, f"c-{id_}", SCHEMA) for id_ in new))
+        self.ids += new
+
+    def destroy(self, n: int) -> None:
+        self.commit(Destroy(self.ids.pop(n)))
+
+    def seal_in_turn(self, commits: int) -> None:
+        for n in range(commits):
+            self.commit(Seal(self.ids[n * 7919 % len(self.ids)], (self.follower.state.seqno + 1,)))
+
+
+def replayed(blob: MemoryBlob) -> State:
+    state = State()
+    while (record := read_record(blob, state.seqno + 1)) is not None:
+        state = apply(state, record)
+    return state
+
+
+def loaded(blob: MemoryBlob, state: State) -> Iterator[tuple[str, object]]:
+    assert state.location is not None
+    for id_, entry in state.entries.items():
+        yield id_, checkpoint.load_contents(blob, state.location, entry).contents
+
+
+def assert_opens_as_the_log_says(blob: MemoryBlob) -> None:
+    opened, whole = Follower(blob, ImpatientClock()).state, replayed(blob)
+    assert (opened.seqno, dict(opened.ids), opened.control) == (whole.seqno, dict(whole.ids), whole.control)
+    assert dict(loaded(blob, opened)) == dict(loaded(blob, whole))
+
+
+def test_a_commit_costs_no_more_bytes_of_checkpoints_among_many_collections_than_among_few() -> None:
+    spent = {}
+    for count in (10, 3000):
+        blob = CountingBlob()
+        writer = Writer(blob)
+        writer.create(count)
+        writer.checkpoint()
+        blob.stored.clear()
+        writer.seal_in_turn(480)
+        spent[count] = sum(blob.stored[kind] for kind in ("checkpoint", "directory", "state")) / 480
+    assert spent[10] < 2_000
+    assert spent[3000] < 6_000
+
+
+def test_a_small_location_has_one_object_for_all_its_collections(blob: MemoryBlob) -> None:
+    writer = Writer(blob)
+    writer.create(50)
+    writer.seal_in_turn(100)
+    assert not list(blob.list("directory/"))
+    assert_opens_as_the_log_says(blob)
+
+
+def test_directory_objects_are_few_and_open_as_the_log_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(directory, "INLINE_BYTES_MAX", 1500)
+    blob = MemoryBlob()
+    writer = Writer(blob)
+    for step in range(30):
+        writer.create(9)
+        writer.seal_in_turn(8)
+        if step % 3:
+            writer.destroy(step % len(writer.ids))
+        writer.checkpoint()
+        newest = next(iter(blob.list("checkpoint/")))
+        found = checkpoint.read_checkpoint(blob, newest.key)
+        assert found is not None
+        sizes = [pointer.bytes for pointer in found.directory]
+        assert all(one > other for one, other in pairwise(sizes)), "each is larger than the next"
+        assert len(sizes) <= 7
+        assert_opens_as_the_log_says(blob)
+
+
+def test_who_remembers_directory_objects_makes_the_checkpoints_that_another_would(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What a client remembers of directory objects must not get into a checkpoint unless the newest one names it."""
+    monkeypatch.setattr(directory, "INLINE_BYTES_MAX", 1500)
+    blob = MemoryBlob()
+    first, second = Writer(blob), Writer(blob)
+    first.create(40)
+    for n in range(12):
+        one, other = (first, second) if n % 2 else (second, first)
+        other.follower.refresh()
+        one.follower.refresh()
+        one.ids = [*one.follower.state.entries]
+        one.seal_in_turn(7)
+        one.checkpoint()
+        newest = next(iter(blob.list("checkpoint/")))
+        found = checkpoint.read_checkpoint(blob, newest.key)
+        assert found is not None
+        assert all(blob.get(pointer.blob) is not None for pointer in found.directory)
+        assert_opens_as_the_log_says(blob)
+
+
+def test_nothing_older_than_the_log_that_is_kept_is_taken_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or else what was destroyed would live on in a directory object for as long as the location."""
+    monkeypatch.setattr(directory, "INLINE_BYTES_MAX", 1500)
+    blob = MemoryBlob()
+    writer = Writer(blob)
+    writer.create(40)
+    writer.checkpoint()
+    gone = writer.ids[3]
+    writer.destroy(3)
+    writer.seal_in_turn(3)
+    floor = writer.follower.state.seqno
+    writer.commit(TruncateLog(floor))
+    writer.checkpoint()
+    newest = next(iter(blob.list("checkpoint/")))
+    found = checkpoint.read_checkpoint(blob, newest.key)
+    assert found is not None
+    named = [newest.key, *(pointer.blob for pointer in found.directory)]
+    assert all((directory.directory_seqno(pointer.blob) or 0) >= floor for pointer in found.directory)
+    assert not any(f'"name":"c-{gone}"'.encode() in (blob.get(key) or b"") for key in named)
+
+
+@pytest.mark.parametrize("how", ["missing", "damaged", "of another checkpoint"])
+def test_a_directory_object_that_is_not_what_it_was_is_named(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(directory, "INLINE_BYTES_MAX", 1500)
+    blob = MemoryBlob()
+    writer = Writer(blob)
+    writer.create(40)
+    writer.checkpoint()
+    key = next(iter(blob.list("directory/"))).key
+    data = blob.get(key) or b""
+    blob.delete(key)
+    if how != "missing":
+        blob.set(key, data.replace(b"c-", b"d-", 1) if how == "damaged" else data.replace(b'"seqno":0', b'"seqno":1'))
+    with pytest.raises(CorruptBlob) as caught:
+        persist.open(blob, mode="read")
+    assert caught.value.key == key
+    assert isinstance(caught.value, MissingBlob) is (how == "missing")
+
+
+def test_a_directory_that_was_collected_between_two_gets_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(directory, "INLINE_BYTES_MAX", 1500)
+
+    class Collected(MemoryBlob):
+        """Loses a checkpoint, and its directory, when the directory is asked for."""
+
+        doomed = ("", "")
+
+        def get(self, key: str, range: tuple[int, int] | None = None) -> bytes | None:
+            if key == self.doomed[1]:
+                for each in self.doomed:
+                    self.delete(each)
+            return super().get(key, range)
+
+    blob = Collected()
+    writer = Writer(blob)
+    writer.create(40)
+    writer.checkpoint()
+    writer.create(80)
+    writer.checkpoint()
+    newest = next(iter(blob.list("checkpoint/"))).key
+    found = checkpoint.read_checkpoint(blob, newest)
+    assert found is not None
+    blob.doomed = (newest, found.directory[-1].blob)
+    opened = Follower(blob, ImpatientClock()).state
+    assert len(opened.entries) == 120
+    assert blob.get(newest) is None
