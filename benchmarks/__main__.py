@@ -19,7 +19,7 @@ from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 
-from benchmarks import basics, compaction, latest, points, spark, streams, travel
+from benchmarks import basics, compaction, dataflows, latest, points, spark, streams, travel
 from benchmarks.harness import Row, report
 from benchmarks.workspace import Workspace
 
@@ -41,6 +41,10 @@ MEASURES: dict[str, Callable[[Workspace], list[Row]]] = {
     "micro": streams.micro,
     "compaction": compaction.throughput,
     "amplification": compaction.amplification,
+    "dataflow": dataflows.join_and_count,
+    "dataflow-state": dataflows.state,
+    "dataflow-graphs": dataflows.graphs,
+    "dataflow-durable": dataflows.durable,
     "spark": spark.snapshots,
     "spark-write": spark.write,
     "spark-streams": spark.streams,

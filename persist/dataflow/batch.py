@@ -148,7 +148,7 @@ def _with_ties(batch: Ints, layout: Layout, tied: Ints) -> Ints:
     keep = sums != 0
     if not keep.all():
         firsts, sums = firsts[keep], sums[keep]
-    batch = batch.take(firsts, axis=1)
+    batch = batch.take(firsts, axis=1, mode="clip")
     batch[-1] = sums
     return batch
 
@@ -158,7 +158,7 @@ def _differs(batch: Ints, rows: Ints) -> Flags:
     if 2 * len(rows) > batch.shape[1]:
         every = batch[1:-1]
         return np.asarray((every[:, 1:] != every[:, :-1]).any(axis=0).take(rows))
-    every = batch[1:-1].take(rows, axis=1)
+    every = batch[1:-1].take(rows, axis=1, mode="clip")
     return np.asarray((every != batch[1:-1].take(rows + 1, axis=1)).any(axis=0))
 
 
@@ -168,11 +168,11 @@ def _in_order(batch: Ints, layout: Layout, tied: Ints) -> Ints:
     member[tied] = True
     member[tied + 1] = True
     places = member.nonzero()[0]
-    runs = batch.take(places, axis=1)
+    runs = batch.take(places, axis=1, mode="clip")
     # Words of one record mostly agree, so its times decide most often; but equal records must come together.
     order = np.lexsort((*runs[-2:0:-1], runs[0]))
     batch = batch.copy()
-    batch[:, places] = runs.take(order, axis=1)
+    batch[:, places] = runs.take(order, axis=1, mode="clip")
     return batch
 
 
@@ -230,7 +230,7 @@ def matches(hashes: Ints, keys: Ints, batch: Ints) -> tuple[Ints, Ints]:
         ones = np.arange(len(hashes)).repeat(counts)
         others = np.arange(ends[-1]) + (lower - ends + counts).take(ones)
     if len(keys):
-        same = (keys.take(ones, axis=1) == batch[1 : 1 + len(keys)].take(others, axis=1)).all(axis=0)
+        same = (keys.take(ones, axis=1, mode="clip") == batch[1 : 1 + len(keys)].take(others, axis=1)).all(axis=0)
         if not same.all():
             ones, others = ones[same], others[same]
     return ones, others
@@ -246,14 +246,14 @@ def distinct_keys(batch: Ints, layout: Layout) -> tuple[Ints, Ints, Ints]:
     starts = np.ones(rows, np.bool_)
     starts[1:] = (keys[:, 1:] != keys[:, :-1]).any(axis=0)
     firsts = starts.nonzero()[0]
-    found, marks = keys.take(firsts, axis=1), hashes.take(firsts)
+    found, marks = keys.take(firsts, axis=1, mode="clip"), hashes.take(firsts)
     numbers = starts.cumsum() - 1
     tied = marks[1:] == marks[:-1]
     if not tied.any():
         return found, marks, numbers
     # Keys of one hash may take turns, so a key may have been found more than once.
     order = np.lexsort((*found, marks))
-    found, marks = found.take(order, axis=1), marks.take(order)
+    found, marks = found.take(order, axis=1, mode="clip"), marks.take(order)
     news = np.ones(len(marks), np.bool_)
     news[1:] = (marks[1:] != marks[:-1]) | (found[:, 1:] != found[:, :-1]).any(axis=0)
     places = np.empty(len(marks), np.int64)

@@ -89,21 +89,21 @@ class JoinOperator(Operator):
             keys = words.take(step.keys, axis=0)
             if len(keys) and keys.min() == NULL:
                 keep = np.flatnonzero((keys != NULL).all(axis=0))
-                words, times, diffs = words.take(keep, axis=1), times.take(keep, axis=1), diffs.take(keep)
-                keys = keys.take(keep, axis=1)
+                words, times, diffs = words.take(keep, axis=1, mode="clip"), times.take(keep, axis=1), diffs.take(keep)
+                keys = keys.take(keep, axis=1, mode="clip")
             hashes = key_hashes(keys)
             order = None
             if len(hashes) > SORT_ROWS and (hashes[1:] < hashes[:-1]).any():
                 order = hashes.argsort(kind="stable")
-                hashes, keys = hashes.take(order), keys.take(order, axis=1)
+                hashes, keys = hashes.take(order), keys.take(order, axis=1, mode="clip")
             numbers, rows = step.arrangement.lookup(hashes, keys, has_new=step.has_new)
             if not len(numbers):
                 return None
             if order is not None:
                 numbers = order.take(numbers)
-            taken = [words.take(numbers, axis=1), rows[1 : 1 + target.words].take(step.takes, axis=0)]
+            taken = [words.take(numbers, axis=1, mode="clip"), rows[1 : 1 + target.words].take(step.takes, axis=0)]
             words = np.concatenate(taken)
-            times = np.maximum(times.take(numbers, axis=1), target.times(rows))
+            times = np.maximum(times.take(numbers, axis=1, mode="clip"), target.times(rows))
             diffs = products(diffs.take(numbers), rows[-1])
         found = np.empty((len(path.picks) + len(times) + 1, len(diffs)), np.int64)
         words.take(path.picks, axis=0, out=found[: len(path.picks)], mode="clip")

@@ -153,7 +153,7 @@ class Spine:
             ones, others = matches(hashes, keys, batch)
             if len(ones):
                 numbers.append(ones)
-                found.append(batch.take(others, axis=1))
+                found.append(batch.take(others, axis=1, mode="clip"))
         if not found:
             return np.empty(0, np.int64), self.layout.empty()
         if len(found) == 1:
