@@ -34,6 +34,12 @@ def open_blob(url: str | os.PathLike[str], options: Mapping[str, Any] | None = N
         raise InvalidUsage(f"{text!r} is not a location: give a folder or a URL such as s3://bucket/prefix")
     match = _SCHEME.match(text)
     scheme = match.group(1).lower() if match else ""
+    if scheme and "?" in text:
+        # It is not shown: people put secrets there.
+        raise InvalidUsage(
+            f"the {scheme} URL has a '?' in it, and a location has no query: keys are added to it. Give options, "
+            "credentials above all, as storage options, where no log shows them."
+        )
     if scheme in ("", "file"):
         path = _path_of_file_url(text) if match else text
         return FileBlob(path, **check_options(options, _FOLDER_OPTIONS, "a folder"))

@@ -317,6 +317,7 @@ def test_rule_9_an_unacknowledged_write_is_wholly_there_or_wholly_absent(fault: 
     with persist.open(unreliable, clock=ImpatientClock()) as client:
         orders = client.create_or_load("orders", key=KEY, value=VALUE)
         unreliable.next_faults("create", fault, *[Fault.UNAVAILABLE] * 200)
+        unreliable.next_faults("get", *[Fault.UNAVAILABLE] * 1000)  # Or else reading the slot tells.
         doubtful = orders.write([((1, "a"), 0, 1), ((2, "b"), 0, 1)])
         error = doubtful.exception()
         assert isinstance(error, persist.Indeterminate)

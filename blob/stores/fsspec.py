@@ -31,6 +31,7 @@ from persist.blob.protocol import BlobEntry, check_key, check_range, is_key
 ATOMIC = {"s3fs": ("s3", "s3a"), "gcsfs": ("gs", "gcs"), "adlfs": ("abfs", "abfss", "az")}
 # What `persist.blob.url` opens without fsspec, unless asked to by fsspec+s3:// and so on.
 _OURS = {"file", "local", "memory", "s3", "s3a"}
+S3_PUT_BYTES_MAX = 5 << 30
 SECRET_LENGTH_MIN = 4  # Shorter ones stand in too many words.
 _SOUNDS_SECRET = re.compile(r"key|secret|token|pass|credential|connection|sas|auth", re.IGNORECASE)
 _CONTAINER_BEFORE_AT = ("abfs", "abfss")
@@ -113,11 +114,14 @@ class FsspecBlob:
         path = self._path(key)
         self._check_writable()
         try:
-            self._fs.pipe_file(path, value, mode="create")
+            self._fs.pipe_file(path, value, mode="create", **self._in_one_part(key, value))
         except FileExistsError:
             return False
+        except InvalidUsage:
+            raise
         except Exception as error:
-            if _code(error) in ("PreconditionFailed", "412"):
+            status = _status(error)
+            if status in (304, 412) or (status == 409 and self._is_there(key)):
                 return False
             raise self._failed_write("create", key, error) from _cause(error, self._secrets)
         return True
@@ -171,6 +175,24 @@ class FsspecBlob:
                 raise
             return b""
 
+    def _in_one_part(self, key: str, value: bytes) -> dict[str, int]:
+        """Return what keeps s3fs from sending value in parts: servers store those without looking at the condition."""
+        if not self._is_s3fs:
+            return {}
+        if len(value) >= S3_PUT_BYTES_MAX:
+            raise InvalidUsage(
+                f"create of {key!r} at {self.url} with {len(value):,} bytes: a conditional create on S3 is one PUT of "
+                f"less than {S3_PUT_BYTES_MAX:,} bytes. Nothing was written; store less under one key."
+            )
+        return {"chunksize": len(value) + 1}
+
+    def _is_there(self, key: str) -> bool:
+        """Return whether there is a value, as far as the store says."""
+        try:
+            return self.get(key, (0, 1)) is not None
+        except PersistError:
+            return False
+
     def _path(self, key: str) -> str:
         check_key(key)
         return f"{self._root}/{quote(key, safe='/~') if self._is_http else key}"
@@ -196,8 +218,12 @@ class FsspecBlob:
         )
 
     def _failed_write(self, action: str, key: str, error: Exception) -> PersistError:
-        misconfigured = _misconfigured(f"cannot {action} {key!r} at {self.url}", error, self._secrets)
-        return misconfigured or Indeterminate(
+        what = f"cannot {action} {key!r} at {self.url}"
+        if _status(error) == 501:
+            return StoreMisconfigured(
+                f"{what}: {_text(error, self._secrets)}. The store must support conditional writes: use one that does."
+            )
+        return _misconfigured(what, error, self._secrets) or Indeterminate(
             f"{action} of {key!r} at {self.url} got no clear answer: {_text(error, self._secrets)}. It may or may not "
             "have happened: read the key before trying again."
         )
@@ -243,6 +269,19 @@ def _code(error: BaseException) -> str:
     """Return the S3 error code behind error, '' when there is none."""
     response = getattr(error.__cause__ or error, "response", None)
     return str(response.get("Error", {}).get("Code", "")) if isinstance(response, dict) else ""
+
+
+def _status(error: BaseException) -> int:
+    """Return the HTTP status of the answer behind error, by whatever name its library gives it; 0 if there is none."""
+    cause = error.__cause__ or error
+    response = getattr(cause, "response", None)
+    if isinstance(response, dict):
+        return int(response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
+    for name in ("status_code", "status", "code"):
+        status = getattr(cause, name, None)
+        if isinstance(status, int):
+            return status
+    return 0
 
 
 def _is_absent(error: Exception) -> bool:

@@ -144,7 +144,9 @@ class S3Blob:
         try:
             self._client.put_object(**where, Body=value, IfNoneMatch="*", **self._with_put)
         except Exception as error:
-            if self._errors.code(error) == "PreconditionFailed":
+            # Some servers have a 304 for it, or codes of their own; and a 409 may be said of what is there for long.
+            status = self._errors.status(error)
+            if status in (304, 412) or (status == 409 and self._is_there(key, where)):
                 return False
             raise self._errors.of_write("create", key, error) from self._errors.cause(error)
         return True
@@ -223,6 +225,13 @@ class S3Blob:
                     key, "S3 sent other bytes than those that its checksum was made of"
                 ) from self._errors.cause(error)
             raise self._errors.of_read("get", key, error) from self._errors.cause(error)
+
+    def _is_there(self, key: str, where: Mapping[str, str]) -> bool:
+        """Return whether there is a value, as far as the store says."""
+        try:
+            return self._get(key, {**where, "Range": "bytes=0-0"}) is not None
+        except PersistError:
+            return False
 
     def _full(self, key: str) -> str:
         return f"{self._prefix}/{key}" if self._prefix else key

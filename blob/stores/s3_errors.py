@@ -79,10 +79,11 @@ class S3ErrorMap:
 
     def code(self, error: Exception) -> str:
         """Return the S3 error code of an answer, '' for any other exception."""
-        code = str(_response(error).get("Error", {}).get("Code", ""))
-        if code == "412":  # An answer without a body has the status for a code.
-            return "PreconditionFailed"
-        return code
+        return str(_response(error).get("Error", {}).get("Code", ""))
+
+    def status(self, error: Exception) -> int:
+        """Return the HTTP status of an answer, 0 for any other exception."""
+        return int(_response(error).get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
 
     def of_setup(self, error: Exception) -> PersistError:
         """Return what to raise when no client can be made."""
@@ -133,15 +134,15 @@ class S3ErrorMap:
         metadata = _response(error).get("ResponseMetadata", {})
         if not metadata or metadata.get("RetryAttempts", 0):
             return False
-        code = self.code(error)
+        code, status = self.code(error), self.status(error)
+        if status == 501:
+            return True  # Whoever says so, S3 or a proxy, does not know how to do it.
         answered_by_s3 = bool(code) and not code.isdigit()
-        status = int(metadata.get("HTTPStatusCode", 0))
-        return answered_by_s3 and (code in _REFUSED_FOR_NOW or 300 <= status < 500 or status == 501)
+        return answered_by_s3 and (code in _REFUSED_FOR_NOW or 300 <= status < 500)
 
     def _misconfigured(self, what: str, error: Exception) -> StoreMisconfigured | None:
         """Return the error for the caller's mistakes, None for all that may pass."""
-        code = self.code(error)
-        status = int(_response(error).get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
+        code, status = self.code(error), self.status(error)
         if code == "NoSuchBucket":
             return StoreMisconfigured(f"{what}: bucket {self.bucket!r} does not exist. {_ADVICE[code]}")
         if _is_a(error, _NO_CREDENTIALS):
@@ -151,9 +152,11 @@ class S3ErrorMap:
             )
         if _is_a(error, _BAD_SETUP) or "CERTIFICATE_VERIFY_FAILED" in str(error):
             return StoreMisconfigured(f"{what}: {self._text(error)}. Correct the URL or the storage options.")
-        if code in _REFUSED_FOR_NOW or status == 429 or not (300 <= status < 500 or status == 501):
+        if code in _REFUSED_FOR_NOW or status in (409, 429) or not (300 <= status < 500 or status == 501):
             return None
-        advice = _ADVICE.get(code, "Correct the URL, the storage options or the bucket's set-up.")
+        advice = _ADVICE.get(
+            "NotImplemented" if status == 501 else code, "Correct the URL, the storage options or the bucket's set-up."
+        )
         return StoreMisconfigured(f"{what}: {self._text(error)}. {advice}")
 
     def _text(self, error: Exception) -> str:

@@ -3,14 +3,24 @@
     log/<seqno, 20 digits>             frame "record"
 
 `create` of the next key is the only coordination there is: who creates it, commits. A record is never changed and
-never replaced. The answer of a `create` may be lost; every record therefore carries a commit id of its own, and
-whoever lost the answer offers the same bytes again and, if the slot is taken, compares the ids (Icechunk, design
-document 017, has the same rule).
+never replaced. The answer of a `create` may be lost, or be a strange one; every record therefore carries a commit id
+of its own, and whoever got no clear answer reads the slot. If it is taken, the id says by whom; if it is free, the
+same bytes are offered again (Icechunk, design document 017, has the same rule).
 """
 
 import msgspec
 
-from persist.blob import Blob, CorruptBlob, Indeterminate, InvalidUsage, StoreFull, Unavailable, get_at_most
+from persist.blob import (
+    Blob,
+    CorruptBlob,
+    Indeterminate,
+    InvalidUsage,
+    PersistError,
+    StoreFull,
+    StoreMisconfigured,
+    Unavailable,
+    get_at_most,
+)
 from persist.blob.clock import Backoff, Clock
 from persist.log.envelope import decode_framed, encode_framed
 from persist.log.keys import check_keys
@@ -65,6 +75,11 @@ def read_commit_id(blob: Blob, seqno: int) -> str | None:
     return None if data is None else decode_framed(data, Record, key).commit
 
 
+def record_bytes(record: Record) -> bytes:
+    """Return record as it is stored; the same bytes for the same record."""
+    return encode_framed(msgspec.structs.replace(record, mutations=tuple(map(as_stored, record.mutations))))
+
+
 def create_record(blob: Blob, record: Record, clock: Clock, *, deadline_s: float = COMMIT_DEADLINE_S) -> Record | None:
     """Create record at its seqno; return None when it is there, or the record that was there first.
 
@@ -73,9 +88,9 @@ def create_record(blob: Blob, record: Record, clock: Clock, *, deadline_s: float
         StoreFull: the store has no room for it; this is not tried again.
         Unavailable: the record is certainly not in the log.
         Indeterminate: the store did not say within deadline_s whether the record is in the log.
+        StoreMisconfigured: the store refuses to do it, or says that something is there which it does not have.
     """
-    stored = msgspec.structs.replace(record, mutations=tuple(map(as_stored, record.mutations)))
-    key, data = record_key(record.seqno), encode_framed(stored)
+    key, data = record_key(record.seqno), record_bytes(record)
     if len(data) > RECORD_BYTES_MAX:
         raise InvalidUsage(
             f"a commit takes {len(data):,} bytes of the log, and at most {RECORD_BYTES_MAX:,} are allowed; nothing was "
@@ -89,20 +104,50 @@ def create_record(blob: Blob, record: Record, clock: Clock, *, deadline_s: float
             if blob.create(key, data):
                 return None
             found = read_record(blob, record.seqno)
-            if found is None and not was_gone:
+            if found is None and was_gone:
+                raise _has_nothing(blob, key)
+            if found is None:
                 was_gone = True  # Truncated in between: whoever creates it now finds out that the slot is none.
                 continue
-            if found is None:
-                raise CorruptBlob(key, "the store says that it exists, and has no value for it")
             return None if found.commit == record.commit else found
-        except Indeterminate as error:
-            doubtful, failure = True, error
+        except StoreMisconfigured:
+            if not _is_there(blob, record):
+                raise
+            return None  # An answer that a proxy made up.
         except Unavailable as error:
             if isinstance(error, StoreFull) and not doubtful:
                 raise
             failure = error
+        except Indeterminate as error:
+            doubtful, failure = True, error
+            found = _found(blob, record.seqno)
+            if found is not None:
+                return None if found.commit == record.commit else found
         if not backoff.wait():
             raise _gave_up(blob, record, deadline_s, doubtful, failure) from failure
+
+
+def _found(blob: Blob, seqno: int) -> Record | None:
+    """Return the record at seqno; None also if the store did not say."""
+    try:
+        return read_record(blob, seqno)
+    except (Unavailable, StoreMisconfigured):
+        return None
+
+
+def _is_there(blob: Blob, record: Record) -> bool:
+    try:
+        found = read_record(blob, record.seqno)
+    except PersistError:
+        return False  # What the store said before is what the caller should hear.
+    return found is not None and found.commit == record.commit
+
+
+def _has_nothing(blob: Blob, key: str) -> StoreMisconfigured:
+    return StoreMisconfigured(
+        f"the store at {blob.url} says again and again that {key!r} exists, and has no value for it. Look what stands "
+        "there; or the server, or a proxy before it, misreads the If-None-Match: * of a PUT: use one that does not."
+    )
 
 
 def _gave_up(blob: Blob, record: Record, deadline_s: float, doubtful: bool, failure: Exception) -> Exception:

@@ -92,6 +92,7 @@ class Follower:
                 raise _misplaced(record, newest)
             if record.commit != newest.commit:
                 raise _contradicted(record, newest)
+            self._recent[record.seqno] = record
             return True
         if self._newest_checkpoint().seqno == newest.seqno:
             raise MissingBlob(
@@ -221,7 +222,23 @@ class Follower:
                 return False
             if self._state.seqno < record.seqno and not self._is_stale():
                 return False
-            return read_newest_control(self._blob).log_floor > record.seqno
+            return self.is_truncated(record.seqno)
+
+    def is_truncated(self, seqno: int) -> bool:
+        """Return whether the log has been truncated beyond seqno. Cost: a LIST and a GET."""
+        return read_newest_control(self._blob).log_floor > seqno
+
+    def newest_record(self) -> Record | None:
+        """Return the newest record of the log, which was there `FRESH_S` ago at most; None if it is not there any more.
+
+        Cost: nothing, or a GET or two if this client has not looked at the log for so long.
+        """
+        with self._lock:
+            if self._is_stale():
+                self.refresh()
+            seqno, age_s = self._state.seqno, self._clock.monotonic_s() - self._seen_end[0]
+            known = self._recent.get(seqno) if age_s < FRESH_S else None
+            return known or read_record(self._blob, seqno)
 
     def now(self) -> tuple[float, float]:
         """Return the seconds of the monotonic and of the wall clock, for `is_long_ago`."""

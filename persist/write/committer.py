@@ -59,6 +59,7 @@ from persist.state.state import Draft, State, apply
 from persist.write.future import CommitFuture, UnobservedErrors
 from persist.write.operations import Operation, Step, Write, merge
 from persist.write.part_writer import MEMORY_BUDGET, PartWriter
+from persist.write.proof import StoreProof
 
 SMALL_WRITE_BYTES_MAX = 64 << 10
 GROUP_BYTES_MAX = 16 << 20
@@ -85,6 +86,7 @@ class Committer:
         self._pool = pool
         self._clock = clock
         self._writer_name = writer_name
+        self._proof = StoreProof(blob, clock)
         self._parts = PartWriter(blob, follower.next_seqno, memory_budget)
         self._in_flight_bytes_max = memory_budget
         self.unobserved = UnobservedErrors(blob.url)
@@ -279,6 +281,8 @@ class Committer:
         while operations:
             self._follower.prove()
             state, unreadable = self._state_for(operations)
+            if not self._is_store_proven(state):
+                continue
             accepted, done, rejected = self._validate(state, operations, unreadable)
             mutations = self._mutations(state, accepted, appends)
             is_final = bool(rejected) or (bool(accepted) and not mutations)
@@ -318,6 +322,26 @@ class Committer:
             error = Unavailable("it came after others that could not be committed, and was not tried. Try it again.")
             self._reject(operation, alone[0][1] if alone else error)
 
+    def _is_store_proven(self, state: State) -> bool:
+        """Have the store show that it refuses what exists, unless it has or the log is empty; False: begin again.
+
+        Before anything is created, or found to have been done before: so no record of others is overwritten.
+        """
+        self._proof.check()
+        if self._proof.is_given or state.seqno < 0:
+            return True
+        newest = self._follower.newest_record()
+        if newest is None or self._proof.offer(newest):
+            return True
+        if not self._follower.is_truncated(newest.seqno):
+            self._proof.refuse(newest.seqno, "It was not tried.")
+        # The store took it rightly, because it had been truncated meanwhile: it does not belong there any more.
+        with suppress(PersistError):
+            self._blob.delete(record_key(newest.seqno))
+        self._follower.restart()
+        self._follower.refresh()
+        return False
+
     def _create(self, state: State, mutations: tuple[Mutation, ...]) -> bool:
         """Try to be the record that follows state; return whether this was it."""
         record = Record(
@@ -340,6 +364,8 @@ class Committer:
                 self._blob.delete(record_key(record.seqno))
             self._follower.refresh()
             return False
+        if winner is None and not self._proof.is_given:
+            self._proof.offer_own(record)
         self._follower.advance(winner or record)
         self._counts["records" if winner is None else "lost_races"] += 1
         if winner is None and checkpoint_due(record.seqno):

@@ -1,6 +1,7 @@
 """Which store a URL and its options lead to, and what a wrong one is told."""
 
 import os
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -161,3 +162,27 @@ def test_no_credential_is_shown_by_a_store(tmp_path: Path) -> None:
     for secret in CREDENTIALS.values():
         assert secret not in repr(blob) + str(blob) + blob.url
     blob.close()
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "s3://bucket/p?secret_access_key=hunter2",
+        "s3a://bucket?secret_access_key=hunter2",
+        "fsspec+s3://bucket/p?secret=hunter2",
+        "gs://bucket/p?token=hunter2",
+        "file:///tmp/p?password=hunter2",
+        "memory://name?password=hunter2",
+        "https://host/p?signature=hunter2",
+    ],
+)
+def test_a_query_is_refused_and_its_value_not_shown(url: str) -> None:
+    with pytest.raises(InvalidUsage, match=r"no query.*storage options") as refused:
+        open_blob(url)
+    assert "hunter2" not in str(refused.value)
+
+
+def test_a_question_mark_in_a_path_is_part_of_a_name(tmp_path: Path) -> None:
+    with closing(open_blob(str(tmp_path / "why?"))) as blob:
+        blob.set("key", b"")
+    assert (tmp_path / "why?" / "key").is_file()

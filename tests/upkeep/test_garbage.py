@@ -220,6 +220,7 @@ def test_another_thread_that_wakes_up_first_does_not_hide_that_a_slot_was_trunca
     with opened(dated, **SHORT) as client, opened(cast(DatedBlob, store), dated.clock, **SHORT) as sleeper:
         c = client.create_or_load("c", key=KEY)
         theirs = sleeper.load("c")
+        theirs.seal(1).result()  # The store has been proved: the next create is that of a record.
         truncated_while_asleep(dated, client, c)
 
         def read_in_another_thread() -> None:
@@ -239,6 +240,7 @@ def test_a_writer_that_falls_asleep_right_after_its_commit_does_not_commit_it_tw
     with opened(dated, **SHORT) as client, opened(cast(DatedBlob, store), dated.clock, **SHORT) as sleeper:
         c = client.create_or_load("c", key=KEY)
         theirs = sleeper.load("c")
+        theirs.seal(1).result()
         store.then = lambda: truncated_while_asleep(dated, client, c)
         with pytest.raises(persist.Indeterminate, match="took so long"):
             theirs.write([((7, None), 1_000_000, 1)], token="once").result()

@@ -7,9 +7,22 @@ from pathlib import Path
 from threading import Thread
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
-from persist.blob import FileBlob, FsspecBlob, Indeterminate, InvalidUsage, ReadOnlyStore, Unavailable
+import persist
+from persist.blob import (
+    FileBlob,
+    FsspecBlob,
+    Indeterminate,
+    InvalidUsage,
+    ReadOnlyStore,
+    StoreMisconfigured,
+    Unavailable,
+)
+from persist.blob.stores.fsspec import S3_PUT_BYTES_MAX
+from tests.clocks import ImpatientClock
+from tests.servers.hostile_s3 import MISREAD, HostileS3, Lie, hostile_s3, swapped
 
 
 def s3fs_options(s3_options: dict[str, Any], **more: Any) -> dict[str, Any]:
@@ -68,13 +81,70 @@ def test_a_server_that_is_down_leaves_a_write_open(s3_options: dict[str, Any]) -
         blob.create("key", b"value")
 
 
-def test_a_value_sent_in_parts_does_not_overwrite_another(s3_options: dict[str, Any], bucket: str) -> None:
-    blob = FsspecBlob(f"s3://{bucket}/parts", s3fs_options(s3_options))
-    large = bytes(101 << 20)  # s3fs sends values from 100 MiB on in parts.
-    assert blob.create("key", b"small")
+@pytest.fixture
+def hostile() -> Iterator[HostileS3]:
+    with hostile_s3() as server:
+        yield server
 
-    assert not blob.create("key", large)
-    assert blob.get("key") == b"small"
+
+def lying(server: HostileS3) -> FsspecBlob:
+    options = {"endpoint_url": server.lying_url, "region": "us-east-1", "access_key_id": "k", "secret_access_key": "s"}
+    return FsspecBlob("s3://bucket/prefix", s3fs_options(options))
+
+
+def test_a_large_value_is_created_by_one_conditional_put(hostile: HostileS3) -> None:
+    blob = lying(hostile)
+    large = bytes(101 << 20)  # s3fs would send values from 100 MiB on in parts, which some servers store anyhow.
+    assert blob.create("large", large)
+    assert not blob.create("large", large)
+    assert [request for request, _ in hostile.requests] == ["PUT", "PUT"]
+
+
+class Vast(bytes):
+    """A value of more bytes than it takes."""
+
+    def __len__(self) -> int:
+        return S3_PUT_BYTES_MAX
+
+
+def test_a_value_too_large_for_one_put_is_refused(hostile: HostileS3) -> None:
+    with pytest.raises(InvalidUsage, match=r"'vast' .* 5,368,709,120 bytes.* one PUT.*Nothing was written"):
+        lying(hostile).create("vast", Vast())
+    assert not hostile.requests
+
+
+@pytest.mark.parametrize(
+    "lie",
+    swapped(
+        "PUT", 412, (304, ""), (412, ""), (412, "Odd"), (409, "ConditionalRequestConflict"), (409, "Odd"), (409, "")
+    ),
+    ids=lambda lie: lie.name,
+)
+def test_an_odd_answer_for_what_exists_means_that_it_exists(hostile: HostileS3, lie: Lie) -> None:
+    blob = lying(hostile)
+    hostile.lie = lie
+    assert blob.create("key", b"value")
+    assert not blob.create("key", b"other")
+    assert blob.get("key") == b"value"
+
+
+@pytest.mark.parametrize("lie", swapped("PUT", 412, (501, "NotImplemented"), (501, "")), ids=lambda lie: lie.name)
+def test_a_store_without_conditional_writes_is_refused_at_once(hostile: HostileS3, lie: Lie) -> None:
+    clock = ImpatientClock()
+    with persist.open(lying(hostile), clock=clock, settings=persist.Settings(background=False)) as client:
+        hostile.lie = Lie(lie.name, {"if-match": "*"}, "PUT", 412, lie.told, lie.code)  # Nor is it stored.
+        with pytest.raises(StoreMisconfigured, match=r"fsspec\+s3://bucket/prefix.*conditional writes"):
+            client.create_or_load("orders", key={"k": pa.int64()})
+    assert clock.monotonic_s() < 1.0
+
+
+def test_an_s3fs_store_that_overwrites_is_refused_before_the_first_acknowledgement(hostile: HostileS3) -> None:
+    hostile.lie = MISREAD[0]
+    with (
+        persist.open(lying(hostile), settings=persist.Settings(background=False)) as client,
+        pytest.raises(StoreMisconfigured, match=r"fsspec\+s3://bucket/prefix overwrites"),
+    ):
+        client.create_or_load("orders", key={"k": pa.int64()})
 
 
 def test_options_that_do_not_fit_are_named_without_their_values() -> None:
