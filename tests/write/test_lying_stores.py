@@ -151,6 +151,7 @@ def two_clients_write(blob: Blob) -> set[int]:
     return acknowledged
 
 
+@pytest.mark.sampled(0.25)
 @names("lie", [*OVERWRITTEN, *REFUSED, *DOUBTFUL, *READS], ids=lambda lie: lie.name)
 def test_two_clients_are_never_told_of_a_write_that_is_lost(ways: Ways, lie: Lie) -> None:
     acknowledged = two_clients_write(ways.telling(lie).lying)
