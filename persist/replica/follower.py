@@ -229,16 +229,14 @@ class Follower:
         return read_newest_control(self._blob).log_floor > seqno
 
     def newest_record(self) -> Record | None:
-        """Return the newest record of the log, which was there `FRESH_S` ago at most; None if it is not there any more.
+        """Return the newest record of the log, which `prove` has just vouched for; None if it is not there any more.
 
-        Cost: nothing, or a GET or two if this client has not looked at the log for so long.
+        Cost: mostly nothing, because it was read to know the state.
         """
         with self._lock:
             if self._is_stale():
                 self.refresh()
-            seqno, age_s = self._state.seqno, self._clock.monotonic_s() - self._seen_end[0]
-            known = self._recent.get(seqno) if age_s < FRESH_S else None
-            return known or read_record(self._blob, seqno)
+            return self._recent.get(self._state.seqno) or read_record(self._blob, self._state.seqno)
 
     def now(self) -> tuple[float, float]:
         """Return the seconds of the monotonic and of the wall clock, for `is_long_ago`."""
