@@ -14,7 +14,7 @@ from queue import SimpleQueue
 Job = Callable[[], Callable[[], object]]
 
 
-class Hands:
+class DaemonThreads:
     """Runs jobs in at most threads_max threads, each made when it is needed first.
 
     A job does not raise, and returns what reports its result, which is called when the thread counts as free again:
@@ -66,7 +66,7 @@ class Hands:
 
 
 class _Crew:
-    """What the threads share; it does not refer to `Hands`, so that those can be dropped."""
+    """What the threads share; it does not refer to `DaemonThreads`, so that those can be dropped."""
 
     def __init__(self, threads_max: int) -> None:
         self.threads_max = threads_max

@@ -5,7 +5,7 @@ from concurrent.futures import Executor, Future
 from functools import partial
 from typing import ParamSpec, TypeVar
 
-from persist.blob.daemon_threads import Hands
+from persist.blob.daemon_threads import DaemonThreads
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -15,18 +15,18 @@ class Pool(Executor):
     """At most threads_max daemon threads, each made when it is needed first; they end when this is dropped."""
 
     def __init__(self, threads_max: int, name: str) -> None:
-        self._hands = Hands(threads_max, name)
+        self._threads = DaemonThreads(threads_max, name)
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> "Future[T]":
         """Have fn called by a thread, after what was submitted before; raise RuntimeError after `shutdown`."""
         future: Future[T] = Future()
-        if not self._hands.run(partial(_result_of, future, partial(fn, *args, **kwargs))):
+        if not self._threads.run(partial(_result_of, future, partial(fn, *args, **kwargs))):
             raise RuntimeError("this pool was shut down")
         return future
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """Take no more work, and end the threads after what they have, which is not cancelled; idempotent."""
-        self._hands.close(None if wait else 0.0)
+        self._threads.close(None if wait else 0.0)
 
 
 def _result_of(future: "Future[T]", call: Callable[[], T]) -> Callable[[], object]:

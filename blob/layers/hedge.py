@@ -13,7 +13,7 @@ from functools import partial
 from queue import Empty, SimpleQueue
 from typing import NamedTuple
 
-from persist.blob.daemon_threads import Hands
+from persist.blob.daemon_threads import DaemonThreads
 from persist.blob.errors import Unavailable
 from persist.blob.histogram import LatencyHistogram
 from persist.blob.protocol import Blob
@@ -46,7 +46,7 @@ class HedgedReads:
     def __init__(
         self,
         inner: Blob,
-        hands: Hands,
+        threads: DaemonThreads,
         *,
         timeout_s: float,
         after_s: float | None,
@@ -55,7 +55,7 @@ class HedgedReads:
         count: Callable[[str], None],
     ) -> None:
         self._inner = inner
-        self._hands = hands
+        self._threads = threads
         self._timeout_s = timeout_s
         self._may_hedge = may_hedge
         self._count = count
@@ -112,7 +112,7 @@ class HedgedReads:
             self._pace.record(time.monotonic() - began_s)
             return partial(answers.put, _Answer(value, None, is_hedge))
 
-        return self._hands.try_run(ask)
+        return self._threads.try_run(ask)
 
 
 class _Pace:

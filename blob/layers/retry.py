@@ -25,7 +25,7 @@ from itertools import islice
 from typing import TypeVar
 
 from persist.blob.clock import Backoff, Clock, SystemClock
-from persist.blob.daemon_threads import Hands
+from persist.blob.daemon_threads import DaemonThreads
 from persist.blob.errors import Indeterminate, InvalidUsage, PersistError, StoreFull, Throttled, Unavailable
 from persist.blob.layers.hedge import HedgedReads
 from persist.blob.layers.rate import AdaptiveRate
@@ -127,7 +127,7 @@ class RetryBlob:
         self._chance = chance or random.Random()
         self._rate = AdaptiveRate(self._clock)
         self._counts = _Counts()
-        self._hands = Hands(policy.read_threads_max, "persist-read")
+        self._threads = DaemonThreads(policy.read_threads_max, "persist-read")
         self._is_hedged = is_remote(inner) if policy.hedge is None else policy.hedge
         self._get = self._hedged(policy) if self._is_hedged else inner.get
 
@@ -201,7 +201,7 @@ class RetryBlob:
 
     def close(self) -> None:
         """Close the store; a read that hangs is waited for at most two seconds, and ends by the store's timeouts."""
-        self._hands.close(CLOSE_TIMEOUT_S)
+        self._threads.close(CLOSE_TIMEOUT_S)
         self._inner.close()
 
     def _call(self, operation: str, key: str, attempt: Callable[[], T]) -> T:
@@ -286,7 +286,7 @@ class RetryBlob:
         rate = self._rate
         reads = HedgedReads(
             self._inner,
-            self._hands,
+            self._threads,
             timeout_s=policy.read_timeout_s,
             after_s=policy.hedge_after_s,
             floor_s=policy.hedge_floor_s,

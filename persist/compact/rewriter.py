@@ -28,8 +28,6 @@ from persist.read.part_reader import PartReader
 from persist.read.scan import Scan
 from persist.write.part_writer import PartWriter, group_bytes_max
 
-SLICE_SHARE = 8  # Of the budget one slice takes this fraction: merging takes about four times as much.
-
 
 @dataclass(frozen=True)
 class Rewrite:
@@ -172,7 +170,7 @@ class LocalPartMaker:
         )
 
     def _slices(self, scan: Scan) -> Iterator[Scan]:
-        for each in scan.slices_within(self._reader.memory_budget // SLICE_SHARE):
+        for each in scan.slices_within(self._reader.rewrite_slice_bytes):
             if self._stop.is_set():
                 raise ClientClosed("compaction")
             yield each
@@ -182,7 +180,7 @@ class LocalPartMaker:
         names, sums = scan.schema.names, list[int]()
         if as_of is None:
             return self._consolidated(scan, [*names, "_time"], sums), sum(sums)
-        return _with_time(self._consolidated(scan, names, sums), as_of, scan.schema), sum(sums)
+        return with_time(self._consolidated(scan, names, sums), as_of, scan.schema), sum(sums)
 
     def _consolidated(self, scan: Scan, names: Sequence[str], sums: list[int]) -> pa.Table:
         # Nothing else keeps the rows, so that what copies them may have their memory.
@@ -221,7 +219,8 @@ class _Uploads:
         return [upload.result() for upload in self._begun if upload.exception() is None]
 
 
-def _with_time(table: pa.Table, time: int, schema: CollectionSchema) -> pa.Table:
+def with_time(table: pa.Table, time: int, schema: CollectionSchema) -> pa.Table:
+    """Return the rows of a table, which has the columns of a collection and `_diff`, as updates at one time."""
     times = pa.array(np.full(len(table), time, np.int64))
     columns = [*(table[name] for name in schema.names), times, table["_diff"]]
     return pa.Table.from_arrays(columns, schema=schema.arrow)

@@ -69,6 +69,11 @@ class PartReader:
         """How much one slice may hold decoded, so that it can be merged within the budget."""
         return self.memory_budget // 4
 
+    @property
+    def rewrite_slice_bytes(self) -> int:
+        """The same where what was merged is encoded besides: merging takes about four times a slice."""
+        return self.memory_budget // 8
+
     def tables(
         self,
         parts: Sequence[Part],

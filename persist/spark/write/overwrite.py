@@ -13,12 +13,12 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 
-import numpy as np
 import pyarrow as pa
 from pyspark.sql.datasource import WriterCommitMessage
 
 from persist.client import Client
-from persist.codecs import CollectionSchema, Part, PartStream, consolidate
+from persist.codecs import Part, PartStream, consolidate
+from persist.compact.rewriter import with_time
 from persist.read.part_reader import PartReader
 from persist.read.scan import Scan, negated
 from persist.spark.surfaced_errors import surfaced_errors
@@ -26,8 +26,6 @@ from persist.spark.write.planned_write import PlannedWrite
 from persist.spark.write.uploads import Uploads, writing
 from persist.spark.write.writer import PersistWriter, parts_of
 from persist.write.part_writer import group_bytes_max
-
-SLICE_SHARE = 8  # Of the memory budget one slice takes this fraction: merging takes about four times as much.
 
 
 class OverwritingWriter(PersistWriter):
@@ -71,7 +69,7 @@ def difference(client: Client, planned: PlannedWrite, parts: list[Part]) -> tupl
         uploads = stack.enter_context(Uploads(writer, target.id))
         stream = PartStream(target.schema, row_group_bytes_max=group_bytes_max(reader.memory_budget, target.schema))
         for rows in _differences(present, parts, reader):
-            uploads.put(stream.add(_with_time(rows, time, target.schema)))
+            uploads.put(stream.add(with_time(rows, time, target.schema)))
         uploads.put(stream.finish())
         return uploads.parts()
 
@@ -88,14 +86,9 @@ def _differences(present: Scan, parts: list[Part], reader: PartReader) -> Iterat
     columns = [*names, "_diff"]
     new = {part.blob for part in parts}
     # Cut together, so that a slice of the one is the same keys as that of the other.
-    for each in replace(present, base=(*present.base, *parts)).slices_within(reader.memory_budget // SLICE_SHARE):
+    for each in replace(present, base=(*present.base, *parts)).slices_within(reader.rewrite_slice_bytes):
         tables = [each.empty(columns)]
         tables += each.base_rows(reader, columns, [part for part in each.base if part.blob in new])
         tables += map(negated, each.base_rows(reader, columns, [part for part in each.base if part.blob not in new]))
         tables += map(negated, each.updates(reader, columns))
         yield consolidate(pa.concat_tables(tables), names)
-
-
-def _with_time(table: pa.Table, time: int, schema: CollectionSchema) -> pa.Table:
-    times = pa.array(np.full(len(table), time, np.int64))
-    return pa.Table.from_arrays([*table.columns[:-1], times, table.columns[-1]], schema=schema.arrow)

@@ -6,17 +6,15 @@ in pieces, within the memory budget of a client.
 
 from collections.abc import Sequence
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from persist.client import Client
 from persist.codecs import TIME_MAX, CollectionSchema, Part, PartStream
+from persist.compact.rewriter import with_time
 from persist.read.scan import Scan
 from persist.spark.write.uploads import Target, Uploads
 from persist.write.part_writer import group_bytes_max
-
-SLICE_SHARE = 8
 
 
 def retimed(client: Client, target: Target, parts: Sequence[Part], time: int) -> list[Part]:
@@ -38,7 +36,7 @@ def _rewritten(client: Client, target: Target, parts: Sequence[Part], lower: int
                 schema, row_group_bytes_max=group_bytes_max(reader.memory_budget, schema), sources=(part,)
             )
             scan = Scan(schema, (part,), lower, TIME_MAX + 1, schema.names)
-            for piece in scan.slices_within(reader.memory_budget // SLICE_SHARE):
+            for piece in scan.slices_within(reader.rewrite_slice_bytes):
                 for table in piece.updates(reader, columns):
                     uploads.put(stream.add(_at(table, time, schema)))
             uploads.put(stream.finish())
@@ -47,8 +45,7 @@ def _rewritten(client: Client, target: Target, parts: Sequence[Part], lower: int
 
 def _at(table: pa.Table, time: int | None, schema: CollectionSchema) -> pa.Table:
     if time is not None:
-        at = table.schema.get_field_index("_time")
-        table = table.set_column(at, "_time", pa.array(np.full(len(table), time, np.int64)))
+        return with_time(table, time, schema)
     return pa.Table.from_arrays(table.columns, schema=schema.arrow)
 
 

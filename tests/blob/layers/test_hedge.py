@@ -10,7 +10,7 @@ from functools import partial
 import pytest
 
 from persist.blob import Blob, MemoryBlob, MeteredBlob, RetryBlob, RetryCount, RetryPolicy, Throttled, Unavailable
-from persist.blob.daemon_threads import Hands
+from persist.blob.daemon_threads import DaemonThreads
 from persist.blob.layers.hedge import DELAY_AT_FIRST_S, HEDGES_SAVED_MAX, _Pace
 
 NAME = "persist-read"
@@ -271,7 +271,7 @@ def test_hedges_are_a_tenth_of_the_reads() -> None:
 
 
 def test_a_crew_runs_each_job_at_once_or_not_at_all() -> None:
-    crew = Hands(2, "test-crew")
+    crew = DaemonThreads(2, "test-crew")
     go, done = threading.Event(), threading.Semaphore(0)
 
     def job() -> Callable[[], None]:
@@ -290,7 +290,7 @@ def test_a_crew_runs_each_job_at_once_or_not_at_all() -> None:
 
 
 def test_a_crew_takes_jobs_beyond_its_threads_in_their_order_and_then_runs_at_once_again() -> None:
-    crew, ran = Hands(1, "test-crew"), list[int]()
+    crew, ran = DaemonThreads(1, "test-crew"), list[int]()
     go, done = threading.Event(), threading.Semaphore(0)
 
     def job(number: int) -> Callable[[], None]:
