@@ -13,8 +13,8 @@ import pytest
 import persist
 from persist.blob import CorruptBlob, MemoryBlob
 from persist.codecs import CollectionSchema
-from persist.log.commits import record_key
 from persist.log.envelope import encode_framed
+from persist.log.keys import record_key
 from persist.log.records import Create, Record
 
 QUIET = persist.Settings(background=False)

@@ -25,8 +25,8 @@ import persist
 from persist.blob import Blob, FileBlob, MemoryBlob
 from persist.codecs import Part
 from persist.codecs.part.part import footer_of
-from persist.log.commits import record_key
 from persist.log.envelope import BlobRef, decode_framed, encode_framed, put_framed
+from persist.log.keys import checkpoint_key, record_key
 from persist.log.part_lists import PartList
 from persist.log.records import (
     AllowCompaction,
@@ -43,7 +43,7 @@ from persist.log.records import (
     Seal,
     SetHold,
 )
-from persist.replica.checkpoint import Checkpoint, StateObject, checkpoint_key
+from persist.replica.checkpoint import Checkpoint, StateObject
 from persist.state.location import Dropped
 from persist.write.part_writer import PartWriter
 from tests.iam import Gate

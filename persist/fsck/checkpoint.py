@@ -10,15 +10,8 @@ from persist.blob import Blob, Conflict, CorruptBlob, Corruption, IncompatibleVe
 from persist.fsck.log import LogExamination
 from persist.fsck.report import Problem, Repair
 from persist.log.envelope import BlobRef, encode_framed, encoded_object
-from persist.replica.checkpoint import (
-    StateObject,
-    checkpoint_key,
-    checkpoint_of,
-    checkpoint_seqno,
-    checkpoint_state,
-    load_contents,
-    read_checkpoint,
-)
+from persist.log.keys import checkpoint_key, checkpoint_seqno, state_prefix
+from persist.replica.checkpoint import StateObject, checkpoint_of, checkpoint_state, load_contents, read_checkpoint
 from persist.replica.directory import Directory, NewDirectory, new_directory
 from persist.state.contents import CollectionState
 from persist.state.state import Entry, State
@@ -100,7 +93,7 @@ class Renewal:
             contents = entry.contents
             assert isinstance(contents, CollectionState), "all contents are known"
             stored = StateObject(location=state.location, collection=contents)
-            pointer, data = encoded_object(f"state/{entry.id}/{state.seqno:020d}-", stored)
+            pointer, data = encoded_object(state_prefix(entry.id, state.seqno), stored)
             entries[entry.id] = Entry(entry.id, entry.name, pointer, leased=entry.leased)
             yield pointer, data
         directory = Directory(state.entries.with_changes(entries), state.ids)

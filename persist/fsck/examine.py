@@ -36,14 +36,23 @@ from persist.fsck.log import CountedBlob, Findings, LogExamination
 from persist.fsck.parts import PartExamination
 from persist.fsck.report import FsckReport, Problem, Repair, Unreferenced, UnreferencedKind
 from persist.fsck.set_aside import LOST, SettingAside
-from persist.log.commits import record_key, record_seqno
-from persist.log.keys import uploaded_seqno
-from persist.replica.checkpoint import INTERVAL, checkpoint_seqno
+from persist.log.keys import (
+    CHECKPOINTS,
+    CLOCK_KEY,
+    DIRECTORIES,
+    PARTS,
+    STATES,
+    checkpoint_seqno,
+    record_key,
+    record_seqno,
+    uploaded_seqno,
+)
+from persist.replica.checkpoint import INTERVAL
 from persist.replica.follower import Follower
 from persist.settings import Settings
 from persist.state.state import State
 from persist.storage import Location, open_storage
-from persist.upkeep.garbage import CLOCK_KEY, Deleted, Garbage, void_floor
+from persist.upkeep.garbage import Deleted, Garbage, void_floor
 from persist.write.committer import Committer
 
 OVERDUE_INTERVALS = 4
@@ -186,7 +195,7 @@ class _Examination:
 
     def knows_references(self) -> bool:
         """Whether all that refers to blobs could be read and believed."""
-        about_parts = all(problem.blob.startswith(("part/", "inline part")) for problem in self.findings.problems)
+        about_parts = all(problem.blob.startswith((PARTS, "inline part")) for problem in self.findings.problems)
         return self.log.is_complete and about_parts
 
     def doomed(self) -> list[str]:
@@ -204,7 +213,7 @@ class _Examination:
         assert state is not None
         known = CLOCK_KEY in self.inventory
         steps = [Repair("replace" if known else "create", CLOCK_KEY, "to ask the store what time it is")]
-        if any(key.startswith("part/") for key in doomed) and self._void_floor() > state.control.upload_floor:
+        if any(key.startswith(PARTS) for key in doomed) and self._void_floor() > state.control.upload_floor:
             steps.append(_declaration(state.seqno + 1))
         return (*steps, *(Repair("delete", key, "nothing refers to it") for key in doomed))
 
@@ -237,7 +246,7 @@ class _Examination:
         record = self.inventory.get(record_key(seqno))
         if record is not None and self._now_s - record.modified_s >= OVERDUE_AGE_S:
             what = f"the newest one is at seqno {self.log.newest}, and the log is at {state.seqno}"
-            self.findings.add("overdue", "checkpoint/", what)
+            self.findings.add("overdue", CHECKPOINTS, what)
 
     def _unreferenced(self) -> Iterator[Unreferenced]:
         log, state = self.log, self.log.state
@@ -307,5 +316,5 @@ def _declaration(seqno: int) -> Repair:
 
 def _with_advice(problem: Problem) -> Problem:
     """Return problem with what to do about it where checkpoints can be made again."""
-    is_derived = problem.blob.startswith(("checkpoint/", "directory/", "state/"))
+    is_derived = problem.blob.startswith((CHECKPOINTS, DIRECTORIES, STATES))
     return replace(problem, advice="run with repair, which makes it again from the log") if is_derived else problem

@@ -12,6 +12,7 @@ import pyarrow as pa
 from persist.blob import Blob, CorruptBlob
 from persist.codecs import DiffOverflow, consolidate
 from persist.fsck.log import Findings
+from persist.log.keys import PARTS
 from persist.log.records import Keyframe
 from persist.read.part_reader import PartReader
 from persist.read.scan import Scan, negated
@@ -49,5 +50,5 @@ def _compare(
     if differing:
         start = "the history" if before is None else f"the keyframe as of {before.as_of} and the history after it"
         what = f"the keyframe as of {keyframe.as_of} differs in {differing} records from what {start} come to"
-        blob = next((part.blob for part in made.base), f"part/{contents.id}/")
+        blob = next((part.blob for part in made.base), f"{PARTS}{contents.id}/")
         findings.add("disagrees", blob, what, collection=contents.name)

@@ -31,18 +31,12 @@ from persist.blob import (
 )
 from persist.codecs import Part
 from persist.fsck.report import ADVICE, Checked, Problem, ProblemKind
-from persist.log.commits import read_record, record_key, record_seqno
+from persist.log.commits import read_record
 from persist.log.envelope import BlobRef, intact_kind
+from persist.log.keys import CHECKPOINTS, LOG, checkpoint_key, checkpoint_seqno, record_key, record_seqno
 from persist.log.part_lists import as_read
 from persist.log.records import Append, Create, Mutation, Replace
-from persist.replica.checkpoint import (
-    Checkpoint,
-    checkpoint_key,
-    checkpoint_seqno,
-    checkpoint_state,
-    load_contents,
-    read_checkpoint,
-)
+from persist.replica.checkpoint import Checkpoint, checkpoint_state, load_contents, read_checkpoint
 from persist.replica.directory import KnownLevels
 from persist.state.contents import CollectionState, check_runs
 from persist.state.state import DoesNotFollow, Entry, State, apply
@@ -306,7 +300,7 @@ class LogExamination:
     def _following(self) -> int | None:
         """Return the least seqno after `at` that has a record, or could have one because all before it had."""
         self._list_checkpoints()
-        keys = (entry.key for entry in self._blob.list("log/", start_after=record_key(self.at)))
+        keys = (entry.key for entry in self._blob.list(LOG, start_after=record_key(self.at)))
         later = (seqno for key in keys if (seqno := record_seqno(key)) is not None and seqno > self.at)
         found = [seqno for seqno in (next(later, None),) if seqno is not None]
         found += [seqno + 1 for seqno in self._waiting if seqno >= self.at][:1]
@@ -323,7 +317,7 @@ class LogExamination:
 
     def _list_checkpoints(self) -> None:
         """Find checkpoints that were not examined yet."""
-        found = (checkpoint_seqno(entry.key) for entry in self._blob.list("checkpoint/"))
+        found = (checkpoint_seqno(entry.key) for entry in self._blob.list(CHECKPOINTS))
         self._waiting = sorted({seqno for seqno in found if seqno is not None} - self._examined)
 
     def _declared_floor(self) -> int:

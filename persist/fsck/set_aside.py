@@ -17,7 +17,8 @@ from collections.abc import Iterable, Iterator
 from persist.blob import Blob, CorruptBlob, Corruption
 from persist.fsck.log import LogExamination
 from persist.fsck.report import Repair
-from persist.log.commits import read_record, record_key
+from persist.log.commits import read_record
+from persist.log.keys import record_key
 from persist.log.records import Append, Replace
 from persist.state.state import State
 

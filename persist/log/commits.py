@@ -23,23 +23,12 @@ from persist.blob import (
 )
 from persist.blob.clock import Backoff, Clock
 from persist.log.envelope import decode_framed, encode_framed
-from persist.log.keys import check_keys
+from persist.log.keys import check_keys, record_key
 from persist.log.part_lists import as_read, as_stored
 from persist.log.records import Append, Record, Replace
 
 COMMIT_DEADLINE_S = 30.0
 RECORD_BYTES_MAX = 256 << 20  # A group of commits is far smaller (`persist.write.committer.GROUP_BYTES_MAX`).
-
-
-def record_key(seqno: int) -> str:
-    """Return the key of the record at seqno."""
-    return f"log/{seqno:020d}"
-
-
-def record_seqno(key: str) -> int | None:
-    """Return the seqno in the key of a record; None if it is not such a key."""
-    digits = key.removeprefix("log/")
-    return int(digits) if digits.isdecimal() and record_key(int(digits)) == key else None
 
 
 def read_record(blob: Blob, seqno: int) -> Record | None:

@@ -1,18 +1,36 @@
 """The grammar of blob keys: which names a location's blobs have, and what a name says.
 
+    log/<seqno>                                          a record
+    checkpoint/<10**20 - 1 - seqno>-<seqno>.json         a checkpoint after that record; the newest is listed first
+    directory/<seqno>-<checksum>.json                    entries of many collections, made for a checkpoint
+    state/<collection>/<seqno>-<checksum>.json           the contents of a collection, made for a checkpoint
+    part/<collection>/<seqno>-<uuid>.parquet             updates; an upload
+    list/<collection>/<seqno>-<checksum>.json            descriptors of parts, too many for a record; an upload
+    gc/clock                                             written to ask the store what time it is
+
+A seqno has 20 digits, a collection 32 of hexadecimal. The name of an upload begins with the seqno that its writer
+thought was next: garbage collection declares old uploads void by it (`persist.state.location`).
+
 A name that is not in the grammar is refused where it comes in, so that no record can make anybody read, write or
 delete a blob outside the collection it belongs to.
 """
 
 import re
+import uuid
 from collections.abc import Iterable
 
 from persist.codecs import Part
 from persist.log.records import Append, Replace
 
+LOG, CHECKPOINTS, DIRECTORIES = "log/", "checkpoint/", "directory/"
+STATES, PARTS, LISTS = "state/", "part/", "list/"
+CLOCK_KEY = "gc/clock"
+
 _UPLOAD = re.compile(r"(?:part|list)/(?P<collection>[0-9a-f]{32})/(?P<seqno>[0-9]{20})-[0-9a-f]{32}\.(?:parquet|json)")
 
-_IMMUTABLE = ("part/", "list/", "state/")
+_STATE = re.compile(r"state/(?P<collection>[0-9a-f]{32})/(?P<seqno>[0-9]{20})-[0-9a-f]{32}\.json")
+_DIRECTORY = re.compile(r"directory/(?P<seqno>[0-9]{20})-[0-9a-f]{32}\.json")
+_SEQNO_LAST = 10**20 - 1
 
 
 def check_keys(append: Append | Replace) -> list[str]:
@@ -52,7 +70,7 @@ def is_immutable(key: str) -> bool:
     are not among them: an opening client reads one, once, and their names come again when a location is emptied and
     made anew at the same URL, or when a bad one is rebuilt.
     """
-    return key.startswith(_IMMUTABLE)
+    return key.startswith((PARTS, LISTS, STATES))
 
 
 def is_upload(key: str, collection: str) -> bool:
@@ -69,3 +87,68 @@ def uploaded_seqno(key: str) -> int | None:
     """Return the seqno that a part's or list's name begins with; None if it is no such name."""
     found = _UPLOAD.fullmatch(key)
     return None if found is None else int(found["seqno"])
+
+
+def record_key(seqno: int) -> str:
+    """Return the key of the record at seqno."""
+    return f"{LOG}{seqno:020d}"
+
+
+def record_seqno(key: str) -> int | None:
+    """Return the seqno in the key of a record; None if it is not such a key."""
+    digits = key.removeprefix(LOG)
+    return int(digits) if digits.isdecimal() and record_key(int(digits)) == key else None
+
+
+def checkpoint_key(seqno: int) -> str:
+    """Return the key of the checkpoint after the record at seqno."""
+    return f"{CHECKPOINTS}{_SEQNO_LAST - seqno:020d}-{seqno:020d}.json"
+
+
+def checkpoint_seqno(key: str) -> int | None:
+    """Return the seqno in the key of a checkpoint; None if it is not such a key."""
+    digits = key.removeprefix(CHECKPOINTS)[21:41]
+    return int(digits) if digits.isdecimal() and checkpoint_key(int(digits)) == key else None
+
+
+def part_key(collection: str, seqno: int) -> str:
+    """Return a key that no part had before, for an upload that began when seqno was next."""
+    return f"{PARTS}{collection}/{seqno:020d}-{uuid.uuid4().hex}.parquet"
+
+
+def list_prefix(collection: str, seqno: int) -> str:
+    """Return what comes before the checksum in the key of a part list, made when seqno was next."""
+    return f"{LISTS}{collection}/{seqno:020d}-"
+
+
+def directory_prefix(seqno: int) -> str:
+    """Return what comes before the checksum in the key of a directory object, made for the checkpoint at seqno."""
+    return f"{DIRECTORIES}{seqno:020d}-"
+
+
+def directory_seqno(key: str) -> int | None:
+    """Return the seqno of the checkpoint that the directory object at key was made for; None if it is no such key."""
+    found = _DIRECTORY.fullmatch(key)
+    return None if found is None else int(found["seqno"])
+
+
+def state_prefix(collection: str, seqno: int) -> str:
+    """Return what comes before the checksum in the key of a state object, made for the checkpoint at seqno."""
+    return f"{STATES}{collection}/{seqno:020d}-"
+
+
+def state_collection(key: str) -> str | None:
+    """Return the collection in the key of a state object; None if it is not such a key."""
+    found = _STATE.fullmatch(key)
+    return None if found is None else found["collection"]
+
+
+def state_seqno(key: str) -> int | None:
+    """Return the seqno of the checkpoint that the state object at key was made for; None if it is not such a key."""
+    found = _STATE.fullmatch(key)
+    return None if found is None else int(found["seqno"])
+
+
+def collection_part(key: str) -> str:
+    """Return what a key of parts has in the place of a collection; of a key that others made it may be anything."""
+    return key.split("/")[1]

@@ -14,6 +14,7 @@ import msgspec
 from persist.blob import Blob, CorruptBlob
 from persist.codecs import Part
 from persist.log.envelope import Framed, get_framed, put_framed
+from persist.log.keys import list_prefix
 from persist.log.records import Append, Mutation, Replace
 
 PARTS_INLINE_MAX = 256
@@ -39,9 +40,7 @@ def move_out(blob: Blob, location: str, append: A, seqno: int) -> A:
     if len(append.parts) <= PARTS_INLINE_MAX:
         return append
     content = PartList(location=location, collection=append.collection, parts=append.parts)
-    return msgspec.structs.replace(
-        append, parts_in=put_framed(blob, f"list/{append.collection}/{seqno:020d}-", content)
-    )
+    return msgspec.structs.replace(append, parts_in=put_framed(blob, list_prefix(append.collection, seqno), content))
 
 
 def as_stored(mutation: M) -> M:

@@ -26,9 +26,19 @@ from dataclasses import replace
 from persist.antichain import Antichain, as_time
 from persist.blob import Blob, Conflict, CorruptBlob, Corruption, InvalidUsage, MissingBlob, get_at_most
 from persist.codecs import CollectionSchema
-from persist.log.commits import read_record, record_key, record_seqno
+from persist.log.commits import read_record
 from persist.log.envelope import BlobRef, Framed, decode_framed, encode_framed, get_framed, put_framed
-from persist.log.keys import check_parts, is_upload
+from persist.log.keys import (
+    CHECKPOINTS,
+    LOG,
+    check_parts,
+    checkpoint_key,
+    checkpoint_seqno,
+    is_upload,
+    record_key,
+    record_seqno,
+    state_prefix,
+)
 from persist.log.part_lists import as_read
 from persist.log.records import Append, Record, Replace, Seqno
 from persist.names import is_id
@@ -52,7 +62,6 @@ INTERVAL = 16
 CHECKPOINT_BYTES_MAX = 1 << 30  # With its directory objects. Of those larger none is made, and none is read.
 PENDING_MAX = 32
 PENDING_BYTES_MAX = 64 * 1024
-_SEQNO_LAST = 10**20 - 1
 
 logger = logging.getLogger("persist")
 
@@ -79,20 +88,9 @@ class StateObject(Framed, frozen=True, kw_only=True, tag="state"):
     collection: CollectionState
 
 
-def checkpoint_key(seqno: int) -> str:
-    """Return the key of the checkpoint after the record at seqno."""
-    return f"checkpoint/{_SEQNO_LAST - seqno:020d}-{seqno:020d}.json"
-
-
 def checkpoint_due(seqno: int) -> bool:
     """Return whether the client that created the record at seqno should make a checkpoint: every `INTERVAL` records."""
     return (seqno + 1) % INTERVAL == 0
-
-
-def checkpoint_seqno(key: str) -> int | None:
-    """Return the seqno in the key of a checkpoint; None if it is not such a key."""
-    digits = key.removeprefix("checkpoint/")[21:41]
-    return int(digits) if digits.isdecimal() and checkpoint_key(int(digits)) == key else None
 
 
 def write_checkpoint(blob: Blob, state: State, recent: Mapping[int, Record], known: KnownLevels | None = None) -> bool:
@@ -195,7 +193,7 @@ def _newest(blob: Blob, known: KnownLevels | None, *, skip_damaged: bool) -> tup
 
 def _checkpoints(blob: Blob, *, skip_damaged: bool) -> Iterator[Checkpoint]:
     """Yield the checkpoints that there are, the newest first; then raise MissingBlob if the log does not begin at 0."""
-    for found in blob.list("checkpoint/"):
+    for found in blob.list(CHECKPOINTS):
         if checkpoint_seqno(found.key) is None:
             continue  # Not ours: perhaps of another location below this one.
         try:
@@ -207,7 +205,7 @@ def _checkpoints(blob: Blob, *, skip_damaged: bool) -> Iterator[Checkpoint]:
             continue
         if checkpoint is not None:  # Or else it was collected meanwhile: the next one is as good, only older.
             yield checkpoint
-    first = next((found.key for found in blob.list("log/") if record_seqno(found.key) is not None), record_key(0))
+    first = next((found.key for found in blob.list(LOG) if record_seqno(found.key) is not None), record_key(0))
     if first != record_key(0):
         raise MissingBlob(record_key(0), f"it is missing, no checkpoint can be read, and the log begins at {first}")
 
@@ -294,7 +292,7 @@ def load_contents(blob: Blob, location: str, entry: Entry) -> Entry:
     try:
         return replace(entry, pending=pending).with_contents(base)
     except (ValueError, Conflict) as error:
-        raise CorruptBlob("log/", f"what it says of the collection {entry.name!r} breaks a rule: {error}") from error
+        raise CorruptBlob(LOG, f"what it says of the collection {entry.name!r} breaks a rule: {error}") from error
 
 
 def _check_contents(contents: CollectionState, entry: Entry) -> None:
@@ -320,5 +318,5 @@ def _with_new_base(blob: Blob, location: str, entry: Entry, seqno: int) -> Entry
         return replace(entry, contents=None)
     contents = load_contents(blob, location, entry).contents
     assert contents is not None
-    base = put_framed(blob, f"state/{entry.id}/{seqno:020d}-", StateObject(location=location, collection=contents))
+    base = put_framed(blob, state_prefix(entry.id, seqno), StateObject(location=location, collection=contents))
     return Entry(entry.id, entry.name, base, leased=entry.leased)

@@ -19,7 +19,6 @@ Rejected: pages by ranges of ids, each rewritten when something in it changed. S
 thousand collections would rewrite sixteen pages, hundreds of times as much as they changed.
 """
 
-import re
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -28,7 +27,7 @@ import msgspec
 
 from persist.blob import Blob, CorruptBlob
 from persist.log.envelope import BlobRef, Framed, encoded_object, get_framed
-from persist.log.keys import check_keys
+from persist.log.keys import check_keys, directory_prefix, directory_seqno, state_collection
 from persist.log.part_lists import as_stored
 from persist.log.records import Append, CollectionMutation, Create, Destroy, Replace, Seqno
 from persist.names import check_name, is_id
@@ -39,8 +38,6 @@ from persist.state.state import Entry
 INLINE_BYTES_MAX = 64 * 1024
 RATIO = 2
 LEVELS_MAX = 64
-_DIRECTORY = re.compile(r"directory/(?P<seqno>[0-9]{20})-[0-9a-f]{32}\.json")
-_STATE = re.compile(r"state/(?P<collection>[0-9a-f]{32})/(?P<seqno>[0-9]{20})-[0-9a-f]{32}\.json")
 
 
 class DirectoryEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -140,24 +137,6 @@ class KnownLevels:
             return self._levels
 
 
-def directory_seqno(key: str) -> int | None:
-    """Return the seqno of the checkpoint that the directory object at key was made for; None if it is no such key."""
-    found = _DIRECTORY.fullmatch(key)
-    return None if found is None else int(found["seqno"])
-
-
-def state_collection(key: str) -> str | None:
-    """Return the collection in the key of a state object; None if it is not such a key."""
-    found = _STATE.fullmatch(key)
-    return None if found is None else found["collection"]
-
-
-def state_seqno(key: str) -> int | None:
-    """Return the seqno of the checkpoint that the state object at key was made for; None if it is not such a key."""
-    found = _STATE.fullmatch(key)
-    return None if found is None else int(found["seqno"])
-
-
 def taken_over(levels: tuple[Level, ...], log_floor: int) -> tuple[Level, ...]:
     """Return the levels that a new checkpoint may name again: none if the oldest is older than the log that is kept."""
     return () if levels and levels[0].seqno < log_floor else levels
@@ -194,7 +173,7 @@ def new_directory(location: str, seqno: int, directory: Directory, levels: tuple
     if not levels and _size(collections) <= INLINE_BYTES_MAX:
         return NewDirectory((), None, collections, gone)
     pointer, data = encoded_object(
-        f"directory/{seqno:020d}-",
+        directory_prefix(seqno),
         DirectoryObject(location=location, seqno=seqno, collections=collections, gone=gone),
     )
     return NewDirectory((*levels, Level(pointer, directory)), (pointer, data), (), ())

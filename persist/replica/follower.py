@@ -23,14 +23,10 @@ from typing import TypeVar
 from persist.blob import Blob, Conflict, CorruptBlob, InvalidUsage, MissingBlob
 from persist.blob.clock import Clock
 from persist.errors import ClientClosed, CollectionNotFound, LogInterrupted, LogReplaced, PersistError
-from persist.log.commits import read_commit_id, read_record, record_key, record_seqno
+from persist.log.commits import read_commit_id, read_record
+from persist.log.keys import CHECKPOINTS, LOG, checkpoint_key, record_key, record_seqno
 from persist.log.records import Record
-from persist.replica.checkpoint import (
-    checkpoint_key,
-    load_contents,
-    read_newest_checkpoint,
-    read_newest_control,
-)
+from persist.replica.checkpoint import load_contents, read_newest_checkpoint, read_newest_control
 from persist.replica.directory import KnownLevels
 from persist.replica.past import PROVE_AFTER_S, PROVE_READS_AFTER_S, Past
 from persist.state.contents import CollectionState
@@ -106,7 +102,7 @@ class Follower:
         They may be what an open client wrote after a backup was restored in place, or what is left of a log that has
         lost a record. The first `BEYOND_MAX` of them are looked at.
         """
-        listed = islice(self._blob.list("log/", start_after=record_key(max(self._state.seqno, 0))), BEYOND_MAX)
+        listed = islice(self._blob.list(LOG, start_after=record_key(max(self._state.seqno, 0))), BEYOND_MAX)
         found = [seqno for entry in listed if (seqno := record_seqno(entry.key)) is not None]
         if not found:
             return
@@ -260,7 +256,7 @@ class Follower:
     def _restart(self, newest: State) -> None:
         """Take over the state of a checkpoint, and the records after it, unless what is known is newer."""
         if self._state.location not in (None, newest.location):
-            raise CorruptBlob("checkpoint/", f"it belongs to location {newest.location}, not {self._state.location}")
+            raise CorruptBlob(CHECKPOINTS, f"it belongs to location {newest.location}, not {self._state.location}")
         if newest.seqno > self._state.seqno and self._state.commit is not None:
             self._past.verify(self._state.seqno, self._state.commit)  # It is skipped, so nothing else would notice.
         while newest.seqno < self._state.seqno:

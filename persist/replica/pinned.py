@@ -10,8 +10,9 @@ from typing import TypeVar
 
 from persist.blob import Blob, CorruptBlob, InvalidUsage, MissingBlob
 from persist.blob.clock import Clock
-from persist.log.commits import read_record, record_key
-from persist.replica.checkpoint import checkpoint_seqno, checkpoint_state, read_checkpoint
+from persist.log.commits import read_record
+from persist.log.keys import CHECKPOINTS, checkpoint_seqno, record_key
+from persist.replica.checkpoint import checkpoint_state, read_checkpoint
 from persist.replica.follower import Follower
 from persist.state.contents import CollectionState
 from persist.state.state import DoesNotFollow, State, apply
@@ -63,7 +64,7 @@ class PinnedFollower(Follower):
 
 def _state_at(blob: Blob, seqno: int) -> State:
     state = State()
-    for found in blob.list("checkpoint/"):
+    for found in blob.list(CHECKPOINTS):
         at = checkpoint_seqno(found.key)
         if at is not None and at <= seqno and (checkpoint := read_checkpoint(blob, found.key)) is not None:
             try:

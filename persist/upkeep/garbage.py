@@ -32,19 +32,27 @@ from dataclasses import dataclass
 from itertools import groupby, islice, takewhile
 
 from persist.blob import Blob, BlobEntry, MissingBlob, StoreFull, delete_all
-from persist.log.commits import record_seqno
 from persist.log.envelope import BlobRef
-from persist.log.keys import is_upload, uploaded_seqno
-from persist.log.records import Append, Collected, LocationMutation, Replace, TruncateLog, VoidUploads
-from persist.replica.checkpoint import (
+from persist.log.keys import (
+    CHECKPOINTS,
+    CLOCK_KEY,
+    DIRECTORIES,
+    LISTS,
+    LOG,
+    PARTS,
+    STATES,
     checkpoint_key,
     checkpoint_seqno,
-    checkpoint_state,
-    load_contents,
-    read_checkpoint,
-    write_checkpoint,
+    collection_part,
+    directory_seqno,
+    is_upload,
+    record_seqno,
+    state_seqno,
+    uploaded_seqno,
 )
-from persist.replica.directory import KnownLevels, directory_seqno, state_seqno
+from persist.log.records import Append, Collected, LocationMutation, Replace, TruncateLog, VoidUploads
+from persist.replica.checkpoint import checkpoint_state, load_contents, read_checkpoint, write_checkpoint
+from persist.replica.directory import KnownLevels
 from persist.replica.follower import STALE_AFTER_S, Follower
 from persist.settings import Settings
 from persist.state.frozen_map import FrozenMap
@@ -52,7 +60,6 @@ from persist.state.location import Dropped, is_waited_for
 from persist.state.state import Entry, State
 from persist.write.committer import Committer
 
-CLOCK_KEY = "gc/clock"
 CHECKPOINTS_MIN = 2
 DELETE_MAX = 1000
 
@@ -213,19 +220,19 @@ class _Round:
             return next(iter(self._blob.list(CLOCK_KEY))).modified_s
         except StoreFull as error:
             self._full = self._full or error
-            dated = (entry for prefix in ("log/", "checkpoint/", CLOCK_KEY) for entry in self._blob.list(prefix))
+            dated = (entry for prefix in (LOG, CHECKPOINTS, CLOCK_KEY) for entry in self._blob.list(prefix))
             return max((entry.modified_s for entry in dated), default=0.0)
 
     def _dated_records(self) -> list[_Mark]:
         """Return when each record was created, which is not before those that precede it."""
-        found = ((record_seqno(entry.key), entry.modified_s) for entry in self._blob.list("log/"))
+        found = ((record_seqno(entry.key), entry.modified_s) for entry in self._blob.list(LOG))
         return [_Mark(seqno, modified_s) for seqno, modified_s in found if seqno is not None]
 
     def _checkpoint(self) -> None:
         write_checkpoint(self._blob, *self._follower.recent())
 
     def _checkpoints(self) -> list[_Mark]:
-        found = ((checkpoint_seqno(entry.key), entry.modified_s) for entry in self._blob.list("checkpoint/"))
+        found = ((checkpoint_seqno(entry.key), entry.modified_s) for entry in self._blob.list(CHECKPOINTS))
         return [_Mark(seqno, modified_s) for seqno, modified_s in found if seqno is not None]
 
     def _seqno_before(self, age_s: float) -> int:
@@ -246,7 +253,7 @@ class _Round:
             # Its part lists stay as long as the log records that name them, because following the log reads them; its
             # state objects as long as a checkpoint that is kept names them, which may be older than the destruction.
             id_ = dropped.collection
-            found = (entry for entry in self._blob.list(f"part/{id_}/") if is_upload(entry.key, id_))
+            found = (entry for entry in self._blob.list(f"{PARTS}{id_}/") if is_upload(entry.key, id_))
             unused = frozenset(dropped.blobs)
             self._delete("parts", (entry for entry in found if dropped.is_destroyed or entry.key in unused))
         if due:
@@ -287,7 +294,7 @@ class _Round:
         assert state.location is not None
         destroyed = {dropped.collection for dropped in state.control.dropped if dropped.is_destroyed}
         replaced = {key for dropped in state.control.dropped for key in dropped.blobs}
-        for collection, entries in groupby(self._blob.list("part/"), lambda entry: entry.key.split("/")[1]):
+        for collection, entries in groupby(self._blob.list(PARTS), lambda entry: collection_part(entry.key)):
             known = state.entries.get(collection)
             named: set[str] = set()
             if known is not None:
@@ -321,7 +328,7 @@ class _Round:
 
     def _collect_records(self) -> None:
         end = self._known_floor()
-        records = ((entry, record_seqno(entry.key)) for entry in self._blob.list("log/"))
+        records = ((entry, record_seqno(entry.key)) for entry in self._blob.list(LOG))
         old = takewhile(lambda found: found[1] is None or found[1] < end, records)
         self._delete("records", (entry for entry, seqno in old if seqno is not None))
 
@@ -338,7 +345,7 @@ class _Round:
             buckets.add(bucket)
         gone = {checkpoint_key(mark.seqno) for mark in marks} - {checkpoint_key(mark.seqno) for mark in kept}
         if gone:
-            self._delete("checkpoints", (entry for entry in self._blob.list("checkpoint/") if entry.key in gone))
+            self._delete("checkpoints", (entry for entry in self._blob.list(CHECKPOINTS) if entry.key in gone))
         self._marks = kept
 
     def _collect_states(self) -> None:
@@ -357,8 +364,8 @@ class _Round:
         # Those beyond the newest checkpoint may be for one that is being made, even by this client itself.
         newest = max((mark.seqno for mark in self._marks), default=-1)
         for what, prefix, seqno_of in (
-            ("directories", "directory/", directory_seqno),
-            ("states", "state/", state_seqno),
+            ("directories", DIRECTORIES, directory_seqno),
+            ("states", STATES, state_seqno),
         ):
             listed = ((entry, seqno_of(entry.key)) for entry in self._blob.list(prefix))
             old = (entry for entry, seqno in listed if seqno is not None and seqno <= newest)
@@ -367,7 +374,7 @@ class _Round:
             "lists",
             (
                 entry
-                for entry in self._blob.list("list/")
+                for entry in self._blob.list(LISTS)
                 if self._is_unnamed(entry, named, age_s)
                 and (seqno := uploaded_seqno(entry.key)) is not None
                 and seqno < floor

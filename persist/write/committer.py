@@ -48,8 +48,8 @@ from persist.errors import (
     PersistError,
     Unavailable,
 )
-from persist.log.commits import create_record, record_key, record_seqno
-from persist.log.keys import is_upload
+from persist.log.commits import create_record
+from persist.log.keys import is_upload, record_key, record_seqno
 from persist.log.part_lists import move_out
 from persist.log.records import Append, Mutation, Record, Replace
 from persist.replica.checkpoint import checkpoint_due, write_checkpoint

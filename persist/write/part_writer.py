@@ -8,7 +8,6 @@ uploads void (`persist.state.location`). Small batches need no blob of their own
 record, as long as the collection's inline bytes stay under `INLINE_TOTAL_MAX`.
 """
 
-import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 
@@ -26,6 +25,7 @@ from persist.codecs import (
     gathered,
     leaf_count,
 )
+from persist.log.keys import part_key
 from persist.log.records import Append
 from persist.write.operations import Write
 
@@ -98,7 +98,7 @@ class PartWriter:
         return self._put(collection, self._next_seqno(), data, part)
 
     def _put(self, collection: str, seqno: int, data: bytes, part: Part) -> Part:
-        key = f"part/{collection}/{seqno:020d}-{uuid.uuid4().hex}.parquet"
+        key = part_key(collection, seqno)
         try:
             self._blob.set(key, data)
         except Indeterminate as error:

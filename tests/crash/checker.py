@@ -14,7 +14,8 @@ import numpy as np
 
 import persist
 from persist.blob import Blob
-from persist.log.commits import read_record, record_key
+from persist.log.commits import read_record
+from persist.log.keys import record_key
 from persist.log.records import Append, Replace
 from tests.crash.story import KEY, ROWS_MAX, Held, Model, Op, Teller
 

@@ -20,18 +20,11 @@ from persist.codecs import Part, check_part, encode_parts, to_updates
 from persist.codecs.part.file import FileWriter
 from persist.codecs.part.part import checksum_of, footer_of
 from persist.log import part_lists
-from persist.log.commits import read_record, record_key
+from persist.log.commits import read_record
 from persist.log.envelope import FORMAT, encode_framed, put_framed
-from persist.log.keys import uploaded_seqno
+from persist.log.keys import checkpoint_key, checkpoint_seqno, record_key, uploaded_seqno
 from persist.log.records import Append, Mutation, Record
-from persist.replica.checkpoint import (
-    Checkpoint,
-    StateObject,
-    checkpoint_key,
-    checkpoint_seqno,
-    read_checkpoint,
-    read_newest_checkpoint,
-)
+from persist.replica.checkpoint import Checkpoint, StateObject, read_checkpoint, read_newest_checkpoint
 from persist.replica.directory import DirectoryEntry
 from persist.replica.follower import Follower
 from persist.write.part_writer import PartWriter

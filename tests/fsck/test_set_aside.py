@@ -8,7 +8,7 @@ import pytest
 import persist
 from persist.blob import FileBlob, InvalidUsage, MemoryBlob
 from persist.cli.main import OK, PROBLEMS, main
-from persist.log.commits import record_key
+from persist.log.keys import record_key
 from tests.clocks import ImpatientClock
 from tests.rollback import KEY, QUIET, copied, interrupted, made, opened, restore, rolled_back, write
 

@@ -11,7 +11,8 @@ import pytest
 import persist
 from persist.blob import CorruptBlob, Fault, Indeterminate, MemoryBlob, Unavailable, UnreliableBlob
 from persist.codecs import CollectionSchema, encode_parts, to_updates
-from persist.log.commits import create_record, read_record, record_key
+from persist.log.commits import create_record, read_record
+from persist.log.keys import record_key
 from persist.log.part_lists import PARTS_INLINE_MAX, move_out
 from persist.log.records import Append, Create, Mutation, Record, Seal
 from persist.replica.follower import Follower

@@ -11,6 +11,7 @@ import persist
 from persist.blob import CorruptBlob, MemoryBlob, MissingBlob
 from persist.blob.clock import SystemClock
 from persist.log.commits import create_record, read_record
+from persist.log.keys import directory_seqno
 from persist.log.records import Create, Destroy, Mutation, Record, Seal, TruncateLog
 from persist.replica import checkpoint, directory
 from persist.replica.follower import Follower
@@ -177,7 +178,7 @@ def test_nothing_older_than_the_log_that_is_kept_is_taken_over(monkeypatch: pyte
     found = checkpoint.read_checkpoint(blob, newest.key)
     assert found is not None
     named = [newest.key, *(pointer.blob for pointer in found.directory)]
-    assert all((directory.directory_seqno(pointer.blob) or 0) >= floor for pointer in found.directory)
+    assert all((directory_seqno(pointer.blob) or 0) >= floor for pointer in found.directory)
     assert not any(f'"name":"c-{gone}"'.encode() in (blob.get(key) or b"") for key in named)
 
 

@@ -9,8 +9,9 @@ import pytest
 import persist
 from persist.blob import Blob, MemoryBlob, MeteredBlob
 from persist.errors import LogInterrupted, LogReplaced
-from persist.log.commits import create_record, read_record, record_key
+from persist.log.commits import create_record, read_record
 from persist.log.envelope import encode_framed
+from persist.log.keys import record_key
 from persist.replica.checkpoint import INTERVAL
 from persist.replica.past import PROVE_AFTER_S, PROVE_READS_AFTER_S
 from tests.clocks import DatedBlob, ImpatientClock

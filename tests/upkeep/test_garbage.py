@@ -10,9 +10,8 @@ import pytest
 
 import persist
 from persist.blob import MemoryBlob
-from persist.log.commits import record_key
 from persist.log.envelope import BlobRef
-from persist.log.keys import uploaded_seqno
+from persist.log.keys import record_key, uploaded_seqno
 from persist.replica.checkpoint import read_newest_checkpoint
 from persist.write.part_writer import PartWriter
 from tests.clocks import DatedBlob, ImpatientClock

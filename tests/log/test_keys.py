@@ -1,0 +1,67 @@
+"""The grammar of blob keys: what it makes it also reads, and nothing else spells one."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from persist.log import keys
+
+ROOT = Path(__file__).parent.parent.parent
+ID = "0123456789abcdef" * 2
+SEQNOS = [0, 1, 15, 10**6, 2**63 - 1]
+
+
+@pytest.mark.parametrize("seqno", SEQNOS)
+def test_a_name_says_the_seqno_that_it_was_made_of(seqno: int) -> None:
+    assert keys.record_seqno(keys.record_key(seqno)) == seqno
+    assert keys.checkpoint_seqno(keys.checkpoint_key(seqno)) == seqno
+    assert keys.uploaded_seqno(keys.part_key(ID, seqno)) == seqno
+    assert keys.uploaded_seqno(keys.list_prefix(ID, seqno) + f"{ID}.json") == seqno
+    assert keys.directory_seqno(keys.directory_prefix(seqno) + f"{ID}.json") == seqno
+    assert keys.state_seqno(keys.state_prefix(ID, seqno) + f"{ID}.json") == seqno
+
+
+def test_a_name_says_whose_it_is() -> None:
+    assert keys.is_upload(keys.part_key(ID, 7), ID)
+    assert not keys.is_upload(keys.part_key(ID, 7), "f" * 32)
+    assert keys.state_collection(keys.state_prefix(ID, 7) + f"{ID}.json") == ID
+    assert keys.collection_part(keys.part_key(ID, 7)) == ID
+
+
+def test_newer_checkpoints_and_older_records_are_listed_first() -> None:
+    assert sorted(map(keys.checkpoint_key, SEQNOS)) == [keys.checkpoint_key(seqno) for seqno in reversed(SEQNOS)]
+    assert sorted(map(keys.record_key, SEQNOS)) == list(map(keys.record_key, SEQNOS))
+
+
+@pytest.mark.parametrize(
+    "name", ["", "log/", "log/7", "log/" + "0" * 21, "checkpoint/7.json", "part/x", "notes.txt", f"part/{ID}/7.parquet"]
+)
+def test_other_names_say_nothing(name: str) -> None:
+    told = (keys.record_seqno, keys.checkpoint_seqno, keys.uploaded_seqno, keys.directory_seqno, keys.state_seqno)
+    assert [tell(name) for tell in told] == [None] * 5
+    assert keys.state_collection(name) is None
+    assert not keys.is_upload(name, ID)
+
+
+def test_what_is_made_once_is_immutable_and_what_comes_again_is_not() -> None:
+    made_once = [keys.part_key(ID, 1), keys.list_prefix(ID, 1), keys.state_prefix(ID, 1)]
+    assert all(map(keys.is_immutable, made_once))
+    assert not any(map(keys.is_immutable, [keys.record_key(1), keys.checkpoint_key(1), keys.CLOCK_KEY]))
+
+
+def spelled(path: Path) -> Iterator[str]:
+    """Yield the texts of a module, other than docstrings, that begin like a blob key."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    prose = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    begins = (keys.LOG, keys.CHECKPOINTS, keys.DIRECTORIES, keys.STATES, keys.PARTS, keys.LISTS, keys.CLOCK_KEY)
+    for node in ast.walk(tree):
+        match node:
+            case ast.Constant(value=str(text)) if text.startswith(begins) and id(node) not in prose:
+                yield f"{path.relative_to(ROOT)}:{node.lineno} spells {text!r}"
+
+
+def test_no_other_module_spells_a_key() -> None:
+    modules = {path for top in ("persist", "blob", "codecs") for path in (ROOT / top).rglob("*.py")}
+    assert [found for path in sorted(modules - {ROOT / "persist/log/keys.py"}) for found in spelled(path)] == []
