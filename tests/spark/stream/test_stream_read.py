@@ -440,6 +440,24 @@ def test_without_a_hold_nothing_is_written_and_nothing_is_kept(orders: persist.C
         again.next()
 
 
+@pytest.mark.parametrize("is_stored", [False, True])
+@pytest.mark.parametrize("begun", [1, 2])
+def test_history_that_goes_while_a_query_without_a_hold_runs_stops_it(
+    orders: persist.Collection, path: str, begun: int, is_stored: bool
+) -> None:
+    """Rather than that a micro-batch lacks updates, or has those of several times at one."""
+    if is_stored:  # In blobs, which the query claims as soon as it reads some.
+        orders.compact()
+        assert not any(part.inline for part in orders.handle.contents().parts)
+    with Query(path, {**CHANGES, "from": 0, "maxTimesPerTrigger": 4, "hold": "none"}) as query:
+        for _ in range(begun):
+            query.next()
+        orders.allow_compaction(40).result()
+        orders.compact()
+        with pytest.raises(persist.AsOfCompacted, match="since=Antichain"):
+            query.next()
+
+
 def test_a_store_that_cannot_be_written_is_followed_without_a_hold(orders: persist.Collection, path: str) -> None:
     readable = f"fsspec+file://{path}"  # fsspec has no atomic create for folders.
     with Query(readable, CHANGES) as query, pytest.raises(persist.InvalidUsage) as caught:
