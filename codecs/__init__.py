@@ -11,7 +11,7 @@ from persist.codecs.part.part import Part, checksum_of, decode_part
 from persist.codecs.part.pruning import parts_that_may_match
 from persist.codecs.part.run_stream import RunStream
 from persist.codecs.part.stream import PART_BYTES_TARGET, ROW_GROUP_BYTES_MAX, ROW_GROUP_ROWS, PartStream, encode_parts
-from persist.codecs.types.arrow_types import check_type, leaf_count, type_from_json, type_to_json
+from persist.codecs.types.arrow_types import check_type, children, leaf_count, type_from_json, type_to_json
 from persist.codecs.types.codec import Binary, Codec, Int64, Json, Unit, Utf8
 from persist.codecs.types.scalars import is_flat, scalar_from_json, scalar_to_json
 from persist.codecs.types.schema import TIME_UNITS, CollectionSchema, Side
@@ -48,6 +48,7 @@ __all__ = [
     "check_part",
     "check_type",
     "checksum_of",
+    "children",
     "consolidate",
     "decode_groups",
     "decode_part",

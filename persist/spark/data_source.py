@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 import pyarrow as pa
+from pyspark.sql import DataFrameReader, SparkSession
 from pyspark.sql.datasource import (
     DataSource,
     DataSourceReader,
@@ -94,6 +95,16 @@ class PersistDataSource(DataSource):
                     'updates; or foreachBatch with persist.spark.write(…, mode="overwrite"), which writes differences.'
                 )
             return PersistStreamWriter(StreamWriteOptions.of(self.options), schema)
+
+
+def source_reader(spark: SparkSession) -> DataFrameReader:
+    """Return `spark.read.format("persist")` of a session that knows the data source from now on.
+
+    PySpark finds it by itself only where `pyspark_persist` is beside other packages: not in an editable install, away
+    from the checkout. So whatever of ours reads by the data source reads by this.
+    """
+    spark.dataSource.register(PersistDataSource)
+    return spark.read.format("persist")
 
 
 def _chosen(collection: Collection, options: ReadOptions) -> int | None:

@@ -9,6 +9,9 @@ read as the narrowest Spark type that holds all its values; what Spark cannot ho
     date64                          date
     timestamp, duration, time of any unit    microseconds; a value with nanoseconds is an error when it is read
     decimal256                      decimal, if its precision is at most 38
+
+A timestamp without a time zone is TIMESTAMP_NTZ and never anything else: Spark takes such a value that a task gives it
+as TIMESTAMP for one in UTC, and says nothing.
 """
 
 from typing import Any
@@ -18,6 +21,7 @@ import pyarrow.types as pt
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import StructType
 
+from persist.codecs import children
 from persist.errors import InvalidUsage, SchemaMismatch
 from persist.read.result import rows_without_columns
 
@@ -39,18 +43,23 @@ def spark_schema(arrow: pa.Schema) -> StructType:
     Raises:
         SchemaMismatch: Spark has no type for a column.
     """
-    return from_arrow_schema(pa.schema([field.with_type(_spark_type(field.type, field.name)) for field in arrow]))
+    held = pa.schema([field.with_type(_spark_type(field.type, field.name)) for field in arrow])
+    # PySpark's own default has changed.
+    return from_arrow_schema(held, prefer_timestamp_ntz=True)
 
 
 def as_spark_expects(table: pa.Table, schema: StructType) -> pa.Table:
     """Return table in exactly the Arrow form that Spark expects of schema.
 
     Raises:
-        InvalidUsage: a value does not fit, such as a timestamp with nanoseconds.
+        InvalidUsage: a value does not fit, such as a timestamp with nanoseconds; or schema, which somebody has given,
+            has timestamps with a time zone where table has some without, or the other way round.
     """
     target = to_arrow_schema(schema, timezone="UTC")
     if not target.names:
         return rows_without_columns(len(table))
+    for field in target:
+        _check_zones(table.schema.field(field.name).type, field.type, field.name)
     try:
         return table.select(target.names).cast(target)
     except pa.ArrowInvalid as error:
@@ -58,6 +67,20 @@ def as_spark_expects(table: pa.Table, schema: StructType) -> pa.Table:
             f"a value cannot be given to Spark: {error}. Select other columns with the option 'columns', or read it "
             "in Python."
         ) from error
+
+
+def _check_zones(given: Any, wanted: Any, column: str) -> None:
+    """Refuse what Arrow would cast as if local times were UTC."""
+    if pt.is_timestamp(given) and pt.is_timestamp(wanted) and (given.tz is None) != (wanted.tz is None):
+        kinds = ("TIMESTAMP_NTZ", "TIMESTAMP") if given.tz is None else ("TIMESTAMP", "TIMESTAMP_NTZ")
+        raise InvalidUsage(
+            f"column {column!r} holds {given}, which is {kinds[0]} in Spark, and is asked for as {kinds[1]}: that "
+            f"takes a time zone, which nobody has named. Read it as {kinds[0]}, and cast it in Spark, which takes the "
+            "session's time zone."
+        )
+    if pt.is_nested(given) and pt.is_nested(wanted):
+        for inside, other in zip(children(given), children(wanted), strict=False):
+            _check_zones(inside.type, other.type, column)
 
 
 def as_collection_expects(table: pa.Table, arrow: pa.Schema) -> pa.Table:

@@ -1,5 +1,6 @@
 """What Spark holds in a wider type is taken back, and nothing else is cast: neither values nor names get lost."""
 
+from collections.abc import Callable
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from typing import Any
@@ -8,10 +9,11 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import datasource as ds
 
-from persist import InvalidUpdate, SchemaMismatch
+from persist import InvalidUpdate, InvalidUsage, SchemaMismatch
 from persist.codecs import CollectionSchema
 from persist.spark.read.filters import expression
 from persist.spark.stream.foreach_batch import foreach_batch_writer
+from persist.spark.types import as_spark_expects, spark_schema
 from persist.spark.write.updates import Rows
 
 
@@ -85,3 +87,45 @@ def test_days_that_spark_hands_over_as_others_are_not_pushed() -> None:
 def test_arguments_of_a_writer_of_batches_are_checked_at_once(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="is not a whole number from 0"):
         foreach_batch_writer("folder", {"c": lambda df: df}, **wrong)
+
+
+@pytest.mark.parametrize("wrapped", ["list", "struct", "map"])
+@pytest.mark.parametrize("zone", [None, "Europe/Berlin"])
+def test_a_timestamp_is_given_to_spark_with_a_zone_exactly_if_it_has_one(zone: str | None, wrapped: str) -> None:
+    def inside(kind: pa.DataType) -> pa.DataType:
+        return {"list": pa.list_(kind), "struct": pa.struct([("t", kind)]), "map": pa.map_(pa.string(), kind)}[wrapped]
+
+    kind, given = pa.timestamp("ms", zone), pa.timestamp("us", "UTC" if zone else None)
+    ours = pa.schema({"t": kind, "n": inside(kind)})
+    found = as_spark_expects(ours.empty_table(), spark_schema(ours)).schema
+    assert found.field("t").type == given
+    nested = found.field("n").type
+    assert (nested.item_type if wrapped == "map" else nested.field(0).type) == given
+    other = pa.timestamp("us", None if zone else "UTC")
+    for schema in (pa.schema({"t": other, "n": inside(kind)}), pa.schema({"t": kind, "n": inside(other)})):
+        with pytest.raises(InvalidUsage, match="that takes a time zone, which nobody has named"):
+            as_spark_expects(ours.empty_table(), spark_schema(schema))
+
+
+VALUES = [None, 4, 5, 6]
+FILTERS: list[tuple[Any, Callable[[Any], bool | None]]] = [
+    (ds.EqualTo(("c",), 5), lambda c: None if c is None else c == 5),
+    (ds.EqualNullSafe(("c",), 5), lambda c: c == 5),
+    (ds.In(("c",), (5, 6)), lambda c: None if c is None else c in (5, 6)),
+    (ds.LessThan(("c",), 5), lambda c: None if c is None else c < 5),
+    (ds.GreaterThanOrEqual(("c",), 5), lambda c: None if c is None else c >= 5),
+    (ds.IsNull(("c",)), lambda c: c is None),
+    (ds.IsNotNull(("c",)), lambda c: c is not None),
+]
+
+
+@pytest.mark.parametrize(("given", "means"), FILTERS)
+def test_what_passes_a_filter_in_spark_passes_what_is_made_of_it(
+    given: Any, means: Callable[[Any], bool | None]
+) -> None:
+    """Also negated: `NOT (c <=> 5)` is true of NULL."""
+    table = pa.table({"c": pa.array(VALUES, pa.int64())})
+    for each, is_wanted in ((given, True), (ds.Not(given), False)):
+        made = expression([each], table.schema)
+        kept = (table if made is None else table.filter(made))["c"].to_pylist()
+        assert {c for c in VALUES if means(c) is is_wanted} <= {*kept}

@@ -15,6 +15,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
 from persist.errors import InvalidUsage
+from persist.spark.data_source import source_reader
 
 Query = Callable[[DataFrame], DataFrame]
 
@@ -58,7 +59,7 @@ def pruned(spark: SparkSession, path: str, collection: str, query: Query, **opti
     """
 
     def load(**columns: str) -> DataFrame:
-        return spark.read.format("persist").options(collection=collection, **options, **columns).load(path)
+        return source_reader(spark).options(collection=collection, **options, **columns).load(path)
 
     frame = load()
     # Where no column is needed, rows are counted: by the first one.

@@ -28,6 +28,7 @@ from persist.errors import InvalidUsage
 from persist.read.plan import Explanation
 from persist.read.scan import Scan
 from persist.read.snapshot import TOUCH_FRACTION, Form, Snapshot, Split, split
+from persist.spark.data_source import source_reader
 from persist.spark.read.native_store import holds_map, part_frame, why_not_stored, why_not_typed
 from persist.spark.read.slicing import slices_for, task_count
 from persist.spark.read.task_reader import Place, TaskReader
@@ -156,7 +157,7 @@ def _by_source(spark: SparkSession, planned: PlannedSnapshot) -> DataFrame:
     options |= {"collection": place.collection, "as_of": scan.as_of, "form": planned.snapshot.form}
     if scan.columns != scan.schema.names:
         options["columns"] = json.dumps(list(scan.columns))
-    return spark.read.format("persist").options(**options).load(place.url)
+    return source_reader(spark).options(**options).load(place.url)
 
 
 class _NativeFrame:

@@ -17,6 +17,7 @@ from persist.codecs import Part, ordered_keys
 from persist.errors import InvalidUsage
 from persist.read.changes import Changes
 from persist.read.scan import Scan
+from persist.spark.data_source import source_reader
 from persist.spark.read.native import Route, quoted, united
 from persist.spark.read.native_store import part_frame, why_not_stored, why_not_typed
 from persist.spark.read.task_reader import Place, TaskReader
@@ -114,4 +115,4 @@ def _by_source(spark: SparkSession, scan: Scan, place: Place) -> DataFrame:
     options |= {"collection": place.collection, "form": "changes", "from": scan.time_lower, "until": scan.time_upper}
     if scan.columns != scan.schema.names:
         options["columns"] = json.dumps(list(scan.columns))
-    return spark.read.format("persist").options(**options).load(place.url)
+    return source_reader(spark).options(**options).load(place.url)

@@ -11,7 +11,7 @@ from persist.antichain import Antichain
 from persist.codecs import TIME_MAX
 from persist.errors import InvalidUsage
 from persist.names import check_text
-from persist.spark.data_source import PersistDataSource
+from persist.spark.data_source import source_reader
 from persist.spark.options.parsing import seen_by_all
 from persist.spark.options.write import WriteOptions
 from persist.spark.write.overwrite import difference, present_time
@@ -121,9 +121,8 @@ def _with_present(df: DataFrame, planned: PlannedWrite, options: WriteOptions) -
     if as_of is None:
         return new
     spark = df.sparkSession
-    spark.dataSource.register(PersistDataSource)
     storage = {f"storage.{name}": value for name, value in options.storage.items()}
-    reader = spark.read.format("persist").options(collection=options.collection, as_of=as_of, form="diff", **storage)
+    reader = source_reader(spark).options(collection=options.collection, as_of=as_of, form="diff", **storage)
     present = reader.load(options.location)
     # The least diff has no opposite: as two halves.
     halves = F.when(F.col("_diff") == -(2**63), F.array(F.lit(2**62), F.lit(2**62))).otherwise(F.array(-F.col("_diff")))
