@@ -1,4 +1,4 @@
-"""DESIGN.md section 7, rule by rule; each test is named after the rule it shows."""
+"""docs/rules.md, rule by rule; each test is named after the rule it shows."""
 
 import asyncio
 import multiprocessing

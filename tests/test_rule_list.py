@@ -1,0 +1,53 @@
+"""docs/rules.md and what cites it: a number that is cited stands there, and each rule has a test of its name."""
+
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+HEADING = re.compile(r"^## Rule (\d+): ", re.MULTILINE)
+CITATION = re.compile(r"\brules? (\d+)((?:,? (?:and|to|or) \d+|, \d+)*)", re.IGNORECASE)
+NAMED_TEST = re.compile(r"\bdef test_rule_(\d+)_")
+DOCUMENTS = re.compile(r"\b(?:DESIGN|FINDINGS|STYLE|DEVELOPERS)\b")
+
+
+def rules() -> list[int]:
+    return [int(n) for n in HEADING.findall((ROOT / "docs" / "rules.md").read_text(encoding="utf-8"))]
+
+
+def sources(*suffixes: str) -> list[Path]:
+    """Return our files: code, tests and documents, but none of what is installed or generated."""
+    folders = ["persist", "codecs", "blob", "tests", "docs", "examples", "benchmarks", "pyspark_persist", "scripts"]
+    found = [path for folder in folders for path in (ROOT / folder).rglob("*") if path.suffix in suffixes]
+    here = Path(__file__)
+    return [path for path in [*found, *ROOT.glob("*.md")] if path != here and "golden/format" not in str(path)]
+
+
+def cited(text: str) -> set[int]:
+    return {int(n) for match in CITATION.finditer(text) for n in re.findall(r"\d+", match.group())}
+
+
+def test_rules_are_numbered_without_gaps() -> None:
+    assert rules() == list(range(1, len(rules()) + 1))
+
+
+def test_every_rule_that_is_cited_stands_in_the_list() -> None:
+    known = set(rules())
+    strangers = {
+        str(path.relative_to(ROOT)): sorted(missing)
+        for path in sources(".py", ".md")
+        if (missing := cited(path.read_text(encoding="utf-8")) - known)
+    }
+    assert not strangers
+
+
+def test_every_rule_has_a_test_of_its_name() -> None:
+    named = {int(n) for path in sources(".py") for n in NAMED_TEST.findall(path.read_text(encoding="utf-8"))}
+    assert set(rules()) - named == set()
+    assert named - set(rules()) == set()
+
+
+def test_nothing_cites_a_document_outside_the_repository() -> None:
+    citing = [
+        str(p.relative_to(ROOT)) for p in sources(".py", ".md", ".toml") if DOCUMENTS.search(p.read_text("utf-8"))
+    ]
+    assert not citing
