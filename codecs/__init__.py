@@ -14,9 +14,9 @@ from persist.codecs.part.stream import PART_BYTES_TARGET, ROW_GROUP_BYTES_MAX, R
 from persist.codecs.types.arrow_types import check_type, children, leaf_count, type_from_json, type_to_json
 from persist.codecs.types.codec import Binary, Codec, Int64, Json, Unit, Utf8
 from persist.codecs.types.scalars import is_flat, scalar_from_json, scalar_to_json
-from persist.codecs.types.schema import TIME_UNITS, CollectionSchema, Side
+from persist.codecs.types.schema import TIME_MAX, TIME_UNITS, CollectionSchema, Side
 from persist.codecs.updates.small import SmallUpdates, gathered, small_updates
-from persist.codecs.updates.updates import TIME_MAX, to_rows, to_tuples, to_updates
+from persist.codecs.updates.updates import to_rows, to_tuples, to_updates
 
 __all__ = [
     "PART_BYTES_TARGET",

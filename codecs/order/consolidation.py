@@ -19,8 +19,8 @@ import pyarrow as pa
 from persist.codecs.errors import DiffOverflow
 from persist.codecs.order.digits import Rows, RowSorter
 from persist.codecs.order.ordering import canonical, combined, row_sorter
+from persist.codecs.types.schema import DIFF
 
-DIFF = "_diff"
 _PARALLEL_ROWS = 200_000  # From here on two threads gain more than they cost.
 _INT64_MAX = 2**63 - 1
 _LOW_BITS = 32

@@ -25,6 +25,7 @@ import pyarrow.compute as pc
 import pyarrow.types as pt
 
 from persist.codecs.order.digits import Rows, RowSorter, dense_ranks
+from persist.codecs.types.arrow_types import has_floats
 
 _OFFSET_BYTES_MAX = 2**31 - 1
 
@@ -35,7 +36,7 @@ def canonical(table: pa.Table) -> pa.Table:
     Returns table itself when nothing needs rewriting; costs one pass over its floats.
     """
     for i, field in enumerate(table.schema):
-        if _has_floats(field.type):
+        if has_floats(field.type):
             found = table.column(i).chunks
             chunks = [_canonical_array(chunk) for chunk in found]
             if any(new is not old for new, old in zip(chunks, found, strict=True)):
@@ -118,16 +119,10 @@ def _compact(array: pa.Array) -> pa.Array:
     return array.take(pa.array(np.arange(len(array), dtype=np.int64)))
 
 
-def _has_floats(kind: pa.DataType) -> bool:
-    if pt.is_nested(kind):
-        return any(_has_floats(kind.field(i).type) for i in range(kind.num_fields))
-    return bool(pt.is_floating(kind))
-
-
 def _canonical_array(array: pa.Array) -> pa.Array:
     """The array itself when it is canonical already."""
     kind = array.type
-    if not _has_floats(kind):
+    if not has_floats(kind):
         return array
     if not pt.is_nested(kind):
         return _canonical_floats(array)

@@ -17,9 +17,10 @@ from persist.blob.errors import CorruptBlob, IncompatibleVersion
 from persist.codecs.order.digits import dense_ranks
 from persist.codecs.order.ordering import canonical, order_keys, row_sorter
 from persist.codecs.part.index import check_index
-from persist.codecs.part.part import TIME_MAX, Part, describe_part, footer_of, read_part
+from persist.codecs.part.part import Part, describe_part, footer_of, read_part
+from persist.codecs.types.arrow_types import leaf_arrays
 from persist.codecs.types.scalars import scalar_from_json
-from persist.codecs.types.schema import DIFF, TIME, CollectionSchema
+from persist.codecs.types.schema import DIFF, TIME, TIME_MAX, CollectionSchema
 
 _COUNTED = ("bytes", "rows", "checksum", "footer", "time_min", "time_max", "negatives", "diff_sum")
 
@@ -116,23 +117,8 @@ def _value_findings(table: pa.Table) -> Iterator[Finding]:
     if zeros := int(np.count_nonzero(diffs == 0)):
         yield Finding("values", f"{zeros} of its diffs are 0")
     for field, column in zip(table.schema, table.columns, strict=True):
-        if not all(_is_canonical(leaf) for chunk in column.chunks for leaf in _leaves(chunk)):
+        if not all(_is_canonical(leaf) for chunk in column.chunks for leaf in leaf_arrays(chunk)):
             yield Finding("values", f"its column {field.name!r} has floats that are not in their one form")
-
-
-def _leaves(array: pa.Array) -> Iterator[pa.Array]:
-    """Yield the flat arrays inside, without what lies under NULLs."""
-    kind = array.type
-    if not pt.is_nested(kind):
-        yield array
-        return
-    if pt.is_map(kind):
-        children = [array.keys, array.items]
-    else:
-        flat = array.flatten()
-        children = flat if pt.is_struct(kind) else [flat]
-    for child in children:
-        yield from _leaves(child)
 
 
 def _is_canonical(array: pa.Array) -> bool:

@@ -61,7 +61,7 @@ from persist.codecs.errors import InvalidUpdate
 from persist.codecs.order.ordering import combined, order_keys
 from persist.codecs.part.claims import MAGIC, Claims, check_footer, check_pages
 from persist.codecs.part.layout import Layout
-from persist.codecs.types.arrow_types import children, with_children
+from persist.codecs.types.arrow_types import children, is_text, with_children
 
 GROUPS_KEY, GROUPS_VERSION = "persist.groups", 1
 _SAMPLE_ROWS = 1024
@@ -521,7 +521,7 @@ def _column_options(
     nested = [path for field in schema for path in _nested_leaves(field)]
     nested_paths = {path for path, _ in nested}
     encodings: dict[str, str] = {}
-    dictionaries = [path for path, kind in nested if not _is_text(kind)]
+    dictionaries = [path for path, kind in nested if not is_text(kind)]
     statistics = [path for path, kind in nested if not pt.is_floating(kind)]
     for field in schema:
         if pt.is_nested(field.type) or field.name in nested_paths:  # "a.b" may also be field b of struct a.
@@ -553,10 +553,6 @@ def _distinct(column: pa.ChunkedArray) -> int:
         return len(column)
     sample = column.take(pa.array(np.arange(0, len(column), -(-len(column) // _SAMPLE_ROWS))))
     return int(pc.count_distinct(sample, mode="all").as_py())
-
-
-def _is_text(kind: pa.DataType) -> bool:
-    return bool(pt.is_string(kind) or pt.is_large_string(kind) or pt.is_binary(kind) or pt.is_large_binary(kind))
 
 
 def _encoding(kind: pa.DataType) -> str | None:

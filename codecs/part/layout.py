@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pyarrow.types as pt
 
-from persist.codecs.types.arrow_types import children
+from persist.codecs.types.arrow_types import children, is_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,18 +56,14 @@ def _row_bits_min(kind: pa.DataType) -> int:
         return int(kind.list_size) * _row_bits_min(kind.value_type)
     if pt.is_large_string(kind) or pt.is_large_binary(kind) or pt.is_large_list(kind):
         return 64
-    return 32 if pt.is_nested(kind) or _is_text(kind) else int(kind.bit_width)
+    return 32 if pt.is_nested(kind) or is_text(kind) else int(kind.bit_width)
 
 
 def _leaves(kind: pa.DataType, field: str, is_nested: bool) -> list[Leaf]:
     if pt.is_nested(kind):
         return [leaf for child in children(kind) for leaf in _leaves(child.type, field, True)]
-    width = None if _is_text(kind) else _stored_bytes(kind)
+    width = None if is_text(kind) else _stored_bytes(kind)
     return [Leaf(field, width, is_nested)]
-
-
-def _is_text(kind: pa.DataType) -> bool:
-    return bool(pt.is_string(kind) or pt.is_large_string(kind) or pt.is_binary(kind) or pt.is_large_binary(kind))
 
 
 def _stored_bytes(kind: pa.DataType) -> int:

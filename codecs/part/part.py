@@ -65,14 +65,13 @@ from persist.codecs.part.claims import footer_bytes
 from persist.codecs.part.file import from_parquet, has_nan, level_bytes, scan_parquet, widened
 from persist.codecs.types.arrow_types import Json
 from persist.codecs.types.scalars import integers_to_json, is_flat, scalar_to_json
-from persist.codecs.types.schema import DIFF, TIME, CollectionSchema
+from persist.codecs.types.schema import DIFF, TIME, TIME_MAX, CollectionSchema
 
 KEY_SAMPLES = (33, 17, 9, 5, 3, 2)
 KEY_SAMPLE_BYTES_MAX = 256
 KEYS_BYTES_MAX = 1024
 STATS_BYTES_MAX = 2048
 STATS_VALUE_BYTES_MAX = 64
-TIME_MAX = 2**63 - 2
 _NO_KEYS = msgspec.Raw(b"null")
 _NO_STATS = msgspec.Raw(b"{}")
 _TAKE_MIN = 1024  # Of fewer values the least and the greatest are found sooner than the first and the last are taken.

@@ -16,7 +16,7 @@ readers would refuse that many groups (see `part.claims`). A part ends where the
 stand for very many. How many rows these are is estimated from the rows already encoded.
 
 Row groups of 64k rows, because they are what a point read decodes (5 ms for six columns, 0.5 ms for one of int64), and
-smaller ones cost more elsewhere. CPU time of writing and of reading all, against 128k, on a million rows of six columns and with
+smaller ones cost more elsewhere. CPU time of writing and of reading all, against 128k, on a million rows with
 dense keys at a constant time, over two runs beside other work:
 
     rows      write           read

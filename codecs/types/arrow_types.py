@@ -21,6 +21,7 @@ decimal128).
 """
 
 import re
+from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any
 
@@ -109,6 +110,11 @@ def is_number(t: pa.DataType) -> bool:
     return bool(pat.is_integer(t) or pat.is_floating(t))
 
 
+def is_text(t: pa.DataType) -> bool:
+    """Return whether values of `t` are strings or bytes of any length."""
+    return bool(pat.is_string(t) or pat.is_large_string(t) or pat.is_binary(t) or pat.is_large_binary(t))
+
+
 @lru_cache(maxsize=1024)
 def has_floats(t: pa.DataType) -> bool:
     """Return whether a value of type `t` is or contains a float, which has more bit patterns than values."""
@@ -120,6 +126,21 @@ def children(t: pa.DataType) -> list[pa.Field]:
     if pat.is_map(t):
         return [t.key_field, t.item_field]
     return [t.field(i) for i in range(t.num_fields)]
+
+
+def leaf_arrays(array: pa.Array) -> Iterator[pa.Array]:
+    """Yield the flat arrays inside, without what lies under NULLs."""
+    t = array.type
+    if is_flat(t):
+        yield array
+    elif pat.is_struct(t):
+        for inner in array.flatten():
+            yield from leaf_arrays(inner)
+    elif pat.is_map(t):
+        pairs = pa.struct([("key", t.key_type), ("value", t.item_type)])
+        yield from leaf_arrays(array.cast(pa.list_(pairs)).flatten())
+    else:
+        yield from leaf_arrays(array.flatten())
 
 
 def leaf_count(t: pa.DataType) -> int:

@@ -13,7 +13,7 @@ lists, structs and maps no conversion to a narrower float is made: Arrow does no
 views are refused, because Arrow 26 empties them when it casts them.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
@@ -23,7 +23,7 @@ import pyarrow.compute as pc
 import pyarrow.types as pat
 
 from persist.codecs.errors import InvalidUpdate, SchemaMismatch
-from persist.codecs.types.arrow_types import children, is_flat, is_number
+from persist.codecs.types.arrow_types import children, is_flat, is_number, leaf_arrays
 from persist.codecs.types.values import cut
 
 _TICKS_PER_DAY = {"s": 86_400, "ms": 86_400_000, "us": 86_400_000_000, "ns": 86_400_000_000_000}
@@ -135,7 +135,7 @@ def _nested_fits(source: pa.DataType, target: pa.DataType) -> bool:
     return alike and all(_fits(s.type, t.type, False) for s, t in pairs)
 
 
-def _is_text(t: pa.DataType) -> bool:
+def _is_string(t: pa.DataType) -> bool:
     return bool(pat.is_string(t) or pat.is_large_string(t) or pat.is_string_view(t))
 
 
@@ -150,7 +150,7 @@ def _is_list(t: pa.DataType) -> bool:
 _FAMILIES: tuple[Callable[[Any], bool], ...] = (
     pat.is_integer,
     pat.is_decimal,
-    _is_text,
+    _is_string,
     _is_bytes,
     pat.is_date,
     pat.is_time,
@@ -182,7 +182,7 @@ def _needs_check(t: pa.DataType) -> bool:
 
 def _check_leaves(column: pa.ChunkedArray) -> None:
     for chunk in column.chunks:
-        for leaf in _leaves(chunk):
+        for leaf in leaf_arrays(chunk):
             _check_leaf(leaf)
 
 
@@ -196,17 +196,3 @@ def _check_leaf(leaf: pa.Array) -> None:
             raise pa.ArrowInvalid("it is not a time of a day")
     elif pat.is_timestamp(t) and t.unit == "s":
         leaf.cast(pa.timestamp("ms", t.tz))
-
-
-def _leaves(array: pa.Array) -> Iterator[pa.Array]:
-    t = array.type
-    if is_flat(t):
-        yield array
-    elif pat.is_struct(t):
-        for inner in array.flatten():
-            yield from _leaves(inner)
-    elif pat.is_map(t):
-        pairs = pa.struct([("key", t.key_type), ("value", t.item_type)])
-        yield from _leaves(array.cast(pa.list_(pairs)).flatten())
-    else:
-        yield from _leaves(array.flatten())

@@ -34,6 +34,7 @@ NAME_CHARS_MAX = 128
 LEAVES_MAX = 20_000
 TIME = "_time"
 DIFF = "_diff"
+TIME_MAX = 2**63 - 2  # The greatest time: one more is the first that no update may have.
 TIME_UNITS = ("s", "ms", "us", "ns")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 

@@ -21,13 +21,12 @@ import pyarrow.compute as pc
 from persist.codecs.errors import InvalidUpdate, SchemaMismatch
 from persist.codecs.order.ordering import canonical
 from persist.codecs.types.casts import cast_column
-from persist.codecs.types.schema import DIFF, TIME, CollectionSchema
+from persist.codecs.types.schema import DIFF, TIME, TIME_MAX, CollectionSchema
 from persist.codecs.types.values import cut
 from persist.codecs.updates.tuples import from_tuples, to_rows, to_tuples
 
-__all__ = ["TIME_MAX", "to_rows", "to_tuples", "to_updates"]
+__all__ = ["to_rows", "to_tuples", "to_updates"]
 
-TIME_MAX = 2**63 - 2
 
 _DIFF_MAX = 2**63 - 1
 _TOLD_MAX = 50
