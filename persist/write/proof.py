@@ -16,7 +16,8 @@ and offering other content, which would do damage exactly where the store is bad
 
 from persist.blob import Blob, Indeterminate, PersistError, StoreFull, StoreMisconfigured, Unavailable
 from persist.blob.clock import Backoff, Clock
-from persist.log.commits import COMMIT_DEADLINE_S, record_bytes, record_key
+from persist.log.commits import COMMIT_DEADLINE_S, record_bytes
+from persist.log.keys import record_key
 from persist.log.records import Record
 
 

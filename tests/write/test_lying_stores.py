@@ -20,7 +20,7 @@ from persist.blob import (
     StoreMisconfigured,
     UnreliableBlob,
 )
-from persist.log.commits import record_key
+from persist.log.keys import record_key
 from tests.clocks import DatedBlob, ImpatientClock
 from tests.servers.hostile_s3 import MISREAD, TRUTH, HostileS3, Lie, hostile_s3, swapped
 
@@ -159,7 +159,7 @@ def test_two_clients_are_never_told_of_a_write_that_is_lost(ways: Ways, lie: Lie
 
 
 @names("lie", OVERWRITTEN, ids=lambda lie: lie.name)
-def test_a_store_that_overwrites_is_refused_before_the_first_acknowledgement(ways: Ways, lie: Lie) -> None:
+def test_rule_15_a_store_that_overwrites_is_refused_before_the_first_acknowledgement(ways: Ways, lie: Lie) -> None:
     with opened(ways.telling(lie).lying) as client:
         for _ in range(2):
             with pytest.raises(StoreMisconfigured, match=r"s3://bucket/some/prefix.*(acknowledged|no value)"):

@@ -123,7 +123,7 @@ def test_row_groups_of_very_many_columns_are_not_tiny(tmp_path: Path) -> None:
         assert wide.snapshot(as_of=0).count() == rows
 
 
-def test_a_part_that_readers_would_refuse_is_not_written(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rule_16_a_part_that_readers_would_refuse_is_not_written(monkeypatch: pytest.MonkeyPatch) -> None:
     """A limit of the reader's checks that the writer does not know of, here one of values in a page."""
     schema = CollectionSchema.of({"k": pa.int64()}, {"v": pa.int64()})
     table = to_updates(pa.table({"k": [1], "v": [2], "_time": [0], "_diff": [1]}), schema)
