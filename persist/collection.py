@@ -75,8 +75,9 @@ class Collection:
                 with `__arrow_c_stream__`) that has the key and value columns, `_time` and `_diff`. Updates with diff 0
                 are dropped.
             token: names this write, so that trying it again, in whatever process, does nothing if it was done before.
-                Remembered while the updates' times are not sealed, and of the last `persist.state.state.TOKENS_KEPT`
-                writes after that; a repetition of an older one is refused, because its times are sealed.
+                Remembered while the updates' times are not sealed, and of the last
+                `persist.state.collection_rules.TOKENS_KEPT` writes after that; a repetition of an older one is refused,
+                because its times are sealed.
             expected_upper: the upper that the collection must have (compare-and-append).
             seal: the upper to seal to; see `seal`.
 

@@ -11,7 +11,7 @@ from persist.engine import Engine
 from persist.errors import InvalidUsage
 from persist.log.records import Batch
 from persist.names import check_text
-from persist.state.state import ExpectNothingBeyondUpper, ExpectUpper
+from persist.state.collection_rules import ExpectNothingBeyondUpper, ExpectUpper
 from persist.write.operations import Step, token_steps
 
 

@@ -9,6 +9,7 @@ from persist.blob import InvalidUsage
 
 NAME_CHARS_MAX = 255
 TEXT_CHARS_MAX = 200
+HOLDER_CHARS_MAX = 1000
 
 _ID = re.compile(r"[0-9a-f]{32}")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
@@ -69,3 +70,9 @@ def _fault(name: object) -> str | None:
     except UnicodeEncodeError:
         return "it is not valid Unicode text"
     return None
+
+
+def check_holder(holder: str) -> None:
+    """Raise ValueError unless holder may be the name of a client, as messages show it."""
+    if not 0 < len(holder) <= HOLDER_CHARS_MAX or not holder.isprintable():
+        raise ValueError(f"{holder[:200]!r} is not the name of a client: it would be shown to people")

@@ -17,7 +17,8 @@ from persist.log.envelope import FORMAT, BlobRef, Framed
 from persist.log.records import Keyframe, Mutation, Record
 from persist.replica import checkpoint, directory
 from persist.state.contents import CollectionState, Held
-from persist.state.location import Control, Dropped, Lease
+from persist.state.leases import Lease
+from persist.state.location import Dropped, LocationState
 from persist.state.queries import LastBatch
 from tests.golden.make import HERE, digest
 
@@ -81,7 +82,18 @@ def default_of(field: msgspec.structs.FieldInfo) -> Any:
     return None if field.default_factory is msgspec.NODEFAULT else msgspec.to_builtins(field.default_factory())
 
 
-STORED = (Part, BlobRef, CollectionState, Keyframe, Held, LastBatch, Control, Lease, Dropped, directory.DirectoryEntry)
+STORED = (
+    Part,
+    BlobRef,
+    CollectionState,
+    Keyframe,
+    Held,
+    LastBatch,
+    LocationState,
+    Lease,
+    Dropped,
+    directory.DirectoryEntry,
+)
 
 
 @pytest.mark.parametrize("kind", STORED)

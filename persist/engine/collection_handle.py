@@ -16,8 +16,8 @@ from persist.errors import AsOfNotSealed, CollectionNotFound, InvalidUsage
 from persist.log.keys import check_parts
 from persist.log.records import Seal
 from persist.read.claimed_read import ClaimedRead
+from persist.state.collection_rules import ExpectUpper
 from persist.state.contents import CollectionState, check_readable, last_sealed
-from persist.state.state import ExpectUpper
 from persist.timeline import Moment, Timeline
 from persist.write.future import CommitFuture
 from persist.write.operations import Step, Write

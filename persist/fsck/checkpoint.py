@@ -14,7 +14,7 @@ from persist.log.keys import checkpoint_key, checkpoint_seqno, state_prefix
 from persist.replica.checkpoint import StateObject, checkpoint_of, checkpoint_state, load_contents, read_checkpoint
 from persist.replica.directory import Directory, NewDirectory, new_directory
 from persist.state.contents import CollectionState
-from persist.state.state import Entry, State
+from persist.state.state import CollectionEntry, State
 
 _BLOCKING = ("rule", "disagrees", "incompatible")
 
@@ -87,14 +87,14 @@ class Renewal:
     def _objects(self) -> Iterator[tuple[BlobRef, bytes]]:
         """Yield what the new checkpoint needs besides itself, and set `_directory`."""
         state = self._state
-        entries: dict[str, Entry | None] = {}
+        entries: dict[str, CollectionEntry | None] = {}
         assert state.location is not None
         for entry in state.entries.values():
             contents = entry.contents
             assert isinstance(contents, CollectionState), "all contents are known"
             stored = StateObject(location=state.location, collection=contents)
             pointer, data = encoded_object(state_prefix(entry.id, state.seqno), stored)
-            entries[entry.id] = Entry(entry.id, entry.name, pointer, leased=entry.leased)
+            entries[entry.id] = CollectionEntry(entry.id, entry.name, pointer, leased=entry.leased)
             yield pointer, data
         directory = Directory(state.entries.with_changes(entries), state.ids)
         self._directory = new_directory(state.location, state.seqno, directory, ())

@@ -39,7 +39,7 @@ from persist.log.records import Append, Create, Mutation, Replace
 from persist.replica.checkpoint import Checkpoint, checkpoint_state, load_contents, read_checkpoint
 from persist.replica.directory import KnownLevels
 from persist.state.contents import CollectionState, check_runs
-from persist.state.state import DoesNotFollow, Entry, State, apply
+from persist.state.state import CollectionEntry, DoesNotFollow, State, apply
 
 OBJECT_BYTES_MAX = 1 << 30
 _BREAKS_A_RULE = ("it is not a valid", "it is not one that a writer would make", "it breaks a rule")
@@ -377,7 +377,7 @@ class LogExamination:
                     self.loose += [(id_, part) for part in before.contents.parts]
             self.state = found
 
-    def _contents(self, found: State, entry: Entry) -> CollectionState | None:
+    def _contents(self, found: State, entry: CollectionEntry) -> CollectionState | None:
         """Return the contents that a checkpoint gives a collection, None if they cannot be had."""
         assert found.location is not None
         key = checkpoint_key(found.seqno)
@@ -403,11 +403,11 @@ class LogExamination:
             return None
         return contents
 
-    def _base(self, location: str, entry: Entry, pointer: BlobRef) -> CollectionState | None:
+    def _base(self, location: str, entry: CollectionEntry, pointer: BlobRef) -> CollectionState | None:
         known = self._bases.get(entry.id)
         if known is None or known[0] != pointer:
             self._bases[entry.id] = (pointer, None)
-            base = load_contents(self._blob, location, Entry(entry.id, entry.name, pointer)).contents
+            base = load_contents(self._blob, location, CollectionEntry(entry.id, entry.name, pointer)).contents
             self._bases[entry.id] = (pointer, base)
         return self._bases[entry.id][1]
 

@@ -5,7 +5,7 @@
 
 The first half of a checkpoint's name makes the newest one the first in a listing: opening takes one page however many
 there are. Of each collection, the directory says the pointer to its last state object and the mutations since
-(`persist.state.state.Entry` without its contents). Only when those have grown past `PENDING_MAX` or
+(`persist.state.state.CollectionEntry` without its contents). Only when those have grown past `PENDING_MAX` or
 `PENDING_BYTES_MAX` is a new state object written. A checkpoint holds that of the collections that changed lately, and
 points to where the rest is said (`persist.replica.directory`), so it costs one PUT and a fraction of one per collection
 changed, however many there are. It can therefore be made every `INTERVAL` records, which bounds the GETs of opening.
@@ -55,8 +55,8 @@ from persist.replica.directory import (
     taken_over,
 )
 from persist.state.contents import CollectionState, check_runs
-from persist.state.location import Control
-from persist.state.state import DoesNotFollow, Entry, State, apply
+from persist.state.location import LocationState
+from persist.state.state import CollectionEntry, DoesNotFollow, State, apply
 
 INTERVAL = 16
 CHECKPOINT_BYTES_MAX = 1 << 30  # With its directory objects. Of those larger none is made, and none is read.
@@ -75,7 +75,7 @@ class Checkpoint(Framed, frozen=True, kw_only=True, tag="checkpoint"):
     location: str
     seqno: Seqno
     commit: str
-    control: Control
+    control: LocationState
     directory: tuple[BlobRef, ...] = ()
     collections: tuple[DirectoryEntry, ...]
     gone: tuple[str, ...] = ()
@@ -96,8 +96,8 @@ def checkpoint_due(seqno: int) -> bool:
 def write_checkpoint(blob: Blob, state: State, recent: Mapping[int, Record], known: KnownLevels | None = None) -> bool:
     """Store a checkpoint of state, unless there is one already; return whether this call stored one.
 
-    Cost: a page of LIST, two GETs and a PUT of at most `INLINE_BYTES_MAX` and what the location's `Control` takes; now
-    and then a PUT of a directory object; a PUT (and perhaps a GET) for each collection whose pending mutations have
+    Cost: a page of LIST, two GETs and a PUT of at most `INLINE_BYTES_MAX` and what `LocationState` takes; now and
+    then a PUT of a directory object; a PUT (and perhaps a GET) for each collection whose pending mutations have
     grown too many; a GET for each record since the newest checkpoint that is not in recent, and for each directory
     object that is not known.
 
@@ -126,7 +126,7 @@ def write_checkpoint(blob: Blob, state: State, recent: Mapping[int, Record], kno
     assert found.commit is not None, "a record was applied"
     levels = taken_over(levels, found.control.log_floor)
     before = levels[-1].directory if levels else EMPTY
-    rebased: dict[str, Entry | None] = {}
+    rebased: dict[str, CollectionEntry | None] = {}
     for id_, entry in found.entries.changes_since(before.entries).items():
         if entry is not None:
             entry = replace(entry, contents=state.entries[id_].contents)
@@ -145,7 +145,9 @@ def write_checkpoint(blob: Blob, state: State, recent: Mapping[int, Record], kno
     return True
 
 
-def checkpoint_of(location: str, seqno: int, commit: str, control: Control, directory: NewDirectory) -> Checkpoint:
+def checkpoint_of(
+    location: str, seqno: int, commit: str, control: LocationState, directory: NewDirectory
+) -> Checkpoint:
     """Return the checkpoint that says this; the directory objects that it names are stored before it."""
     return Checkpoint(
         location=location,
@@ -169,9 +171,9 @@ def read_newest_checkpoint(blob: Blob, *, known: KnownLevels | None = None, skip
     return _newest(blob, known, skip_damaged=skip_damaged)[0]
 
 
-def read_newest_control(blob: Blob) -> Control:
+def read_newest_control(blob: Blob) -> LocationState:
     """Return what the newest checkpoint says of the location itself. Cost: one page of LIST and one GET."""
-    return next((checkpoint.control for checkpoint in _checkpoints(blob, skip_damaged=False)), Control())
+    return next((checkpoint.control for checkpoint in _checkpoints(blob, skip_damaged=False)), LocationState())
 
 
 def _newest(blob: Blob, known: KnownLevels | None, *, skip_damaged: bool) -> tuple[State, tuple[Level, ...]]:
@@ -271,7 +273,7 @@ def _with_levels(blob: Blob, checkpoint: Checkpoint, known: KnownLevels | None) 
     return state, levels
 
 
-def load_contents(blob: Blob, location: str, entry: Entry) -> Entry:
+def load_contents(blob: Blob, location: str, entry: CollectionEntry) -> CollectionEntry:
     """Return entry with its contents. Cost: nothing if it has them, else a GET for its base and for each part list."""
     if entry.contents is not None:
         return entry
@@ -295,7 +297,7 @@ def load_contents(blob: Blob, location: str, entry: Entry) -> Entry:
         raise CorruptBlob(LOG, f"what it says of the collection {entry.name!r} breaks a rule: {error}") from error
 
 
-def _check_contents(contents: CollectionState, entry: Entry) -> None:
+def _check_contents(contents: CollectionState, entry: CollectionEntry) -> None:
     assert isinstance(entry.base, BlobRef)
     try:
         for times in (contents.since_times, contents.upper_times, contents.allowed_times):
@@ -309,7 +311,7 @@ def _check_contents(contents: CollectionState, entry: Entry) -> None:
         raise CorruptBlob(entry.base.blob, f"it is not one that a writer would make: {error}") from error
 
 
-def _with_new_base(blob: Blob, location: str, entry: Entry, seqno: int) -> Entry:
+def _with_new_base(blob: Blob, location: str, entry: CollectionEntry, seqno: int) -> CollectionEntry:
     inline = sum(len(p.inline) for m in entry.pending if isinstance(m, Append) for p in m.parts)
     # After a compaction, what it destroyed must not live on in what is pending.
     is_compacted = any(isinstance(m, Replace) for m in entry.pending)
@@ -319,4 +321,4 @@ def _with_new_base(blob: Blob, location: str, entry: Entry, seqno: int) -> Entry
     contents = load_contents(blob, location, entry).contents
     assert contents is not None
     base = put_framed(blob, state_prefix(entry.id, seqno), StateObject(location=location, collection=contents))
-    return Entry(entry.id, entry.name, base, leased=entry.leased)
+    return CollectionEntry(entry.id, entry.name, base, leased=entry.leased)

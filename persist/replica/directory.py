@@ -33,7 +33,7 @@ from persist.log.records import Append, CollectionMutation, Create, Destroy, Rep
 from persist.names import check_name, is_id
 from persist.state.contents import CollectionState
 from persist.state.frozen_map import FrozenMap
-from persist.state.state import Entry
+from persist.state.state import CollectionEntry
 
 INLINE_BYTES_MAX = 64 * 1024
 RATIO = 2
@@ -41,7 +41,7 @@ LEVELS_MAX = 64
 
 
 class DirectoryEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """`persist.state.state.Entry` as it is stored."""
+    """`persist.state.state.CollectionEntry` as it is stored."""
 
     id: str
     name: str
@@ -63,17 +63,17 @@ class DirectoryObject(Framed, frozen=True, kw_only=True, tag="directory"):
 class Directory:
     """All collections, by id, and their ids by name."""
 
-    entries: FrozenMap[Entry]
+    entries: FrozenMap[CollectionEntry]
     ids: FrozenMap[str]
 
     def with_changes(self, collections: Iterable[DirectoryEntry], gone: Iterable[str]) -> "Directory":
         """Return the directory after changes that have been read; raise ValueError if no writer would make them."""
-        entries: dict[str, Entry | None] = {}
+        entries: dict[str, CollectionEntry | None] = {}
         for each in collections:
             _check_entry(each)
             if each.id in entries:
                 raise ValueError(f"it speaks twice of collection {each.id}")
-            entries[each.id] = Entry(each.id, each.name, each.base, each.pending, None, each.leased)
+            entries[each.id] = CollectionEntry(each.id, each.name, each.base, each.pending, None, each.leased)
         for id_ in gone:
             if id_ in entries or id_ not in self.entries:
                 raise ValueError(f"the collection {id_[:200]!r} is gone, and is there, or never was")
@@ -188,7 +188,7 @@ def _since(levels: tuple[Level, ...], directory: Directory) -> tuple[tuple[Direc
     )
 
 
-def _stored(entry: Entry) -> DirectoryEntry:
+def _stored(entry: CollectionEntry) -> DirectoryEntry:
     assert not isinstance(entry.base, CollectionState), "a base that is not stored has been stored before"
     return DirectoryEntry(entry.id, entry.name, entry.base, tuple(map(as_stored, entry.pending)), entry.leased)
 

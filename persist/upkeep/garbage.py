@@ -57,7 +57,7 @@ from persist.replica.follower import STALE_AFTER_S, Follower
 from persist.settings import Settings
 from persist.state.frozen_map import FrozenMap
 from persist.state.location import Dropped, is_waited_for
-from persist.state.state import Entry, State
+from persist.state.state import CollectionEntry, State
 from persist.write.committer import Committer
 
 CHECKPOINTS_MIN = 2
@@ -350,7 +350,7 @@ class _Round:
 
     def _collect_states(self) -> None:
         named: set[str] = set()
-        levels, before = KnownLevels(), FrozenMap[Entry]()
+        levels, before = KnownLevels(), FrozenMap[CollectionEntry]()
         for mark in self._marks:
             checkpoint = read_checkpoint(self._blob, checkpoint_key(mark.seqno))
             if checkpoint is not None:
@@ -413,7 +413,7 @@ def void_floor(state: State, checkpoints: Iterable[tuple[int, float]], now_s: fl
     return max((seqno for seqno, modified_s in checkpoints if now_s - modified_s >= grace_s), default=-1) + 1
 
 
-def _named_by(entries: Iterable[Entry | None]) -> Iterator[str]:
+def _named_by(entries: Iterable[CollectionEntry | None]) -> Iterator[str]:
     """Yield the state objects and part lists that entries of a checkpoint refer to."""
     for entry in entries:
         if entry is not None:

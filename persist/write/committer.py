@@ -54,8 +54,9 @@ from persist.log.part_lists import move_out
 from persist.log.records import Append, Mutation, Record, Replace
 from persist.replica.checkpoint import checkpoint_due, write_checkpoint
 from persist.replica.follower import Follower
+from persist.state.draft import Draft
 from persist.state.location import check_uploaded
-from persist.state.state import Draft, State, apply
+from persist.state.state import State, apply
 from persist.write.future import CommitFuture, UnobservedErrors
 from persist.write.operations import Operation, Step, Write, merge
 from persist.write.part_writer import MEMORY_BUDGET, PartWriter

@@ -34,9 +34,9 @@ from persist.log.records import (
     SetHold,
     Tokens,
 )
+from persist.state.collection_rules import Condition, PlannedAppend
 from persist.state.contents import CollectionState
-from persist.state.state import Condition, PlannedAppend
-from persist.state.state import Step as DraftStep
+from persist.state.draft import DraftStep
 from persist.write.future import CommitFuture
 
 

@@ -13,7 +13,7 @@ from persist.log.records import Create, Record, Seal
 from persist.replica import checkpoint
 from persist.replica.follower import Follower
 from persist.state.contents import CollectionState
-from persist.state.state import Entry, State, apply
+from persist.state.state import CollectionEntry, State, apply
 from tests.clocks import ImpatientClock
 
 
@@ -193,5 +193,5 @@ def test_pending_mutations_fold_to_the_contents_at_every_step() -> None:
         state = apply(state, record)
         for entry in state.entries.values():
             base = entry.base if isinstance(entry.base, CollectionState) else None
-            folded = Entry(entry.id, entry.name, entry.base, entry.pending).with_contents(base)
+            folded = CollectionEntry(entry.id, entry.name, entry.base, entry.pending).with_contents(base)
             assert folded.contents == entry.contents

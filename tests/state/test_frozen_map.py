@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from persist.log.records import Create, Mutation, Record, Seal
+from persist.state.draft import Draft
 from persist.state.frozen_map import Changes, FrozenMap
-from persist.state.state import Draft, State, apply
+from persist.state.state import State, apply
 
 SCHEMA = {"key": {"fields": [["k", "int64"]]}, "value": None}
 KEYS = st.sampled_from([str(n) for n in range(600)])

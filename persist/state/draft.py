@@ -1,0 +1,109 @@
+"""A state with operations that are not in the log yet: which of them would be valid, in the order they came in."""
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from persist.errors import InvalidUsage, UpdatesBeyondUpper
+from persist.log.records import Batch, Mutation, ReleaseHold, Tokens
+from persist.state.collection_rules import (
+    CollectionStep,
+    Condition,
+    ExpectNothingBeyondUpper,
+    PlannedAppend,
+    after_step,
+)
+from persist.state.exclusive import check_writer
+from persist.state.frozen_map import Changes
+from persist.state.queries import is_repeated
+from persist.state.state import Changing, CollectionEntry, State
+
+DraftStep = Mutation | PlannedAppend | Condition
+
+
+class Draft:
+    """A state being extended by operations that are not in the log yet, to tell which of them are valid.
+
+    It follows names and frontiers but not parts, so that a writer can validate thousands of small operations before
+    it encodes what they wrote into one batch. The checks are the same functions that `apply` uses. All collections
+    concerned must have their contents, except those of which an operation only releases holds.
+
+    Args:
+        state: what is known.
+        epoch: that of the writer, if it opened the location exclusively.
+    """
+
+    def __init__(self, state: State, epoch: int | None = None) -> None:
+        self._seqno = state.seqno + 1
+        self._epoch = epoch
+        self._new_tokens: set[tuple[str, str]] = set()
+        self._appended: set[str] = set()  # Collections that operations before this one add updates to.
+        self._now = Changing(Changes(state.entries), Changes(state.ids), state.control, _with_step)
+
+    def extend(self, steps: Iterable[DraftStep]) -> bool:
+        """Add all steps of one operation, or none of them if one is not valid.
+
+        Returns:
+            False if all its tokens, or its batch of a query, were seen already: it was done before, and nothing was
+            added.
+
+        Raises:
+            InvalidUsage, Conflict: what the operation would get if it came next in the log.
+        """
+        steps = tuple(steps)
+        now = self._now
+        check_writer(now.control.writer, now.control.epoch, self._epoch, steps)
+        if all(isinstance(step, PlannedAppend) for step in steps):
+            for step in steps:  # They change nothing that is followed here, so nothing has to be undone.
+                assert isinstance(step, PlannedAppend)
+                after_step(now.entry_for(step).contents, step)
+                self._appended.add(step.collection)
+            return True
+        if self._repeats_batch(steps):
+            return False
+        tokens = [(s.collection, token) for s in steps if isinstance(s, Tokens) for token, _ in s.tokens]
+        if tokens and self._done(tokens):
+            return False
+        draft = Changing(Changes(now.entries), Changes(now.ids), now.control, _with_step)
+        for step in steps:
+            if isinstance(step, ExpectNothingBeyondUpper) and step.collection in self._appended:
+                raise UpdatesBeyondUpper(step.upper, None)
+            draft.add(step, self._seqno, 0)
+        now.entries.update(draft.entries)
+        now.ids.update(draft.ids)
+        now.control = draft.control
+        self._new_tokens.update(tokens)
+        self._appended.update(step.collection for step in steps if isinstance(step, PlannedAppend))
+        return True
+
+    def _repeats_batch(self, steps: tuple[DraftStep, ...]) -> bool:
+        """Tell whether steps are a batch that a collection has: one record adds it to all, so any will do."""
+        repeated = False
+        for mark in steps:
+            if isinstance(mark, Batch) and not mark.again:
+                entry = self._now.entries.now(mark.collection)
+                if entry is not None and entry.contents is not None:
+                    repeated |= is_repeated(entry.contents.queries, mark)
+        return repeated
+
+    def _done(self, tokens: list[tuple[str, str]]) -> bool:
+        seen = [self._has_seen(*each) for each in tokens]
+        if any(seen) and not all(seen):
+            known = [token for (_, token), was in zip(tokens, seen, strict=True) if was]
+            raise InvalidUsage(
+                f"the token {known[0]!r} was used before for some of these collections and not for the others, so "
+                "this is not a repetition of that commit. Use a token of its own for each commit; nothing was applied."
+            )
+        return any(seen)
+
+    def _has_seen(self, collection: str, token: str) -> bool:
+        entry = self._now.entries.now(collection)
+        known = entry.contents.tokens if entry is not None and entry.contents is not None else {}
+        return token in known or (collection, token) in self._new_tokens
+
+
+def _with_step(entry: CollectionEntry, step: CollectionStep) -> CollectionEntry:
+    """Return entry with only its contents changed, for a draft."""
+    if entry.contents is None and isinstance(step, ReleaseHold):
+        return entry
+    contents = after_step(entry.contents, step)
+    return entry if contents is entry.contents else replace(entry, contents=contents)
