@@ -560,7 +560,7 @@ def test_what_was_retracted_before_it_was_written_is_destroyed_in_the_background
 def test_a_region_of_a_keyframe_that_is_cut_into_slices_holds_its_own_keys_only(
     slice_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("persist.compact.rewriter.SLICE_SHARE", (16 << 20) // slice_bytes)
+    monkeypatch.setattr(PartReader, "rewrite_slice_bytes", slice_bytes)
     with opened(MemoryBlob()) as client:
         c = client.create_or_load("c", key=KEY, value=VALUE)
         written: list[Update] = [((k, "old"), 0, 1) for k in range(300)]
