@@ -26,7 +26,8 @@ def optimised(plan: Plan) -> Plan:
         changed = any([_fuse_linear(found), _fuse_inputs(found), _fuse_outputs(found), _merge_joins(found)])
     for node in list(found.nodes.values()):
         if isinstance(node.operator, Join):
-            _push_conditions(found, node)
+            _narrow(found, node)
+            _push_conditions(found, found.nodes[node.number])
             _prune(found, found.nodes[node.number])
     return found
 
@@ -183,19 +184,58 @@ def _push_conditions(plan: Plan, node: Node) -> None:
     plan.change(node.number, operator=Join(join.on, tuple(before), tuple(after)))
 
 
+def _narrow(plan: Plan, node: Node) -> None:
+    """Let a join give only the columns that its readers read."""
+    join = node.operator
+    assert isinstance(join, Join)
+    needed: set[str] = set()
+    for number in plan.consumers()[node.number]:
+        reads = _reads_of(plan.nodes[number], node.number)
+        if reads is None:
+            return
+        needed |= reads
+    kept = [name for name in node.schema.names if name in needed]
+    if len(kept) < len(node.schema.names):
+        after = simplified((*join.after, Map(tuple((name, Col(name)) for name in kept))))
+        schema = pa.schema([node.schema.field(name) for name in kept])
+        plan.change(node.number, operator=replace(join, after=after), schema=schema)
+
+
+def _reads_of(reader: Node, number: int) -> set[str] | None:
+    """Return which columns of an input a node reads; None for all, or if that cannot be told."""
+    match reader.operator:
+        case Linear(stages) | Reduce(_, _, _, stages, _):
+            return _read_by(stages)
+        case Join(_, before, _):
+            found = set[str]()
+            for each, source in zip(before, reader.inputs, strict=True):
+                reads = _read_by(each) if source == number else set[str]()
+                if reads is None:
+                    return None
+                found |= reads
+            return found
+    return None
+
+
+def _read_by(stages: Sequence[Stage]) -> set[str] | None:
+    """Return which columns some stages read, if they drop the others; else None."""
+    found: set[str] = set()
+    for stage in stages:
+        if isinstance(stage, Map):
+            names = {name for _, each in stage.outputs for name in columns_of(each)}
+            return found | names - {TIME}
+        if not isinstance(stage, Filter):
+            return None
+        found |= columns_of(stage.condition) - {TIME}
+    return None
+
+
 def _prune(plan: Plan, node: Node) -> None:
     """Leave columns out of a join's arrangements that nothing after it reads."""
     join = node.operator
     assert isinstance(join, Join)
-    needed: set[str] = set()
-    for stage in join.after:
-        if isinstance(stage, Map):
-            needed |= {name for _, each in stage.outputs for name in columns_of(each)}
-            break
-        if not isinstance(stage, Filter):
-            return
-        needed |= columns_of(stage.condition)
-    else:
+    needed = _read_by(join.after)
+    if needed is None:
         return
     needed |= {one for pairs in join.on for one, _ in pairs}
     before = list(join.before)

@@ -5,6 +5,7 @@ inner scope enters it by itself.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from copy import deepcopy
 from typing import Any, TypeAlias
 
 import pyarrow as pa
@@ -244,6 +245,62 @@ class Stream:
         check_function(function, "threshold")
         return self._add(Reduce(tuple(self.columns), (), Threshold(function)), [self], self.schema)
 
+    def upsert(
+        self, key: str | Sequence[str], *, order_by: str | Sequence[str], tombstone: str | None = None
+    ) -> "Stream":
+        """Return of each key the last record in an order, unless it is deleted: this stream is a log of events.
+
+        An event that comes late changes nothing if a later one is there, and does not bring back what was deleted.
+
+        Args:
+            order_by: columns; what they leave undecided, the other columns decide.
+            tombstone: a boolean column; where it is true the key is deleted.
+        """
+        keys = as_names("upsert", tuple([key] if isinstance(key, str) else key), self.schema)
+        if tombstone is not None:
+            as_names("upsert", (tombstone,), self.schema)
+        last = self.group_by(*keys).top_k(1, order_by, descending=True)
+        # Several copies of the last event are one value.
+        last = last.distinct().project(*self.columns)
+        if tombstone is None:
+            return last
+        return last.filter(~col(tombstone).coalesce(False)).project(*(n for n in self.columns if n != tombstone))
+
+    def machine(
+        self,
+        key: str | Sequence[str],
+        function: Function,
+        *,
+        order_by: str | Sequence[str],
+        schema: Columns,
+        initial: Any = None,
+    ) -> "Stream":
+        """Return what a state machine of each key gives for its events, in an order.
+
+        Args:
+            function: `function(state, event)` returns the next state and the records that it gives for this event; an
+                event of multiplicity n is one that comes n times.
+            order_by: columns of the events; what they leave undecided, the other columns decide.
+            schema: the columns of what it gives, behind those of the key.
+            initial: the state of a key before its first event. It is copied for each key.
+        """
+        check_function(function, "machine")
+        keys = as_names("machine", tuple([key] if isinstance(key, str) else key), self.schema)
+        order = as_names("machine", tuple([order_by] if isinstance(order_by, str) else order_by), self.schema)
+        ordered = [*order, *(name for name in self.columns if name not in order and name not in keys)]
+        places = [[n for n in self.columns if n not in keys].index(name) for name in ordered if name not in keys]
+
+        def reduce(_: Any, events: list[tuple[Any, int]]) -> list[tuple[Any, int]]:
+            state, given = deepcopy(initial), []
+            for event, count in sorted(events, key=lambda each: [_nulls_last(each[0][at]) for at in places]):
+                for _ in range(count):
+                    state, records = function(state, event)
+                    given += [(record, 1) for record in records]
+            return given
+
+        reduce.__qualname__ = f"machine {getattr(function, '__qualname__', function)}"
+        return self.group_by(*keys).reduce(reduce, schema=schema)
+
     # Iteration.
 
     def iterate(self, body: Callable[["Stream"], "Stream"], *, limit: int = 1000, name: str = "") -> "Stream":
@@ -357,6 +414,10 @@ class Stream:
 
     def __repr__(self) -> str:
         return f"<Stream {self.node.title} of program {self.program.name!r}: {', '.join(self.columns)}>"
+
+
+def _nulls_last(value: Any) -> tuple[bool, Any]:
+    return value is None, value
 
 
 class Grouped:

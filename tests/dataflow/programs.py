@@ -280,6 +280,34 @@ def first_two(x: Stream) -> Made:
     return x.group_by("k").top_k(2, "v", descending=True), lambda u: oracle.from_scratch(reduce, u)
 
 
+def upserted(x: Stream) -> Made:
+    def group(key: Record, records: Multiset) -> list[tuple[Record, int]]:
+        there = [r for r, d in records.items() if d > 0]
+        return [(min(there, key=lambda r: (r[1] is None, -known(r[1]))), 1)] if there else []
+
+    made = x.upsert("k", order_by="v")
+    return made, lambda u: oracle.from_scratch(oracle.by_key(lambda r: (r[0],), group), u)
+
+
+def run_by_machine(x: Stream) -> Made:
+    """Each key's values in order, summed up as they come, and reset by a 0."""
+
+    def function(state: int, event: Any) -> tuple[int, list[Any]]:
+        state = 0 if event.v == 0 else cut(state + known(event.v, 1))
+        return state, [(state,)]
+
+    def group(key: Record, records: Multiset) -> list[tuple[Record, int]]:
+        state, found = 0, []
+        for r in sorted(records, key=lambda r: (r[1] is None, known(r[1]))):
+            for _ in range(records[r]):
+                state = 0 if r[1] == 0 else cut(state + known(r[1], 1))
+                found.append(((r[0], state), 1))
+        return found
+
+    made = x.machine("k", function, order_by="v", schema={"v": pa.int64()}, initial=0)
+    return made, lambda u: oracle.from_scratch(oracle.by_key(lambda r: (r[0],), group), u)
+
+
 def reduced(x: Stream) -> Made:
     """Each group becomes its number of different records, as often as its multiplicities sum to."""
 
@@ -351,7 +379,7 @@ UNARY: list[Operator] = [
         counted,
         valued,
     ),
-    *(summed, least, greatest, middle, first_two, reduced, all_in_one, iterated),
+    *(summed, least, greatest, middle, first_two, upserted, run_by_machine, reduced, all_in_one, iterated),
 ]
 BINARY: list[Operator] = [added, taken_away, joined, crossed, with_partner, without_partner, left_joined]
 TERNARY: list[Operator] = [joined_twice]

@@ -1,0 +1,236 @@
+"""Plans: what is printed, and what the optimiser does without changing results."""
+
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from persist.dataflow import Captured, Program, Stream, col, lit, when
+from persist.dataflow.graph import Builder
+from persist.dataflow.optimise import optimised
+from persist.dataflow.plan import Join, Linear, Plan, Reduce
+from persist.dataflow.spine import in_memory
+from persist.dataflow.words import Domain
+
+KV = {"k": pa.int64(), "v": pa.int64()}
+
+
+def inputs(*names: str) -> tuple[Program, list[Stream]]:
+    program = Program("p")
+    return program, [program.input(name, key={"k": pa.int64()}, value={name: pa.int64()}) for name in names]
+
+
+def of_kind(plan: Plan, kind: type) -> list[Any]:
+    return [node.operator for node in plan.nodes.values() if isinstance(node.operator, kind)]
+
+
+def test_linear_operators_become_one() -> None:
+    program, [a] = inputs("a")
+    a.filter(col("a") > 1).extend(b=col("a") + 1).filter(col("b") < 9).project("b").negate().capture()
+    assert len(of_kind(program.plan, Linear)) == 5
+    [linear] = of_kind(optimised(program.plan), Linear)
+    # Both maps between two filters are one, so what only the first computed is computed once.
+    assert str([str(stage) for stage in linear.stages]).count("map(") == 2
+
+
+def test_linear_operators_move_into_joins_and_reductions() -> None:
+    program, [a, b] = inputs("a", "b")
+    joined = a.extend(a=col("a") * 2).join(b.filter(col("b") > 0), "k").map(k=col("k"), s=col("a") + col("b"))
+    joined.named("sums").group_by("k").agg(s=col("s").sum()).filter(col("s") > 5).capture()
+    plan = optimised(program.plan)
+    assert of_kind(plan, Linear) == []
+    shown = program.explain()
+    assert "input 0: [map(k, a=(a * 2))]" in shown
+    assert "input 1: [filter((b > 0))]" in shown
+    assert "input: [map(k, _0=(a + b))]" in shown
+    assert "output: [filter((s > 5))]" in shown
+    assert "join[k=k]" in program.explain(optimise=False)
+
+
+def test_a_stage_that_somebody_else_reads_is_not_moved() -> None:
+    program, [a, b] = inputs("a", "b")
+    shared = a.extend(a=col("a") * 2)
+    shared.join(b, "k").capture()
+    shared.capture()
+    assert len(of_kind(optimised(program.plan), Linear)) == 1
+
+
+def test_conditions_move_before_joins_and_unread_columns_are_not_arranged() -> None:
+    program = Program("p")
+    wide = {"k": pa.int64(), "x": pa.int64(), "y": pa.int64()}
+    a = program.input("a", key=wide)
+    b = program.input("b", key={"k": pa.int64()}, value={"z": pa.int64(), "unused": pa.string()})
+    a.join(b, "k").filter(col("z") > 1).filter(col("x") + col("z") > 3).map(x=col("x")).capture()
+    [join] = of_kind(optimised(program.plan), Join)
+    assert [str(stage) for stage in join.before[0]] == ["map(k, x)"]
+    assert [str(stage) for stage in join.before[1]] == ["filter((z > 1))", "map(k, z)"]
+    assert [str(stage) for stage in join.after] == ["filter(((x + z) > 3))", "map(x)"]
+
+
+def test_a_join_gives_only_what_its_readers_read() -> None:
+    program = Program("p")
+    facts = program.input("facts", key={"id": pa.int64()}, value={"k": pa.int64()})
+    groups = program.input("groups", key={"k": pa.int64()}, value={"g": pa.int64()})
+    facts.join(groups, "k").group_by("g").count().capture()
+    [join] = of_kind(optimised(program.plan), Join)
+    assert [str(stage) for stage in join.before[0]] == ["map(k)"]
+    assert [str(stage) for stage in join.after] == ["map(g)"]
+
+
+def test_a_join_of_joins_keeps_nothing_in_between() -> None:
+    program, [a, b, c] = inputs("a", "b", "c")
+    program.join_all([a, b, c], on="k").capture()
+    [join] = of_kind(optimised(program.plan), Join)
+    assert len(join.on) == 2
+    assert "delta_join[k=k ; k=k]" in program.explain()
+    arrangements = _arrangements(program)
+    assert len(arrangements) == 3
+
+
+def test_one_arrangement_serves_all_who_use_the_same_key() -> None:
+    program, [a, b, c] = inputs("a", "b", "c")
+    indexed = a.arrange_by_key("k")
+    indexed.join(b, "k").capture()
+    indexed.join(c, "k").capture()
+    indexed.antijoin(b, "k").capture()
+    # One of a, b and c each, and the distinct keys of b: as they come, and as the join reads them.
+    titles = [each for each in _arrangements(program)]
+    assert len(titles) == 5
+    assert "arrange[by k]" in program.explain()
+
+
+def _arrangements(program: Program) -> list[str]:
+    captures = {number: Captured() for number in program.captures}
+    graph = Builder(optimised(program.plan), Domain(), captures, {}, in_memory).build()
+    return [each.title for each in graph.operators if type(each).__name__ == "Arrangement"]
+
+
+def test_what_no_end_reads_is_not_run() -> None:
+    program, [a, b] = inputs("a", "b")
+    a.join(b, "k")
+    a.capture()
+    assert of_kind(optimised(program.plan), Join) == []
+    with program.open() as running:
+        running["b"].insert([((1, 1), 0, 1)])  # Inputs are there, whoever reads them.
+
+
+def test_counting_constants_keeps_no_words_for_them() -> None:
+    program, [a] = inputs("a")
+    a.group_by("k").agg(n=lit(1).sum(), m=lit(3).sum(), c=lit("x").count(), z=lit(None, pa.int64()).count()).capture()
+    seen = next(iter(program.captures.values()))
+    with program.open() as running:
+        running["a"].insert([((1, 5), 0, 1), ((1, 6), 0, 1)])
+        running["a"].advance_to(1)
+        running.step()
+    assert seen.rows() == [((1, 2, 6, 2, 0), 0, 1)]
+    assert len(of_kind(optimised(program.plan), Reduce)) == 1
+
+
+EXPRESSIONS: list[tuple[Any, Any]] = [
+    (col("a") + 1, [3, 0, None]),
+    (10 - col("a"), [8, 11, None]),
+    (col("a") * col("b"), [6, None, None]),
+    (col("a") / 4, [0.5, -0.25, None]),
+    (col("a") / 0, [None, None, None]),
+    (col("a") // 2, [1, -1, None]),
+    (col("a") % 2, [0, 1, None]),
+    (7 // col("a"), [3, -7, None]),
+    (col("a") // 0, [None, None, None]),
+    (-col("a"), [-2, 1, None]),
+    (col("a").abs(), [2, 1, None]),
+    (col("a") > 0, [True, False, None]),
+    ((col("a") > 0) & (col("b") > 0), [True, False, None]),
+    ((col("a") > 0) | (col("b") > 0), [True, None, True]),
+    (~(col("a") == 2), [False, True, None]),
+    (col("a") != 2, [False, True, None]),
+    (col("b").is_null(), [False, True, False]),
+    (col("b").coalesce(col("a"), 9), [3, -1, 4]),
+    (col("a").is_in([2, 5]), [True, False, None]),
+    (col("a").min_with(0), [0, -1, 0]),
+    (col("a").max_with(0), [2, 0, 0]),
+    (when(col("a") > 0, "up").when(col("a") < 0, "down").otherwise("?"), ["up", "down", "?"]),
+    (when(col("a") > 0, 1).otherwise(None), [1, None, None]),
+    (col("a").cast(pa.string()), ["2", "-1", None]),
+    ((col("a") > 0).cast(pa.int64()), [1, 0, None]),
+    (col("t").upper() + "!", ["AB!", " C !", None]),
+    (col("t").strip().lower(), ["ab", "c", None]),
+    (col("t").length(), [2, 3, None]),
+    (col("t").slice(0, 1), ["A", " ", None]),
+    (col("t").starts_with("A"), [True, False, None]),
+    (col("t").ends_with(" "), [False, True, None]),
+    (col("t").contains("b"), [True, False, None]),
+    (col("t").replace("b", "xx"), ["Axx", " c ", None]),
+    (col("t").concat("-", col("t")), ["Ab-Ab", " c - c ", None]),
+    (col("d").part("year"), [2026, 1970, None]),
+    (col("d").floor("day").cast(pa.string()), ["2026-03-04 00:00:00", "1970-01-01 00:00:00", None]),
+    ((col("d") + lit(90, pa.duration("s"))).part("minute"), [1, 1, None]),
+]
+
+
+@pytest.mark.parametrize(("expression", "values"), EXPRESSIONS, ids=[str(each) for each, _ in EXPRESSIONS])
+def test_expressions_mean_what_sql_means(expression: Any, values: list[Any]) -> None:
+    program = Program("p")
+    columns = {"a": pa.int64(), "b": pa.int64(), "t": pa.string(), "d": pa.timestamp("s")}
+    stream = program.input("x", key={"id": pa.int64()}, value=columns).map(id=col("id"), y=expression)
+    seen = stream.capture()
+    table = pa.table(
+        {
+            "id": [0, 1, 2],
+            "a": pa.array([2, -1, None], pa.int64()),
+            "b": pa.array([3, None, 4], pa.int64()),
+            "t": pa.array(["Ab", " c ", None]),
+            "d": pa.array([1772582400, 0, None], pa.timestamp("s")),
+            "_time": [0, 0, 0],
+            "_diff": [1, 1, 1],
+        }
+    )
+    with program.open() as running:
+        running["x"].insert(table)
+        running["x"].advance_to(1)
+        running.step()
+    assert [record[1] for record, _, _ in sorted(seen.rows())] == values
+
+
+def test_steps_can_be_limited_by_times_and_by_updates() -> None:
+    program, [a] = inputs("a")
+    seen, probe = a.capture(), a.probe()
+    with program.open() as running:
+        running["a"].insert([((n, n), n // 2, 1) for n in range(10)])
+        running["a"].advance_to(9)
+        assert running.step(times=1).updates == 2
+        assert (probe.done(0), probe.done(1)) == (True, False)
+        assert running.step(updates=5).updates == 4
+        assert running.step(updates=1).updates == 2
+        assert running.step().updates == 2
+        assert probe.done(8)
+    assert len(seen.rows()) == 10
+
+
+def test_inspect_shows_what_passes_and_take_forgets_what_was_taken() -> None:
+    program, [a] = inputs("a")
+    shown: list[pa.Table] = []
+    seen = a.inspect(shown.append).capture()
+    with program.open() as running:
+        for time in range(2):
+            running["a"].insert([((time, 1), time, 1)])
+            running["a"].advance_to(time + 1)
+            running.step()
+            assert seen.take().num_rows == 1
+    assert [table.column_names for table in shown] == [["k", "a", "_time", "_diff"]] * 2
+    assert seen.rows() == []
+
+
+def test_values_that_nothing_refers_to_are_forgotten_while_the_program_runs() -> None:
+    program = Program("p")
+    probe = program.input("x", key={"t": pa.string()}).distinct().probe()
+    with program.open() as running:
+        for time in range(6):
+            texts = pa.array([f"{time}-{n}" for n in range(40_000)])
+            ones = pa.array([1] * 40_000)
+            running["x"].insert(pa.table({"t": texts, "_time": pa.array([2 * time] * 40_000), "_diff": ones}))
+            gone = pa.array([-1] * 40_000)
+            running["x"].insert(pa.table({"t": texts, "_time": pa.array([2 * time + 1] * 40_000), "_diff": gone}))
+            running["x"].advance_to(2 * time + 2)
+            running.step()
+        assert running.metrics()["interned_values"] < 240_000
+        assert probe.done(11)
