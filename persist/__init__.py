@@ -66,6 +66,7 @@ from persist.read.listen import Listen, Progress
 from persist.read.plan import Explanation
 from persist.read.snapshot import Snapshot
 from persist.settings import Settings
+from persist.state.unsealed import Unsealed
 from persist.timeline import Timeline
 from persist.upkeep.garbage import GarbageReport
 from persist.write.future import CommitFuture
@@ -133,6 +134,7 @@ __all__ = [
     "Unavailable",
     "Unit",
     "Unreferenced",
+    "Unsealed",
     "UpdateNotBeyondUpper",
     "UpdatesBeyondUpper",
     "UploadExpired",

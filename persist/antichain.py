@@ -5,6 +5,7 @@ totally ordered here, so an antichain holds one time or none. Frontiers are orde
 `Antichain(3) <= Antichain(5) <= Antichain()`. (Timely dataflow, `src/progress/frontier.rs`.)
 """
 
+import math
 import operator
 from dataclasses import dataclass
 from typing import Any
@@ -28,9 +29,11 @@ def as_time(what: str, value: Any, *, most: int = TIME_MAX) -> int:
     return time
 
 
-@dataclass(frozen=True, slots=True, init=False)
+@dataclass(frozen=True, slots=True, init=False, eq=False)
 class Antichain:
     """A frontier over totally ordered integer times: `Antichain(11)`, or the empty one, `Antichain()`.
+
+    It compares with integers, too: `Antichain(11) == 11`, and the empty one comes after every integer.
 
     Attributes:
         elements: the times, at most one of them, each in `[0, 2**63 - 1]`.
@@ -62,20 +65,45 @@ class Antichain:
         """Return whether time is beyond (greater than or equal to) this frontier."""
         return any(element <= time for element in self.elements)
 
-    def __le__(self, other: "Antichain") -> bool:
-        return all(self.has_beyond(element) for element in other.elements)
+    def __eq__(self, other: object) -> bool:
+        if type(other) is Antichain:
+            return self.elements == other.elements
+        reach = _reach(other)
+        return NotImplemented if reach is None else _reach(self) == reach
 
-    def __lt__(self, other: "Antichain") -> bool:
-        return self != other and self <= other
+    def __hash__(self) -> int:
+        return hash(self.elements[0] if self.elements else ())
 
-    def __ge__(self, other: "Antichain") -> bool:
-        return other <= self
+    def __le__(self, other: object) -> bool:
+        reach = _reach(other)
+        return NotImplemented if reach is None else bool(_reach(self) <= reach)
 
-    def __gt__(self, other: "Antichain") -> bool:
-        return other < self
+    def __lt__(self, other: object) -> bool:
+        reach = _reach(other)
+        return NotImplemented if reach is None else bool(_reach(self) < reach)
+
+    def __ge__(self, other: object) -> bool:
+        reach = _reach(other)
+        return NotImplemented if reach is None else bool(_reach(self) >= reach)
+
+    def __gt__(self, other: object) -> bool:
+        reach = _reach(other)
+        return NotImplemented if reach is None else bool(_reach(self) > reach)
 
     def __reduce__(self) -> "tuple[type[Antichain], tuple[int, ...]]":
         return type(self), self.elements
 
     def __repr__(self) -> str:
         return f"Antichain({', '.join(map(str, self.elements))})"
+
+
+def _reach(other: Any) -> Any:
+    """Return how far a frontier, or that of an integer, has come, as a number; None for what is neither."""
+    if isinstance(other, Antichain):
+        return other.elements[0] if other.elements else math.inf
+    if isinstance(other, bool):
+        return None
+    try:
+        return operator.index(other)
+    except TypeError:
+        return None

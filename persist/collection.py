@@ -1,6 +1,7 @@
 """One collection, as a client sees it: write, seal, read as of a time, follow changes."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import pyarrow as pa
@@ -11,7 +12,7 @@ from persist.codecs import TIME_MAX, Part
 from persist.compact.report import CompactionReport
 from persist.engine import CollectionHandle
 from persist.engine.holding import list_holds, take_hold
-from persist.errors import InvalidUsage
+from persist.errors import InvalidUsage, PersistError
 from persist.hold.holds import Hold, HoldInfo
 from persist.log.records import AllowCompaction, Destroy
 from persist.read.changes import Changes, read_changes
@@ -20,6 +21,7 @@ from persist.read.listen import Listen, Progress
 from persist.read.plan import Explanation, changes_scan, explained, snapshot_scan
 from persist.read.snapshot import Form, Snapshot, check_request, snapshot_slices, snapshot_tables
 from persist.state.contents import CollectionState, check_changes_readable
+from persist.state.unsealed import Unsealed, unsealed
 from persist.timeline import Moment, Timeline
 from persist.write.future import CommitFuture
 from persist.write.operations import Step, token_steps
@@ -137,12 +139,12 @@ class Collection:
         """
         return self.handle.engine.writer("compact").compact(self.id, self.name, full=not only_due)
 
-    def hold(self, time: int | Moment | None = None, *, name: str | None = None) -> Hold:
+    def hold(self, time: int | Moment | Antichain | None = None, *, name: str | None = None) -> Hold:
         """Keep since at or before a time, durably. Cost: a commit, or nothing if something holds it already.
 
         Args:
-            time: where, as a number or, if the collection has a timeline, a moment; of a named hold that exists it may
-                be left out.
+            time: where, as a number, a frontier such as `since` or, if the collection has a timeline, a moment; of a
+                named hold that exists it may be left out.
             name: makes the hold permanent. Without a name it is released with this client, or when its lease runs out.
                 If there is a hold of that name it is returned as it is, and its `time` may be another one.
 
@@ -176,8 +178,8 @@ class Collection:
         """Return the contents as of a time, to be read as Arrow, pandas, Polars, batches or Python rows.
 
         Args:
-            as_of: the time; None means the latest sealed one. If the collection has a timeline it may be a moment: its
-                contents are those of the last time that is not after it.
+            as_of: the time; None means the latest sealed one, and is not waited for. If the collection has a timeline
+                it may be a moment: its contents are those of the last time that is not after it.
             columns: the columns wanted; None means all of them.
             filter: a `pyarrow.compute` expression over key and value columns.
             form: "rows" (each record as often as its multiplicity) or "diff" (once, with `_diff`).
@@ -200,8 +202,8 @@ class Collection:
 
     def changes(
         self,
-        lower: int | Moment,
-        upper: int | Moment,
+        lower: int | Moment | Antichain,
+        upper: int | Moment | Antichain | None = None,
         *,
         columns: Sequence[str] | None = None,
         filter: pc.Expression | None = None,
@@ -210,7 +212,8 @@ class Collection:
         """Return the updates with `lower <= time < upper`, consolidated, in time order.
 
         Args:
-            lower, upper: the bounds, as numbers or, if the collection has a timeline, moments.
+            lower, upper: the bounds, as numbers, frontiers or, if the collection has a timeline, moments. Upper None
+                means all that is sealed; then lower may be at the collection's upper, which gives no update.
             timeout_s: how long to wait for `upper - 1` to be sealed; None waits without limit.
 
         Raises:
@@ -218,16 +221,24 @@ class Collection:
             AsOfNotSealed: upper is beyond the collection's upper.
             InvalidUsage: the interval is not `0 <= lower <= upper`.
         """
-        lower, upper = self.handle.as_bound("lower", lower), self.handle.as_bound("upper", upper, most=TIME_MAX + 1)
+        lower = self.handle.as_bound("lower", lower)
+        if upper is not None:
+            upper = self.handle.as_bound("upper", upper, most=TIME_MAX + 1)
+            if lower > upper:
+                raise InvalidUsage(
+                    f"changes({lower}, {upper}) is backwards: the interval is [lower, upper), so lower <= upper"
+                )
         check_request(self.schema, columns, filter, "diff")
-        if lower > upper:
-            raise InvalidUsage(
-                f"changes({lower}, {upper}) is backwards: the interval is [lower, upper), so lower <= upper"
-            )
         contents = self.handle.contents()
+        if upper is None:
+            # What begins beyond upper is waited for, as far as that.
+            upper = max(lower, self.handle.as_bound("upper", contents.upper))
+            is_short = contents.upper < lower
+        else:
+            is_short = upper > lower
         check_changes_readable(contents, lower)
-        if upper > lower and contents.upper.has_beyond(upper - 1):
-            contents, _ = self.handle.sealed(upper - 1, timeout_s)
+        if is_short and contents.upper.has_beyond(upper - 1):
+            contents, _ = self.handle.sealed(upper - 1, timeout_s, until=upper)
             check_changes_readable(contents, lower)
         contents, reading = self.handle.claim(max(0, lower - 1))
         try:
@@ -237,22 +248,31 @@ class Collection:
             reading.close()
             raise
 
-    def listen(self, as_of: int | Moment) -> Listen:
+    def listen(self, as_of: int | Moment | None = None) -> Listen:
         """Follow the updates after as_of, with progress; since waits for how far that has come.
 
+        Args:
+            as_of: the last time of which nothing is wanted; None leaves nothing out, from the very first time on.
+
         Raises:
-            AsOfCompacted: as_of is before since.
+            AsOfCompacted: as_of is before since, or None and since is not 0 any more.
         """
-        as_of = self.handle.as_time("as_of", as_of)
-        check_changes_readable(self.handle.contents(), as_of + 1)
-        _, reading = self.handle.claim(as_of)
-        return self._listen(as_of + 1, reading, None)
+        lower = 0 if as_of is None else self.handle.as_time("as_of", as_of) + 1
+        check_changes_readable(self.handle.contents(), lower)
+        contents, reading = self.handle.claim(max(0, lower - 1))
+        try:
+            check_changes_readable(contents, lower)
+        except BaseException:
+            reading.close()
+            raise
+        return self._listen(lower, reading, None)
 
     def subscribe(self, as_of: int | Moment | None = None, *, timeout_s: float | None = READ_TIMEOUT_S) -> Listen:
         """Return the contents as of a time as the first progress (at time as_of), then what `listen` returns.
 
         Both are taken at one point of the log, so that no update is seen twice or missed. None means the latest
-        sealed time; timeout_s is how long to wait for as_of to be sealed.
+        sealed time; timeout_s is how long to wait for as_of to be sealed. Where nothing may be sealed yet, `listen()`
+        gives everything from the first time on, as soon as it is sealed.
 
         Raises:
             AsOfCompacted, AsOfNotSealed: as_of cannot be read.
@@ -296,8 +316,22 @@ class Collection:
         """Like `as_time`, with the first time that is not before a moment: the bound of an interval."""
         return self.handle.as_bound(what, given, most=most)
 
+    @property
+    def unsealed(self) -> Unsealed | None:
+        """What was written at times that are not sealed, so that nobody can read it yet; None if nothing. One GET."""
+        return unsealed(self.handle.contents())
+
     def __repr__(self) -> str:
-        return f"<Collection {self.name!r} at {self.handle.engine.url}>"
+        """Say what this client knows of the collection, without asking the store for news."""
+        told = ""
+        with suppress(PersistError):
+            contents = self.handle.known()
+            hidden = unsealed(contents)
+            sealed = "nothing sealed" if contents.upper == 0 else f"sealed before {contents.upper.time}"
+            if contents.upper.is_empty:
+                sealed = "complete for ever"
+            told = f", {sealed}" + (f", {hidden} not sealed" if hidden is not None else "")
+        return f"<Collection {self.name!r} at {self.handle.engine.url}{told}>"
 
     def _listen(self, lower: int, reading: ClaimedRead, first: Progress | None) -> Listen:
         def read(reading: ClaimedRead, contents: CollectionState, lower: int, upper: int) -> pa.Table:

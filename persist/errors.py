@@ -118,24 +118,39 @@ class AsOfCompacted(InvalidUsage):
 
 
 class AsOfNotSealed(InvalidUsage):
-    """A read asks for a time that was not sealed within the caller's timeout (rule 3); as_of None is the latest."""
+    """A read asks for a time that was not sealed within the caller's timeout (rule 3).
 
-    def __init__(self, as_of: int | None, upper: Antichain, timeout_s: float) -> None:
-        super().__init__(as_of, upper, timeout_s)
+    Attributes:
+        as_of: the time; None is the latest sealed one, of which there is none.
+        unsealed: what is there at times that are not sealed, in words; "" if that is nothing, or not known.
+        until: the upper bound, if the read asked for changes.
+    """
+
+    def __init__(
+        self, as_of: int | None, upper: Antichain, timeout_s: float, unsealed: str = "", until: int | None = None
+    ) -> None:
+        super().__init__(as_of, upper, timeout_s, unsealed, until)
         self.as_of = as_of
         self.upper = upper
         self.timeout_s = timeout_s
+        self.unsealed = unsealed
+        self.until = until
 
     def __str__(self) -> str:
+        there = f" Not sealed yet are {self.unsealed}." if self.unsealed else ""
         if self.as_of is None:
-            return (
-                f"nothing is sealed yet, so there is no latest time to read, and waiting {self.timeout_s:g} s did not "
-                "change that. Seal the collection, or allow a longer timeout."
-            )
+            there = there or " The collection is empty: write, then seal(upper) makes times before upper readable."
+            return f"nothing is sealed yet, so there is no latest time to read.{there}"
         known = "nothing is sealed yet" if self.upper.time == 0 else f"times before {self.upper.time} are sealed"
+        waited = f"{known}, and waiting {self.timeout_s:g} s did not change that.{there}"
+        if self.until is not None:
+            return (
+                f"changes until {self.until} are not complete, because upper={self.upper}: {waited} Ask for changes "
+                f"until {self.upper.time} (the default), seal to {self.until} or later, or allow a longer timeout."
+            )
         return (
-            f"as_of={self.as_of} is not before upper={self.upper}: {known}, and waiting {self.timeout_s:g} s did not "
-            f"change that. Read at an earlier time, seal to {self.as_of + 1} or later, or allow a longer timeout."
+            f"as_of={self.as_of} is not before upper={self.upper}: {waited} Read at an earlier time, seal to "
+            f"{self.as_of + 1} or later, or allow a longer timeout."
         )
 
 

@@ -259,7 +259,7 @@ def test_a_snapshot_that_is_never_sealed_ends_at_the_timeout(orders: persist.Col
             blob, persist.AsOfNotSealed, "as_of=10", "upper=Antichain(10)", shown, "seal to 11", "longer timeout"
         ):
             orders.snapshot(10, timeout_s=timeout_s)
-    with refused(blob, persist.AsOfNotSealed, "as_of=10", "upper=Antichain(10)"):
+    with refused(blob, persist.AsOfNotSealed, "changes until 11", "upper=Antichain(10)"):
         orders.changes(6, 11, timeout_s=0)
     with refused(blob, persist.AsOfNotSealed, "as_of=10", "upper=Antichain(10)"):
         orders.subscribe(10, timeout_s=0)

@@ -15,6 +15,7 @@ from persist.blob.clock import SystemClock
 from persist.cli.storage_options import add_arguments, storage_options
 from persist.fsck.report import table
 from persist.replica.follower import Follower
+from persist.state.unsealed import unsealed
 from persist.storage import open_storage
 
 OK, PROBLEMS, FAILED = 0, 1, 2
@@ -128,9 +129,12 @@ def _collections(asked: argparse.Namespace) -> int:
             assert contents is not None, "this follower has read to the end, and does not go on"
             since, upper = (str(each.time) if not each.is_empty else "-" for each in (contents.since, contents.upper))
             size = sum(part.bytes for part in contents.parts)
-            rows.append((name, since, upper, f"{len(contents.parts):,}", f"{size:,}", str(len(contents.holds))))
-    head = ("name", "since", "upper", "parts", "bytes", "holds")
-    print("\n".join(table(head, rows, right=range(1, 6))))
+            hidden = unsealed(contents)
+            updates = "-" if hidden is None else f"{hidden.updates:,}"
+            shape = (f"{len(contents.parts):,}", f"{size:,}", str(len(contents.holds)), updates)
+            rows.append((name, since, upper, *shape))
+    head = ("name", "since", "upper", "parts", "bytes", "holds", "unsealed")
+    print("\n".join(table(head, rows, right=range(1, 7))))
     return OK
 
 

@@ -18,6 +18,7 @@ from persist.log.records import Seal
 from persist.read.claimed_read import ClaimedRead
 from persist.state.collection_rules import ExpectUpper
 from persist.state.contents import CollectionState, check_readable, last_sealed
+from persist.state.unsealed import unsealed
 from persist.timeline import Moment, Timeline
 from persist.write.future import CommitFuture
 from persist.write.operations import Step, Write
@@ -56,8 +57,14 @@ class CollectionHandle:
         """
         return self.engine.follower.known(self.id, self.name)
 
-    def sealed(self, as_of: int | Moment | None, timeout_s: float | None) -> tuple[CollectionState, int]:
-        """Wait until as_of (None: any time) is sealed; return the state of that moment and the time to read.
+    def sealed(
+        self, as_of: int | Moment | None, timeout_s: float | None, *, until: int | None = None
+    ) -> tuple[CollectionState, int]:
+        """Wait until as_of is sealed; return the state of that moment and the time to read.
+
+        Args:
+            as_of: None means the latest sealed time; if nothing is sealed, that is not waited for.
+            until: the upper bound of the changes that this is for; for the error.
 
         Raises:
             AsOfCompacted, AsOfNotSealed: as_of cannot be read, or not within timeout_s.
@@ -76,9 +83,12 @@ class CollectionHandle:
                 check_readable(contents, as_of)
             return None if contents.upper.has_beyond(as_of or 0) else contents
 
+        timeout_s = 0.0 if as_of is None else timeout_s
         contents = self.engine.follower.wait_for(look, timeout_s)
         if contents is None:
-            raise AsOfNotSealed(as_of, self.known().upper, timeout_s or 0.0)
+            known = self.known()
+            hidden = unsealed(known)
+            raise AsOfNotSealed(as_of, known.upper, timeout_s or 0.0, hidden.advice if hidden else "", until)
         time = last_sealed(contents) if as_of is None else as_of
         check_readable(contents, time)
         return contents, time
@@ -161,18 +171,25 @@ class CollectionHandle:
         """What times are, if they are moments: it turns moments into times, and back."""
         return None if self.schema.timeline is None else Timeline(self.schema.timeline)
 
-    def as_time(self, what: str, given: int | Moment) -> int:
+    def as_time(self, what: str, given: int | Moment | Antichain) -> int:
         """Return a number as it is, and of a moment the last time not after it; what says in errors what it is.
 
         Raises:
             InvalidUsage: it is neither, or a moment and the collection has no timeline.
         """
+        if isinstance(given, Antichain):
+            raise InvalidUsage(_frontier_for_time(what, given))
         if isinstance(given, (datetime, str)):
             return self._timeline_for(what, given).time_of(given)
         return as_time(what, given)
 
-    def as_bound(self, what: str, given: int | Moment, *, most: int = TIME_MAX) -> int:
-        """Like `as_time`, with the first time that is not before a moment: the bound of an interval."""
+    def as_bound(self, what: str, given: int | Moment | Antichain, *, most: int = TIME_MAX) -> int:
+        """Like `as_time`, with the first time that is not before a moment: the bound of an interval.
+
+        A frontier is a bound, too: its time, or the end of all times if it is empty.
+        """
+        if isinstance(given, Antichain):
+            return TIME_MAX + 1 if given.time is None else given.time
         if isinstance(given, (datetime, str)):
             return self._timeline_for(what, given).bound_of(given)
         return as_time(what, given, most=most)
@@ -185,3 +202,13 @@ class CollectionHandle:
                 'timeline by which a moment would be one. Give a number, or create one with timeline="us".'
             )
         return timeline
+
+
+def _frontier_for_time(what: str, given: Antichain) -> str:
+    if not given.time:
+        return f"{what} {given!r} is a frontier, and no time before it can be told. Give a number from 0 to {TIME_MAX}."
+    return (
+        f"{what} {given!r} is a frontier: as upper, it says that times before {given.time} are sealed, and "
+        f"{given.time} itself is not. Give {given.time - 1}, the last time before it; or leave {what} out, where it "
+        "may be, for the latest sealed time."
+    )

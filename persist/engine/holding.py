@@ -2,6 +2,7 @@
 
 from contextlib import suppress
 
+from persist.antichain import Antichain
 from persist.engine.collection_handle import CollectionHandle
 from persist.errors import HoldMoved, HoldNotFound, InvalidUsage
 from persist.hold.holds import Hold, HoldInfo, LeasedHold, NamedHold
@@ -11,9 +12,11 @@ from persist.state.contents import check_readable
 from persist.timeline import Moment
 
 
-def take_hold(handle: CollectionHandle, time: int | Moment | None, name: str | None) -> Hold:
+def take_hold(handle: CollectionHandle, time: int | Moment | Antichain | None, name: str | None) -> Hold:
     """Keep since at or before a time, durably; arguments, cost and errors are those of `Collection.hold`."""
     leases = handle.engine.writer("hold").leases
+    if isinstance(time, Antichain) and time.time is not None:
+        time = time.time  # That of since, say: what is readable from there on stays so.
     time = None if time is None else handle.as_time("hold time", time)
     if name is not None:
         return _named_hold(handle, check_hold_name(name), time)

@@ -13,10 +13,9 @@ import pyarrow as pa
 
 from persist.antichain import Antichain
 from persist.codecs import TIME_MAX
-from persist.errors import AsOfCompacted
 from persist.read.claimed_read import ClaimedRead
 from persist.replica.follower import Follower
-from persist.state.contents import CollectionState
+from persist.state.contents import CollectionState, check_changes_readable
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,8 +116,7 @@ class Listen:
     def _advance(self, contents: CollectionState) -> Progress:
         lower = self._lower
         assert lower is not None
-        if lower > 0 and not contents.since.has_beyond(lower - 1):
-            raise AsOfCompacted(lower - 1, contents.since, lower)
+        check_changes_readable(contents, lower)
         upper = contents.upper
         with self._reading.explained():
             updates = self._read(self._reading, contents, lower, TIME_MAX + 1 if upper.time is None else upper.time)

@@ -15,6 +15,7 @@ from persist.codecs import CollectionSchema, Part
 from persist.log.records import Keyframe
 from persist.read.scan import Scan
 from persist.state.contents import CollectionState
+from persist.state.unsealed import Unsealed, unsealed
 
 MERGE_COST = 4  # Of a row that is merged, against one that is only decoded.
 
@@ -34,6 +35,7 @@ class Explanation:
         columns, form, filter: what was asked for.
         pruned: how many parts are not read, by what made it so: "time", "filter", or "keyframe" for history that the
             keyframe stands for.
+        unsealed: what the collection holds at times that are not sealed, so that no snapshot shows it; None if nothing.
     """
 
     as_of: int
@@ -51,6 +53,7 @@ class Explanation:
     form: str
     filter: str | None
     pruned: dict[str, int] = field(default_factory=dict)
+    unsealed: Unsealed | None = None
 
     def __str__(self) -> str:
         base = "no keyframe" if self.keyframe is None else f"the keyframe as of {self.keyframe}, {self.direction}"
@@ -62,7 +65,9 @@ class Explanation:
             f"  slices    {self.slices}, {self.memory / 2**20:,.1f} MiB decoded in all",
             "  pruned    " + (", ".join(f"{n} parts by {by}" for by, n in self.pruned.items() if n) or "nothing"),
         ]
-        return "\n".join(lines if self.filter is None else [*lines, f"  filter    {self.filter}"])
+        lines += [f"  filter    {self.filter}"] if self.filter is not None else []
+        lines += [f"  unsealed  {self.unsealed}, which no snapshot shows yet"] if self.unsealed is not None else []
+        return "\n".join(lines)
 
 
 def _line(what: str, parts: int, rows: int, size: int) -> str:
@@ -116,6 +121,7 @@ def explained(contents: CollectionState, scan: Scan, form: str, slices: int) -> 
             "time": early + late - covered,
             "filter": len(base) + len(history) - early - late - len(scan.all_parts),
         },
+        unsealed=unsealed(contents),
     )
 
 

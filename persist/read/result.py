@@ -8,6 +8,7 @@ import pyarrow as pa
 
 from persist.blob import InvalidUsage
 from persist.read.claimed_read import ClaimedRead
+from persist.read.pandas_frame import DtypeBackend, to_frame
 
 BATCH_ROWS_MAX = 128 * 1024
 
@@ -57,10 +58,17 @@ class ArrowResult:
         for table in self._tables():
             yield from table.to_batches(max_chunksize=BATCH_ROWS_MAX)
 
-    def to_pandas(self) -> Any:
-        """Return the whole result as a `pandas.DataFrame`."""
+    def to_pandas(self, *, dtype_backend: DtypeBackend | None = None, **options: Any) -> Any:
+        """Return the whole result as a `pandas.DataFrame`. No value changes on the way.
+
+        Args:
+            dtype_backend: as in pandas: "numpy_nullable" or "pyarrow". None means NumPy's types, and pandas' nullable
+                ones for integers and booleans among which there are NULLs. A NULL among floats is NaN then, as
+                everywhere in pandas; "pyarrow" tells them apart.
+            options: for `pyarrow.Table.to_pandas`, such as `types_mapper` or `split_blocks`.
+        """
         _require("pandas")
-        return self.to_arrow().to_pandas()
+        return to_frame(self.to_arrow(), dtype_backend, options)
 
     def to_polars(self) -> Any:
         """Return the whole result as a `polars.DataFrame`."""

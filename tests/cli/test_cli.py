@@ -84,9 +84,9 @@ def test_collections_are_listed(folder: Path, capsys: pytest.CaptureFixture[str]
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     size = part_of(folder).stat().st_size
     assert lines == [
-        ["name", "since", "upper", "parts", "bytes", "holds"],
-        ["done", "0", "-", "0", "0", "0"],
-        ["orders", "3", "5", "1", f"{size:,}", "1"],
+        ["name", "since", "upper", "parts", "bytes", "holds", "unsealed"],
+        ["done", "0", "-", "0", "0", "0", "-"],
+        ["orders", "3", "5", "1", f"{size:,}", "1", "-"],
     ]
 
 
