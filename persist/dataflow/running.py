@@ -8,10 +8,12 @@ from types import TracebackType
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from persist.blob import InvalidUsage, Unavailable
 from persist.client import Client
 from persist.dataflow.draft import Draft
+from persist.dataflow.errors import SourceLost
 from persist.dataflow.graph import Builder
 from persist.dataflow.inputs import Gate, InputHandle
 from persist.dataflow.optimise import optimised
@@ -23,6 +25,7 @@ from persist.dataflow.times import Antichain, Time, as_given, meet_of
 from persist.dataflow.words import Domain
 
 POLL_S = 0.02
+OPEN_ATTEMPTS = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +87,8 @@ class Running:
         self._open(client)
 
     def _open(self, client: Client | None) -> None:
-        dimensions, sources = self.plan.dimensions, []
+        dimensions = self.plan.dimensions
+        sources: list[tuple[Source, pa.Schema, Gate]] = []
         for number, entry in self._graph.entries.items():
             node = self.plan.nodes[number]
             gate = self._gates[number] = Gate(entry, len(node.schema), dimensions)
@@ -105,22 +109,36 @@ class Running:
             client, self.program.name, self._graph.sinks, self._domain, replace=self._options.replace
         )
         try:
-            starts = self._outputs.resume_at
-            self._sources = [
-                SourceReader(client, self.program.name, each, schema, gate, self._domain)
-                for each, schema, gate in sources
-            ]
-            self._start_sources(starts)
+            for attempt in range(OPEN_ATTEMPTS):
+                if self._started(client, sources, is_last=attempt == OPEN_ATTEMPTS - 1):
+                    return
         except BaseException:
             self.close()
             raise
 
-    def _start_sources(self, resume_at: int | None) -> None:
-        """Begin all sources at one time: where the outputs are sealed, or else as late as all of them can be read."""
+    def _started(self, client: Client, sources: list[tuple[Source, pa.Schema, Gate]], *, is_last: bool) -> bool:
+        """Begin all sources at one time: where the outputs are sealed, or else as late as all of them can be read.
+
+        Another copy of the program may seal the outputs further, and let the sources be compacted, in between: then
+        return False, to begin again where they are now.
+        """
         assert self._outputs is not None
-        begin = self._outputs.begin_at(self._sources, self.plan, resume_at)
-        for each in self._sources:
-            each.start(begin, has_outputs=bool(self._graph.sinks))
+        resume_at = self._outputs.resume_at
+        self._sources = [
+            SourceReader(client, self.program.name, each, schema, gate, self._domain) for each, schema, gate in sources
+        ]
+        try:
+            begin = self._outputs.begin_at(self._sources, self.plan, resume_at)
+            for each in self._sources:
+                each.start(begin, has_outputs=bool(self._graph.sinks))
+        except SourceLost:
+            for each in self._sources:
+                each.close()
+            self._outputs.refresh()
+            if is_last or self._outputs.resume_at == resume_at:
+                raise
+            return False
+        return True
 
     def __getitem__(self, name: str) -> InputHandle:
         """Return the input of a name."""

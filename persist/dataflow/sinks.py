@@ -58,15 +58,16 @@ class Output:
         value = {name: kind for name, kind in fields.items() if name not in key} or None
         self.collection: Collection = client.create_or_load(sink.collection, key=key or None, value=value)
         self.sink = sink
-        self.upper = _end(self.collection.upper)
-        self.began_at = self.upper
-        self.done = self.upper
-        self.sealed_to = self.upper
         self.waiting: list[Ints] = []
         self.corrects = False
         self._domain = domain
         self._layout = Layout(len(sink.schema), 0, 1)
         self._before: list[Ints] = []
+        self.begin(_end(self.collection.upper))
+
+    def begin(self, upper: int) -> None:
+        """Go on from where the collection is sealed."""
+        self.upper = self.began_at = self.done = self.sealed_to = upper
 
     def take(self) -> None:
         """Take what the last pass has completed."""
@@ -190,13 +191,19 @@ class Outputs:
                         f"it is sealed to {output.upper}, and the program's sources to {min(uppers)} only",
                     )
             held = [time for each in sources if (time := each.held_at()) is not None]
-            return min(held) if self._replays and held else resume_at - 1
-        begin = asked.pop() if asked else max(0, *sinces, min(*uppers, TIME_MAX) - 1)
+            begin = min(held) if self._replays and held else resume_at - 1
+        else:
+            begin = asked.pop() if asked else max(0, *sinces, min(*uppers, TIME_MAX) - 1)
         for output in self.every:
-            # Before that time the program says nothing, so nobody may read it there.
-            if begin > 0:
+            # Before that time the program says nothing about a new output, so nobody may read it there.
+            if output.upper == 0 and (output.collection.since.time or 0) < begin:
                 output.collection.allow_compaction(begin).result()
         return begin
+
+    def refresh(self) -> None:
+        """Look again how far the outputs are sealed, before anything was computed."""
+        for each in self.every:
+            each.begin(_end(each.collection.upper))
 
     @property
     def durable(self) -> int | None:

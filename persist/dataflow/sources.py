@@ -51,6 +51,7 @@ class SourceReader:
         self._domain = domain
         self._as_of = 0
         self._hold: Hold | None = None
+        self._first: Hold | None = None  # Keeps the snapshot readable until it has been read.
         self._is_permanent = False
         self._moved_at = clock.monotonic()
         self._listen: Listen | None = None
@@ -76,6 +77,8 @@ class SourceReader:
         self._is_permanent = has_outputs
         if self._client.mode != "read":
             with self._explained():
+                self._first = self.collection.hold(as_of)
+                # A permanent one may be further already, because another copy of the program has moved it.
                 name = hold_name(self._program) if has_outputs else None
                 self._hold = self.collection.hold(as_of, name=name)
 
@@ -118,6 +121,8 @@ class SourceReader:
         """Stop reading. A permanent hold stays."""
         if self._listen is not None:
             self._listen.close()
+            self._listen = None
+        self._let_go()
         if self._hold is not None:
             self._hold.close()
             self._hold = None
@@ -131,7 +136,13 @@ class SourceReader:
         listen = self.collection.listen(self._as_of)
         self._add(table, np.full(table.num_rows, self._as_of))
         self._reach(Upper(self._as_of + 1))
+        self._let_go()
         return listen
+
+    def _let_go(self) -> None:
+        if self._first is not None:
+            self._first.close()
+            self._first = None
 
     def _follow(self, listen: Listen, timeout_s: float) -> bool:
         progress = listen.poll(timeout_s)

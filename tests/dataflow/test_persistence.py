@@ -8,6 +8,7 @@ import pytest
 import persist
 from persist.blob import MemoryBlob
 from persist.dataflow import OutputConflict, Program, SourceLost, col
+from persist.dataflow.sources import SourceReader
 from tests.dataflow.ledger import Bank, Row, check, ledger, moves_of, rows_at
 
 
@@ -149,6 +150,55 @@ def test_a_source_that_was_compacted_too_far_says_what_to_do(client: persist.Cli
     bank.moves.allow_compaction(3).result()
     with pytest.raises(SourceLost, match=r"'moves'.*compacted.*drop the program"):
         ledger().open(client)
+
+
+def test_an_output_that_is_new_to_a_program_begins_where_the_others_are(client: persist.Client) -> None:
+    bank = Bank(client)
+    for _ in range(3):
+        bank.transfer()
+    with ledger().open(client) as running:
+        running.step()
+    more = ledger()
+    schema = {"account": pa.string()}
+    more.source("moves", schema=schema).group_by("account").count().persist("counts", key=["account"])
+    bank.transfer()
+    with more.open(client) as running:
+        running.step()
+    check(client, since=2)
+    counts = client.load("counts")
+    assert counts.since == persist.Antichain(2)
+    for time in (2, 3):
+        want = Counter(row["account"] for row in bank.moves.snapshot(time).to_arrow().to_pylist())
+        assert rows_at(counts, time) == Counter(want.items())
+
+
+def test_a_copy_that_is_overtaken_while_it_opens_begins_further_on(
+    client: persist.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another copy seals the outputs and lets the source be compacted, just before this one holds it."""
+    bank = Bank(client)
+    bank.transfer()
+    with ledger().open(client) as running:
+        running.step()
+    for _ in range(3):
+        bank.transfer()
+    start = SourceReader.start
+    overtaken: list[int] = []
+
+    def late(self: SourceReader, as_of: int, *, has_outputs: bool) -> None:
+        if not overtaken:
+            overtaken.append(as_of)
+            with ledger().open(client) as other:
+                other.step()
+            bank.moves.allow_compaction(3).result()
+        start(self, as_of, has_outputs=has_outputs)
+
+    monkeypatch.setattr(SourceReader, "start", late)
+    with ledger().open(client) as running:
+        bank.transfer()
+        running.step()
+    assert overtaken == [0]
+    assert client.load("totals").upper == persist.Antichain(bank.time)
 
 
 def test_a_source_that_is_not_there_is_named(client: persist.Client) -> None:

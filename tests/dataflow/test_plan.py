@@ -94,8 +94,7 @@ def test_one_arrangement_serves_all_who_use_the_same_key() -> None:
     indexed.join(c, "k").capture()
     indexed.antijoin(b, "k").capture()
     # One of a, b and c each, and the distinct keys of b: as they come, and as the join reads them.
-    titles = [each for each in _arrangements(program)]
-    assert len(titles) == 5
+    assert len(_arrangements(program)) == 5
     assert "arrange[by k]" in program.explain()
 
 
