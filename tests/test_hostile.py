@@ -153,9 +153,7 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> Gate:
     return Gate(monkeypatch)
 
 
-@pytest.mark.parametrize(
-    "prefix", ["loc/%2e%2e/x", "a\\..\\b", "%2e%2e%2fx", "loc/...", "loc/?x=1", "loc/#x", "lo c+d"]
-)
+@pytest.mark.parametrize("prefix", ["loc/%2e%2e/x", "a\\..\\b", "%2e%2e%2fx", "loc/...", "loc/#x", "lo c+d"])
 def test_odd_prefixes_are_taken_literally_on_the_wire(prefix: str, s3_options: dict[str, Any], gate: Gate) -> None:
     bucket = make_bucket(s3_options)
     gate.calls.clear()

@@ -62,6 +62,10 @@ _ADVICE = {
     ),
     "NotImplemented": "The store must support conditional writes (If-None-Match): use one that does.",
     "RequestTimeTooSkewed": "Set this machine's clock.",
+    "InvalidRequest": (
+        "If the storage options ask for encryption: some servers, such as Ceph RGW, do that over https:// only, or not "
+        "at all. Leave those options out, or correct the URL or the bucket's set-up."
+    ),
     "InvalidAccessKeyId": "Correct the credentials.",
     "SignatureDoesNotMatch": "Correct the credentials.",
     "ExpiredToken": "Renew the credentials and open the location again.",

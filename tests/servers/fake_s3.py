@@ -28,6 +28,7 @@ class Trouble(Enum):
     SLOW_DOWN = ("503", "SlowDown", False)
     CONFLICT = ("409", "ConditionalRequestConflict", False)
     DENIED = ("403", "AccessDenied", False)
+    INVALID = ("400", "InvalidRequest", False)
     PROXY_ERROR_AFTER = ("502", "", True)  # Something in between answers, without an S3 error code.
 
     def __init__(self, answer: str, code: str, is_applied: bool) -> None:

@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from tests.servers.ceph_rgw import CephRgw, running_rgw, why_not
+
 ROOT = Path(__file__).parent.parent.parent
 ACCESS_KEY_ID = "AKIDFORTESTSONLY"
 SECRET_ACCESS_KEY = "secret-for-tests-only"
@@ -44,9 +46,49 @@ def running_moto() -> Iterator[str]:
 
 
 @pytest.fixture(scope="session")
-def s3_options(moto_url: str) -> dict[str, Any]:
-    """`storage_options` of S3Blob for the moto server."""
-    return options_of(moto_url)
+def s3_options(request: pytest.FixtureRequest) -> dict[str, Any]:
+    """`storage_options` of S3Blob for the server of this run: moto, or with --rgw a gateway of Ceph."""
+    if request.config.getoption("--rgw"):
+        rgw: CephRgw = request.getfixturevalue("rgw")
+        return rgw.options("a")
+    return options_of(request.getfixturevalue("moto_url"))
+
+
+@pytest.fixture(scope="session")
+def rgw(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[CephRgw]:
+    """Two gateways of Ceph over one cluster; skips where they are not asked for or not installed."""
+    if not request.config.getoption("--rgw"):
+        pytest.skip("Ceph RGW is not asked for: scripts/test --rgw")
+    if reason := why_not():
+        pytest.skip(reason)
+    with running_rgw(tmp_path_factory.mktemp("ceph")) as running:
+        yield running
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--rgw",
+        action="store_true",
+        help="run only the tests that need an S3 server, with Ceph RGW instead of moto",
+    )
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """With --rgw, keep only what it concerns: not what signs with made-up keys, nor what starts Spark."""
+    if not config.getoption("--rgw"):
+        return
+    wanted = [item for item in items if _needs_s3(item)]
+    config.hook.pytest_deselected(items=[item for item in items if not _needs_s3(item)])
+    items[:] = wanted
+
+
+def _needs_s3(item: pytest.Item) -> bool:
+    names = getattr(item, "fixturenames", ())
+    if {"spark", "gate"} & set(names) or item.get_closest_marker("spark") is not None:
+        return False
+    kinds = getattr(item, "callspec", None)
+    params = set(kinds.params.values()) if kinds is not None and {"place", "crowded"} & set(names) else set()
+    return bool({"s3_options", "rgw"} & set(names)) or bool({"s3", "fsspec"} & params)
 
 
 def options_of(moto_url: str) -> dict[str, Any]:

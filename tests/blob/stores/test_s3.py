@@ -163,6 +163,14 @@ def test_access_denied_names_the_operation_and_the_bucket() -> None:
         blob.close()
 
 
+def test_a_server_that_does_not_encrypt_is_told_apart_from_a_wrong_url() -> None:
+    with fake_s3(Trouble.INVALID) as server:
+        blob = client_of(server, server_side_encryption="AES256")
+        with pytest.raises(StoreMisconfigured, match=r"InvalidRequest.*ask for encryption.*https"):
+            blob.create("key", b"")
+        blob.close()
+
+
 def test_bytes_that_do_not_match_their_checksum_are_corrupt() -> None:
     with fake_s3() as server:
         blob = client_of(server)
@@ -285,7 +293,6 @@ def test_options_may_all_be_text(s3_options: dict[str, Any], bucket: str) -> Non
         "connect_timeout_s": "2.5",
         "read_timeout_s": "10",
         "addressing_style": "path",
-        "server_side_encryption": "AES256",
     }
     blob = open_blob(f"s3a://{bucket}/texts/", {**s3_options, **texts})
     assert blob.create("key", b"value")
