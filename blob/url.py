@@ -37,8 +37,8 @@ def open_blob(url: str | os.PathLike[str], options: Mapping[str, Any] | None = N
     if scheme and "?" in text:
         # It is not shown: people put secrets there.
         raise InvalidUsage(
-            f"the {scheme} URL has a '?' in it, and a location has no query: keys are added to it. Give options, "
-            "credentials above all, as storage options, where no log shows them."
+            f"the {scheme} URL has a query (a '?'), such as a signed URL has. A location has none: keys are added to "
+            "it. Give options, credentials above all, as storage options, where no log shows them."
         )
     if scheme in ("", "file"):
         path = _path_of_file_url(text) if match else text

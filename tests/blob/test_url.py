@@ -177,7 +177,7 @@ def test_no_credential_is_shown_by_a_store(tmp_path: Path) -> None:
     ],
 )
 def test_a_query_is_refused_and_its_value_not_shown(url: str) -> None:
-    with pytest.raises(InvalidUsage, match=r"no query.*storage options") as refused:
+    with pytest.raises(InvalidUsage, match=r"has a query.*storage options") as refused:
         open_blob(url)
     assert "hunter2" not in str(refused.value)
 
