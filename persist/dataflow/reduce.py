@@ -31,6 +31,7 @@ from persist.dataflow.spine import Allocate, Spine
 from persist.dataflow.stash import Stash
 from persist.dataflow.times import Ints
 
+CELLS_MAX = 1 << 22  # Cells of versions (records times moments) that are looked at together.
 FEW_ROWS = 48  # Up to so many rows, plain Python beats numpy.
 
 
@@ -91,7 +92,7 @@ class TotalReduce(ReduceOperator):
         if is_one and len(times) + len(old_numbers) <= FEW_ROWS:
             found = self._few_changes(keys, numbers, new, old_numbers, old)
         else:
-            found = self._changes(keys, numbers, new, old_numbers, old, is_one_time=is_one)[1:]
+            found = self._in_blocks(keys, numbers, new, old_numbers, old, is_one_time=is_one)[1:]
         self.out = self.shape(found) if found.shape[1] else None
 
     def _few_changes(self, keys: Ints, numbers: Ints, new: Ints, old_numbers: Ints, old: Ints) -> Ints:
@@ -115,6 +116,34 @@ class TotalReduce(ReduceOperator):
         time, names = int(new[-2, 0]), keys.T.tolist()
         found = [[*names[owner], *values, time, diff] for (owner, *values), diff in changes.items() if diff]
         return np.array(found, np.int64).reshape(len(found), self.out_layout.words + 2).T
+
+    def _in_blocks(
+        self, keys: Ints, numbers: Ints, new: Ints, old_numbers: Ints, old: Ints, *, is_one_time: bool
+    ) -> Ints:
+        """Do what `_changes` does, so many of each key's times at once that versions take a bounded amount of
+        memory."""
+        if is_one_time:
+            return self._changes(keys, numbers, new, old_numbers, old, is_one_time=True)
+        _, _, sizes, ranks = _moments(numbers, new[-2])
+        count, most = keys.shape[1], int(sizes.max())
+        rows = np.bincount(numbers, minlength=count) + np.bincount(old_numbers, minlength=count)
+        cells = int((rows * (sizes + 1)).sum())
+        width = max(1, most * CELLS_MAX // max(cells, 1))
+        if width >= most:
+            return self._changes(keys, numbers, new, old_numbers, old, is_one_time=False)
+        found = []
+        for first in range(0, most, width):
+            block = ((ranks >= first) & (ranks < first + width)).nonzero()[0]
+            present = np.zeros(count, np.bool_)
+            present[numbers[block]] = True
+            place = present.cumsum() - 1
+            here = present[old_numbers].nonzero()[0]
+            before = (place[old_numbers[here]], old[:, here])
+            part = (keys[:, present], place[numbers[block]], new[:, block])
+            found.append(self._changes(*part, *before, is_one_time=False))
+            old_numbers = np.concatenate((old_numbers, numbers[block]))
+            old = np.concatenate((old, new[:, block]), axis=1)
+        return np.concatenate(found, axis=1)
 
     def _changes(
         self, keys: Ints, numbers: Ints, new: Ints, old_numbers: Ints, old: Ints, *, is_one_time: bool

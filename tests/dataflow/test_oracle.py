@@ -3,11 +3,11 @@
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.dataflow.oracle import updates_of
-from tests.dataflow.programs import OPERATORS, TERNARY, UNARY, build
+from tests.dataflow.programs import OPERATORS, build
 from tests.dataflow.schedule import captured, complete, drive, updates_strategy
 
 NAMES = [operator.__name__ for _, operator in OPERATORS]
@@ -44,5 +44,11 @@ def test_random_programs_agree_with_recomputing_from_scratch(dimensions: int, da
     compare(data, dimensions, data.draw(st.lists(choice, min_size=2, max_size=4), label="operators"), 6)
 
 
-assert UNARY
-assert TERNARY
+@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data(), cells=st.sampled_from([1, 4, 16]), few=st.sampled_from([0, 48]))
+def test_many_times_at_once_are_reduced_block_by_block(
+    monkeypatch: pytest.MonkeyPatch, data: Any, **limits: int
+) -> None:
+    monkeypatch.setattr("persist.dataflow.reduce.CELLS_MAX", limits["cells"])
+    monkeypatch.setattr("persist.dataflow.reduce.FEW_ROWS", limits["few"])
+    compare(data, 1, [(data.draw(st.integers(0, len(OPERATORS) - 1)), [0, 1, 0])], 12)
