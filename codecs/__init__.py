@@ -15,8 +15,9 @@ from persist.codecs.types.arrow_types import check_type, children, leaf_count, t
 from persist.codecs.types.codec import Binary, Codec, Int64, Json, Unit, Utf8
 from persist.codecs.types.scalars import is_flat, scalar_from_json, scalar_to_json
 from persist.codecs.types.schema import TIME_MAX, TIME_UNITS, CollectionSchema, Side
+from persist.codecs.updates.inputs import TableStream, opened
 from persist.codecs.updates.small import SmallUpdates, gathered, small_updates
-from persist.codecs.updates.updates import to_rows, to_tuples, to_updates
+from persist.codecs.updates.updates import streamed_updates, to_rows, to_tuples, to_updates
 
 __all__ = [
     "PART_BYTES_TARGET",
@@ -41,6 +42,7 @@ __all__ = [
     "SchemaMismatch",
     "Side",
     "SmallUpdates",
+    "TableStream",
     "Touching",
     "Unit",
     "Utf8",
@@ -60,6 +62,7 @@ __all__ = [
     "is_flat",
     "key_ranges",
     "leaf_count",
+    "opened",
     "order_keys",
     "ordered_keys",
     "overlaps",
@@ -69,6 +72,7 @@ __all__ = [
     "scalar_to_json",
     "small_updates",
     "sort_indices",
+    "streamed_updates",
     "to_rows",
     "to_tuples",
     "to_updates",

@@ -80,7 +80,6 @@ def test_an_update_below_upper_is_rejected(orders: persist.Collection, blob: Mem
         (table(_time=None), ["'_time' (int64) is missing", "Add, drop or rename"]),
         (table(_diff=None), ["'_diff' (int64) is missing", "Add, drop or rename"]),
         (table(k=["x"]), ["column 'k' has type string", "stores int64", "Cast it to int64"]),
-        (table(k=[1.5]), ["column 'k' has type double", "stores int64", "Cast it to int64"]),
         (table(v=[7]), ["column 'v' has type int64", "stores string", "Cast it to string"]),
         (table(_time=[1.5]), ["column '_time' has type double", "stores int64", "Cast it to int64"]),
         (table(_diff=["1"]), ["column '_diff' has type string", "stores int64", "Cast it to int64"]),
@@ -155,7 +154,7 @@ def test_a_malformed_tuple_is_rejected(
         orders.write(each for each in [update])
 
 
-@pytest.mark.parametrize("updates", [7, None, "abc", b"x", {"k": [1]}], ids=repr)
+@pytest.mark.parametrize("updates", [7, None, "abc", b"x"], ids=repr)
 def test_what_holds_no_updates_is_rejected(orders: persist.Collection, blob: MemoryBlob, updates: Any) -> None:
     shown = [repr(updates)[:20], type(updates).__name__]
     with refused(blob, persist.InvalidUpdate, *shown, "((key, value), time, diff)", "pyarrow Table"):
@@ -280,11 +279,11 @@ def test_a_time_that_is_none_is_refused(orders: persist.Collection, blob: Memory
 
 
 def test_bad_columns_filter_or_form_are_refused(orders: persist.Collection, blob: MemoryBlob) -> None:
-    with refused(blob, persist.SchemaMismatch, "unknown: ['z']", "it has ['k', 'v']"):
+    with refused(blob, persist.SchemaMismatch, "'z' is no column", "it has ['k', 'v']"):
         orders.snapshot(9, columns=["k", "z"])
     with refused(blob, persist.SchemaMismatch, "columns='k'", "give a list", "['k']"):
         orders.snapshot(9, columns="k")
-    with refused(blob, persist.SchemaMismatch, "['k', 'k']", "distinct"):
+    with refused(blob, persist.SchemaMismatch, "['k', 'k']", "'k' is there twice"):
         orders.changes(6, 10, columns=["k", "k"])
     with refused(blob, persist.InvalidUsage, "filter='k > 1'", "pyarrow expression", "pyarrow.compute.field"):
         orders.snapshot(9, filter="k > 1")

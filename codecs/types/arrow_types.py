@@ -13,11 +13,11 @@ because it is binary, carries metadata, and spells one type in several ways):
 A type has exactly one such form, and reading it back gives the *plain* type: inner fields nullable, without
 metadata, list items named "item". So two schemas are equal exactly when their JSON is.
 
-Not supported, with the reason: unions, run-end and dictionary encodings (not a type but an encoding), views
-(Parquet gives back the type without "view"), intervals and `null` (Arrow cannot order them), extension types
-(their meaning is outside Arrow), and what Parquet cannot hold: structs without fields, fixed sizes of 0,
-decimals with a scale below 0 or above their precision, decimal32 and decimal64 (they come back as
-decimal128).
+Not supported, with the reason: unions, run-end and dictionary encodings (not a type but an encoding) and views (Parquet
+gives back the type without "view"), for which `python_types` takes what they encode where it can; intervals and `null`
+(Arrow cannot order them), extension types (their meaning is outside Arrow), and what Parquet cannot hold: structs
+without fields, fixed sizes of 0, decimals with a scale below 0 or above their precision, decimal32 and decimal64 (they
+come back as decimal128).
 """
 
 import re

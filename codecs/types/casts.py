@@ -3,10 +3,11 @@
 A conversion stays within a family, and every value must survive it exactly:
 
     integers to integers or floats; floats to floats; decimals to decimals
+    floats and decimals that are whole numbers to integers
     string, large_string, string_view; binary, large_binary, binary_view, fixed_size_binary
     date32, date64; time32, time64; durations; timestamps both with or both without a zone (the instant stays)
     list, large_list, fixed_size_list of what fits; structs with the same field names; maps of what fits
-    dictionary-encoded columns, as their values; columns of type null, as NULLs
+    dictionary-encoded columns, as their values; columns of type null, as NULLs; UUIDs as bytes, Arrow's JSON as text
 
 A wrong family is a SchemaMismatch, a value that does not survive an InvalidUpdate that names its row. Inside
 lists, structs and maps no conversion to a narrower float is made: Arrow does not report what it rounds. List
@@ -24,6 +25,7 @@ import pyarrow.types as pat
 
 from persist.codecs.errors import InvalidUpdate, SchemaMismatch
 from persist.codecs.types.arrow_types import children, is_flat, is_number, leaf_arrays
+from persist.codecs.types.python_types import stored_type
 from persist.codecs.types.values import cut
 
 _TICKS_PER_DAY = {"s": 86_400, "ms": 86_400_000, "us": 86_400_000_000, "ns": 86_400_000_000_000}
@@ -36,6 +38,7 @@ def cast_column(column: pa.ChunkedArray, target: pa.DataType, name: str) -> pa.C
         SchemaMismatch: the types are of different families.
         InvalidUpdate: a value would change, or Parquet could not hold it.
     """
+    column = _without_extension(column)
     source = column.type
     if source.equals(target, check_metadata=True):
         return _checked(column, name)
@@ -56,6 +59,13 @@ def cast_column(column: pa.ChunkedArray, target: pa.DataType, name: str) -> pa.C
             f"{target}, which cannot hold it: {error}. Change the value, or use a collection with a wider "
             "type."
         ) from error
+
+
+def _without_extension(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Return a column of UUIDs or JSON as what stores them."""
+    if not isinstance(column.type, pa.BaseExtensionType) or stored_type(column.type) == column.type:
+        return column
+    return pa.chunked_array([chunk.storage for chunk in column.chunks], column.type.storage_type)
 
 
 def first_failing(column: pa.ChunkedArray, attempt: Callable[[pa.ChunkedArray], object]) -> int:
@@ -91,9 +101,13 @@ def _cast(column: pa.ChunkedArray, target: pa.DataType) -> pa.ChunkedArray:
 def _cast_flat(column: pa.ChunkedArray, target: pa.DataType) -> pa.ChunkedArray:
     source = column.type
     if pat.is_dictionary(source):
-        return _cast(column.cast(source.value_type), target)
+        plain = stored_type(source)  # Arrow decodes no dictionary of views.
+        chunks = [chunk.dictionary.cast(plain).take(chunk.indices) for chunk in column.chunks]
+        return _cast(pa.chunked_array(chunks, plain), target)
     if pat.is_large_binary(source) and pat.is_fixed_size_binary(target):
         column = column.cast(pa.binary())
+    if pat.is_floating(source) and pat.is_integer(target):
+        _check_bounds(column, target)
     result = column.cast(target)
     if _may_round(source, target):
         wide = column.cast(pa.float64())
@@ -101,6 +115,15 @@ def _cast_flat(column: pa.ChunkedArray, target: pa.DataType) -> pa.ChunkedArray:
         if not pc.all(kept, min_count=0).as_py():
             raise pa.ArrowInvalid(f"not every value is exact as {target}")
     return result
+
+
+def _check_bounds(column: pa.ChunkedArray, target: pa.DataType) -> None:
+    """Refuse floats beyond an integer type by themselves: what a processor makes of them is its own choice."""
+    bits = target.bit_width
+    low, high = (-(2.0 ** (bits - 1)), 2.0 ** (bits - 1)) if pat.is_signed_integer(target) else (0.0, 2.0**bits)
+    ends = pc.min_max(column.cast(pa.float64())).as_py()
+    if ends["min"] is not None and not low <= ends["min"] <= ends["max"] < high:
+        raise pa.ArrowInvalid(f"a value is out of the range of {target}")
 
 
 def _may_round(source: pa.DataType, target: pa.DataType) -> bool:
@@ -112,11 +135,13 @@ def _may_round(source: pa.DataType, target: pa.DataType) -> bool:
 
 def _fits(source: pa.DataType, target: pa.DataType, top: bool) -> bool:
     if pat.is_dictionary(source):
-        return top and _fits(source.value_type, target, top)
+        return _fits(source.value_type, target, top)
     if source == target or pat.is_null(source):
         return True
     if not is_flat(target):
         return not is_flat(source) and _nested_fits(source, target)
+    if pat.is_integer(target) and (pat.is_floating(source) or pat.is_decimal(source)):
+        return top
     if is_number(source) and pat.is_floating(target):
         return top or not _may_round(source, target)
     if pat.is_timestamp(source) and pat.is_timestamp(target):

@@ -27,6 +27,8 @@ import pyarrow as pa
 from persist.codecs.errors import CodecMismatch, SchemaMismatch
 from persist.codecs.types.arrow_types import Json, check_type, leaf_count, type_from_json, type_to_json
 from persist.codecs.types.codec import BUILT_IN, Codec, Unit, check_codec
+from persist.codecs.types.python_types import field_types
+from persist.codecs.types.suggestion import did_you_mean
 
 NAME_CHARS_MAX = 128
 # Each leaf column costs 0.2 KB in the footer of each part and 0.2 ms for each part that is written or read, so that
@@ -38,7 +40,8 @@ TIME_MAX = 2**63 - 2  # The greatest time: one more is the first that no update 
 TIME_UNITS = ("s", "ms", "us", "ns")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
-SideSpec: TypeAlias = Mapping[str, pa.DataType] | pa.Schema | Codec[Any] | type[Codec[Any]] | None
+# Besides, whatever `persist.codecs.types.python_types` makes fields of: frames and their schemas, dataclasses.
+SideSpec: TypeAlias = Mapping[str, Any] | pa.Schema | Codec[Any] | type[Any] | Any | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +73,7 @@ class Side:
         if isinstance(spec, Codec) or (isinstance(spec, type) and issubclass(spec, Codec)):
             codec = check_codec(spec)
             return cls((_plain(side, codec.arrow_type),), codec, codec.name, codec.version)
-        pairs = _pairs(spec, side)
+        pairs = field_types(spec, side)
         for name, arrow_type in pairs:
             _check_name(name, side)
             check_type(arrow_type, f"{side} field {name!r}")
@@ -179,11 +182,13 @@ class CollectionSchema:
         except TypeError as error:
             raise SchemaMismatch(f"{what}={names!r} is not a list of names") from error
         unknown = [name for name in found if name not in self.names]
-        if unknown or len(set(found)) != len(found):
-            raise SchemaMismatch(
-                f"{what} {list(found)} are not distinct columns of this collection (unknown: {unknown}); "
-                f"it has {list(self.names)}"
-            )
+        twice = [name for name, count in Counter(found).items() if count > 1]
+        if unknown:
+            hint = did_you_mean(unknown[0], self.names)
+            problem = f"{unknown[0]!r} is no column of this collection{hint or ','}"
+            raise SchemaMismatch(f"{what} {list(found)} cannot be had: {problem} it has {list(self.names)}")
+        if twice:
+            raise SchemaMismatch(f"{what} {list(found)} cannot be had: {twice[0]!r} is there twice. Name it once.")
         return found
 
     def to_json(self) -> dict[str, Json]:
@@ -238,21 +243,6 @@ def check_width(fields: Sequence[pa.Field]) -> None:
 
 def _plain(name: str, arrow_type: pa.DataType) -> pa.Field:
     return pa.field(name, type_from_json(type_to_json(arrow_type)))
-
-
-def _pairs(spec: Any, side: str) -> list[tuple[str, pa.DataType]]:
-    if isinstance(spec, pa.Schema):
-        pairs = [(f.name, f.type) for f in spec]
-    elif isinstance(spec, Mapping):
-        pairs = list(spec.items())
-    else:
-        raise SchemaMismatch(
-            f"the {side} is {spec!r:.80}: give a dict of names and pyarrow types, a pyarrow.Schema, a Codec, "
-            "or None for no column at all"
-        )
-    if not pairs:
-        raise SchemaMismatch(f"the {side} has no fields: give at least one, or None for no column at all")
-    return pairs
 
 
 def _check_name(name: object, side: str) -> None:

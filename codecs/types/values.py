@@ -4,10 +4,10 @@ Arrow's own conversion is generous: it stores 1.5 as the integer 1, bytes as tex
 misspelt struct key as NULL. Here the Python type decides, per family:
 
     bool                    bool
-    integers                int (bool is none)
+    integers                int (bool is none); in fields also float or Decimal, if whole
     floats                  float or int, if exact; float32 and float16 round to nearest, but refuse to
     overflow decimals                Decimal or int, if the scale holds it exactly
-    strings, binary         str; bytes, bytearray or memoryview
+    strings, binary         str; bytes, bytearray or memoryview; UUID, if it is of 16 bytes
     date, time, duration    date (datetime is none); time without tzinfo; timedelta
     timestamp               datetime: with tzinfo exactly if the type has a zone
     list, struct, map       list, tuple or numpy array; dict (an absent key is NULL); dict or list of pairs
@@ -26,6 +26,7 @@ from functools import lru_cache
 from itertools import chain
 from operator import attrgetter
 from typing import Any, NamedTuple, NoReturn
+from uuid import UUID
 
 import numpy as np
 import pyarrow as pa
@@ -77,6 +78,29 @@ def to_array(values: _Values, t: pa.DataType, where: str) -> pa.Array:
         _refuse(values, t, where, error)
 
 
+def to_field(values: _Values, t: pa.DataType, where: str) -> pa.Array:
+    """Return the column of a key or value field, as `to_array`; integers may come as whole floats or decimals.
+
+    Only frames and JSON have a reason to write 3 as 3.0, so a time, a diff or what a codec takes is not read like this.
+    """
+    try:
+        return to_array(values, t, where)
+    except InvalidUpdate:
+        whole = _as_integers(values) if pat.is_integer(t) else None
+        if whole is None:
+            raise
+    return to_array(whole, t, where)
+
+
+def _as_integers(values: _Values) -> list[Any] | None:
+    """Return values with floats and decimals as the integers that they are; None if there is none that is one."""
+    fractional = (float, Decimal, np.floating)
+    if not any(issubclass(kind, fractional) for kind in {*map(type, values)}):
+        return None
+    found = [int(v) if isinstance(v, fractional) and v % 1 == 0 else v for v in values]
+    return None if {*map(type, found)} == {*map(type, values)} else found
+
+
 def check_values(values: _Values, t: pa.DataType) -> None:
     """Raise if a value has a Python type that `t` does not take; ranges are Arrow's to check."""
     rule = _rule(t)
@@ -111,6 +135,7 @@ def cut(value: object) -> str:
 def _refuse(values: _Values, t: pa.DataType, where: str, error: Exception) -> NoReturn:
     """Raise InvalidUpdate for the first value that is refused on its own."""
     rule = _rule(t)
+    or_null = "" if where.strip("'").endswith(("_time", "_diff")) else ", or None for NULL"
     for index, value in enumerate(values):
         try:
             _check([value], rule, {type(value)})
@@ -118,7 +143,7 @@ def _refuse(values: _Values, t: pa.DataType, where: str, error: Exception) -> No
         except Exception as reason:
             raise InvalidUpdate(
                 f"update {index} has {cut(value)} ({type(value).__name__}) for {where} of type {t}: "
-                f"{str(reason).rstrip('.') or type(reason).__name__}. Give {rule.wanted}, or None for NULL."
+                f"{str(reason).rstrip('.') or type(reason).__name__}. Give {rule.wanted}{or_null}."
             ) from reason
     raise InvalidUpdate(f"the updates cannot be stored in {where} of type {t}: {error}") from error
 
@@ -164,6 +189,8 @@ def _flat_rule(t: pa.DataType) -> _Rule:
         return _Rule("a datetime.time without tzinfo", (dt.time,), (), _fine_enough(t, pa.time64("us"), _zoned(False)))
     if pat.is_duration(t):
         return _Rule("a timedelta", (dt.timedelta,), (), _fine_enough(t, pa.duration("us"), None))
+    if t == pa.binary(16):
+        return _Rule("16 bytes or a UUID", (bytes, bytearray, memoryview, UUID))
     return _Rule("bytes", (bytes, bytearray, memoryview))
 
 

@@ -1,14 +1,15 @@
 """Updates as Python tuples, to Arrow and back.
 
     update = ((key, value), time, diff)
-    key, value = the value itself for one field or a codec, a tuple for several fields, None for unit
+    key, value = the value itself for one field or a codec, a tuple for several fields, None for unit;
+                 or a dict of the fields, unless the one field is itself a struct or a map
 
 Tuples are transposed and converted column by column; only when that fails are they looked at one
 by one, to name the first that is wrong.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import repeat
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain, repeat
 from operator import itemgetter
 from typing import Any
 
@@ -19,7 +20,8 @@ from persist.codecs.errors import CodecMismatch, InvalidUpdate, SchemaMismatch
 from persist.codecs.order.ordering import canonical
 from persist.codecs.types.arrow_types import children, has_floats, is_flat
 from persist.codecs.types.schema import DIFF, TIME, CollectionSchema, Side
-from persist.codecs.types.values import check_values, cut, to_array, to_values
+from persist.codecs.types.suggestion import did_you_mean
+from persist.codecs.types.values import check_values, cut, to_array, to_field, to_values
 
 _INT64 = pa.int64()
 _ROWS_PER_BATCH = 64 * 1024
@@ -92,6 +94,8 @@ def _columns(rows: Sequence[Any], schema: CollectionSchema) -> list[list[Any]]:
 
 
 def _side_columns(values: list[Any], side: Side) -> list[list[Any]]:
+    if side.codec_name is None and _are_dicts(values, side):
+        return _dict_columns(values, side)
     if len(side.fields) == 1:
         return [values]
     if side.fields:
@@ -99,6 +103,23 @@ def _side_columns(values: list[Any], side: Side) -> list[list[Any]]:
     if {*map(type, values)} != _NONE:
         raise _Malformed
     return []
+
+
+def _are_dicts(values: list[Any], side: Side) -> bool:
+    """Return whether values name their fields; a dict may also be the value of the one field itself."""
+    if not values or not side.fields or not isinstance(values[0], Mapping):
+        return False
+    t = side.fields[0].type
+    return len(side.fields) > 1 or not (pat.is_struct(t) or pat.is_map(t))
+
+
+def _dict_columns(values: list[Any], side: Side) -> list[list[Any]]:
+    """Transpose dicts; a field that one lacks is NULL there, as in structs."""
+    if not all(issubclass(kind, Mapping) for kind in {*map(type, values)}):
+        raise _Malformed
+    if not set(side.names).issuperset(chain.from_iterable(values)):
+        raise _Malformed
+    return [[value.get(name) for value in values] for name in side.names]
 
 
 def _transposed(rows: Sequence[Any], width: int) -> list[list[Any]]:
@@ -141,7 +162,7 @@ def _side_arrays(columns: list[list[Any]], side: Side, name: str) -> list[pa.Arr
     if side.codec_name is not None:
         return [_encoded(columns[0], side, name)]
     return [
-        to_array(values, f.type, f"{name} field {f.name!r}") for values, f in zip(columns, side.fields, strict=True)
+        to_field(values, f.type, f"{name} field {f.name!r}") for values, f in zip(columns, side.fields, strict=True)
     ]
 
 
@@ -184,6 +205,11 @@ def _shape_problem(row: Any, schema: CollectionSchema) -> str | None:
     for side, value, name in ((schema.key, pair[0], "key"), (schema.value, pair[1], "value")):
         count = len(side.fields)
         if side.codec_name is not None:
+            continue
+        if _are_dicts([value], side):
+            if unknown := [each for each in value if each not in side.names]:
+                hint = did_you_mean(unknown[0], side.names)
+                return f"{cut(unknown[0])} is no field of the {name}{hint or ','} which has {', '.join(side.names)}"
             continue
         if count == 0 and value is not None:
             return f"the {name} {cut(value)} is not None, and this collection has no {name} fields"

@@ -11,18 +11,21 @@ NULL, which is what NaN means there; everywhere else NaN is a number.
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.types as pat
 
 from persist.codecs.errors import InvalidUpdate, SchemaMismatch
 from persist.codecs.order.ordering import canonical
 from persist.codecs.types.casts import cast_column
 from persist.codecs.types.schema import DIFF, TIME, TIME_MAX, CollectionSchema
+from persist.codecs.types.suggestion import did_you_mean
 from persist.codecs.types.values import cut
+from persist.codecs.updates.inputs import TableStream, as_table, opened
 from persist.codecs.updates.tuples import from_tuples, to_rows, to_tuples
 
 __all__ = ["to_rows", "to_tuples", "to_updates"]
@@ -43,8 +46,8 @@ def to_updates(
     """Return updates as one table of `schema.arrow`, zero diffs dropped.
 
     Args:
-        data: an iterable of `((key, value), time, diff)`; or a pa.Table, a pa.RecordBatch or anything with
-            `__arrow_c_stream__` (pandas and Polars frames), whose columns are found by name, in any order.
+        data: an iterable of `((key, value), time, diff)`; or tables in any form that `persist.codecs.updates.inputs`
+            takes (Arrow, frames, streams, dicts), whose columns are found by name, in any order.
         schema: the collection's.
         default_time: the time of every update if there is no `_time` column.
         default_diff: the diff of every update if there is no `_diff` column.
@@ -56,7 +59,11 @@ def to_updates(
             tuple of the wrong shape; the message names its index.
         CodecMismatch: tuples for a codec that is not known here.
     """
-    table = _as_table(data)
+    data = opened(data)
+    if isinstance(data, TableStream):
+        pieces = streamed_updates(data, schema, default_time=default_time, default_diff=default_diff)
+        return pa.concat_tables([schema.arrow.empty_table(), *pieces])
+    table = as_table(data, schema)
     if table is None:
         table, times, diffs = from_tuples(_iterable(data), schema)
         if times:
@@ -71,31 +78,23 @@ def to_updates(
     return table
 
 
-def _as_table(data: Any) -> pa.Table | None:
-    """Return Arrow data as a table, and None for what is not Arrow data."""
-    if isinstance(data, (list, tuple)):
-        return None
-    if isinstance(data, pa.Table):
-        return data
-    if isinstance(data, pa.RecordBatch):
-        return pa.Table.from_batches([data])
-    if hasattr(data, "__arrow_c_stream__"):
+def streamed_updates(
+    data: TableStream,
+    schema: CollectionSchema,
+    *,
+    default_time: int | None = None,
+    default_diff: int | None = None,
+) -> Iterator[pa.Table]:
+    """Yield the updates of each table of a stream; as `to_updates`, but for that each piece is taken by itself."""
+    start = 0
+    for table in data.tables(schema):
         try:
-            return pa.RecordBatchReader.from_stream(_with_index(data)).read_all()
-        except (pa.ArrowException, TypeError) as error:
-            raise SchemaMismatch(
-                f"{type(data).__name__} does not give Arrow record batches ({error}): give a table or a frame"
-            ) from error
-    return None
-
-
-def _with_index(data: Any) -> Any:
-    """Return a pandas frame with its named index among its columns, and other data as it is.
-
-    pandas streams an index as a column itself, unless its values happen to be a range.
-    """
-    names = getattr(getattr(data, "index", None), "names", ()) if hasattr(data, "columns") else ()
-    return data.reset_index() if any(n is not None and n not in data.columns for n in names) else data
+            yield to_updates(table, schema, default_time=default_time, default_diff=default_diff)
+        except InvalidUpdate as error:
+            if not start:
+                raise
+            raise InvalidUpdate(f"of the updates from row {start} of the stream on, {error}") from error
+        start += len(table)
 
 
 def _iterable(data: Any) -> Iterable[Any]:
@@ -104,10 +103,9 @@ def _iterable(data: Any) -> Iterable[Any]:
     ):
         return data
     raise InvalidUpdate(
-        f"the updates are {cut(data)} ({type(data).__name__}): give an iterable of ((key, value), time, "
-        "diff) tuples, a "
-        "pyarrow Table or RecordBatch, or a frame that has __arrow_c_stream__ (a dict of columns: "
-        "pyarrow.table(...))"
+        f"the updates are {cut(data)} ({type(data).__name__}): give an iterable of ((key, value), time, diff) "
+        "tuples, a list of dicts, a dict of columns, a pyarrow Table, RecordBatch or Dataset, a frame, or anything "
+        "else that has __arrow_c_stream__"
     )
 
 
@@ -160,6 +158,9 @@ def _conformed(table: pa.Table, schema: CollectionSchema, defaults: dict[str, in
     wanted = [n for n in names if n in present or defaults.get(n) is None]
     if len(found) != len(present) or present != set(wanted):
         raise _columns_do_not_fit(found, wanted, schema)
+    for name in (TIME, DIFF):
+        if name in present and not pat.is_integer(table.schema.field(name).type):
+            _check_integers(table.column(name), name)
     columns = [
         cast_column(table.column(f.name), f.type, f.name)
         if f.name in present
@@ -167,6 +168,16 @@ def _conformed(table: pa.Table, schema: CollectionSchema, defaults: dict[str, in
         for f in schema.arrow
     ]
     return pa.Table.from_arrays(columns, schema=schema.arrow)
+
+
+def _check_integers(column: pa.ChunkedArray, name: str) -> None:
+    """Refuse times and diffs of another type, for which a conversion would be a guess."""
+    source = column.type.value_type if pat.is_dictionary(column.type) else column.type
+    if not (pat.is_integer(source) or pat.is_null(source)):
+        raise SchemaMismatch(
+            f"column {name!r} has type {column.type}, and the collection stores int64, one for every update. Cast it "
+            "to int64 first."
+        )
 
 
 def _check_default(name: str, value: Any, low: int, high: int) -> None:
@@ -177,7 +188,8 @@ def _check_default(name: str, value: Any, low: int, high: int) -> None:
 def _columns_do_not_fit(found: list[str], wanted: list[str], schema: CollectionSchema) -> SchemaMismatch:
     given, known = frozenset(found), frozenset(wanted)
     problems = [f"{n!r} ({schema.arrow.field(n).type}) is missing" for n in wanted if n not in given]
-    problems += [f"{n!r} is unexpected" for n in found if n not in known]
+    missing = [n for n in wanted if n not in given]
+    problems += [f"{n!r} is unexpected{did_you_mean(n, missing)}" for n in found if n not in known]
     problems += [f"{n!r} is there {count} times" for n, count in Counter(found).items() if count > 1]
     listed = [f"{f.name}: {f.type}" for f in schema.arrow]
     return SchemaMismatch(

@@ -31,12 +31,9 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
-import numpy as np
-import pyarrow as pa
-
 from persist.blob import Blob
 from persist.blob.clock import Clock
-from persist.codecs import CollectionSchema, Part, small_updates, to_updates
+from persist.codecs import CollectionSchema, Part
 from persist.errors import (
     ClientClosed,
     CollectionNotFound,
@@ -61,8 +58,8 @@ from persist.write.future import CommitFuture, UnobservedErrors
 from persist.write.operations import Operation, Step, Write, merge
 from persist.write.part_writer import MEMORY_BUDGET, PartWriter
 from persist.write.proof import StoreProof
+from persist.write.write_steps import WriteSteps
 
-SMALL_WRITE_BYTES_MAX = 64 << 10
 GROUP_BYTES_MAX = 16 << 20
 LINGER_S = 0.01
 
@@ -89,6 +86,7 @@ class Committer:
         self._writer_name = writer_name
         self._proof = StoreProof(blob, clock)
         self._parts = PartWriter(blob, follower.next_seqno, memory_budget)
+        self._write_steps = WriteSteps(self._parts, pool)
         self._in_flight_bytes_max = memory_budget
         self.unobserved = UnobservedErrors(blob.url)
         self.appended: Callable[[str], object] = lambda collection: None  # Told of each commit that adds updates.
@@ -107,30 +105,8 @@ class Committer:
         self._thread.start()
 
     def write_step(self, collection: str, schema: CollectionSchema, updates: Any) -> Write | None:
-        """Return the step that adds updates, of any form that `to_updates` takes; start their upload if they are large.
-
-        None if there are none. Raises what `to_updates` raises.
-        """
-        small = small_updates(updates, schema)
-        if small is not None and small.diff_abs_sum < 2**63:
-            return Write(collection, schema, small.time_min, small.bytes, small)
-        table = to_updates(updates, schema)
-        return self._table_step(collection, schema, table) if len(table) else None
-
-    def _table_step(self, collection: str, schema: CollectionSchema, table: pa.Table) -> Write:
-        # numpy rather than Arrow's kernels: for few rows those cost more than all else, and give up the GIL each time.
-        time_min = int(table["_time"].to_numpy().min())
-        diffs = table["_diff"].to_numpy()
-        largest = max(abs(int(diffs.min())), abs(int(diffs.max())))
-        size = table.get_total_buffer_size()
-        if size > SMALL_WRITE_BYTES_MAX:
-            size = table.nbytes  # What of these buffers is in use; it takes longer to find out.
-        # A small write is encoded together with others, so it must be sure not to overflow by itself.
-        if size <= SMALL_WRITE_BYTES_MAX and largest * len(diffs) < 2**63:
-            # A copy, because it is encoded later and the caller may reuse the buffers.
-            return Write(collection, schema, time_min, size, table.take(pa.array(np.arange(len(table)))))
-        upload = self._pool.submit(self._parts.upload, collection, schema, table)
-        return Write(collection, schema, time_min, size, upload)
+        """Return the step that adds updates; see `WriteSteps.of`."""
+        return self._write_steps.of(collection, schema, updates)
 
     def submit(self, steps: Sequence[Step], names: dict[str, str]) -> CommitFuture:
         """Queue an operation; return at once, or as soon as there is room for it.

@@ -36,7 +36,11 @@ LEAF_BYTES_MIN = 512
 
 
 class PartWriter:
-    """Encodes updates and puts them where readers find them."""
+    """Encodes updates and puts them where readers find them.
+
+    Attributes:
+        piece_bytes: about how large a table is that is sorted at once.
+    """
 
     def __init__(self, blob: Blob, next_seqno: Callable[[], int], memory_budget: int = MEMORY_BUDGET) -> None:
         """Make one that uploads to blob.
@@ -47,7 +51,7 @@ class PartWriter:
         """
         self._blob = blob
         self._next_seqno = next_seqno
-        self._piece_bytes = memory_budget // 4
+        self.piece_bytes = memory_budget // 4
         self._memory_budget = memory_budget
 
     def upload(self, collection: str, schema: CollectionSchema, table: pa.Table) -> tuple[Part, ...]:
@@ -64,7 +68,7 @@ class PartWriter:
         group_bytes = group_bytes_max(self._memory_budget, schema)
         seqno = self._next_seqno()
         try:
-            for piece in _pieces(table, self._piece_bytes):
+            for piece in _pieces(table, self.piece_bytes):
                 for data, part in encode_parts(piece, schema, row_group_bytes_max=group_bytes):
                     stored.append(self._put(collection, seqno, data, part))
         except BaseException:

@@ -173,9 +173,9 @@ def test_a_name_may_not_be_on_both_sides() -> None:
     [
         ({}, "the key has no fields: give at least one, or None"),
         (pa.schema([]), "the key has no fields"),
-        ("id", "the key is 'id': give a dict of names and pyarrow types"),
+        ("id", "the key is 'id': give a dict of names and types"),
         (int, "the key is <class 'int'>: give a dict"),
-        ({"id": int}, "key field 'id' has <class 'int'> for a type"),
+        ({"id": object}, "key field 'id' has <class 'object'> for a type"),
         ({"id": pa.null()}, "key field 'id' has type null"),
     ],
 )

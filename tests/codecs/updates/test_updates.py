@@ -251,7 +251,7 @@ def test_a_column_of_the_same_family_is_converted(source: Any, values: Any, targ
 @pytest.mark.parametrize(
     ("source", "target"),
     [
-        *((pa.int64(), pa.string()), (pa.string(), pa.int64()), (pa.float64(), pa.int64())),
+        *((pa.int64(), pa.string()), (pa.string(), pa.int64()), (pa.string(), pa.decimal128(9))),
         *(
             (pa.bool_(), pa.int64()),
             (pa.int64(), pa.bool_()),
@@ -278,7 +278,7 @@ def test_a_column_of_the_same_family_is_converted(source: Any, values: Any, targ
             (pa.list_view(pa.int8()), pa.list_(pa.int8())),
         ),
         *((pa.struct([("a", pa.int8()), ("b", pa.int8())]), pa.struct([("a", pa.int8())])),),
-        *((pa.dictionary(pa.int8(), pa.string()), pa.int64()), (pa.uuid(), pa.binary(16))),
+        *((pa.dictionary(pa.int8(), pa.string()), pa.int64()), (pa.dictionary(pa.int8(), pa.int8()), pa.bool_())),
     ],
     ids=str,
 )
@@ -407,7 +407,7 @@ def test_a_time_or_diff_that_is_no_int64_is_refused(column: str, value: Any) -> 
         (((1, "a"), 1, 1), "the value 'a' is not a tuple of the 2 fields status, amount"),
         (((1, ("a",)), 1, 1), "the value ('a',) is not a tuple of the 2 fields status, amount"),
         (((1, None), 1, 1), "the value None is not a tuple of the 2 fields"),
-        (((1, {"status": "a", "amount": 1.0}), 1, 1), "is not a tuple of the 2 fields"),
+        (((1, {"status": "a", "amuont": 1.0}), 1, 1), "'amuont' is no field of the value, did you mean 'amount'?"),
         ((((1,), ("a", 1.0)), 1, 1), "the key (1,) is a tuple, and field 'id' takes the value itself"),
     ],
     ids=repr,
@@ -440,7 +440,7 @@ def test_the_example_of_every_type_is_one(t: pa.DataType) -> None:
 
 
 REFUSED: list[tuple[Any, list[Any]]] = [
-    (pa.int64(), [True, 1.0, "1", Decimal(1), 2**63, np.bool_(True)]),
+    (pa.int64(), [True, 1.5, "1", Decimal("1.5"), math.nan, 2**63, np.bool_(True)]),
     (pa.uint8(), [-1, 256]),
     (pa.float64(), [True, "1.5", Decimal(1), 2**53 + 1]),
     (pa.float32(), [1e300, -1e300]),
@@ -508,12 +508,12 @@ def test_lists_and_named_tuples_stand_for_tuples() -> None:
     assert to_updates([[[1, ["new", 9.5]], 10, 1]], ORDERS).equals(to_updates(UPDATES[:1], ORDERS))
 
 
-@pytest.mark.parametrize("data", [None, 5, "abc", b"abc", {"id": [1]}], ids=repr)
+@pytest.mark.parametrize("data", [None, 5, "abc", b"abc"], ids=repr)
 def test_what_is_no_updates_at_all_is_refused(data: Any) -> None:
     with pytest.raises(InvalidUpdate, match=r"the updates are .*: give an iterable of \(\(key, value\), time, diff\)"):
         to_updates(data, ORDERS)
 
 
 def test_a_single_column_is_no_table() -> None:
-    with pytest.raises(SchemaMismatch, match=r"Series does not give Arrow record batches .*: give a table or a frame"):
+    with pytest.raises(SchemaMismatch, match=r"Series gives no Arrow record batches .*: give a table, a frame"):
         to_updates(pl.Series([1, 2]), ORDERS)

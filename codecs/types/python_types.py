@@ -1,0 +1,224 @@
+"""The fields of a schema, in whatever way a caller describes them: names with Arrow types in the end.
+
+    a dict             of names to types: `{"id": int, "name": "string", "at": datetime, "n": pa.int32()}`
+    a pa.Schema        or anything that exports one: a Polars schema or frame, a table, a reader
+    a pandas frame     or its `dtypes`
+    a dataclass        or a TypedDict: its annotations
+
+    a type             pa.DataType, a name as Arrow writes it, a Python type, or a dtype of numpy, pandas or Polars
+
+Python's types: bool, int (int64), float (float64), str, bytes, date, datetime (timestamp[us, tz=UTC]), time
+(time64[us]), timedelta (duration[us]), UUID (fixed_size_binary[16]), `list[T]`, `dict[K, V]` (a map), dataclasses and
+TypedDicts (structs), `T | None`, string and integer enums, and `Annotated[T, pa_type]` for any other type.
+
+An encoding is no type: a dictionary-encoded type is stored as that of its values, a view as the type without "view",
+a UUID as its 16 bytes and Arrow's JSON as text.
+"""
+
+import dataclasses
+import datetime as dt
+import sys
+from collections.abc import Mapping
+from decimal import Decimal
+from enum import Enum
+from types import NoneType, UnionType
+from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints, is_typeddict
+from uuid import UUID
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.types as pat
+
+from persist.codecs.errors import SchemaMismatch
+from persist.codecs.types.arrow_types import children, is_flat, type_from_json, with_children
+
+_PYTHON: dict[type, pa.DataType] = {
+    bool: pa.bool_(),
+    int: pa.int64(),
+    float: pa.float64(),
+    str: pa.string(),
+    bytes: pa.binary(),
+    bytearray: pa.binary(),
+    dt.datetime: pa.timestamp("us", tz="UTC"),
+    dt.date: pa.date32(),
+    dt.time: pa.time64("us"),
+    dt.timedelta: pa.duration("us"),
+    UUID: pa.binary(16),
+}
+_STORED_EXTENSIONS = frozenset({"arrow.uuid", "arrow.json"})
+_NESTED = ("large_list", "list", "map", "struct")
+
+
+class _Unknown(ValueError):
+    """This is no type; the message says why."""
+
+
+def field_types(spec: Any, side: str) -> list[tuple[Any, pa.DataType]]:
+    """Return names and plain types of the fields that a caller describes, in order.
+
+    Args:
+        side: "key" or "value", for messages.
+
+    Raises:
+        SchemaMismatch: spec describes no fields, or a field has what is no type.
+    """
+    pairs = _described(spec)
+    if pairs is None:
+        raise SchemaMismatch(
+            f"the {side} is {spec!r:.80}: give a dict of names and types, a schema of pyarrow, Polars or pandas, a "
+            "dataclass, a Codec, or None for no column at all"
+        )
+    if not pairs:
+        raise SchemaMismatch(f"the {side} has no fields: give at least one, or None for no column at all")
+    return [(name, arrow_type(given, f"{side} field {name!r:.80}")) for name, given in pairs]
+
+
+def arrow_type(given: Any, where: str) -> pa.DataType:
+    """Return the type that a value of what is given is stored as; where names the field in errors.
+
+    Raises:
+        SchemaMismatch: it is no type; whether the type is supported is for `check_type` to say.
+    """
+    try:
+        return stored_type(_converted(given))
+    except _Unknown as error:
+        raise SchemaMismatch(
+            f"{where} has {given!r:.80} for a type{error}: give a pyarrow type, such as pa.int64() or pa.string(), its "
+            'name, such as "int64" or "timestamp[us, tz=UTC]", or a Python type, such as int, str or datetime'
+        ) from error
+
+
+def stored_type(t: pa.DataType) -> pa.DataType:
+    """Return a type without what is only an encoding of it, at whatever depth."""
+    if pat.is_dictionary(t):
+        return stored_type(t.value_type)
+    if pat.is_string_view(t):
+        return pa.string()
+    if pat.is_binary_view(t):
+        return pa.binary()
+    if isinstance(t, pa.BaseExtensionType):
+        return stored_type(t.storage_type) if t.extension_name in _STORED_EXTENSIONS else t
+    if is_flat(t):
+        return t
+    inner = [f.type for f in children(t)]
+    stored = [stored_type(each) for each in inner]
+    return t if stored == inner else with_children(t, stored)
+
+
+def _described(spec: Any) -> list[tuple[Any, Any]] | None:
+    """Return the names, each with something that is a type, of whatever describes fields; None if nothing does."""
+    if isinstance(spec, pa.Schema):
+        return [(f.name, f.type) for f in spec]
+    if isinstance(spec, type):
+        is_one = dataclasses.is_dataclass(spec) or is_typeddict(spec)
+        return [*_annotations(spec).items()] if is_one else None
+    if hasattr(spec, "columns") and hasattr(spec, "iloc"):  # A frame of pandas: an empty one tells the types alone.
+        return [(f.name, f.type) for f in pa.Schema.from_pandas(spec, preserve_index=False)]
+    if hasattr(spec, "__arrow_c_schema__"):
+        return [(f.name, f.type) for f in pa.schema(spec)]
+    if hasattr(spec, "__arrow_c_stream__") and not hasattr(spec, "iloc"):
+        return [(f.name, f.type) for f in pa.RecordBatchReader.from_stream(spec).schema]
+    if isinstance(spec, Mapping) or hasattr(spec, "iloc"):  # The `dtypes` of a pandas frame are one of its series.
+        return [*spec.items()]
+    return None
+
+
+def _annotations(kind: type) -> dict[str, Any]:
+    hints = get_type_hints(kind, include_extras=True)
+    return {f.name: hints[f.name] for f in dataclasses.fields(kind)} if dataclasses.is_dataclass(kind) else hints
+
+
+def _converted(given: Any) -> pa.DataType:
+    if isinstance(given, pa.DataType):
+        return given
+    if isinstance(given, str):
+        return _named(given)
+    if get_origin(given) is not None:
+        return _generic(get_origin(given), get_args(given))
+    if isinstance(given, np.dtype) or (isinstance(given, type) and issubclass(given, np.generic)):
+        try:
+            return pa.from_numpy_dtype(given)
+        except pa.ArrowException as error:
+            raise _Unknown(", of which only the values tell what they are") from error
+    package = (given if isinstance(given, type) else type(given)).__module__.partition(".")[0]
+    if package in ("pandas", "polars"):
+        return _of_frames(given, package)
+    return _of_class(given) if isinstance(given, type) else _no_type()
+
+
+def _of_class(given: type) -> pa.DataType:
+    if (known := _PYTHON.get(given)) is not None:
+        return known
+    if given is Decimal:
+        raise _Unknown(', which says nothing of its digits (write "decimal128(38, 10)")')
+    if dataclasses.is_dataclass(given) or is_typeddict(given):
+        return pa.struct([(name, _converted(inner)) for name, inner in _annotations(given).items()])
+    if issubclass(given, Enum) and issubclass(given, (str, int)):
+        return pa.string() if issubclass(given, str) else pa.int64()
+    return _no_type()
+
+
+def _generic(origin: Any, inner: tuple[Any, ...]) -> pa.DataType:
+    if origin is Annotated:
+        return next((each for each in inner[1:] if isinstance(each, pa.DataType)), None) or _converted(inner[0])
+    if origin in (Union, UnionType):
+        kinds = [each for each in inner if each is not NoneType]
+        return _converted(kinds[0]) if len(kinds) == 1 else _no_type(", which may be any of several types")
+    if origin is list and len(inner) == 1:
+        return pa.list_(_converted(inner[0]))
+    if origin is dict and len(inner) == 2:
+        return pa.map_(_converted(inner[0]), _converted(inner[1]))
+    return _no_type()
+
+
+def _of_frames(given: Any, package: str) -> pa.DataType:
+    library: Any = sys.modules[package]
+    try:
+        if package == "polars":
+            return pa.schema(library.Schema({"it": given})).field(0).type
+        found = pa.Schema.from_pandas(library.DataFrame({"it": library.Series([], dtype=given)})).field(0).type
+    except Exception as error:  # What a library raises at something else is its own choice.
+        raise _Unknown(f", of which Arrow has none ({error})") from error
+    return found
+
+
+def _named(name: str) -> pa.DataType:
+    try:
+        return type_from_json(name)
+    except ValueError:
+        pass
+    kind, _, rest = name.strip().partition("<")
+    if kind in _NESTED and rest.endswith(">"):
+        return _nested(kind, _split(rest[:-1]))
+    try:
+        return pa.type_for_alias(name)
+    except ValueError:
+        return _no_type(", and no type is called that")
+
+
+def _nested(kind: str, inner: list[str]) -> pa.DataType:
+    if kind == "struct":
+        fields = [each.partition(":") for each in inner]
+        return pa.struct([(name.strip(), _named(of.strip())) for name, _, of in fields])
+    if kind == "map" and len(inner) == 2:
+        return pa.map_(*[_named(each) for each in inner])
+    if kind in ("list", "large_list") and len(inner) == 1:
+        item = _named(inner[0].removeprefix("item:").strip())
+        return pa.large_list(item) if kind == "large_list" else pa.list_(item)
+    return _no_type()
+
+
+def _split(text: str) -> list[str]:
+    """Return what stands between the commas of a text that are in no brackets."""
+    found, depth = [""], 0
+    for letter in text:
+        depth += (letter in "<([") - (letter in ">)]")
+        if letter == "," and not depth:
+            found.append("")
+        else:
+            found[-1] += letter
+    return [each.strip() for each in found]
+
+
+def _no_type(why: str = "") -> pa.DataType:
+    raise _Unknown(why)

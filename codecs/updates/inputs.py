@@ -1,0 +1,203 @@
+"""What callers have, as Arrow tables: frames, tables, columns, rows as dicts, and streams of any of these.
+
+    a table at once    pa.Table, pa.RecordBatch, frames of pandas and Polars, a dict of columns, a list of dicts
+    a stream           pa.RecordBatchReader, a Dataset or Scanner of PyArrow, a Polars LazyFrame, a relation of DuckDB,
+                       whatever else has `__arrow_c_stream__`; and iterables of tables, batches, frames or dicts
+
+A stream is read piece by piece, so it may be larger than memory. Python values in columns and dicts are converted to
+the collection's types by the rules of `persist.codecs.types.values`; what Arrow has already, `casts` converts later.
+A frame that Arrow does not take as a whole is converted column by column, so that the column that is at fault, and
+the row, can be named. Here is no pandas and no Polars: what something is, its methods say.
+"""
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from persist.codecs.errors import InvalidUpdate, SchemaMismatch
+from persist.codecs.types.schema import DIFF, TIME, CollectionSchema
+from persist.codecs.types.values import cut, to_array, to_field
+
+_DICTS_PER_TABLE = 64 * 1024
+_IN_MEMORY = ("nbytes", "memory_usage", "estimated_size")  # What tables and frames tell their size by.
+
+
+@dataclass(frozen=True, slots=True)
+class TableStream:
+    """Tables that come one after the other, once.
+
+    Attributes:
+        tables: yields them, given the schema that their columns belong to.
+    """
+
+    tables: Callable[[CollectionSchema], Iterator[pa.Table]]
+
+
+def opened(data: Any) -> Any:
+    """Return a `TableStream` for what is one, and other data as it is.
+
+    To tell that of an iterator, its first element is taken; it is then returned with that element in its place.
+    """
+    if isinstance(data, (TableStream, pa.Table, pa.RecordBatch, Mapping, str, bytes)):
+        return data
+    if _is_arrow(data):
+        return data if _is_in_memory(data) else TableStream(lambda schema: _batches(data, schema))
+    for method in ("to_batches", "collect_batches"):  # Of a Dataset or Scanner of PyArrow; of a LazyFrame of Polars.
+        if hasattr(data, method):
+            return _streamed(getattr(data, method)())
+    if isinstance(data, (list, tuple)):
+        return _streamed(data) if data and _is_table(data[0]) else data
+    if not isinstance(data, Iterable):
+        return data
+    values = iter(data)
+    first = [*itertools.islice(values, 1)]
+    values = itertools.chain(first, values)
+    if first and _is_table(first[0]):
+        return _streamed(values)
+    if first and isinstance(first[0], Mapping):
+        return TableStream(lambda schema: _of_dicts(values, schema))
+    return values
+
+
+def as_table(data: Any, schema: CollectionSchema) -> pa.Table | None:
+    """Return data from `opened` as one table, and None for what is no table at all, such as tuples, or a stream.
+
+    Raises:
+        SchemaMismatch: its columns are no columns.
+        InvalidUpdate: a value does not convert; the message names its column and row.
+    """
+    if isinstance(data, pa.Table):
+        return data
+    if isinstance(data, pa.RecordBatch):
+        return pa.Table.from_batches([data])
+    if isinstance(data, Mapping):
+        return _from_columns(data, schema)
+    if isinstance(data, (list, tuple)):
+        return _from_dicts(data, schema) if data and isinstance(data[0], Mapping) else None
+    return _from_frame(data, schema) if _is_arrow(data) else None
+
+
+def _is_arrow(data: Any) -> bool:
+    return hasattr(data, "__arrow_c_stream__") or hasattr(data, "__arrow_c_array__")
+
+
+def _is_table(data: Any) -> bool:
+    return isinstance(data, (pa.Table, pa.RecordBatch)) or (_is_arrow(data) and not isinstance(data, pa.Array))
+
+
+def _is_in_memory(data: Any) -> bool:
+    return hasattr(data, "__arrow_c_array__") or any(hasattr(data, name) for name in _IN_MEMORY)
+
+
+def _streamed(values: Iterable[Any]) -> TableStream:
+    def tables(schema: CollectionSchema) -> Iterator[pa.Table]:
+        for value in values:
+            table = as_table(value, schema) if _is_table(value) else None
+            if table is None:
+                raise SchemaMismatch(
+                    f"a stream of tables holds {cut(value)} ({type(value).__name__}): all of it must be record "
+                    "batches, tables or frames"
+                )
+            yield table
+
+    return TableStream(tables)
+
+
+def _of_dicts(values: Iterator[Any], schema: CollectionSchema) -> Iterator[pa.Table]:
+    while rows := [*itertools.islice(values, _DICTS_PER_TABLE)]:
+        yield _from_dicts(rows, schema)
+
+
+def _batches(data: Any, schema: CollectionSchema) -> Iterator[pa.Table]:
+    try:
+        for batch in pa.RecordBatchReader.from_stream(data):
+            yield pa.Table.from_batches([batch])
+    except (pa.ArrowException, TypeError) as error:
+        raise _no_table(data, error) from error
+
+
+def _from_frame(frame: Any, schema: CollectionSchema) -> pa.Table:
+    if not hasattr(frame, "__arrow_c_stream__"):
+        return pa.Table.from_batches([pa.record_batch(frame)])
+    frame = _with_index(frame)
+    try:
+        return pa.RecordBatchReader.from_stream(frame).read_all()
+    except (pa.ArrowException, TypeError) as error:
+        if not (hasattr(frame, "columns") and hasattr(frame, "__getitem__")):
+            raise _no_table(frame, error) from error
+    return _from_columns({name: frame[name] for name in frame.columns}, schema)
+
+
+def _no_table(data: Any, error: Exception) -> SchemaMismatch:
+    return SchemaMismatch(
+        f"{type(data).__name__} gives no Arrow record batches ({error}): give a table, a frame, or a dict of columns"
+    )
+
+
+def _with_index(data: Any) -> Any:
+    """Return a pandas frame with its named index among its columns, and other data as it is.
+
+    pandas streams an index as a column itself, unless its values happen to be a range.
+    """
+    names = getattr(getattr(data, "index", None), "names", ()) if hasattr(data, "columns") else ()
+    return data.reset_index() if any(n is not None and n not in data.columns for n in names) else data
+
+
+def _from_dicts(rows: Any, schema: CollectionSchema) -> pa.Table:
+    """Return rows that are dicts as a table; a column that a row lacks is NULL there."""
+    kinds = {*map(type, rows)}
+    if not all(issubclass(kind, Mapping) for kind in kinds):
+        row = next(i for i, row in enumerate(rows) if not isinstance(row, Mapping))
+        raise InvalidUpdate(
+            f"update {row} is {cut(rows[row])} ({type(rows[row]).__name__}), and the updates before it are dicts: "
+            "give all of them as dicts of columns, or all as tuples"
+        )
+    names = dict.fromkeys(itertools.chain.from_iterable(rows))
+    return _from_columns({name: [row.get(name) for row in rows] for name in names}, schema)
+
+
+def _from_columns(columns: Mapping[Any, Any], schema: CollectionSchema) -> pa.Table:
+    made = {name: _column(name, values, schema) for name, values in columns.items()}
+    lengths = {len(column) for column in made.values()}
+    if len(lengths) > 1:
+        told = ", ".join(f"{name!r} {len(column)}" for name, column in made.items())
+        raise SchemaMismatch(f"the columns are not of one length: {told:.500}. Give each column a value for each row.")
+    return pa.Table.from_arrays([*made.values()], names=[*made])
+
+
+def _column(name: Any, values: Any, schema: CollectionSchema) -> pa.ChunkedArray:
+    if not isinstance(name, str):
+        raise SchemaMismatch(f"{cut(name)} is not the name of a column: names are text")
+    if isinstance(values, pa.ChunkedArray):
+        return values
+    if isinstance(values, (str, bytes, Mapping)) or not isinstance(values, Iterable):
+        raise SchemaMismatch(
+            f"column {name!r} is {cut(values)} ({type(values).__name__}): a dict of columns has a list or an array for "
+            "each name. Give a single row as [{…}]."
+        )
+    if isinstance(values, pa.Array) or _is_arrow(values) or isinstance(values, np.ndarray):
+        try:
+            made = pa.array(values) if isinstance(values, (pa.Array, np.ndarray)) else pa.chunked_array(values)
+            return made if isinstance(made, pa.ChunkedArray) else pa.chunked_array([made])
+        except (pa.ArrowException, TypeError, ValueError):
+            pass  # One by one, then, by the type that is wanted.
+    return pa.chunked_array([_converted(name, _listed(values), schema)])
+
+
+def _listed(values: Any) -> list[Any]:
+    """Return Python values, where what pandas takes for missing is None."""
+    if hasattr(values, "isna"):
+        missing = values.isna()
+        values = values.astype(object).where(~missing, None)
+    return [*(values.tolist() if hasattr(values, "tolist") else values)]
+
+
+def _converted(name: str, values: list[Any], schema: CollectionSchema) -> pa.Array:
+    if name in schema.arrow.names:
+        convert = to_array if name in (TIME, DIFF) else to_field
+        return convert(values, schema.arrow.field(name).type, f"column {name!r}")
+    return pa.nulls(len(values))  # No column of the collection: that is said where all names are known.

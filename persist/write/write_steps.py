@@ -1,0 +1,126 @@
+"""From updates in whatever form callers have them to the step of a commit that adds them.
+
+Few updates wait to be encoded with those of other writes. More of them are uploaded by a pool, at once. A stream is
+read in the caller's thread, because it is the caller's: each piece is sorted and uploaded while the next one is read,
+so a stream may be larger than memory, and its parts are committed together.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Executor, Future
+from itertools import chain
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from persist.codecs import (
+    TIME_MAX,
+    CollectionSchema,
+    Part,
+    TableStream,
+    opened,
+    small_updates,
+    streamed_updates,
+    to_updates,
+)
+from persist.write.operations import Write
+from persist.write.part_writer import PartWriter
+
+SMALL_WRITE_BYTES_MAX = 64 << 10
+
+Upload = Future[tuple[Part, ...]]
+
+
+class WriteSteps:
+    """Makes the steps of one client; safe to use from many threads."""
+
+    def __init__(self, parts: PartWriter, pool: Executor) -> None:
+        self._parts = parts
+        self._pool = pool
+
+    def of(self, collection: str, schema: CollectionSchema, updates: Any) -> Write | None:
+        """Return the step that adds updates, of any form that `to_updates` takes; start their upload if they are large.
+
+        None if there are none. Raises what `to_updates` raises, and what a stream raises; nothing is left behind then.
+        """
+        small = small_updates(updates, schema)
+        if small is not None and small.diff_abs_sum < 2**63:
+            return Write(collection, schema, small.time_min, small.bytes, small)
+        data = opened(updates)
+        if isinstance(data, TableStream):
+            return self._of_stream(collection, schema, streamed_updates(data, schema))
+        table = to_updates(data, schema)
+        return self._of_table(collection, schema, table) if len(table) else None
+
+    def _of_table(self, collection: str, schema: CollectionSchema, table: pa.Table) -> Write:
+        # numpy rather than Arrow's kernels: for few rows those cost more than all else, and give up the GIL each time.
+        diffs = table["_diff"].to_numpy()
+        largest = max(abs(int(diffs.min())), abs(int(diffs.max())))
+        size = table.get_total_buffer_size()
+        if size > SMALL_WRITE_BYTES_MAX:
+            size = table.nbytes  # What of these buffers is in use; it takes longer to find out.
+        # A small write is encoded together with others, so it must be sure not to overflow by itself.
+        if size <= SMALL_WRITE_BYTES_MAX and largest * len(diffs) < 2**63:
+            # A copy, because it is encoded later and the caller may reuse the buffers.
+            return Write(collection, schema, _time_min(table), size, table.take(pa.array(np.arange(len(table)))))
+        return Write(collection, schema, _time_min(table), size, self._upload(collection, schema, table))
+
+    def _of_stream(self, collection: str, schema: CollectionSchema, tables: Iterator[pa.Table]) -> Write | None:
+        pieces = gathered_pieces(tables, self._parts.piece_bytes)
+        first, second = next(pieces, None), next(pieces, None)
+        if first is None or second is None:
+            return None if first is None else self._of_table(collection, schema, first)
+        uploads: list[Upload] = []
+        time_min = TIME_MAX
+        try:
+            for piece in chain((first, second), pieces):
+                if uploads and uploads[-1].exception() is not None:
+                    break  # The commit will be rejected with that, so there is no need to read on.
+                time_min = min(time_min, _time_min(piece))
+                uploads.append(self._upload(collection, schema, piece))
+        except BaseException:
+            self._parts.discard(_stored(uploads))
+            raise
+        return Write(collection, schema, time_min, 0, self._joined(uploads))
+
+    def _upload(self, collection: str, schema: CollectionSchema, table: pa.Table) -> Upload:
+        return self._pool.submit(self._parts.upload, collection, schema, table)
+
+    def _joined(self, uploads: Sequence[Upload]) -> Upload:
+        """Return one upload that has ended as all of those: with their parts, or with the first error among them."""
+        errors = [error for upload in uploads if (error := upload.exception()) is not None]
+        parts = _stored(uploads)
+        whole: Upload = Future()
+        if errors:
+            self._parts.discard(parts)
+            whole.set_exception(errors[0])
+        else:
+            whole.set_result(tuple(parts))
+        return whole
+
+
+def gathered_pieces(tables: Iterable[pa.Table], bytes_max: int) -> Iterator[pa.Table]:
+    """Yield the rows of tables, in order, in tables of at least bytes_max each but the last, and none that is empty.
+
+    Memory: such a piece, and one table of the stream.
+    """
+    held: list[pa.Table] = []
+    size = 0
+    for table in tables:
+        if len(table):
+            held.append(table)
+            size += table.nbytes
+        if size >= bytes_max:
+            yield pa.concat_tables(held)
+            held, size = [], 0
+    if held:
+        yield pa.concat_tables(held)
+
+
+def _stored(uploads: Sequence[Upload]) -> list[Part]:
+    """Return the parts of those uploads that did not fail; waits for all of them."""
+    return [part for upload in uploads if upload.exception() is None for part in upload.result()]
+
+
+def _time_min(table: pa.Table) -> int:
+    return int(table["_time"].to_numpy().min())
