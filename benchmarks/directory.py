@@ -19,7 +19,7 @@ import pyarrow as pa
 
 import persist
 from persist.blob import MemoryBlob
-from persist.hold.leases import Wanted
+from persist.hold.leases import WantedClaim
 
 COLLECTIONS = (10, 1_000, 10_000)
 COMMITS = 1_600
@@ -102,7 +102,7 @@ def claim_each(client: persist.Client, commits: int) -> None:
 
 def claim_all(client: persist.Client) -> None:
     state = client.engine.follower.state
-    client.engine.claim_all([Wanted(state.ids[name], name, 0) for name in client.collections()])
+    client.engine.claim_all([WantedClaim(state.ids[name], name, 0) for name in client.collections()])
 
 
 def main() -> None:

@@ -12,7 +12,7 @@ from persist.blob.pool import Pool
 from persist.engine.options import Mode, OpenOptions
 from persist.engine.writer import Writer
 from persist.errors import ClientClosed, LogInterrupted, ReadOnly
-from persist.hold.leases import Claim, Wanted, no_claim
+from persist.hold.leases import Claim, WantedClaim, no_claim
 from persist.metrics import Metrics, register
 from persist.read.part_caches import PartIndexes, decoded_rows
 from persist.read.part_reader import PartReader
@@ -143,9 +143,9 @@ class Engine:
             AsOfCompacted: since has passed time.
             CollectionNotFound: the collection was destroyed.
         """
-        return self.claim_all([Wanted(collection, name, time)])[0]
+        return self.claim_all([WantedClaim(collection, name, time)])[0]
 
-    def claim_all(self, wanted: Sequence[Wanted]) -> list[Claim]:
+    def claim_all(self, wanted: Sequence[WantedClaim]) -> list[Claim]:
         """Do what `claim` does for many collections, each at its own time: all or none, for one commit in all."""
         self.check_open("reading")
         if self._writer is not None:

@@ -59,7 +59,7 @@ SEQNO_MAX = 2**63 - 1
 logger = logging.getLogger("persist")
 
 
-class Lease:
+class OwnLease:
     """This client's lease, as far as it knows."""
 
     def __init__(self) -> None:
@@ -73,7 +73,7 @@ class Lease:
 
 
 @dataclass
-class _Held:
+class _SharedHold:
     """The durable hold of one collection and the claims it is for.
 
     Attributes:
@@ -86,7 +86,7 @@ class _Held:
 
     name: str
     hold: str
-    lease: Lease
+    lease: OwnLease
     durable: int | None = None
     in_log: bool = False
     is_gone: bool = False
@@ -99,7 +99,9 @@ class _Held:
 class Claim:
     """A read that since must wait for. Without `leases`, of a client that only reads: nothing is kept for it."""
 
-    def __init__(self, leases: "Leases | None", collection: str, number: int = 0, lease: Lease | None = None) -> None:
+    def __init__(
+        self, leases: "Leases | None", collection: str, number: int = 0, lease: OwnLease | None = None
+    ) -> None:
         self._leases = leases
         self._collection = collection
         self._number = number
@@ -123,7 +125,7 @@ class Claim:
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class WantedClaim:
     """What is to be claimed: that since of a collection, which people call name, stays at or before time."""
 
     collection: str
@@ -151,8 +153,8 @@ class Leases:
         self._holder = holder
         self._lock = threading.Lock()
         self._numbers = itertools.count(1)
-        self._lease = Lease()
-        self._held: dict[str, _Held] = {}
+        self._lease = OwnLease()
+        self._held: dict[str, _SharedHold] = {}
         self._changes: collections.deque[tuple[str, int, tuple[int, int] | None]] = collections.deque()
         self._is_closed = False
 
@@ -169,9 +171,9 @@ class Leases:
 
     def claim(self, collection: str, name: str, time: int, *, reads: bool = True) -> Claim:
         """Return a claim once it is durable; see `claim_all`."""
-        return self.claim_all([Wanted(collection, name, time)], reads=reads)[0]
+        return self.claim_all([WantedClaim(collection, name, time)], reads=reads)[0]
 
-    def claim_all(self, wanted: Sequence[Wanted], *, reads: bool = True) -> list[Claim]:
+    def claim_all(self, wanted: Sequence[WantedClaim], *, reads: bool = True) -> list[Claim]:
         """Return a claim for each of wanted once all are durable, or none. Cost: nothing, or one commit for all.
 
         Args:
@@ -199,17 +201,19 @@ class Leases:
             if not lease.is_lost:  # Or else: nothing relied on it yet, so begin another one.
                 return claims
 
-    def _noted(self, wanted: Sequence[Wanted], reads_from: int) -> tuple[Lease, list[Claim], "dict[str, _Held]"]:
+    def _noted(
+        self, wanted: Sequence[WantedClaim], reads_from: int
+    ) -> tuple[OwnLease, list[Claim], dict[str, _SharedHold]]:
         """Note claims; return the lease they are by, the claims, and the holds that must be moved to cover them."""
         claims: list[Claim] = []
-        uncovered: dict[str, _Held] = {}
+        uncovered: dict[str, _SharedHold] = {}
         with self._lock:
             self._drain()
             lease, now_s = self._live_lease(), self._clock.monotonic_s()
             for each in wanted:
                 held = self._held.get(each.collection)
                 if held is None:
-                    held = self._held[each.collection] = _Held(each.name, uuid.uuid4().hex, lease, moved_s=now_s)
+                    held = self._held[each.collection] = _SharedHold(each.name, uuid.uuid4().hex, lease, moved_s=now_s)
                 number = next(self._numbers)
                 held.claims[number] = (each.time, reads_from)
                 held.changed_s = now_s
@@ -287,14 +291,14 @@ class Leases:
         with self._lock:
             self._is_closed = True
             self._held = {}
-            self._lease = Lease()
+            self._lease = OwnLease()
         if (lease.is_granted or lease.is_doubtful) and not lease.is_lost:
             try:
                 self._commit([EndLease(lease.id)], {}).result()
             except PersistError as error:
                 logger.warning("a lease was not given back, and lasts until it expires: %s", error)
 
-    def _check(self, lease: Lease) -> None:
+    def _check(self, lease: OwnLease) -> None:
         if self._is_closed:
             raise ClientClosed("reading")
         if lease.is_lost or lease.id not in self._follower.state.control.leases:
@@ -304,11 +308,11 @@ class Leases:
             with suppress(StoreFull):  # Then it goes on as a read without a lease does, until there is room.
                 self._renew(lease)
 
-    def _is_overdue(self, lease: Lease) -> bool:
+    def _is_overdue(self, lease: OwnLease) -> bool:
         late_s = self._clock.monotonic_s() - lease.renewed_s
         return late_s >= self._settings.lease_s or self._clock.wall_ms() >= lease.expires_ms
 
-    def _renew(self, lease: Lease) -> None:
+    def _renew(self, lease: OwnLease) -> None:
         began_s = self._clock.monotonic_s()
         self._check_may_wait()
         with lease.lock:
@@ -324,39 +328,39 @@ class Leases:
                 raise
             lease.expires_ms, lease.renewed_s = grant.expires_ms, self._clock.monotonic_s()
 
-    def _end_if_unused(self, lease: Lease) -> bool:
+    def _end_if_unused(self, lease: OwnLease) -> bool:
         with self._lock:
             if self._held or self._lease is not lease:
                 return False
-            self._lease = Lease()  # From here on nobody takes a hold with the old one.
+            self._lease = OwnLease()  # From here on nobody takes a hold with the old one.
         self._commit([EndLease(lease.id)], {}).result()
         return True
 
-    def _live_lease(self) -> Lease:
+    def _live_lease(self) -> OwnLease:
         if self._lease.is_lost or (
             self._lease.is_granted and self._lease.id not in self._follower.state.control.leases
         ):
             self._forget(self._lease)
         return self._lease
 
-    def _lose(self, lease: Lease) -> None:
+    def _lose(self, lease: OwnLease) -> None:
         with self._lock:
             self._forget(lease)
 
-    def _forget(self, lease: Lease) -> None:
+    def _forget(self, lease: OwnLease) -> None:
         lease.is_lost = True
         if self._lease is lease:
-            self._lease = Lease()
+            self._lease = OwnLease()
             self._held = {}
 
-    def _grant(self, lease: Lease, *, renews: bool) -> GrantLease:
+    def _grant(self, lease: OwnLease, *, renews: bool) -> GrantLease:
         """Return what begins or prolongs the lease; the caller has the lock."""
         expires_ms = self._clock.wall_ms() + int(self._settings.lease_s * 1000)
         open_reads = [seqno for held in self._held.values() for _, seqno in held.claims.values()]
         reads_from = min([*open_reads, max(0, self._follower.state.seqno)])
         return GrantLease(lease.id, self._holder, expires_ms, renews, reads_from)
 
-    def _settle(self, holds: "Mapping[str, _Held]", *, eager: bool) -> None:
+    def _settle(self, holds: Mapping[str, _SharedHold], *, eager: bool) -> None:
         """Commit what `_steps` says of holds, in one record; one that is refused keeps no other from its place."""
         with ExitStack() as moving:
             for collection in sorted(holds):  # In an order that all threads keep, so that none waits for another.
@@ -369,7 +373,9 @@ class Leases:
                     error.add_note(f"This is about the collection {held.name!r}.")
                     raise error
 
-    def _committed(self, holds: "Mapping[str, _Held]", planned: Mapping[str, list[Step]]) -> dict[str, BaseException]:
+    def _committed(
+        self, holds: Mapping[str, _SharedHold], planned: Mapping[str, list[Step]]
+    ) -> dict[str, BaseException]:
         """Commit the steps of each collection, together if that is possible; return what went wrong, and take it in."""
         if not planned:
             return {}
@@ -383,7 +389,7 @@ class Leases:
         return {collection: error for collection, error in errors.items() if error is not None}
 
     def _outcomes(
-        self, holds: "Mapping[str, _Held]", planned: Mapping[str, list[Step]], groups: Sequence[Sequence[str]]
+        self, holds: Mapping[str, _SharedHold], planned: Mapping[str, list[Step]], groups: Sequence[Sequence[str]]
     ) -> list[BaseException | None]:
         """Ask for each group of collections at once, all or none of a group; return what went wrong with each."""
         lease = next(iter(holds.values())).lease
@@ -397,7 +403,7 @@ class Leases:
         self._take_in_grant(lease, begins, outcomes[0] if alone is None else alone.exception())
         return outcomes
 
-    def _steps(self, collection: str, held: _Held, *, eager: bool) -> list[Step]:
+    def _steps(self, collection: str, held: _SharedHold, *, eager: bool) -> list[Step]:
         """Return what brings the durable hold to the least claim, or only as far back as needed unless eager.
 
         From here on no new claim relies on where the hold has been.
@@ -421,14 +427,14 @@ class Leases:
             held.in_log = True
             return [SetHold(collection, held.hold, wanted, held.lease.id)]
 
-    def _beginning(self, lease: Lease, steps: Sequence[Step]) -> list[Step]:
+    def _beginning(self, lease: OwnLease, steps: Sequence[Step]) -> list[Step]:
         """Return what begins the lease if steps need it and nobody has begun it."""
         if lease.is_granted or not any(isinstance(step, SetHold) for step in steps):
             return []
         with self._lock:
             return [self._grant(lease, renews=False)]
 
-    def _take_in_grant(self, lease: Lease, steps: Sequence[Step], error: BaseException | None) -> None:
+    def _take_in_grant(self, lease: OwnLease, steps: Sequence[Step], error: BaseException | None) -> None:
         """Take in what became of a lease that was to begin with steps, if it was."""
         with self._lock:
             for step in steps:
@@ -438,7 +444,7 @@ class Leases:
                 elif isinstance(error, Indeterminate):
                     lease.is_doubtful = True
 
-    def _settled(self, collection: str, held: _Held, steps: list[Step], error: BaseException | None) -> None:
+    def _settled(self, collection: str, held: _SharedHold, steps: list[Step], error: BaseException | None) -> None:
         """Take in what became of steps."""
         with self._lock:
             if isinstance(error, CollectionNotFound):
@@ -455,7 +461,7 @@ class Leases:
                     if not held.claims:
                         self._drop(collection, held)
 
-    def _drop(self, collection: str, held: _Held) -> None:
+    def _drop(self, collection: str, held: _SharedHold) -> None:
         if self._held.get(collection) is held:
             del self._held[collection]
 

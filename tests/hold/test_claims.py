@@ -7,7 +7,7 @@ import pytest
 
 import persist
 from persist.blob import MemoryBlob
-from persist.hold.leases import Leases, Wanted
+from persist.hold.leases import Leases, WantedClaim
 from persist.log.commits import read_record
 from persist.log.records import EndLease, GrantLease, ReleaseHold, SetHold
 from tests.clocks import ImpatientClock
@@ -33,8 +33,8 @@ def leases_of(client: persist.Client) -> Leases:
     return client.engine.writer("a test").leases
 
 
-def wanted(collections: list[persist.Collection], first: int = 3) -> list[Wanted]:
-    return [Wanted(each.id, each.name, first + n % 5) for n, each in enumerate(collections)]
+def wanted(collections: list[persist.Collection], first: int = 3) -> list[WantedClaim]:
+    return [WantedClaim(each.id, each.name, first + n % 5) for n, each in enumerate(collections)]
 
 
 def kinds_after(blob: MemoryBlob, seqno: int) -> list[dict[type, int]]:

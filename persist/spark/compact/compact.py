@@ -30,7 +30,7 @@ from persist.compact.rewriter import LocalPartMaker, MadeRun, Rewrite, RunPiece
 from persist.errors import CollectionNotFound, InvalidUsage, PersistError
 from persist.read.scan import Scan
 from persist.settings import Settings
-from persist.spark.compact.jobs import Answer, Job, Look, Place, cut, encoded_bytes, grouped, in_tasks, result_bytes
+from persist.spark.compact.jobs import Answer, Job, Look, TaskStore, cut, encoded_bytes, grouped, in_tasks, result_bytes
 from persist.spark.options.parsing import seen_by_all
 
 HERE_BYTES = 4 << 20
@@ -79,7 +79,7 @@ def compact(
     settings = replace(settings or Settings(), background=False)
     with open_client(where, storage_options=storage_options, settings=settings) as client:
         stop = threading.Event()
-        place = Place(where, dict(storage_options or {}), settings)
+        place = TaskStore(where, dict(storage_options or {}), settings)
         engine, writer = client.engine, client.engine.writer("compact")
         maker = SparkPartMaker(spark, place, writer.local_part_maker(stop), engine.follower.next_seqno, slices)
         compactor = writer.compactor_of(maker, stop)
@@ -112,7 +112,12 @@ class SparkPartMaker:
     """The part maker that the tasks of a cluster are; see `persist.compact.rewriter.PartMaker`."""
 
     def __init__(
-        self, spark: SparkSession, place: Place, here: LocalPartMaker, next_seqno: Callable[[], int], slices: int | None
+        self,
+        spark: SparkSession,
+        place: TaskStore,
+        here: LocalPartMaker,
+        next_seqno: Callable[[], int],
+        slices: int | None,
     ) -> None:
         """Make one.
 

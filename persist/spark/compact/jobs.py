@@ -40,7 +40,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Place:
+class TaskStore:
     """Where tasks read and write."""
 
     location: str
@@ -62,7 +62,7 @@ class Job:
     part_bytes: int
     seqno: int
 
-    def do(self, place: Place) -> "Answer":
+    def do(self, place: TaskStore) -> "Answer":
         """Do it, in a task."""
         with _local_maker(place, self.part_bytes, self.seqno) as maker:
             sources = [part for piece in self.pieces for part in piece.scan.all_parts]
@@ -76,7 +76,7 @@ class Look:
 
     regions: tuple[Scan, ...]
 
-    def do(self, place: Place) -> "Answer":
+    def do(self, place: TaskStore) -> "Answer":
         """Do it, in a task."""
         with _local_maker(place, place.settings.compaction.part_bytes, 0) as maker:
             return Answer(touched=tuple(map(maker.is_touched, self.regions)))
@@ -104,7 +104,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 def in_tasks(
-    jobs: Sequence[Job | Look], place: Place
+    jobs: Sequence[Job | Look], place: TaskStore
 ) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     """Return what does the jobs whose numbers it is given, for `DataFrame.mapInArrow`."""
 
@@ -118,7 +118,7 @@ def in_tasks(
     return do
 
 
-def _answered(job: Job | Look, place: Place) -> Answer:
+def _answered(job: Job | Look, place: TaskStore) -> Answer:
     try:
         return job.do(place)
     except PersistError as error:
@@ -128,7 +128,7 @@ def _answered(job: Job | Look, place: Place) -> Answer:
 
 
 @contextmanager
-def _local_maker(place: Place, part_bytes: int, seqno: int) -> Iterator[LocalPartMaker]:
+def _local_maker(place: TaskStore, part_bytes: int, seqno: int) -> Iterator[LocalPartMaker]:
     budget = place.settings.memory_budget
     storage = open_storage(place.location, place.storage_options, place.settings)
     pool = Pool(IO_THREADS, "persist-io")

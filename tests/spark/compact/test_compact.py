@@ -18,7 +18,7 @@ from persist.compact.compactor import Compactor
 from persist.compact.rewriter import LocalPartMaker
 from persist.spark.compact import compact as maintenance
 from persist.spark.compact import jobs
-from persist.spark.compact.jobs import Place
+from persist.spark.compact.jobs import TaskStore
 from persist.state.contents import CollectionState
 
 SMALL = persist.CompactionPolicy(part_bytes=64 << 10, keyframe_rows_min=20, merge_runs=3, inline_runs=4)
@@ -238,7 +238,7 @@ def test_a_store_that_tasks_cannot_reach_fails_the_job_with_the_reason_and_chang
     retry = RetryPolicy(attempts_max=1)
     elsewhere = {"endpoint_url": "http://127.0.0.1:9", "region": "x", "access_key_id": "x", "secret_access_key": "x"}
     settings = persist.Settings(background=False, retry=retry)
-    monkeypatch.setattr(maintenance, "Place", lambda *_: Place("s3://nowhere/at/all", elsewhere, settings))
+    monkeypatch.setattr(maintenance, "TaskStore", lambda *_: TaskStore("s3://nowhere/at/all", elsewhere, settings))
     with pytest.raises(PySparkException, match=r"persist\.Unavailable: .*127\.0\.0\.1:9"):
         compact(spark, location, slices=2)
     assert state(location) == before
