@@ -27,6 +27,11 @@ class ImpatientClock:
         with self._lock:
             self._now_s += seconds
 
+    def jump(self, seconds: float) -> None:
+        """Move the wall clock alone, as when the machine was suspended or somebody has set the clock."""
+        with self._lock:
+            self._wall_s += seconds
+
 
 class DatedBlob(MemoryBlob):
     """A store in memory whose own clock is `clock`, which dates what it holds."""

@@ -603,7 +603,7 @@ def test_a_record_that_breaks_a_rule_is_found(dated: DatedBlob) -> None:
     assert (problem.kind, problem.blob) == ("rule", key)
 
 
-@pytest.mark.parametrize("what", ["upper", "name", "collection", "control", "location"])
+@pytest.mark.parametrize("what", ["upper", "name", "collection", "control", "location", "commit"])
 def test_a_checkpoint_that_says_something_else_than_the_log_is_found(dated: DatedBlob, what: str) -> None:
     busy(dated, 14)
     change = msgspec.structs.replace
@@ -623,12 +623,14 @@ def test_a_checkpoint_that_says_something_else_than_the_log_is_found(dated: Date
         found = change(found, collections=(change(other, id=one.id, name=one.name), other, *more))
     elif what == "control":
         found = change(found, control=change(found.control, upload_floor=3))
+    elif what == "commit":
+        found = change(found, commit="0" * 32)
     else:
         found = change(found, location="0" * 32)
     dated.set(checkpoint_key(found.seqno), encode_framed(found))
     report = fsck(dated, repair=True)
     assert {p.kind for p in report.problems} & {"disagrees", "exchanged", "rule"}, str(report)
-    if what in ("upper", "name", "control"):
+    if what in ("upper", "name", "control", "commit"):
         assert {(p.kind, p.blob) for p in report.problems} == {("disagrees", checkpoint_key(found.seqno))}
         assert report.repairs_planned == (), "which of both is right nobody can tell"
 

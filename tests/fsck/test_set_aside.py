@@ -8,7 +8,10 @@ import pytest
 import persist
 from persist.blob import FileBlob, InvalidUsage, MemoryBlob
 from persist.cli.main import OK, PROBLEMS, main
+from persist.fsck.set_aside import SettingAside
 from persist.log.keys import record_key
+from persist.replica.follower import Follower
+from persist.write.part_writer import PartWriter
 from tests.clocks import ImpatientClock
 from tests.rollback import KEY, QUIET, copied, interrupted, made, opened, restore, rolled_back, write
 
@@ -69,6 +72,40 @@ def test_parts_that_only_lost_records_name_are_kept_with_them() -> None:
     found = lost(copied(blob))
     assert found.keys() == {record_key(10), *parts}
     assert all(found[key] == data for key, data in parts.items())
+
+
+def test_parts_that_the_collection_has_besides_are_not_set_aside() -> None:
+    blob, clock = MemoryBlob(), ImpatientClock()
+    client = opened(blob, clock)
+    with client:
+        collection = made(client)
+        rows = pa.table({"k": range(100), "_time": [9] * 100, "_diff": [1] * 100})
+        parts = PartWriter(blob, client.engine.follower.next_seqno).upload(collection.id, collection.schema, rows)
+        collection.commit_parts(parts).result()
+        copy = copied(blob)
+        write(collection, range(1))
+        restore(blob, copy)
+        collection.commit_parts(parts).result()  # Once more, in a record beyond the hole.
+    report = persist.fsck(blob, clock=clock, settings=QUIET, repair=True, set_aside=True)
+    assert [each.action for each in report.repairs_done] == ["move"]
+    assert all(key.startswith("log/") for key in lost(copied(blob)))
+    assert parts[0].blob in copied(blob)
+
+
+def test_nothing_is_set_aside_if_the_log_was_made_whole_meanwhile() -> None:
+    """Somebody puts back the record that was missing, after the examination and before the repair."""
+    blob, clock = MemoryBlob(), ImpatientClock()
+    with opened(blob, clock) as client:
+        write(made(client), range(9))
+    whole = copied(blob)
+    blob.delete(record_key(5))
+    state = Follower(blob, clock).state
+    assert state.seqno == 4
+    aside = SettingAside(blob, state, range(6, 10), ())
+    assert len([*aside.plan()]) == 4
+    restore(blob, whole)
+    assert [*aside.run()] == []
+    assert copied(blob) == whole
 
 
 def test_a_repair_that_is_interrupted_leaves_the_rest_to_the_next() -> None:

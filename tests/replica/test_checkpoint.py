@@ -172,6 +172,21 @@ def test_a_checkpoint_that_was_collected_between_list_and_get_is_passed_over() -
     assert contents(blob, opened) == contents(blob, replayed(blob))
 
 
+def test_a_checkpoint_that_comes_after_a_newer_one_is_not_made() -> None:
+    blob = MemoryBlob()
+    busy(blob, 5)
+    late = Follower(blob, ImpatientClock())
+    older = late.recent()
+    busy(blob, 5)
+    newer = Follower(blob, ImpatientClock()).recent()
+    assert newer[0].seqno > older[0].seqno
+    assert checkpoint.write_checkpoint(blob, *newer)
+    before = {entry.key: blob.get(entry.key) for entry in blob.list("")}
+    assert not checkpoint.write_checkpoint(blob, *older)
+    assert not checkpoint.write_checkpoint(blob, *newer)
+    assert {entry.key: blob.get(entry.key) for entry in blob.list("")} == before
+
+
 def test_a_failing_checkpoint_fails_no_write(caplog: pytest.LogCaptureFixture) -> None:
     class NoCheckpoints(MemoryBlob):
         def create(self, key: str, value: bytes) -> bool:

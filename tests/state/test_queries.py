@@ -1,5 +1,7 @@
 """Batches of streaming queries happen once, in order, and by one run at a time; and commits that must be alone are."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pyarrow as pa
 import pytest
 
@@ -11,6 +13,7 @@ from persist.collection import Collection
 from persist.state.collection_rules import TOKENS_KEPT
 from persist.state.queries import QUERIES_KEPT, LastBatch
 from persist.write.part_writer import PartWriter
+from tests.stepped import Gate, Stepped, wait_until
 
 SETTINGS = persist.Settings(background=False)
 KEY = {"k": pa.int64()}
@@ -169,15 +172,21 @@ def test_a_commit_that_must_be_alone_loses_to_any_other(blob: MemoryBlob) -> Non
         assert keys(a) == [1, 100, 100]
 
 
-def test_a_commit_that_must_be_alone_loses_to_one_in_the_same_group(blob: MemoryBlob) -> None:
-    with opened(blob) as client:
-        c = client.create_or_load("c", key=KEY)
-        for several in (False, True):
-            # Whether both come into one group is up to the committer; the answer is the same.
-            first = c.write([((1, None), 3, 1)], token="t" if several else None)
-            with pytest.raises(persist.UpdatesBeyondUpper):
-                alone(c, 0)
-            first.result()
+@pytest.mark.parametrize("token", [None, "t"])
+def test_a_commit_that_must_be_alone_loses_to_one_in_the_same_group(blob: MemoryBlob, token: str | None) -> None:
+    store, gate = Stepped(blob), Gate()
+    with persist.open(store, settings=SETTINGS) as client, ThreadPoolExecutor(1) as pool:
+        c, other = (client.create_or_load(name, key=KEY) for name in ("c", "other"))
+        store.before("create", "log/", gate)
+        busy = other.seal(1)  # While this record is being created, the next group gathers.
+        gate.wait_until_reached()
+        first = c.write([((1, None), 3, 1)], token=token)
+        losing = pool.submit(alone, c, 0)
+        wait_until(lambda: client.engine.writer("a test").committer.pending()[0] == 3)
+        gate.open()
+        with pytest.raises(persist.UpdatesBeyondUpper):
+            losing.result()
+        assert first.result() == busy.result() + 1
 
 
 def test_parts_that_are_kept_outlive_a_rejected_commit(blob: MemoryBlob) -> None:

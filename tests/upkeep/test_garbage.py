@@ -15,6 +15,7 @@ from persist.log.keys import record_key, uploaded_seqno
 from persist.replica.checkpoint import read_newest_checkpoint
 from persist.write.part_writer import PartWriter
 from tests.clocks import DatedBlob, ImpatientClock
+from tests.stepped import Stepped
 
 KEY = {"k": pa.int64()}
 HOUR, DAY = 3600.0, 86400.0
@@ -107,6 +108,19 @@ def test_an_upload_that_was_committed_meanwhile_is_not_deleted(dated: DatedBlob)
         assert collector.gc().parts == 0
         c.seal(10).result()
         assert c.snapshot(9).count() == 20_000
+
+
+def test_an_upload_named_exactly_at_the_floor_may_be_committed_still_and_stays(dated: DatedBlob) -> None:
+    with opened(dated) as client, opened(dated) as collector:
+        c = client.create_or_load("c", key=KEY)
+        c.write(table(), seal=1).result()
+        collector.gc()  # It makes a checkpoint, which will prove how old the records are.
+        parts = orphan(dated, client, c)
+        dated.clock.sleep(DAY + 60)
+        assert collector.gc().parts == 0
+        assert uploaded_seqno(parts[0].blob) == collector.engine.follower.state.control.upload_floor
+        c.commit_parts(parts, seal=persist.Antichain(10)).result()
+        assert c.snapshot(9).to_arrow().num_rows == 40_000
 
 
 def busy(c: persist.Collection, clock: ImpatientClock, hours: int, per_hour: int = 40) -> None:
@@ -272,6 +286,54 @@ def test_a_location_that_lost_its_checkpoints_after_a_truncation_is_not_taken_fo
     for mode in modes:
         with pytest.raises(persist.CorruptBlob, match="no checkpoint can be read"):
             persist.open(dated, mode=mode)
+
+
+def test_a_truncated_location_whose_newest_checkpoint_goes_between_list_and_get_is_not_taken_for_an_empty_one(
+    dated: DatedBlob,
+) -> None:
+    with opened(dated, **SHORT) as client:
+        c = client.create_or_load("c", key=KEY)
+        truncated_while_asleep(dated, client, c)
+        upper = c.upper
+    state = read_newest_checkpoint(dated)
+    assert state.control.log_floor > 0
+    newest, *older = keys(dated, "checkpoint/")
+    assert older
+    store = Stepped(dated)
+    store.after("list", "checkpoint/", lambda: dated.delete(newest))
+    found = read_newest_checkpoint(store)
+    assert store.is_done
+    assert (found.location, found.names()) == (state.location, ("c",))
+    with persist.open(dated, mode="read", clock=dated.clock) as reader:
+        assert reader.load("c").upper == upper
+
+
+@pytest.mark.parametrize("only", ["wall", "monotonic"])
+def test_a_client_that_slept_notices_by_whichever_clock_went_on(dated: DatedBlob, only: str) -> None:
+    """The monotonic clock stands still while a machine is suspended; the wall clock may be set back."""
+    clock = ImpatientClock()
+    with opened(dated, **SHORT) as client, persist.open(dated, mode="read", clock=clock) as sleeper:
+        c = client.create_or_load("c", key=KEY)
+        theirs = sleeper.load("c")
+        truncated_while_asleep(dated, client, c)
+        if only == "wall":
+            clock.jump(DAY)
+        else:
+            clock.sleep(DAY)
+            clock.jump(-DAY)
+        assert theirs.upper == c.upper
+
+
+def test_a_refresh_that_took_long_has_seen_the_end_of_the_log_when_it_began(dated: DatedBlob) -> None:
+    store = Stepped(dated)
+    with opened(dated, **SHORT) as client, persist.open(store, mode="read", clock=dated.clock) as sleeper:
+        c = client.create_or_load("c", key=KEY)
+        theirs = sleeper.load("c")
+        # It finds no further record, and hears of that only when the log has been truncated beyond that slot.
+        store.after("get", "log/", lambda: truncated_while_asleep(dated, client, c))
+        assert theirs.upper == persist.Antichain(0)
+        assert store.is_done
+        assert theirs.upper == c.upper
 
 
 def test_a_client_whose_state_object_was_collected_reads_on_from_the_newest_checkpoint(dated: DatedBlob) -> None:
