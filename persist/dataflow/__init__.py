@@ -18,6 +18,7 @@ from persist.dataflow.running import Options, Running, Step
 from persist.dataflow.stream import Grouped, Stream
 from persist.dataflow.taps import Captured, Probed
 from persist.dataflow.times import Antichain, MutableAntichain, Time, advance_by, glb, less_equal, lub
+from persist.dataflow.together import open_together
 
 __all__ = [
     "Aggregate",
@@ -46,5 +47,6 @@ __all__ = [
     "less_equal",
     "lit",
     "lub",
+    "open_together",
     "when",
 ]

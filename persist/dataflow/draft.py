@@ -33,6 +33,11 @@ class Draft:
         """Return a new scope of iteration; a program defines it, because scopes are made of streams."""
         raise NotImplementedError
 
+    def holders(self, collection: str) -> list[str]:
+        """Return the names of the programs that hold a source for their outputs: this one, if it has outputs."""
+        has_outputs = any(isinstance(node.operator, Persist) for node in self.plan.nodes.values())
+        return [self.name] if has_outputs else []
+
     def add_probe(self, number: int) -> Probed:
         """Return the probe of a node."""
         return self.probes.setdefault(number, Probed())

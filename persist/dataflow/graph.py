@@ -68,7 +68,7 @@ from persist.dataflow.plan import (
 )
 from persist.dataflow.reduce import PartialReduce, ReduceOperator, TotalReduce
 from persist.dataflow.spine import Allocate
-from persist.dataflow.stages import Map, through
+from persist.dataflow.stages import Map, ident, through
 from persist.dataflow.taps import Captured, Probed
 from persist.dataflow.words import Domain
 
@@ -233,14 +233,14 @@ class Builder:
     ) -> Arrangement:
         """Return the arrangement of a node's output by key; made once, and shared by all who ask for the same."""
         source = self._unarranged(source)
-        ident = (source, *map(id, before), keys, values)
-        found = self._arrangements.get(ident)
+        what = (source, *map(ident, before), keys, values)
+        found = self._arrangements.get(what)
         if found is None:
             given = self.plan.nodes[source].schema
             shape = compiled(before, given, [*keys, *values], self.domain, node.title)
             schema = self._after(before, source, node)
             found = self._arranged(node, source, len(keys), len(values), shape, _picked(schema, (*keys, *values)))
-            self._arrangements[ident] = found
+            self._arrangements[what] = found
             operators.append(found)
         return found
 

@@ -125,12 +125,13 @@ class Running:
         assert self._outputs is not None
         resume_at = self._outputs.resume_at
         self._sources = [
-            SourceReader(client, self.program.name, each, schema, gate, self._domain) for each, schema, gate in sources
+            SourceReader(client, self.program.holders(each.collection), each, schema, gate, self._domain)
+            for each, schema, gate in sources
         ]
         try:
             begin = self._outputs.begin_at(self._sources, self.plan, resume_at)
             for each in self._sources:
-                each.start(begin, has_outputs=bool(self._graph.sinks))
+                each.start(begin)
         except SourceLost:
             for each in self._sources:
                 each.close()

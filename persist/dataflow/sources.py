@@ -6,7 +6,7 @@ what the outputs have sealed, because that is where the program would be resumed
 """
 
 import time as clock
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import numpy as np
@@ -35,24 +35,26 @@ def hold_name(program: str) -> str:
 class SourceReader:
     """Reads one source into its gate.
 
+    Args:
+        holders: the programs that need a permanent hold.
+
     Attributes:
         collection: the source.
         operator: what the plan says about it.
     """
 
     def __init__(
-        self, client: Client, program: str, operator: Source, schema: pa.Schema, gate: Gate, domain: Domain
+        self, client: Client, holders: Sequence[str], operator: Source, schema: pa.Schema, gate: Gate, domain: Domain
     ) -> None:
         self.operator = operator
         self._client = client
-        self._program = program
+        self._holders = list(holders)
         self._schema = schema
         self._gate = gate
         self._domain = domain
         self._as_of = 0
-        self._hold: Hold | None = None
+        self._holds: list[Hold] = []
         self._first: Hold | None = None  # Keeps the snapshot readable until it has been read.
-        self._is_permanent = False
         self._moved_at = clock.monotonic()
         self._listen: Listen | None = None
         with self._explained():
@@ -71,21 +73,20 @@ class SourceReader:
                     f"{problem}; the collection has {shown(actual.arrow)}"
                 )
 
-    def start(self, as_of: int, *, has_outputs: bool) -> None:
+    def start(self, as_of: int) -> None:
         """Begin with the contents as of a time, which need not be sealed yet."""
         self._as_of = as_of
-        self._is_permanent = has_outputs
         if self._client.mode != "read":
             with self._explained():
                 self._first = self.collection.hold(as_of)
                 # A permanent one may be further already, because another copy of the program has moved it.
-                name = hold_name(self._program) if has_outputs else None
-                self._hold = self.collection.hold(as_of, name=name)
+                names: list[str | None] = [hold_name(each) for each in self._holders] or [None]
+                self._holds = [self.collection.hold(as_of, name=name) for name in names]
 
     def held_at(self) -> int | None:
-        """Return where the program's permanent hold on this source is; None if there is none."""
-        name = hold_name(self._program)
-        return next((hold.time for hold in self.collection.holds() if hold.name == name), None)
+        """Return where the first of the permanent holds on this source is; None if there is none."""
+        names = [hold_name(each) for each in self._holders]
+        return min((hold.time for hold in self.collection.holds() if hold.name in names), default=None)
 
     def poll(self, timeout_s: float) -> bool:
         """Take what has been sealed since, or wait up to timeout_s for something; return whether there was
@@ -104,18 +105,19 @@ class SourceReader:
             durable: the time as of which it would begin; None if it keeps nothing durable.
             every_s: do nothing if that was done less than so many seconds ago.
         """
-        if self._hold is None or (every_s is not None and clock.monotonic() - self._moved_at < every_s):
+        if every_s is not None and clock.monotonic() - self._moved_at < every_s:
             return
         self._moved_at = clock.monotonic()
         points = self._gate.frontier.points
-        time = durable if self._is_permanent else (points[0][0] - 1 if points else None)
-        if time is None or time <= self._hold.time:
-            return
-        try:
-            self._hold.advance(time)
-        except HoldMoved:
-            # Another copy of the program moves it, too: it is where that one would begin again.
-            self._hold = self.collection.hold(time, name=hold_name(self._program))
+        time = durable if self._holders else (points[0][0] - 1 if points else None)
+        for at, hold in enumerate(self._holds):
+            if time is None or time <= hold.time:
+                continue
+            try:
+                hold.advance(time)
+            except HoldMoved:
+                # Another copy of the program moves it, too: it is where that one would begin again.
+                self._holds[at] = self.collection.hold(time, name=hold_name(self._holders[at]))
 
     def close(self) -> None:
         """Stop reading. A permanent hold stays."""
@@ -123,9 +125,9 @@ class SourceReader:
             self._listen.close()
             self._listen = None
         self._let_go()
-        if self._hold is not None:
-            self._hold.close()
-            self._hold = None
+        for hold in self._holds:
+            hold.close()
+        self._holds = []
 
     def _snapshot(self, timeout_s: float) -> Listen | None:
         try:

@@ -4,7 +4,7 @@ Every linear operator is a stage of a `Linear` node, and stages that follow each
 concatenates their lists. A stage says what columns it gives and how to print it; `persist.dataflow.linear` runs it.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +14,7 @@ import pyarrow.types as pat
 from persist.blob import InvalidUsage
 from persist.codecs import SchemaMismatch, check_type
 from persist.dataflow.evaluate import type_of
-from persist.dataflow.expression import TIME, Expression, columns_of
+from persist.dataflow.expression import TIME, Call, Col, Expression, Lit, columns_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,6 +242,34 @@ def stage_reads(stage: Stage) -> set[str] | None:
     if isinstance(stage, TemporalFilter):
         return set().union(*(columns_of(each) for each in (stage.lower, stage.upper) if each is not None))
     return None
+
+
+def ident(stage: Stage) -> Hashable:
+    """Return what is equal for two stages that do the same, as far as can be told: functions are told apart."""
+    match stage:
+        case Map(outputs):
+            return "map", tuple((name, expression_ident(each)) for name, each in outputs)
+        case Filter(condition):
+            return "filter", expression_ident(condition)
+        case Negate():
+            return "negate"
+        case Explode(by):
+            return "explode", expression_ident(by)
+        case Delay(to, dimension):
+            return "delay", expression_ident(to), dimension
+    return id(stage)
+
+
+def expression_ident(expression: Expression) -> Hashable:
+    """Return what is equal for two expressions that are written alike."""
+    match expression:
+        case Col(name):
+            return "col", name
+        case Lit(value):
+            return "lit", str(value.type), repr(value.as_py())
+        case Call(function, arguments, options):
+            return function, tuple(map(expression_ident, arguments)), repr(options)
+    return id(expression)
 
 
 def _integer(what: str, expression: Expression, given: pa.Schema, operator: str) -> None:

@@ -7,7 +7,7 @@ import pytest
 
 import persist
 from persist.blob import MemoryBlob
-from persist.dataflow import OutputConflict, Program, SourceLost, col
+from persist.dataflow import OutputConflict, Program, SourceLost, col, lit, open_together
 from persist.dataflow.sources import SourceReader
 from tests.dataflow.ledger import Bank, Row, check, ledger, moves_of, rows_at
 
@@ -185,13 +185,13 @@ def test_a_copy_that_is_overtaken_while_it_opens_begins_further_on(
     start = SourceReader.start
     overtaken: list[int] = []
 
-    def late(self: SourceReader, as_of: int, *, has_outputs: bool) -> None:
+    def late(self: SourceReader, as_of: int) -> None:
         if not overtaken:
             overtaken.append(as_of)
             with ledger().open(client) as other:
                 other.step()
             bank.moves.allow_compaction(3).result()
-        start(self, as_of, has_outputs=has_outputs)
+        start(self, as_of)
 
     monkeypatch.setattr(SourceReader, "start", late)
     with ledger().open(client) as running:
@@ -292,3 +292,48 @@ def test_a_complete_source_completes_its_outputs(client: persist.Client) -> None
     assert client.load("totals").upper == persist.Antichain()
     with ledger().open(client) as running:
         running.step()
+
+
+def by_account(name: str, least: int) -> Program:
+    made = Program(name)
+    moves = made.source("moves", schema={"id": pa.int64(), "account": pa.string(), "amount": pa.int64()})
+    kinds = made.source("kinds", schema={"account": pa.string(), "kind": pa.string()})
+    joined = moves.join(kinds, "account").filter(col("amount") > least)
+    joined.group_by("kind").agg(n=lit(1).sum(), total=col("amount").sum()).persist(name, key=["kind"])
+    return made
+
+
+def test_programs_that_run_together_share_sources_and_arrangements(client: persist.Client) -> None:
+    bank = Bank(client)
+    kinds = client.create_or_load("kinds", key={"account": pa.string()}, value={"kind": pa.string()})
+    kinds.write([((account, kind), 0, 1) for account, kind in zip("abcd", "xxyy", strict=True)], seal=100).result()
+    bank.transfer()
+    states = []
+    for names in (["one"], ["one", "two"]):
+        programs = [by_account(name, least) for name, least in zip(names, (-1000, -999), strict=False)]
+        with open_together(programs, client) as running:
+            running.step()
+            bank.transfer()
+            running.step()
+            states.append(len([node for node in running.plan.nodes.values() if "source" in node.title]))
+        bank.transfer()
+    assert states == [2, 2]
+    # Each goes on alone where they were together, and holds its source by its own name.
+    assert {hold.name for hold in bank.moves.holds() if hold.name} == {"dataflow one", "dataflow two"}
+    with by_account("one", -1000).open(client) as one, by_account("two", -999).open(client) as two:
+        one.run(until=bank.time - 1)
+        two.run(until=bank.time - 1)
+    for time in range(3, bank.time):
+        found = rows_at(client.load("one"), time)
+        assert found == rows_at(client.load("two"), time)
+        assert sum(row[1] for row in found) == bank.moves.snapshot(time).count()
+
+
+def test_programs_that_would_get_into_each_others_way_do_not_run_together(client: persist.Client) -> None:
+    reader = Program("reader")
+    reader.source("one", schema={"kind": pa.string()}).persist("copy", key=["kind"])
+    same = by_account("other", 0)
+    same.source("kinds", schema={"kind": pa.string()}).persist("one", key=["kind"])
+    for programs in ([by_account("one", 0), reader], [by_account("one", 0), same], [reader, reader], []):
+        with pytest.raises(persist.InvalidUsage, match="open_together"):
+            open_together(programs, client)

@@ -6,10 +6,12 @@ import pyarrow as pa
 import pytest
 
 from persist.dataflow import Captured, Program, Stream, col, lit, when
+from persist.dataflow.draft import Draft
 from persist.dataflow.graph import Builder
 from persist.dataflow.optimise import optimised
 from persist.dataflow.plan import Join, Linear, Plan, Reduce
 from persist.dataflow.spine import in_memory
+from persist.dataflow.together import Together
 from persist.dataflow.words import Domain
 
 KV = {"k": pa.int64(), "v": pa.int64()}
@@ -98,7 +100,21 @@ def test_one_arrangement_serves_all_who_use_the_same_key() -> None:
     assert "arrange[by k]" in program.explain()
 
 
-def _arrangements(program: Program) -> list[str]:
+def test_programs_that_run_together_make_an_arrangement_once() -> None:
+    programs = []
+    for name, key in (("one", "x"), ("two", "y")):
+        made = Program(name)
+        facts = made.source("facts", schema={"k": pa.int64(), "x": pa.int64(), "y": pa.int64()})
+        groups = made.source("groups", schema={"k": pa.int64(), "z": pa.string()})
+        facts.join(groups, "k").capture()
+        facts.group_by(key).count().capture()
+        programs.append(made)
+    assert [len(_arrangements(each)) for each in programs] == [3, 3]
+    # Both sides of the joins are the same; what is counted is not.
+    assert len(_arrangements(Together(programs))) == 4
+
+
+def _arrangements(program: Draft) -> list[str]:
     captures = {number: Captured() for number in program.captures}
     graph = Builder(optimised(program.plan), Domain(), captures, {}, in_memory).build()
     return [each.title for each in graph.operators if type(each).__name__ == "Arrangement"]
