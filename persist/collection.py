@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, Literal, get_args
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -15,18 +15,20 @@ from persist.engine.holding import list_holds, take_hold
 from persist.errors import InvalidUsage, PersistError
 from persist.hold.holds import Hold, HoldInfo
 from persist.log.records import AllowCompaction, Destroy
-from persist.read.changes import Changes, read_changes
+from persist.read.changes import Changes, read_changes, with_moments
 from persist.read.claimed_read import ClaimedRead
 from persist.read.listen import Listen, Progress
 from persist.read.plan import Explanation, changes_scan, explained, snapshot_scan
 from persist.read.snapshot import Form, Snapshot, check_request, snapshot_slices, snapshot_tables
 from persist.state.contents import CollectionState, check_changes_readable
 from persist.state.unsealed import Unsealed, unsealed
-from persist.timeline import Moment, Timeline
+from persist.timeline import Moment, Timeline, is_moment
 from persist.write.future import CommitFuture
 from persist.write.operations import Step, token_steps
 
 READ_TIMEOUT_S = 30.0
+
+Times = Literal["int", "timestamp"]
 
 
 class Collection:
@@ -67,15 +69,15 @@ class Collection:
         updates: Any,
         *,
         token: str | None = None,
-        expected_upper: int | Antichain | None = None,
-        seal: int | Antichain | None = None,
+        expected_upper: int | Moment | Antichain | None = None,
+        seal: int | Moment | Antichain | None = None,
     ) -> CommitFuture:
         """Append updates, and perhaps seal, as one commit: all of it or nothing.
 
         Args:
             updates: `((key, value), time, diff)` tuples, or anything Arrow (`pa.Table`, `pa.RecordBatch`, an object
                 with `__arrow_c_stream__`) that has the key and value columns, `_time` and `_diff`. Updates with diff 0
-                are dropped.
+                are dropped. If the collection has a timeline, times may be moments, which must be exact.
             token: names this write, so that trying it again, in whatever process, does nothing if it was done before.
                 Remembered while the updates' times are not sealed, and of the last
                 `persist.state.collection_rules.TOKENS_KEPT` writes after that; a repetition of an older one is refused,
@@ -100,7 +102,9 @@ class Collection:
         steps: list[Step] = [*expected, *writes, *sealing, *token_steps(token, [self.id], writes)]
         return handle.submit("write", steps)
 
-    def seal(self, upper: int | Antichain, *, expected_upper: int | Antichain | None = None) -> CommitFuture:
+    def seal(
+        self, upper: int | Moment | Antichain, *, expected_upper: int | Moment | Antichain | None = None
+    ) -> CommitFuture:
         """Promise that no more updates will come at times not beyond upper; `Antichain()` completes it for ever.
 
         Returns:
@@ -110,7 +114,7 @@ class Collection:
         expected = [] if expected_upper is None else [self.handle.expect_step(expected_upper)]
         return self.handle.submit("seal", [*expected, self.handle.seal_step(upper)])
 
-    def allow_compaction(self, since: int | Antichain) -> CommitFuture:
+    def allow_compaction(self, since: int | Moment | Antichain) -> CommitFuture:
         """Give up telling times before since apart, as soon as no hold needs them; reads before it fail from then on.
 
         `Collection.since` tells how far that is: the least of what was allowed and of every live hold.
@@ -118,7 +122,9 @@ class Collection:
         Returns:
             a future that resolves when that is durable, or to `FrontierRegression` if since would go back.
         """
-        step = AllowCompaction(self.id, Antichain.at(since).elements)
+        # A moment stays readable: the last time that is not after it does.
+        reach = self.handle.as_time("since", since) if is_moment(since) else since
+        step = AllowCompaction(self.id, self.handle.frontier("since", reach).elements)
         return self.handle.engine.writer("allow_compaction").allow_compaction(step, self.name)
 
     def compact(self, *, only_due: bool = False) -> CompactionReport:
@@ -207,6 +213,7 @@ class Collection:
         *,
         columns: Sequence[str] | None = None,
         filter: pc.Expression | None = None,
+        times: Times = "int",
         timeout_s: float | None = READ_TIMEOUT_S,
     ) -> Changes:
         """Return the updates with `lower <= time < upper`, consolidated, in time order.
@@ -214,6 +221,7 @@ class Collection:
         Args:
             lower, upper: the bounds, as numbers, frontiers or, if the collection has a timeline, moments. Upper None
                 means all that is sealed; then lower may be at the collection's upper, which gives no update.
+            times: "timestamp" gives `_time` as timestamps in UTC of the collection's timeline, "int" as numbers.
             timeout_s: how long to wait for `upper - 1` to be sealed; None waits without limit.
 
         Raises:
@@ -229,6 +237,7 @@ class Collection:
                     f"changes({lower}, {upper}) is backwards: the interval is [lower, upper), so lower <= upper"
                 )
         check_request(self.schema, columns, filter, "diff")
+        moments = self._moments(times)
         contents = self.handle.contents()
         if upper is None:
             # What begins beyond upper is waited for, as far as that.
@@ -243,20 +252,22 @@ class Collection:
         contents, reading = self.handle.claim(max(0, lower - 1))
         try:
             check_changes_readable(contents, lower)
-            return Changes(changes_scan(contents, self.schema, lower, upper, columns, filter), reading)
+            return Changes(changes_scan(contents, self.schema, lower, upper, columns, filter), reading, moments)
         except BaseException:
             reading.close()
             raise
 
-    def listen(self, as_of: int | Moment | None = None) -> Listen:
+    def listen(self, as_of: int | Moment | None = None, *, times: Times = "int") -> Listen:
         """Follow the updates after as_of, with progress; since waits for how far that has come.
 
         Args:
             as_of: the last time of which nothing is wanted; None leaves nothing out, from the very first time on.
+            times: as in `changes`.
 
         Raises:
             AsOfCompacted: as_of is before since, or None and since is not 0 any more.
         """
+        moments = self._moments(times)
         lower = 0 if as_of is None else self.handle.as_time("as_of", as_of) + 1
         check_changes_readable(self.handle.contents(), lower)
         contents, reading = self.handle.claim(max(0, lower - 1))
@@ -265,18 +276,25 @@ class Collection:
         except BaseException:
             reading.close()
             raise
-        return self._listen(lower, reading, None)
+        return self._listen(lower, reading, None, moments)
 
-    def subscribe(self, as_of: int | Moment | None = None, *, timeout_s: float | None = READ_TIMEOUT_S) -> Listen:
+    def subscribe(
+        self, as_of: int | Moment | None = None, *, times: Times = "int", timeout_s: float | None = READ_TIMEOUT_S
+    ) -> Listen:
         """Return the contents as of a time as the first progress (at time as_of), then what `listen` returns.
 
-        Both are taken at one point of the log, so that no update is seen twice or missed. None means the latest
-        sealed time; timeout_s is how long to wait for as_of to be sealed. Where nothing may be sealed yet, `listen()`
-        gives everything from the first time on, as soon as it is sealed.
+        Both are taken at one point of the log, so that no update is seen twice or missed. Where nothing may be sealed
+        yet, `listen()` gives everything from the first time on, as soon as it is sealed.
+
+        Args:
+            as_of: the time; None means the latest sealed one.
+            times: as in `changes`.
+            timeout_s: how long to wait for as_of to be sealed; None waits without limit.
 
         Raises:
             AsOfCompacted, AsOfNotSealed: as_of cannot be read.
         """
+        moments = self._moments(times)
         contents, time, reading = self.handle.sealed_and_claimed(as_of, timeout_s)
         try:
             scan = snapshot_scan(contents, self.schema, time, None, None)
@@ -286,9 +304,10 @@ class Collection:
         except BaseException:
             reading.close()
             raise
-        times = pa.repeat(pa.scalar(time, pa.int64()), len(found))
-        updates = found.add_column(len(self.schema.names), self.schema.arrow.field("_time"), times)
-        return self._listen(time + 1, reading, Progress(updates, Antichain(time + 1)))
+        column = pa.repeat(pa.scalar(time, pa.int64()), len(found))
+        updates = found.add_column(len(self.schema.names), self.schema.arrow.field("_time"), column)
+        first = Progress(with_moments(updates, moments), Antichain(time + 1))
+        return self._listen(time + 1, reading, first, moments)
 
     def commit_parts(
         self, parts: Sequence[Part], *, seal: Antichain | None = None, token: str | None = None
@@ -327,14 +346,28 @@ class Collection:
         with suppress(PersistError):
             contents = self.handle.known()
             hidden = unsealed(contents)
-            sealed = "nothing sealed" if contents.upper == 0 else f"sealed before {contents.upper.time}"
+            upper = contents.upper.time
+            before = upper if self.timeline is None or upper is None else self.timeline.text_of(upper)
+            sealed = f"sealed before {before}" if upper else "nothing sealed"
             if contents.upper.is_empty:
                 sealed = "complete for ever"
             told = f", {sealed}" + (f", {hidden} not sealed" if hidden is not None else "")
         return f"<Collection {self.name!r} at {self.handle.engine.url}{told}>"
 
-    def _listen(self, lower: int, reading: ClaimedRead, first: Progress | None) -> Listen:
+    def _moments(self, times: Times) -> Timeline | None:
+        """Return by what `_time` is given out as timestamps; None if it is as numbers."""
+        if times not in get_args(Times):
+            raise InvalidUsage(f'times={times!r} is no form of a time: give "int" or "timestamp"')
+        if times == "timestamp" and self.timeline is None:
+            raise InvalidUsage(
+                f'times="timestamp" needs a timeline, and the collection {self.name!r} has none: its times are numbers '
+                'that only count. Ask for times="int", or create one with timeline="us".'
+            )
+        return self.timeline if times == "timestamp" else None
+
+    def _listen(self, lower: int, reading: ClaimedRead, first: Progress | None, moments: Timeline | None) -> Listen:
         def read(reading: ClaimedRead, contents: CollectionState, lower: int, upper: int) -> pa.Table:
-            return read_changes(changes_scan(contents, self.schema, lower, upper, None), reading())
+            found = read_changes(changes_scan(contents, self.schema, lower, upper, None), reading())
+            return with_moments(found, moments)
 
         return Listen(self.handle.engine.follower, self.id, self.name, lower, reading, read, first)

@@ -11,6 +11,8 @@ Errors that speak of storage or of columns are defined in the layer that raises 
 All of them survive pickling, because they cross process boundaries in Spark.
 """
 
+from typing import TypeVar
+
 from persist.antichain import Antichain
 from persist.blob import (
     Conflict,
@@ -23,6 +25,7 @@ from persist.blob import (
     Unavailable,
 )
 from persist.codecs import CodecMismatch, DiffOverflow, InvalidUpdate, SchemaMismatch
+from persist.timeline import Timeline
 
 __all__ = [
     "AsOfCompacted",
@@ -60,7 +63,36 @@ __all__ = [
 ]
 
 
-class UpdateNotBeyondUpper(InvalidUsage):
+class AboutTimes:
+    """Mixed into errors that name times of one collection.
+
+    Attributes:
+        timeline: the unit of the collection's timeline, so that the times are shown as moments, too; None if they only
+            count.
+    """
+
+    timeline: str | None = None
+
+    def shown(self, time: "int | Antichain | None") -> str:
+        """Return a time or a frontier for a message."""
+        number = time.time if isinstance(time, Antichain) else time
+        if number is None or self.timeline is None:
+            return str(time)
+        moment = Timeline(self.timeline).text_of(number)
+        return f"{time} ({moment})"
+
+
+T = TypeVar("T", bound=BaseException)
+
+
+def with_timeline(error: T, unit: str | None) -> T:
+    """Let an error that names times of a collection show them as moments, too, if the collection has a timeline."""
+    if isinstance(error, AboutTimes):
+        error.timeline = unit
+    return error
+
+
+class UpdateNotBeyondUpper(AboutTimes, InvalidUsage):
     """A write holds an update at a time that was sealed already; the whole write was rejected (rule 2)."""
 
     def __init__(self, time: int, upper: Antichain) -> None:
@@ -71,16 +103,17 @@ class UpdateNotBeyondUpper(InvalidUsage):
     def __str__(self) -> str:
         if self.upper.is_empty:
             return (
-                f"update at time {self.time} is not beyond upper={self.upper}: the collection is complete for ever "
-                "and takes no more updates. Write to another collection."
+                f"update at time {self.shown(self.time)} is not beyond upper={self.upper}: the collection is "
+                "complete for ever and takes no more updates. Write to another collection."
             )
         return (
-            f"update at time {self.time} is not beyond upper={self.upper}: times before {self.upper.time} are sealed. "
+            f"update at time {self.shown(self.time)} is not beyond upper={self.shown(self.upper)}: times before "
+            f"{self.upper.time} are sealed. "
             f"Write at times >= {self.upper.time}; nothing of this write was applied."
         )
 
 
-class FrontierRegression(InvalidUsage):
+class FrontierRegression(AboutTimes, InvalidUsage):
     """A seal or allow_compaction would move a frontier back (rules 1 and 4)."""
 
     def __init__(self, frontier: str, asked: Antichain, current: Antichain) -> None:
@@ -91,12 +124,12 @@ class FrontierRegression(InvalidUsage):
 
     def __str__(self) -> str:
         return (
-            f"{self.frontier} cannot go back from {self.current} to {self.asked}. "
+            f"{self.frontier} cannot go back from {self.shown(self.current)} to {self.shown(self.asked)}. "
             f"Ask for a frontier at or beyond {self.current}."
         )
 
 
-class AsOfCompacted(InvalidUsage):
+class AsOfCompacted(AboutTimes, InvalidUsage):
     """A read asks for a time before since (rule 3); lower is set if it asked for changes."""
 
     def __init__(self, as_of: int, since: Antichain, lower: int | None = None) -> None:
@@ -108,16 +141,18 @@ class AsOfCompacted(InvalidUsage):
     def __str__(self) -> str:
         if self.lower is not None and self.since.time is not None:
             return (
-                f"changes from {self.lower} on cannot be told from what came before: since={self.since}, so times up "
-                f"to {self.since.time} are one. Ask for changes from {self.since.time + 1} or later."
+                f"changes from {self.shown(self.lower)} on cannot be told from what came before: "
+                f"since={self.shown(self.since)}, so times up to {self.since.time} are one. "
+                f"Ask for changes from {self.since.time + 1} or later."
             )
-        what = f"as_of={self.as_of} is before since={self.since}: history before since has been compacted."
+        since = self.shown(self.since)
+        what = f"as_of={self.shown(self.as_of)} is before since={since}: history before since has been compacted."
         if self.since.is_empty:
             return f"{what} Since is empty: no time can be read any more."
         return f"{what} Read at as_of >= {self.since.time}."
 
 
-class AsOfNotSealed(InvalidUsage):
+class AsOfNotSealed(AboutTimes, InvalidUsage):
     """A read asks for a time that was not sealed within the caller's timeout (rule 3).
 
     Attributes:
@@ -145,12 +180,13 @@ class AsOfNotSealed(InvalidUsage):
         waited = f"{known}, and waiting {self.timeout_s:g} s did not change that.{there}"
         if self.until is not None:
             return (
-                f"changes until {self.until} are not complete, because upper={self.upper}: {waited} Ask for changes "
+                f"changes until {self.shown(self.until)} are not complete, because upper={self.shown(self.upper)}: "
+                f"{waited} Ask for changes "
                 f"until {self.upper.time} (the default), seal to {self.until} or later, or allow a longer timeout."
             )
         return (
-            f"as_of={self.as_of} is not before upper={self.upper}: {waited} Read at an earlier time, seal to "
-            f"{self.as_of + 1} or later, or allow a longer timeout."
+            f"as_of={self.shown(self.as_of)} is not before upper={self.shown(self.upper)}: {waited} Read at an earlier "
+            f"time, seal to {self.as_of + 1} or later, or allow a longer timeout."
         )
 
 
@@ -225,7 +261,7 @@ class ClientClosed(InvalidUsage):
         return f"{self.action} came after close(), and nothing was done. Open a new client with persist.open."
 
 
-class UpperMismatch(Conflict):
+class UpperMismatch(AboutTimes, Conflict):
     """A write or seal expected another upper: somebody else came first. Nothing of it was applied."""
 
     def __init__(self, expected: Antichain, actual: Antichain) -> None:
@@ -235,12 +271,12 @@ class UpperMismatch(Conflict):
 
     def __str__(self) -> str:
         return (
-            f"expected upper={self.expected}, and it is {self.actual}; nothing of this was applied. Read what was "
-            "written meanwhile, then decide anew."
+            f"expected upper={self.shown(self.expected)}, and it is {self.shown(self.actual)}; nothing of this was "
+            "applied. Read what was written meanwhile, then decide anew."
         )
 
 
-class UpdatesBeyondUpper(Conflict):
+class UpdatesBeyondUpper(AboutTimes, Conflict):
     """A commit was to be alone in what it adds to the sealed contents, and somebody else has added updates, too.
 
     time is the latest of theirs, None if they come with the same record of the log.
@@ -252,10 +288,10 @@ class UpdatesBeyondUpper(Conflict):
         self.time = time
 
     def __str__(self) -> str:
-        until = "" if self.time is None else f", until {self.time},"
+        until = "" if self.time is None else f", until {self.shown(self.time)},"
         return (
-            f"updates at times beyond upper={self.upper}{until} are there already, so another writer appends to this "
-            "collection; nothing of this was applied. Let it finish and seal, then try again."
+            f"updates at times beyond upper={self.shown(self.upper)}{until} are there already, so another writer "
+            "appends to this collection; nothing of this was applied. Let it finish and seal, then try again."
         )
 
 
@@ -337,7 +373,7 @@ class LeaseExpired(Conflict):
         return f"{self.what}. Begin again: take a new snapshot, or subscribe anew."
 
 
-class HoldMoved(Conflict):
+class HoldMoved(AboutTimes, Conflict):
     """A named hold is not where its owner left it: another process moves it too, or has taken the name."""
 
     def __init__(self, name: str, expected: int | None, actual: int | None) -> None:
@@ -347,11 +383,11 @@ class HoldMoved(Conflict):
         self.actual = actual
 
     def __str__(self) -> str:
-        def shown(time: int | None) -> str:
-            return "not there" if time is None else f"at {time}"
+        def place(time: int | None) -> str:
+            return "not there" if time is None else f"at {self.shown(time)}"
 
         return (
-            f"the hold {self.name!r} was expected to be {shown(self.expected)}, and is {shown(self.actual)}; it was "
+            f"the hold {self.name!r} was expected to be {place(self.expected)}, and is {place(self.actual)}; it was "
             "not moved. Load it again to go on from where it is."
         )
 

@@ -12,6 +12,7 @@ from persist.errors import InvalidUsage
 from persist.log.records import Batch
 from persist.names import check_text
 from persist.state.collection_rules import ExpectNothingBeyondUpper, ExpectUpper
+from persist.timeline import Moment
 from persist.write.operations import Step, token_steps
 
 
@@ -39,7 +40,7 @@ class MultiWrite:
         self._check(collection)
         self._add(collection, collection.handle.write_steps(updates))
 
-    def seal(self, collection: Collection, upper: int | Antichain) -> None:
+    def seal(self, collection: Collection, upper: int | Moment | Antichain) -> None:
         """Add a seal to the commit. It comes after the writes before it and before those after it."""
         self._check(collection)
         self._add(collection, [collection.handle.seal_step(upper)])
@@ -54,7 +55,7 @@ class MultiWrite:
         self._check(collection)
         self._add(collection, collection.handle.part_steps(parts, keep=keep))
 
-    def expect_upper(self, collection: Collection, upper: int | Antichain, *, alone: bool = False) -> None:
+    def expect_upper(self, collection: Collection, upper: int | Moment | Antichain, *, alone: bool = False) -> None:
         """Let the commit be rejected if the collection has another upper when it comes.
 
         Args:
@@ -62,7 +63,7 @@ class MultiWrite:
         """
         self._check(collection)
         condition = ExpectNothingBeyondUpper if alone else ExpectUpper
-        self._add(collection, [condition(collection.id, Antichain.at(upper))])
+        self._add(collection, [condition(collection.id, collection.handle.frontier("upper", upper))])
 
     def mark_batch(self, collection: Collection, query: str, batch: int, run: str, *, again: bool = False) -> None:
         """Make the commit a batch of a streaming query, which does nothing if it was done before.

@@ -1,23 +1,51 @@
 """What the times of a collection mean, if they mean moments: a number of units since 1970-01-01T00:00Z.
 
-Leap seconds are not counted, as nowhere in Unix. A moment rarely is a whole number of units, and a `datetime` not of
-nanoseconds, so each conversion says to which side it rounds; text is taken exactly, however many digits it has.
+This is the one place where moments become times, and times moments. Leap seconds are not counted, as nowhere in Unix.
+A moment rarely is a whole number of units, so each conversion says what happens then: what is written is exact or
+refused, the time of a read is the last one that is not after the moment, and a bound the first that is not before it.
+Text is taken exactly, however many digits it has.
+
+A moment has a zone. Text without one and dates are in UTC; a `datetime`, or a timestamp of NumPy, pandas, Polars or
+Arrow, that has none is refused everywhere, because it may be any of many moments.
 """
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
 from fractions import Fraction
 from math import ceil, floor
+from typing import Any, TypeGuard
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as pat
 
 from persist.blob import InvalidUsage
-from persist.codecs import TIME_MAX, TIME_UNITS
+from persist.codecs import TIME_MAX, TIME_UNITS, CollectionSchema, InvalidUpdate, SchemaMismatch
 
-Moment = datetime | str
+Moment = datetime | date | str | np.datetime64  # And timestamps of Arrow, whose types no checker knows.
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _FRACTION = re.compile(r"(?<=\d)[.,](\d+)")
 _WITH_A_DAY = re.compile(r"\d{4}-?\d\d-?\d\d")
+_KINDS = (date, str, np.datetime64, pa.TimestampScalar, pa.Date32Scalar, pa.Date64Scalar)  # A datetime is a date.
+
+
+def is_moment(given: object) -> TypeGuard[Moment]:
+    """Return whether something is of a kind that may be a moment, rather than a number."""
+    return isinstance(given, _KINDS)
+
+
+def timeline_of(schema: CollectionSchema) -> "Timeline | None":
+    """Return the timeline of a collection with that schema; None if its times only count."""
+    return None if schema.timeline is None else Timeline(schema.timeline)
+
+
+def shown_time(time: int, timeline: "Timeline | None") -> str:
+    """Return a time for people: the number, and the moment that it is, if there is a timeline."""
+    return str(time) if timeline is None else f"{time} ({timeline.text_of(time)})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +66,9 @@ class Timeline:
         """Return the last time that is not after a moment: whose contents are those of that moment.
 
         Args:
-            moment: a `datetime` with a time zone, or ISO 8601 text such as "2026-11-21T12:00:00Z", with a blank for the
-                T, without the time of day, or with an offset such as +01:00. Text without an offset is in UTC.
+            moment: a `datetime`, a pandas `Timestamp` or an Arrow timestamp with a time zone; a `date`, whose first
+                moment in UTC is meant; or ISO 8601 text such as "2026-11-21T12:00:00Z", with a blank for the T, without
+                the time of day, or with an offset such as +01:00. Text without an offset is in UTC.
 
         Raises:
             InvalidUsage: it is none of these, has no time zone, or is before 1970 or too late to be a time.
@@ -49,6 +78,73 @@ class Timeline:
     def bound_of(self, moment: Moment) -> int:
         """Return the first time that is not before a moment, as the bound of an interval; otherwise as `time_of`."""
         return self._checked(ceil(self._exactly(moment)), moment)
+
+    def exact_time_of(self, moment: Moment) -> int:
+        """Return the time that is a moment; otherwise as `time_of`.
+
+        Raises:
+            InvalidUsage: besides, the moment lies between two times.
+        """
+        exactly = self._exactly(moment)
+        if exactly.denominator != 1:
+            raise InvalidUsage(
+                f"{moment!r} lies between two times of a timeline in {self.unit}: round it to {self.unit} first, or "
+                "use a collection whose timeline has a finer unit"
+            )
+        return self._checked(int(exactly), moment)
+
+    def times_of(self, times: Sequence[Any]) -> list[Any]:
+        """Return the times of updates, each an integer or a moment, as integers; what is neither stays as it is.
+
+        Raises:
+            InvalidUpdate: a moment is no time, exactly; the message names the index.
+        """
+        found = []
+        for index, time in enumerate(times):
+            try:
+                found.append(self.exact_time_of(time) if isinstance(time, _KINDS) else time)
+            except InvalidUsage as error:
+                raise InvalidUpdate(f"the time of update {index}: {error}") from error
+        return found
+
+    def column_of_times(self, column: pa.ChunkedArray, name: str) -> pa.ChunkedArray:
+        """Return a column of moments (timestamps with a zone, dates, text) as times; any other column as it is.
+
+        Raises:
+            SchemaMismatch: its timestamps have no zone.
+            InvalidUpdate: a moment is no time, exactly; the message names the row.
+        """
+        kind = column.type
+        if pat.is_dictionary(kind):
+            column, kind = column.cast(kind.value_type), kind.value_type
+        if pat.is_string(kind) or pat.is_large_string(kind) or pat.is_string_view(kind):
+            return self._column_of_text(column)
+        if pat.is_timestamp(kind) and kind.tz is None:
+            raise SchemaMismatch(
+                f"column {name!r} is of type {kind}, without a time zone, so its values may be any of many moments. "
+                'Give it one: in pandas with .dt.tz_localize("UTC"), in Polars with .dt.replace_time_zone("UTC"), in '
+                'Arrow with pyarrow.compute.assume_timezone(column, "UTC").'
+            )
+        if not (pat.is_timestamp(kind) or pat.is_date(kind)):
+            return column
+        wanted = pa.timestamp(self.unit, getattr(kind, "tz", None))
+        try:
+            return column.cast(wanted).cast(pa.int64())
+        except pa.ArrowInvalid as error:
+            row = _first_changed(column, wanted)
+            raise InvalidUpdate(
+                f"update {row} has the time {_shown_value(column[row])}, which a timeline in {self.unit} cannot hold "
+                f"exactly: round it to {self.unit} first, or use a collection with another unit"
+            ) from error
+
+    def column_of_moments(self, times: pa.ChunkedArray) -> pa.ChunkedArray:
+        """Return a column of times as timestamps in UTC; no value changes, and none is copied."""
+        return pa.chunked_array([chunk.view(self.type) for chunk in times.chunks], self.type)
+
+    @property
+    def type(self) -> pa.DataType:
+        """The Arrow type of a time as a moment."""
+        return pa.timestamp(self.unit, "UTC")
 
     def datetime_of(self, time: int) -> datetime:
         """Return the moment of a time, in UTC; of nanoseconds, the last microsecond before it.
@@ -65,21 +161,22 @@ class Timeline:
             f"time {time!r} in {self.unit} is no moment from 1970 to 9999: give a whole number that is one"
         )
 
+    def text_of(self, time: int) -> str:
+        """Return the moment of a time as ISO 8601 text, exactly; of what is no moment, the number."""
+        seconds, rest = divmod(time, self._per_second)
+        try:
+            whole = (_EPOCH + timedelta(seconds=seconds)).strftime("%Y-%m-%dT%H:%M:%S")
+        except OverflowError:
+            return str(time)
+        digits = 3 * TIME_UNITS.index(self.unit)
+        return f"{whole}.{rest:0{digits}d}Z" if rest else f"{whole}Z"
+
     @property
     def _per_second(self) -> int:
         return int(1000 ** TIME_UNITS.index(self.unit))
 
-    def _exactly(self, moment: Moment) -> Fraction:
-        if isinstance(moment, str):
-            return _parsed(moment) * self._per_second
-        if not isinstance(moment, datetime):
-            raise InvalidUsage(f"{moment!r} is no moment: give a datetime with a time zone, or ISO 8601 text")
-        if moment.utcoffset() is None:
-            raise InvalidUsage(
-                f"{moment!r} has no time zone, so it may be any of many moments. Give one, such as "
-                "datetime.now(timezone.utc) or moment.replace(tzinfo=timezone.utc)."
-            )
-        return _seconds(moment) * self._per_second
+    def _exactly(self, moment: Any) -> Fraction:
+        return _seconds_of(moment) * self._per_second
 
     def _checked(self, time: int, moment: Moment) -> int:
         if not 0 <= time <= TIME_MAX:
@@ -87,10 +184,71 @@ class Timeline:
             raise InvalidUsage(f"{moment!r} is no time in {self.unit}: these go from 1970-01-01T00:00:00Z to {last}")
         return time
 
+    def _column_of_text(self, column: pa.ChunkedArray) -> pa.ChunkedArray:
+        for wanted in (self.type, pa.timestamp(self.unit)):  # With an offset in each text, or in none.
+            try:
+                return column.cast(wanted).cast(pa.int64())
+            except pa.ArrowInvalid:
+                continue
+        # More digits than the unit has, or a form that Arrow does not know.
+        coded = column.combine_chunks().dictionary_encode()
+        texts = coded.dictionary.to_pylist()
+        try:
+            times = pa.array(self.times_of(texts), pa.int64())
+        except InvalidUpdate:
+            self.times_of(column.to_pylist())  # Raises with the row.
+            raise
+        return pa.chunked_array([pc.take(times, coded.indices)])
+
+
+def _seconds_of(moment: Any) -> Fraction:
+    """Return the seconds since 1970 of a moment, exactly."""
+    if isinstance(moment, pa.Scalar):
+        return _seconds_of_scalar(moment)
+    if isinstance(moment, str):
+        return _parsed(moment)
+    if isinstance(moment, np.datetime64):
+        raise _naive(moment, 'pandas.Timestamp(moment, tz="UTC")')
+    if not isinstance(moment, date):
+        raise InvalidUsage(
+            f"{moment!r} is no moment: give a datetime with a time zone, a date, or ISO 8601 text such as "
+            '"2026-11-21T12:00:00Z"'
+        )
+    if not isinstance(moment, datetime):
+        return Fraction((moment - _EPOCH.date()).days * 86_400)
+    if moment != moment:
+        raise InvalidUsage(f"{moment!r} is no moment: every time must be one")
+    if moment.utcoffset() is None:
+        raise _naive(moment, "datetime.now(timezone.utc) or moment.replace(tzinfo=timezone.utc)")
+    return _seconds(moment)
+
+
+def _seconds_of_scalar(moment: pa.Scalar) -> Fraction:
+    if not moment.is_valid or not pat.is_timestamp(moment.type):
+        return _seconds_of(moment.as_py())
+    if moment.type.tz is None:
+        raise _naive(moment, 'pyarrow.compute.assume_timezone(moment, "UTC")')
+    return Fraction(moment.value, 1000 ** TIME_UNITS.index(moment.type.unit))
+
+
+def _naive(moment: object, instead: str) -> InvalidUsage:
+    return InvalidUsage(f"{moment!r} has no time zone, so it may be any of many moments. Give one, such as {instead}.")
+
 
 def _seconds(moment: datetime) -> Fraction:
     since = moment - _EPOCH
-    return Fraction(since.days * 86_400 + since.seconds) + Fraction(since.microseconds, 1_000_000)
+    finer = getattr(since, "nanoseconds", 0)  # Only pandas' own classes have them.
+    return since.days * 86_400 + since.seconds + Fraction(since.microseconds * 1000 + finer, 10**9)
+
+
+def _first_changed(column: pa.ChunkedArray, wanted: pa.DataType) -> int:
+    """Return the first row whose value is another one as type wanted."""
+    back = column.cast(wanted, safe=False).cast(column.type, safe=False)
+    return int(pc.index(pc.equal(back, column), False).as_py())
+
+
+def _shown_value(value: pa.Scalar) -> str:
+    return str(value.cast(pa.string()).as_py())
 
 
 def _parsed(text: str) -> Fraction:

@@ -13,6 +13,7 @@ the row, can be named. Here is no pandas and no Polars: what something is, its m
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from datetime import date, datetime
 from typing import Any
 
 import numpy as np
@@ -197,7 +198,20 @@ def _listed(values: Any) -> list[Any]:
 
 
 def _converted(name: str, values: list[Any], schema: CollectionSchema) -> pa.Array:
+    if name == TIME and schema.timeline is not None:
+        return _times(values, schema.timeline)
     if name in schema.arrow.names:
         convert = to_array if name in (TIME, DIFF) else to_field
         return convert(values, schema.arrow.field(name).type, f"column {name!r}")
     return pa.nulls(len(values))  # No column of the collection: that is said where all names are known.
+
+
+def _times(values: list[Any], unit: str) -> pa.Array:
+    """Return times of which the first tells the kind: numbers, moments, dates or text."""
+    first = next((value for value in values if value is not None), None)
+    kind = pa.int64()
+    if isinstance(first, datetime):
+        kind = pa.timestamp(unit, "UTC")
+    elif isinstance(first, (date, str)):
+        kind = pa.string() if isinstance(first, str) else pa.date32()
+    return to_array(values, kind, f"column {TIME!r}")

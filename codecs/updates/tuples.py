@@ -8,7 +8,8 @@ Tuples are transposed and converted column by column; only when that fails are t
 by one, to name the first that is wrong.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from datetime import date
 from itertools import chain, repeat
 from operator import itemgetter
 from typing import Any
@@ -29,16 +30,20 @@ _SMALL_ROWS_MAX = 32
 _FLOAT64 = pa.float64()
 _TUPLE = frozenset({tuple})
 _NONE = frozenset({type(None)})
+_INT = frozenset({int})
 
 
 class _Malformed(ValueError):
     """Some tuple has another shape than the schema's."""
 
 
-def from_tuples(data: Iterable[Any], schema: CollectionSchema) -> tuple[pa.Table, list[int], list[int]]:
+def from_tuples(
+    data: Iterable[Any], schema: CollectionSchema, to_times: Callable[[list[Any]], list[Any]] | None = None
+) -> tuple[pa.Table, list[int], list[int]]:
     """Return `(table, times, diffs)`: the updates as a canonical table of schema.arrow, times and diffs.
 
-    NULL times and diffs are refused; the range of times is not checked here.
+    NULL times and diffs are refused; the range of times is not checked here. Times that are no numbers go through
+    to_times first, if there is one.
 
     Raises:
         InvalidUpdate: a tuple of another shape, or a value its field cannot hold; names the tuple's index.
@@ -48,6 +53,8 @@ def from_tuples(data: Iterable[Any], schema: CollectionSchema) -> tuple[pa.Table
         return schema.arrow.empty_table(), [], []
     try:
         columns = _columns(rows, schema)
+        if to_times is not None and {*map(type, columns[-2])} != _INT:
+            columns[-2] = to_times(columns[-2])
         table = _small_table(columns, schema) if len(rows) <= _SMALL_ROWS_MAX else None
         if table is None:
             table = canonical(_table(columns, schema))
@@ -189,7 +196,12 @@ def _known(side: Side, name: str) -> Any:
 
 
 def _integers(values: Sequence[Any], name: str) -> pa.Array:
-    column = to_array(values, _INT64, name)
+    try:
+        column = to_array(values, _INT64, name)
+    except InvalidUpdate as error:
+        if any(isinstance(value, date) for value in values):
+            raise InvalidUpdate(f'{error} Moments are times in a collection with a timeline="us", say.') from error
+        raise
     if column.null_count:
         row = values.index(None)
         raise InvalidUpdate(f"update {row} has None for {name}: every update needs a time and a diff. Give an int.")

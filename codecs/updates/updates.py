@@ -12,7 +12,7 @@ NULL, which is what NaN means there; everywhere else NaN is a number.
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -36,12 +36,23 @@ _TOLD_MAX = 50
 _PANDAS_INDEX = re.compile(r"__index_level_\d+__")  # what pandas calls an index that has no name
 
 
+class Moments(Protocol):
+    """Turns the times of updates that are moments into integers, and leaves all others as they are."""
+
+    def times_of(self, times: Sequence[Any]) -> list[Any]:
+        """Return times of tuples."""
+
+    def column_of_times(self, column: pa.ChunkedArray, name: str) -> pa.ChunkedArray:
+        """Return a column of times."""
+
+
 def to_updates(
     data: Any,
     schema: CollectionSchema,
     *,
     default_time: int | None = None,
     default_diff: int | None = None,
+    moments: Moments | None = None,
 ) -> pa.Table:
     """Return updates as one table of `schema.arrow`, zero diffs dropped.
 
@@ -51,6 +62,7 @@ def to_updates(
         schema: the collection's.
         default_time: the time of every update if there is no `_time` column.
         default_diff: the diff of every update if there is no `_diff` column.
+        moments: of the collection's timeline; None if times are only numbers.
 
     Raises:
         SchemaMismatch: a column is missing, unexpected, there twice, or of a type that does not convert.
@@ -61,16 +73,18 @@ def to_updates(
     """
     data = opened(data)
     if isinstance(data, TableStream):
-        pieces = streamed_updates(data, schema, default_time=default_time, default_diff=default_diff)
+        pieces = streamed_updates(data, schema, default_time=default_time, default_diff=default_diff, moments=moments)
         return pa.concat_tables([schema.arrow.empty_table(), *pieces])
     table = as_table(data, schema)
     if table is None:
-        table, times, diffs = from_tuples(_iterable(data), schema)
+        convert = None if moments is None else moments.times_of
+        table, times, diffs = from_tuples(_iterable(data), schema, convert)
         if times:
             _check_listed_times(times)
         if 0 in diffs:
             table = _without_zero_diffs(table)
     else:
+        table = _with_times(table, moments)
         table = canonical(_conformed(table, schema, {TIME: default_time, DIFF: default_diff}))
         _check_times(table.column(TIME))
         if _may_have_zero(_no_nulls(table.column(DIFF), DIFF)):
@@ -84,17 +98,36 @@ def streamed_updates(
     *,
     default_time: int | None = None,
     default_diff: int | None = None,
+    moments: Moments | None = None,
 ) -> Iterator[pa.Table]:
     """Yield the updates of each table of a stream; as `to_updates`, but for that each piece is taken by itself."""
     start = 0
     for table in data.tables(schema):
         try:
-            yield to_updates(table, schema, default_time=default_time, default_diff=default_diff)
+            yield to_updates(table, schema, default_time=default_time, default_diff=default_diff, moments=moments)
         except InvalidUpdate as error:
             if not start:
                 raise
             raise InvalidUpdate(f"of the updates from row {start} of the stream on, {error}") from error
         start += len(table)
+
+
+def _with_times(table: pa.Table, moments: Moments | None) -> pa.Table:
+    """Return the table with the moments of a timeline as times."""
+    at = table.schema.get_field_index(TIME)
+    if at < 0:
+        return table
+    kind = table.schema.field(at).type
+    if moments is None:
+        if pat.is_temporal(kind):
+            raise SchemaMismatch(
+                f"column {TIME!r} has type {kind}, the collection stores int64, and it has no timeline by which a "
+                'moment would be a time: create one with timeline="us", say; or give integers that count what its '
+                "times count"
+            )
+        return table
+    times = moments.column_of_times(table.column(at), TIME)
+    return table if times.type == kind else table.set_column(at, TIME, times)
 
 
 def _iterable(data: Any) -> Iterable[Any]:

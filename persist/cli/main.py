@@ -17,6 +17,7 @@ from persist.fsck.report import table
 from persist.replica.follower import Follower
 from persist.state.unsealed import unsealed
 from persist.storage import open_storage
+from persist.timeline import shown_time, timeline_of
 
 OK, PROBLEMS, FAILED = 0, 1, 2
 
@@ -127,7 +128,11 @@ def _collections(asked: argparse.Namespace) -> int:
         for name, id_ in sorted(follower.state.ids.items()):
             contents = follower.load(id_)
             assert contents is not None, "this follower has read to the end, and does not go on"
-            since, upper = (str(each.time) if not each.is_empty else "-" for each in (contents.since, contents.upper))
+            timeline = timeline_of(contents.schema)
+            since, upper = (
+                "-" if each.time is None else shown_time(each.time, timeline if each.time else None)
+                for each in (contents.since, contents.upper)
+            )
             size = sum(part.bytes for part in contents.parts)
             hidden = unsealed(contents)
             updates = "-" if hidden is None else f"{hidden.updates:,}"

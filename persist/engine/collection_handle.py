@@ -6,20 +6,19 @@ It stands for that very collection, by id: after its destruction, it does not tu
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from datetime import datetime
-from typing import Any
+from typing import Any, cast
 
 from persist.antichain import Antichain, as_time
 from persist.codecs import TIME_MAX, CollectionSchema, Part
 from persist.engine.engine import Engine
-from persist.errors import AsOfNotSealed, CollectionNotFound, InvalidUsage
+from persist.errors import AsOfNotSealed, CollectionNotFound, InvalidUsage, with_timeline
 from persist.log.keys import check_parts
 from persist.log.records import Seal
 from persist.read.claimed_read import ClaimedRead
 from persist.state.collection_rules import ExpectUpper
 from persist.state.contents import CollectionState, check_readable, last_sealed
 from persist.state.unsealed import unsealed
-from persist.timeline import Moment, Timeline
+from persist.timeline import Moment, Timeline, is_moment, timeline_of
 from persist.write.future import CommitFuture
 from persist.write.operations import Step, Write
 
@@ -88,7 +87,8 @@ class CollectionHandle:
         if contents is None:
             known = self.known()
             hidden = unsealed(known)
-            raise AsOfNotSealed(as_of, known.upper, timeout_s or 0.0, hidden.advice if hidden else "", until)
+            advice = hidden.advice if hidden else ""
+            raise with_timeline(AsOfNotSealed(as_of, known.upper, timeout_s or 0.0, advice, until), known.timeline)
         time = last_sealed(contents) if as_of is None else as_of
         check_readable(contents, time)
         return contents, time
@@ -154,13 +154,13 @@ class CollectionHandle:
         uploaded.set_result(tuple(parts))
         return [Write(self.id, self.schema, min(part.time_min for part in parts), 0, uploaded, keep)]
 
-    def expect_step(self, upper: int | Antichain) -> ExpectUpper:
+    def expect_step(self, upper: int | Moment | Antichain) -> ExpectUpper:
         """Return what rejects a commit unless the collection has this upper."""
-        return ExpectUpper(self.id, Antichain.at(upper))
+        return ExpectUpper(self.id, self.frontier("expected upper", upper))
 
-    def seal_step(self, upper: int | Antichain) -> Seal:
+    def seal_step(self, upper: int | Moment | Antichain) -> Seal:
         """Return what seals the collection in a commit."""
-        return Seal(self.id, Antichain.at(upper).elements)
+        return Seal(self.id, self.frontier("upper", upper).elements)
 
     def submit(self, action: str, steps: Sequence[Step]) -> CommitFuture:
         """Queue steps on this collection as one commit; see `Engine.submit`."""
@@ -169,7 +169,7 @@ class CollectionHandle:
     @property
     def timeline(self) -> Timeline | None:
         """What times are, if they are moments: it turns moments into times, and back."""
-        return None if self.schema.timeline is None else Timeline(self.schema.timeline)
+        return timeline_of(self.schema)
 
     def as_time(self, what: str, given: int | Moment | Antichain) -> int:
         """Return a number as it is, and of a moment the last time not after it; what says in errors what it is.
@@ -179,7 +179,7 @@ class CollectionHandle:
         """
         if isinstance(given, Antichain):
             raise InvalidUsage(_frontier_for_time(what, given))
-        if isinstance(given, (datetime, str)):
+        if is_moment(given):
             return self._timeline_for(what, given).time_of(given)
         return as_time(what, given)
 
@@ -190,9 +190,17 @@ class CollectionHandle:
         """
         if isinstance(given, Antichain):
             return TIME_MAX + 1 if given.time is None else given.time
-        if isinstance(given, (datetime, str)):
+        if is_moment(given):
             return self._timeline_for(what, given).bound_of(given)
         return as_time(what, given, most=most)
+
+    def exact_time(self, what: str, given: int | Moment) -> int:
+        """Like `as_time`, for what is written: a moment between two times is an error."""
+        return self._timeline_for(what, given).exact_time_of(given) if is_moment(given) else as_time(what, given)
+
+    def frontier(self, what: str, given: int | Moment | Antichain) -> Antichain:
+        """Return a frontier from what callers give for one; that of a moment has all times before the moment behind."""
+        return Antichain(self.as_bound(what, given)) if is_moment(given) else Antichain.at(cast(int | Antichain, given))
 
     def _timeline_for(self, what: str, given: Moment) -> Timeline:
         timeline = self.timeline

@@ -10,10 +10,14 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from types import TracebackType
+from typing import Any
 
-from persist.antichain import Antichain, as_time
+from persist.antichain import Antichain
 from persist.errors import FrontierRegression, HoldMoved, Indeterminate, InvalidUsage, LeaseExpired
 from persist.hold.leases import Claim, Leases
+from persist.timeline import Moment
+
+ToTime = Callable[[str, Any], int]  # From what a caller gives; the text says in errors what it is.
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +40,9 @@ class HoldInfo:
 class Hold(ABC):
     """Keeps since at or before `time` until it is closed, advanced or released. Use it in a `with`."""
 
-    def __init__(self, time: int) -> None:
+    def __init__(self, time: int, to_time: ToTime) -> None:
         self._time = time
+        self._to_time = to_time
 
     @property
     def time(self) -> int:
@@ -45,8 +50,8 @@ class Hold(ABC):
         return self._time
 
     @abstractmethod
-    def advance(self, time: int) -> None:
-        """Move the hold forward, durably.
+    def advance(self, time: int | Moment) -> None:
+        """Move the hold forward, durably, to a time or, if the collection has a timeline, a moment.
 
         Raises:
             FrontierRegression: time is before the hold's.
@@ -66,6 +71,12 @@ class Hold(ABC):
     def close(self) -> None:
         """Release a leased hold; leave a named one where it is, for the next to load it."""
 
+    def _later(self, what: str, time: int | Moment) -> int:
+        time = self._to_time("hold time", time)
+        if time < self._time:
+            raise FrontierRegression(what, Antichain(time), Antichain(self._time))
+        return time
+
     def __enter__(self) -> "Hold":
         return self
 
@@ -78,15 +89,15 @@ class Hold(ABC):
 class LeasedHold(Hold):
     """A hold that lives by its client's lease."""
 
-    def __init__(self, leases: Leases, collection: str, claim: Claim, time: int) -> None:
-        super().__init__(time)
+    def __init__(self, leases: Leases, collection: str, claim: Claim, time: int, to_time: ToTime) -> None:
+        super().__init__(time, to_time)
         self._leases = leases
         self._collection = collection
         self._claim = claim
         self._is_released = False
 
-    def advance(self, time: int) -> None:
-        time = _later("this hold", self._time, time)
+    def advance(self, time: int | Moment) -> None:
+        time = self._later("this hold", time)
         if self._is_released:
             raise InvalidUsage("this hold was released; take a new one with hold(time)")
         self._claim.check()
@@ -112,16 +123,21 @@ class NamedHold(Hold):
     """A permanent hold. `move` commits a new time, and `give_up` removes it, if it is at an expected time."""
 
     def __init__(
-        self, name: str, time: int, move: Callable[[int, int], object], give_up: Callable[[int], object]
+        self,
+        name: str,
+        time: int,
+        to_time: ToTime,
+        move: Callable[[int, int], object],
+        give_up: Callable[[int], object],
     ) -> None:
-        super().__init__(time)
+        super().__init__(time, to_time)
         self.name = name
         self._move = move
         self._give_up = give_up
         self._maybe: int | None = None  # Where it may be, because a move got no answer.
 
-    def advance(self, time: int) -> None:
-        time = _later(f"the hold {self.name!r}", self._time, time)
+    def advance(self, time: int | Moment) -> None:
+        time = self._later(f"the hold {self.name!r}", time)
         if time > self._time:
             try:
                 self._change(lambda at: self._move(at, time))
@@ -147,10 +163,3 @@ class NamedHold(Hold):
 
     def __repr__(self) -> str:
         return f"<Hold {self.name!r} at {self._time}>"
-
-
-def _later(what: str, current: int, time: int) -> int:
-    time = as_time("hold time", time)
-    if time < current:
-        raise FrontierRegression(what, Antichain(time), Antichain(current))
-    return time

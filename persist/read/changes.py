@@ -14,6 +14,7 @@ from persist.read.claimed_read import ClaimedRead
 from persist.read.part_reader import PartReader
 from persist.read.result import ArrowResult
 from persist.read.scan import Scan
+from persist.timeline import Timeline, shown_time, timeline_of
 
 
 def read_changes(scan: Scan, reader: PartReader) -> pa.Table:
@@ -29,11 +30,22 @@ def read_changes(scan: Scan, reader: PartReader) -> pa.Table:
     return found.select([*scan.columns, "_time", "_diff"])
 
 
+def with_moments(updates: pa.Table, moments: Timeline | None) -> pa.Table:
+    """Return updates with `_time` as timestamps, if there is a timeline to tell them by."""
+    if moments is None:
+        return updates
+    at = updates.schema.get_field_index("_time")
+    field = pa.field("_time", moments.type, nullable=False)
+    return updates.set_column(at, field, moments.column_of_moments(updates["_time"]))
+
+
 class Changes(ArrowResult):
     """The updates in `[lower, upper)`; see `Collection.changes`. Nothing is read until a method asks for it."""
 
-    def __init__(self, scan: Scan, reading: ClaimedRead) -> None:
+    def __init__(self, scan: Scan, reading: ClaimedRead, moments: Timeline | None = None) -> None:
+        """Make one; with moments, `_time` is given out as timestamps of that timeline."""
         super().__init__(reading)
+        self._moments = moments
         self.lower = scan.time_lower
         self.upper = scan.time_upper
         self.scan = scan
@@ -41,7 +53,8 @@ class Changes(ArrowResult):
     @property
     def schema(self) -> pa.Schema:
         """The columns asked for, `_time` and `_diff`."""
-        return pa.schema([self.scan.schema.arrow.field(n) for n in (*self.scan.columns, "_time", "_diff")])
+        plain = pa.schema([self.scan.schema.arrow.field(n) for n in (*self.scan.columns, "_time", "_diff")])
+        return plain if self._moments is None else with_moments(plain.empty_table(), self._moments).schema
 
     def slices(self, count: int) -> list[Scan]:
         """Return at most count plans for `read_changes` that together are these changes."""
@@ -58,7 +71,8 @@ class Changes(ArrowResult):
             # Updates of one time come in the order of keys, so they can be cut there, too.
             is_one_time = scan.time_upper - scan.time_lower == 1
             for each in scan.slices_within(reader.slice_bytes) if is_one_time else [scan]:
-                yield read_changes(each, self._reading.checked(reader))
+                yield with_moments(read_changes(each, self._reading.checked(reader)), self._moments)
 
     def __repr__(self) -> str:
-        return f"Changes({self.lower}, {self.upper}, columns={list(self.scan.columns)})"
+        lower, upper = (shown_time(time, timeline_of(self.scan.schema)) for time in (self.lower, self.upper))
+        return f"Changes({lower}, {upper}, columns={list(self.scan.columns)})"

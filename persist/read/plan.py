@@ -16,6 +16,7 @@ from persist.log.records import Keyframe
 from persist.read.scan import Scan
 from persist.state.contents import CollectionState
 from persist.state.unsealed import Unsealed, unsealed
+from persist.timeline import Timeline, shown_time, timeline_of
 
 MERGE_COST = 4  # Of a row that is merged, against one that is only decoded.
 
@@ -35,6 +36,7 @@ class Explanation:
         columns, form, filter: what was asked for.
         pruned: how many parts are not read, by what made it so: "time", "filter", or "keyframe" for history that the
             keyframe stands for.
+        timeline: of the collection, to show times as moments.
         unsealed: what the collection holds at times that are not sealed, so that no snapshot shows it; None if nothing.
     """
 
@@ -54,11 +56,13 @@ class Explanation:
     filter: str | None
     pruned: dict[str, int] = field(default_factory=dict)
     unsealed: Unsealed | None = None
+    timeline: Timeline | None = None
 
     def __str__(self) -> str:
-        base = "no keyframe" if self.keyframe is None else f"the keyframe as of {self.keyframe}, {self.direction}"
+        as_of, keyframe = shown_time(self.as_of, self.timeline), shown_time(self.keyframe or 0, self.timeline)
+        base = "no keyframe" if self.keyframe is None else f"the keyframe as of {keyframe}, {self.direction}"
         lines = [
-            f"snapshot as of {self.as_of}, form {self.form!r}, columns {list(self.columns)}",
+            f"snapshot as of {as_of}, form {self.form!r}, columns {list(self.columns)}",
             f"  from {base}",
             _line("keyframe", self.base_parts, self.base_rows, self.base_bytes),
             _line("history", self.parts - self.base_parts, self.rows - self.base_rows, self.bytes - self.base_bytes),
@@ -122,6 +126,7 @@ def explained(contents: CollectionState, scan: Scan, form: str, slices: int) -> 
             "filter": len(base) + len(history) - early - late - len(scan.all_parts),
         },
         unsealed=unsealed(contents),
+        timeline=timeline_of(scan.schema),
     )
 
 

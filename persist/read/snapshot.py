@@ -47,6 +47,7 @@ from persist.read.part_reader import PartReader, ahead
 from persist.read.plan import Explanation
 from persist.read.result import ArrowResult, rows_without_columns
 from persist.read.scan import Scan
+from persist.timeline import shown_time, timeline_of
 
 Form = Literal["rows", "diff"]
 REPEATED_ROWS_MAX = 1 << 20  # Rows made at a time of records with a multiplicity above 1.
@@ -419,4 +420,5 @@ class Snapshot(ArrowResult):
         return snapshot_tables(self.scan, self.form, self._reading)
 
     def __repr__(self) -> str:
-        return f"Snapshot(as_of={self.as_of}, form={self.form!r}, columns={list(self.scan.columns)})"
+        as_of = shown_time(self.as_of, timeline_of(self.scan.schema))
+        return f"Snapshot(as_of={as_of}, form={self.form!r}, columns={list(self.scan.columns)})"

@@ -15,9 +15,11 @@ from persist.errors import (
     AsOfCompacted,
     FrontierRegression,
     HoldMoved,
+    PersistError,
     UpdateNotBeyondUpper,
     UpdatesBeyondUpper,
     UpperMismatch,
+    with_timeline,
 )
 from persist.log.records import (
     AllowCompaction,
@@ -74,12 +76,20 @@ def after_step(contents: CollectionState | None, step: CollectionStep) -> Collec
         InvalidUsage, Conflict: a rule does not allow it.
         ValueError: it is not one that a writer would make.
     """
-    change = msgspec.structs.replace
     if isinstance(step, Create):
         CollectionSchema.from_json(step.schema)  # What raises here would raise with whoever reads the collection.
         return CollectionState(step.collection, step.name, step.schema)
     if contents is None:
         raise ValueError(f"the first mutation of collection {step.collection} does not create it")
+    try:
+        return _after(contents, step)
+    except PersistError as error:
+        with_timeline(error, contents.timeline)
+        raise
+
+
+def _after(contents: CollectionState, step: CollectionStep) -> CollectionState:
+    change = msgspec.structs.replace
     if isinstance(step, PlannedAppend):
         _check_beyond_upper(contents, step.time_min)
         return contents

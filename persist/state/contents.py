@@ -27,7 +27,7 @@ import msgspec
 
 from persist.antichain import Antichain
 from persist.codecs import TIME_MAX, CollectionSchema, Part
-from persist.errors import AsOfCompacted, Superseded
+from persist.errors import AsOfCompacted, Superseded, with_timeline
 from persist.log.records import Frontier, Keyframe, Numbers, Replace
 from persist.state.queries import LastBatch
 
@@ -67,6 +67,11 @@ class CollectionState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return Antichain(*self.upper_times)
 
     @property
+    def timeline(self) -> str | None:
+        """The unit of its timeline, None if its times only count."""
+        return self.schema_json.get("timeline")
+
+    @property
     def schema(self) -> CollectionSchema:
         return CollectionSchema.from_json(self.schema_json)
 
@@ -93,7 +98,7 @@ def last_sealed(contents: CollectionState) -> int:
 def check_readable(contents: CollectionState, as_of: int) -> None:
     """Raise AsOfCompacted if since has passed as_of."""
     if not contents.since.has_beyond(as_of):
-        raise AsOfCompacted(as_of, contents.since)
+        raise with_timeline(AsOfCompacted(as_of, contents.since), contents.timeline)
 
 
 def check_changes_readable(contents: CollectionState, lower: int) -> None:
@@ -104,7 +109,7 @@ def check_changes_readable(contents: CollectionState, lower: int) -> None:
     if lower == 0 and contents.since == Antichain(0):
         return
     if not contents.since.has_beyond(lower - 1):
-        raise AsOfCompacted(lower - 1, contents.since, lower)
+        raise with_timeline(AsOfCompacted(lower - 1, contents.since, lower), contents.timeline)
 
 
 def appended(contents: CollectionState, parts: tuple[Part, ...]) -> CollectionState:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from persist.state.contents import CollectionState
+from persist.timeline import Timeline
 
 
 @dataclass(frozen=True, slots=True)
@@ -12,12 +13,14 @@ class Unsealed:
     Attributes:
         updates: how many there are, if is_exact; otherwise at most so many, because some parts hold sealed ones, too.
         first, last: the least and the greatest of their times; first is a bound, too, unless is_exact.
+        timeline: of the collection, to show the times as moments.
     """
 
     updates: int
     first: int
     last: int
     is_exact: bool
+    timeline: Timeline | None = None
 
     @property
     def advice(self) -> str:
@@ -26,7 +29,8 @@ class Unsealed:
 
     def __str__(self) -> str:
         many = f"{self.updates:,} update{'' if self.updates == 1 else 's'}"
-        at = f"time {self.first}" if self.first == self.last else f"times {self.first} to {self.last}"
+        first, last = (str(t) if self.timeline is None else self.timeline.text_of(t) for t in (self.first, self.last))
+        at = f"time {first}" if first == last else f"times {first} to {last}"
         return f"{'' if self.is_exact else 'at most '}{many} at {at}"
 
 
@@ -37,4 +41,10 @@ def unsealed(contents: CollectionState) -> Unsealed | None:
     if upper is None or not parts:
         return None
     first, last = min(part.time_min for part in parts), max(part.time_max for part in parts)
-    return Unsealed(sum(part.rows for part in parts), max(first, upper), last, first >= upper)
+    return Unsealed(
+        sum(part.rows for part in parts),
+        max(first, upper),
+        last,
+        first >= upper,
+        Timeline(contents.timeline) if contents.timeline else None,
+    )

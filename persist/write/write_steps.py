@@ -23,6 +23,7 @@ from persist.codecs import (
     streamed_updates,
     to_updates,
 )
+from persist.timeline import timeline_of
 from persist.write.operations import Write
 from persist.write.part_writer import PartWriter
 
@@ -48,8 +49,8 @@ class WriteSteps:
             return Write(collection, schema, small.time_min, small.bytes, small)
         data = opened(updates)
         if isinstance(data, TableStream):
-            return self._of_stream(collection, schema, streamed_updates(data, schema))
-        table = to_updates(data, schema)
+            return self._of_stream(collection, schema, streamed_updates(data, schema, moments=timeline_of(schema)))
+        table = to_updates(data, schema, moments=timeline_of(schema))
         return self._of_table(collection, schema, table) if len(table) else None
 
     def _of_table(self, collection: str, schema: CollectionSchema, table: pa.Table) -> Write:
