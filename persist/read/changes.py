@@ -4,16 +4,17 @@ Updates are consolidated per (key, value, time), ordered by time, then key, then
 `lower - 1` plus the changes in `[lower, upper)` are the contents as of `upper - 1`, exactly.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from persist.codecs import consolidate, to_tuples
 from persist.read.claimed_read import ClaimedRead
 from persist.read.part_reader import PartReader
 from persist.read.result import ArrowResult
-from persist.read.scan import Scan
+from persist.read.scan import Scan, narrowed_scan
 from persist.timeline import Timeline, shown_time, timeline_of
 
 
@@ -66,8 +67,19 @@ class Changes(ArrowResult):
             yield from to_tuples(table, self.scan.schema)
 
     def _read(self) -> Iterator[pa.Table]:
+        return self._read_scan(self.scan)
+
+    def _read_narrowed(self, columns: Sequence[str], filter: pc.Expression | None) -> Iterator[pa.Table]:
+        scan = narrowed_scan(self.scan, filter)
+        if scan is None:
+            yield from super()._read_narrowed(columns, filter)
+            return
+        with self._reading.explained():
+            yield from self._read_scan(scan)
+
+    def _read_scan(self, whole: Scan) -> Iterator[pa.Table]:
         reader = self._reading()
-        for scan in self.scan.time_slices(reader.slice_bytes):
+        for scan in whole.time_slices(reader.slice_bytes):
             # Updates of one time come in the order of keys, so they can be cut there, too.
             is_one_time = scan.time_upper - scan.time_lower == 1
             for each in scan.slices_within(reader.slice_bytes) if is_one_time else [scan]:

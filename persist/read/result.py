@@ -1,10 +1,12 @@
 """The ways to take a result away: Arrow, pandas, Polars, or an iterator of record batches."""
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import closing
 from types import TracebackType
 from typing import Any, Self
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from persist.blob import InvalidUsage
 from persist.read.claimed_read import ClaimedRead
@@ -42,16 +44,19 @@ class ArrowResult:
     def _read(self) -> Iterator[pa.Table]:
         raise NotImplementedError
 
-    def _tables(self) -> Iterator[pa.Table]:
+    def _tables(self) -> Generator[pa.Table, None, None]:
         with self._reading.explained():
             yield from self._read()
 
     def to_arrow(self) -> pa.Table:
         """Return the whole result as one table."""
-        tables = list(self._tables())
+        tables = [table for table in self._tables() if table.num_rows]
         if not len(self.schema):
             return rows_without_columns(sum(table.num_rows for table in tables))
-        return pa.concat_tables([self.schema.empty_table(), *tables])
+        if not tables:
+            return self.schema.empty_table()
+        table = pa.concat_tables(tables)
+        return pa.Table.from_arrays([_without_empty_chunks(column) for column in table.columns], schema=table.schema)
 
     def to_batches(self) -> Iterator[pa.RecordBatch]:
         """Yield the result in record batches. Memory: one slice of the key space, not the whole result."""
@@ -74,10 +79,87 @@ class ArrowResult:
         """Return the whole result as a `polars.DataFrame`."""
         return _require("polars").from_arrow(self.to_arrow())
 
+    def to_pylist(self) -> list[dict[str, Any]]:
+        """Return the whole result as a dict for each row."""
+        return self.to_arrow().to_pylist()  # type: ignore[no-any-return]
+
+    def head(self, rows: int = 5) -> pa.Table:
+        """Return the first rows, of as many as there are; no more is read than that takes, which is a part at least."""
+        if not isinstance(rows, int) or isinstance(rows, bool) or rows < 0:
+            raise InvalidUsage(f"head({rows!r}) is not a number of rows: give 0 or more")
+        found: list[pa.Table] = []
+        left = rows
+        with closing(self._tables()) as tables:
+            while left > 0 and (table := next(tables, None)) is not None:
+                found.append(table.slice(0, left))
+                left -= len(found[-1])
+        return pa.concat_tables(found) if found else self.schema.empty_table()
+
+    def __iter__(self) -> Iterator[pa.RecordBatch]:
+        """Yield what `to_batches` does."""
+        return self.to_batches()
+
+    def __len__(self) -> int:
+        """Return the number of rows; they are read for that, in batches."""
+        return sum(table.num_rows for table in self._tables())
+
+    def __bool__(self) -> bool:
+        """Return True: whether there is a row is not asked of a store by an `if`."""
+        return True
+
+    def narrowed(self, columns: Sequence[str] | None, filter: pc.Expression | None) -> Iterator[pa.RecordBatch]:
+        """Yield the result with some of its columns only (None: all), of the rows that pass a filter.
+
+        What the filter rules out is left unread, part by part; and columns are not decoded, where no rows would become
+        one by that. Parts are fetched whole, because only a whole one can be verified.
+        """
+        names = self.schema.names if columns is None else [*columns]
+        for table in self._read_narrowed(names, filter):
+            if table.num_rows:
+                yield from table.select(names).to_batches(max_chunksize=BATCH_ROWS_MAX)
+
+    def _read_narrowed(self, columns: Sequence[str], filter: pc.Expression | None) -> Iterator[pa.Table]:
+        """Yield tables that have at least columns, of the rows that pass a filter."""
+        for table in self._tables():
+            yield table if filter is None else table.filter(filter)
+
+    def lazy(self) -> Any:
+        """Return a `polars.LazyFrame`: of a query on it, only parts that may match are read, and only columns it needs.
+
+        It reads when it is collected, as often as that is; keep this result open until then.
+        """
+        polars = _require("polars")
+        from persist.read.polars_source import lazy_frame
+
+        return lazy_frame(polars, self.schema, self.narrowed)
+
+    def dataset(self) -> Any:
+        """Return a `pyarrow.dataset.Dataset` that reads the columns and parts it is asked for; as `lazy`."""
+        from persist.read.arrow_dataset import ResultDataset
+
+        return ResultDataset(self.schema, self.narrowed)
+
+    def duckdb(self, connection: Any, name: str) -> Any:
+        """Register this with a connection of DuckDB as a view, and return its relation.
+
+        Only parts that may match a query's filter are read, and only its columns decoded. Keep this result open as
+        long as the view is used.
+        """
+        if not hasattr(connection, "register"):
+            raise InvalidUsage(
+                f"{connection!r} is no connection of DuckDB: give duckdb.connect(), and a name for the view"
+            )
+        connection.register(name, self.dataset())
+        return connection.table(name)
+
     def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
         """Export the result as an Arrow stream, so that `pl.DataFrame(result)` or DuckDB take it directly."""
         reader = pa.RecordBatchReader.from_batches(self.schema, self.to_batches())
         return reader.__arrow_c_stream__(requested_schema)
+
+
+def _without_empty_chunks(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    return pa.chunked_array([chunk for chunk in column.chunks if len(chunk)], column.type)
 
 
 def rows_without_columns(rows: int) -> pa.Table:

@@ -159,6 +159,21 @@ class Scan:
         return end - start
 
 
+def narrowed_scan(scan: Scan, filter: pc.Expression | None, columns: Sequence[str] | None = None) -> Scan | None:
+    """Return a scan that reads less: of the columns (None: as many as before) and of the rows that pass a filter, too.
+
+    None if the filter needs other columns than a scan filters by, such as `_time`.
+    """
+    if filter is not None:
+        try:
+            scan.empty(scan.schema.names).filter(filter)
+        except pa.ArrowException:
+            return None
+    both = filter if scan.filter is None or filter is None else scan.filter & filter
+    kept = scan.columns if columns is None else tuple(columns)
+    return replace(scan, columns=kept, filter=scan.filter if both is None else both).pruned()
+
+
 def negated(table: pa.Table) -> pa.Table:
     """Return the table with the sign of `_diff` changed."""
     at, diffs = table.schema.get_field_index("_diff"), table["_diff"]

@@ -46,7 +46,7 @@ from persist.read.lookup import Lookup
 from persist.read.part_reader import PartReader, ahead
 from persist.read.plan import Explanation
 from persist.read.result import ArrowResult, rows_without_columns
-from persist.read.scan import Scan
+from persist.read.scan import Scan, narrowed_scan
 from persist.timeline import shown_time, timeline_of
 
 Form = Literal["rows", "diff"]
@@ -418,6 +418,19 @@ class Snapshot(ArrowResult):
 
     def _read(self) -> Iterator[pa.Table]:
         return snapshot_tables(self.scan, self.form, self._reading)
+
+    def __len__(self) -> int:
+        """Return the number of rows: in form "rows" by `count`, in form "diff" by reading them."""
+        count = self.count() if self.form == "rows" else -1
+        return count if count >= 0 else super().__len__()
+
+    def _read_narrowed(self, columns: Sequence[str], filter: pc.Expression | None) -> Iterator[pa.Table]:
+        scan = narrowed_scan(self.scan, filter, columns if self.form == "rows" else None)
+        if scan is None:
+            yield from super()._read_narrowed(columns, filter)
+            return
+        with self._reading.explained():
+            yield from snapshot_tables(scan, self.form, self._reading)
 
     def __repr__(self) -> str:
         as_of = shown_time(self.as_of, timeline_of(self.scan.schema))

@@ -1,0 +1,110 @@
+"""A result as a lazy frame of Polars: columns, predicates and slices of a query reach the read.
+
+A predicate is pushed down as far as Arrow compares like Polars: comparisons of columns with constants, and whether
+something is NULL, in any `&` and `|` of these; not of floats, because NaN equals itself in Polars alone. Polars is
+asked for its own written form of the predicate, and what is not understood there is not pushed down. All of the
+predicate is applied to what was read, so an answer never depends on any of this.
+"""
+
+import io
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as pat
+
+from persist.read.arrow_dataset import Narrowed
+
+_COMPARED = {"Eq": "__eq__", "NotEq": "__ne__", "Lt": "__lt__", "LtEq": "__le__", "Gt": "__gt__", "GtEq": "__ge__"}
+
+
+class _NotUnderstood(ValueError):
+    """Some of a predicate has no counterpart here."""
+
+
+def lazy_frame(polars: Any, schema: pa.Schema, narrowed: Narrowed) -> Any:
+    """Return a `polars.LazyFrame` that reads what its query needs; polars is the module."""
+    plugins: Any = __import__("polars.io.plugins", fromlist=["register_io_source"])
+
+    def source(columns: list[str] | None, predicate: Any, rows: int | None, batch_rows: int | None) -> Iterator[Any]:
+        names = columns
+        pushed = None
+        if predicate is not None:
+            pushed = pushed_down(polars, predicate, schema)
+            if columns is not None:
+                names = [*dict.fromkeys([*columns, *predicate.meta.root_names()])]
+        for batch in narrowed(names, pushed):
+            frame = polars.from_arrow(batch)
+            if predicate is not None:
+                frame = frame.filter(predicate)
+            frame = frame if columns is None else frame.select(columns)
+            if rows is not None:
+                frame = frame.head(rows)
+                rows -= len(frame)
+            yield frame
+            if rows is not None and rows <= 0:
+                return
+
+    empty = polars.from_arrow(schema.empty_table())
+    return plugins.register_io_source(source, schema=empty.schema, is_pure=True)
+
+
+def pushed_down(polars: Any, predicate: Any, schema: pa.Schema) -> pc.Expression | None:
+    """Return an Arrow expression that every row passes that passes the predicate; None if it may be any row."""
+    try:
+        written = json.loads(predicate.meta.serialize(format="json"))
+    except Exception:  # Python functions cannot be written, and Polars may stop writing others.
+        return None
+    found: pc.Expression | None = None
+    for each in _conjuncts(written):
+        try:
+            expression = _expression(polars, each, schema)
+            schema.empty_table().filter(expression)  # Does Arrow take it?
+        except (_NotUnderstood, pa.ArrowException):
+            continue
+        found = expression if found is None else found & expression
+    return found
+
+
+def _conjuncts(node: Any) -> Iterator[Any]:
+    match node:
+        case {"BinaryExpr": {"left": left, "op": "And", "right": right}}:
+            yield from _conjuncts(left)
+            yield from _conjuncts(right)
+        case _:
+            yield node
+
+
+def _expression(polars: Any, node: Any, schema: pa.Schema) -> pc.Expression:
+    match node:
+        case {"BinaryExpr": {"left": left, "op": "And" | "Or" as op, "right": right}}:
+            sides = _expression(polars, left, schema), _expression(polars, right, schema)
+            return sides[0] & sides[1] if op == "And" else sides[0] | sides[1]
+        case {"BinaryExpr": {"left": {"Column": str(name)}, "op": str(op), "right": {"Literal": _} as given}}:
+            if op in _COMPARED:
+                value = _scalar(polars, given, schema, name)
+                return getattr(pc.field(name), _COMPARED[op])(value)
+        case {"Function": {"input": [{"Column": str(name)}], "function": {"Boolean": "IsNull" | "IsNotNull" as which}}}:
+            return pc.field(name).is_null() if which == "IsNull" else pc.field(name).is_valid()
+    raise _NotUnderstood
+
+
+def _scalar(polars: Any, literal: Any, schema: pa.Schema, name: str) -> pa.Scalar:
+    if schema.get_field_index(name) < 0:
+        raise _NotUnderstood
+    t = schema.field(name).type
+    if not (pat.is_integer(t) or pat.is_boolean(t) or pat.is_string(t) or pat.is_large_string(t) or pat.is_date32(t)):
+        raise _NotUnderstood
+    try:
+        value = polars.select(polars.Expr.deserialize(io.BytesIO(json.dumps(literal).encode()), format="json")).item()
+    except Exception as error:  # As above: whatever it is, it is only not pushed down.
+        raise _NotUnderstood from error
+    wanted = int if pat.is_integer(t) else bool if pat.is_boolean(t) else None
+    if value is None or (wanted is not None and type(value) is not wanted):
+        raise _NotUnderstood
+    try:
+        return pa.scalar(value, t)
+    except (pa.ArrowException, OverflowError, TypeError) as error:
+        raise _NotUnderstood from error

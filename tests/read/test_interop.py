@@ -1,0 +1,181 @@
+"""Other libraries read a result without reading all of it, and get what reading all of it gives."""
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import duckdb
+import numpy as np
+import polars as pl
+import polars.testing
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.dataset
+import pytest
+
+import persist
+from persist.blob import InvalidUsage, MemoryBlob
+
+ROWS = 200_000
+QUIET = persist.Settings(background=False)
+KEPT = pc.field("k") >= ROWS - 10
+
+
+class CountingBlob(MemoryBlob):
+    """A store that counts the bytes that are read of parts."""
+
+    read = 0
+
+    def get(self, key: str, range: Any = None) -> bytes | None:
+        found = super().get(key, range)
+        self.read += len(found) if found and key.startswith("part/") else 0
+        return found
+
+
+def texts() -> pa.Array:
+    """Return texts that hardly compress, so that a part is large enough to be read in pieces."""
+    noise = np.random.default_rng(1).integers(0, 2**62, ROWS)
+    return pa.array([f"{number:x} {number * 7 % 2**61:x} {key}" for key, number in enumerate(noise.tolist())])
+
+
+@pytest.fixture
+def blob() -> CountingBlob:
+    blob = CountingBlob()
+    keys = np.arange(ROWS)
+    columns = {"k": keys, "n": keys % 7, "text": texts(), "x": keys / 2}
+    table = pa.table({**columns, "_time": np.ones(ROWS, np.int64), "_diff": np.ones(ROWS, np.int64)})
+    with persist.open(blob, settings=QUIET) as client:
+        c = client.create_or_load("c", key={"k": int}, value={"n": int, "text": str, "x": float})
+        for start in range(0, ROWS, ROWS // 4):  # Four parts, of which each has keys of its own.
+            c.write(table.slice(start, ROWS // 4)).result()
+        c.seal(2).result()
+        gone = table.slice(5, 1).set_column(5, "_diff", pa.array([-1])).set_column(4, "_time", pa.array([2]))
+        c.write(gone, seal=3).result()
+    return blob
+
+
+@pytest.fixture
+def collection(blob: CountingBlob) -> Iterator[persist.Collection]:
+    with persist.open(blob, settings=QUIET) as client:
+        yield client.load("c")
+
+
+def bytes_for(blob: CountingBlob, read: Callable[[persist.Snapshot], object]) -> int:
+    """Return how many bytes of parts a fresh client reads for something."""
+    with persist.open(blob, settings=QUIET) as client:
+        snapshot = client.load("c").snapshot(as_of=1)
+        before = blob.read
+        read(snapshot)
+        return blob.read - before
+
+
+def test_a_result_is_iterated_measured_and_looked_into(collection: persist.Collection) -> None:
+    snapshot = collection.snapshot()
+    assert len(snapshot) == snapshot.count() == ROWS - 1
+    assert sum(batch.num_rows for batch in snapshot) == ROWS - 1
+    assert [len(snapshot.head()), len(snapshot.head(0)), len(snapshot.head(10 * ROWS))] == [5, 0, ROWS - 1]
+    assert all(len(chunk) for column in snapshot.to_arrow().columns for chunk in column.chunks)
+    few = collection.snapshot(filter=pc.field("k") < 2, columns=["k", "n"])
+    assert few.to_pylist() == [{"k": 0, "n": 0}, {"k": 1, "n": 1}]
+    none = collection.snapshot(filter=pc.field("k") < 0)
+    assert none.to_arrow().equals(none.schema.empty_table())
+    assert none
+    changes = collection.changes(2, 3)
+    assert [len(changes), changes.to_pylist()[0]["_diff"], next(iter(changes)).num_rows] == [1, -1, 1]
+    assert len(collection.snapshot(form="diff")) == ROWS - 1
+    with pytest.raises(InvalidUsage, match=r"head\(-1\) is not a number of rows"):
+        snapshot.head(-1)
+
+
+PREDICATES = [
+    pl.col("k") >= ROWS - 10,
+    (pl.col("k") < 10) & (pl.col("text") > "5"),
+    (pl.col("k") < 3) | (pl.col("k") == 77),
+    (pl.col("x") > 99_990.0) & pl.col("n").is_not_null(),
+    pl.col("text").str.ends_with("99") & (pl.col("k") > 1000),
+    pl.col("k").is_in([1, 5, 9]),
+    pl.col("n").is_null(),
+]
+
+
+@pytest.mark.parametrize("predicate", PREDICATES, ids=str)
+@pytest.mark.parametrize("form", ["rows", "diff", "changes"])
+def test_a_lazy_frame_gives_what_the_whole_frame_gives(
+    collection: persist.Collection, predicate: pl.Expr, form: Any
+) -> None:
+    result = collection.changes(0, 3) if form == "changes" else collection.snapshot(form=form)
+    whole = result.to_polars()
+    found = result.lazy().filter(predicate).select("n", "text").collect()
+    polars.testing.assert_frame_equal(found, whole.filter(predicate).select("n", "text"), check_row_order=False)
+    last = [name for name in whole.columns if name.startswith("_")]
+    if last:
+        kept = result.lazy().filter(pl.col(last[-1]) < 0).collect()
+        polars.testing.assert_frame_equal(kept, whole.filter(pl.col(last[-1]) < 0), check_row_order=False)
+
+
+def test_not_a_number_passes_a_predicate_as_polars_says() -> None:
+    with persist.open(MemoryBlob()) as client:
+        c = client.create_or_load("c", key={"x": float})
+        c.write([((float("nan"), None), 0, 1), ((1.0, None), 0, 1)], seal=1).result()
+        assert len(c.snapshot().lazy().filter(pl.col("x") > 0.5).collect()) == 2
+
+
+def test_a_lazy_frame_reads_only_parts_that_may_match_and_stops_when_it_has_enough(blob: CountingBlob) -> None:
+    everything = bytes_for(blob, lambda s: s.to_polars())
+    assert 0 < bytes_for(blob, lambda s: s.lazy().filter(pl.col("k") < 9).collect()) < everything / 3
+    assert bytes_for(blob, lambda s: s.lazy().filter(pl.col("k") < 0).collect()) == 0
+
+
+def test_only_the_columns_of_a_query_are_decoded(collection: persist.Collection) -> None:
+    before = pa.total_allocated_bytes()
+    widest = max(pa.total_allocated_bytes() - before for _ in collection.snapshot().narrowed(["text"], None))
+    narrow = max(pa.total_allocated_bytes() - before for _ in collection.snapshot().narrowed(["n"], None))
+    assert narrow < widest / 2
+
+
+def test_a_dataset_gives_what_the_table_gives(collection: persist.Collection, blob: CountingBlob) -> None:
+    dataset, whole = collection.snapshot().dataset(), collection.snapshot().to_arrow()
+    assert isinstance(dataset, pyarrow.dataset.Dataset)
+    assert dataset.schema == whole.schema
+    assert dataset.to_table(["n"], filter=KEPT).equals(whole.filter(KEPT).select(["n"]))
+    assert dataset.filter(KEPT).count_rows() == 10
+    assert dataset.count_rows() == ROWS - 1
+    assert dataset.head(2).num_rows == 2
+    doubled = dataset.to_table({"twice": pc.multiply(pc.field("n"), 2)}, filter=KEPT)
+    assert doubled["twice"].to_pylist() == [2 * n for n in whole.filter(KEPT)["n"].to_pylist()]
+    changes = collection.changes(0, 3).dataset()
+    assert changes.to_table(["k"], filter=pc.field("_diff") < 0)["k"].to_pylist() == [5]
+    everything = bytes_for(blob, lambda s: s.to_arrow())
+    assert 0 < bytes_for(blob, lambda s: s.dataset().to_table(filter=KEPT)) < everything / 3
+    with pytest.raises(InvalidUsage, match="no fragments"):
+        next(dataset.get_fragments())
+
+
+def test_duckdb_pushes_columns_and_filters_down(collection: persist.Collection, blob: CountingBlob) -> None:
+    connection = duckdb.connect()
+    relation = collection.snapshot().duckdb(connection, "c")
+    assert relation.aggregate("count(*)").fetchall() == [(ROWS - 1,)]
+    query = f"SELECT n FROM c WHERE k >= {ROWS - 10} ORDER BY k"
+    assert connection.sql(query).fetchall() == [(k % 7,) for k in range(ROWS - 10, ROWS)]
+    plan = connection.sql(query).explain()
+    assert f'"k" >= {ROWS - 10}' in plan
+    assert "Projections: k, n " in plan
+    assert "─ Filter ─" not in plan
+    everything = bytes_for(blob, lambda s: s.to_arrow())
+    narrow = bytes_for(blob, lambda s: s.duckdb(duckdb.connect(), "c").filter("k < 9").fetchall())
+    assert 0 < narrow < everything / 3
+    assert bytes_for(blob, lambda s: s.duckdb(duckdb.connect(), "c").filter("k < 0").fetchall()) == 0
+    with pytest.raises(InvalidUsage, match=r"give duckdb\.connect\(\)"):
+        collection.snapshot().duckdb("c", "c")
+
+
+def test_reading_imports_neither_pandas_nor_datasets() -> None:
+    script = (
+        "import sys, persist\n"
+        "with persist.open('memory://x') as client:\n"
+        "    c = client.create_or_load('c', key={'k': int})\n"
+        "    c.seal(1).result(); c.snapshot().head()\n"
+        "assert 'pyarrow.dataset' not in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True)
