@@ -1,7 +1,7 @@
 """Room for batches: in memory up to a budget, in mapped files beyond it.
 
-Only the results of large merges ask for room here, so what is spilled is what is touched least. The files have no name
-any more once they are mapped, so they are gone when nothing refers to them, whatever ends the process.
+Only large batches ask for room here, so what is spilled is what is touched least. The files have no name any more once
+they are mapped, so they are gone when nothing refers to them, whatever ends the process.
 """
 
 import mmap

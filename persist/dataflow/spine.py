@@ -128,7 +128,7 @@ class Spine:
         if isinstance(last, np.ndarray) and last.shape[1] + rows <= SMALL_ROWS:
             self._entries[-1] = self._merged(last, batch)
         else:
-            self._entries.append(batch)
+            self._entries.append(self._kept(batch))
         self._begin()
 
     def advance(self, since: Antichain) -> None:
@@ -164,6 +164,14 @@ class Spine:
         """Return the updates that a condition on batches selects. Cost: all of them."""
         found = [batch[:, rows(batch)] for batch in self.batches()]
         return np.concatenate(found, axis=1) if found else self.layout.empty()
+
+    def _kept(self, batch: Ints) -> Ints:
+        """Return a large batch where there is room for it, which may be in a file."""
+        if batch.shape[1] <= AT_ONCE_ROWS or self._allocate is in_memory:
+            return batch
+        room = self._allocate((batch.shape[0], batch.shape[1]))
+        room[:] = batch
+        return room
 
     def _merged(self, one: Ints, other: Ints) -> Ints:
         return advanced(np.concatenate((one, other), axis=1), self.layout, self.since)

@@ -214,9 +214,11 @@ def ranks(domain: Domain, words: Ints, kind: pa.DataType) -> Ints:
     Raises:
         InvalidUsage: values of this type have no order.
     """
-    if is_ordered(kind):
-        return np.where(words == NULL, 2**63 - 1, words)
+    if is_ordered(kind) and (not len(words) or words.max() < _MAGNITUDE):
+        return np.where(words == NULL, _MAGNITUDE, words)
     distinct, at = np.unique(words, return_inverse=True)
+    if is_ordered(kind):  # NULL is the least word, and the greatest rank.
+        return np.where(words == NULL, len(distinct), at)
     try:
         order = pc.array_sort_indices(domain.decode(distinct, kind), null_placement="at_end").to_numpy()
     except (pa.ArrowNotImplementedError, pa.ArrowTypeError) as error:

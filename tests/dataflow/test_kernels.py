@@ -66,6 +66,12 @@ def test_ranks_are_in_the_order_of_values(kind: pa.DataType, values: list[Any]) 
     assert not is_ordered(pa.string())
 
 
+def test_null_comes_after_the_greatest_number() -> None:
+    domain, array = Domain(), pa.array([2**63 - 1, None, 3])
+    found = ranks(domain, domain.encode(array), pa.int64())
+    assert found[2] < found[0] < found[1]
+
+
 def test_all_nan_are_one_value_and_both_zeros_are() -> None:
     nans = np.array([0x7FF8000000000000, 0xFFF8000000000001], np.uint64).view(np.float64)
     words = Domain().encode(pa.array([*nans, 0.0, -0.0]))

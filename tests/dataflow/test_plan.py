@@ -1,5 +1,6 @@
 """Plans: what is printed, and what the optimiser does without changing results."""
 
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -249,3 +250,22 @@ def test_values_that_nothing_refers_to_are_forgotten_while_the_program_runs() ->
             running.step()
         assert running.metrics()["interned_values"] < 240_000
         assert probe.done(11)
+
+
+def test_state_beyond_the_memory_budget_is_in_files_and_counts_stay_right(tmp_path: Path) -> None:
+    program = Program("p")
+    stream = program.input("x", key={"id": pa.int64()}, value={"k": pa.int64()})
+    seen = stream.join(stream.rename({"id": "other"}).filter(col("other") < 3), "k").group_by("other").count().capture()
+    rows = 200_000
+    # Optimised, the program would keep five records of one side, and three of the other.
+    with program.open(optimise=False, memory_budget=1 << 20, spill_folder=str(tmp_path)) as running:
+        for time in range(2):
+            ids = range(time * rows, (time + 1) * rows)
+            table = {"id": ids, "k": [each % 5 for each in ids], "_time": [time] * rows, "_diff": [1] * rows}
+            running["x"].insert(pa.table({name: pa.array(values) for name, values in table.items()}))
+            running["x"].advance_to(time + 1)
+            running.step()
+        assert running.metrics()["spilled_bytes"] > 1 << 20
+    last = [record for record, time, diff in seen.rows() if time == 1 and diff == 1]
+    assert sorted(last) == [(each, 2 * rows // 5) for each in range(3)]
+    assert list(tmp_path.iterdir()) == []
