@@ -56,6 +56,7 @@ from persist.errors import (
     UpperMismatch,
     WriterFenced,
 )
+from persist.follow import Following
 from persist.fsck.examine import fsck
 from persist.fsck.report import Checked, FsckReport, Problem, Repair, Unreferenced
 from persist.hold.holds import Hold, HoldInfo
@@ -95,6 +96,7 @@ __all__ = [
     "DiffOverflow",
     "Explanation",
     "FileBlob",
+    "Following",
     "FrontierRegression",
     "FsckReport",
     "FsspecBlob",

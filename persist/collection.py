@@ -13,6 +13,7 @@ from persist.compact.report import CompactionReport
 from persist.engine import CollectionHandle
 from persist.engine.holding import list_holds, take_hold
 from persist.errors import InvalidUsage, PersistError
+from persist.follow import Following
 from persist.hold.holds import Hold, HoldInfo
 from persist.log.records import AllowCompaction, Destroy
 from persist.read.changes import Changes, read_changes, with_moments
@@ -308,6 +309,33 @@ class Collection:
         updates = found.add_column(len(self.schema.names), self.schema.arrow.field("_time"), column)
         first = Progress(with_moments(updates, moments), Antichain(time + 1))
         return self._listen(time + 1, reading, first, moments)
+
+    def follow(self, name: str, *, times: Times = "int") -> Following:
+        """Follow the collection as a consumer that resumes: its contents, then changes, from where it left off.
+
+        How far the consumer has come is the permanent hold of that name; see `persist.follow`. Where there is none yet,
+        the contents as of the latest sealed time come first. Acknowledge with `Following.ack`, or exactly once, in the
+        commit that writes the output, with `MultiWrite.ack`.
+
+        Args:
+            name: the consumer's; a hold of that name that was taken by hand counts as acknowledged up to its time.
+            times: as in `changes`.
+
+        Raises:
+            ReadOnly: this client only reads, so it cannot acknowledge.
+        """
+
+        def start(held: int | None) -> Listen:
+            if held is not None:
+                return self.listen(held, times=times)
+            contents = self.handle.contents()
+            if contents.since == Antichain(0) and contents.upper == Antichain(0):
+                return self.listen(times=times)  # The contents come with the first seal.
+            return self.subscribe(
+                None if contents.since < contents.upper else contents.since.time, times=times, timeout_s=None
+            )
+
+        return Following(self.handle, name, start)
 
     def commit_parts(
         self, parts: Sequence[Part], *, seal: Antichain | None = None, token: str | None = None

@@ -1,6 +1,6 @@
 """Several writes and seals, of one or more collections, as one commit."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -9,6 +9,7 @@ from persist.codecs import Part
 from persist.collection import Collection
 from persist.engine import Engine
 from persist.errors import InvalidUsage
+from persist.follow import Following
 from persist.log.records import Batch
 from persist.names import check_text
 from persist.state.collection_rules import ExpectNothingBeyondUpper, ExpectUpper
@@ -32,6 +33,7 @@ class MultiWrite:
         self._token = token
         self._steps: list[Step] = []
         self._names: dict[str, str] = {}
+        self._committed: list[Callable[[], None]] = []
         self._is_open = False
         self._was_used = False
 
@@ -44,6 +46,17 @@ class MultiWrite:
         """Add a seal to the commit. It comes after the writes before it and before those after it."""
         self._check(collection)
         self._add(collection, [collection.handle.seal_step(upper)])
+
+    def ack(self, following: Following) -> None:
+        """Add to the commit that everything `following` has given out is consumed, so that it will not come again.
+
+        The commit is rejected with `HoldMoved` if another consumer of that name acknowledged it meanwhile: what is
+        written with it is then written once, by one of the two.
+        """
+        self._check(following)
+        step, acked = following.ack_step()
+        self._add(following, [step])
+        self._committed.append(acked)
 
     def add_parts(self, collection: Collection, parts: Sequence[Part], *, keep: bool = False) -> None:
         """Add parts to the commit, as `Collection.commit_parts`; they are deleted if the block raises.
@@ -78,19 +91,19 @@ class MultiWrite:
         mark = Batch(collection.id, check_text("query", query), batch, check_text("run", run), again)
         self._add(collection, [mark])
 
-    def _check(self, collection: Collection) -> None:
+    def _check(self, collection: Collection | Following) -> None:
         if not self._is_open:
             raise InvalidUsage(
                 "a multi_write takes writes only inside its `with` block: with client.multi_write() as multi: …"
             )
         if collection.handle.engine is not self._engine:
             raise InvalidUsage(
-                f"collection {collection.name!r} belongs to another client; a commit covers the collections of one "
-                "location, so load it from the client that opened this block"
+                f"collection {collection.handle.name!r} belongs to another client; a commit covers the collections of "
+                "one location, so load it from the client that opened this block"
             )
 
-    def _add(self, collection: Collection, steps: list[Step]) -> None:
-        self._names[collection.id] = collection.name
+    def _add(self, collection: Collection | Following, steps: list[Step]) -> None:
+        self._names[collection.handle.id] = collection.handle.name
         self._steps += steps
 
     def __enter__(self) -> "MultiWrite":
@@ -106,5 +119,7 @@ class MultiWrite:
         if kind is None:
             steps = [*self._steps, *token_steps(self._token, self._names, self._steps)]
             self.seqno = self._engine.submit("multi_write", steps, self._names).result()
+            for committed in self._committed:
+                committed()
         else:
             self._engine.abandon(self._steps)

@@ -1,0 +1,108 @@
+"""A consumer that resumes where it left off: the contents of a collection first, then what changes.
+
+How far it has come is a permanent hold of its name in the collection that it follows, so that history which it still
+needs is kept for it while it is down. The hold is made by the first `ack`, at the last time that was consumed; until
+then a consumer that starts again begins with the contents, of a later time perhaps. It is moved by compare-and-set: of
+two consumers with one name, the one that was second gets `HoldMoved`, and has consumed nothing that counts.
+
+What a consumer makes of updates is exactly once if it goes into a collection of the same location in the commit that
+moves the hold, by `MultiWrite.ack`. If it goes elsewhere, updates come again that were consumed but not acknowledged.
+"""
+
+from collections.abc import Callable, Iterator
+from types import TracebackType
+from typing import Self
+
+from persist.codecs import TIME_MAX
+from persist.engine import CollectionHandle
+from persist.errors import InvalidUsage
+from persist.log.records import SetHold
+from persist.names import check_hold_name
+from persist.read.listen import Listen, Progress
+
+
+class Following:
+    """An iterator of `Progress`, as `Listen` is; close it, or use it in a `with`. Not for several threads at once.
+
+    Attributes:
+        handle: the collection that is followed.
+        name: the consumer's, and the hold's.
+        held: the last time that is acknowledged; None if nothing is.
+    """
+
+    def __init__(self, handle: CollectionHandle, name: str, start: Callable[[int | None], Listen]) -> None:
+        """Begin after the time of the hold of that name.
+
+        Args:
+            start: gives what follows a time, or of None the contents and what follows them.
+
+        Raises:
+            AsOfCompacted, CollectionNotFound, ReadOnly, ClientClosed.
+        """
+        handle.engine.writer("follow")
+        self.handle = handle
+        self.name = check_hold_name(name)
+        found = handle.contents().holds.get(name)
+        self.held = found.time if found is not None else None
+        self._given: int | None = None  # The last time that was given out.
+        self._listen = start(self.held)
+
+    def __iter__(self) -> Iterator[Progress]:
+        return self
+
+    def __next__(self) -> Progress:
+        progress = self.poll(timeout_s=None)
+        if progress is None:
+            raise StopIteration
+        return progress
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether everything has been given out, for ever, or this was closed."""
+        return self.held == TIME_MAX or self._listen.is_finished
+
+    def poll(self, timeout_s: float | None = 0.0) -> Progress | None:
+        """Return the next progress, or None if there is none in time; limits and errors are those of `Listen.poll`."""
+        if self.is_finished:
+            return None
+        progress = self._listen.poll(timeout_s)
+        if progress is not None:
+            upper = progress.upper.time
+            self._given = TIME_MAX if upper is None else upper - 1
+        return progress
+
+    def ack(self) -> None:
+        """Move the hold past all that was given out so far, durably: it will not come again.
+
+        Raises:
+            HoldMoved: another consumer of this name did so meanwhile; begin anew with `Collection.follow`.
+        """
+        step, acked = self.ack_step()
+        self.handle.submit("ack", [step]).result()
+        acked()
+
+    def ack_step(self) -> tuple[SetHold, Callable[[], None]]:
+        """Return what acknowledges all that was given out so far in a commit, and what to call when that is durable."""
+        given, held = self._given, self.held
+        if given is None:
+            raise InvalidUsage(f"nothing was taken from follow({self.name!r}) yet, so there is nothing to acknowledge")
+
+        def acked() -> None:
+            self.held = given
+
+        return SetHold(self.handle.id, self.name, given, None, held), acked
+
+    def close(self) -> None:
+        """Stop; what was not acknowledged comes again when somebody follows by this name."""
+        self._listen.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<Following of {self.handle.name!r} as {self.name!r}, acknowledged up to {self.held}>"

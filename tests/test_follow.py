@@ -1,0 +1,153 @@
+"""A consumer that resumes sees the contents and every change once, whenever it dies."""
+
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import persist
+from persist.blob import MemoryBlob
+from tests.clocks import ImpatientClock
+
+QUIET = persist.Settings(background=False)
+
+
+class Killed(BaseException):
+    """The process ends here."""
+
+
+def opened(blob: MemoryBlob) -> persist.Client:
+    return persist.open(blob, clock=ImpatientClock(), settings=QUIET)
+
+
+def collections(client: persist.Client) -> tuple[persist.Collection, persist.Collection]:
+    source, target = (client.create_or_load(name, key={"k": int}, value={"v": str}) for name in ("source", "target"))
+    return source, target
+
+
+def contents(collection: persist.Collection, as_of: int) -> list[tuple[int, str]]:
+    return sorted((row["k"], row["v"]) for row in collection.snapshot(as_of).to_pylist())
+
+
+def test_a_consumer_gets_the_contents_then_changes_and_resumes_after_what_it_acknowledged(blob: MemoryBlob) -> None:
+    with opened(blob) as client:
+        source, _ = collections(client)
+        source.write([((1, "a"), 0, 1), ((2, "b"), 0, 1), ((2, "b"), 1, -1)], seal=2).result()
+        with source.follow("mailer") as following:
+            first = following.poll()
+            assert first is not None
+            assert first.updates.to_pylist() == [{"k": 1, "v": "a", "_time": 1, "_diff": 1}]
+        assert not any(hold.name for hold in source.holds())  # So it starts from the contents again.
+        with source.follow("mailer") as following:
+            assert following.poll() == first
+            following.ack()
+            source.write([((3, "c"), 2, 1)], seal=3).result()
+            assert [row["k"] for row in following.poll().updates.to_pylist()] == [3]  # type: ignore[union-attr]
+        with source.follow("mailer") as following:
+            assert [row["k"] for row in following.poll().updates.to_pylist()] == [3]  # type: ignore[union-attr]
+            following.ack()
+            assert following.poll() is None
+        assert [hold.time for hold in source.holds() if hold.name == "mailer"] == [2]
+
+
+def test_history_that_a_consumer_needs_is_kept_while_it_is_down(blob: MemoryBlob) -> None:
+    with opened(blob) as client:
+        source, _ = collections(client)
+        source.write([((1, "a"), 0, 1)], seal=1).result()
+        with source.follow("mailer") as following:
+            next(following)
+            following.ack()
+        source.write([((1, "a"), 1, -1), ((1, "b"), 1, 1), ((1, "b"), 2, -1)], seal=3).result()
+        source.allow_compaction(3).result()
+        source.compact()
+    with opened(blob) as client, client.load("source").follow("mailer") as following:
+        assert len(next(following).updates) == 3
+
+
+def test_of_two_consumers_with_one_name_the_second_is_told(blob: MemoryBlob) -> None:
+    with opened(blob) as client:
+        source, target = collections(client)
+        source.write([((1, "a"), 0, 1)], seal=1).result()
+        with source.follow("copy") as one, source.follow("copy") as other:
+            progress = next(one)
+            assert next(other) == progress
+            with client.multi_write() as multi:
+                multi.write(target, progress.updates)
+                multi.seal(target, progress.upper)
+                multi.ack(one)
+            with pytest.raises(persist.HoldMoved), client.multi_write() as multi:
+                multi.write(target, [((9, "z"), 5, 1)])
+                multi.ack(other)
+            with pytest.raises(persist.HoldMoved):
+                other.ack()
+            assert one.held == 0
+            assert other.held is None
+        target.seal(6).result()
+        assert contents(target, 5) == [(1, "a")]
+
+
+def test_what_is_complete_for_ever_is_consumed_to_its_end(blob: MemoryBlob) -> None:
+    with opened(blob) as client:
+        source, _ = collections(client)
+        with source.follow("all") as following:  # Before anything is sealed.
+            assert following.poll() is None
+            with pytest.raises(persist.InvalidUsage, match="nothing was taken"):
+                following.ack()
+            source.write([((1, "a"), 7, 1)], seal=persist.Antichain()).result()
+            assert [len(progress.updates) for progress in following] == [1]
+            following.ack()
+        with source.follow("all") as following:
+            assert following.is_finished
+            assert [*following] == []
+
+
+def test_a_client_that_only_reads_cannot_follow_by_name(tmp_path: Path) -> None:
+    with persist.open(tmp_path) as client:
+        collections(client)
+    with persist.open(tmp_path, mode="read") as client, pytest.raises(persist.ReadOnly):
+        client.load("source").follow("mailer")
+
+
+UPDATES = st.lists(st.tuples(st.integers(0, 3), st.sampled_from("ab"), st.sampled_from([1, 1, -1])), max_size=4)
+
+
+@settings(deadline=None, max_examples=60)
+@given(steps=st.lists(st.tuples(UPDATES, st.sampled_from(["nothing", "before", "inside", "after"])), max_size=6))
+def test_a_copy_is_its_source_wherever_the_consumer_is_killed(steps: list[tuple[list[tuple], str]]) -> None:  # type: ignore[type-arg]
+    blob = MemoryBlob()
+
+    def consume(kill: str) -> None:
+        with opened(blob) as client:
+            source, target = collections(client)
+            following = source.follow("copy")
+            while (progress := following.poll()) is not None:
+                if kill == "before":
+                    raise Killed
+                with client.multi_write() as multi:
+                    multi.write(target, progress.updates)
+                    multi.seal(target, progress.upper)
+                    multi.ack(following)
+                    if kill == "inside":
+                        raise Killed
+                if kill == "after":
+                    raise Killed
+
+    for time, (updates, kill) in enumerate(steps):
+        with opened(blob) as client:
+            source, _ = collections(client)
+            source.write([((k, v), time, d) for k, v, d in updates], seal=time + 1).result()
+        try:
+            consume(kill)
+        except Killed:
+            continue
+    consume("nothing")
+    with opened(blob) as client:
+        source, target = collections(client)
+        if steps:
+            last = len(steps) - 1
+            found = [each.snapshot(last, form="diff").to_arrow().sort_by([("k", "ascending"), ("v", "ascending")])
+                     for each in (source, target)]  # fmt: skip
+            assert found[0].equals(found[1])
+            assert isinstance(found[0], pa.Table)
