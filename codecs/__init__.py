@@ -16,6 +16,7 @@ from persist.codecs.types.codec import Binary, Codec, Int64, Json, Unit, Utf8
 from persist.codecs.types.scalars import is_flat, scalar_from_json, scalar_to_json
 from persist.codecs.types.schema import TIME_MAX, TIME_UNITS, CollectionSchema, Side
 from persist.codecs.updates.inputs import TableStream, opened
+from persist.codecs.updates.plain import Stamp, stamped
 from persist.codecs.updates.small import SmallUpdates, gathered, small_updates
 from persist.codecs.updates.updates import streamed_updates, to_rows, to_tuples, to_updates
 
@@ -42,6 +43,7 @@ __all__ = [
     "SchemaMismatch",
     "Side",
     "SmallUpdates",
+    "Stamp",
     "TableStream",
     "Touching",
     "Unit",
@@ -72,6 +74,7 @@ __all__ = [
     "scalar_to_json",
     "small_updates",
     "sort_indices",
+    "stamped",
     "streamed_updates",
     "to_rows",
     "to_tuples",

@@ -69,6 +69,8 @@ class Collection:
         self,
         updates: Any,
         *,
+        time: int | Moment | None = None,
+        diff: int | None = None,
         token: str | None = None,
         expected_upper: int | Moment | Antichain | None = None,
         seal: int | Moment | Antichain | None = None,
@@ -79,6 +81,10 @@ class Collection:
             updates: `((key, value), time, diff)` tuples, or anything Arrow (`pa.Table`, `pa.RecordBatch`, an object
                 with `__arrow_c_stream__`) that has the key and value columns, `_time` and `_diff`. Updates with diff 0
                 are dropped. If the collection has a timeline, times may be moments, which must be exact.
+            time: that of all updates, which are plain rows then: `(key, value)` tuples, or tables without `_time`. Text
+                that does not begin with a day is the name of the column with the time of each row; the column is kept
+                if the collection has it, and dropped otherwise.
+            diff: of all plain rows; 1 if it is left out and they have no `_diff`.
             token: names this write, so that trying it again, in whatever process, does nothing if it was done before.
                 Remembered while the updates' times are not sealed, and of the last
                 `persist.state.collection_rules.TOKENS_KEPT` writes after that; a repetition of an older one is refused,
@@ -99,7 +105,7 @@ class Collection:
         expected = [] if expected_upper is None else [handle.expect_step(expected_upper)]
         sealing = [] if seal is None else [handle.seal_step(seal)]
         token_steps(token, [self.id], [])  # Complain before anything is uploaded.
-        writes = handle.write_steps(updates)
+        writes = handle.write_steps(updates, handle.stamp(time, diff))
         steps: list[Step] = [*expected, *writes, *sealing, *token_steps(token, [self.id], writes)]
         return handle.submit("write", steps)
 

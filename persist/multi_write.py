@@ -37,10 +37,13 @@ class MultiWrite:
         self._is_open = False
         self._was_used = False
 
-    def write(self, collection: Collection, updates: Any) -> None:
+    def write(
+        self, collection: Collection, updates: Any, *, time: int | Moment | None = None, diff: int | None = None
+    ) -> None:
         """Add updates to the commit; takes what `Collection.write` takes and checks them at once."""
         self._check(collection)
-        self._add(collection, collection.handle.write_steps(updates))
+        handle = collection.handle
+        self._add(collection, handle.write_steps(updates, handle.stamp(time, diff)))
 
     def seal(self, collection: Collection, upper: int | Moment | Antichain) -> None:
         """Add a seal to the commit. It comes after the writes before it and before those after it."""

@@ -38,6 +38,11 @@ def is_moment(given: object) -> TypeGuard[Moment]:
     return isinstance(given, _KINDS)
 
 
+def begins_with_a_day(text: str) -> bool:
+    """Return whether text looks like a moment, and not like the name of a column."""
+    return _WITH_A_DAY.match(text.strip()) is not None
+
+
 def timeline_of(schema: CollectionSchema) -> "Timeline | None":
     """Return the timeline of a collection with that schema; None if its times only count."""
     return None if schema.timeline is None else Timeline(schema.timeline)

@@ -199,14 +199,20 @@ def _listed(values: Any) -> list[Any]:
 
 def _converted(name: str, values: list[Any], schema: CollectionSchema) -> pa.Array:
     if name == TIME and schema.timeline is not None:
-        return _times(values, schema.timeline)
+        return _times(values, schema.timeline, name)
     if name in schema.arrow.names:
         convert = to_array if name in (TIME, DIFF) else to_field
         return convert(values, schema.arrow.field(name).type, f"column {name!r}")
-    return pa.nulls(len(values))  # No column of the collection: that is said where all names are known.
+    # No column of the collection: either the times come from it, or it is refused where all names are known.
+    try:
+        return pa.array(values) if schema.timeline is None else _times(values, schema.timeline, name)
+    except (pa.ArrowException, InvalidUpdate, TypeError):
+        if schema.timeline is not None and any(isinstance(value, datetime) for value in values):
+            raise
+        return pa.nulls(len(values))
 
 
-def _times(values: list[Any], unit: str) -> pa.Array:
+def _times(values: list[Any], unit: str, name: str) -> pa.Array:
     """Return times of which the first tells the kind: numbers, moments, dates or text."""
     first = next((value for value in values if value is not None), None)
     kind = pa.int64()
@@ -214,4 +220,4 @@ def _times(values: list[Any], unit: str) -> pa.Array:
         kind = pa.timestamp(unit, "UTC")
     elif isinstance(first, (date, str)):
         kind = pa.string() if isinstance(first, str) else pa.date32()
-    return to_array(values, kind, f"column {TIME!r}")
+    return to_array(values, kind, f"column {name!r}")

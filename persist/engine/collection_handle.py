@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from persist.antichain import Antichain, as_time
-from persist.codecs import TIME_MAX, CollectionSchema, Part
+from persist.codecs import TIME_MAX, CollectionSchema, Part, Stamp
 from persist.engine.engine import Engine
 from persist.errors import AsOfNotSealed, CollectionNotFound, InvalidUsage, with_timeline
 from persist.log.keys import check_parts
@@ -18,7 +18,7 @@ from persist.read.claimed_read import ClaimedRead
 from persist.state.collection_rules import ExpectUpper
 from persist.state.contents import CollectionState, check_readable, last_sealed
 from persist.state.unsealed import unsealed
-from persist.timeline import Moment, Timeline, is_moment, timeline_of
+from persist.timeline import Moment, Timeline, begins_with_a_day, is_moment, timeline_of
 from persist.write.future import CommitFuture
 from persist.write.operations import Step, Write
 
@@ -125,14 +125,29 @@ class CollectionHandle:
             return False
         return any(part.blob == blob for part in contents.parts)
 
-    def write_steps(self, updates: Any) -> list[Step]:
-        """Return what adds updates, of any form that `Collection.write` takes, to a commit; start their upload.
+    def stamp(self, time: int | Moment | None, diff: int | None) -> Stamp | None:
+        """Return what plain rows lack; None if neither is given, so that these are updates.
+
+        Text that begins with a day is a moment, other text is the name of a column.
+        """
+        if time is None:
+            if diff is not None:
+                raise InvalidUsage(f"diff={diff!r} needs time=, too: updates that have a time have a diff of their own")
+            return None
+        if isinstance(time, str) and not begins_with_a_day(time):
+            return Stamp(time, diff)
+        return Stamp(self.exact_time("time", time), diff)
+
+    def write_steps(self, updates: Any, stamp: Stamp | None = None) -> list[Step]:
+        """Return what adds updates, or plain rows with a stamp, to a commit; start their upload.
+
+        They may be of any form that `Collection.write` takes.
 
         Raises:
             SchemaMismatch, InvalidUpdate, CodecMismatch: they do not fit the collection.
             ReadOnly, ClientClosed: this client cannot write.
         """
-        step = self.engine.writer("write").write_step(self.id, self.schema, updates)
+        step = self.engine.writer("write").write_step(self.id, self.schema, updates, stamp)
         return [step] if step is not None else []
 
     def part_steps(self, parts: Sequence[Part], *, keep: bool = False) -> list[Step]:

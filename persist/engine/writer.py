@@ -15,7 +15,7 @@ from typing import Any
 
 from persist.blob import Blob, Indeterminate
 from persist.blob.pool import Pool
-from persist.codecs import CollectionSchema
+from persist.codecs import CollectionSchema, Stamp
 from persist.compact.compactor import Compactor
 from persist.compact.report import CompactionReport
 from persist.compact.rewriter import LocalPartMaker, PartMaker
@@ -73,14 +73,16 @@ class Writer:
         committer.appended = self.upkeep.committed
         self._stop_with_client(self.upkeep.request_stop)
 
-    def write_step(self, collection: str, schema: CollectionSchema, updates: Any) -> Write | None:
+    def write_step(
+        self, collection: str, schema: CollectionSchema, updates: Any, stamp: Stamp | None = None
+    ) -> Write | None:
         """Return the step that adds updates, None if there are none; see `Committer.write_step`.
 
         Where a collection has too many runs, the caller waits for a merge first.
         """
         if self.committer.may_wait():
             self.compaction.relieve(collection)
-        return self.committer.write_step(collection, schema, updates)
+        return self.committer.write_step(collection, schema, updates, stamp)
 
     def allow_compaction(self, step: AllowCompaction, name: str) -> CommitFuture:
         """Commit that since may advance, after this client's own hold has moved to where its reads need it."""
@@ -101,12 +103,15 @@ class Writer:
         """Do what is due of what otherwise happens in the background."""
         self.upkeep.tick()
 
+    def part_writer(self) -> PartWriter:
+        """Return what stores parts for a commit that is still to come."""
+        return PartWriter(self._blob, self._follower.next_seqno, self._settings.memory_budget)
+
     def local_part_maker(self, stop: threading.Event) -> LocalPartMaker:
         """Return what makes parts in this process, until stop is set."""
         budget = self._settings.memory_budget
         reader = PartReader(self._blob, self._pool, self._indexes, budget)
-        parts = PartWriter(self._blob, self._follower.next_seqno, budget)
-        return LocalPartMaker(reader, parts, self._pool, self._settings.compaction.part_bytes, stop)
+        return LocalPartMaker(reader, self.part_writer(), self._pool, self._settings.compaction.part_bytes, stop)
 
     def compactor_of(self, maker: PartMaker, stop: threading.Event) -> Compactor:
         """Return what compacts with the parts that a part maker makes, until stop is set."""

@@ -33,7 +33,7 @@ from typing import Any
 
 from persist.blob import Blob
 from persist.blob.clock import Clock
-from persist.codecs import CollectionSchema, Part
+from persist.codecs import CollectionSchema, Part, Stamp
 from persist.errors import (
     ClientClosed,
     CollectionNotFound,
@@ -104,9 +104,11 @@ class Committer:
         self._thread = threading.Thread(target=self._run, name="persist-committer", daemon=True)
         self._thread.start()
 
-    def write_step(self, collection: str, schema: CollectionSchema, updates: Any) -> Write | None:
+    def write_step(
+        self, collection: str, schema: CollectionSchema, updates: Any, stamp: Stamp | None = None
+    ) -> Write | None:
         """Return the step that adds updates; see `WriteSteps.of`."""
-        return self._write_steps.of(collection, schema, updates)
+        return self._write_steps.of(collection, schema, updates, stamp)
 
     def submit(self, steps: Sequence[Step], names: dict[str, str]) -> CommitFuture:
         """Queue an operation; return at once, or as soon as there is room for it.

@@ -17,9 +17,11 @@ from persist.codecs import (
     TIME_MAX,
     CollectionSchema,
     Part,
+    Stamp,
     TableStream,
     opened,
     small_updates,
+    stamped,
     streamed_updates,
     to_updates,
 )
@@ -39,11 +41,14 @@ class WriteSteps:
         self._parts = parts
         self._pool = pool
 
-    def of(self, collection: str, schema: CollectionSchema, updates: Any) -> Write | None:
+    def of(self, collection: str, schema: CollectionSchema, updates: Any, stamp: Stamp | None) -> Write | None:
         """Return the step that adds updates, of any form that `to_updates` takes; start their upload if they are large.
 
-        None if there are none. Raises what `to_updates` raises, and what a stream raises; nothing is left behind then.
+        With a stamp, the updates are plain rows. None if there are none. Raises what `to_updates` raises, and what a
+        stream raises; nothing is left behind then.
         """
+        if stamp is not None:
+            updates = stamped(updates, schema, stamp)
         small = small_updates(updates, schema)
         if small is not None and small.diff_abs_sum < 2**63:
             return Write(collection, schema, small.time_min, small.bytes, small)
