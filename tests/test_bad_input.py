@@ -512,15 +512,31 @@ def test_a_record_that_is_damaged_under_a_live_client_is_named_and_not_passed(bl
             theirs.write([((1, "a"), 5, 1)]).result()
 
 
-@pytest.mark.parametrize("seqno", [0, 1, 4])
-def test_a_missing_record_is_named(seqno: int) -> None:
+def test_a_missing_first_record_is_named() -> None:
     blob = written(5)
-    key = f"log/{seqno:020d}"
+    key = f"log/{0:020d}"
     damage(blob, key, missing)
     with refused(blob, persist.CorruptBlob, key):
         read_all(blob)
-    with refused(blob, persist.CorruptBlob, key), persist.open(blob) as client:
-        client.create_or_load("orders", key=KEY, value=VALUE).seal(100).result()
+    with refused(blob, persist.CorruptBlob, key):
+        persist.open(blob)
+
+
+@pytest.mark.parametrize("seqno", [1, 4])
+def test_what_comes_before_a_missing_record_is_read_and_nothing_is_written(
+    seqno: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    blob = written(5)
+    damage(blob, f"log/{seqno:020d}", missing)
+    told = f"from {seqno} to {seqno} are missing"
+    with persist.open(blob, mode="read") as reader:
+        assert reader.load("orders").upper == persist.Antichain(seqno - 1)
+        assert told in caplog.text
+    assert seqno == 1 or read_all(blob) == 2 * (seqno - 1)
+    with persist.open(blob) as client:
+        orders = client.create_or_load("orders", key=KEY, value=VALUE)
+        with refused(blob, persist.LogInterrupted, f"ends at seqno {seqno - 1}", told, "restore them from a copy"):
+            orders.seal(100).result()
 
 
 @pytest.mark.parametrize("how", [truncated, emptied, flipped])

@@ -8,11 +8,16 @@ Whole numbers and counts are exact: a partial holds such a sum as limbs (`persis
 bound over all that was added demands, `rows * max|v| * max|diff|` of each table. Mostly that is one, so that an int64
 column is all.
 
-Floats are added as float64, and what was inserted and retracted again may have left rounding errors, or NaN, behind.
-Where that can be, the sum of `|v * diff|` is kept, too; if it tells that the result is not to be trusted, the sums are
-made again from consolidated records.
+Floats are added as float64, and what was inserted and retracted again may have left rounding errors behind. Where that
+can be, the sum of `|v * diff|` is kept, too; if it tells that the result is not to be trusted, the sums are made again
+from consolidated records.
+
+NaN and the infinities are not added up: `inf - inf` would be NaN, though nothing is left. The diffs of each of them are
+summed instead, exactly. So one that is retracted as often as it was inserted leaves nothing, whichever records of the
+group held it and in whatever pieces they are read.
 """
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -44,6 +49,7 @@ KINDS = ("sum", "count")
 CANCELLED_MAX = 2.0**12  # A float sum that is smaller than its terms by more than this may be mostly rounding errors.
 MERGE_ROWS = 1 << 16  # Partials are merged when they have more rows than this and than twice what they last came to.
 _ADDABLE = "integers, floats, decimals and durations"
+_ODD = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}  # What floats may be that is not finite.
 _SUM = pc.ScalarAggregateOptions(skip_nulls=True, min_count=0)
 
 Consolidated: TypeAlias = Callable[[tuple[str, ...]], Iterable[pa.Table]]
@@ -169,7 +175,8 @@ class _Sums:
 
     Columns of a partial: `g<i>` of the groups; of each *measure*, its limbs `<measure>.<limb>`; of each float column
     that is added up, `net:<column>` and perhaps `size:<column>`. Measures are `n`, the sum of diffs; `n:<column>`, that
-    of the rows where the column is not NULL; and `sum:<column>`.
+    of the rows where the column is not NULL; `sum:<column>`; and once a float column held any that are not finite,
+    `nan:<column>`, `inf:<column>` and `-inf:<column>`, the sums of the diffs of these.
     """
 
     def __init__(self, scan: Scan, request: Request, *, tracks_size: bool) -> None:
@@ -202,7 +209,7 @@ class _Sums:
             terms = (values, largest_of(values)) if diff == 1 else products(values, diffs)
             self._put(f"sum:{name}", *terms, columns)
         for name in self.floats:
-            terms = table[name].cast(pa.float64())
+            terms = self._finite(name, table[name].cast(pa.float64()), diffs, largest, columns)
             if diff != 1:
                 terms = pc.multiply(terms, pa.array(diffs.astype(np.float64)))
             columns[f"net:{name}"] = terms
@@ -217,9 +224,21 @@ class _Sums:
         self._merge()
         return _Groups(self, self._partials[0])
 
+    def _finite(
+        self, name: str, values: pa.ChunkedArray, diffs: Ints, largest: int, columns: dict[str, Any]
+    ) -> pa.ChunkedArray:
+        """Return floats with NULL for those that are not finite, whose diffs are put among columns."""
+        is_finite = pc.is_finite(values)
+        if pc.all(is_finite, min_count=0).as_py():
+            return values
+        for kind, odd in _ODD.items():
+            found = pc.is_nan(values) if math.isnan(odd) else pc.equal(values, odd)
+            self._put(f"{kind}:{name}", diffs * pc.fill_null(found, False).to_numpy(), largest, columns)
+        return pc.if_else(is_finite, values, pa.scalar(None, pa.float64()))
+
     def _put(self, measure: str, terms: Ints, largest: int, columns: dict[str, Any]) -> None:
         """Put the limbs of terms, of which none is larger, among columns."""
-        self.bounds[measure] += len(terms) * largest
+        self.bounds[measure] = self.bounds.get(measure, 0) + len(terms) * largest
         for at, limb in enumerate(split(terms, limbs_for(self.bounds[measure]))):
             columns[f"{measure}.{at}"] = limb
 
@@ -236,7 +255,7 @@ class _Sums:
         """Return a partial with as many limbs as all partials together need, columns in the one order."""
         columns: dict[str, Any] = {f"g{i}": partial[f"g{i}"] for i in range(len(self.request.group_by))}
         for measure, bound in self.bounds.items():
-            limbs = _limbs_of(partial, measure)
+            limbs = _limbs_of(partial, measure) or [np.zeros(len(partial), np.int64)]
             limbs[-1:] = split(limbs[-1], limbs_for(bound) - len(limbs) + 1)
             columns |= {f"{measure}.{at}": limb for at, limb in enumerate(limbs)}
         kinds = ("net", "size") if self.tracks_size else ("net",)
@@ -300,13 +319,24 @@ class _Groups:
         counts = self._exact(f"n:{each.column}")
         values: Ints
         if each.column in self._floats:
-            values = self._floats[each.column]
+            values = self._with_odd(each.column)
             made = pa.array(values)
         else:
             values = self._exact(f"sum:{each.column}")
             made = self._fitting(values, sum_type(self._sums.schema.arrow.field(each.column).type), each)
         nothing = (counts == 0) & (values == 0)
         return pc.if_else(pa.array(nothing.astype(bool)), pa.scalar(None, made.type), made)
+
+    def _with_odd(self, name: str) -> Any:
+        """Return the sums of a float column: of the finite values, or where others are left, what these make."""
+        finite = self._floats[name]
+        if f"nan:{name}" not in self._sums.bounds:
+            return finite
+        nans, ups, downs = (self._exact(f"{kind}:{name}") for kind in _ODD)
+        is_up, is_down = (ups > 0) | (downs < 0), (ups < 0) | (downs > 0)
+        sums = finite.copy()
+        sums[is_up], sums[is_down], sums[(nans != 0) | (is_up & is_down)] = math.inf, -math.inf, math.nan
+        return sums
 
     def _exact(self, measure: str) -> Ints:
         return joined(_limbs_of(self._partial, measure))

@@ -345,7 +345,8 @@ class Snapshot(ArrowResult):
             the columns of group_by, then the outputs in their order; a row for each group whose multiplicities do not
             sum to zero, in the order of its columns, where NULL is a group, and NaN is one. Counts are int64; sums are
             int64, uint64 of uint64, float64, the decimal of most digits, or the duration itself. NULLs are not added
-            up; a sum is NULL where nothing is left to add: multiplicities and values both sum to zero.
+            up; a sum is NULL where nothing is left to add: multiplicities and values both sum to zero. NaN or an
+            infinity counts where the multiplicities of all of a group's records with it do not sum to zero.
 
         Raises:
             SchemaMismatch: a column is unknown, or in group_by twice.

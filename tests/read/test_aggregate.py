@@ -2,6 +2,7 @@
 
 import datetime as dt
 import math
+from collections import Counter
 from collections.abc import Iterable
 from decimal import Decimal
 from fractions import Fraction
@@ -17,6 +18,7 @@ from hypothesis import example, given, settings
 import persist
 import persist.read.aggregate
 from persist.blob import MemoryBlob
+from persist.read.part_reader import PartReader
 from tests.codecs.oracle import sort_key
 from tests.codecs.strategies import python_values
 from tests.keyframes import add_keyframe, snapshots
@@ -63,14 +65,23 @@ def contents(
 
 
 def summed(values: list[tuple[Any, int]]) -> Any:
-    """The sum of value * n over what is not NULL; as a fraction, or a float where it is not finite."""
+    """The sum of value * n over what is not NULL; as a fraction, or a float where it is not finite.
+
+    NaN, or an infinity, is there when its multiplicities do not sum to zero.
+    """
     terms = [
         (v // dt.timedelta(microseconds=1) if isinstance(v, dt.timedelta) else v, n) for v, n in values if v is not None
     ]
-    odd = [v * n for v, n in terms if isinstance(v, float) and not math.isfinite(v)]
-    if odd:
-        return sum(odd)
-    return sum((Fraction(v) * n for v, n in terms), Fraction(0))
+    odd: Counter[str] = Counter()
+    for v, n in terms:
+        if not is_finite(v):
+            odd[str(v)] += n
+    left = [float(v) * n for v, n in odd.items() if n]
+    return sum(left) if left else sum((Fraction(v) * n for v, n in terms if is_finite(v)), Fraction(0))
+
+
+def is_finite(value: Any) -> bool:
+    return not isinstance(value, float) or math.isfinite(value)
 
 
 def expected(records: list[tuple[Any, Any, int]], group: pa.DataType | None) -> list[tuple[Any, int, int, Any, Any]]:
@@ -86,7 +97,7 @@ def expected(records: list[tuple[Any, Any, int]], group: pa.DataType | None) -> 
             continue
         counted = sum(m for _, v, m in found if v is not None)
         total = summed([(v, m) for _, v, m in found])
-        sizes = summed([(abs(v), abs(m)) for _, v, m in found if v is not None])
+        sizes = summed([(abs(v), abs(m)) for _, v, m in found if v is not None and is_finite(v)])
         nothing = counted == 0 and total == 0
         rows.append((found[0][0] if found else None, n, counted, None if nothing else total, sizes))
     return rows
@@ -145,6 +156,15 @@ def histories(draw: st.DrawFn) -> tuple[pa.DataType, pa.DataType, list[Update]]:
 )
 @example((pa.int64(), pa.float64(), [((1, (1, INF)), 0, 1), ((2, (1, -INF)), 1, 1)]), 1, [0], True)
 @example((pa.int64(), pa.float64(), [((1, (1, 0.5)), 0, 1), ((1, (1, 0.5)), 2, 1)]), 1, [3], True)
+@example((pa.int64(), pa.float64(), [((0, (1, INF)), 0, 1), ((1, (1, INF)), 0, -1)]), 0, [], False)
+@example((pa.int64(), pa.float64(), [((0, (1, INF)), 0, 2), ((1, (1, INF)), 0, -1)]), 0, [], True)
+@example(
+    (pa.int64(), pa.float64(), [((0, (1, INF)), 0, 2), ((1, (1, INF)), 0, -2), ((2, (1, 1.5)), 1, 1)]), 1, [], True
+)
+@example(
+    (pa.int64(), pa.float64(), [((0, (1, NAN)), 0, 1), ((1, (1, NAN)), 0, -1), ((2, (1, 1.5)), 1, 1)]), 1, [], True
+)
+@example((pa.int64(), pa.float64(), [((0, (1, INF)), 0, 1), ((1, (1, -INF)), 0, -1)]), 0, [], False)
 def test_aggregates_are_those_of_the_contents(
     history: tuple[pa.DataType, pa.DataType, list[Update]], as_of: int, keyframes: list[int], is_grouped: bool
 ) -> None:
@@ -354,3 +374,18 @@ def test_only_the_columns_that_are_needed_are_read(client: persist.Client, monke
     monkeypatch.setattr(persist.read.scan.PartReader, "table", table)  # type: ignore[attr-defined]
     c.snapshot().aggregate(["g"], {"n": (None, "count")})
     assert asked == [("g",), ("g", "_diff")]
+
+
+def test_an_infinity_that_is_retracted_leaves_nothing_in_whatever_pieces_it_is_read(
+    blob: MemoryBlob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor does it matter what else is added up: other columns keep records apart that are one value here."""
+    monkeypatch.setattr(PartReader, "slice_bytes", 1)
+    with persist.open(blob, settings=persist.Settings(background=False)) as client:
+        c = client.create_or_load("c", key={"k": pa.int64()}, value={"v": pa.float64(), "w": pa.float64()})
+        c.write([((0, (INF, 1.0)), 0, 1), ((1, (0.5, NAN)), 0, 1)]).result()
+        c.write([((10**9, (INF, 1e300)), 1, -1), ((10**9 + 1, (2.0, NAN)), 1, -1)], seal=2).result()
+        snapshot = c.snapshot(1)
+        assert snapshot.aggregate([], {"v": ("v", "sum")}).to_pylist() == [{"v": -1.5}]
+        both = snapshot.aggregate([], {"v": ("v", "sum"), "w": ("w", "sum")})
+        assert both.to_pylist() == [{"v": -1.5, "w": -1e300}]
