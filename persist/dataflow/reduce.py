@@ -128,6 +128,8 @@ class TotalReduce(ReduceOperator):
         count, most = keys.shape[1], int(sizes.max())
         rows = np.bincount(numbers, minlength=count) + np.bincount(old_numbers, minlength=count)
         cells = int((rows * (sizes + 1)).sum())
+        if cells > CELLS_MAX:  # Rows of one record share their cells.
+            cells = int((self._records(numbers, new, old_numbers, old, count) * (sizes + 1)).sum())
         width = max(1, most * CELLS_MAX // max(cells, 1))
         if width >= most:
             return self._changes(keys, numbers, new, old_numbers, old, is_one_time=False)
@@ -144,6 +146,14 @@ class TotalReduce(ReduceOperator):
             old_numbers = np.concatenate((old_numbers, numbers[block]))
             old = np.concatenate((old, new[:, block]), axis=1)
         return np.concatenate(found, axis=1)
+
+    def _records(self, numbers: Ints, new: Ints, old_numbers: Ints, old: Ints, count: int) -> Ints:
+        """Return how many different records each key has, old and new."""
+        layout = self.arrangement.layout
+        rows = np.ones((layout.values + 2, len(numbers) + len(old_numbers)), np.int64)
+        rows[0] = np.concatenate((numbers, old_numbers))
+        rows[1:-1] = np.concatenate((layout.value_rows(new), layout.value_rows(old)), axis=1)
+        return np.bincount(to_batch(rows, Layout(1, layout.values, 0))[1], minlength=count)
 
     def _changes(
         self, keys: Ints, numbers: Ints, new: Ints, old_numbers: Ints, old: Ints, *, is_one_time: bool

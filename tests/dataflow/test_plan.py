@@ -11,6 +11,7 @@ from persist.dataflow.draft import Draft
 from persist.dataflow.graph import Builder
 from persist.dataflow.optimise import optimised
 from persist.dataflow.plan import Join, Linear, Plan, Reduce
+from persist.dataflow.reduce import TotalReduce
 from persist.dataflow.spine import in_memory
 from persist.dataflow.together import Together
 from persist.dataflow.words import Domain
@@ -269,3 +270,24 @@ def test_state_beyond_the_memory_budget_is_in_files_and_counts_stay_right(tmp_pa
     last = [record for record, time, diff in seen.rows() if time == 1 and diff == 1]
     assert sorted(last) == [(each, 2 * rows // 5) for each in range(3)]
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_count_that_changes_at_many_times_is_brought_up_to_date_in_one_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its group has thousands of updates, but one sum: it does not have to be laid out block by block."""
+    calls: list[int] = []
+    changes = TotalReduce._changes
+
+    def counting(self: TotalReduce, *arguments: Any, **named: Any) -> Any:
+        calls.append(1)
+        return changes(self, *arguments, **named)
+
+    monkeypatch.setattr(TotalReduce, "_changes", counting)
+    program, [a] = inputs("a")
+    seen = a.group_by().count().capture()
+    times = list(range(3000))
+    with program.open() as running:
+        running["a"].insert(pa.table({"k": times, "a": times, "_time": times, "_diff": [1] * 3000}))
+        running["a"].advance_to(3000)
+        running.step()
+    assert len(calls) == 1
+    assert len(seen.rows()) == 5999
