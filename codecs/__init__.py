@@ -15,6 +15,7 @@ from persist.codecs.types.arrow_types import check_type, children, leaf_count, t
 from persist.codecs.types.codec import Binary, Codec, Int64, Json, Unit, Utf8
 from persist.codecs.types.scalars import is_flat, scalar_from_json, scalar_to_json
 from persist.codecs.types.schema import TIME_MAX, TIME_UNITS, CollectionSchema, Side
+from persist.codecs.types.suggestion import did_you_mean
 from persist.codecs.updates.inputs import TableStream, opened
 from persist.codecs.updates.plain import Stamp, stamped
 from persist.codecs.updates.small import SmallUpdates, gathered, small_updates
@@ -57,6 +58,7 @@ __all__ = [
     "decode_groups",
     "decode_part",
     "described_bounds",
+    "did_you_mean",
     "encode_parts",
     "exact_sum",
     "footer_range",

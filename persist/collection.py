@@ -12,6 +12,7 @@ from persist.codecs import TIME_MAX, Part
 from persist.compact.report import CompactionReport
 from persist.engine import CollectionHandle
 from persist.engine.holding import list_holds, take_hold
+from persist.engine.overwriting import delete_steps, overwrite_steps
 from persist.errors import InvalidUsage, PersistError
 from persist.follow import Following
 from persist.hold.holds import Hold, HoldInfo
@@ -108,6 +109,43 @@ class Collection:
         writes = handle.write_steps(updates, handle.stamp(time, diff))
         steps: list[Step] = [*expected, *writes, *sealing, *token_steps(token, [self.id], writes)]
         return handle.submit("write", steps)
+
+    def overwrite(self, rows: Any, *, time: int | Moment, where: pc.Expression | None = None) -> CommitFuture:
+        """Make plain rows the contents from a time on: the difference to what is there is written and sealed.
+
+        Records that are there already are not touched. Cost and memory: see `persist.engine.overwriting`.
+
+        Args:
+            rows: as for `write` with a time.
+            time: of the difference; upper is just after it then.
+            where: replace only the records for which this filter is true, as it must be for all rows.
+
+        Returns:
+            a future that resolves when all is durable; or to `UpperMismatch` or `UpdatesBeyondUpper` if somebody else
+            has sealed or written meanwhile. Then nothing was written: read again, and decide anew.
+
+        Raises:
+            UpdatesBeyondUpper: somebody has written what is not sealed yet, so what is there is not known.
+            UpdateNotBeyondUpper: the time is sealed already.
+            SchemaMismatch, InvalidUpdate, InvalidUsage: rows or filter do not fit.
+            ReadOnly, ClientClosed: this client cannot write.
+        """
+        self.handle.engine.writer("overwrite")
+        check_request(self.schema, None, where, "diff")
+        return self.handle.submit("overwrite", overwrite_steps(self.handle, rows, time, where))
+
+    def delete(self, what: Any, *, time: int | Moment) -> CommitFuture:
+        """Retract what is there, at a time, which is sealed with it; what is not there is no error.
+
+        Args:
+            what: keys, as `Snapshot.get` takes them: `[1, 2]`; or a filter, such as `pc.field("amount") > 5`.
+            time: of the retractions; upper is just after it then.
+
+        Returns, raises: as `overwrite`.
+        """
+        self.handle.engine.writer("delete")
+        check_request(self.schema, None, what if isinstance(what, pc.Expression) else None, "diff")
+        return self.handle.submit("delete", delete_steps(self.handle, what, time))
 
     def seal(
         self, upper: int | Moment | Antichain, *, expected_upper: int | Moment | Antichain | None = None

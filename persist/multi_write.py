@@ -4,14 +4,18 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any
 
+import pyarrow.compute as pc
+
 from persist.antichain import Antichain
 from persist.codecs import Part
 from persist.collection import Collection
 from persist.engine import Engine
+from persist.engine.overwriting import delete_steps, overwrite_steps
 from persist.errors import InvalidUsage
 from persist.follow import Following
 from persist.log.records import Batch
 from persist.names import check_text
+from persist.read.snapshot import check_request
 from persist.state.collection_rules import ExpectNothingBeyondUpper, ExpectUpper
 from persist.timeline import Moment
 from persist.write.operations import Step, token_steps
@@ -44,6 +48,20 @@ class MultiWrite:
         self._check(collection)
         handle = collection.handle
         self._add(collection, handle.write_steps(updates, handle.stamp(time, diff)))
+
+    def overwrite(
+        self, collection: Collection, rows: Any, *, time: int | Moment, where: pc.Expression | None = None
+    ) -> None:
+        """Add what makes rows the contents from a time on, as `Collection.overwrite`, before any write to it."""
+        self._check_unwritten(collection)
+        check_request(collection.schema, None, where, "diff")
+        self._add(collection, overwrite_steps(collection.handle, rows, time, where))
+
+    def delete(self, collection: Collection, what: Any, *, time: int | Moment) -> None:
+        """Add retractions of what is there, as `Collection.delete`, before any write to the collection."""
+        self._check_unwritten(collection)
+        check_request(collection.schema, None, what if isinstance(what, pc.Expression) else None, "diff")
+        self._add(collection, delete_steps(collection.handle, what, time))
 
     def seal(self, collection: Collection, upper: int | Moment | Antichain) -> None:
         """Add a seal to the commit. It comes after the writes before it and before those after it."""
@@ -103,6 +121,14 @@ class MultiWrite:
             raise InvalidUsage(
                 f"collection {collection.handle.name!r} belongs to another client; a commit covers the collections of "
                 "one location, so load it from the client that opened this block"
+            )
+
+    def _check_unwritten(self, collection: Collection) -> None:
+        self._check(collection)
+        if collection.id in self._names:
+            raise InvalidUsage(
+                f"an overwrite or delete is the difference to what is sealed, so it comes before all else that this "
+                f"block does with {collection.name!r}, and only once: put it first, or into a block of its own"
             )
 
     def _add(self, collection: Collection | Following, steps: list[Step]) -> None:

@@ -5,9 +5,11 @@ from typing import Any
 
 import pandas as pd
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 
 import persist
+from persist.blob import MemoryBlob
 
 NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
 NOON_MS = 1795262400_000
@@ -91,3 +93,138 @@ def test_plain_rows_are_part_of_a_multi_write(client: persist.Client, orders: pe
         multi.write(orders, [(1, "a")], time=4, diff=-1)
         multi.seal(orders, 5)
     assert [diff for _, _, diff in orders.changes(0).updates()] == [1, -1]
+
+
+def rows_of(orders: persist.Collection) -> list[Any]:
+    return sorted(orders.snapshot().rows())
+
+
+@pytest.fixture
+def sealed(orders: persist.Collection) -> persist.Collection:
+    """The contents are 1 a, 2 b twice, 3 c as of 1."""
+    orders.write([(1, "a"), (2, "b"), (2, "b"), (3, "c")], time=1, seal=2).result()
+    return orders
+
+
+def changed(orders: persist.Collection, time: int) -> list[Any]:
+    return [(row, diff) for row, _, diff in orders.changes(time, time + 1).updates()]
+
+
+@pytest.mark.parametrize("rows", FORMS.values(), ids=FORMS)
+def test_overwriting_writes_the_difference_and_seals_it(sealed: persist.Collection, rows: Any) -> None:
+    sealed.overwrite(rows if not callable(rows) else rows(), time=5).result()
+    assert sealed.upper == 6
+    assert rows_of(sealed) == [(1, "a"), (2, "b")]
+    assert changed(sealed, 5) == [((2, "b"), -1), ((3, "c"), -1)]
+
+
+def test_overwriting_with_the_same_changes_nothing_but_upper(sealed: persist.Collection) -> None:
+    sealed.overwrite(sealed.snapshot(), time=5).result()
+    assert sealed.upper == 6
+    assert changed(sealed, 5) == []
+    sealed.overwrite([], time=6).result()
+    assert rows_of(sealed) == []
+
+
+def test_overwriting_an_empty_collection_inserts_all(orders: persist.Collection) -> None:
+    orders.overwrite([(1, "a")], time=0).result()
+    assert rows_of(orders) == [(1, "a")]
+
+
+def test_overwriting_where_a_filter_is_true_leaves_the_rest_alone(sealed: persist.Collection) -> None:
+    sealed.overwrite([(2, "x"), (4, "d")], time=5, where=pc.field("k") >= 2).result()
+    assert rows_of(sealed) == [(1, "a"), (2, "x"), (4, "d")]
+    with pytest.raises(persist.InvalidUsage, match=r"is not true for 1 of the 2 distinct rows.*widen the filter"):
+        sealed.overwrite([(1, "y"), (9, "z")], time=6, where=pc.field("k") >= 2)
+    with pytest.raises(persist.InvalidUsage, match="did you mean 'v'"):
+        sealed.overwrite([], time=6, where=pc.field("V") == "a")
+    assert rows_of(sealed) == [(1, "a"), (2, "x"), (4, "d")]
+
+
+WHAT = {"keys": [2, 3, 77], "arrow": pa.table({"k": [2, 3]}), "a filter": pc.field("k") > 1}
+
+
+@pytest.mark.parametrize("what", WHAT.values(), ids=WHAT)
+def test_deleting_retracts_what_is_there(sealed: persist.Collection, what: Any) -> None:
+    sealed.delete(what, time=5).result()
+    assert rows_of(sealed) == [(1, "a")]
+    assert changed(sealed, 5) == [((2, "b"), -2), ((3, "c"), -1)]
+    sealed.delete(what, time=6).result()
+    assert changed(sealed, 6) == []
+
+
+def test_deleting_by_a_filter_on_an_unknown_column_is_told_the_name(sealed: persist.Collection) -> None:
+    with pytest.raises(persist.InvalidUsage, match="did you mean 'v'"):
+        sealed.delete(pc.field("V") == "a", time=5)
+    with pytest.raises(persist.InvalidUsage, match="key"):
+        sealed.delete(["x"], time=5)
+    assert sealed.upper == 2
+
+
+def test_overwriting_beside_updates_that_are_not_sealed_is_refused(sealed: persist.Collection) -> None:
+    sealed.write([(9, "z")], time=7).result()
+    said = r"beyond upper=Antichain\(2\), until 7, are there already"
+    with pytest.raises(persist.UpdatesBeyondUpper, match=said):
+        sealed.overwrite([], time=8)
+    with pytest.raises(persist.UpdatesBeyondUpper, match=said):
+        sealed.delete([1], time=8)
+    sealed.seal(8).result()
+    with pytest.raises(persist.UpdateNotBeyondUpper, match="time 7 is not beyond"):
+        sealed.overwrite([], time=7)
+
+
+def test_who_writes_in_between_makes_an_overwrite_fail_and_leave_nothing(
+    blob: MemoryBlob, sealed: persist.Collection
+) -> None:
+    with persist.open(blob) as other:
+        theirs = other.load("orders")
+
+        def rows() -> Any:
+            yield pa.table({"k": range(70_000), "v": ["x"] * 70_000})
+            theirs.write([(9, "z")], time=7).result()
+
+        with pytest.raises(persist.UpdatesBeyondUpper):
+            sealed.overwrite(rows(), time=8).result()
+
+        def more() -> Any:
+            yield pa.table({"k": [1], "v": ["x"]})
+            theirs.seal(10).result()
+
+        theirs.seal(8).result()
+        with pytest.raises(persist.UpperMismatch):
+            sealed.overwrite(more(), time=12).result()
+    assert rows_of(sealed) == [(1, "a"), (2, "b"), (2, "b"), (3, "c"), (9, "z")]
+    assert list(blob.list("part/")) == []
+
+
+def test_a_difference_larger_than_the_memory_budget_is_made_in_slices(blob: MemoryBlob) -> None:
+    count, changed_rows = 200_000, 2_000
+    settings = persist.Settings(memory_budget=32 << 20)
+    with persist.open(blob, settings=settings) as client:
+        wide = client.create_or_load("wide", key={"k": pa.int64()}, value={"v": pa.string()})
+        keys = pa.array(range(count))
+        before = pa.table({"k": keys, "v": pc.binary_join_element_wise(keys.cast(pa.string()), "x" * 100, "-")})
+        wide.overwrite(before, time=1).result()
+        touched = pc.less(keys, changed_rows)
+        after = before.set_column(1, "v", pc.if_else(touched, pa.scalar("new"), before["v"]))
+        wide.overwrite((batch for batch in after.to_batches(max_chunksize=10_000)), time=2).result()
+        assert wide.changes(2, 3).to_arrow().num_rows == 2 * changed_rows
+        assert wide.snapshot().to_arrow().sort_by("k").equals(after)
+        wide.delete(pc.field("k") >= 10, time=3).result()
+        assert sorted(wide.snapshot().to_arrow()["k"].to_pylist()) == list(range(10))
+    report = persist.fsck(blob)
+    assert (report.problems, report.unreferenced) == ((), ())
+
+
+def test_overwrites_and_deletes_of_several_collections_are_one_commit(
+    client: persist.Client, sealed: persist.Collection
+) -> None:
+    items = client.create_or_load("items", key={"k": pa.int64()})
+    with client.multi_write() as multi:
+        multi.overwrite(sealed, [(1, "z")], time=5)
+        multi.delete(items, [1], time=9)
+    assert (sealed.upper, items.upper) == (persist.Antichain(6), persist.Antichain(10))
+    with pytest.raises(persist.InvalidUsage, match="put it first"), client.multi_write() as multi:
+        multi.write(sealed, [(1, "q")], time=6)
+        multi.delete(sealed, [1], time=6)
+    assert rows_of(sealed) == [(1, "z")]

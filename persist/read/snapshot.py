@@ -17,6 +17,7 @@ A `Snapshot` is a plan over immutable parts, taken at one point of the log: read
 contents whatever has been written since.
 """
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -35,6 +36,7 @@ from persist.codecs import (
     Part,
     Touching,
     consolidate,
+    did_you_mean,
     exact_sum,
     to_rows,
     to_tuples,
@@ -50,6 +52,7 @@ from persist.read.scan import Scan, narrowed_scan
 from persist.timeline import shown_time, timeline_of
 
 Form = Literal["rows", "diff"]
+_MISSING = re.compile(r"No match for FieldRef\.Name\((.*?)\) in ")
 REPEATED_ROWS_MAX = 1 << 20  # Rows made at a time of records with a multiplicity above 1.
 ROWS_MAX = 2**31 - 1  # Rows that one slice may become; beyond it somebody has mistaken multiplicities for data.
 TOUCH_FRACTION = 1.5  # Of more rest than this, per row that stands, most keys are touched anyway.
@@ -81,8 +84,10 @@ def _check_filter(schema: CollectionSchema, filter: pc.Expression) -> None:
     try:
         rows.filter(filter)
     except (pa.ArrowException, TypeError) as error:
+        missing = _MISSING.search(str(error))
+        hint = did_you_mean(missing.group(1), schema.names) if missing is not None else ""
         raise InvalidUsage(
-            f"filter {filter} does not fit the columns {list(schema.names)} of this collection: {error}"
+            f"filter {filter} does not fit the columns {list(schema.names)} of this collection{hint}: {error}"
         ) from error
 
 

@@ -1,0 +1,170 @@
+"""Overwriting and deleting plain rows: the difference to what is there, as updates of one commit.
+
+History is never rewritten. What is there is what was sealed last; records that are there as often as they should be are
+not touched, others are retracted or inserted at the new time. The commit is alone: it is rejected if somebody else has
+sealed or added anything since, sealed or not, because then the difference would be to something else. It seals the new
+time, so that the next difference is to what this one left.
+
+New rows are stored as parts that no record names, so that a stream of them may be larger than memory, and are deleted
+when the difference is known; a crash leaves them to garbage collection. The difference is then made slice by slice of
+the key space. Memory: the client's budget. Cost: reading what is there, writing and reading the new rows once, and
+writing the difference.
+"""
+
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from persist.antichain import Antichain
+from persist.codecs import Part, PartStream, SmallUpdates, Stamp, consolidate, encode_parts, gathered
+from persist.engine.collection_handle import CollectionHandle
+from persist.errors import InvalidUsage, UpdateNotBeyondUpper, UpdatesBeyondUpper, with_timeline
+from persist.log.records import Seal
+from persist.read.lookup import Lookup
+from persist.read.part_reader import PartReader
+from persist.read.plan import snapshot_scan
+from persist.read.scan import Scan, negated
+from persist.state.collection_rules import ExpectNothingBeyondUpper
+from persist.state.contents import CollectionState
+from persist.state.unsealed import unsealed
+from persist.timeline import Moment
+from persist.write.operations import Step, Write
+from persist.write.part_writer import PartWriter, group_bytes_max
+
+SLICE_SHARE = 8  # Of the memory budget one slice takes this fraction: merging takes about four times as much.
+
+
+def overwrite_steps(handle: CollectionHandle, rows: Any, time: int | Moment, where: pc.Expression | None) -> list[Step]:
+    """Return what makes rows the contents from a time on, or that part of the contents for which where is true.
+
+    Raises:
+        InvalidUsage: where is not true for some of the rows, or time is none.
+        UpdateNotBeyondUpper: the time is sealed.
+        UpdatesBeyondUpper: somebody has written what is not sealed.
+        SchemaMismatch, InvalidUpdate: the rows do not fit.
+    """
+    contents, at = _beginning(handle, time)
+    with ExitStack() as stack:
+        present = _present(handle, contents, where, stack)
+        writer = handle.engine.writer("overwrite").part_writer()
+        new = _stored(handle, rows, at, writer, stack)
+        return _alone(contents, at, _upload(handle, present, new, at, writer))
+
+
+def delete_steps(handle: CollectionHandle, what: Any, time: int | Moment) -> list[Step]:
+    """Return what retracts, at a time, all records with certain keys, or those for which a filter is true.
+
+    Raises: as `overwrite_steps`; InvalidUsage, if what are no keys of the collection.
+    """
+    contents, at = _beginning(handle, time)
+    writer = handle.engine.writer("delete")
+    with ExitStack() as stack:
+        if isinstance(what, pc.Expression):
+            present = _present(handle, contents, what, stack)
+            return _alone(contents, at, _upload(handle, present, (), at, writer.part_writer()))
+        present = _present(handle, contents, None, stack)
+        lookup = Lookup(present)
+        wanted = lookup.wanted(what)
+        found = lookup.contents(wanted, "diff", handle.engine.reader())
+        step = writer.write_step(handle.id, handle.schema, _with_time(negated(found), at, handle))
+        return _alone(contents, at, [] if step is None else [step])
+
+
+def _beginning(handle: CollectionHandle, time: int | Moment) -> tuple[CollectionState, int]:
+    """Return the newest state, in which all is sealed, and the time as a number."""
+    at = handle.exact_time("time", time)
+    contents = handle.contents()
+    if not contents.upper.has_beyond(at):
+        raise with_timeline(UpdateNotBeyondUpper(at, contents.upper), contents.timeline)
+    hidden = unsealed(contents)
+    if hidden is not None:
+        raise with_timeline(UpdatesBeyondUpper(contents.upper, hidden.last), contents.timeline)
+    return contents, at
+
+
+def _alone(contents: CollectionState, at: int, writes: Sequence[Step]) -> list[Step]:
+    return [
+        ExpectNothingBeyondUpper(contents.id, contents.upper),
+        *writes,
+        Seal(contents.id, Antichain(at + 1).elements),
+    ]
+
+
+def _present(
+    handle: CollectionHandle, contents: CollectionState, filter: pc.Expression | None, stack: ExitStack
+) -> Scan:
+    """Return the plan of what is there; it can be read until the stack is left."""
+    schema = handle.schema
+    if not contents.upper.time:
+        return Scan(schema, (), 0, 0, schema.names, filter)
+    as_of = contents.upper.time - 1
+    # Of a later state as well as of this one: what is sealed stays as it is.
+    newest, reading = handle.claim(as_of)
+    stack.callback(reading.close)
+    return snapshot_scan(newest, schema, as_of, None, filter)
+
+
+def _stored(handle: CollectionHandle, rows: Any, at: int, writer: PartWriter, stack: ExitStack) -> tuple[Part, ...]:
+    """Return plain rows as parts, which are deleted when the stack is left."""
+    step = handle.engine.writer("overwrite").write_step(handle.id, handle.schema, rows, Stamp(at, 1))
+    if step is None:
+        return ()
+    assert isinstance(step, Write)
+    if isinstance(step.data, Future):
+        parts: tuple[Part, ...] = step.data.result()
+    else:
+        table = gathered([step.data], handle.schema) if isinstance(step.data, SmallUpdates) else step.data
+        encoded = encode_parts(table, handle.schema)
+        parts = tuple(msgspec.structs.replace(part, inline=data) for data, part in encoded)
+    stack.callback(writer.discard, parts)
+    return parts
+
+
+def _upload(handle: CollectionHandle, present: Scan, new: Sequence[Part], at: int, writer: PartWriter) -> list[Step]:
+    """Store the updates that turn what is present into the new rows; return what adds them to a commit."""
+    reader = handle.engine.reader()
+    stream = PartStream(handle.schema, row_group_bytes_max=group_bytes_max(reader.memory_budget, handle.schema))
+    stored: list[Part] = []
+    try:
+        for rows in _differences(present, new, reader):
+            stored += (writer.put(handle.id, data, part) for data, part in stream.add(_with_time(rows, at, handle)))
+        stored += (writer.put(handle.id, data, part) for data, part in stream.finish())
+    except BaseException:
+        writer.discard(stored)
+        raise
+    return handle.part_steps(stored)
+
+
+def _differences(present: Scan, new: Sequence[Part], reader: PartReader) -> Iterator[pa.Table]:
+    """Yield the new rows minus the present ones, consolidated, in key order."""
+    names, columns = present.schema.names, [*present.schema.names, "_diff"]
+    ours = {id(part) for part in new}
+    passed = 0
+    # Cut together, so that a slice of the one is the same keys as that of the other.
+    for each in replace(present, base=(*present.base, *new)).slices_within(reader.memory_budget // SLICE_SHARE):
+        tables = [each.empty(columns)]
+        for table in each.base_rows(reader, columns, [part for part in each.base if id(part) in ours]):
+            passed += len(table)
+            tables.append(table)
+        tables += map(negated, each.base_rows(reader, columns, [part for part in each.base if id(part) not in ours]))
+        tables += map(negated, each.updates(reader, columns))
+        yield consolidate(pa.concat_tables(tables), names)
+    given = sum(part.rows for part in new)
+    if passed != given:
+        raise InvalidUsage(
+            f"where={present.filter} is not true for {given - passed:,} of the {given:,} distinct rows, so they would "
+            "come beside what is there and not in its place: leave them out, or widen the filter. Nothing was written."
+        )
+
+
+def _with_time(table: pa.Table, at: int, handle: CollectionHandle) -> pa.Table:
+    times = pa.array(np.full(len(table), at, np.int64))
+    columns = [*table.select([*handle.schema.names]).columns, times, table["_diff"]]
+    return pa.Table.from_arrays(columns, schema=handle.schema.arrow)
