@@ -59,6 +59,10 @@ def module_name(path: Path) -> str:
 
 
 def imported(path: Path) -> set[str]:
+    return {name for name in all_imported(path) if name.split(".")[0] == "persist"}
+
+
+def all_imported(path: Path) -> set[str]:
     found: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
@@ -66,7 +70,7 @@ def imported(path: Path) -> set[str]:
         elif isinstance(node, ast.ImportFrom) and node.module:
             found.add(node.module)
             found.update(f"{node.module}.{alias.name}" for alias in node.names)
-    return {name for name in found if name.split(".")[0] == "persist"}
+    return found
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda p: str(p.relative_to(ROOT)))
@@ -74,6 +78,15 @@ def test_a_module_imports_only_its_own_layer_and_those_below(path: Path) -> None
     here = layer(module_name(path))
     upward = {name for name in imported(path) if layer(name) > here}
     assert not upward, f"{path.relative_to(ROOT)} imports upward: {sorted(upward)}"
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_only_what_is_of_spark_imports_pyspark(path: Path) -> None:
+    """So following and committing exactly (`persist.source`, `persist.sink`) serve any engine that runs tasks."""
+    if module_name(path).startswith("persist.spark"):
+        return
+    found = {name for name in all_imported(path) if name.split(".")[0] in ("pyspark", "py4j")}
+    assert not found, f"{path.relative_to(ROOT)} imports {sorted(found)}"
 
 
 def imports_of(path: Path, modules: set[str]) -> set[str]:

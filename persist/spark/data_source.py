@@ -28,8 +28,8 @@ from persist.spark.read.reader import PersistReader, PushingReader, planned
 from persist.spark.stream.writer import PersistStreamWriter
 from persist.spark.surfaced_errors import surfaced_errors
 from persist.spark.types import spark_schema
+from persist.spark.write.dataframe_write import DataFrameWrite
 from persist.spark.write.overwrite import OverwritingWriter
-from persist.spark.write.planned_write import PlannedWrite
 from persist.spark.write.writer import PersistWriter
 
 _EXTRA: Mapping[str, tuple[str, ...]] = {"rows": (), "diff": ("_diff",), "changes": ("_time", "_diff")}
@@ -84,8 +84,8 @@ class PersistDataSource(DataSource):
         with surfaced_errors():
             options = WriteOptions.of(self.options)
             if overwrite:
-                return OverwritingWriter(PlannedWrite.overwrite(options, schema))
-            return PersistWriter(PlannedWrite.append(options, schema))
+                return OverwritingWriter(DataFrameWrite.overwrite(options, schema))
+            return PersistWriter(DataFrameWrite.append(options, schema))
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
         with surfaced_errors():

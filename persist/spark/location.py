@@ -28,9 +28,9 @@ from persist.errors import CollectionNotFound, InvalidUsage
 from persist.read.changes import Changes
 from persist.read.snapshot import Form, Snapshot
 from persist.settings import Settings
+from persist.source.address import CollectionAddress
 from persist.spark.read.native import PlannedSnapshot, plan
 from persist.spark.read.native_changes import PlannedChanges, plan_changes
-from persist.spark.read.task_reader import Place
 
 NEVER_S = 1e9
 # A client that renews its lease, and leaves maintenance to those who write.
@@ -127,7 +127,7 @@ class SparkLocation:
             as_of = then.snapshot(as_of, timeout_s=0).as_of
         snapshot = rows.snapshot(as_of, columns=columns, form=form, timeout_s=timeout_s)
         self._reading.append(snapshot)
-        return plan(self.spark, snapshot, self._place(collection), native)
+        return plan(self.spark, snapshot, self._address(collection), native)
 
     def changes(
         self,
@@ -160,7 +160,7 @@ class SparkLocation:
             then.changes(lower, until, timeout_s=0)
         changes = rows.changes(lower, until, columns=columns, timeout_s=timeout_s)
         self._reading.append(changes)
-        return plan_changes(self.spark, changes, self._place(collection), native)
+        return plan_changes(self.spark, changes, self._address(collection), native)
 
     def close(self) -> None:
         """Let go of what DataFrames of this location read; idempotent."""
@@ -180,8 +180,8 @@ class SparkLocation:
             raise CollectionNotFound(name, self.url, tuple(self._client.collections()))
         return rows, then
 
-    def _place(self, collection: str) -> Place:
-        return Place(self.url, self._storage, collection)
+    def _address(self, collection: str) -> CollectionAddress:
+        return CollectionAddress(self.url, self._storage, collection)
 
     def __enter__(self) -> "SparkLocation":
         return self

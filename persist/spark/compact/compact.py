@@ -18,6 +18,7 @@ from dataclasses import replace
 from typing import Any
 
 import msgspec
+import pyarrow as pa
 from pyspark.sql import SparkSession
 
 from persist.client import Client
@@ -30,8 +31,19 @@ from persist.compact.rewriter import LocalPartMaker, MadeRun, Rewrite, RunPiece
 from persist.errors import CollectionNotFound, InvalidUsage, PersistError
 from persist.read.scan import Scan
 from persist.settings import Settings
-from persist.spark.compact.jobs import Answer, Job, Look, TaskStore, cut, encoded_bytes, grouped, in_tasks, result_bytes
+from persist.sink.compaction_jobs import (
+    Answer,
+    Job,
+    Look,
+    TaskStore,
+    answered,
+    cut,
+    encoded_bytes,
+    grouped,
+    result_bytes,
+)
 from persist.spark.options.parsing import seen_by_all
+from persist.spark.surfaced_errors import surfaced_errors
 
 HERE_BYTES = 4 << 20
 JOBS_MAX = 1000  # Of one Spark job: their descriptions go to all of its tasks.
@@ -181,11 +193,26 @@ class SparkPartMaker:
     def _done(self, jobs: Sequence[Job | Look]) -> list[Answer]:
         # One task for each, so that they are done where and when there is room, and again one by one.
         numbers = self._spark.range(0, len(jobs), 1, len(jobs))
-        rows = numbers.mapInArrow(in_tasks(tuple(jobs), self._place), "job long, answer binary").collect()
+        rows = numbers.mapInArrow(_in_tasks(tuple(jobs), self._place), "job long, answer binary").collect()
         answers = {row["job"]: msgspec.json.decode(row["answer"], type=Answer) for row in rows}
         if len(rows) != len(jobs) or len(answers) != len(jobs):
             raise AssertionError(f"{len(jobs)} jobs of a compaction came back as {sorted(row['job'] for row in rows)}")
         return [answers[number] for number in range(len(jobs))]
+
+
+def _in_tasks(
+    jobs: Sequence[Job | Look], place: TaskStore
+) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """Return what does the jobs whose numbers it is given, for `DataFrame.mapInArrow`."""
+
+    def do(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        with surfaced_errors():
+            for batch in batches:
+                for number in batch.column(0).to_pylist():
+                    answer = msgspec.json.encode(answered(jobs[number], place))
+                    yield pa.RecordBatch.from_pydict({"job": [number], "answer": pa.array([answer], pa.binary())})
+
+    return do
 
 
 def _put_together(run: Sequence[int | Job], answers: Iterator[Answer]) -> MadeRun:

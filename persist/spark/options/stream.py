@@ -31,16 +31,18 @@ these are the columns of rows, which is what a batch means, and rarely a stream:
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 from persist.codecs import TIME_MAX
 from persist.errors import InvalidUsage
 from persist.names import check_hold_name
+from persist.source.limits import NO_LIMITS, BatchLimits
+from persist.source.offset import NO_HOLD
+from persist.source.options import SourceOptions
 from persist.spark.options.parsing import names, number, split_options, time_or_moment
 
 StreamForm = Literal["rows", "changes"]
-NO_HOLD = "none"
 COUNT_MAX = 2**62
 STREAM = {
     "collection": "name of the collection",
@@ -57,29 +59,12 @@ STREAM = {
 _ONLY_FOR_STREAMS = ("maxupdatespertrigger", "maxtimespertrigger", "hold")
 
 
-@dataclass(frozen=True)
-class Limits:
-    """How much a micro-batch may hold; None for no limit."""
+@dataclass(frozen=True, kw_only=True)
+class StreamOptions(SourceOptions):
+    """What to follow, what a row of the stream is, and how much a micro-batch may hold."""
 
-    updates: int | None = None
-    times: int | None = None
-
-
-@dataclass(frozen=True)
-class StreamOptions:
-    """What to follow, and from where on: one of as_of and lower is set. A time may be "latest", or a timestamp."""
-
-    location: str
-    collection: str
     form: StreamForm
-    as_of: int | str | None = "latest"
-    lower: int | str | None = None
-    columns: tuple[str, ...] | None = None
-    limits: Limits = Limits()
-    hold: str | None = None
-    slices: int | None = None
-    wait_s: float | None = None
-    storage: dict[str, str] = field(default_factory=dict)
+    limits: BatchLimits = NO_LIMITS
 
     @classmethod
     def of(cls, given: Mapping[str, str]) -> "StreamOptions":
@@ -110,7 +95,7 @@ class StreamOptions:
             as_of=_time("as_of", options.get("as_of", "latest")) if lower is None else None,
             lower=lower,
             columns=names(options.get("columns")),
-            limits=Limits(_count("maxUpdatesPerTrigger", options), _count("maxTimesPerTrigger", options)),
+            limits=BatchLimits(_count("maxUpdatesPerTrigger", options), _count("maxTimesPerTrigger", options)),
             hold=hold if hold in (None, NO_HOLD) else check_hold_name(hold),
             slices=number("slices", options["slices"], int, 1, 100_000) if "slices" in options else None,
             wait_s=number("wait", options["wait"], float, 0, 1e9) if "wait" in options else None,

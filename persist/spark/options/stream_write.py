@@ -22,10 +22,10 @@ logged and dropped (late = "drop").
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal, cast
 
 from persist.codecs import TIME_MAX
 from persist.errors import InvalidUsage
+from persist.sink.times import BatchTimes, check_one_of
 from persist.spark.options.parsing import number, split_options
 from persist.spark.write.updates import UNITS
 
@@ -41,43 +41,6 @@ STREAM_WRITE = {
     "checkpointLocation": "where Spark keeps the progress of the query",
     "queryName": "what Spark calls the query",
 }
-
-Seal = Literal["max", "none", "watermark"]
-Late = Literal["error", "drop"]
-
-
-@dataclass(frozen=True)
-class Times:
-    """What the times of a batch are, and what is sealed after it.
-
-    Attributes:
-        is_plain: whether rows come without times, so that all of a batch get one.
-        delay: of the watermark.
-    """
-
-    is_plain: bool
-    seal: Seal = "max"
-    delay: int = 0
-    late: Late = "error"
-
-    @classmethod
-    def of(cls, is_plain: bool, seal: str | None, watermark: int | None, late: str | None) -> "Times":
-        """Check what was asked for.
-
-        Raises:
-            InvalidUsage: it contradicts itself.
-        """
-        if is_plain and (given := [n for n, v in (("seal", seal), ("watermark", watermark), ("late", late)) if v]):
-            raise InvalidUsage(
-                f"{', '.join(given)} goes with rows that have times, and these get one for each batch, which is sealed "
-                "with it. Leave it out, or give the rows times: a column _time, or the option timeColumn."
-            )
-        if seal is not None and watermark is not None:
-            raise InvalidUsage("seal and watermark both say what is sealed after a batch: give one of them")
-        _check_one_of("seal", seal, ("max", "none"))
-        _check_one_of("late", late, ("error", "drop"))
-        how = "watermark" if watermark is not None else seal or "max"
-        return cls(is_plain, cast(Seal, how), watermark or 0, cast(Late, late or "error"))
 
 
 @dataclass(frozen=True)
@@ -99,8 +62,8 @@ class StreamWriteOptions:
     def of(cls, given: Mapping[str, str]) -> "StreamWriteOptions":
         """Check what Spark was given; raises as `ReadOptions.of`."""
         location, storage, options = split_options(given, STREAM_WRITE, "streaming to")
-        _check_one_of("time", options.get("time"), ("batch",))
-        _check_one_of("timeUnit", options.get("timeunit"), tuple(UNITS))
+        check_one_of("time", options.get("time"), ("batch",))
+        check_one_of("timeUnit", options.get("timeunit"), tuple(UNITS))
         delay = options.get("watermark")
         return cls(
             location=location,
@@ -115,7 +78,7 @@ class StreamWriteOptions:
             storage=storage,
         )
 
-    def times(self, columns: list[str]) -> Times:
+    def times(self, columns: list[str]) -> BatchTimes:
         """Return what the times of a DataFrame of those columns are.
 
         Raises:
@@ -129,9 +92,4 @@ class StreamWriteOptions:
             )
         if self.unit is not None and self.column is None:
             raise InvalidUsage(f"timeUnit={self.unit!r} says what the timestamps in timeColumn become: name that, too")
-        return Times.of(not has_times, self.seal, self.watermark, self.late)
-
-
-def _check_one_of(name: str, value: str | None, allowed: tuple[str, ...]) -> None:
-    if value is not None and value not in allowed:
-        raise InvalidUsage(f"{name}={value!r} is none of {', '.join(map(repr, allowed))}")
+        return BatchTimes.of(not has_times, self.seal, self.watermark, self.late)

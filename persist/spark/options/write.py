@@ -1,11 +1,12 @@
 """The options for writing to a collection: `DataFrame.write.format("persist")`."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from persist.antichain import Antichain
 from persist.codecs import TIME_MAX
 from persist.names import check_text
+from persist.sink.planned_write import SinkOptions
 from persist.spark.options.parsing import number, split_options
 
 WRITE = {
@@ -16,16 +17,9 @@ WRITE = {
 }
 
 
-@dataclass(frozen=True)
-class WriteOptions:
+@dataclass(frozen=True, kw_only=True)
+class WriteOptions(SinkOptions):
     """What to write; time is None when the DataFrame has a column `_time`, or for overwriting at upper."""
-
-    location: str
-    collection: str
-    time: int | None = None
-    seal: Antichain | None = None
-    token: str | None = None
-    storage: dict[str, str] = field(default_factory=dict)
 
     @classmethod
     def of(cls, given: Mapping[str, str]) -> "WriteOptions":

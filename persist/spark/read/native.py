@@ -28,10 +28,11 @@ from persist.errors import InvalidUsage
 from persist.read.plan import Explanation
 from persist.read.scan import Scan
 from persist.read.snapshot import TOUCH_FRACTION, Form, Snapshot, Split, split
+from persist.source.address import CollectionAddress
 from persist.spark.data_source import source_reader
 from persist.spark.read.native_store import holds_map, part_frame, why_not_stored, why_not_typed
 from persist.spark.read.slicing import slices_for, task_count
-from persist.spark.read.task_reader import Place, TaskReader
+from persist.spark.read.task_reader import TaskReader
 from persist.spark.types import spark_schema
 
 BROADCAST_ROWS_MAX = 4_000_000  # Of keys that are taken out: each executor holds all of them.
@@ -73,7 +74,7 @@ class PlannedSnapshot:
 
     snapshot: Snapshot
     route: Route
-    place: Place
+    address: CollectionAddress
 
     @property
     def explanation(self) -> Explanation:
@@ -89,7 +90,9 @@ class PlannedSnapshot:
         return _NativeFrame(spark, self).frame()
 
 
-def plan(spark: SparkSession, snapshot: Snapshot, place: Place, native: bool | None = None) -> PlannedSnapshot:
+def plan(
+    spark: SparkSession, snapshot: Snapshot, address: CollectionAddress, native: bool | None = None
+) -> PlannedSnapshot:
     """Decide how a snapshot is read.
 
     Args:
@@ -103,23 +106,23 @@ def plan(spark: SparkSession, snapshot: Snapshot, place: Place, native: bool | N
     scan, form = snapshot.scan, snapshot.form
     parts = split(scan, form)
     if native is False:
-        return PlannedSnapshot(snapshot, Route("source", "native=False was asked for"), place)
-    reason = _why_not(spark, scan, form, parts, place)
+        return PlannedSnapshot(snapshot, Route("source", "native=False was asked for"), address)
+    reason = _why_not(spark, scan, form, parts, address)
     if reason is None and native is None:
         reason = _why_slow(scan, parts)
     if reason is not None:
         if native:
             raise InvalidUsage(f"native=True is not possible here: {reason}. Leave it out to read by the data source.")
-        return PlannedSnapshot(snapshot, Route("source", reason), place)
+        return PlannedSnapshot(snapshot, Route("source", reason), address)
     if not parts.is_merged:
-        return PlannedSnapshot(snapshot, Route("scan", "no key is touched by later history"), place)
+        return PlannedSnapshot(snapshot, Route("scan", "no key is touched by later history"), address)
     rows = sum(part.rows for part in (*parts.base_rest, *parts.rest))
     return PlannedSnapshot(
-        snapshot, Route("touched", f"{rows:,} updates may cancel what stands", task_count(spark, scan)), place
+        snapshot, Route("touched", f"{rows:,} updates may cancel what stands", task_count(spark, scan)), address
     )
 
 
-def _why_not(spark: SparkSession, scan: Scan, form: Form, parts: Split, place: Place) -> str | None:
+def _why_not(spark: SparkSession, scan: Scan, form: Form, parts: Split, address: CollectionAddress) -> str | None:
     """Say why Spark's own scan cannot be part of reading this, None if it can."""
     schema = scan.schema
     if not scan.columns:
@@ -137,7 +140,7 @@ def _why_not(spark: SparkSession, scan: Scan, form: Form, parts: Split, place: P
         return reason
     if form == "rows" and any(part.diff_sum - part.rows > REPEATED_MAX for part in (*parts.base, *parts.history)):
         return f"some multiplicity may be over {REPEATED_MAX:,}"
-    return why_not_stored(spark, place.url, scan.all_parts)
+    return why_not_stored(spark, address.url, scan.all_parts)
 
 
 def _why_slow(scan: Scan, parts: Split) -> str | None:
@@ -152,12 +155,12 @@ def _why_slow(scan: Scan, parts: Split) -> str | None:
 
 
 def _by_source(spark: SparkSession, planned: PlannedSnapshot) -> DataFrame:
-    scan, place = planned.snapshot.scan, planned.place
-    options: dict[str, Any] = {f"storage.{name}": value for name, value in place.storage.items()}
-    options |= {"collection": place.collection, "as_of": scan.as_of, "form": planned.snapshot.form}
+    scan, address = planned.snapshot.scan, planned.address
+    options: dict[str, Any] = {f"storage.{name}": value for name, value in address.storage.items()}
+    options |= {"collection": address.collection, "as_of": scan.as_of, "form": planned.snapshot.form}
     if scan.columns != scan.schema.names:
         options["columns"] = json.dumps(list(scan.columns))
-    return source_reader(spark).options(**options).load(place.url)
+    return source_reader(spark).options(**options).load(address.url)
 
 
 class _NativeFrame:
@@ -168,7 +171,7 @@ class _NativeFrame:
         self._spark = spark
         self._scan = snapshot.scan
         self._form = snapshot.form
-        self._place = planned.place
+        self._address = planned.address
         self._split = split(snapshot.scan, snapshot.form)
         self._schema = spark_schema(snapshot.schema)
         self._names = [*self._scan.columns]
@@ -213,7 +216,7 @@ class _NativeFrame:
     def _within(self, names: Sequence[str], parts: Sequence[Part], *, is_inside: bool) -> DataFrame:
         """Return the rows of parts whose times are wanted, by Spark's own scan."""
         extra = [] if is_inside else ["_time"]
-        rows = part_frame(self._spark, self._place.url, self._scan.schema, [*names, *extra], parts)
+        rows = part_frame(self._spark, self._address.url, self._scan.schema, [*names, *extra], parts)
         if not is_inside:
             time = F.col("_time")
             rows = rows.where((time >= self._scan.time_lower) & (time < self._scan.time_upper)).select(
@@ -258,7 +261,7 @@ class _NativeFrame:
         schema = self._schema
         if names is not None:
             schema = spark_schema(pa.schema([self._scan.schema.arrow.field(name) for name in names]))
-        return TaskReader(self._place, tuple(slices), self._form, what, schema).frame(self._spark)
+        return TaskReader(self._address, tuple(slices), self._form, what, schema).frame(self._spark)
 
 
 def quoted(name: str) -> str:

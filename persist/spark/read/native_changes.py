@@ -17,10 +17,11 @@ from persist.codecs import Part, ordered_keys
 from persist.errors import InvalidUsage
 from persist.read.changes import Changes
 from persist.read.scan import Scan
+from persist.source.address import CollectionAddress
 from persist.spark.data_source import source_reader
 from persist.spark.read.native import Route, quoted, united
 from persist.spark.read.native_store import part_frame, why_not_stored, why_not_typed
-from persist.spark.read.task_reader import Place, TaskReader
+from persist.spark.read.task_reader import TaskReader
 from persist.spark.types import spark_schema
 
 
@@ -30,7 +31,7 @@ class PlannedChanges:
 
     changes: Changes
     route: Route
-    place: Place
+    address: CollectionAddress
 
     def __str__(self) -> str:
         scan = self.changes.scan
@@ -44,38 +45,40 @@ class PlannedChanges:
         """Return the updates, as a DataFrame; nothing is read before an action."""
         scan = self.changes.scan
         if self.route.kind == "source":
-            return _by_source(spark, scan, self.place)
+            return _by_source(spark, scan, self.address)
         schema = spark_schema(self.changes.schema)
         frames = []
         stored = [part for part in scan.parts if part.blob]
         if stored:
             names = [*scan.columns, "_time", "_diff"]
             time = F.col("_time")
-            rows = part_frame(spark, self.place.url, scan.schema, names, stored)
+            rows = part_frame(spark, self.address.url, scan.schema, names, stored)
             if not all(map(scan.is_inside, stored)):
                 rows = rows.where((time >= scan.time_lower) & (time < scan.time_upper))
             frames.append(rows.select(*map(quoted, schema.names)))
         inline = tuple(part for part in scan.parts if part.inline)
         if inline:
             frames.append(
-                TaskReader(self.place, (replace(scan, parts=inline),), "diff", "changes", schema).frame(spark)
+                TaskReader(self.address, (replace(scan, parts=inline),), "diff", "changes", schema).frame(spark)
             )
         return united(frames) if frames else spark.createDataFrame([], schema)
 
 
-def plan_changes(spark: SparkSession, changes: Changes, place: Place, native: bool | None = None) -> PlannedChanges:
+def plan_changes(
+    spark: SparkSession, changes: Changes, address: CollectionAddress, native: bool | None = None
+) -> PlannedChanges:
     """Decide how changes are read; native and errors as of `persist.spark.read.native.plan`."""
     if native is False:
-        return PlannedChanges(changes, Route("source", "native=False was asked for"), place)
-    reason = _why_not(spark, changes.scan, place)
+        return PlannedChanges(changes, Route("source", "native=False was asked for"), address)
+    reason = _why_not(spark, changes.scan, address)
     if reason is not None and native:
         raise InvalidUsage(f"native=True is not possible here: {reason}. Leave it out to read by the data source.")
     if reason is not None:
-        return PlannedChanges(changes, Route("source", reason), place)
-    return PlannedChanges(changes, Route("scan", "no two parts can hold the same update"), place)
+        return PlannedChanges(changes, Route("source", reason), address)
+    return PlannedChanges(changes, Route("scan", "no two parts can hold the same update"), address)
 
 
-def _why_not(spark: SparkSession, scan: Scan, place: Place) -> str | None:
+def _why_not(spark: SparkSession, scan: Scan, address: CollectionAddress) -> str | None:
     if set(scan.columns) != set(scan.schema.names):
         return "changes of some columns are sums over updates that differ in others"
     if len({name.lower() for name in scan.schema.arrow.names}) < len(scan.schema.arrow.names):
@@ -84,7 +87,7 @@ def _why_not(spark: SparkSession, scan: Scan, place: Place) -> str | None:
         return reason
     if may_share_updates(scan):
         return "parts overlap in time and in key, so their updates must be merged"
-    return why_not_stored(spark, place.url, scan.parts)
+    return why_not_stored(spark, address.url, scan.parts)
 
 
 def may_share_updates(scan: Scan) -> bool:
@@ -110,9 +113,9 @@ def _overlap(scan: Scan, parts: Sequence[Part]) -> bool:
     return any(one[1] >= other[0] for one, other in pairwise(bounds))
 
 
-def _by_source(spark: SparkSession, scan: Scan, place: Place) -> DataFrame:
-    options: dict[str, Any] = {f"storage.{name}": value for name, value in place.storage.items()}
-    options |= {"collection": place.collection, "form": "changes", "from": scan.time_lower, "until": scan.time_upper}
+def _by_source(spark: SparkSession, scan: Scan, address: CollectionAddress) -> DataFrame:
+    options: dict[str, Any] = {f"storage.{name}": value for name, value in address.storage.items()}
+    options |= {"collection": address.collection, "form": "changes", "from": scan.time_lower, "until": scan.time_upper}
     if scan.columns != scan.schema.names:
         options["columns"] = json.dumps(list(scan.columns))
-    return source_reader(spark).options(**options).load(place.url)
+    return source_reader(spark).options(**options).load(address.url)

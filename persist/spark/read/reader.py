@@ -17,10 +17,11 @@ from persist.errors import CollectionNotFound
 from persist.read.changes import Changes
 from persist.read.scan import Scan
 from persist.read.snapshot import Form, Snapshot
+from persist.source.address import CollectionAddress
 from persist.spark.options.read import ReadOptions
 from persist.spark.read.filters import expression
 from persist.spark.read.slicing import PARALLEL_DEFAULT, count_for
-from persist.spark.read.task_reader import Place, TaskReader, What
+from persist.spark.read.task_reader import TaskReader, What
 from persist.spark.read.worker_log import tell
 from persist.spark.surfaced_errors import surfaced_errors
 
@@ -30,7 +31,7 @@ class Slice(InputPartition):
     """What one task reads."""
 
     scan: Scan
-    place: Place
+    address: CollectionAddress
 
     def __post_init__(self) -> None:
         super().__init__(None)
@@ -53,13 +54,13 @@ class PersistReader(DataSourceReader):
         ):
             result = planned(client.load(options.collection), options, tuple(self._schema.names))
             arrow = result.scan.schema.arrow
-            place = Place(client.url, options.storage, options.collection)
+            address = CollectionAddress(client.url, options.storage, options.collection)
             records = pa.schema([arrow.field(name) for name in result.scan.schema.names])
             scan = replace(result.scan, filter=expression(self._filters, records)).pruned()
             # The worker that plans does not know the cluster, so this many at a time are taken to run.
             slices = scan.slices(options.slices or count_for(scan, PARALLEL_DEFAULT))
             _log(result, scan, len(slices))
-        return [Slice(each, place) for each in slices]
+        return [Slice(each, address) for each in slices]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Read one slice, in a task."""
@@ -67,7 +68,7 @@ class PersistReader(DataSourceReader):
             return  # Spark makes up an empty partition when there are none.
         what: What = "changes" if self._options.form == "changes" else "all"
         form: Form = "rows" if self._options.form == "rows" else "diff"
-        reader = TaskReader(partition.place, (partition.scan,), form, what, self._schema)
+        reader = TaskReader(partition.address, (partition.scan,), form, what, self._schema)
         yield from reader.slice(0)
 
 

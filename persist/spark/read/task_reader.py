@@ -6,46 +6,26 @@ Slices are planned on the driver and travel with the function; they name immutab
 again, reads the same.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
-from persist.blob import MissingBlob
-from persist.client import open as open_client
-from persist.errors import CollectionNotFound
 from persist.read.changes import read_changes
-from persist.read.claimed_read import collected
 from persist.read.part_reader import PartReader
 from persist.read.result import BATCH_ROWS_MAX
 from persist.read.scan import Scan
 from persist.read.snapshot import Form, read_snapshot, read_touched
+from persist.source.address import CollectionAddress
 from persist.spark.read.worker_log import tell
 from persist.spark.surfaced_errors import surfaced_errors
 from persist.spark.types import as_spark_expects
-from persist.storage import Storage, open_storage
+from persist.storage import Storage
 
 What = Literal["all", "touched", "keys", "changes"]
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where a collection is, for tasks: they open the store themselves. The URL is absolute."""
-
-    url: str
-    storage: Mapping[str, Any]
-    collection: str
-
-    def is_needed(self, key: str) -> bool:
-        """Tell whether the collection, as it is now, refers to a blob."""
-        with open_client(self.url, mode="read", storage_options=self.storage) as client:
-            try:
-                return client.load(self.collection).handle.needs(key)
-            except CollectionNotFound:
-                return False
 
 
 @dataclass(frozen=True)
@@ -57,7 +37,7 @@ class TaskReader:
         schema: of the result.
     """
 
-    place: Place
+    address: CollectionAddress
     slices: Sequence[Scan]
     form: Form
     what: What
@@ -70,26 +50,18 @@ class TaskReader:
 
     def slice(self, number: int) -> Iterator[pa.RecordBatch]:
         """Yield the rows of one slice, as Spark expects them."""
-        with surfaced_errors():
-            storage = open_storage(self.place.url, self.place.storage)
+        with surfaced_errors(), self.address.opened() as storage:
             rows = 0
-            try:
-                for table in self._tables(self.slices[number], PartReader(storage.blob)):
-                    rows += len(table)
-                    yield from as_spark_expects(table, self.schema).to_batches(max_chunksize=BATCH_ROWS_MAX)
-                self._log(number, rows, storage)
-            except MissingBlob as error:
-                if self.place.is_needed(error.key):
-                    raise
-                raise collected(error) from error
-            finally:
-                storage.close()
+            for table in self._tables(self.slices[number], PartReader(storage.blob)):
+                rows += len(table)
+                yield from as_spark_expects(table, self.schema).to_batches(max_chunksize=BATCH_ROWS_MAX)
+            self._log(number, rows, storage)
 
     def _log(self, number: int, rows: int, storage: Storage) -> None:
         gets = storage.metered.counts()["get"]
         parts = len(self.slices[number].all_parts)
         message = "read a slice of %s: %d rows, %d parts, %d bytes in %d requests"
-        tell(message, self.place.collection, rows, parts, gets.bytes, gets.requests)
+        tell(message, self.address.collection, rows, parts, gets.bytes, gets.requests)
 
     def _tables(self, scan: Scan, reader: PartReader) -> Iterator[pa.Table]:
         if self.what == "keys":

@@ -23,12 +23,13 @@ from persist.codecs import TIME_MAX, CollectionSchema, Part
 from persist.collection import Collection
 from persist.errors import CollectionNotFound, InvalidUsage
 from persist.read.scan import Scan
+from persist.source.address import CollectionAddress
 from persist.spark.location import SparkLocation
 from persist.spark.read.native import quoted, united
 from persist.spark.read.native_changes import may_share_updates
 from persist.spark.read.native_store import part_frame, why_not_stored, why_not_typed
 from persist.spark.read.slicing import slices_for
-from persist.spark.read.task_reader import Place, TaskReader
+from persist.spark.read.task_reader import TaskReader
 from persist.spark.sql.contents_sql import Body, Branch, Column, changes_sql, contents_sql, type_sql
 from persist.spark.types import spark_schema
 from persist.state.contents import CollectionState
@@ -79,7 +80,7 @@ def create_views(
             if rows.upper.has_beyond(0):
                 continue
             try:
-                _Functions(spark, rows, Place(here.url, storage, name), prefix + name).create()
+                _Functions(spark, rows, CollectionAddress(here.url, storage, name), prefix + name).create()
                 here.snapshot(name).createOrReplaceTempView(quoted(prefix + name))
                 made.append(prefix + name)
             except (PySparkException, InvalidUsage) as error:
@@ -117,16 +118,16 @@ def _refused(name: str, error: Exception) -> InvalidUsage:
 class _Functions:
     """Makes the functions of one collection."""
 
-    def __init__(self, spark: SparkSession, rows: Collection, place: Place, name: str) -> None:
+    def __init__(self, spark: SparkSession, rows: Collection, address: CollectionAddress, name: str) -> None:
         self._spark = spark
         self._schema: CollectionSchema = rows.schema
         self._contents: CollectionState = rows.handle.contents()
-        self._place = place
+        self._address = address
         self._name = name
         self._fields = spark_schema(pa.schema([self._schema.arrow.field(n) for n in self._schema.names])).fields
         reason = why_not_typed(self._schema, self._schema.names)
         if reason is None:
-            reason = why_not_stored(spark, place.url, self._contents.parts)
+            reason = why_not_stored(spark, address.url, self._contents.parts)
         self._is_native = reason is None
 
     def create(self) -> None:
@@ -199,10 +200,10 @@ class _Functions:
         names = [*self._schema.names, "_time", "_diff"]
         stored = [part for part in parts if part.blob and self._is_native]
         others = tuple(part for part in parts if not (part.blob and self._is_native))
-        frames = [part_frame(self._spark, self._place.url, self._schema, names, stored)] if stored else []
+        frames = [part_frame(self._spark, self._address.url, self._schema, names, stored)] if stored else []
         if others:
             scan = Scan(self._schema, others, 0, TIME_MAX + 1, self._schema.names)
             slices = tuple(slices_for(self._spark, scan))
             schema = spark_schema(self._schema.arrow)
-            frames.append(TaskReader(self._place, slices, "diff", "changes", schema).frame(self._spark))
+            frames.append(TaskReader(self._address, slices, "diff", "changes", schema).frame(self._spark))
         return frames

@@ -14,12 +14,12 @@ from persist.codecs import TIME_MAX
 from persist.collection import Collection
 from persist.errors import InvalidUsage, UpdateNotBeyondUpper
 from persist.names import check_text
+from persist.sink.batch_commit import Mark, Share, commit_batch, report_late
+from persist.sink.times import BatchTimes
+from persist.sink.uploads import Target
 from persist.spark.options.parsing import seen_by_all
-from persist.spark.options.stream_write import Times
-from persist.spark.stream.batches import Mark, Share, commit_batch, report_late
 from persist.spark.write.ranged import UploadTask, ranged, upload_by_tasks
 from persist.spark.write.updates import Rows
-from persist.spark.write.uploads import Target
 from persist.state.contents import CollectionState
 
 Frames = Callable[[DataFrame], DataFrame]
@@ -65,7 +65,7 @@ def foreach_batch_writer(
     for name, value, most in (("watermark", watermark, TIME_MAX), ("first_batch", first_batch, 2**62)):
         if value is not None and (isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= most):
             raise InvalidUsage(f"{name}={value!r} is not a whole number from 0 to {most}")
-    Times.of(False, seal, watermark, late)
+    BatchTimes.of(False, seal, watermark, late)
     return _Writer(
         seen_by_all(location), dict(writes), seal, watermark, late, query_id, first_batch, dict(storage_options or {})
     ).write
@@ -90,7 +90,7 @@ class _Writer:
             targets = {name: Target.of(each, self.location, self.storage) for name, (each, _) in contents.items()}
         states = [state for _, state in contents.values()]
         if mark.is_done(states):
-            commit_batch(mark, [Share(target, []) for target in targets.values()], Times(is_plain=True))
+            commit_batch(mark, [Share(target, []) for target in targets.values()], BatchTimes(is_plain=True))
             return
         if len(self.writes) > 1:
             df = df.persist()
@@ -107,7 +107,7 @@ class _Writer:
         frames: dict[str, DataFrame],
         targets: dict[str, Target],
         states: list[CollectionState],
-        times: Times,
+        times: BatchTimes,
         mark: Mark,
     ) -> list[Share]:
         """Run a job for each collection; what they have stored is deleted if one fails."""
@@ -135,14 +135,14 @@ class _Writer:
             raise
         return shares
 
-    def _times(self, frames: dict[str, DataFrame]) -> Times:
+    def _times(self, frames: dict[str, DataFrame]) -> BatchTimes:
         plain = [name for name, frame in frames.items() if "_time" not in frame.columns]
         if plain and len(plain) < len(frames):
             raise InvalidUsage(
                 f"what is written to {', '.join(map(repr, plain))} has no column _time, and what is written to the "
                 "others has one: give times to all of them, or to none."
             )
-        return Times.of(bool(plain), self.seal, self.watermark, self.late)
+        return BatchTimes.of(bool(plain), self.seal, self.watermark, self.late)
 
     def _mark(self, df: DataFrame, batch: int) -> Mark:
         query = run = None

@@ -24,11 +24,12 @@ from persist.read.changes import read_changes
 from persist.read.part_reader import PartReader
 from persist.read.scan import Scan
 from persist.read.snapshot import Form, read_snapshot, repeated
-from persist.spark.options.stream import COUNT_MAX, Limits, StreamOptions
+from persist.source.limits import NO_LIMITS
+from persist.source.offset import Offset
+from persist.source.source import StreamSource
+from persist.spark.options.stream import COUNT_MAX, StreamOptions
 from persist.spark.read.reader import Slice
 from persist.spark.read.task_reader import TaskReader, What
-from persist.spark.stream.offset import Offset
-from persist.spark.stream.source import StreamSource
 from persist.spark.surfaced_errors import surfaced_errors
 
 Json = dict[str, Any]
@@ -58,12 +59,12 @@ class PersistStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def getDefaultReadLimit(self) -> ReadLimit:
         with surfaced_errors():
             limits = self._options.limits
-        return ReadAllAvailable() if limits == Limits() else ReadMaxRows(limits.updates or COUNT_MAX)
+        return ReadAllAvailable() if limits == NO_LIMITS else ReadMaxRows(limits.updates or COUNT_MAX)
 
     def latestOffset(self, start: Json, limit: ReadLimit) -> Json:  # type: ignore[override, unused-ignore]
         """Return where the micro-batch that begins at start ends: the last sealed time, or less by the limits."""
         with surfaced_errors():
-            limits = Limits() if isinstance(limit, ReadAllAvailable) else self._options.limits
+            limits = NO_LIMITS if isinstance(limit, ReadAllAvailable) else self._options.limits
             return self._source.next_offset(Offset.of(start), limits).to_json()
 
     def reportLatestOffset(self) -> Json | None:
@@ -78,14 +79,14 @@ class PersistStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def partitions(self, start: Json, end: Json) -> list[InputPartition]:
         with surfaced_errors():
             pieces = self._source.plan(Offset.of(start), Offset.of(end))
-            return [StreamSlice(piece.scan, self._source.place, piece.as_of) for piece in pieces]
+            return [StreamSlice(piece.scan, self._source.address, piece.as_of) for piece in pieces]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Read one slice, in a task."""
         assert isinstance(partition, StreamSlice)
         form: Form = "rows" if self._options.form == "rows" else "diff"
         what: What = "changes" if partition.as_of is None else "all"
-        task = _StreamTask(partition.place, (partition.scan,), form, what, self._schema, partition.as_of)
+        task = _StreamTask(partition.address, (partition.scan,), form, what, self._schema, partition.as_of)
         return task.slice(0)
 
     def commit(self, end: Json) -> None:

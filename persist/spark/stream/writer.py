@@ -1,4 +1,4 @@
-"""Streaming writes: every micro-batch is one commit, exactly once; see `persist.spark.stream.batches`.
+"""Streaming writes: every micro-batch is one commit, exactly once; see `persist.sink.batch_commit`.
 
 Tasks learn from Spark which query, run and batch they work for, and say it in their messages, because the driver is
 told the number of the batch only. A batch without rows is a commit, too, of nothing but its number.
@@ -19,12 +19,12 @@ from pyspark.sql.types import StructType
 
 from persist.client import open as open_client
 from persist.errors import InvalidUsage, UpdateNotBeyondUpper
+from persist.sink.batch_commit import Mark, Share, commit_batch, report_late
+from persist.sink.late import LateFilter
+from persist.sink.uploads import Target, gathered, upload
 from persist.spark.options.stream_write import StreamWriteOptions
-from persist.spark.stream.batches import Mark, Share, commit_batch, report_late
 from persist.spark.surfaced_errors import surfaced_errors
-from persist.spark.write.rewrite import not_late
 from persist.spark.write.updates import Rows
-from persist.spark.write.uploads import Target, gathered, upload
 from persist.spark.write.writer import Uploaded
 
 
@@ -35,21 +35,6 @@ class Batched(Uploaded):
     target: Target
     mark: Mark
     late: int
-
-
-@dataclass
-class Late:
-    """Leaves late updates out: those before lower, unless that is None."""
-
-    lower: int | None
-    count: int = 0
-
-    def left_out(self, table: pa.Table) -> pa.Table:
-        if self.lower is None:
-            return table
-        kept = not_late(table, self.lower)
-        self.count += len(table) - len(kept)
-        return kept
 
 
 class PersistStreamWriter(DataSourceStreamArrowWriter):
@@ -73,8 +58,8 @@ class PersistStreamWriter(DataSourceStreamArrowWriter):
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Upload the updates of one task. Memory: about four times `BUFFER_BYTES_MAX`, and a part."""
         with surfaced_errors():
-            late = Late(self._lower)
-            tables = (late.left_out(self._rows.updates(table)) for table in gathered(iterator))
+            late = LateFilter(self._lower)
+            tables = (late.kept(self._rows.updates(table)) for table in gathered(iterator))
             return Batched(upload(self._target, tables), self._target, self._mark(), late.count)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:

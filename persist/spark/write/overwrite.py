@@ -21,9 +21,9 @@ from persist.codecs import Part, PartStream, consolidate
 from persist.compact.rewriter import with_time
 from persist.read.part_reader import PartReader
 from persist.read.scan import Scan, negated
+from persist.sink.planned_write import PlannedWrite
+from persist.sink.uploads import Uploads, writing
 from persist.spark.surfaced_errors import surfaced_errors
-from persist.spark.write.planned_write import PlannedWrite
-from persist.spark.write.uploads import Uploads, writing
 from persist.spark.write.writer import PersistWriter, parts_of
 from persist.write.part_writer import group_bytes_max
 
@@ -40,7 +40,7 @@ class OverwritingWriter(PersistWriter):
                 if not planned.is_done:
                     with writing(planned.target.location, planned.target.storage) as client:
                         parts = difference(client, planned, parts_of(messages))
-                planned.commit(parts, replaces=True)
+                planned.commit(parts)
             finally:
                 self.discard(messages)  # No record ever names these.
 
@@ -56,7 +56,7 @@ def difference(client: Client, planned: PlannedWrite, parts: list[Part]) -> tupl
         AsOfCompacted: since has passed the last sealed time.
         CorruptBlob, DiffOverflow, Unavailable.
     """
-    time, target = planned.rows.time, planned.target
+    time, target = planned.time, planned.target
     assert time is not None, "an overwrite has one time"
     collection = target.at(client)
     with ExitStack() as stack:

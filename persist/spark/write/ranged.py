@@ -16,10 +16,10 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from persist.codecs import CollectionSchema, Part
+from persist.sink.late import LateFilter
+from persist.sink.uploads import Target, gathered, upload
 from persist.spark.surfaced_errors import surfaced_errors
-from persist.spark.write.rewrite import not_late
 from persist.spark.write.updates import Rows
-from persist.spark.write.uploads import Target, gathered, upload
 
 RESULT = "uploaded binary"
 
@@ -38,18 +38,10 @@ class UploadTask:
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yield one row: the descriptors of the parts that hold batches, and how many updates were late."""
-        late = 0
-
-        def tables() -> Iterator[pa.Table]:
-            nonlocal late
-            for table in map(self.rows.updates, gathered(batches)):
-                kept = table if self.lower is None else not_late(table, self.lower)
-                late += len(table) - len(kept)
-                yield kept
-
+        late = LateFilter(self.lower)
         with surfaced_errors():
-            parts = upload(self.target, tables())
-            said = msgspec.json.encode((parts, late))
+            parts = upload(self.target, (late.kept(self.rows.updates(table)) for table in gathered(batches)))
+            said = msgspec.json.encode((parts, late.count))
             yield pa.record_batch({"uploaded": pa.array([said], pa.binary())})
 
 

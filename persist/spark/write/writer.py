@@ -15,9 +15,9 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 
 from persist.codecs import Part
+from persist.sink.uploads import gathered, upload
 from persist.spark.surfaced_errors import surfaced_errors
-from persist.spark.write.planned_write import PlannedWrite
-from persist.spark.write.uploads import gathered, upload
+from persist.spark.write.dataframe_write import DataFrameWrite
 
 
 @dataclass
@@ -30,13 +30,14 @@ class Uploaded(WriterCommitMessage):
 class PersistWriter(DataSourceArrowWriter):
     """Appends the rows of a DataFrame to a collection as one commit."""
 
-    def __init__(self, planned: PlannedWrite) -> None:
-        self._planned = planned
+    def __init__(self, write: DataFrameWrite) -> None:
+        self._planned = write.planned
+        self._rows = write.rows
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Upload the updates of one task. Memory: about four times `BUFFER_BYTES_MAX`, and a part."""
         with surfaced_errors():
-            return Uploaded(uploaded(self._planned, iterator))
+            return Uploaded(self._uploaded(iterator))
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """Commit all parts, and the seal if one was asked for, as one record; raises what rejects it."""
@@ -57,12 +58,11 @@ class PersistWriter(DataSourceArrowWriter):
         with surfaced_errors(), self._planned.target.writer() as writer:
             writer.discard(parts_of(messages))
 
-
-def uploaded(planned: PlannedWrite, batches: Iterator[pa.RecordBatch]) -> tuple[Part, ...]:
-    """Upload what one task has of a write; nothing if it was done before."""
-    if planned.is_done:
-        return ()
-    return upload(planned.target, map(planned.rows.updates, gathered(batches)))
+    def _uploaded(self, batches: Iterator[pa.RecordBatch]) -> tuple[Part, ...]:
+        """Upload what one task has of the write; nothing if it was done before."""
+        if self._planned.is_done:
+            return ()
+        return upload(self._planned.target, map(self._rows.updates, gathered(batches)))
 
 
 def parts_of(messages: Iterable[WriterCommitMessage | None]) -> list[Part]:

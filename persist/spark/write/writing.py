@@ -11,14 +11,15 @@ from persist.antichain import Antichain
 from persist.codecs import TIME_MAX
 from persist.errors import InvalidUsage
 from persist.names import check_text
+from persist.sink.planned_write import PlannedWrite
+from persist.sink.uploads import writing
 from persist.spark.data_source import source_reader
 from persist.spark.options.parsing import seen_by_all
 from persist.spark.options.write import WriteOptions
+from persist.spark.write.dataframe_write import DataFrameWrite
 from persist.spark.write.overwrite import difference, present_time
-from persist.spark.write.planned_write import PlannedWrite
 from persist.spark.write.ranged import UploadTask, is_ranged_by_key, ranged, upload_by_tasks
 from persist.spark.write.updates import Rows
-from persist.spark.write.uploads import writing
 
 Mode = Literal["append", "overwrite"]
 
@@ -63,12 +64,12 @@ def write(
     """
     options = _options(location, collection, mode, time, seal, token, partitions, storage_options)
     if mode == "append":
-        planned = PlannedWrite.append(options, df.schema)
-        task = UploadTask(planned.target, planned.rows)
+        write = DataFrameWrite.append(options, df.schema)
+        planned, task = write.planned, UploadTask(write.planned.target, write.rows)
         frame = ranged(df, planned.target.schema, partitions)
         planned.commit([] if planned.is_done else upload_by_tasks(frame, task)[0])
     else:
-        _overwrite(df, PlannedWrite.overwrite(options, df.schema), options, partitions)
+        _overwrite(df, DataFrameWrite.overwrite(options, df.schema), options, partitions)
 
 
 def _options(
@@ -96,21 +97,22 @@ def _options(
     )
 
 
-def _overwrite(df: DataFrame, planned: PlannedWrite, options: WriteOptions, partitions: int | None) -> None:
+def _overwrite(df: DataFrame, write: DataFrameWrite, options: WriteOptions, partitions: int | None) -> None:
+    planned = write.planned
     if planned.is_done:
-        planned.commit([], replaces=True)
+        planned.commit([])
         return
-    schema, time = planned.target.schema, planned.rows.time
+    schema, time = planned.target.schema, planned.time
     if is_ranged_by_key(schema):
         # New rows count +1, present ones -1: tasks, which sum equal rows, are left with the difference.
         task = UploadTask(planned.target, Rows(schema))
         both = _with_present(df, planned, options).withColumn("_time", F.lit(time).cast("long"))
-        planned.commit(upload_by_tasks(ranged(both, schema, partitions), task)[0], replaces=True)
+        planned.commit(upload_by_tasks(ranged(both, schema, partitions), task)[0])
         return
-    new, _ = upload_by_tasks(df, UploadTask(planned.target, planned.rows))
+    new, _ = upload_by_tasks(df, UploadTask(planned.target, write.rows))
     with writing(planned.target.location, planned.target.storage) as client, planned.target.writer() as writer:
         try:
-            planned.commit(difference(client, planned, new), replaces=True)
+            planned.commit(difference(client, planned, new))
         finally:
             writer.discard(new)  # No record ever names these.
 

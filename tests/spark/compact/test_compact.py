@@ -16,9 +16,8 @@ import persist.spark
 from persist.blob import FileBlob, MemoryBlob, MissingBlob, RetryPolicy
 from persist.compact.compactor import Compactor
 from persist.compact.rewriter import LocalPartMaker
+from persist.sink.compaction_jobs import TaskStore
 from persist.spark.compact import compact as maintenance
-from persist.spark.compact import jobs
-from persist.spark.compact.jobs import TaskStore
 from persist.state.contents import CollectionState
 
 SMALL = persist.CompactionPolicy(part_bytes=64 << 10, keyframe_rows_min=20, merge_runs=3, inline_runs=4)
@@ -284,12 +283,3 @@ def test_arguments_that_cannot_work_are_refused(
     arguments = {"location": str(tmp_path), "collection": "c"} | wrong
     with pytest.raises(persist.InvalidUsage, match=message):
         persist.spark.compact(spark, **arguments)
-
-
-def test_groups_are_of_neighbours_and_of_about_equal_size() -> None:
-    sizes = [5, 1, 1, 1, 7, 3, 3, 3, 20, 1]
-    groups = jobs.grouped(range(10), sizes, 11)
-    assert [each for group in groups for each in group] == [*range(10)]
-    assert len(groups) == 4
-    assert jobs.grouped([1, 2], [0, 0], 100) == [[1, 2]]
-    assert jobs.grouped([], [], 100) == []

@@ -11,11 +11,11 @@ from pyspark.sql.types import LongType, StringType, StructField, StructType, Tim
 
 import persist
 from persist.blob import FileBlob
+from persist.sink import batch_commit
+from persist.sink.batch_commit import Mark
+from persist.sink.uploads import writing
 from persist.spark.options.stream_write import StreamWriteOptions
-from persist.spark.stream import batches
-from persist.spark.stream.batches import Mark
 from persist.spark.stream.writer import PersistStreamWriter
-from persist.spark.write.uploads import writing
 
 PLAIN = "k long, v string"
 UPDATES = PLAIN + ", _time long, _diff long"
@@ -137,7 +137,7 @@ def test_a_seal_between_the_last_look_and_the_commit_is_tried_again(
     location: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looked: list[int] = []
-    fit = batches._fit_plain
+    fit = batch_commit._fit_plain
 
     def late(*args: Any) -> Any:
         found = fit(*args)
@@ -146,7 +146,7 @@ def test_a_seal_between_the_last_look_and_the_commit_is_tried_again(
             other_seals(location, 10 * len(looked))()
         return found
 
-    monkeypatch.setattr(batches, "_fit_plain", late)
+    monkeypatch.setattr(batch_commit, "_fit_plain", late)
     Query(location).batch(0, plain(1, 2))
     assert updates(location) == [(30, 1), (30, 2)]
     assert (len(looked), is_clean(location)) == (4, True)
@@ -163,18 +163,18 @@ def test_a_lost_answer_to_a_commit_leaves_all_to_the_next_run(
     location: str, known: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The commit landed, or not; the writer is told neither, and must not delete what a record may name."""
-    real = batches._commit
+    real = batch_commit._commit
 
     def lost(*args: Any) -> None:
         if known:
             real(*args)
         raise persist.Indeterminate("the answer was lost")
 
-    monkeypatch.setattr(batches, "_commit", lost)
+    monkeypatch.setattr(batch_commit, "_commit", lost)
     with pytest.raises(persist.Indeterminate):
         Query(location).batch(0, plain(1))
     assert len([*FileBlob(location).list("part/")]) == 1
-    monkeypatch.setattr(batches, "_commit", real)
+    monkeypatch.setattr(batch_commit, "_commit", real)
     Query(location, run="r2").batch(0, plain(1))
     assert updates(location) == [(0, 1)]
     assert is_clean(location) == known  # What did not land is collected as garbage.

@@ -20,10 +20,8 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 import persist
 from persist.blob import FileBlob
+from persist.source import source as stream_source
 from persist.spark.data_source import PersistDataSource
-from persist.spark.stream import source as stream_source
-from persist.spark.stream.limits import TimeCounts
-from persist.spark.stream.offset import Offset, Position
 from persist.spark.stream.reader import PersistStreamReader
 
 Update = tuple[int, str, int, int]
@@ -501,29 +499,6 @@ def test_an_offset_of_another_version_is_refused(
 ) -> None:
     with Query(path, CHANGES, [written]) as query, pytest.raises(persist.InvalidUsage, match="does not know"):
         query.next()
-
-
-@pytest.mark.parametrize(
-    "position",
-    [
-        Position(3, None, 4, "x"),
-        Position(3, None, None, "none"),
-        Position(None, 0, 7, "x"),
-        Position(None, 1, None, "x"),
-    ],
-)
-def test_an_offset_survives_json(position: Position) -> None:
-    for offset in (Offset("l", "c", position), Offset("l", "c")):
-        assert Offset.of(json.loads(json.dumps(offset.to_json()))) == offset
-
-
-def test_counts_of_times_add_up() -> None:
-    def counts(given: dict[int, int]) -> TimeCounts:
-        return TimeCounts(pa.array(list(given)).to_numpy(), pa.array(list(given.values())).to_numpy())
-
-    total = counts({1: 2, 5: 1}) + counts({0: 4, 5: 7, 9: 1})
-    assert dict(zip(total.times.tolist(), total.counts.tolist(), strict=True)) == {0: 4, 1: 2, 5: 8, 9: 1}
-    assert total.within(1, 9).counts.tolist() == [2, 8]
 
 
 class Rows:

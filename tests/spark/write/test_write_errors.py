@@ -12,7 +12,7 @@ import persist
 import persist.spark
 from persist.blob import FileBlob
 from persist.spark.options.write import WriteOptions
-from persist.spark.write.planned_write import PlannedWrite
+from persist.spark.write.dataframe_write import DataFrameWrite
 
 ROWS = "id long, status string, amount double"
 UPDATES = ROWS + ", _time long, _diff long"
@@ -56,7 +56,7 @@ def test_an_append_that_does_not_fit_is_refused_before_a_task_starts(
 ) -> None:
     given = {"path": location, "collection": "orders"} | {name: str(value) for name, value in options.items()}
     with pytest.raises(persist.InvalidUsage, match=message):
-        PlannedWrite.append(WriteOptions.of(given), schema(*more))
+        DataFrameWrite.append(WriteOptions.of(given), schema(*more))
 
 
 @pytest.mark.parametrize(
@@ -74,14 +74,14 @@ def test_an_overwrite_that_does_not_fit_is_refused_before_a_task_starts(
 ) -> None:
     given = {"path": location, "collection": "orders"} | {name: str(value) for name, value in options.items()}
     with pytest.raises(persist.InvalidUsage, match=message):
-        PlannedWrite.overwrite(WriteOptions.of(given), schema(*more))
+        DataFrameWrite.overwrite(WriteOptions.of(given), schema(*more))
 
 
 def test_a_complete_collection_is_not_overwritten(location: str) -> None:
     with persist.open(location) as client:
         client.load("orders").seal(persist.Antichain()).result()
     with pytest.raises(persist.UpdateNotBeyondUpper, match="complete for ever"):
-        PlannedWrite.overwrite(WriteOptions.of({"path": location, "collection": "orders"}), schema())
+        DataFrameWrite.overwrite(WriteOptions.of({"path": location, "collection": "orders"}), schema())
 
 
 @pytest.mark.sampled(0.5)
@@ -139,7 +139,7 @@ def test_a_write_that_lost_the_answer_keeps_what_a_record_may_name(
     from persist.spark.write.writer import PersistWriter
 
     options = WriteOptions.of({"path": location, "collection": "orders", "time": "13", "seal": "14"})
-    writer = PersistWriter(PlannedWrite.append(options, schema()))
+    writer = PersistWriter(DataFrameWrite.append(options, schema()))
     batch = pa.RecordBatch.from_pylist([{"id": 9000, "status": "x", "amount": 1.0}])
     messages: list[Any] = [writer.write(iter([batch]))]
     writer.commit(messages)
@@ -155,24 +155,26 @@ def test_a_write_that_lost_the_answer_keeps_what_a_record_may_name(
 def test_a_task_that_fails_in_the_middle_deletes_what_it_has_stored(location: str) -> None:
     import pyarrow as pa
 
-    from persist.spark.write.uploads import upload
+    from persist.sink.uploads import upload
 
     options = WriteOptions.of({"path": location, "collection": "orders", "time": "13"})
-    planned, before = PlannedWrite.append(options, schema()), keys(location)
+    write, before = DataFrameWrite.append(options, schema()), keys(location)
     stored: list[int] = []
 
     def tables() -> Any:
         for n in (2, 1):  # Keys go back, so that the first table is stored when the second comes.
-            yield planned.rows.updates(pa.table({"id": [n], "status": ["x"], "amount": [1.0]}))
+            yield write.rows.updates(pa.table({"id": [n], "status": ["x"], "amount": [1.0]}))
         stored.append(len(keys(location) - before))
         raise RuntimeError("the input ends here")
 
     with pytest.raises(RuntimeError, match="the input ends here"):
-        upload(planned.target, tables())
+        upload(write.planned.target, tables())
     assert keys(location) == before
     assert (
         len(
-            upload(planned.target, map(planned.rows.updates, [pa.table({"id": [1], "status": ["x"], "amount": [1.0]})]))
+            upload(
+                write.planned.target, map(write.rows.updates, [pa.table({"id": [1], "status": ["x"], "amount": [1.0]})])
+            )
         )
         == 1
     )

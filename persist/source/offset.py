@@ -1,4 +1,4 @@
-"""How far a stream has come, as Spark keeps it in its checkpoint: JSON.
+"""How far a query has come, as its checkpoint keeps it: JSON.
 
     {"version": 1, "location": id, "collection": id}                   nothing was read yet
     {… , "as_of" | "from": time, "upper": time | "complete", "hold": name}
@@ -18,6 +18,7 @@ from persist.errors import InvalidUsage
 
 VERSION = 1
 COMPLETE = "complete"
+NO_HOLD = "none"
 
 Json = dict[str, Any]
 

@@ -5,18 +5,17 @@ as pickles of the driver; an `Answer` comes back as JSON. Jobs are independent o
 no harm: uploads have names of their own.
 
 An error that would be the same each time is an answer, too, so that it reaches the caller at once and as what it is.
-Any other fails the task, and Spark tries again elsewhere.
+Any other fails the task, and is tried again elsewhere.
 """
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any, TypeVar
 
 import msgspec
-import pyarrow as pa
 
 from persist.blob import CorruptBlob, InvalidUsage, MissingBlob, PersistError
 from persist.blob.pool import Pool
@@ -25,7 +24,6 @@ from persist.compact.rewriter import LocalPartMaker, Rewrite, RunPiece
 from persist.read.part_reader import PartReader, memory_within
 from persist.read.scan import Scan
 from persist.settings import Settings
-from persist.spark.surfaced_errors import surfaced_errors
 from persist.storage import open_storage
 from persist.write.part_writer import PartWriter
 
@@ -103,22 +101,8 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             raise ANSWERED[name](*arguments)
 
 
-def in_tasks(
-    jobs: Sequence[Job | Look], place: TaskStore
-) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """Return what does the jobs whose numbers it is given, for `DataFrame.mapInArrow`."""
-
-    def do(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        with surfaced_errors():
-            for batch in batches:
-                for number in batch.column(0).to_pylist():
-                    answer = msgspec.json.encode(_answered(jobs[number], place))
-                    yield pa.RecordBatch.from_pydict({"job": [number], "answer": pa.array([answer], pa.binary())})
-
-    return do
-
-
-def _answered(job: Job | Look, place: TaskStore) -> Answer:
+def answered(job: Job | Look, place: TaskStore) -> Answer:
+    """Do a job, in a task. Other errors than those in ANSWERED are raised."""
     try:
         return job.do(place)
     except PersistError as error:

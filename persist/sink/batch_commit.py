@@ -1,7 +1,7 @@
 """One micro-batch of a streaming query as one commit, once: to one collection or several.
 
 The record that adds the batch says so for each collection (`persist.state.queries`), and that is what makes it happen
-once: Spark runs a batch again if it does not know whether it was committed, with the same query id and batch number.
+once: a batch is run again if nobody knows whether it was committed, with the same query id and batch number.
 Then nothing is added; what its tasks uploaded is deleted.
 
     1. if the batch is there already: say that this run goes on from it, and stop
@@ -21,9 +21,9 @@ from persist.client import Client
 from persist.codecs import Part
 from persist.errors import Conflict, FrontierRegression, InvalidUsage, QueryMismatch, UpdateNotBeyondUpper
 from persist.log.records import Batch
-from persist.spark.options.stream_write import Times
-from persist.spark.write.rewrite import retimed, without_late
-from persist.spark.write.uploads import Target, writing
+from persist.sink.late import retimed, without_late
+from persist.sink.times import BatchTimes
+from persist.sink.uploads import Target, writing
 from persist.state.contents import CollectionState
 from persist.state.queries import is_repeated
 
@@ -66,7 +66,7 @@ class Share:
     upper: Antichain = field(default_factory=lambda: Antichain(0))
 
 
-def commit_batch(mark: Mark, shares: Sequence[Share], times: Times) -> None:
+def commit_batch(mark: Mark, shares: Sequence[Share], times: BatchTimes) -> None:
     """Commit what tasks have uploaded for a batch, unless it was committed before.
 
     Raises:
@@ -100,7 +100,7 @@ def _was_done(client: Client, mark: Mark, shares: Sequence[Share]) -> bool:
     return True
 
 
-def _commit(client: Client, mark: Mark, shares: Sequence[Share], times: Times) -> None:
+def _commit(client: Client, mark: Mark, shares: Sequence[Share], times: BatchTimes) -> None:
     for attempt in range(ATTEMPTS):
         for share in shares:
             share.upper = share.target.at(client).upper
@@ -135,7 +135,7 @@ def _fit_plain(client: Client, shares: Sequence[Share]) -> int | None:
     return time + 1
 
 
-def _fit_events(client: Client, mark: Mark, shares: Sequence[Share], times: Times) -> int | None:
+def _fit_events(client: Client, mark: Mark, shares: Sequence[Share], times: BatchTimes) -> int | None:
     """Leave out what is late, if it is to be dropped; return what to seal to."""
     latest = max((part.time_max for share in shares for part in share.parts), default=None)
     for share in shares if times.late == "drop" else ():

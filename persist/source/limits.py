@@ -13,11 +13,21 @@ from persist.blob.lru import ByteBoundedLru
 from persist.codecs import CollectionSchema, Part
 from persist.read.part_reader import PartReader
 from persist.read.scan import Scan
-from persist.spark.options.stream import Limits
 
 COUNTS_BYTES_MAX = 32 << 20
 
 Ints = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class BatchLimits:
+    """How much a micro-batch may hold; None for no limit."""
+
+    updates: int | None = None
+    times: int | None = None
+
+
+NO_LIMITS = BatchLimits()
 
 
 @dataclass(frozen=True)
@@ -54,7 +64,7 @@ class BatchEnds:
             2 * COUNTS_BYTES_MAX, lambda counts: counts.nbytes, value_bytes_max=COUNTS_BYTES_MAX
         )
 
-    def end(self, scan: Scan, reader: PartReader, limits: Limits) -> int:
+    def end(self, scan: Scan, reader: PartReader, limits: BatchLimits) -> int:
         """Return the greatest end of what scan may be cut to, so that it is within limits or of one time only.
 
         Cost: reading the parts of several times each that it takes to know, if they were not read for this before.
@@ -97,7 +107,7 @@ def _counted(part: Part, schema: CollectionSchema, reader: PartReader) -> TimeCo
     return found
 
 
-def _first_beyond(counts: TimeCounts, updates: int, times: int, limits: Limits) -> int | None:
+def _first_beyond(counts: TimeCounts, updates: int, times: int, limits: BatchLimits) -> int | None:
     """Return the first time that does not fit any more after so many updates of so many times, if there is one."""
     fits = np.ones(len(counts.times), np.bool_)
     if limits.updates is not None:

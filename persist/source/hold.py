@@ -1,9 +1,9 @@
 """The permanent hold that keeps history for a query, also while it is stopped.
 
-It is in the log under a name that is in Spark's checkpoint, at or before the time from which on the query may have to
-read again. It is made once the checkpoint that names it is written, and before anything is read; it is moved when Spark
-says that a micro-batch will never be repeated. So a query that dies before its first micro-batch leaves nothing behind,
-and one that dies later finds its history.
+It is in the log under a name that is in the query's checkpoint, at or before the time from which on the query may have
+to read again. It is made once the checkpoint that names it is written, and before anything is read; it is moved when a
+micro-batch will never be repeated. So a query that dies before its first micro-batch leaves nothing behind, and one
+that dies later finds its history.
 
 Invariant: hold <= the last position committed <= where the next micro-batch begins. A hold that is further on was moved
 by somebody else; so was one that is not where this process left it.
@@ -13,8 +13,7 @@ from persist.blob import ReadOnlyStore, StoreMisconfigured
 from persist.collection import Collection
 from persist.errors import HoldMoved, HoldNotFound, PersistError
 from persist.hold.holds import Hold
-from persist.spark.options.stream import NO_HOLD
-from persist.spark.stream.offset import Position
+from persist.source.offset import NO_HOLD, Position
 from persist.state.contents import CollectionState
 
 _TAKEN = (

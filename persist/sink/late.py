@@ -1,10 +1,12 @@
-"""Parts that were uploaded for times which have been sealed meanwhile, written anew before their commit.
+"""Late updates: those at times that are sealed already, left out or given another time before a commit.
 
-That happens where another writer seals between the planning of a batch and its commit. The driver reads and writes them
-in pieces, within the memory budget of a client.
+Tasks leave out what is late by what was sealed when they were planned (`LateFilter`). Where another writer seals after
+that, before the commit, parts that were uploaded already are written anew. Whoever commits reads and writes them in
+pieces, within the memory budget of a client.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -13,8 +15,25 @@ from persist.client import Client
 from persist.codecs import TIME_MAX, CollectionSchema, Part, PartStream
 from persist.compact.rewriter import with_time
 from persist.read.scan import Scan
-from persist.spark.write.uploads import Target, Uploads
+from persist.sink.uploads import Target, Uploads
 from persist.write.part_writer import group_bytes_max
+
+
+@dataclass
+class LateFilter:
+    """Leaves late updates out, and counts them: those before lower, unless that is None."""
+
+    lower: int | None
+    count: int = 0
+
+    def kept(self, table: pa.Table) -> pa.Table:
+        """Return the updates of a table that are not late."""
+        if self.lower is None:
+            return table
+        is_kept = pc.greater_equal(table["_time"], self.lower)
+        kept = table if pc.all(is_kept).as_py() else table.filter(is_kept)
+        self.count += len(table) - len(kept)
+        return kept
 
 
 def retimed(client: Client, target: Target, parts: Sequence[Part], time: int) -> list[Part]:
@@ -47,9 +66,3 @@ def _at(table: pa.Table, time: int | None, schema: CollectionSchema) -> pa.Table
     if time is not None:
         return with_time(table, time, schema)
     return pa.Table.from_arrays(table.columns, schema=schema.arrow)
-
-
-def not_late(table: pa.Table, lower: int) -> pa.Table:
-    """Return the updates of a table at times from lower on."""
-    kept = pc.greater_equal(table["_time"], lower)
-    return table if pc.all(kept).as_py() else table.filter(kept)

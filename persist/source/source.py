@@ -1,9 +1,9 @@
 """A stream's side of the driver: how far it can go, what its micro-batches are made of, and the hold behind it.
 
 A plan is a function of two offsets and the collection's history between them, which no compaction changes as long as
-since stays at or before the first. The permanent hold (`persist.spark.stream.hold`) sees to that. What keeps the blobs
+since stays at or before the first. The permanent hold (`persist.source.hold`) sees to that. What keeps the blobs
 that a plan names while tasks read them is a claim of this process, by its lease; it is given up when there is nothing
-to do, because Spark kills this process without asking it to close.
+to do, because engines (Spark does) kill this process without asking it to close.
 """
 
 import uuid
@@ -16,14 +16,14 @@ from persist.errors import AsOfNotSealed, InvalidUsage, LeaseExpired
 from persist.read.claimed_read import ClaimedRead
 from persist.read.plan import changes_scan, snapshot_scan
 from persist.read.scan import Scan
-from persist.spark.options.stream import NO_HOLD, Limits, StreamOptions
-from persist.spark.read.task_reader import Place
-from persist.spark.stream.hold import StreamHold, check_free
-from persist.spark.stream.limits import BatchEnds
-from persist.spark.stream.offset import Offset, Position
+from persist.source.address import CollectionAddress
+from persist.source.hold import StreamHold, check_free
+from persist.source.limits import BatchEnds, BatchLimits
+from persist.source.offset import NO_HOLD, Offset, Position
+from persist.source.options import SourceOptions
 from persist.state.contents import CollectionState, check_changes_readable, check_readable
 
-POLL_S = 0.5  # How long to look for something new before Spark is told that there is nothing.
+POLL_S = 0.5  # How long to look for something new before the engine is told that there is nothing.
 SLICE_BYTES = 16 << 20
 
 
@@ -38,7 +38,7 @@ class PlannedSlice:
 class StreamSource:
     """Follows one collection for one query. One client is open all the time. For one thread at a time."""
 
-    def __init__(self, options: StreamOptions) -> None:
+    def __init__(self, options: SourceOptions) -> None:
         self._options = options
         mode = "read" if options.hold == NO_HOLD else "shared"
         self._client = open_client(options.location, mode=mode, storage_options=options.storage)  # type: ignore[arg-type]
@@ -60,9 +60,9 @@ class StreamSource:
         self._seen: Offset | None = None
 
     @property
-    def place(self) -> Place:
+    def address(self) -> CollectionAddress:
         """Where tasks find what a plan names."""
-        return Place(self._client.url, self._options.storage, self._options.collection)
+        return CollectionAddress(self._client.url, self._options.storage, self._options.collection)
 
     def beginning(self) -> Offset:
         """Return the offset of a query that has read nothing."""
@@ -84,7 +84,7 @@ class StreamSource:
         upper = self._known.upper
         return replace(self._seen, position=replace(self._seen.position, upper=upper.time))
 
-    def next_offset(self, start: Offset, limits: Limits) -> Offset:
+    def next_offset(self, start: Offset, limits: BatchLimits) -> Offset:
         """Return where the micro-batch that begins at start ends; start itself if there is nothing to read yet.
 
         Cost: a GET at least, and up to `POLL_S` of waiting for something to read.
@@ -94,13 +94,13 @@ class StreamSource:
             AsOfCompacted, AsOfNotSealed: what the query is to begin with cannot be read.
             InvalidUsage: start is not of this collection.
         """
-        self._check_place(start)
+        self._check_collection(start)
         before = start.position
         if before is None:
             position = self._begun = self._first(limits)
         elif before.upper is None:
             position = before
-            self._clock.sleep(self._patience_s)  # Spark asks again at once.
+            self._clock.sleep(self._patience_s)  # The engine asks again at once.
         else:
             contents = self._more(before)
             self._check(self._known, before)
@@ -118,8 +118,8 @@ class StreamSource:
             AsOfCompacted: the history from start on is not there any more.
             InvalidUsage: an offset is not of this collection.
         """
-        self._check_place(start)
-        self._check_place(end)
+        self._check_collection(start)
+        self._check_collection(end)
         at, before = end.position, start.position
         if at is None or at == before:
             return []
@@ -166,7 +166,7 @@ class StreamSource:
         """Return how far this may go."""
         return contents.upper if self._last is None or contents.upper <= self._last else self._last
 
-    def _first(self, limits: Limits) -> Position | None:
+    def _first(self, limits: BatchLimits) -> Position | None:
         """Return the end of the first micro-batch, and None as long as what the query begins with is not sealed."""
         hold = self._options.hold or self._drawn
         check_free(hold, self._collection.handle.contents())
@@ -221,7 +221,7 @@ class StreamSource:
 
         return self._follower.wait_for(sealed, self._patience_s)
 
-    def _cut(self, contents: CollectionState, at: Position, limits: Limits) -> Position:
+    def _cut(self, contents: CollectionState, at: Position, limits: BatchLimits) -> Position:
         """Return the position after at, as far as contents and limits allow."""
         assert at.upper is not None, "nothing comes after the end of all"
         upper = self._sealed(contents)
@@ -264,7 +264,7 @@ class StreamSource:
         return self._known
 
     def _rest(self) -> None:
-        """Give up the claim: all tasks have ended, and Spark may end this process next."""
+        """Give up the claim: all tasks have ended, and the engine may end this process next."""
         if self._reading is not None:
             self._reading.close()
             self._reading = None
@@ -274,7 +274,7 @@ class StreamSource:
     def _check(self, contents: CollectionState, at: Position) -> None:
         """Check that what follows a position is kept for this query, and for no other."""
         if at == self._begun:
-            self._hold.take(at)  # Spark need not have planned a micro-batch of which nobody wanted anything.
+            self._hold.take(at)  # The engine need not have planned a micro-batch of which nobody wanted anything.
             contents = self._known
         self._hold.check(contents, at)
         self._check_reached(contents, at)
@@ -287,7 +287,7 @@ class StreamSource:
             f"to {contents.upper}: it was put back to an earlier state. Begin with a new checkpointLocation."
         )
 
-    def _check_place(self, offset: Offset) -> None:
+    def _check_collection(self, offset: Offset) -> None:
         here = self.beginning()
         if (offset.location, offset.collection) != (here.location, here.collection):
             raise InvalidUsage(

@@ -6,10 +6,11 @@ become parts that do not overlap (see `persist.codecs.part.run_stream`), and whi
 encoded.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import pyarrow as pa
 
@@ -34,14 +35,14 @@ class Target:
     """
 
     location: str
-    storage: dict[str, str]
+    storage: Mapping[str, Any]
     id: str
     name: str
     schema: CollectionSchema
     seqno: int
 
     @classmethod
-    def of(cls, collection: Collection, location: str, storage: dict[str, str]) -> "Target":
+    def of(cls, collection: Collection, location: str, storage: Mapping[str, Any]) -> "Target":
         seqno = collection.handle.engine.follower.next_seqno()
         return cls(location, storage, collection.id, collection.name, collection.schema, seqno)
 
@@ -59,7 +60,7 @@ class Target:
             storage.close()
 
 
-def writing(location: str, storage: dict[str, str]) -> Client:
+def writing(location: str, storage: Mapping[str, Any]) -> Client:
     """Open a client for one commit: it does nothing in the background."""
     return open_client(location, storage_options=storage, settings=Settings(background=False))
 

@@ -1,0 +1,145 @@
+"""A write by many tasks as it was planned: what it writes to, at what time, and what its one commit is to say.
+
+A write has a token in any case, the user's or one drawn here: a commit that is tried again, after it was not known
+whether it landed, is then recognised, and never deletes what it has committed itself.
+"""
+
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from persist.antichain import Antichain
+from persist.client import open as open_client
+from persist.codecs import Part
+from persist.errors import FrontierRegression, InvalidUsage, UpdateNotBeyondUpper, UpdatesBeyondUpper
+from persist.sink.uploads import Target, writing
+from persist.state.contents import CollectionState
+
+
+@dataclass(frozen=True, kw_only=True)
+class SinkOptions:
+    """What to write to, and how.
+
+    Attributes:
+        time: of all rows; None if they have times of their own, or to overwrite at upper.
+        seal: what to seal to in the same commit; None not to seal, or, to overwrite, to seal beyond time.
+        token: names the write; None to have one drawn.
+        storage: options of the store.
+    """
+
+    location: str
+    collection: str
+    time: int | None = None
+    seal: Antichain | None = None
+    token: str | None = None
+    storage: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class PlannedWrite:
+    """A write to one collection.
+
+    Attributes:
+        time: of all rows; None if they have times of their own.
+        upper: that of the collection when this was planned.
+        is_done: whether the token says that it was done before: then nothing is uploaded any more.
+        replaces: the updates are the difference from the contents of the last sealed time, so that nobody else may have
+            added anything to these.
+        latest: the latest time of all updates that the collection held when this was planned, -1 for none.
+    """
+
+    target: Target
+    time: int | None
+    seal: Antichain | None
+    token: str
+    upper: Antichain
+    is_done: bool
+    replaces: bool
+    latest: int
+
+    @classmethod
+    def append(cls, options: SinkOptions) -> "PlannedWrite":
+        """Plan to add updates; `check` tells whether it can be done.
+
+        Raises:
+            CollectionNotFound.
+        """
+        target, contents = _found(options)
+        return cls._of(target, contents, options.token, options.time, options.seal, replaces=False)
+
+    @classmethod
+    def overwrite(cls, options: SinkOptions) -> "PlannedWrite":
+        """Plan to write what makes the contents those that are given: by default at upper, sealed.
+
+        Raises:
+            CollectionNotFound; UpdateNotBeyondUpper: the collection is complete for ever.
+        """
+        target, contents = _found(options)
+        time = contents.upper.time if options.time is None else options.time
+        if time is None and options.token not in contents.tokens:
+            raise UpdateNotBeyondUpper(options.time or 0, contents.upper)
+        time = time or 0
+        seal = Antichain(time + 1) if options.seal is None else options.seal
+        return cls._of(target, contents, options.token, time, seal, replaces=True)
+
+    @classmethod
+    def _of(
+        cls,
+        target: Target,
+        contents: CollectionState,
+        token: str | None,
+        time: int | None,
+        seal: Antichain | None,
+        *,
+        replaces: bool,
+    ) -> "PlannedWrite":
+        token = token or uuid.uuid4().hex
+        latest = max((part.time_max for part in contents.history_parts), default=-1)
+        return cls(target, time, seal, token, contents.upper, token in contents.tokens, replaces, latest)
+
+    def check(self) -> None:
+        """Check, before any task starts, what can be checked: time and seal, and that nobody appends meanwhile.
+
+        Raises:
+            UpdatesBeyondUpper: to overwrite, and somebody appends to the collection.
+            UpdateNotBeyondUpper, FrontierRegression, InvalidUsage.
+        """
+        if self.is_done:
+            return
+        if self.replaces and self.upper.has_beyond(self.latest):
+            raise UpdatesBeyondUpper(self.upper, self.latest)
+        if self.time is not None and not self.upper.has_beyond(self.time):
+            raise UpdateNotBeyondUpper(self.time, self.upper)
+        if self.seal is not None:
+            if not self.upper <= self.seal:
+                raise FrontierRegression("upper", self.seal, self.upper)
+            if self.time is not None:
+                self._check_seal(self.time)
+
+    def commit(self, parts: Sequence[Part]) -> None:
+        """Commit parts, and the seal, as one record; of a commit that is rejected, the parts are deleted."""
+        with writing(self.target.location, self.target.storage) as client:
+            collection = self.target.at(client)
+            with client.multi_write(token=self.token) as multi:
+                if self.replaces:
+                    multi.expect_upper(collection, self.upper, alone=True)
+                multi.add_parts(collection, parts)
+                if self.seal is not None:
+                    self._check_seal(max((part.time_max for part in parts), default=-1))
+                    multi.seal(collection, self.seal)
+
+    def _check_seal(self, latest: int) -> None:
+        assert self.seal is not None
+        if self.seal.has_beyond(latest):
+            raise InvalidUsage(
+                f"seal={self.seal.time} is not beyond the data, whose latest time is {latest}: what is sealed to is "
+                f"complete, and this would be left out. Seal to {latest + 1} or later, or write without a seal."
+            )
+
+
+def _found(options: SinkOptions) -> tuple[Target, CollectionState]:
+    with open_client(options.location, mode="read", storage_options=options.storage) as client:
+        collection = client.load(options.collection)
+        contents = collection.handle.contents()
+        return Target.of(collection, options.location, options.storage), contents

@@ -1,0 +1,49 @@
+"""A batch write of a DataFrame as planned on the driver: the write of its tasks, and what its rows mean."""
+
+from dataclasses import dataclass
+
+from pyspark.sql.types import StructType
+
+from persist.errors import InvalidUsage
+from persist.sink.planned_write import PlannedWrite
+from persist.spark.options.write import WriteOptions
+from persist.spark.write.updates import Rows
+
+
+@dataclass(frozen=True)
+class DataFrameWrite:
+    """A batch write of rows."""
+
+    planned: PlannedWrite
+    rows: Rows
+
+    @classmethod
+    def append(cls, options: WriteOptions, schema: StructType) -> "DataFrameWrite":
+        """Plan to append, and check what can be checked before any task starts.
+
+        Raises:
+            CollectionNotFound, SchemaMismatch, UpdateNotBeyondUpper, FrontierRegression, InvalidUsage.
+        """
+        return cls._checked(PlannedWrite.append(options), schema)
+
+    @classmethod
+    def overwrite(cls, options: WriteOptions, schema: StructType) -> "DataFrameWrite":
+        """Plan to write what makes the contents those of a DataFrame: by default at upper, sealed.
+
+        Raises:
+            UpdatesBeyondUpper: somebody appends to the collection.
+            CollectionNotFound, SchemaMismatch, UpdateNotBeyondUpper, FrontierRegression, InvalidUsage.
+        """
+        if taken := sorted({"_time", "_diff"} & set(schema.names)):
+            raise InvalidUsage(
+                f'mode "overwrite" takes the rows that are to be there, and the DataFrame has {" and ".join(taken)}. '
+                'Drop these columns, and say the time with the option time; or use mode "append" for updates.'
+            )
+        return cls._checked(PlannedWrite.overwrite(options), schema)
+
+    @classmethod
+    def _checked(cls, planned: PlannedWrite, schema: StructType) -> "DataFrameWrite":
+        rows = Rows(planned.target.schema, planned.time)
+        rows.check(schema)
+        planned.check()
+        return cls(planned, rows)
