@@ -29,7 +29,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from persist.codecs.part.layout import Layout, Leaf
+from persist.codecs.part.layout import FileLayout, Leaf
 from persist.codecs.part.thrift import (
     DATA_PAGE,
     DICTIONARY_PAGE,
@@ -88,7 +88,7 @@ def footer_bytes(data: bytes | memoryview) -> int:
     return int.from_bytes(data[-_TAIL : -len(MAGIC)], "little") + _TAIL
 
 
-def check_footer(tail: memoryview, size: int, layout: Layout, rows: int, memory: int | None) -> Claims:
+def check_footer(tail: memoryview, size: int, layout: FileLayout, rows: int, memory: int | None) -> Claims:
     """Check what the footer of a Parquet file claims against how much it may be; see the module's promise.
 
     Args:
@@ -132,7 +132,7 @@ def check_footer(tail: memoryview, size: int, layout: Layout, rows: int, memory:
 
 
 def check_pages(
-    claims: Claims, layout: Layout, pieces: Iterable[tuple[int, memoryview, int]], columns: Collection[str]
+    claims: Claims, layout: FileLayout, pieces: Iterable[tuple[int, memoryview, int]], columns: Collection[str]
 ) -> tuple[str, ...]:
     """Check the header of every page of some columns in some row groups; see the module's promise.
 
@@ -168,7 +168,7 @@ def check_pages(
     return tuple(name for name, total in strings.items() if total > claims.bytes_max)
 
 
-def _rows_of(group: dict[int, Any], layout: Layout) -> int:
+def _rows_of(group: dict[int, Any], layout: FileLayout) -> int:
     rows, chunks = group.get(3, 0), group.get(1, [])
     if rows < 1 or len(chunks) != len(layout.leaves):
         raise ValueError(f"a row group claims {rows} rows and {len(chunks)} columns")

@@ -60,7 +60,7 @@ import xxhash
 from persist.codecs.errors import InvalidUpdate
 from persist.codecs.order.ordering import combined, order_keys
 from persist.codecs.part.claims import MAGIC, Claims, check_footer, check_pages
-from persist.codecs.part.layout import Layout
+from persist.codecs.part.layout import FileLayout
 from persist.codecs.types.arrow_types import children, is_text, with_children
 
 GROUPS_KEY, GROUPS_VERSION = "persist.groups", 1
@@ -415,10 +415,10 @@ def _has_checked(kind: pa.DataType) -> bool:
 
 
 @lru_cache(maxsize=256)
-def _layout(schema: pa.Schema) -> tuple[Layout, frozenset[str]]:
+def _layout(schema: pa.Schema) -> tuple[FileLayout, frozenset[str]]:
     """Return what a file of these columns looks like, and the names of those that `_check_values` looks at."""
     stored = pa.schema([field.with_type(storage_type(field.type)) for field in schema])
-    return Layout.of(stored), frozenset(field.name for field in schema if _has_checked(field.type))
+    return FileLayout.of(stored), frozenset(field.name for field in schema if _has_checked(field.type))
 
 
 def _whole_footer(data: pa.Buffer, schema: pa.Schema, rows: int, memory: int) -> CheckedFooter:
@@ -427,7 +427,7 @@ def _whole_footer(data: pa.Buffer, schema: pa.Schema, rows: int, memory: int) ->
     return read_footer(data, data.size, schema, rows=rows, memory=memory)
 
 
-def _check_schema(file: pq.ParquetFile, layout: Layout, schema: pa.Schema) -> None:
+def _check_schema(file: pq.ParquetFile, layout: FileLayout, schema: pa.Schema) -> None:
     found = file.schema_arrow
     if found.names != layout.names or found.types != layout.types:
         raise ValueError(f"it holds the columns {_listed(found)} where {_listed(schema)} belong")

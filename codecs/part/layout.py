@@ -23,7 +23,7 @@ class Leaf:
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class FileLayout:
     """What a file of some columns must look like, worked out once.
 
     Attributes:
@@ -37,7 +37,7 @@ class Layout:
     row_bits_min: int
 
     @classmethod
-    def of(cls, schema: pa.Schema) -> "Layout":
+    def of(cls, schema: pa.Schema) -> "FileLayout":
         """Return the layout of a file with these columns."""
         return cls(
             schema.names,

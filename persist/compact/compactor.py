@@ -15,7 +15,7 @@ import msgspec
 from persist.blob import Indeterminate, MissingBlob
 from persist.codecs import TIME_MAX, DiffOverflow, Part, ordered_keys
 from persist.compact.keyframe_sharing import WHOLE_FRACTION, keyframe_pieces
-from persist.compact.planner import Forget, MakeKeyframe, Merge, Thin, Work, next_work
+from persist.compact.planner import Forget, MakeKeyframe, MergeRuns, Thin, Work, next_work
 from persist.compact.report import CompactionReport, with_read, with_written
 from persist.compact.rewriter import MadeRun, PartMaker, Rewrite, RunPiece
 from persist.compaction_policy import CompactionPolicy
@@ -115,7 +115,7 @@ class Compactor:
         try:
             if isinstance(work, MakeKeyframe):
                 step, report = self._keyframe(contents, work.as_of, attempt)
-            elif isinstance(work, Merge):
+            elif isinstance(work, MergeRuns):
                 step, report = self._merge(contents, work.runs, attempt)
             else:
                 step, report = self._forget(contents, work, attempt)

@@ -37,7 +37,7 @@ CROWDED = 2
 
 
 @dataclass(frozen=True)
-class Merge:
+class MergeRuns:
     """Put the runs with these first numbers together."""
 
     runs: Numbers
@@ -64,7 +64,7 @@ class Thin:
     keyframes: Numbers
 
 
-Work = Merge | MakeKeyframe | Forget | Thin
+Work = MergeRuns | MakeKeyframe | Forget | Thin
 
 
 def next_work(
@@ -90,7 +90,7 @@ def next_work(
             return Forget(time) if made else MakeKeyframe(time)
     if (time := _forgettable(contents)) is not None:
         return Forget(time)
-    merged = frozenset(run for work in without if isinstance(work, Merge) for run in work.runs)
+    merged = frozenset(run for work in without if isinstance(work, MergeRuns) for run in work.runs)
     runs = _merge_due(contents, policy, merged, move_out=full or move_out)
     time = _keyframe_due(contents, policy, full=full)
     if time is not None and MakeKeyframe(time) in without:
@@ -99,7 +99,7 @@ def next_work(
     if time is not None and (runs is None or len(contents.history) <= CROWDED * policy.merge_runs):
         return MakeKeyframe(time)
     if runs is not None:
-        return Merge(runs)
+        return MergeRuns(runs)
     if thinned := _too_dense(contents, policy):
         return Thin(thinned)
     return None

@@ -13,7 +13,7 @@ from persist.state.collection_rules import (
     after_step,
 )
 from persist.state.exclusive import check_writer
-from persist.state.frozen_map import Changes
+from persist.state.frozen_map import MapChanges
 from persist.state.queries import is_repeated
 from persist.state.state import Changing, CollectionEntry, State
 
@@ -37,7 +37,7 @@ class Draft:
         self._epoch = epoch
         self._new_tokens: set[tuple[str, str]] = set()
         self._appended: set[str] = set()  # Collections that operations before this one add updates to.
-        self._now = Changing(Changes(state.entries), Changes(state.ids), state.control, _with_step)
+        self._now = Changing(MapChanges(state.entries), MapChanges(state.ids), state.control, _with_step)
 
     def extend(self, steps: Iterable[DraftStep]) -> bool:
         """Add all steps of one operation, or none of them if one is not valid.
@@ -63,7 +63,7 @@ class Draft:
         tokens = [(s.collection, token) for s in steps if isinstance(s, Tokens) for token, _ in s.tokens]
         if tokens and self._done(tokens):
             return False
-        draft = Changing(Changes(now.entries), Changes(now.ids), now.control, _with_step)
+        draft = Changing(MapChanges(now.entries), MapChanges(now.ids), now.control, _with_step)
         for step in steps:
             if isinstance(step, ExpectNothingBeyondUpper) and step.collection in self._appended:
                 raise UpdatesBeyondUpper(step.upper, None)

@@ -89,12 +89,12 @@ class FrozenMap(Mapping[str, V]):
         return f"FrozenMap({dict(self)!r})"
 
 
-class Changes(dict[str, V | None]):
+class MapChanges(dict[str, V | None]):
     """What changes in a map that stays as it is: a value for a key, or None for a key that goes."""
 
     __slots__ = ("below",)
 
-    def __init__(self, below: "FrozenMap[V] | Changes[V]") -> None:
+    def __init__(self, below: "FrozenMap[V] | MapChanges[V]") -> None:
         super().__init__()
         self.below = below
 
@@ -102,7 +102,7 @@ class Changes(dict[str, V | None]):
         """Return the value of key with the changes, None if there is none."""
         if key in self:
             return self[key]
-        return self.below.now(key) if isinstance(self.below, Changes) else self.below.get(key)
+        return self.below.now(key) if isinstance(self.below, MapChanges) else self.below.get(key)
 
     def each(self) -> Iterator[tuple[str, V]]:
         """Yield each key that has a value with the changes, and that value."""

@@ -45,7 +45,7 @@ from persist.names import check_name, is_id
 from persist.state.collection_rules import CollectionStep, Condition, PlannedAppend, after_step
 from persist.state.contents import CollectionState
 from persist.state.exclusive import check_writer
-from persist.state.frozen_map import Changes, FrozenMap
+from persist.state.frozen_map import FrozenMap, MapChanges
 from persist.state.location import LocationState, check_uploaded, with_destroyed, with_unused
 from persist.state.location import step as location_step
 
@@ -127,7 +127,7 @@ def apply(state: State, record: Record) -> State:
     if record.previous != state.commit:
         raise DoesNotFollow(f"it follows the commit {record.previous}, and the record before it is {state.commit}")
     check_writer(state.control.writer, state.control.epoch, record.epoch, record.mutations)
-    after = Changing(Changes(state.entries), Changes(state.ids), state.control, _extended)
+    after = Changing(MapChanges(state.entries), MapChanges(state.ids), state.control, _extended)
     for mutation in record.mutations:
         if isinstance(mutation, Append | Replace):
             check_uploaded(state.control, mutation)
@@ -141,8 +141,8 @@ class Changing:
 
     def __init__(
         self,
-        entries: Changes[CollectionEntry],
-        ids: Changes[str],
+        entries: MapChanges[CollectionEntry],
+        ids: MapChanges[str],
         control: LocationState,
         extend: Callable[[CollectionEntry, CollectionStep], CollectionEntry],
     ) -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from persist.log.records import Create, Mutation, Record, Seal
 from persist.state.draft import Draft
-from persist.state.frozen_map import Changes, FrozenMap
+from persist.state.frozen_map import FrozenMap, MapChanges
 from persist.state.state import State, apply
 
 SCHEMA = {"key": {"fields": [["k", "int64"]]}, "value": None}
@@ -36,9 +36,9 @@ def test_a_frozen_map_is_what_a_dict_would_be_and_copies_leave_it_alone(steps: l
 
 def test_changes_hide_what_is_below_them() -> None:
     below = FrozenMap({"stays": 1, "goes": 2, "changes": 3})
-    lower = Changes(below)
+    lower = MapChanges(below)
     lower.update({"goes": None, "new": 4})
-    upper = Changes(lower)
+    upper = MapChanges(lower)
     upper.update({"changes": 5, "new": None})
     assert [upper.now(key) for key in ("stays", "goes", "changes", "new", "never")] == [1, None, 5, None, None]
     assert dict(upper.each()) == {"stays": 1, "changes": 5}

@@ -34,7 +34,7 @@ _MULTIPLICITY = (
 
 
 @dataclass(frozen=True)
-class Column:
+class SqlColumn:
     """A column of the result."""
 
     name: str
@@ -68,7 +68,7 @@ class Body:
 
 def contents_sql(
     branches: Sequence[Branch],
-    columns: Sequence[Column],
+    columns: Sequence[SqlColumn],
     keys: Sequence[str],
     since: Antichain,
     upper: Antichain,
@@ -94,7 +94,7 @@ def contents_sql(
         refusals.append((f"{as_of} >= {upper.time}", error))
     readable = _readable(as_of, refusals)
     found = [_branch_sql(branch, columns, keys, as_of, readable) for branch in branches]
-    found += [_refusal([*columns, Column("_diff", _LONG)], *each) for each in refusals]
+    found += [_refusal([*columns, SqlColumn("_diff", _LONG)], *each) for each in refusals]
     rows = "\nUNION ALL\n".join(found)
     # In one place, for all branches: it also looks at what nobody selects.
     repeated = f"LATERAL VIEW explode(sequence(CAST(1 AS BIGINT), {_MULTIPLICITY})) AS {unused('_n', names)}"
@@ -102,14 +102,14 @@ def contents_sql(
 
 
 def changes_sql(
-    history: str, columns: Sequence[Column], since: Antichain, upper: Antichain, *, is_merged: bool
+    history: str, columns: Sequence[SqlColumn], since: Antichain, upper: Antichain, *, is_merged: bool
 ) -> Body:
     """Return the query of the updates in `[lower, until)`; merged if several parts may hold the same update.
 
     Raises:
         InvalidUsage: as of `contents_sql`.
     """
-    columns = [*columns, Column("_time", _LONG)]
+    columns = [*columns, SqlColumn("_time", _LONG)]
     names = [column.name for column in columns]
     lower, until = (unused(name, [*names, "_diff"]) for name in ("lower", "until"))
     backwards = f"{lower} IS NULL OR {until} IS NULL OR {lower} < 0 OR {lower} > {until}"
@@ -127,7 +127,7 @@ def changes_sql(
     if is_merged:
         summed = _summed(wanted, columns)
         wanted = f"SELECT {_listed(names)}, CAST(_diff AS BIGINT) AS _diff FROM ({summed})"
-    found = [wanted, *(_refusal([*columns, Column("_diff", _LONG)], *each) for each in refusals)]
+    found = [wanted, *(_refusal([*columns, SqlColumn("_diff", _LONG)], *each) for each in refusals)]
     return Body((lower, until), "\nUNION ALL\n".join(found))
 
 
@@ -138,7 +138,9 @@ def _readable(parameter: str, refusals: Sequence[tuple[str, str]]) -> str:
     )
 
 
-def _branch_sql(branch: Branch, columns: Sequence[Column], key_names: Sequence[str], as_of: str, readable: str) -> str:
+def _branch_sql(
+    branch: Branch, columns: Sequence[SqlColumn], key_names: Sequence[str], as_of: str, readable: str
+) -> str:
     names = [column.name for column in columns]
     holds = f"{readable} AND {as_of} >= {branch.lower} AND {as_of} < {branch.until} AND _time <= {as_of}"
     standing = f"SELECT {_listed(names)}, _diff FROM {branch.standing} WHERE {holds}"
@@ -159,7 +161,7 @@ def _branch_sql(branch: Branch, columns: Sequence[Column], key_names: Sequence[s
     return f"{joined('ANTI')}\nUNION ALL\n" + _summed(f"{joined('SEMI')} UNION ALL {rest}", columns)
 
 
-def _summed(rows: str, columns: Sequence[Column]) -> str:
+def _summed(rows: str, columns: Sequence[SqlColumn]) -> str:
     """Return rows with the diffs of equal ones summed: as decimals, because integers wrap where ANSI mode is off."""
     inside, outside = [], []
     for column in columns:
@@ -178,7 +180,7 @@ def _summed(rows: str, columns: Sequence[Column]) -> str:
     return f"SELECT {', '.join(outside)}, _diff FROM ({summed} HAVING {total} <> 0)"
 
 
-def _refusal(columns: Sequence[Column], condition: str, error: str) -> str:
+def _refusal(columns: Sequence[SqlColumn], condition: str, error: str) -> str:
     """Return a row whose columns raise, if the condition holds; and one that raises itself, if none is looked at."""
     raising = ", ".join(f"CAST({error} AS {type_sql(column.kind)}) AS {quoted(column.name)}" for column in columns)
     return f"SELECT {raising} FROM (SELECT 1) WHERE CASE WHEN {condition} THEN CAST({error} AS BOOLEAN) ELSE false END"

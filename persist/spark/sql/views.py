@@ -30,7 +30,7 @@ from persist.spark.read.native_changes import may_share_updates
 from persist.spark.read.native_store import part_frame, why_not_stored, why_not_typed
 from persist.spark.read.slicing import slices_for
 from persist.spark.read.task_reader import TaskReader
-from persist.spark.sql.contents_sql import Body, Branch, Column, changes_sql, contents_sql, type_sql
+from persist.spark.sql.contents_sql import Body, Branch, SqlColumn, changes_sql, contents_sql, type_sql
 from persist.spark.types import spark_schema
 from persist.state.contents import CollectionState
 
@@ -134,7 +134,7 @@ class _Functions:
         contents, schema = self._contents, self._schema
         if len({name.lower() for name in schema.arrow.names}) < len(schema.arrow.names):
             raise InvalidUsage(f"columns of {self._name!r} differ by case only, which SQL cannot tell apart")
-        columns = [Column(field.name, field.dataType) for field in self._fields]
+        columns = [SqlColumn(field.name, field.dataType) for field in self._fields]
         branches = self._branches()
         body = contents_sql(branches, columns, schema.key_names, contents.since, contents.upper)
         self._function(self._name, body, columns)
@@ -142,10 +142,10 @@ class _Functions:
         history = self._view("history", scan.parts)
         is_merged = may_share_updates(scan)
         body = changes_sql(history, columns, contents.since, contents.upper, is_merged=is_merged)
-        columns += [Column(name, LongType()) for name in ("_time", "_diff")]
+        columns += [SqlColumn(name, LongType()) for name in ("_time", "_diff")]
         self._function(f"{self._name}_changes", body, columns)
 
-    def _function(self, name: str, body: Body, columns: Sequence[Column]) -> None:
+    def _function(self, name: str, body: Body, columns: Sequence[SqlColumn]) -> None:
         parameters = ", ".join(f"{each} BIGINT" for each in body.parameters)
         returns = ", ".join(f"{quoted(column.name)} {type_sql(column.kind)}" for column in columns)
         self._spark.sql(

@@ -16,7 +16,7 @@ from persist.codecs import CollectionSchema, Part, decode_part, encode_parts, to
 from persist.codecs.part.claims import GROUPS_MAX, check_footer
 from persist.codecs.part.file import _layout
 from persist.codecs.part.index import footer_range
-from persist.codecs.part.layout import Layout
+from persist.codecs.part.layout import FileLayout
 from persist.codecs.part.part import checksum_of
 from persist.codecs.part.thrift import ThriftReader
 from tests.fuzz.part_cases import BAD_ROWS, _mutated, genuine, part_of_bad_rows
@@ -149,7 +149,7 @@ def test_rows_that_contradict_the_descriptor_are_refused(bad: dict[str, Any]) ->
     refused(data, part, "it holds|NULL|sum to|not a part", schema)
 
 
-def outcome(tail: bytes, layout: Layout, part: Part) -> Any:
+def outcome(tail: bytes, layout: FileLayout, part: Part) -> Any:
     try:
         return check_footer(memoryview(tail), part.bytes, layout, part.rows, part.memory)
     except (ValueError, LookupError):
