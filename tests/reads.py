@@ -10,9 +10,10 @@ import persist
 CLIENT_READS = {"close", "collections", "create_or_load", "fsck", "load", "metrics", "mode", "seqno", "url"}
 CLIENT_WRITES = {"gc", "maintain", "multi_write"}
 COLLECTION_READS = {
-    "as_bound", "as_time", "changes", "holds", "listen", "needs", "since", "snapshot", "subscribe", "timeline", "upper",
+    "as_bound", "as_time", "changes", "holds", "listen", "needs", "since", "snapshot", "subscribe", "timeline", "unsealed",
+    "upper",
 }  # fmt: skip
-COLLECTION_WRITES = {"allow_compaction", "commit_parts", "compact", "destroy", "hold", "seal", "write"}
+COLLECTION_WRITES = {"allow_compaction", "commit_parts", "compact", "destroy", "follow", "hold", "seal", "write"}
 
 KEY = {"k": pa.int64()}
 VALUE = {"v": pa.string()}
@@ -46,6 +47,7 @@ def read_everything(client: persist.Client) -> None:
     assert (orders.upper, orders.since) == (persist.Antichain(4), persist.Antichain(0))
     assert [hold.name for hold in orders.holds()] == ["consumer"]
     assert orders.timeline is None
+    assert orders.unsealed() is None
     assert (orders.as_time("time", 3), orders.as_bound("time", 3)) == (3, 3)
     for form in ("rows", "diff"):
         with orders.snapshot(2, form=form) as snapshot:
@@ -85,6 +87,7 @@ def writes(client: persist.Client) -> list[Callable[[], object]]:
         lambda: orders.hold(2),
         lambda: orders.hold(2, name="mine"),
         lambda: orders.hold(name="consumer"),
+        lambda: orders.follow("consumer"),
         orders.destroy,
     ]
     if callable(compact := getattr(orders, "compact", None)):
