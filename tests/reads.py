@@ -10,10 +10,12 @@ import persist
 CLIENT_READS = {"close", "collections", "create_or_load", "fsck", "load", "metrics", "mode", "seqno", "url"}
 CLIENT_WRITES = {"gc", "maintain", "multi_write"}
 COLLECTION_READS = {
-    "as_bound", "as_time", "changes", "holds", "listen", "needs", "since", "snapshot", "subscribe", "timeline", "unsealed",
-    "upper",
+    "as_bound", "as_time", "changes", "holds", "listen", "needs", "since", "snapshot", "subscribe", "timeline",
+    "unsealed", "upper",
 }  # fmt: skip
-COLLECTION_WRITES = {"allow_compaction", "commit_parts", "compact", "destroy", "follow", "hold", "seal", "write"}
+COLLECTION_WRITES = {
+    "allow_compaction", "commit_parts", "compact", "delete", "destroy", "follow", "hold", "overwrite", "seal", "write",
+}  # fmt: skip
 
 KEY = {"k": pa.int64()}
 VALUE = {"v": pa.string()}
@@ -47,7 +49,7 @@ def read_everything(client: persist.Client) -> None:
     assert (orders.upper, orders.since) == (persist.Antichain(4), persist.Antichain(0))
     assert [hold.name for hold in orders.holds()] == ["consumer"]
     assert orders.timeline is None
-    assert orders.unsealed() is None
+    assert orders.unsealed is None
     assert (orders.as_time("time", 3), orders.as_bound("time", 3)) == (3, 3)
     for form in ("rows", "diff"):
         with orders.snapshot(2, form=form) as snapshot:
@@ -81,6 +83,8 @@ def writes(client: persist.Client) -> list[Callable[[], object]]:
         lambda: client.create_or_load("new", key=KEY),
         lambda: orders.write([((1, "a"), 9, 1)]),
         lambda: orders.write(table(9)),
+        lambda: orders.overwrite([(1, "a")], time=9),
+        lambda: orders.delete([1], time=9),
         lambda: orders.seal(9),
         lambda: orders.allow_compaction(1),
         lambda: orders.commit_parts([]),
