@@ -73,8 +73,12 @@ class StreamSource:
     def end_here(self) -> None:
         """From now on, go no further than what is sealed at this moment; if as_of is to be waited for, after that."""
         options = self._options
-        if options.wait_s is not None and options.as_of is not None:
-            self._collection.handle.sealed(None if options.as_of == "latest" else options.as_of, options.wait_s)
+        if options.wait_s is not None and options.as_of == "latest":
+            # The latest sealed time is not waited for, but who says how long to wait means the first one.
+            self._follower.wait_for(lambda: self._known if self._known.upper > 0 else None, options.wait_s)
+            self._collection.handle.sealed(None, 0.0)
+        elif options.wait_s is not None and options.as_of is not None:
+            self._collection.handle.sealed(options.as_of, options.wait_s)
         self._last = self._collection.upper
 
     def newest(self) -> Offset | None:

@@ -8,6 +8,7 @@ import json
 import random
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -308,6 +309,24 @@ def test_with_available_now_a_query_ends_where_it_was_when_it_started(orders: pe
         pytest.raises(persist.AsOfNotSealed, match=r"waiting 0\.01 s"),
     ):
         query.reader.prepareForTriggerAvailableNow()
+
+
+def test_with_available_now_a_query_that_may_wait_waits_for_the_first_seal(path: str) -> None:
+    with persist.open(path, settings=persist.Settings(background=False)) as client:
+        late = client.create_or_load("late", key={"k": pa.int64()}, value={"v": pa.string()})
+        late.write([((1, "a"), 4, 1)]).result()
+        options = {"collection": "late", "form": "changes"}
+        with (
+            Query(path, {**options, "wait": 0}) as query,
+            pytest.raises(persist.AsOfNotSealed, match=r"1 update at time 4: seal\(5\)"),
+        ):
+            query.reader.prepareForTriggerAvailableNow()
+        with Query(path, {**options, "wait": 60}) as query, ThreadPoolExecutor(1) as pool:
+            preparing = pool.submit(query.reader.prepareForTriggerAvailableNow)
+            with pytest.raises(TimeoutError):
+                preparing.result(0.3)
+            late.seal(5).result()
+            preparing.result(60)
 
 
 def test_a_stream_of_rows_is_for_collections_that_only_grow(path: str) -> None:
