@@ -1,4 +1,4 @@
-"""docs/rules.md and what cites it: a number that is cited stands there, and each rule has a test of its name."""
+"""docs/rules.md, what cites it, and the map of docs/design.md: what is named exists, and each rule has a test of its name."""
 
 import re
 from pathlib import Path
@@ -51,3 +51,10 @@ def test_nothing_cites_a_document_outside_the_repository() -> None:
         str(p.relative_to(ROOT)) for p in sources(".py", ".md", ".toml") if DOCUMENTS.search(p.read_text("utf-8"))
     ]
     assert not citing
+
+
+def test_files_that_the_design_names_exist() -> None:
+    text = (ROOT / "docs" / "design.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"`([a-z_]+/[a-z_/]+\.py)`", text))
+    assert named
+    assert not {name for name in named if not any((ROOT / top / name).exists() for top in ("", "persist"))}
