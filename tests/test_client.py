@@ -719,7 +719,7 @@ def test_metrics_tell_what_a_client_did(blob: MemoryBlob) -> None:
             "checkpoints": 0,
         }
         assert found["leases"] == {"granted": 1, "holds": 1, "reads": 1}
-        assert found["log"] == {"seqno": 2}
+        assert found["log"] == {"seqno": 2, "beyond_end": 0}
         assert found["store"]["create"]["requests"] == 4  # One of them to prove the store.
         assert found["store"]["create"]["p99_s"] > 0
         assert "create" in str(client.metrics())

@@ -1,4 +1,4 @@
-"""docs/rules.md, what cites it, and the map of docs/design.md: what is named exists, and each rule has a test of its name."""
+"""docs/rules.md and the map in docs/design.md: what they name exists, and each rule has a test of its name."""
 
 import re
 from pathlib import Path
