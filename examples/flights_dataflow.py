@@ -77,11 +77,7 @@ def departures_by_day() -> Iterator[tuple[int, pa.Table]]:
     days = (months.astype("datetime64[D]") - np.datetime64(EPOCH, "D")).astype(np.int64) + day - 1
     minute = days * DAY + scheduled // 100 * 60 + scheduled % 100 + delay
     order = np.argsort(minute, kind="stable")
-<<<<<<< Updated upstream
     minute = np.maximum(minute[order], np.int64(0))
-=======
-    minute = np.maximum(minute[order], np.zeros(1, np.int64))
->>>>>>> Stashed changes
     taken = rows.take(pa.array(order))
     table = pa.table(
         {
