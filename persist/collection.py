@@ -16,6 +16,7 @@ from persist.engine.overwriting import delete_steps, overwrite_steps
 from persist.errors import InvalidUsage, PersistError
 from persist.follow import Following
 from persist.hold.holds import Hold, HoldInfo
+from persist.joining import as_of_join
 from persist.log.records import AllowCompaction, Destroy
 from persist.read.changes import Changes, read_changes, with_moments
 from persist.read.claimed_read import ClaimedRead
@@ -380,6 +381,35 @@ class Collection:
             )
 
         return Following(self.handle, name, start)
+
+    def as_of_join(
+        self,
+        frame: Any,
+        *,
+        time: str = "at",
+        on: Sequence[str] | None = None,
+        columns: Sequence[str] | None = None,
+        timeout_s: float | None = READ_TIMEOUT_S,
+    ) -> pa.Table:
+        """Return a frame with the value that the key of each row had at the time of that row.
+
+        A row whose key had nothing then has NULLs, and one whose key had several records comes once for each. Cost: the
+        history of the frame's keys, between its times; of other keys only what shares row groups with these.
+
+        Args:
+            frame: anything Arrow, a frame of pandas or Polars, a dict of columns, or a list of dicts.
+            time: its column of times, or of timestamps, if the collection has a timeline: what held at a moment is what
+                held at the last time not after it.
+            on: its columns that stand for the key fields, in their order; None for those of the same names.
+            columns: the value columns wanted; None means all of them.
+            timeout_s: how long to wait for the last of the times to be sealed.
+
+        Raises:
+            SchemaMismatch: a column is missing, of another type, or in both.
+            AsOfCompacted, AsOfNotSealed: a time cannot be read.
+            NegativeMultiplicity: of a record, at the time of a row.
+        """
+        return as_of_join(self.handle, frame, time, on, columns, timeout_s)
 
     def commit_parts(
         self, parts: Sequence[Part], *, seal: Antichain | None = None, token: str | None = None

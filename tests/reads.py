@@ -10,8 +10,8 @@ import persist
 CLIENT_READS = {"close", "collections", "create_or_load", "fsck", "load", "metrics", "mode", "seqno", "url"}
 CLIENT_WRITES = {"gc", "maintain", "multi_write"}
 COLLECTION_READS = {
-    "as_bound", "as_time", "changes", "holds", "listen", "needs", "since", "snapshot", "subscribe", "timeline",
-    "unsealed", "upper",
+    "as_bound", "as_of_join", "as_time", "changes", "holds", "listen", "needs", "since", "snapshot", "subscribe",
+    "timeline", "unsealed", "upper",
 }  # fmt: skip
 COLLECTION_WRITES = {
     "allow_compaction", "commit_parts", "compact", "delete", "destroy", "follow", "hold", "overwrite", "seal", "write",
@@ -51,6 +51,7 @@ def read_everything(client: persist.Client) -> None:
     assert orders.timeline is None
     assert orders.unsealed is None
     assert (orders.as_time("time", 3), orders.as_bound("time", 3)) == (3, 3)
+    assert orders.as_of_join({"k": [5], "at": [2]})["v"].to_pylist() == [f"{5:032}"]
     for form in ("rows", "diff"):
         with orders.snapshot(2, form=form) as snapshot:
             assert snapshot.to_arrow().num_rows == snapshot.count() == ROWS + 2

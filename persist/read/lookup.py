@@ -172,10 +172,12 @@ Found = tuple[_Source, pa.Table]  # Updates of a part, as the scan counts them.
 class Lookup:
     """Finds the rows with certain keys in what a scan reads; prepared once, for any number of look-ups."""
 
-    def __init__(self, scan: Scan) -> None:
+    def __init__(self, scan: Scan, *, keeps_time: bool = False) -> None:
+        """Prepare to look up in what a scan reads; keeps_time is needed for `updates`."""
         assert scan.keys.is_all, "a slice of the key space would have to be cut out"
         schema = scan.schema
         self._scan = scan
+        self._keeps_time = keeps_time
         self._keys = keys_alone(schema)
         # Parts of two collections may be the same bytes, and stand for different types.
         self._types = str(schema.types)
@@ -190,7 +192,7 @@ class Lookup:
         # Which columns a filter needs, it does not say.
         names = schema.names if self._scan.filter is not None else self._scan.columns
         columns = dict.fromkeys([*schema.key_names, *names])
-        if cuts_time:
+        if cuts_time or self._keeps_time:
             columns["_time"] = None
         if not part.is_plain or not columns:
             columns["_diff"] = None
@@ -222,6 +224,14 @@ class Lookup:
         by = [*keys, *(name for name in columns if name not in keys)] if {*keys} <= {*columns} else columns
         both = pa.concat_tables([scan.empty([*columns, "_diff"]), *tables])
         return consolidate(both, by).select([*columns, "_diff"])
+
+    def updates(self, wanted: SortedRows, reader: PartReader) -> pa.Table:
+        """Return the updates of a scan of changes with a wanted key: its columns, `_time`, `_diff`, consolidated."""
+        assert self._keeps_time
+        columns = [*self._scan.columns, "_time", "_diff"]
+        found = self._found(wanted, reader) if len(wanted) else []
+        tables = [_counted(table, source.diff).select(columns) for source, table in found]
+        return consolidate(pa.concat_tables([self._scan.empty(columns), *tables]), columns[:-1])
 
     def _found(self, wanted: SortedRows, reader: PartReader) -> list[Found]:
         """Return the updates with a wanted key, of each part that has some."""

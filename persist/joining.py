@@ -1,0 +1,112 @@
+"""As-of joins: a frame with what a collection held at the time of each of its rows."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as pat
+
+from persist.codecs import TableStream, opened
+from persist.codecs.types.casts import cast_column
+from persist.codecs.types.suggestion import did_you_mean
+from persist.codecs.updates.inputs import as_table
+from persist.engine import CollectionHandle
+from persist.errors import InvalidUsage, SchemaMismatch
+from persist.read.as_of_join import joined
+from persist.read.lookup import Lookup
+from persist.read.plan import changes_scan, snapshot_scan
+from persist.state.contents import check_readable
+
+
+def as_of_join(
+    handle: CollectionHandle,
+    frame: Any,
+    time: str,
+    on: Sequence[str] | None,
+    columns: Sequence[str] | None,
+    timeout_s: float | None,
+) -> pa.Table:
+    """Return a frame with what its keys held at its rows' times; see `Collection.as_of_join`."""
+    schema = handle.schema
+    table = _frame(frame, handle)
+    wanted = schema.value_names if columns is None else schema.distinct("columns", columns)
+    keys, times = _keys(table, on, handle), _times(table, time, handle)
+    if clashing := [name for name in wanted if name in table.column_names]:
+        raise SchemaMismatch(
+            f"the frame has a column {clashing[0]!r}, as the collection has: rename it in the frame, or leave it "
+            "out of columns"
+        )
+    ends = pc.min_max(times).as_py()
+    if ends["min"] is None:  # No row has a time, so none has a record.
+        return joined(table, keys, times, schema.arrow.empty_table(), schema, wanted)
+    handle.sealed(ends["max"], timeout_s)
+    contents, reading = handle.claim(ends["min"])
+    try:
+        check_readable(contents, ends["min"])
+        with reading.explained():
+            before = Lookup(snapshot_scan(contents, schema, ends["min"], None))
+            found = before.contents(before.wanted(keys), "diff", reading())
+            first = found.append_column(schema.arrow.field("_time"), pa.array(np.full(len(found), ends["min"])))
+            changes = changes_scan(contents, schema, ends["min"] + 1, ends["max"] + 1, None)
+            after = Lookup(changes, keeps_time=True)
+            later = after.updates(after.wanted(keys), reading())
+    finally:
+        reading.close()
+    updates = pa.concat_tables([first.select(schema.arrow.names), later])
+    return joined(table, keys, times, updates, schema, wanted)
+
+
+def _frame(frame: Any, handle: CollectionHandle) -> pa.Table:
+    if isinstance(frame, Mapping):
+        return pa.table(dict(frame))
+    if isinstance(frame, (list, tuple)) and frame and isinstance(frame[0], Mapping):
+        return pa.Table.from_pylist([*frame])
+    data = opened(frame)
+    if isinstance(data, TableStream):
+        tables = [*data.tables(handle.schema)]
+        return pa.concat_tables(tables) if tables else pa.table({})
+    table = as_table(data, handle.schema)
+    if table is None:
+        raise InvalidUsage(
+            f"{frame!r:.80} is no frame: give anything Arrow, a frame, a dict of columns or rows as dicts"
+        )
+    return table
+
+
+def _keys(table: pa.Table, on: Sequence[str] | None, handle: CollectionHandle) -> pa.Table:
+    """Return the columns of a frame that stand for the key fields, in their order and types."""
+    fields = handle.schema.key.fields
+    names = list(handle.schema.key_names) if on is None else [on] if isinstance(on, str) else [*on]
+    if len(names) != len(fields):
+        raise InvalidUsage(
+            f"on={names} names {len(names)} columns, and a key of {handle.name!r} has {len(fields)}: name one column "
+            f"of the frame for each of {list(handle.schema.key_names)}, in that order"
+        )
+    cast = [cast_column(_column(table, name), f.type, name) for name, f in zip(names, fields, strict=True)]
+    return pa.Table.from_arrays(cast, schema=pa.schema(list(fields)))
+
+
+def _times(table: pa.Table, name: str, handle: CollectionHandle) -> pa.ChunkedArray:
+    """Return the time of each row, int64: of a moment, the last time that is not after it."""
+    column = _column(table, name)
+    if pat.is_integer(column.type):
+        times = column.cast(pa.int64())
+    elif handle.timeline is not None and (pat.is_timestamp(column.type) or pat.is_date(column.type)):
+        unit = {"s": "second", "ms": "millisecond", "us": "microsecond", "ns": "nanosecond"}[handle.timeline.unit]
+        floored = pc.floor_temporal(column, unit=unit) if pat.is_timestamp(column.type) else column
+        times = handle.timeline.column_of_times(floored, name)
+    else:
+        what = "a whole number" if handle.timeline is None else "a whole number or a timestamp with a zone"
+        raise SchemaMismatch(f"column {name!r} has type {column.type}, and the time of a row is {what}")
+    if (least := pc.min(times).as_py()) is not None and least < 0:
+        raise InvalidUsage(f"column {name!r} holds {least}: times are not negative")
+    return times
+
+
+def _column(table: pa.Table, name: str) -> pa.ChunkedArray:
+    if name not in table.column_names:
+        hint = did_you_mean(name, table.column_names) or ","
+        raise SchemaMismatch(f"the frame has no column {name!r}{hint} it has {table.column_names}")
+    return table.column(name)

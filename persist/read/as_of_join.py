@@ -1,0 +1,141 @@
+"""Each row of a frame with what its key held at the time of that row.
+
+From the contents as of the least time, and the updates after it, every record gets the intervals of times in which its
+multiplicity is not zero. A row's records are those intervals of its key that its time is in. Intervals are sorted by
+key and start; they are gone through backwards from the last one that began before the row's time, all rows at once,
+until none that began earlier can still reach it. Of a key with one value at a time that is one step, whatever its
+history.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from persist.codecs import CollectionSchema, DiffOverflow
+from persist.codecs.order.digits import dense_ranks
+from persist.codecs.order.ordering import canonical, order_keys
+from persist.errors import NegativeMultiplicity
+
+Int64s = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Intervals:
+    """When records had which multiplicity, none of it 0; sorted by key, then start.
+
+    Attributes:
+        rows: of the updates, one with the record of each.
+        counts: the multiplicities.
+        starts, reaches, ends: key and time in one number; reaches is the greatest end of the key so far.
+        times: the times that start and end count in.
+    """
+
+    rows: Int64s
+    counts: Int64s
+    starts: Int64s
+    ends: Int64s
+    reaches: Int64s
+    times: Int64s
+
+    @classmethod
+    def of(cls, keys: Int64s, updates: pa.Table, names: tuple[str, ...]) -> "Intervals":
+        """Make them of updates with those key numbers; names are the columns of a record."""
+        times, diffs = (updates[name].to_numpy() for name in ("_time", "_diff"))
+        records = _numbers(updates, names)
+        order = np.lexsort((times, records))
+        records, keys, times, diffs = records[order], keys[order], times[order], diffs[order]
+        distinct, at = np.unique(times, return_inverse=True)
+        is_last = np.append(records[1:] != records[:-1], True) if len(records) else np.zeros(0, bool)
+        ends = np.where(is_last, len(distinct), np.append(at[1:], 0)) if len(at) else at
+        counts = _running(diffs, records)
+        kept = np.flatnonzero((counts != 0) & (ends > at))
+        kept = kept[np.lexsort((at[kept], keys[kept]))]
+        base = keys[kept] * (len(distinct) + 1)
+        ending = base + ends[kept]
+        return cls(order[kept], counts[kept], base + at[kept], ending, np.maximum.accumulate(ending), distinct)
+
+    def found(self, keys: Int64s, times: Int64s) -> tuple[Int64s, Int64s]:
+        """Return pairs of a row with that key number and time, and an interval that it is in; ordered by row."""
+        width = len(self.times) + 1
+        at = np.searchsorted(self.times, times, side="right") - 1
+        wanted = keys * width + at
+        place = np.searchsorted(self.starts, wanted, side="right") - 1
+        rows = np.flatnonzero((place >= 0) & (at >= 0))
+        place = place[rows]
+        pairs: list[tuple[Int64s, Int64s]] = []
+        while len(rows):
+            # What reaches no further than the row's own key and time has been passed by.
+            left = self.reaches[place] > wanted[rows]
+            rows, place = rows[left], place[left]
+            inside = self.ends[place] > wanted[rows]
+            pairs.append((rows[inside], place[inside]))
+            left = place > 0
+            rows, place = rows[left], place[left] - 1
+        if not pairs:
+            return np.zeros(0, np.int64), np.zeros(0, np.int64)
+        row, interval = (np.concatenate(each) for each in zip(*pairs, strict=True))
+        order = np.lexsort((interval, row))
+        return row[order], interval[order]
+
+
+def joined(
+    frame: pa.Table, keys: pa.Table, times: pa.ChunkedArray, updates: pa.Table, schema: CollectionSchema, columns: Any
+) -> pa.Table:
+    """Return a frame's rows, in order, each with the columns of the records that its key had at its time.
+
+    Args:
+        keys: the key columns of the rows; times: int64, NULL for none.
+        updates: key columns, value columns, `_time`, `_diff` of these keys; the first times hold whole contents.
+        columns: the names of the columns wanted.
+
+    A row without a record has NULLs; one with several comes as often as their multiplicities say.
+
+    Raises:
+        NegativeMultiplicity: of a record, at the time of a row.
+    """
+    updates = canonical(updates)
+    both = canonical(pa.concat_tables([updates.select(keys.column_names), keys]).combine_chunks())
+    numbers = _numbers(both, schema.key_names)
+    intervals = Intervals.of(numbers[: len(updates)], updates, schema.names)
+    at = times.fill_null(-1).to_numpy()
+    row, interval = intervals.found(numbers[len(updates) :], at)
+    counts = intervals.counts[interval]
+    if len(counts) and counts.min() < 0:
+        worst = int(counts.argmin())
+        record = updates.select(list(schema.names)).slice(int(intervals.rows[interval[worst]]), 1).to_pylist()[0]
+        raise NegativeMultiplicity(str(record), int(counts[worst]), int(at[row[worst]]))
+    row, interval = np.repeat(row, counts), np.repeat(interval, counts)
+    missing = np.setdiff1d(np.arange(len(frame)), row)
+    order = np.argsort(np.concatenate([row, missing]), kind="stable")
+    taken = pa.array(np.concatenate([intervals.rows[interval], np.zeros(len(missing), np.int64)])[order])
+    is_missing = np.concatenate([np.zeros(len(row), bool), np.ones(len(missing), bool)])[order]
+    result = frame.take(pa.array(np.concatenate([row, missing])[order]))
+    indices = pa.array(taken.to_numpy(), mask=is_missing)
+    for name in columns:
+        result = result.append_column(name, updates[name].combine_chunks().take(indices))
+    return result
+
+
+def _numbers(table: pa.Table, names: tuple[str, ...]) -> Int64s:
+    """Return int64[rows]: equal where rows are equal in those columns, ascending in their order."""
+    if not names or not len(table):
+        return np.zeros(len(table), np.int64)
+    return np.asarray(dense_ranks(order_keys(table, names)), np.int64)
+
+
+def _running(diffs: Int64s, records: Int64s) -> Int64s:
+    """Return sums of the diffs of each record up to each of them; rows of a record are consecutive."""
+    if not len(diffs):
+        return diffs
+    is_first = np.append(True, records[1:] != records[:-1])
+    group = np.cumsum(is_first) - 1
+    small = max(-int(diffs.min()), int(diffs.max())) * len(diffs) < 2**63
+    sums = np.cumsum(diffs if small else diffs.astype(object))
+    before = (sums - diffs)[is_first]
+    found = sums - before[group]
+    if not small and max(map(abs, found)) >= 2**63:
+        raise DiffOverflow("the multiplicity of a record does not fit int64 at some time; nothing was wrapped")
+    return found.astype(np.int64)

@@ -1,0 +1,112 @@
+"""A frame gets what its keys held at the times of its rows, as reading each of these times would tell."""
+
+from typing import Any
+
+import pandas as pd
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import persist
+from persist.blob import MemoryBlob
+
+QUIET = persist.Settings(background=False)
+SEALED = 8
+UPDATE = st.tuples(st.integers(0, 3), st.sampled_from("abc"), st.integers(0, SEALED - 1), st.sampled_from([1, 2, -1]))
+ROW = st.tuples(st.one_of(st.none(), st.integers(0, 4)), st.one_of(st.none(), st.integers(0, SEALED - 1)))
+
+
+def model(updates: list[tuple[int, str, int, int]], rows: list[tuple[Any, Any]]) -> list[tuple[Any, Any, Any, Any]]:
+    """Return (row, key, time, value) of all that is found, looking at each time by itself."""
+    found: list[tuple[Any, Any, Any, Any]] = []
+    for number, (key, at) in enumerate(rows):
+        values = [] if at is None else sorted({v for k, v, t, _ in updates if k == key and t <= at})
+        counts = {v: sum(d for k, w, t, d in updates if (k, w) == (key, v) and t <= at) for v in values}
+        if any(count < 0 for count in counts.values()):
+            raise persist.NegativeMultiplicity("", -1, at)
+        matches = [v for v in values for _ in range(counts[v])]
+        found += [(number, key, at, v) for v in matches or [None]]
+    return found
+
+
+@settings(deadline=None, max_examples=120)
+@given(updates=st.lists(UPDATE, max_size=14), rows=st.lists(ROW, max_size=8), keyframe=st.booleans())
+def test_each_row_gets_what_the_model_says(
+    updates: list[tuple[int, str, int, int]], rows: list[tuple[Any, Any]], keyframe: bool
+) -> None:
+    frame = pa.table(
+        {
+            "row": pa.array(range(len(rows)), pa.int64()),
+            "who": pa.array([key for key, _ in rows], pa.int64()),
+            "at": pa.array([at for _, at in rows], pa.int64()),
+        }
+    )
+    with persist.open(MemoryBlob(), settings=QUIET) as client:
+        c = client.create_or_load("c", key={"k": int}, value={"v": str})
+        c.write([((k, v), t, d) for k, v, t, d in updates], seal=SEALED).result()
+        if keyframe:
+            c.compact()
+        try:
+            expected = model(updates, rows)
+        except persist.NegativeMultiplicity:
+            with pytest.raises(persist.NegativeMultiplicity):
+                c.as_of_join(frame, on=["who"])
+            return
+        found = c.as_of_join(frame, on=["who"])
+    assert found.column_names == ["row", "who", "at", "v"]
+    assert found["row"].to_pylist() == [row for row, *_ in expected]
+    assert sorted(map(repr, (tuple(row.values()) for row in found.to_pylist()))) == sorted(map(repr, expected))
+
+
+def test_only_the_history_of_touched_keys_is_read() -> None:
+    class Counting(MemoryBlob):
+        read = 0
+
+        def get(self, key: str, range: Any = None) -> bytes | None:
+            found = super().get(key, range)
+            self.read += len(found) if found and key.startswith("part/") else 0
+            return found
+
+    blob = Counting()
+    with persist.open(blob, settings=QUIET) as client:
+        c = client.create_or_load("c", key={"k": int}, value={"v": str})
+        for start in range(0, 40_000, 10_000):
+            rows = {"k": [*range(start, start + 10_000)], "v": [f"{n * 7919 % 10007:x}" * 3 for n in range(10_000)]}
+            c.write(pa.table({**rows, "_time": [0] * 10_000, "_diff": [1] * 10_000})).result()
+        c.seal(5).result()
+    with persist.open(blob, settings=QUIET) as client:
+        before, c = blob.read, client.load("c")
+        assert c.as_of_join({"k": [7], "at": [3]})["v"].to_pylist() == [f"{7 * 7919 % 10007:x}" * 3]
+        touched = blob.read - before
+        c.snapshot(3).to_arrow()
+        assert 0 < touched <= (blob.read - before - touched) / 2
+
+
+def test_moments_of_a_frame_are_rounded_down_to_times() -> None:
+    with persist.open(MemoryBlob(), settings=QUIET) as client:
+        c = client.create_or_load("c", key={"k": int}, value={"v": str}, timeline="s")
+        c.write([((1, "a"), 10, 1), ((1, "a"), 20, -1), ((1, "b"), 20, 1)], seal=100).result()
+        at = pd.to_datetime([9.5, 10.0, 19.999, 20.5], unit="s", utc=True)
+        assert c.as_of_join(pd.DataFrame({"k": 1, "at": at}))["v"].to_pylist() == [None, "a", "a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("frame", "how", "error", "message"),
+    [
+        ({"k": [1], "when": [1]}, {}, persist.SchemaMismatch, r"the frame has no column 'at', it has"),
+        ({"key": [1], "at": [1]}, {}, persist.SchemaMismatch, r"no column 'k'"),
+        ({"k": [1], "at": [1], "v": ["x"]}, {}, persist.SchemaMismatch, "rename it in the frame"),
+        ({"k": [1], "at": [1]}, {"on": ["k", "at"]}, persist.InvalidUsage, "names 2 columns, and a key of 'c' has 1"),
+        ({"k": [1], "at": [1.5]}, {}, persist.SchemaMismatch, "the time of a row is a whole number"),
+        ({"k": [1], "at": [9]}, {"timeout_s": 0}, persist.AsOfNotSealed, "9"),
+        (7, {}, persist.InvalidUsage, "7 is no frame"),
+    ],
+    ids=repr,
+)
+def test_what_cannot_be_joined_is_refused(frame: Any, how: Any, error: Any, message: str) -> None:
+    with persist.open(MemoryBlob(), settings=QUIET) as client:
+        c = client.create_or_load("c", key={"k": int}, value={"v": str})
+        c.seal(5).result()
+        with pytest.raises(error, match=message):
+            c.as_of_join(frame, **how)
