@@ -25,7 +25,7 @@ def model(updates: list[tuple[int, str, int, int]], rows: list[tuple[Any, Any]])
         counts = {v: sum(d for k, w, t, d in updates if (k, w) == (key, v) and t <= at) for v in values}
         if any(count < 0 for count in counts.values()):
             raise persist.NegativeMultiplicity("", -1, at)
-        matches = [v for v in values for _ in range(counts[v])]
+        matches: list[str | None] = [v for v in values for _ in range(counts[v])]
         found += [(number, key, at, v) for v in matches or [None]]
     return found
 
