@@ -40,14 +40,19 @@ def write(collection: persist.Collection, times: range) -> None:
         collection.write([((time, None), time, 1)], seal=time + 1).result()
 
 
-def rolled_back(commits: int = 30) -> tuple[MemoryBlob, ImpatientClock, persist.Client, persist.Collection]:
-    """Return a location that was restored from a copy under an open client, which has written since the copy."""
+def rolled_back(
+    commits: int = 30, pause_s: float = 2 * PROVE_AFTER_S
+) -> tuple[MemoryBlob, ImpatientClock, persist.Client, persist.Collection]:
+    """Return a location that was restored from a copy under an open client, which has written since the copy.
+
+    Without a pause after the copy, it is younger than the last look of the client at its past.
+    """
     blob, clock = MemoryBlob(), ImpatientClock()
     client = opened(blob, clock)
     collection = made(client)
     write(collection, range(6))
     copy = copied(blob)
-    clock.sleep(2 * PROVE_AFTER_S)
+    clock.sleep(pause_s)
     write(collection, range(6, 6 + commits))
     restore(blob, copy)
     return blob, clock, client, collection

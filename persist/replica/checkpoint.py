@@ -22,6 +22,7 @@ checkpoint, which costs 200 PUTs each time when 200 collections are sealed toget
 import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from itertools import takewhile
 
 from persist.antichain import Antichain, as_time
 from persist.blob import Blob, Conflict, CorruptBlob, Corruption, InvalidUsage, MissingBlob, get_at_most
@@ -96,7 +97,7 @@ def checkpoint_due(seqno: int) -> bool:
 def write_checkpoint(blob: Blob, state: State, recent: Mapping[int, Record], known: KnownLevels | None = None) -> bool:
     """Store a checkpoint of state, unless there is one already; return whether this call stored one.
 
-    Cost: a page of LIST, two GETs and a PUT of at most `INLINE_BYTES_MAX` and what `LocationState` takes; now and
+    Cost: two pages of LIST, two GETs and a PUT of at most `INLINE_BYTES_MAX` and what `LocationState` takes; now and
     then a PUT of a directory object; a PUT (and perhaps a GET) for each collection whose pending mutations have
     grown too many; a GET for each record since the newest checkpoint that is not in recent, and for each directory
     object that is not known.
@@ -110,8 +111,9 @@ def write_checkpoint(blob: Blob, state: State, recent: Mapping[int, Record], kno
     found, levels = _newest(blob, known, skip_damaged=True)
     if found.seqno >= state.seqno:
         return False
-    # One of them is read although it is known. If the location was rolled back, its newest checkpoint is the last one
-    # of that time, and the log ends before the next one was due: memory must not bridge what is missing since.
+    # Memory must not bridge what a roll-back of the location took away: all of them must be there, whoever wrote the
+    # first ones beyond the hole, and one of them is read although it is known, because another may be in its place.
+    _check_present(blob, found.seqno + 1, state.seqno)
     probed = min(found.seqno + INTERVAL, state.seqno)
     for seqno in range(found.seqno + 1, state.seqno + 1):
         record = (recent.get(seqno) if seqno != probed else None) or read_record(blob, seqno)
@@ -143,6 +145,15 @@ def write_checkpoint(blob: Blob, state: State, recent: Mapping[int, Record], kno
         return False
     known.keep(new.levels)
     return True
+
+
+def _check_present(blob: Blob, first: int, last: int) -> None:
+    """Raise MissingBlob unless the log holds all records from first to last. Cost: a LIST of them, mostly one page."""
+    listed = blob.list(LOG, start_after=record_key(first - 1) if first else None)
+    present = {entry.key for entry in takewhile(lambda entry: entry.key <= record_key(last), listed)}
+    for seqno in range(first, last + 1):
+        if record_key(seqno) not in present:
+            raise MissingBlob(record_key(seqno), f"it is missing, and a checkpoint at {last} needs it")
 
 
 def checkpoint_of(

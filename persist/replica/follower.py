@@ -256,12 +256,14 @@ class Follower:
     def _restart(self, newest: State) -> None:
         """Take over the state of a checkpoint, and the records after it, unless what is known is newer."""
         if self._state.location not in (None, newest.location):
+            self._verify_newest()
             raise CorruptBlob(CHECKPOINTS, f"it belongs to location {newest.location}, not {self._state.location}")
-        if newest.seqno > self._state.seqno and self._state.commit is not None:
-            self._past.verify(self._state.seqno, self._state.commit)  # It is skipped, so nothing else would notice.
+        if newest.seqno > self._state.seqno:
+            self._verify_newest()  # It is skipped, so nothing else would notice.
         while newest.seqno < self._state.seqno:
             record = self._recent.get(newest.seqno + 1) or read_record(self._blob, newest.seqno + 1)
             if record is None:
+                self._verify_newest()
                 raise MissingBlob(record_key(newest.seqno + 1), "it is missing, and later ones have been read")
             try:
                 newest = apply(newest, record)
@@ -271,6 +273,11 @@ class Follower:
             assert self._state.commit is not None
             raise self._past.stop(newest.seqno, self._state.commit, newest.commit)
         self._state = newest
+
+    def _verify_newest(self) -> None:
+        """Stop, with LogReplaced, if the newest record that this client knows is gone or another one."""
+        if self._state.commit is not None:
+            self._past.verify(self._state.seqno, self._state.commit)
 
     def advance(self, record: Record) -> None:
         """Apply a record that is in the log, unless it has been applied already."""

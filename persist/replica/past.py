@@ -4,7 +4,7 @@ A location may be rolled back under an open client: a backup is restored in plac
 was, beyond a hole, and be acknowledged for what nobody will ever read. Three things prevent that:
 
 - Each record names the commit before it, so no record that was made after the roll-back is taken for the next one.
-- Whoever makes a checkpoint reads a record of the log that a rolled-back location cannot have
+- Whoever makes a checkpoint first makes sure that all records that it adds up are there
   (`persist.replica.checkpoint.write_checkpoint`), so that memory bridges no hole.
 - From time to time a client asks whether records that it knows are still there: a writer before it creates a record,
   or says that something was done before, if it has not asked for `PROVE_AFTER_S`; a reader after it has read on, if it

@@ -74,6 +74,27 @@ def test_a_client_that_never_pauses_bridges_no_hole_with_a_checkpoint() -> None:
     assert [entry.key for entry in blob.list("checkpoint/")] == checkpoints
 
 
+@pytest.mark.parametrize("lost", [1, 3, INTERVAL - 1])
+def test_a_client_that_wrote_where_the_next_checkpoint_is_due_bridges_no_hole(lost: int) -> None:
+    """It created the very record that a roll-back should have taken, if it goes on before it asks for its past."""
+    blob, clock, client, collection = rolled_back(lost, pause_s=0)
+    time = 6 + lost
+    with client, pytest.raises(LogReplaced):
+        for later in range(time, time + 2 * INTERVAL):
+            write(collection, range(later, later + 1))
+            client.engine.pool.submit(int).result()  # Checkpoints are made by the pool.
+    assert upper_of(blob, clock) == 6
+
+
+def test_a_reader_whose_checkpoint_went_with_the_past_is_told_that_it_was_replaced() -> None:
+    blob, _, client, _ = rolled_back(INTERVAL)
+    with client:
+        for entry in list(blob.list("checkpoint/")):
+            blob.delete(entry.key)
+        with pytest.raises(LogReplaced):
+            client.engine.follower.restart()
+
+
 def test_a_checkpoint_is_no_bridge_over_a_hole_between_two_of_them_either() -> None:
     blob, _, client, collection = rolled_back(3)
     with client, pytest.raises(LogReplaced):
