@@ -19,7 +19,7 @@ from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 
-from benchmarks import basics, compaction, dataflows, latest, points, spark, streams, travel
+from benchmarks import basics, compaction, dataflows, latest, lookups, points, spark, streams, travel
 from benchmarks.harness import Row, report
 from benchmarks.workspace import Workspace
 
@@ -37,6 +37,7 @@ MEASURES: dict[str, Callable[[Workspace], list[Row]]] = {
     "feed": travel.feed,
     "aggregates": latest.aggregates,
     "points": points.points,
+    "lookups": lookups.lookups,
     "append": streams.append,
     "micro": streams.micro,
     "compaction": compaction.throughput,

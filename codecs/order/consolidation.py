@@ -17,6 +17,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from persist.codecs.errors import DiffOverflow
+from persist.codecs.order.arrays import int64_array, int64_values
 from persist.codecs.order.digits import Rows, RowSorter
 from persist.codecs.order.ordering import canonical, combined, row_sorter
 from persist.codecs.types.schema import DIFF
@@ -48,7 +49,7 @@ def consolidate(table: pa.Table, by: Sequence[str]) -> pa.Table:
     table = canonical(table.select([*by, DIFF]).combine_chunks())
     if table.num_rows == 0:
         return table
-    diffs = combined(table.column(DIFF)).to_numpy()
+    diffs = int64_values(combined(table.column(DIFF)))
     if not by:
         return pa.table({DIFF: [total]}, schema=table.schema) if (total := sum_all(diffs)) else table.slice(0, 0)
     sorter = row_sorter(table, by)
@@ -68,7 +69,7 @@ def _consolidate_rows(table: pa.Table, diffs: Diffs, sorter: RowSorter, rows: Ro
     if not diffs.all():
         kept = np.flatnonzero(diffs)
         order, diffs = order[kept], diffs[kept]
-    return _take(table, order).set_column(table.num_columns - 1, table.field(DIFF), pa.array(diffs))
+    return _take(table, order).set_column(table.num_columns - 1, table.field(DIFF), int64_array(diffs))
 
 
 def sum_runs(diffs: Diffs, firsts: Rows) -> Diffs:
@@ -114,4 +115,4 @@ def _take(table: pa.Table, order: Rows) -> pa.Table:
     """The rows in that order; a slice, which copies nothing, when they are neighbours already."""
     if len(order) and int(order[-1]) - int(order[0]) == len(order) - 1 and bool((np.diff(order) == 1).all()):
         return table.slice(int(order[0]), len(order))
-    return table.take(pa.array(order))
+    return table.take(int64_array(order))

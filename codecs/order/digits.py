@@ -25,6 +25,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pt
 
+from persist.codecs.order.arrays import boolean_values, int64_array
+
 Rows: TypeAlias = npt.NDArray[np.int64]
 Bits: TypeAlias = npt.NDArray[np.uint64]
 Flags: TypeAlias = npt.NDArray[np.bool_]
@@ -174,7 +176,7 @@ def _unequal_runs(columns: Sequence[pa.Array], order: Rows, starts: Flags, posit
 
 def _differs(columns: Sequence[pa.Array], rows: Rows) -> list[Flags]:
     """Per column bool[len(rows) - 1]: where a row of rows differs from the one before it."""
-    taken_rows = pa.array(rows)
+    taken_rows = int64_array(rows)
     return [neighbours_differ(column.take(taken_rows)) for column in columns]
 
 
@@ -192,7 +194,7 @@ def neighbours_differ(array: pa.Array) -> Flags:
 
 def _acero_order(columns: Sequence[pa.Array], rows: Rows, runs: Bits) -> Rows:
     """The stable order of rows by run number, then columns."""
-    taken_rows = pa.array(rows)
+    taken_rows = int64_array(rows)
     arrays = [pa.array(runs), *(column.take(taken_rows) for column in columns)]
     names = [str(i) for i in range(len(arrays))]
     table = pa.RecordBatch.from_arrays(arrays, names=names)
@@ -358,5 +360,4 @@ def _word_digit(begin: Rows, length: Rows, data: npt.NDArray[np.uint8], word: in
 
 
 def _flags(array: pa.Array) -> Flags:
-    flags: Flags = array.to_numpy(zero_copy_only=False)
-    return flags
+    return boolean_values(array)

@@ -24,6 +24,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pt
 
+from persist.codecs.order.arrays import int64_array
 from persist.codecs.order.digits import Rows, RowSorter, dense_ranks
 from persist.codecs.types.arrow_types import has_floats
 
@@ -61,8 +62,8 @@ def row_sorter(table: pa.Table, names: Sequence[str]) -> RowSorter:
 def sort_indices(table: pa.Table, names: Sequence[str]) -> pa.Array:
     """int64[n]: the row numbers of a canonical table in the order of the named columns; stable."""
     if not names:
-        return pa.array(np.arange(table.num_rows, dtype=np.int64))
-    return pa.array(row_sorter(table, names).sort()[0])
+        return int64_array(np.arange(table.num_rows, dtype=np.int64))
+    return int64_array(row_sorter(table, names).sort()[0])
 
 
 def combined(column: pa.ChunkedArray) -> pa.Array:

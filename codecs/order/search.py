@@ -1,9 +1,10 @@
-"""Finding keys in rows that are sorted by them: by binary search, column after column.
+"""Finding keys in rows that are sorted by them, by binary search.
 
-Rows with equal values in the first columns are neighbours, and among them the next column ascends, NULL last and NaN
-before it (see `persist.codecs.order.ordering`); so each column narrows the interval of rows that the ones before it
-left. Fixed-width columns are searched as numpy sees their buffer, strings and binary by the bytes in theirs: nothing is
-converted. Many keys at once are found by one pass over all rows.
+All wanted keys are searched for at once, packed (see `persist.codecs.order.packed_keys`). While few keys that are no
+numbers have been wanted of some rows, packing these does not pay, and each key is searched for by itself, column after
+column: rows with equal values in the first columns are neighbours, and among them the next column ascends, NULL last
+and NaN before it (see `persist.codecs.order.ordering`). Nested keys and very long ones have no packed form: when there
+are many, one pass over all rows finds them.
 """
 
 import bisect
@@ -15,78 +16,147 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.types as pat
 
+from persist.codecs.order.arrays import int64_array
+from persist.codecs.order.packed_keys import Layout, Packed, layout_of, packed
 from persist.codecs.order.touching import Touching
 from persist.codecs.types.arrow_types import is_flat
 
 Rows: TypeAlias = npt.NDArray[np.int64]
 NO_ROWS: Rows = np.zeros(0, np.int64)
-FEW_KEYS = 64  # Up to here, keys are searched one by one.
+FEW_KEYS = 64  # Up to here, keys that are no numbers are searched one by one, and
+ROWS_PER_SEARCH = 1000  # until packing all rows costs no more than these searches did.
 
 
-class SortedRows:
-    """Rows sorted by their key columns; immutable, and safe to share between threads.
+class SortedKeys:
+    """Distinct or repeated keys in order; immutable as others see it, and safe to share between threads.
 
     Attributes:
-        batch: the rows, floats canonical.
+        batch: the key columns, floats canonical.
     """
 
-    def __init__(self, table: pa.Table, key_names: Sequence[str]) -> None:
-        """table is sorted by the columns key_names, which come first in it."""
-        (self.batch,) = table.combine_chunks().to_batches() or [pa.RecordBatch.from_pylist([], schema=table.schema)]
-        self._nbytes = int(self.batch.nbytes)
-        self._names = list(key_names)
+    def __init__(self, keys: pa.Table) -> None:
+        """keys are sorted by all of their columns, of which there is at least one."""
+        found = keys.combine_chunks().to_batches()
+        self.batch: pa.RecordBatch = found[0] if found else empty_batch(keys.schema)
+        self._arrays = self.batch.columns
+        self._layout = layout_of(self._arrays)
+        self._packed: dict[Layout, Packed] = {}
         self._columns: list[_Column] | None = None
-        if all(is_flat(self.batch.column(name).type) for name in key_names):
-            self._columns = [_column(self.batch.column(name)) for name in key_names]
+        self._first: SortedKeys | None = None
+        self._searched = 0
+        # Keys that are numbers are packed as they are stored.
+        room = 0 if self._layout is None or self._layout.is_number else self._layout.row_bytes
+        self._nbytes = int(self.batch.nbytes) + room * len(self)
 
     @property
     def nbytes(self) -> int:
-        """What the rows take."""
+        """What the keys take, packed ones included."""
         return self._nbytes
 
     def __len__(self) -> int:
         return int(self.batch.num_rows)
 
-    def key(self, row: int) -> list[Any]:
-        """Return the key of a row as `bounds` takes it. The columns are flat."""
-        assert self._columns is not None
-        return [column.value(row) for column in self._columns]
+    def packed(self, layout: Layout) -> Packed:
+        """Return the keys as `packed_keys` has them; made once for each layout."""
+        found = self._packed.get(layout)
+        if found is None:
+            found = self._packed[layout] = packed(self._arrays, layout)
+        return found
 
-    def bounds(self, key: Sequence[Any]) -> tuple[int, int]:
+    def first_field(self) -> "SortedKeys":
+        """Return the first column of the keys by itself."""
+        if len(self._arrays) == 1:
+            return self
+        if self._first is None:
+            self._first = SortedKeys(pa.Table.from_batches([self.batch.select([0])]))
+        return self._first
+
+    def bounds_of(self, others: "SortedKeys") -> tuple[Rows, Rows] | None:
+        """Return, for each of some keys, how many of these are less, and how many are not greater; None if unknown."""
+        layout = others._layout
+        if layout is None:
+            return None
+        here, there = self.packed(layout), others.packed(layout)
+        return here.searchsorted(there), here.searchsorted(there, "right")
+
+    def find(self, wanted: "SortedKeys") -> Rows:
+        """Return, ascending, the rows with one of the wanted keys, which are distinct."""
+        if not len(self) or not len(wanted):
+            return NO_ROWS
+        is_number = self._layout is not None and self._layout.is_number
+        if not is_number and len(wanted) <= FEW_KEYS and all(is_flat(a.type) for a in self._arrays):
+            self._searched += len(wanted)
+            if self._layout is None or self._searched * ROWS_PER_SEARCH < len(self):
+                return self._find_few(wanted)
+        if self._layout is not None:
+            return _found(self.packed(self._layout), wanted.packed(self._layout))
+        return self._find_many(wanted)
+
+    def _find_few(self, wanted: "SortedKeys") -> Rows:
+        found = [self._bounds(wanted._key(row)) for row in range(len(wanted))]
+        rows = [np.arange(start, end) for start, end in found if start < end]
+        return NO_ROWS if not rows else rows[0] if len(rows) == 1 else np.concatenate(rows)
+
+    def _find_many(self, wanted: "SortedKeys") -> Rows:
+        keys, names = pa.Table.from_batches([self.batch]), self.batch.schema.names
+        touching = Touching(pa.Table.from_batches([wanted.batch]), names)
+        rows = np.flatnonzero(touching.mask(keys))
+        # Of these, some may only begin like a wanted key.
+        found: Rows = rows[touching.exact(keys.take(int64_array(rows)))]
+        return found
+
+    def _key(self, row: int) -> list[Any]:
+        return [column.value(row) for column in self._searchable()]
+
+    def _bounds(self, key: Sequence[Any]) -> tuple[int, int]:
         """Return the interval of rows with that key; if it is empty, it is where they would be."""
-        assert self._columns is not None
         start, end = 0, len(self)
-        for column, value in zip(self._columns, key, strict=True):
+        for column, value in zip(self._searchable(), key, strict=True):
             start, end = column.bounds(value, start, end)
             if start == end:
                 break
         return start, end
 
-    def find(self, wanted: "SortedRows", first: int, last: int) -> Rows:
-        """Return, ascending, the rows with the key of one of the rows `[first, last)` of wanted, which are distinct."""
-        if not self._names:
-            return np.arange(len(self), dtype=np.int64)
+    def _searchable(self) -> "list[_Column]":
         if self._columns is None:
-            return self._find_many(wanted, first, last)
-        if last - first > FEW_KEYS and len(self):
-            first = max(first, wanted.bounds(self.key(0))[0])
-            last = min(last, wanted.bounds(self.key(len(self) - 1))[1])
-        if last - first > FEW_KEYS:
-            return self._find_many(wanted, first, last)
-        found = [self.bounds(wanted.key(row)) for row in range(first, last)]
-        rows = [np.arange(start, end) for start, end in found if start < end]
-        return NO_ROWS if not rows else rows[0] if len(rows) == 1 else np.concatenate(rows)
+            self._columns = [_column(array) for array in self._arrays]
+        return self._columns
 
-    def _find_many(self, wanted: "SortedRows", first: int, last: int) -> Rows:
-        if not len(self) or first >= last:
-            return NO_ROWS
-        keys = pa.Table.from_batches([self.batch.select(self._names)])
-        others = pa.Table.from_batches([wanted.batch.select(self._names).slice(first, last - first)])
-        touching = Touching(others, self._names)
-        rows = np.flatnonzero(touching.mask(keys))
-        # Of these, some may only begin like a wanted key.
-        found: Rows = rows[touching.exact(keys.take(pa.array(rows)))]
+
+def empty_batch(schema: pa.Schema) -> pa.RecordBatch:
+    """Return a record batch of no rows."""
+    columns = [chunked.combine_chunks() for chunked in pa.Table.from_batches([], schema).columns]
+    arrays = [each.chunk(0) if isinstance(each, pa.ChunkedArray) else each for each in columns]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def _found(keys: Packed, wanted: Packed) -> Rows:
+    """Return, ascending, the positions in keys, which ascend, of all that are in wanted, which ascends, too."""
+    if not len(keys):
+        return NO_ROWS
+    wanted = wanted[wanted.searchsorted(keys[0]) : wanted.searchsorted(keys[-1], "right")]
+    if not len(wanted):
+        return NO_ROWS
+    if len(wanted) > len(keys):
+        at = wanted.searchsorted(keys)
+        at[at == len(wanted)] = 0  # Greater than all of them: the least is not equal either.
+        rows: Rows = np.flatnonzero(wanted[at] == keys)
+        return rows
+    starts = keys.searchsorted(wanted)
+    is_there = keys[starts] == wanted
+    starts, wanted = starts[is_there], wanted[is_there]
+    # Mostly a key has one row, and no second search is needed.
+    again = starts + 1 < len(keys)
+    again[again] = keys[starts[again] + 1] == wanted[again]
+    if not again.any():
+        found: Rows = starts
         return found
+    ends = starts + 1
+    ends[again] = keys.searchsorted(wanted[again], "right")
+    counts = ends - starts
+    firsts = np.cumsum(counts) - counts
+    rows = np.repeat(starts - firsts, counts) + np.arange(counts.sum())
+    return rows
 
 
 class _Column:

@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pt
 
+from persist.codecs.order.arrays import boolean_array, int64_array, int64_values
 from persist.codecs.order.digits import dense_ranks
 from persist.codecs.order.ordering import combined, order_keys, row_sorter
 
@@ -44,7 +45,7 @@ class Touching:
         mask = self.mask(table)
         if not mask.any():
             return table.slice(0, 0), table
-        return table.take(pa.array(np.flatnonzero(mask))), table.filter(pa.array(~mask))
+        return table.take(int64_array(np.flatnonzero(mask))), table.filter(boolean_array(~mask))
 
     def mask(self, table: pa.Table) -> npt.NDArray[np.bool_]:
         """Return bool[rows of table]: True wherever rows have the same key; elsewhere mostly False."""
@@ -78,8 +79,7 @@ def _integers(table: pa.Table, names: Sequence[str]) -> npt.NDArray[np.int64] | 
         return None
     if not (pt.is_int64(kind) or pt.is_timestamp(kind) or pt.is_duration(kind)):
         return None
-    found: npt.NDArray[np.int64] = combined(pc.cast(column, pa.int64())).to_numpy()
-    return found
+    return int64_values(combined(pc.cast(column, pa.int64())))
 
 
 def _distinct(values: Packed) -> Packed:

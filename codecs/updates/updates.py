@@ -20,6 +20,7 @@ import pyarrow.compute as pc
 import pyarrow.types as pat
 
 from persist.codecs.errors import InvalidUpdate, SchemaMismatch
+from persist.codecs.order.arrays import int64_array
 from persist.codecs.order.ordering import canonical
 from persist.codecs.types.casts import cast_column
 from persist.codecs.types.schema import DIFF, TIME, TIME_MAX, CollectionSchema
@@ -197,7 +198,7 @@ def _conformed(table: pa.Table, schema: CollectionSchema, defaults: dict[str, in
     columns = [
         cast_column(table.column(f.name), f.type, f.name)
         if f.name in present
-        else pa.chunked_array([np.full(table.num_rows, defaults[f.name], np.int64)])
+        else pa.chunked_array([int64_array(np.full(table.num_rows, defaults[f.name], np.int64))])
         for f in schema.arrow
     ]
     return pa.Table.from_arrays(columns, schema=schema.arrow)

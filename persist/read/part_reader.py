@@ -230,6 +230,18 @@ class PartReader:
         filter: pc.Expression | None = None,
     ) -> pa.Table:
         """Return some consecutive row groups of a part that is a blob. Cost: one GET of a range."""
+        return self.fetched_groups(part, schema, groups, columns, filter=filter)[0]
+
+    def fetched_groups(
+        self,
+        part: Part,
+        schema: CollectionSchema,
+        groups: Sequence[int],
+        columns: Sequence[str],
+        *,
+        filter: pc.Expression | None = None,
+    ) -> tuple[pa.Table, bytes]:
+        """Return what `groups` does, and the bytes it was made of, for `decoded_groups`."""
         index = self._indexes.get(self.blob, part, schema)
         largest = max((index.groups[n].rows for n in groups), default=0) * part.memory // part.rows
         if largest > self.memory_budget:
@@ -238,16 +250,30 @@ class PartReader:
                 f"bytes decoded: open with persist.Settings(memory_budget={4 * largest}) or more"
             )
         if not groups:
-            return pa.schema([schema.arrow.field(name) for name in columns]).empty_table()
-        start, end = index.groups[groups[0]].start, index.groups[groups[-1]].end
+            return pa.schema([schema.arrow.field(name) for name in columns]).empty_table(), b""
 
-        def decoded(data: bytes) -> pa.Table:
-            view = memoryview(data)
-            spans = ((n, index.groups[n].start - start, index.groups[n].end - start) for n in groups)
-            pieces = [(n, view[a:b]) for n, a, b in spans]
-            return decode_groups(pieces, index, part, schema, columns=columns, filter=filter)
+        def decoded(data: bytes) -> tuple[pa.Table, bytes]:
+            return self.decoded_groups(part, schema, groups, groups, data, columns, filter=filter), data
 
-        return fetched(self.blob, part, decoded, (start, end))
+        within = index.groups[groups[0]].start, index.groups[groups[-1]].end
+        return fetched(self.blob, part, decoded, within)
+
+    def decoded_groups(
+        self,
+        part: Part,
+        schema: CollectionSchema,
+        groups: Sequence[int],
+        wanted: Sequence[int],
+        data: bytes,
+        columns: Sequence[str],
+        *,
+        filter: pc.Expression | None = None,
+    ) -> pa.Table:
+        """Return columns of the wanted ones of some consecutive row groups, given the bytes of all of these."""
+        index, view = self._indexes.get(self.blob, part, schema), memoryview(data)
+        start = index.groups[groups[0]].start
+        pieces = [(n, view[index.groups[n].start - start : index.groups[n].end - start]) for n in wanted]
+        return decode_groups(pieces, index, part, schema, columns=columns, filter=filter)
 
 
 def memory_within(part: Part, keys: KeyRange, schema: CollectionSchema) -> int:

@@ -28,7 +28,6 @@ from typing import Any, Literal, get_args
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.types as pt
 
 from persist.blob import InvalidUsage
 from persist.codecs import (
@@ -41,6 +40,9 @@ from persist.codecs import (
     to_rows,
     to_tuples,
 )
+from persist.codecs.order.arrays import int64_values
+from persist.codecs.order.ordering import combined
+from persist.codecs.types.values import cut
 from persist.errors import NegativeMultiplicity
 from persist.read.aggregate import Request, aggregate
 from persist.read.claimed_read import ClaimedRead
@@ -48,7 +50,8 @@ from persist.read.lookup import Lookup
 from persist.read.part_reader import PartReader, ahead
 from persist.read.plan import Explanation
 from persist.read.result import ArrowResult, rows_without_columns
-from persist.read.scan import Scan, narrowed_scan
+from persist.read.scan import Scan, cheap_first, narrowed_scan
+from persist.read.wanted_keys import arrow_keys
 from persist.timeline import shown_time, timeline_of
 
 Form = Literal["rows", "diff"]
@@ -202,19 +205,8 @@ def _merged(
                     yield _selected(outside, columns)
     if only_touched and touching is not None:
         touched = [table.filter(pa.array(touching.exact(table))) for table in touched]
-    found = consolidate(pa.concat_tables(touched), _cheap_first(apart, scan.schema))
+    found = consolidate(pa.concat_tables(touched), cheap_first(apart, scan.schema))
     yield found.select([*apart, "_diff"])
-
-
-def _cheap_first(names: list[str], schema: CollectionSchema) -> list[str]:
-    """Return names in the order in which rows are told apart with the least work: keys, then what has a fixed width.
-
-    A third of the time, on keys with a few records each: a number tells most of them apart, and strings are then only
-    compared where they are equal.
-    """
-    return sorted(
-        names, key=lambda name: (name not in schema.key_names, not pt.is_primitive(schema.arrow.field(name).type))
-    )
 
 
 def _standing(
@@ -264,7 +256,7 @@ def snapshot_tables(scan: Scan, form: Form, reading: ClaimedRead) -> Iterator[pa
 def repeated(contents: pa.Table, scan: Scan) -> Iterator[pa.Table]:
     """Yield contents without `_diff`, each row as often as it says."""
     rows = contents.select(list(scan.columns))
-    counts = contents["_diff"].to_numpy()
+    counts = int64_values(combined(contents["_diff"]))
     if not len(counts):
         return
     if counts.min() < 0:
@@ -369,27 +361,52 @@ class Snapshot(ArrowResult):
         with self._reading.explained():
             return aggregate(self.scan, request, self._reading(), consolidated)
 
-    def get(self, keys: Any) -> pa.Table:
+    def lookup(self, keys: Any) -> pa.Table:
         """Return the rows with certain keys, as this snapshot would hold them if it were filtered by them.
 
-        Only the row groups that may hold these keys are read, and kept for a while: reading a key again takes some
-        tenths of a millisecond. Cost when they are not kept: two GETs for each part that may hold the keys.
+        Only the row groups that may hold these keys are read: their keys first, and other columns where a key was
+        found. They are kept for a while, and all keys are searched for at once: looking up again takes some tenths of a
+        millisecond for ten keys, and some µs for each of many. Cost when they are not kept: two GETs for each part that
+        may hold the keys.
 
         Args:
-            keys: an iterable of keys, as `Collection.write` takes them: `[1, 2]`, or `[("a", 1)]` if keys have several
-                fields. Or anything Arrow with exactly the key columns, or one Arrow array if there is one of these. A
-                key that is given twice counts once.
+            keys: anything Arrow with exactly the key columns: a table, record batch or stream, a frame of pandas or
+                Polars; an Arrow array (or chunked array, or Polars series) if there is one key column. A key that is
+                given twice counts once; NULL is a key like others. See `get` for Python values.
 
         Returns:
-            the columns of `schema`, in the order of keys if all key columns are among them.
+            the columns of `schema`, in the order of keys (not that in which they were given) if all key columns are
+            among them. Keys that are not there have no rows.
 
         Raises:
-            InvalidUsage: a key is not one of this collection; the message names its index.
-            SchemaMismatch: Arrow data with other columns.
-            CodecMismatch: keys go through a codec that is not known here.
+            InvalidUsage: keys are not Arrow data, or one of them is no key of this collection.
+            SchemaMismatch: Arrow data with other columns, or of other types.
             NegativeMultiplicity: in form "rows", if some record with these keys has a negative multiplicity.
             DiffOverflow: a multiplicity does not fit int64.
         """
+        given = arrow_keys(keys, self.scan.schema.key_names)
+        if given is None:
+            raise InvalidUsage(
+                f"keys={cut(keys)} is not Arrow data: give lookup() a table of the key columns, "
+                f"{list(self.scan.schema.key_names)}, or use get() for Python values"
+            )
+        return self._with_keys(given)
+
+    def get(self, keys: Any) -> pa.Table:
+        """Do what `lookup` does, for keys in any form.
+
+        Args:
+            keys: an iterable of keys, as `Collection.write` takes them: `[1, 2]`, or `[("a", 1)]` if keys have several
+                fields. Or what `lookup` takes.
+
+        Raises:
+            InvalidUsage: a key is not one of this collection; the message names its index.
+            CodecMismatch: keys go through a codec that is not known here.
+            SchemaMismatch, NegativeMultiplicity, DiffOverflow: as of `lookup`.
+        """
+        return self._with_keys(keys)
+
+    def _with_keys(self, keys: Any) -> pa.Table:
         if self._lookup is None:
             self._lookup = Lookup(self.scan)
         wanted = self._lookup.wanted(keys)
@@ -400,7 +417,7 @@ class Snapshot(ArrowResult):
         tables = list(repeated(found, self.scan))
         if not self.scan.columns:
             return rows_without_columns(sum(map(len, tables)))
-        return pa.concat_tables([self.schema.empty_table(), *tables])
+        return pa.concat_tables([pa.Table.from_batches([], self.schema), *tables])
 
     def explain(self) -> Explanation:
         """Return what reading all of this takes: print it. Nothing is read for that."""

@@ -2,12 +2,16 @@
 
 import datetime as dt
 import math
+import subprocess
+import sys
 import threading
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
 import hypothesis.strategies as st
 import numpy as np
+import polars as pl
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
@@ -15,10 +19,10 @@ from hypothesis import example, given, settings
 
 import persist
 import persist.codecs.order.search
-import persist.read.lookup
 import persist.read.part_reader
+import persist.read.part_rows
 from persist.blob import MemoryBlob, MeteredBlob
-from persist.codecs.order.search import SortedRows
+from persist.codecs.order.search import SortedKeys
 from persist.read.part_caches import decoded_rows
 from persist.read.snapshot import Form
 from tests.codecs.oracle import plain_values, sort_key, sort_keys
@@ -93,13 +97,23 @@ def expected(
     st.sampled_from(["rows", "diff"]),
     st.sampled_from([None, None, (), ("v",), "reversed"]),
     st.booleans(),
-    st.sampled_from([0, 64]),
+    st.sampled_from([(0, 0), (64, 0), (64, 1000)]),
 )
-@example(((pa.int64(),), [(((1,), 2), 0, 1), (((1,), 2), 2, 1)], [(1,)]), 1, [3], "diff", None, False, 64)
-@example(((pa.int64(),), [(((i // 2,), 2), i % 2, 1) for i in range(4)], [(0,)]), 1, [], "diff", None, False, 64)
-@example(((pa.int64(),), [(((i,), 2), 0, 1) for i in range(4)], [(0,), (1,)]), 1, [0], "diff", ("v",), False, 64)
+@example(((pa.int64(),), [(((1,), 2), 0, 1), (((1,), 2), 2, 1)], [(1,)]), 1, [3], "diff", None, False, (64, 1000))
 @example(
-    ((pa.float64(),), [(((NAN,), 2), 0, 1), (((-0.0,), 2), 0, 1)], [(NAN,), (0.0,)]), 1, [0], "rows", None, True, 64
+    ((pa.int64(),), [(((i // 2,), 2), i % 2, 1) for i in range(4)], [(0,)]), 1, [], "diff", None, False, (64, 1000)
+)
+@example(
+    ((pa.int64(),), [(((i,), 2), 0, 1) for i in range(4)], [(0,), (1,)]), 1, [0], "diff", ("v",), False, (64, 1000)
+)
+@example(
+    ((pa.float64(),), [(((NAN,), 2), 0, 1), (((-0.0,), 2), 0, 1)], [(NAN,), (0.0,)]),
+    1,
+    [0],
+    "rows",
+    None,
+    True,
+    (64, 1000),
 )
 def test_rows_with_some_keys_are_found_as_a_filter_would(
     history: tuple[tuple[pa.DataType, ...], list[Update], list[tuple[Any, ...]]],
@@ -108,7 +122,7 @@ def test_rows_with_some_keys_are_found_as_a_filter_would(
     form: Form,
     columns: Any,
     is_filtered: bool,
-    few_keys: int,
+    searching: tuple[int, int],
 ) -> None:
     types, updates, wanted = history
     names = [*(f"k{i}" for i in range(len(types))), "v"]
@@ -116,8 +130,9 @@ def test_rows_with_some_keys_are_found_as_a_filter_would(
     filter = pc.field("v") > 0 if is_filtered else None
     client, collection = made(types, updates)
     with client, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(persist.codecs.order.search, "FEW_KEYS", few_keys)
-        patch.setattr(persist.read.lookup, "WHOLE_BYTES_MAX", 0)  # Keyframes are blobs, and read in pieces.
+        patch.setattr(persist.codecs.order.search, "FEW_KEYS", searching[0])
+        patch.setattr(persist.codecs.order.search, "ROWS_PER_SEARCH", searching[1])
+        patch.setattr(persist.read.part_rows, "WHOLE_BYTES_MAX", 0)  # Keyframes are blobs, and read in pieces.
         for time in keyframes:
             add_keyframe(collection, time)
         records = expected(types, updates, wanted, as_of, columns, is_filtered)
@@ -182,7 +197,7 @@ def scattered(kind: str) -> pa.Table:
 def test_keys_are_found_in_parts_of_many_row_groups(
     client: persist.Client, monkeypatch: pytest.MonkeyPatch, kind: str, count: int
 ) -> None:
-    monkeypatch.setattr(persist.read.lookup, "WHOLE_BYTES_MAX", 0)
+    monkeypatch.setattr(persist.read.part_rows, "WHOLE_BYTES_MAX", 0)
     keys = scattered(kind)
     collection, rows = large(client, keys)
     assert len(collection.handle.contents().parts) == 1
@@ -205,7 +220,7 @@ def test_keys_are_found_in_parts_of_many_row_groups(
 
 
 def test_only_the_row_group_of_a_key_is_fetched_and_only_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(persist.read.lookup, "WHOLE_BYTES_MAX", 0)
+    monkeypatch.setattr(persist.read.part_rows, "WHOLE_BYTES_MAX", 0)
     store = MeteredBlob(MemoryBlob())
     with persist.open(store, settings=persist.Settings(background=False)) as client:
         collection, _ = large(client, scattered("int"))
@@ -262,6 +277,71 @@ def test_keys_come_in_many_forms(client: persist.Client, keys: Any) -> None:
     c = client.create_or_load("c", key={"k": pa.int64()}, value={"v": pa.int64()})
     c.write([((k, k), 0, 1) for k in range(5)], seal=1).result()
     assert c.snapshot().get(keys)["v"].to_pylist() == [1, 2]
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        pa.array([2, 1, 2]),
+        pa.chunked_array([[1], [2, 2]]),
+        pl.Series([2, 1]),
+        pa.table({"k": pa.array([1, 2], pa.int8())}),
+        pa.record_batch({"k": [1, 2]}),
+        pl.DataFrame({"k": [1, 2, 1]}),
+        pa.table({"k": [1, 2]}).to_pandas(),
+        pa.RecordBatchReader.from_batches(pa.schema({"k": pa.int64()}), [pa.record_batch({"k": [2, 1]})]),
+    ],
+    ids=lambda keys: type(keys).__module__.split(".")[0] + " " + type(keys).__name__,
+)
+def test_a_lookup_takes_anything_arrow_and_answers_each_key_once(client: persist.Client, keys: Any) -> None:
+    c = client.create_or_load("c", key={"k": pa.int64()}, value={"v": pa.int64()})
+    c.write([((k, k), 0, 1) for k in range(5)], seal=1).result()
+    assert c.snapshot().lookup(keys).to_pylist() == [{"k": 1, "v": 1}, {"k": 2, "v": 2}]
+
+
+def test_a_null_key_is_a_key(client: persist.Client) -> None:
+    c = client.create_or_load("c", key={"k": pa.int64()}, value={"v": pa.int64()})
+    c.write([((None, 7), 0, 1), ((0, 8), 0, 1)], seal=1).result()
+    assert c.snapshot().lookup(pa.array([None, None, 5], pa.int64())).to_pylist() == [{"k": None, "v": 7}]
+    assert c.snapshot().lookup(pa.array([0, None])).to_pylist() == [{"k": 0, "v": 8}, {"k": None, "v": 7}]
+
+
+@pytest.mark.parametrize("keys", [[1, 2], 5, "ab", {"k": [1]}, np.array([1])], ids=lambda keys: type(keys).__name__)
+def test_a_lookup_refuses_what_is_not_arrow(client: persist.Client, keys: Any) -> None:
+    c = client.create_or_load("c", key={"k": pa.int64()}, value=None)
+    c.seal(1).result()
+    with pytest.raises(persist.InvalidUsage, match=r"is not Arrow data: give lookup\(\) a table of the key columns"):
+        c.snapshot().lookup(keys)
+
+
+def test_a_lookup_does_not_import_pandas(tmp_path: Path) -> None:
+    """It would take most of a second of every short process."""
+    with persist.open(tmp_path) as client:
+        c = client.create_or_load("c", key={"k": pa.int64()}, value={"v": pa.string()})
+        c.write([((k, "a"), 0, 1) for k in range(5)])
+        c.write([((1, "a"), 1, -1), ((1, "b"), 1, 1)], seal=2).result()
+    script = """
+import sys, numpy, pyarrow, persist
+column = pyarrow.Array.from_buffers(pyarrow.int64(), 2, [None, pyarrow.py_buffer(numpy.array([1, 3]))])
+with persist.open(sys.argv[1], mode="read") as client:
+    found = client.load("c").snapshot().lookup(pyarrow.table({"k": column}))
+    assert "pandas" not in sys.modules
+    assert found.to_pylist() == [{"k": 1, "v": "b"}, {"k": 3, "v": "a"}], found
+"""
+    subprocess.run([sys.executable, "-c", script, str(tmp_path)], check=True, timeout=60)
+
+
+def test_other_columns_are_decoded_only_where_a_key_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(persist.read.part_rows, "WHOLE_BYTES_MAX", 0)
+    with persist.open(MemoryBlob(), settings=persist.Settings(background=False)) as client:
+        collection, _ = large(client, pa.table({"k": np.arange(0, 2 * ROWS, 2)}))
+        snapshot, kept = collection.snapshot(), client.engine.reader().decoded
+        assert len(snapshot.get([7])) == 0
+        keys_alone = kept.bytes
+        assert len(snapshot.get([8])) == 1
+        assert keys_alone > 65536 * 8
+        assert kept.bytes - keys_alone > 65536 * 8, "the values come besides, and not the keys once more"
+        assert kept.bytes - keys_alone < 1.2 * keys_alone
 
 
 def test_keys_go_through_the_codec_of_the_collection(client: persist.Client) -> None:
@@ -327,7 +407,7 @@ def test_other_columns_of_a_key_that_was_looked_up_are_looked_up_too(
     client: persist.Client, monkeypatch: pytest.MonkeyPatch, whole_bytes_max: int
 ) -> None:
     """What is kept of a part is kept for the columns that were read."""
-    monkeypatch.setattr(persist.read.lookup, "WHOLE_BYTES_MAX", whole_bytes_max)
+    monkeypatch.setattr(persist.read.part_rows, "WHOLE_BYTES_MAX", whole_bytes_max)
     rows = 200 if whole_bytes_max else 100_000
     c = client.create_or_load("c", key={"k": pa.int64()}, value={"a": pa.int64(), "b": pa.int64()})
     numbers = np.arange(rows)
@@ -345,8 +425,8 @@ def test_results_do_not_keep_row_groups_in_memory(client: persist.Client) -> Non
     assert sum(buffer.size for column in got.columns for buffer in column.chunk(0).buffers() if buffer) < 1000
 
 
-def rows_of(count: int) -> SortedRows:
-    return SortedRows(pa.table({"k": np.arange(count)}), ["k"])
+def rows_of(count: int) -> SortedKeys:
+    return SortedKeys(pa.table({"k": np.arange(count)}))
 
 
 def test_decoded_rows_are_kept_within_bounds() -> None:
@@ -362,7 +442,7 @@ def test_decoded_rows_are_kept_within_bounds() -> None:
 
 
 def test_many_threads_share_what_is_kept(client: persist.Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(persist.read.lookup, "WHOLE_BYTES_MAX", 0)
+    monkeypatch.setattr(persist.read.part_rows, "WHOLE_BYTES_MAX", 0)
     monkeypatch.setattr(client.engine, "_decoded", decoded_rows(4 << 20))
     collection, rows = large(client, scattered("int"))
     keys, wrong = rows["k"].to_pylist(), []

@@ -1,0 +1,39 @@
+"""numpy's integers as Arrow arrays, and back.
+
+`pyarrow.array` and `to_numpy` do the same, but import pandas for that, which takes most of a second.
+"""
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+
+def int64_array(values: npt.NDArray[np.int64]) -> pa.Array:
+    """Return int64 values as an array over the same memory."""
+    assert values.dtype == np.int64
+    return pa.Array.from_buffers(pa.int64(), len(values), [None, pa.py_buffer(np.ascontiguousarray(values))])
+
+
+def boolean_array(values: npt.NDArray[np.bool_]) -> pa.Array:
+    """Return booleans as an array."""
+    assert values.dtype == np.bool_
+    return pa.Array.from_buffers(pa.bool_(), len(values), [None, pa.py_buffer(np.packbits(values, bitorder="little"))])
+
+
+def int64_values(array: pa.Array) -> npt.NDArray[np.int64]:
+    """Return the values of an array of 64-bit integers without NULL, over the same memory."""
+    assert array.null_count == 0
+    assert array.type.bit_width == 64
+    if not len(array):
+        return np.zeros(0, np.int64)
+    values: npt.NDArray[np.int64] = np.frombuffer(array.buffers()[1], np.int64, len(array), array.offset * 8)
+    return values
+
+
+def boolean_values(array: pa.Array) -> npt.NDArray[np.bool_]:
+    """Return the values of an array of booleans without NULL."""
+    assert array.null_count == 0
+    bits = array.cast(pa.uint8())
+    stored = bits.buffers()[1] if len(array) else b""
+    values: npt.NDArray[np.bool_] = np.frombuffer(stored, np.bool_, len(array), bits.offset)
+    return values

@@ -1,0 +1,108 @@
+"""Keys to look for, in whatever form the caller has them, as sorted Arrow data, each once."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from persist.blob import InvalidUsage
+from persist.codecs import CollectionSchema, InvalidUpdate, SchemaMismatch, Side, consolidate, is_flat, to_updates
+from persist.codecs.types.values import cut
+
+
+def keys_alone(schema: CollectionSchema) -> CollectionSchema:
+    """Return the schema of the keys of a collection."""
+    return CollectionSchema(schema.key, Side(()))
+
+
+def wanted_keys(keys: Any, schema: CollectionSchema) -> pa.Table:
+    """Return keys, each once, in order: the key columns, and nothing of use besides.
+
+    Args:
+        keys: an iterable of keys as `Collection.write` takes them, or anything Arrow with exactly the key columns.
+        schema: from `keys_alone`.
+
+    Raises:
+        InvalidUsage: a key has another shape, or a field cannot hold its value; the message names its index.
+        SchemaMismatch: the columns are not those of keys.
+        CodecMismatch: keys go through a codec that is not known here.
+    """
+    given = arrow_keys(keys, schema.key_names)
+    listed = None if given is not None else _listed(keys)
+    try:
+        updates = given if listed is None else [((key, None), 0, 1) for key in listed]
+        table = to_updates(updates, schema, default_time=0, default_diff=1)
+    except InvalidUpdate as error:
+        for index, key in enumerate(listed or ()):
+            if _has_other_shape(key, schema.key):
+                raise InvalidUsage(f"key {index} is {cut(key)}, and {_described(schema.key)}") from error
+        raise InvalidUsage(str(error).replace("update", "key", 1)) from error
+    table = table.drop_columns("_time")
+    return table if len(table) < 2 else consolidate(table, schema.key_names)
+
+
+def arrow_keys(keys: Any, names: tuple[str, ...]) -> pa.Table | None:
+    """Return Arrow data as a table of the key columns, and None for what is not Arrow data.
+
+    Raises:
+        SchemaMismatch: it has other columns.
+    """
+    if isinstance(keys, pa.RecordBatch):
+        keys = pa.Table.from_batches([keys])
+    elif not isinstance(keys, pa.Table):
+        try:
+            column = _column(keys)
+        except (pa.ArrowException, TypeError) as error:
+            raise SchemaMismatch(f"{type(keys).__name__} does not give Arrow data: {error}") from error
+        if column is None:
+            return None
+        keys = _as_table(column, names, type(keys).__name__)
+    found = [name for name in keys.column_names if name in names or not name.startswith("__index_level_")]
+    if sorted(found) != sorted(names):
+        raise SchemaMismatch(f"the keys have the columns {found}: give exactly the key columns, {list(names)}")
+    return keys.select(list(names))
+
+
+def _column(keys: Any) -> pa.ChunkedArray | None:
+    """Return Arrow data as one column, of structs if it is a table; None for what is not Arrow data."""
+    if isinstance(keys, pa.ChunkedArray):
+        return keys
+    if isinstance(keys, pa.Array) or hasattr(keys, "__arrow_c_array__"):
+        return pa.chunked_array([keys if isinstance(keys, pa.Array) else pa.array(keys)])
+    return pa.chunked_array(keys) if hasattr(keys, "__arrow_c_stream__") else None
+
+
+def _as_table(column: pa.ChunkedArray, names: tuple[str, ...], what: str) -> pa.Table:
+    """Return a column as the one key column, or as the table that it is if it holds structs."""
+    if not pa.types.is_struct(column.type):
+        if len(names) != 1:
+            raise SchemaMismatch(f"{what} is a single column of {column.type}: give all key columns, {list(names)}")
+        return pa.table({names[0]: column})
+    fields = pa.schema([column.type.field(at) for at in range(column.type.num_fields)])
+    # A column of structs is also what the keys are if they are structs themselves.
+    if len(names) == 1 and names[0] not in fields.names and "__index_level_0__" not in fields.names:
+        return pa.table({names[0]: column})
+    return pa.Table.from_batches([pa.RecordBatch.from_struct_array(chunk) for chunk in column.chunks], fields)
+
+
+def _listed(keys: Any) -> Sequence[Any]:
+    if isinstance(keys, (list, tuple)):
+        return keys
+    if isinstance(keys, Iterable) and not isinstance(keys, (str, bytes, bytearray, Mapping)):
+        return list(keys)
+    raise InvalidUsage(f"keys={cut(keys)} is not an iterable of keys: for one key give a list of it, [{cut(keys)}]")
+
+
+def _has_other_shape(key: Any, side: Side) -> bool:
+    if side.codec_name is not None:
+        return False
+    if len(side.fields) > 1:
+        return not (isinstance(key, (tuple, list)) and len(key) == len(side.fields))
+    return key is not None if not side.fields else isinstance(key, tuple) and is_flat(side.fields[0].type)
+
+
+def _described(side: Side) -> str:
+    fields = ", ".join(f"{field.name}: {field.type}" for field in side.fields)
+    if len(side.fields) > 1:
+        return f"a key of this collection is a tuple ({fields})"
+    return f"a key of this collection is a value by itself, {fields}" if fields else "the only key here is None"
