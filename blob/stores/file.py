@@ -26,8 +26,9 @@ Folders are made with mode 0700 and files with 0600, unless told otherwise: a lo
 owner should read. What exists keeps its mode.
 Symbolic links below the root are not followed. Folders that become empty stay.
 
-Only plain files are values. What else has come to lie at a key's path, such as a FIFO or a device, is opened without
-waiting and never read, and a file larger than `VALUE_BYTES_MAX` is refused before any of it is.
+Only plain files are values. What else has come to lie at a key's path, such as a FIFO, a device, a symbolic link or a
+folder, is opened without waiting and never read: to a reader it is damage, because no value can be created there. A
+file larger than `VALUE_BYTES_MAX` is refused before any of it is read.
 """
 
 import bisect
@@ -39,7 +40,7 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from stat import S_IMODE, S_ISBLK, S_ISCHR, S_ISDIR, S_ISFIFO, S_ISREG, S_ISSOCK
+from stat import S_IFLNK, S_IMODE, S_ISBLK, S_ISCHR, S_ISDIR, S_ISFIFO, S_ISLNK, S_ISREG, S_ISSOCK
 
 from persist.blob.errors import (
     CorruptBlob,
@@ -115,7 +116,7 @@ class FileBlob:
             try:
                 found = os.fstat(descriptor)
                 if S_ISDIR(found.st_mode):
-                    return None
+                    raise CorruptBlob(key, f"{path} is a folder and no plain file: move it away")
                 if not S_ISREG(found.st_mode):
                     raise _special(key, path, found.st_mode)
                 self._make_durable(path, found)
@@ -159,7 +160,7 @@ class FileBlob:
         base = prefix.rpartition("/")[0]
         if base and not is_key(base):
             return  # No key can start so, and '..' must not be followed.
-        top = self._path(base) if base else self._root
+        top = self._folder_of(f"{base}/") if base else self._root
         try:
             yield from self._walk(f"{base}/" if base else "", prefix, start_after or "")
         except NotADirectoryError:
@@ -355,13 +356,20 @@ class FileBlob:
     # Paths and errors.
 
     def _path(self, key: str) -> str:
+        path = os.path.join(self._folder_of(check_key(key)), key.rpartition("/")[2])
+        if os.path.islink(path):
+            raise _special(key, path, S_IFLNK)
+        return path
+
+    def _folder_of(self, key: str) -> str:
+        """Return the path of the folder that key is in."""
         path = self._root
-        for segment in check_key(key).split("/"):
+        for segment in key.split("/")[:-1]:
             path = os.path.join(path, segment)
             if os.path.islink(path):
                 raise InvalidUsage(
                     f"blob key {key!r} is not allowed: {path} is a symbolic link, and those are not followed "
-                    "below the root of a location. Put a real folder or file in its place."
+                    "below the root of a location. Put a real folder in its place."
                 )
         return path
 
@@ -511,7 +519,13 @@ def _read(descriptor: int, start: int, end: int) -> bytes:
 
 def _kind(mode: int) -> str | None:
     """Return what a file of that mode is if it can never be a value; None for files and folders."""
-    tests = ((S_ISFIFO, "a FIFO"), (S_ISSOCK, "a socket"), (S_ISCHR, "a device"), (S_ISBLK, "a device"))
+    tests = (
+        (S_ISFIFO, "a FIFO"),
+        (S_ISSOCK, "a socket"),
+        (S_ISCHR, "a device"),
+        (S_ISBLK, "a device"),
+        (S_ISLNK, "a symbolic link"),
+    )
     return next((kind for is_kind, kind in tests if is_kind(mode)), None)
 
 

@@ -5,11 +5,20 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from persist.blob import BlobEntry, FileBlob, Indeterminate, InvalidUsage, StoreMisconfigured, Unavailable
+from persist.blob import (
+    BlobEntry,
+    CorruptBlob,
+    FileBlob,
+    Indeterminate,
+    InvalidUsage,
+    StoreMisconfigured,
+    Unavailable,
+)
 from persist.blob.stores.file import CLOCK_TICK_NS, TEMPORARY_AGE_MAX_S
 
 ROOT = Path(__file__).parents[3]
@@ -283,7 +292,8 @@ def test_a_value_and_a_folder_of_the_same_name_exclude_each_other(tmp_path: Path
         with pytest.raises(InvalidUsage, match="'folder' is a folder there"):
             write("folder", b"2")
     assert blob.get("value/below/deep") is None
-    assert blob.get("folder") is None
+    with pytest.raises(CorruptBlob, match="folder is a folder"):
+        blob.get("folder")
     assert keys(blob, "value/below/") == []
     blob.delete("folder")
     blob.delete("value/below")
@@ -300,16 +310,22 @@ def test_symbolic_links_below_the_root_are_not_followed(tmp_path: Path) -> None:
     (tmp_path / "location" / "out").symlink_to(outside)
     (tmp_path / "location" / "alias").symlink_to(outside / "secret")
     (tmp_path / "location" / "loop").symlink_to(tmp_path / "location")
+    (tmp_path / "location" / "itself").symlink_to("itself")
 
-    for key in ("out/secret", "alias"):
+    calls: list[Callable[[str], object]] = [
+        blob.get,
+        blob.delete,
+        lambda key: blob.set(key, b"changed"),
+        lambda key: blob.create(key, b"changed"),
+        lambda key: blob.delete_page([key]),
+    ]
+    for call in calls:
         with pytest.raises(InvalidUsage, match="symbolic link"):
-            blob.get(key)
-        with pytest.raises(InvalidUsage, match="symbolic link"):
-            blob.set(key, b"changed")
-        with pytest.raises(InvalidUsage, match="symbolic link"):
-            blob.create(key, b"changed")
-        with pytest.raises(InvalidUsage, match="symbolic link"):
-            blob.delete(key)
+            call("out/secret")
+        for key in ("alias", "loop", "itself"):
+            with pytest.raises(CorruptBlob, match="symbolic link") as caught:
+                call(key)
+            assert caught.value.key == key
     with pytest.raises(InvalidUsage, match="symbolic link"):
         list(blob.list("out/"))
     assert keys(blob) == ["key"]

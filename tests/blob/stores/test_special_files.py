@@ -95,12 +95,18 @@ def test_a_special_file_can_be_deleted(make: Callable[[Path], None], kind: str, 
     assert not os.path.lexists(tmp_path / "key")
 
 
-def test_a_folder_at_a_key_is_no_value_and_keeps_one_from_being_made(tmp_path: Path) -> None:
+def test_a_folder_at_a_key_is_damage_to_a_reader_and_keeps_a_value_from_being_made(tmp_path: Path) -> None:
     blob = FileBlob(tmp_path)
     (tmp_path / "log/2").mkdir(parents=True)
 
-    assert blob.get("log/2") is None
-    assert blob.get("log/2", (0, 9)) is None
+    calls: list[Callable[[], object]] = [
+        lambda: blob.get("log/2"),
+        lambda: blob.get("log/2", (0, 9)),
+        lambda: blob.get_at_most("log/2", 9),
+    ]
+    for call in calls:
+        with pytest.raises(CorruptBlob, match=r"log/2 is a folder and no plain file: move it away"):
+            call()
     with pytest.raises(InvalidUsage, match="'log/2' is a folder there"):
         blob.create("log/2", b"mine")
 
@@ -189,9 +195,9 @@ def test_no_descriptor_stays_open_after_what_is_no_file(tmp_path: Path) -> None:
     lowest = os.dup(0)
     os.close(lowest)
     for _ in range(5):
-        with pytest.raises(CorruptBlob):
-            blob.get("fifo")
-        assert blob.get("folder") is None
+        for key in ("fifo", "folder"):
+            with pytest.raises(CorruptBlob):
+                blob.get(key)
     again = os.dup(0)
     os.close(again)
     assert again == lowest
