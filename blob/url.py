@@ -16,6 +16,7 @@ from persist.blob.stores.s3 import S3Blob
 
 _FOLDER_OPTIONS = {"fsync": as_bool, "file_mode": as_mode, "folder_mode": as_mode}
 _SCHEME = re.compile(r"^([A-Za-z][A-Za-z0-9+._-]*)://")
+_ONE_SLASH = re.compile(r"^([A-Za-z][A-Za-z0-9+._-]*):/(?!/)")
 
 
 def open_blob(url: str | os.PathLike[str], options: Mapping[str, Any] | None = None) -> Blob:
@@ -32,6 +33,7 @@ def open_blob(url: str | os.PathLike[str], options: Mapping[str, Any] | None = N
     text = os.fspath(url)
     if not isinstance(text, str) or not text or "\0" in text:
         raise InvalidUsage(f"{text!r} is not a location: give a folder or a URL such as s3://bucket/prefix")
+    _check_slashes(text)
     match = _SCHEME.match(text)
     scheme = match.group(1).lower() if match else ""
     if scheme and "?" in text:
@@ -58,6 +60,19 @@ def open_blob(url: str | os.PathLike[str], options: Mapping[str, Any] | None = N
         f"the location has the unknown scheme {scheme!r}. Known are: a path, file://, s3://, memory://, and "
         f"what fsspec has: {', '.join(sorted(known_protocols()))}."
     )
+
+
+def _check_slashes(text: str) -> None:
+    """Refuse a URL with one slash, which would be a folder; pathlib makes such of a good one."""
+    match = _ONE_SLASH.match(text)
+    scheme = match.group(1).lower() if match else ""
+    known = {"file", "memory", "s3", "s3a"} | known_protocols() if match else set()
+    if scheme in known or scheme.startswith("fsspec+"):
+        # The rest is not shown: people put secrets there.
+        raise InvalidUsage(
+            f"the location begins with '{scheme}:/', with one slash. Write {scheme}://… for a URL (as text: a Path "
+            f"keeps one slash only), or ./{scheme}:/… for a folder of that name."
+        )
 
 
 def _path_of_file_url(url: str) -> str:

@@ -186,3 +186,23 @@ def test_a_question_mark_in_a_path_is_part_of_a_name(tmp_path: Path) -> None:
     with closing(open_blob(str(tmp_path / "why?"))) as blob:
         blob.set("key", b"")
     assert (tmp_path / "why?" / "key").is_file()
+
+
+@pytest.mark.parametrize("scheme", ["s3", "S3", "s3a", "file", "memory", "gs", "fsspec+s3", "fsspec+odd"])
+def test_a_url_with_one_slash_is_no_folder_and_its_rest_is_not_shown(
+    scheme: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for url in (f"{scheme}:/bucket/p?secret_access_key=hunter2", Path(f"{scheme}://bucket/hunter2"), f"{scheme}:/"):
+        with pytest.raises(InvalidUsage, match=r"one slash.*://") as raised:
+            open_blob(url)
+        assert "hunter2" not in str(raised.value)
+        assert "bucket/p" not in str(raised.value)
+    assert folder_of(open_blob(f"./{scheme}:/below")) == f"{tmp_path}/{scheme}:/below"
+
+
+def test_a_folder_whose_name_ends_in_a_colon_and_is_no_scheme_is_a_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert folder_of(open_blob("mine:/below")) == f"{tmp_path}/mine:/below"
