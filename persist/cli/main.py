@@ -85,8 +85,7 @@ def _fsck(asked: argparse.Namespace) -> int:
         storage_options=storage_options(asked),
     )
     if report.is_empty:
-        print(f"persist: nothing is stored at {report.url}", file=sys.stderr)
-        return FAILED
+        return _nothing_at(report.url)
     print(report)
     return OK if report.is_clean else PROBLEMS
 
@@ -125,6 +124,8 @@ def _collections(asked: argparse.Namespace) -> int:
         closing(open_storage(asked.location, storage_options(asked))) as storage,
         closing(Follower(storage.blob, SystemClock())) as follower,
     ):
+        if follower.state.seqno < 0:
+            return _nothing_at(storage.blob.url)
         for name, id_ in sorted(follower.state.ids.items()):
             contents = follower.load(id_)
             assert contents is not None, "this follower has read to the end, and does not go on"
@@ -146,6 +147,8 @@ def _collections(asked: argparse.Namespace) -> int:
 def _holds(asked: argparse.Namespace) -> int:
     rows = []
     with persist.open(asked.location, mode="read", storage_options=storage_options(asked)) as client:
+        if client.seqno < 0:
+            return _nothing_at(client.url)
         for name in asked.collections or client.collections():
             for hold in client.load(name).holds():
                 until = "released" if hold.expires_ms is None else _moment(hold.expires_ms)
@@ -176,6 +179,11 @@ def _agrees(question: str) -> bool:
         print(f"persist: {question} Nobody can be asked here: say --yes", file=sys.stderr)
         return False
     return input(f"{question} [y/N] ").strip().lower() in ("y", "yes")
+
+
+def _nothing_at(url: str) -> int:
+    print(f"persist: nothing is stored at {url}", file=sys.stderr)
+    return FAILED
 
 
 def _failed(error: persist.PersistError, status: int) -> int:

@@ -64,7 +64,7 @@ def _text_of(path: str) -> str:
 def _parsed(text: str, where: str) -> dict[str, Any]:
     try:
         options = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         options = None
     if not isinstance(options, Mapping):
         raise InvalidUsage(f'{where} does not hold a JSON object of storage options, such as {{"region": "eu-west-1"}}')

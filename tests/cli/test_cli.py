@@ -94,6 +94,9 @@ def test_collections_are_listed(folder: Path, capsys: pytest.CaptureFixture[str]
     ("arguments", "says"),
     [
         (["fsck", "{tmp}/nothing"], "nothing is stored at"),
+        (["holds", "{tmp}/nothing"], "nothing is stored at"),
+        (["holds", "{tmp}/nothing", "orders"], "nothing is stored at"),
+        (["collections", "{tmp}/nothing"], "nothing is stored at"),
         (["fsck", "{tmp}", "--dry-run"], "dry_run=True goes with repair=True"),
         (["collections", "nonsense://x"], "unknown scheme"),
         (["gc", "{tmp}", "--storage-option", "fsink=no"], "'fsink' is not an option"),
@@ -192,3 +195,20 @@ def test_options_of_the_store_come_from_a_file_and_the_environment_without_being
     output = capsys.readouterr()
     assert "the environment variable PERSIST_STORAGE_OPTIONS does not hold a JSON object" in output.err
     assert "sEcReT" not in output.out + output.err
+
+
+def test_storage_options_nested_too_deeply_are_one_line_and_are_not_shown(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "options.json"
+    file.write_text("[" * 100_000)
+    file.chmod(0o600)
+    assert main(["gc", str(folder), "--storage-options-file", str(file)]) == 2
+    monkeypatch.setenv("PERSIST_STORAGE_OPTIONS", '{"a":' * 100_000)
+    assert main(["gc", str(folder)]) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 2
+    for line in lines:
+        assert "does not hold a JSON object" in line
+        assert "[[" not in line
+        assert '"a"' not in line
