@@ -63,6 +63,7 @@ from persist.hold.holds import Hold, HoldInfo
 from persist.metrics import Metrics
 from persist.multi_write import MultiWrite
 from persist.read.changes import Changes
+from persist.read.joint_listen import JointListen, JointProgress
 from persist.read.listen import Listen, Progress
 from persist.read.plan import Explanation
 from persist.read.snapshot import Snapshot
@@ -110,6 +111,8 @@ __all__ = [
     "Int64",
     "InvalidUpdate",
     "InvalidUsage",
+    "JointListen",
+    "JointProgress",
     "Json",
     "LeaseExpired",
     "Listen",

@@ -7,17 +7,20 @@ from typing import Any
 
 from persist.blob.clock import Clock, SystemClock
 from persist.codecs import CollectionSchema
-from persist.collection import Collection
+from persist.collection import READ_TIMEOUT_S, Collection
 from persist.engine import CollectionHandle, Engine, Mode, OpenOptions
-from persist.errors import CollectionExists, CollectionNotFound
+from persist.errors import CollectionExists, CollectionNotFound, InvalidUsage
 from persist.fsck.examine import examine
 from persist.fsck.report import FsckReport
+from persist.listening import WantedListen, listens_together
 from persist.log.records import Create
 from persist.metrics import Metrics
 from persist.multi_write import MultiWrite
 from persist.names import check_name
+from persist.read.joint_listen import JointListen
 from persist.settings import Settings
 from persist.storage import Location, open_storage
+from persist.timeline import Moment, Times
 from persist.upkeep.garbage import Deleted, GarbageReport
 from persist.write.operations import token_steps
 
@@ -149,6 +152,40 @@ class Client:
         token_steps(token, [], [])  # Complain at once.
         return MultiWrite(self.engine, token)
 
+    def follow(
+        self,
+        collections: Mapping[Collection, int | Moment | None],
+        *,
+        contents: bool = False,
+        times: Times = "int",
+        timeout_s: float | None = READ_TIMEOUT_S,
+    ) -> JointListen[Collection]:
+        """Follow several collections at one point of the log: each step is what one state of the location holds of all.
+
+        What one commit did to several collections is seen in one step. Cost: one commit for all claims, however many
+        there are; then one refresh for all.
+
+        Args:
+            collections: of this client, each with the last time of which nothing is wanted; None leaves nothing out, or
+                means the latest sealed time, with contents.
+            contents: begin with the contents of all of them as of their times, taken at one point of the log.
+            times: as in `Collection.changes`.
+            timeout_s: with contents, how long to wait for the times to be sealed; None waits without limit.
+
+        Raises:
+            AsOfCompacted, AsOfNotSealed: one of the times cannot be read; then none is followed.
+            InvalidUsage: there are no collections, or one is not of this client.
+        """
+        self.engine.check_open("follow")
+        wanted = []
+        for each, as_of in _of_this_client(collections, self.engine).items():
+            time = None if as_of is None else each.handle.as_time("as_of", as_of)
+            wanted.append(WantedListen(each.handle, time, each.handle.moments(times)))
+            if contents:
+                each.handle.sealed(time, timeout_s)
+        listens = listens_together(wanted, contents=contents)
+        return JointListen(self.engine.follower, dict(zip(collections, listens, strict=True)))
+
     def gc(self) -> GarbageReport:
         """Delete what nobody needs any more (`persist.upkeep.garbage`). Safe while others read, write and do the same.
 
@@ -224,3 +261,15 @@ class Client:
 
     def _collection(self, id_: str, name: str, schema: CollectionSchema) -> Collection:
         return Collection(CollectionHandle(self.engine, id_, name, schema))
+
+
+def _of_this_client(
+    collections: Mapping[Collection, int | Moment | None], engine: Engine
+) -> Mapping[Collection, int | Moment | None]:
+    """Return collections, after checking that they are some, and of that engine."""
+    if not isinstance(collections, Mapping) or not collections:
+        raise InvalidUsage(f"collections={collections!r} is no dict of collections and times: give {{orders: 10}}")
+    for each in collections:
+        if not isinstance(each, Collection) or each.handle.engine is not engine:
+            raise InvalidUsage(f"{each!r} is no collection of this client: use what its load() returned")
+    return collections

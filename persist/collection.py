@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any, Literal, get_args
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -17,21 +17,19 @@ from persist.errors import InvalidUsage, PersistError
 from persist.follow import Following
 from persist.hold.holds import Hold, HoldInfo
 from persist.joining import as_of_join
+from persist.listening import contents_as_of, listen_from
 from persist.log.records import AllowCompaction, Destroy
-from persist.read.changes import Changes, read_changes, with_moments
-from persist.read.claimed_read import ClaimedRead
-from persist.read.listen import Listen, Progress
+from persist.read.changes import Changes
+from persist.read.listen import Listen
 from persist.read.plan import Explanation, changes_scan, explained, snapshot_scan
-from persist.read.snapshot import Form, Snapshot, check_request, snapshot_slices, snapshot_tables
-from persist.state.contents import CollectionState, check_changes_readable
+from persist.read.snapshot import Form, Snapshot, check_request, snapshot_slices
+from persist.state.contents import check_changes_readable
 from persist.state.unsealed import Unsealed, unsealed
-from persist.timeline import Moment, Timeline, is_moment
+from persist.timeline import Moment, Timeline, Times, is_moment
 from persist.write.future import CommitFuture
 from persist.write.operations import Step, token_steps
 
 READ_TIMEOUT_S = 30.0
-
-Times = Literal["int", "timestamp"]
 
 
 class Collection:
@@ -283,7 +281,7 @@ class Collection:
                     f"changes({lower}, {upper}) is backwards: the interval is [lower, upper), so lower <= upper"
                 )
         check_request(self.schema, columns, filter, "diff")
-        moments = self._moments(times)
+        moments = self.handle.moments(times)
         contents = self.handle.contents()
         if upper is None:
             # What begins beyond upper is waited for, as far as that.
@@ -313,7 +311,7 @@ class Collection:
         Raises:
             AsOfCompacted: as_of is before since, or None and since is not 0 any more.
         """
-        moments = self._moments(times)
+        moments = self.handle.moments(times)
         lower = 0 if as_of is None else self.handle.as_time("as_of", as_of) + 1
         check_changes_readable(self.handle.contents(), lower)
         contents, reading = self.handle.claim(max(0, lower - 1))
@@ -322,7 +320,7 @@ class Collection:
         except BaseException:
             reading.close()
             raise
-        return self._listen(lower, reading, None, moments)
+        return listen_from(self.handle, lower, reading, None, moments)
 
     def subscribe(
         self, as_of: int | Moment | None = None, *, times: Times = "int", timeout_s: float | None = READ_TIMEOUT_S
@@ -340,20 +338,14 @@ class Collection:
         Raises:
             AsOfCompacted, AsOfNotSealed: as_of cannot be read.
         """
-        moments = self._moments(times)
+        moments = self.handle.moments(times)
         contents, time, reading = self.handle.sealed_and_claimed(as_of, timeout_s)
         try:
-            scan = snapshot_scan(contents, self.schema, time, None, None)
-            with reading.explained():
-                empty = scan.empty([*scan.columns, "_diff"])
-                found = pa.concat_tables([empty, *snapshot_tables(scan, "diff", reading)])
+            first = contents_as_of(self.handle, contents, time, reading, moments)
         except BaseException:
             reading.close()
             raise
-        column = pa.repeat(pa.scalar(time, pa.int64()), len(found))
-        updates = found.add_column(len(self.schema.names), self.schema.arrow.field("_time"), column)
-        first = Progress(with_moments(updates, moments), Antichain(time + 1))
-        return self._listen(time + 1, reading, first, moments)
+        return listen_from(self.handle, time + 1, reading, first, moments)
 
     def follow(self, name: str, *, times: Times = "int") -> Following:
         """Follow the collection as a consumer that resumes: its contents, then changes, from where it left off.
@@ -455,21 +447,3 @@ class Collection:
                 sealed = "complete for ever"
             told = f", {sealed}" + (f", {hidden} not sealed" if hidden is not None else "")
         return f"<Collection {self.name!r} at {self.handle.engine.url}{told}>"
-
-    def _moments(self, times: Times) -> Timeline | None:
-        """Return by what `_time` is given out as timestamps; None if it is as numbers."""
-        if times not in get_args(Times):
-            raise InvalidUsage(f'times={times!r} is no form of a time: give "int" or "timestamp"')
-        if times == "timestamp" and self.timeline is None:
-            raise InvalidUsage(
-                f'times="timestamp" needs a timeline, and the collection {self.name!r} has none: its times are numbers '
-                'that only count. Ask for times="int", or create one with timeline="us".'
-            )
-        return self.timeline if times == "timestamp" else None
-
-    def _listen(self, lower: int, reading: ClaimedRead, first: Progress | None, moments: Timeline | None) -> Listen:
-        def read(reading: ClaimedRead, contents: CollectionState, lower: int, upper: int) -> pa.Table:
-            found = read_changes(changes_scan(contents, self.schema, lower, upper, None), reading())
-            return with_moments(found, moments)
-
-        return Listen(self.handle.engine.follower, self.id, self.name, lower, reading, read, first)

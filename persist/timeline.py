@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from fractions import Fraction
 from math import ceil, floor
-from typing import Any, TypeGuard
+from typing import Any, Literal, TypeGuard
 
 import numpy as np
 import pyarrow as pa
@@ -25,6 +25,7 @@ import pyarrow.types as pat
 from persist.blob import InvalidUsage
 from persist.codecs import TIME_MAX, TIME_UNITS, CollectionSchema, InvalidUpdate, SchemaMismatch
 
+Times = Literal["int", "timestamp"]  # How `_time` is given out.
 Moment = datetime | date | str | np.datetime64  # And timestamps of Arrow, whose types no checker knows.
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)

@@ -7,7 +7,7 @@ import pyarrow.compute as pc
 
 import persist
 
-CLIENT_READS = {"close", "collections", "create_or_load", "fsck", "load", "metrics", "mode", "seqno", "url"}
+CLIENT_READS = {"close", "collections", "create_or_load", "follow", "fsck", "load", "metrics", "mode", "seqno", "url"}
 CLIENT_WRITES = {"gc", "maintain", "multi_write"}
 COLLECTION_READS = {
     "as_bound", "as_of_join", "as_time", "changes", "holds", "listen", "needs", "since", "snapshot", "subscribe",
@@ -69,6 +69,9 @@ def read_everything(client: persist.Client) -> None:
     subscription = orders.subscribe(1)
     assert next(iter(subscription)).updates.num_rows == ROWS + 1
     subscription.close()
+    together = client.follow({orders: 1}, contents=True)
+    assert next(together)[orders].updates.num_rows == ROWS + 1
+    together.close()
     for name in ("fsck", "metrics"):
         if callable(found := getattr(client, name, None)):
             found()

@@ -6,7 +6,7 @@ It stands for that very collection, by id: after its destruction, it does not tu
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, cast, get_args
 
 from persist.antichain import Antichain, as_time
 from persist.codecs import TIME_MAX, CollectionSchema, Part, Stamp
@@ -18,7 +18,7 @@ from persist.read.claimed_read import ClaimedRead
 from persist.state.collection_rules import ExpectUpper
 from persist.state.contents import CollectionState, check_readable, last_sealed
 from persist.state.unsealed import unsealed
-from persist.timeline import Moment, Timeline, begins_with_a_day, is_moment, timeline_of
+from persist.timeline import Moment, Timeline, Times, begins_with_a_day, is_moment, timeline_of
 from persist.write.future import CommitFuture
 from persist.write.operations import Step, Write
 
@@ -185,6 +185,21 @@ class CollectionHandle:
     def timeline(self) -> Timeline | None:
         """What times are, if they are moments: it turns moments into times, and back."""
         return timeline_of(self.schema)
+
+    def moments(self, times: Times) -> Timeline | None:
+        """Return by what `_time` is given out as timestamps; None if it is as numbers.
+
+        Raises:
+            InvalidUsage: times is no form of a time, or the collection has no timeline.
+        """
+        if times not in get_args(Times):
+            raise InvalidUsage(f'times={times!r} is no form of a time: give "int" or "timestamp"')
+        if times == "timestamp" and self.timeline is None:
+            raise InvalidUsage(
+                f'times="timestamp" needs a timeline, and the collection {self.name!r} has none: its times are numbers '
+                'that only count. Ask for times="int", or create one with timeline="us".'
+            )
+        return self.timeline if times == "timestamp" else None
 
     def as_time(self, what: str, given: int | Moment | Antichain) -> int:
         """Return a number as it is, and of a moment the last time not after it; what says in errors what it is.

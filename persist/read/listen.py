@@ -51,8 +51,8 @@ class Listen:
         first: Progress | None = None,
     ) -> None:
         self._follower = follower
-        self._id = id_
-        self._name = name
+        self.id = id_
+        self.name = name
         self._lower: int | None = lower
         self._reading = reading
         self._read = read
@@ -83,15 +83,19 @@ class Listen:
             ClientClosed: the client was closed.
         """
         self._follower.check_open()
-        if self._first is not None and not self._closed:
-            first, self._first = self._first, None
+        if (first := self.take_first()) is not None:
             return first
         if self.is_finished:
             return None
         contents = self._follower.wait_for(self._look, timeout_s)
         if contents is None or self._closed:
             return None
-        return self._advance(contents)
+        return self.advance(contents)
+
+    def take_first(self) -> Progress | None:
+        """Return the contents that come before all updates, once; None if there are none."""
+        first, self._first = self._first, None
+        return None if self._closed else first
 
     def close(self) -> None:
         """Stop, and let since advance; a wait in another thread ends within a second."""
@@ -107,13 +111,16 @@ class Listen:
         self.close()
 
     def _look(self) -> CollectionState | None:
-        contents = self._follower.known(self._id, self._name)
-        assert self._lower is not None
-        if self._closed or contents.upper > Antichain(self._lower):
-            return contents
-        return None
+        contents = self._follower.known(self.id, self.name)
+        return contents if self._closed or self.has_advanced(contents) else None
 
-    def _advance(self, contents: CollectionState) -> Progress:
+    def has_advanced(self, contents: CollectionState) -> bool:
+        """Return whether more is sealed in that state of the collection than has been yielded."""
+        assert self._lower is not None
+        return contents.upper > Antichain(self._lower)
+
+    def advance(self, contents: CollectionState) -> Progress:
+        """Return what is sealed in a state that `has_advanced`; see `poll`."""
         lower = self._lower
         assert lower is not None
         check_changes_readable(contents, lower)

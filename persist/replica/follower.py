@@ -15,7 +15,7 @@ import logging
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from itertools import islice
 from typing import TypeVar
@@ -357,6 +357,11 @@ class Follower:
         if contents is None:
             raise CollectionNotFound(name, self._blob.url, self._state.names())
         return contents
+
+    def known_at_once(self, wanted: Sequence[tuple[str, str]]) -> tuple[int, list[CollectionState]]:
+        """Do what `known` does for collections by (id, name), all in one state; return its seqno, too."""
+        with self._lock:
+            return self._state.seqno, [self.known(id_, name) for id_, name in wanted]
 
     def wait_for(self, look: Callable[[], T | None], timeout_s: float | None) -> T | None:
         """Return the first answer of look that is not None, or None when timeout_s has passed.

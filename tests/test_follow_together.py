@@ -1,0 +1,141 @@
+"""`client.follow`: several collections at one point of the log."""
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import persist
+from persist.blob import MemoryBlob
+
+KEY = {"k": pa.int64()}
+Rows = list[tuple[int, int, int]]
+
+
+def made(client: persist.Client, *names: str) -> list[persist.Collection]:
+    return [client.create_or_load(name, key=KEY) for name in names]
+
+
+def rows(progress: persist.Progress) -> Rows:
+    table = progress.updates.select(["k", "_time", "_diff"])
+    return sorted(tuple(row.values()) for row in table.to_pylist())
+
+
+def both(client: persist.Client, a: persist.Collection, b: persist.Collection, time: int) -> None:
+    """Add the time to both collections, and seal it, in one commit."""
+    with client.multi_write() as multi:
+        for each in (a, b):
+            multi.write(each, [((time, None), time, 1)])
+            multi.seal(each, time + 1)
+
+
+def test_what_one_commit_did_to_several_collections_is_seen_in_one_step(client: persist.Client) -> None:
+    a, b = made(client, "a", "b")
+    both(client, a, b, 0)
+    with client.follow({a: 0, b: None}) as following:
+        first = following.poll()
+        assert first is not None
+        assert {each.name: rows(first[each]) for each in first} == {"b": [(0, 0, 1)]}
+        for time in range(1, 4):
+            both(client, a, b, time)
+            step = following.poll()
+            assert step is not None
+            assert len(step) == 2
+            assert rows(step[a]) == rows(step[b]) == [(time, time, 1)]
+            assert step[a].upper == step[b].upper == time + 1
+        assert following.poll() is None
+
+
+def test_contents_come_first_if_they_are_asked_for_and_are_of_one_point_of_the_log(client: persist.Client) -> None:
+    a, b = made(client, "a", "b")
+    for time in range(3):
+        both(client, a, b, time)
+    a.write([((7, None), 3, 1)], seal=4).result()
+    with client.follow({a: None, b: 1}, contents=True) as following:
+        first = next(following)
+        assert first.seqno == client.seqno
+        assert rows(first[a]) == [(0, 3, 1), (1, 3, 1), (2, 3, 1), (7, 3, 1)]
+        assert rows(first[b]) == [(0, 1, 1), (1, 1, 1)]
+        step = next(following)
+        assert list(step) == [b]
+        assert rows(step[b]) == [(2, 2, 1)]
+
+
+def test_any_number_of_collections_is_claimed_by_one_commit() -> None:
+    with persist.open(MemoryBlob(), settings=persist.Settings(background=False)) as client:
+        collections = made(client, *(f"c{n}" for n in range(200)))
+        with client.multi_write() as multi:
+            for each in collections:
+                multi.seal(each, 1)
+        before = client.seqno
+        following = client.follow(dict.fromkeys(collections, 0))
+        assert client.seqno == before + 1
+        following.close()
+
+
+def test_since_waits_for_what_is_followed_and_not_for_what_was_given(client: persist.Client) -> None:
+    a, b = made(client, "a", "b")
+    for time in range(3):
+        both(client, a, b, time)
+    following = client.follow({a: 0, b: 0})
+    a.allow_compaction(2).result()
+    assert a.since == 0
+    assert next(following).seqno == client.seqno
+    following.close()
+    a.allow_compaction(2).result()
+    assert a.since == 2
+
+
+def test_it_ends_when_all_collections_are_complete_for_ever(client: persist.Client) -> None:
+    a, b = made(client, "a", "b")
+    following = client.follow({a: None, b: None})
+    both(client, a, b, 0)
+    a.seal(persist.Antichain()).result()
+    steps = [next(following)]
+    assert not following.is_finished
+    b.seal(persist.Antichain()).result()
+    steps += list(following)
+    assert [sorted(each.name for each in step) for step in steps] == [["a", "b"], ["b"]]
+    assert following.is_finished
+
+
+@pytest.mark.parametrize("contents", [False, True])
+def test_if_one_of_the_times_cannot_be_read_none_is_followed(client: persist.Client, contents: bool) -> None:
+    a, b = made(client, "a", "b")
+    for time in range(3):
+        both(client, a, b, time)
+    b.allow_compaction(2).result()
+    with pytest.raises(persist.AsOfCompacted):
+        client.follow({a: 0, b: 0}, contents=contents)
+    a.allow_compaction(2).result()
+    assert a.since == 2
+
+
+def test_what_is_no_collection_of_this_client_is_refused(client: persist.Client) -> None:
+    (mine,) = made(client, "a")
+    with persist.open(MemoryBlob()) as other:
+        (theirs,) = made(other, "a")
+        for wrong in ({}, {mine: 0, theirs: 0}, {"a": 0}, [mine]):
+            with pytest.raises(persist.InvalidUsage, match=r"this client|no dict"):
+                client.follow(wrong)  # type: ignore[arg-type]
+
+
+@given(st.lists(st.tuples(st.sampled_from("abAB"), st.booleans()), max_size=12))
+def test_followers_add_up_to_the_contents_whatever_is_committed_between_their_polls(
+    commits: list[tuple[str, bool]],
+) -> None:
+    with persist.open(MemoryBlob(), settings=persist.Settings(background=False)) as client:
+        a, b = made(client, "a", "b")
+        found: dict[str, Rows] = {"a": [], "b": []}
+        with client.follow({a: None, b: None}) as following:
+            for number, (what, polls) in enumerate([*commits, ("A", True)]):
+                with client.multi_write() as multi:
+                    for each in (a, b) if what.isupper() else (a if what == "a" else b,):
+                        multi.write(each, [((number, None), number, 1)])
+                        multi.seal(each, number + 1)
+                if polls and (step := following.poll()) is not None:
+                    for each in step:
+                        found[each.name] += rows(step[each])
+        for each in (a, b):
+            if each.upper > 0:
+                assert found[each.name] == rows(persist.Progress(each.changes(0).to_arrow(), each.upper))
