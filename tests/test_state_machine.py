@@ -157,7 +157,7 @@ class TwoClients(RuleBasedStateMachine):
             _ = handle.upper
         del self.model[name]
         self.handles = {key: h for key, h in self.handles.items() if key[1] != name}
-        self.listens = [each for each in self.listens if each[0]._id != handle.id]
+        self.listens = [each for each in self.listens if each[0].id != handle.id]
 
     @rule(client=CLIENTS, name=NAMES, only_due=st.booleans())
     def compact(self, client: int, name: str, only_due: bool) -> None:
