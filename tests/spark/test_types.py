@@ -55,7 +55,7 @@ def test_what_spark_holds_in_a_wider_type_is_taken_back(kind: pa.DataType, given
         (pa.list_(pa.int64()), pa.array([["1"]], pa.list_(pa.string()))),
         (pa.list_(pa.int16()), pa.array([[70_000]], pa.list_(pa.int64()))),
         (pa.uint64(), pa.array(["1"], pa.string())),
-        (pa.uint64(), pa.array([1.0], pa.float64())),
+        (pa.uint64(), pa.array([1.5], pa.float64())),
         (pa.uint64(), pa.array([-1], pa.int64())),
     ],
 )
