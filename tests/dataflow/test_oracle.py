@@ -27,6 +27,7 @@ def compare(data: st.DataObject, dimensions: int, choices: list[tuple[int, list[
         assert captured(capture.rows()) == expected, stream.stream.node
 
 
+@pytest.mark.sampled(0.34)
 @pytest.mark.parametrize("dimensions", [1, 2, 3])
 @pytest.mark.parametrize("which", range(len(OPERATORS)), ids=[f"{at}-{name}" for at, name in enumerate(NAMES)])
 @settings(max_examples=25)
