@@ -3,8 +3,9 @@
 Run as `python -m tests.servers.moto_s3`; prints its port, and ends when its standard input does, so that it
 cannot outlive the tests that started it.
 
-moto checks `If-None-Match` and stores in two steps, so that two writers can both win. One lock around all
-that writes objects makes it keep the promise that S3 makes.
+moto checks `If-None-Match` and stores in two steps, so that two writers can both win; and it closes the buffer of a
+value that is overwritten while somebody reads it, who then gets a 500. One lock around all that writes objects or reads
+one makes it keep the promises that S3 makes.
 """
 
 import logging
@@ -14,7 +15,15 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
-_WRITES = ("put_object", "copy_object", "_key_response_post", "_key_response_delete", "_bucket_response_delete_keys")
+_OF_OBJECTS = (
+    "put_object",
+    "copy_object",
+    "_key_response_post",
+    "_key_response_delete",
+    "_bucket_response_delete_keys",
+    "get_object",
+    "head_object",
+)
 
 
 def _locked(call: Callable[..., Any], lock: AbstractContextManager[Any]) -> Callable[..., Any]:
@@ -25,11 +34,11 @@ def _locked(call: Callable[..., Any], lock: AbstractContextManager[Any]) -> Call
     return locked
 
 
-def _make_writes_atomic() -> None:
+def _make_atomic() -> None:
     from moto.s3.responses import S3Response
 
     lock = threading.RLock()
-    for name in _WRITES:
+    for name in _OF_OBJECTS:
         setattr(S3Response, name, _locked(getattr(S3Response, name), lock))
 
 
@@ -39,7 +48,7 @@ def main() -> None:
     from werkzeug.serving import make_server
 
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
-    _make_writes_atomic()
+    _make_atomic()
     server = make_server("127.0.0.1", 0, DomainDispatcherApplication(create_backend_app), threaded=True)
     print(server.server_port, flush=True)
     threading.Thread(target=server.serve_forever, daemon=True).start()
