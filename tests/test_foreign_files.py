@@ -126,6 +126,9 @@ def test_a_record_with_very_many_fields_is_read_in_time_proportional_to_them() -
             client.load("wide")
         return time.thread_time() - began_s
 
+    def least(fields: int) -> float:
+        return min(seconds(fields) for _ in range(3))  # Of a busy machine, the quiet moments.
+
     seconds(10)
     # 31 and more when every name is counted among all names; some 10 when it is not.
-    assert seconds(60_000) < 25 * max(0.02, seconds(6_000))
+    assert least(60_000) < 25 * max(0.02, least(6_000))
