@@ -17,6 +17,7 @@ LAYERS: list[set[str]] = [
     {"persist.errors", "persist.antichain", "persist.timeline", "persist.names", "persist.settings"}
     | {"persist.metrics", "persist.storage", "persist.compaction_policy", "persist.log"},
     {"persist.state"},
+    {"persist.upsert"},
     {"persist.replica"},
     {"persist.write"},
     {"persist.hold"},
@@ -26,7 +27,7 @@ LAYERS: list[set[str]] = [
     {"persist.fsck", "persist.engine"},
     {"persist"},
     {"persist.source", "persist.sink"},
-    {"persist.upsert", "persist.dataflow", "persist.spark"},
+    {"persist.dataflow", "persist.spark"},
     {"persist.cli", "persist.web"},
     {"persist.__main__"},
 ]
