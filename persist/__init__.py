@@ -1,151 +1,43 @@
-"""Definite, time-varying collections on object storage; see `persist.open`."""
+"""Definite, time-varying collections on object storage; see `persist.open`.
 
-from persist.antichain import Antichain
-from persist.blob import (
-    Blob,
-    Conflict,
-    CorruptBlob,
-    Corruption,
-    FileBlob,
-    FsspecBlob,
-    IncompatibleVersion,
-    Indeterminate,
-    InvalidUsage,
-    MemoryBlob,
-    MissingBlob,
-    PersistError,
-    RetryPolicy,
-    S3Blob,
-    Unavailable,
-)
-from persist.client import Client, open
-from persist.codecs import (
-    Binary,
-    Codec,
-    CodecMismatch,
-    DiffOverflow,
-    Int64,
-    InvalidUpdate,
-    Json,
-    SchemaMismatch,
-    Unit,
-    Utf8,
-)
-from persist.collection import Collection
-from persist.compact.report import CompactionReport
-from persist.compaction_policy import CompactionPolicy
-from persist.errors import (
-    AsOfCompacted,
-    AsOfNotSealed,
-    ClientClosed,
-    CollectionExists,
-    CollectionNotFound,
-    FrontierRegression,
-    HoldMoved,
-    HoldNotFound,
-    LeaseExpired,
-    Locked,
-    LogInterrupted,
-    LogReplaced,
-    NegativeMultiplicity,
-    QueryMismatch,
-    ReadOnly,
-    UpdateNotBeyondUpper,
-    UpdatesBeyondUpper,
-    UploadExpired,
-    UpperMismatch,
-    WriterFenced,
-)
-from persist.follow import Following
-from persist.fsck.examine import fsck
-from persist.fsck.report import Checked, FsckReport, Problem, Repair, Unreferenced
-from persist.hold.holds import Hold, HoldInfo
-from persist.metrics import Metrics
-from persist.multi_write import MultiWrite
-from persist.read.changes import Changes
-from persist.read.joint_listen import JointListen, JointProgress
-from persist.read.listen import Listen, Progress
-from persist.read.plan import Explanation
-from persist.read.snapshot import Snapshot
-from persist.settings import Settings
-from persist.state.unsealed import Unsealed
-from persist.timeline import Timeline
-from persist.upkeep.garbage import GarbageReport
-from persist.write.future import CommitFuture
+The names that users import are those of `persist.public`. They are loaded when the first of them is used, because
+Arrow and NumPy take longer to load than the help of the command line may take in all. A new name is added there.
+"""
 
-__all__ = [
-    "Antichain",
-    "AsOfCompacted",
-    "AsOfNotSealed",
-    "Binary",
-    "Blob",
-    "Changes",
-    "Checked",
-    "Client",
-    "ClientClosed",
-    "Codec",
-    "CodecMismatch",
-    "Collection",
-    "CollectionExists",
-    "CollectionNotFound",
-    "CommitFuture",
-    "CompactionPolicy",
-    "CompactionReport",
-    "Conflict",
-    "CorruptBlob",
-    "Corruption",
-    "DiffOverflow",
-    "Explanation",
-    "FileBlob",
-    "Following",
-    "FrontierRegression",
-    "FsckReport",
-    "FsspecBlob",
-    "GarbageReport",
-    "Hold",
-    "HoldInfo",
-    "HoldMoved",
-    "HoldNotFound",
-    "IncompatibleVersion",
-    "Indeterminate",
-    "Int64",
-    "InvalidUpdate",
-    "InvalidUsage",
-    "JointListen",
-    "JointProgress",
-    "Json",
-    "LeaseExpired",
-    "Listen",
-    "Locked",
-    "LogInterrupted",
-    "LogReplaced",
-    "MemoryBlob",
-    "Metrics",
-    "MissingBlob",
-    "MultiWrite",
-    "NegativeMultiplicity",
-    "PersistError",
-    "Problem",
-    "Progress",
-    "QueryMismatch",
-    "ReadOnly",
-    "Repair",
-    "RetryPolicy",
-    "S3Blob",
-    "SchemaMismatch",
-    "Settings",
-    "Snapshot",
-    "Timeline",
-    "Unavailable",
-    "Unit",
-    "Unreferenced",
-    "Unsealed",
-    "UpdateNotBeyondUpper",
-    "UpdatesBeyondUpper",
-    "UploadExpired",
-    "UpperMismatch",
-    "Utf8",
-    "WriterFenced",
-    "fsck",
-    "open",
-]
+import sys
+from importlib import import_module
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from persist import public
+    from persist.public import *  # noqa: F403
+
+    __all__: list[str] = []
+    __all__ += public.__all__
+
+
+class _Package(ModuleType):
+    """Keeps an imported room from taking the place of a public name: `persist.fsck` is the function."""
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if name != "fsck" or not isinstance(value, ModuleType):
+            super().__setattr__(name, value)
+
+
+if not TYPE_CHECKING:  # Else any name would be right for a type checker.
+
+    def __getattr__(name: str) -> Any:
+        if not name.startswith("_") or name == "__all__":
+            public = import_module("persist.public")
+            globals().update({each: getattr(public, each) for each in ("__all__", *public.__all__)})
+            if name in globals():
+                return globals()[name]
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *import_module("persist.public").__all__})
+
+
+sys.modules[__name__].__class__ = _Package

@@ -3,6 +3,8 @@
 import subprocess
 import sys
 
+import pytest
+
 import persist
 
 
@@ -11,12 +13,57 @@ def test_all_is_sorted_and_complete() -> None:
     assert [name for name in persist.__all__ if not hasattr(persist, name)] == []
 
 
-def test_import_persist_imports_neither_pyspark_nor_boto3_nor_pandas() -> None:
-    code = (
-        "import persist, sys; print([m for m in ('pyspark', 'boto3', 'pandas', 'polars', 's3fs') if m in sys.modules])"
-    )
+def loaded_after(code: str) -> set[str]:
+    """Return the top-level packages that a new process has loaded once it has run some code."""
+    code = f"{code}\nimport sys; print(*{{name.split('.')[0] for name in sys.modules}})"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
+    return set(done.stdout.split())
+
+
+OPTIONAL = {"pyspark", "boto3", "pandas", "polars", "s3fs", "duckdb", "typer", "rich", "starlette", "uvicorn"}
+
+
+def test_import_persist_loads_nothing_that_takes_long() -> None:
+    assert loaded_after("import persist") & {"pyarrow", "numpy", "msgspec", "fsspec", *OPTIONAL} == set()
+
+
+def test_using_persist_loads_no_optional_package() -> None:
+    code = "import persist\nwith persist.open('memory://here') as client: client.collections()"
+    loaded = loaded_after(code)
+    assert "pyarrow" in loaded
+    assert loaded & OPTIONAL == set()
+
+
+@pytest.mark.parametrize("first", ["persist.client", "persist.fsck", "persist.fsck.examine", "persist.public"])
+def test_a_public_name_is_not_hidden_by_a_room_of_the_same_name(first: str) -> None:
+    code = f"import {first}, persist; assert callable(persist.fsck) and persist.fsck.__name__ == 'fsck'"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_star_import_and_dir_show_the_public_names() -> None:
+    code = "from persist import *; import persist; assert Client is persist.Client; assert 'Settings' in dir(persist)"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_threads_that_use_persist_first_at_the_same_time_all_find_it() -> None:
+    code = """if True:
+        import persist, threading
+        found, ready = [], threading.Barrier(8)
+        def use(name):
+            ready.wait()
+            found.append(getattr(persist, name))
+        names = ["open", "fsck", "Client", "Antichain", "Settings", "Timeline", "Blob", "InvalidUsage"]
+        threads = [threading.Thread(target=use, args=(name,)) for name in names]
+        for thread in threads: thread.start()
+        for thread in threads: thread.join()
+        assert len(found) == 8
+    """
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'opne'"):
+        persist.opne  # type: ignore[attr-defined]  # noqa: B018
 
 
 def test_every_error_is_in_one_group_and_says_so() -> None:
@@ -27,7 +74,11 @@ def test_every_error_is_in_one_group_and_says_so() -> None:
         persist.Indeterminate,
         persist.Corruption,
     )
-    errors = [e for e in vars(persist).values() if isinstance(e, type) and issubclass(e, persist.PersistError)]
+    errors = [
+        e
+        for e in (getattr(persist, name) for name in persist.__all__)
+        if isinstance(e, type) and issubclass(e, persist.PersistError)
+    ]
     for error in errors:
         if error is not persist.PersistError:
             assert sum(issubclass(error, group) for group in groups) == 1, error

@@ -1,0 +1,151 @@
+"""Everything that users import from `persist`, which takes it from here at the first use of one of these names."""
+
+from persist.antichain import Antichain
+from persist.blob import (
+    Blob,
+    Conflict,
+    CorruptBlob,
+    Corruption,
+    FileBlob,
+    FsspecBlob,
+    IncompatibleVersion,
+    Indeterminate,
+    InvalidUsage,
+    MemoryBlob,
+    MissingBlob,
+    PersistError,
+    RetryPolicy,
+    S3Blob,
+    Unavailable,
+)
+from persist.client import Client, open
+from persist.codecs import (
+    Binary,
+    Codec,
+    CodecMismatch,
+    DiffOverflow,
+    Int64,
+    InvalidUpdate,
+    Json,
+    SchemaMismatch,
+    Unit,
+    Utf8,
+)
+from persist.collection import Collection
+from persist.compact.report import CompactionReport
+from persist.compaction_policy import CompactionPolicy
+from persist.errors import (
+    AsOfCompacted,
+    AsOfNotSealed,
+    ClientClosed,
+    CollectionExists,
+    CollectionNotFound,
+    FrontierRegression,
+    HoldMoved,
+    HoldNotFound,
+    LeaseExpired,
+    Locked,
+    LogInterrupted,
+    LogReplaced,
+    NegativeMultiplicity,
+    QueryMismatch,
+    ReadOnly,
+    UpdateNotBeyondUpper,
+    UpdatesBeyondUpper,
+    UploadExpired,
+    UpperMismatch,
+    WriterFenced,
+)
+from persist.follow import Following
+from persist.fsck.examine import fsck
+from persist.fsck.report import Checked, FsckReport, Problem, Repair, Unreferenced
+from persist.hold.holds import Hold, HoldInfo
+from persist.metrics import Metrics
+from persist.multi_write import MultiWrite
+from persist.read.changes import Changes
+from persist.read.joint_listen import JointListen, JointProgress
+from persist.read.listen import Listen, Progress
+from persist.read.plan import Explanation
+from persist.read.snapshot import Snapshot
+from persist.settings import Settings
+from persist.state.unsealed import Unsealed
+from persist.timeline import Timeline
+from persist.upkeep.garbage import GarbageReport
+from persist.write.future import CommitFuture
+
+__all__ = [
+    "Antichain",
+    "AsOfCompacted",
+    "AsOfNotSealed",
+    "Binary",
+    "Blob",
+    "Changes",
+    "Checked",
+    "Client",
+    "ClientClosed",
+    "Codec",
+    "CodecMismatch",
+    "Collection",
+    "CollectionExists",
+    "CollectionNotFound",
+    "CommitFuture",
+    "CompactionPolicy",
+    "CompactionReport",
+    "Conflict",
+    "CorruptBlob",
+    "Corruption",
+    "DiffOverflow",
+    "Explanation",
+    "FileBlob",
+    "Following",
+    "FrontierRegression",
+    "FsckReport",
+    "FsspecBlob",
+    "GarbageReport",
+    "Hold",
+    "HoldInfo",
+    "HoldMoved",
+    "HoldNotFound",
+    "IncompatibleVersion",
+    "Indeterminate",
+    "Int64",
+    "InvalidUpdate",
+    "InvalidUsage",
+    "JointListen",
+    "JointProgress",
+    "Json",
+    "LeaseExpired",
+    "Listen",
+    "Locked",
+    "LogInterrupted",
+    "LogReplaced",
+    "MemoryBlob",
+    "Metrics",
+    "MissingBlob",
+    "MultiWrite",
+    "NegativeMultiplicity",
+    "PersistError",
+    "Problem",
+    "Progress",
+    "QueryMismatch",
+    "ReadOnly",
+    "Repair",
+    "RetryPolicy",
+    "S3Blob",
+    "SchemaMismatch",
+    "Settings",
+    "Snapshot",
+    "Timeline",
+    "Unavailable",
+    "Unit",
+    "Unreferenced",
+    "Unsealed",
+    "UpdateNotBeyondUpper",
+    "UpdatesBeyondUpper",
+    "UploadExpired",
+    "UpperMismatch",
+    "Utf8",
+    "WriterFenced",
+    "fsck",
+    "open",
+]
