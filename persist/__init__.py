@@ -9,6 +9,8 @@ from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+__version__ = "0.1.0"  # A test holds it against pyproject.toml.
+
 if TYPE_CHECKING:
     from persist import public
     from persist.public import *  # noqa: F403
@@ -37,7 +39,8 @@ if not TYPE_CHECKING:  # Else any name would be right for a type checker.
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *import_module("persist.public").__all__})
+    """Offer what users work with, and not the modules that it comes from."""
+    return ["__version__", *import_module("persist.public").__all__]
 
 
 sys.modules[__name__].__class__ = _Package

@@ -13,6 +13,7 @@ from persist.errors import CollectionExists, CollectionNotFound, InvalidUsage
 from persist.fsck.examine import examine
 from persist.fsck.report import FsckReport
 from persist.listening import WantedListen, listens_together
+from persist.listing import Collections
 from persist.log.records import Create
 from persist.metrics import Metrics
 from persist.multi_write import MultiWrite
@@ -94,10 +95,27 @@ class Client:
         self.engine.check_open("seqno")
         return self.engine.follower.refresh().seqno
 
-    def collections(self) -> list[str]:
-        """Return the names of all collections, sorted. Cost: one GET."""
+    def collections(self, prefix: str = "") -> Collections:
+        """Return the names of all collections that begin with a prefix, sorted. Cost: one GET.
+
+        Names with dots are namespaces to whoever takes them for that: `collections("sales.")` lists one. The list's
+        `to_arrow()` has rows, bytes, since and upper of each.
+        """
         self.engine.check_open("collections")
-        return list(self.engine.follower.refresh().names())
+        if not isinstance(prefix, str):
+            raise InvalidUsage(f"prefix={prefix!r} is no text: give what the names begin with, such as 'sales.'")
+        names = self.engine.follower.refresh().names()
+        return Collections([name for name in names if name.startswith(prefix)], self.engine)
+
+    def drop(self, name: str) -> None:
+        """Destroy the collection of that name, durably; see `Collection.destroy`.
+
+        Raises:
+            CollectionNotFound: there is none.
+            ReadOnly: this client only reads.
+        """
+        self.engine.writer("drop")
+        self.load(name).destroy().result()
 
     def load(self, name: str) -> Collection:
         """Return the collection of that name, with the schema it has.
@@ -241,6 +259,18 @@ class Client:
         In a process that was forked off, it does nothing: all of that is the other process's.
         """
         self.engine.close()
+
+    def __getitem__(self, name: str) -> Collection:
+        """Do what `load` does."""
+        return self.load(name)
+
+    def __contains__(self, name: object) -> bool:
+        """Tell whether there is a collection of that name. Cost: one GET."""
+        self.engine.check_open("in")
+        return isinstance(name, str) and name in self.engine.follower.refresh().ids
+
+    # Without it, a loop over a client would ask for the collections 0, 1, 2 and so on.
+    __iter__ = None
 
     def __enter__(self) -> "Client":
         return self

@@ -434,6 +434,15 @@ class Collection:
         """What was written at times that are not sealed, so that nobody can read it yet; None if nothing. One GET."""
         return unsealed(self.handle.contents())
 
+    def __eq__(self, other: object) -> bool:
+        """Tell whether both are handles on the same collection of the same location, whichever clients they are of."""
+        if not isinstance(other, Collection):
+            return NotImplemented
+        return (self.id, self.handle.engine.url) == (other.id, other.handle.engine.url)
+
+    def __hash__(self) -> int:
+        return hash((self.id, self.handle.engine.url))
+
     def __repr__(self) -> str:
         """Say what this client knows of the collection, without asking the store for news."""
         told = ""

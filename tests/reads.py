@@ -8,7 +8,7 @@ import pyarrow.compute as pc
 import persist
 
 CLIENT_READS = {"close", "collections", "create_or_load", "follow", "fsck", "load", "metrics", "mode", "seqno", "url"}
-CLIENT_WRITES = {"gc", "maintain", "multi_write"}
+CLIENT_WRITES = {"drop", "gc", "maintain", "multi_write"}
 COLLECTION_READS = {
     "as_bound", "as_of_join", "as_time", "changes", "holds", "listen", "needs", "since", "snapshot", "subscribe",
     "timeline", "unsealed", "upper",
@@ -84,6 +84,7 @@ def writes(client: persist.Client) -> list[Callable[[], object]]:
         client.gc,
         client.maintain,
         client.multi_write,
+        lambda: client.drop("orders"),
         lambda: client.create_or_load("new", key=KEY),
         lambda: orders.write([((1, "a"), 9, 1)]),
         lambda: orders.write(table(9)),
