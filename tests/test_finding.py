@@ -17,7 +17,7 @@ def test_the_version_is_that_of_the_package() -> None:
 
 
 def test_dir_offers_the_api_and_not_modules() -> None:
-    assert dir(persist) == ["__version__", *persist.__all__]
+    assert dir(persist) == sorted(["__version__", *persist.__all__])
     assert "open" in dir(persist)
     assert "collection" not in dir(persist)
 
