@@ -45,11 +45,15 @@ __all__ = [
     "Indeterminate",
     "InvalidUpdate",
     "InvalidUsage",
+    "KeyedCollection",
+    "LateEvents",
     "LeaseExpired",
     "Locked",
     "LogInterrupted",
     "LogReplaced",
     "NegativeMultiplicity",
+    "NotKeyed",
+    "PendingEvents",
     "PersistError",
     "QueryMismatch",
     "ReadOnly",
@@ -110,6 +114,73 @@ class UpdateNotBeyondUpper(AboutTimes, InvalidUsage):
             f"update at time {self.shown(self.time)} is not beyond upper={self.shown(self.upper)}: times before "
             f"{self.upper.time} are sealed. "
             f"Write at times >= {self.upper.time}; nothing of this write was applied."
+        )
+
+
+class KeyedCollection(InvalidUsage):
+    """A keyed collection was asked for what it cannot do, because only resolved events become its updates."""
+
+    def __init__(self, name: str, action: str) -> None:
+        super().__init__(name, action)
+        self.name = name
+        self.action = action
+
+    def __str__(self) -> str:
+        if self.action == "late_bound":
+            return (
+                f"the events of the keyed collection {self.name!r} have no watermark, so none of them is late: it was "
+                "created without order_by. A late bound needs one."
+            )
+        return (
+            f"the collection {self.name!r} is keyed, so {self.action} is refused: what it adds would depend on events "
+            "that are not resolved yet. Use upsert(), transition() or delete(keys), and seal()."
+        )
+
+
+class NotKeyed(InvalidUsage):
+    """Events were given to a collection that is not keyed."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.name = name
+
+    def __str__(self) -> str:
+        return (
+            f"the collection {self.name!r} is not keyed, so it takes updates and no events. Use write(), or create a "
+            "collection with keyed=persist.Keyed()."
+        )
+
+
+class PendingEvents(AboutTimes, InvalidUsage):
+    """A seal would pass events that are pending, without resolving them."""
+
+    def __init__(self, name: str, upper: Antichain, first: int) -> None:
+        super().__init__(name, upper, first)
+        self.name = name
+        self.upper = upper
+        self.first = first
+
+    def __str__(self) -> str:
+        return (
+            f"events of the keyed collection {self.name!r} at time {self.shown(self.first)} are pending, and a seal "
+            f"to {self.shown(self.upper)} would pass them. Seal by Collection.seal(), or with upsert(..., seal=...): "
+            "these resolve them."
+        )
+
+
+class LateEvents(InvalidUsage):
+    """Events came whose watermark is below the late bound; all of what came with them was refused."""
+
+    def __init__(self, watermark: int, bound: int) -> None:
+        super().__init__(watermark, bound)
+        self.watermark = watermark
+        self.bound = bound
+
+    def __str__(self) -> str:
+        least = "NULL" if self.watermark == -(2**63) else self.watermark
+        return (
+            f"an event has the watermark {least}, below the late bound {self.bound}: it is late, and nothing of this "
+            'was applied. Leave late events out, or have them collected with late="collect".'
         )
 
 

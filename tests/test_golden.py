@@ -14,7 +14,7 @@ from persist.codecs.types import arrow_types
 from persist.codecs.types.codec import BUILT_IN
 from persist.log import part_lists
 from persist.log.envelope import FORMAT, BlobRef, Framed
-from persist.log.records import Keyframe, Mutation, Record
+from persist.log.records import KeyedForm, Keyframe, MachineForm, Mutation, Record
 from persist.replica import checkpoint, directory
 from persist.state.contents import CollectionState, Held
 from persist.state.leases import Lease
@@ -88,6 +88,8 @@ STORED = (
     CollectionState,
     Keyframe,
     Held,
+    KeyedForm,
+    MachineForm,
     LastBatch,
     LocationState,
     Lease,

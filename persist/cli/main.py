@@ -134,10 +134,10 @@ def _collections(asked: argparse.Namespace) -> int:
                 "-" if each.time is None else shown_time(each.time, timeline if each.time else None)
                 for each in (contents.since, contents.upper)
             )
-            size = sum(part.bytes for part in contents.parts)
+            size = sum(part.bytes for part in contents.stored_parts)
             hidden = unsealed(contents)
             updates = "-" if hidden is None else f"{hidden.updates:,}"
-            shape = (f"{len(contents.parts):,}", f"{size:,}", str(len(contents.holds)), updates)
+            shape = (f"{len(contents.stored_parts):,}", f"{size:,}", str(len(contents.holds)), updates)
             rows.append((name, since, upper, *shape))
     head = ("name", "since", "upper", "parts", "bytes", "holds", "unsealed")
     print("\n".join(table(head, rows, right=range(1, 7))))

@@ -134,7 +134,7 @@ class Compactor:
             known = self._follower.current(contents.id, contents.name)
         except CollectionNotFound:
             return False
-        return any(part.blob == blob for part in known.parts)
+        return any(part.blob == blob for part in known.stored_parts)
 
     def _put(self, contents: CollectionState, step: Replace, attempt: "_Attempt") -> None:
         """Commit step, which names what was made for it, as long as what it replaces is there."""

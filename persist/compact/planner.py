@@ -126,11 +126,15 @@ def last_readable(contents: CollectionState) -> int | None:
 
 
 def last_sealed(contents: CollectionState) -> int | None:
-    """Return the last sealed time; of a collection that is complete for ever, the last one at which it changed."""
-    if contents.upper.time is None:
+    """Return the last sealed time; of a collection that is complete for ever, the last one at which it changed.
+
+    Of a keyed one, the last resolved time, because only that is of updates alone.
+    """
+    resolved = contents.resolved
+    if resolved.time is None:
         times = [part.time_max for part in contents.numbered.values()]
         return max([*times, *(keyframe.as_of for keyframe in contents.keyframes)], default=None)
-    return contents.upper.time - 1 if contents.upper.time > 0 else None
+    return resolved.time - 1 if resolved.time > 0 else None
 
 
 def _keyframe_due(contents: CollectionState, policy: CompactionPolicy, *, full: bool) -> int | None:
@@ -161,7 +165,8 @@ def _merge_due(
 ) -> Numbers | None:
     runs = [run for run in contents.history if run[0] not in without]
     inline = [run for run in runs if contents.numbered[run[0]].inline]
-    is_many = contents.inline_bytes >= policy.inline_bytes or len(inline) >= policy.inline_runs
+    inline_bytes = sum(len(part.inline) for part in contents.numbered.values())  # Not of pending events.
+    is_many = inline_bytes >= policy.inline_bytes or len(inline) >= policy.inline_runs
     if inline and (is_many or move_out):
         # All that lives in the log, so that it becomes one part: but not across keyframes.
         groups = _intervals(contents, inline)

@@ -123,7 +123,7 @@ class CollectionHandle:
             contents = self.contents()
         except CollectionNotFound:
             return False
-        return any(part.blob == blob for part in contents.parts)
+        return any(part.blob == blob for part in contents.stored_parts)
 
     def stamp(self, time: int | Moment | None, diff: int | None) -> Stamp | None:
         """Return what plain rows lack; None if neither is given, so that these are updates.

@@ -226,11 +226,12 @@ class _Examination:
                 parts.examine(entry.contents)
                 if sizes is None:
                     examine_keyframes(self._blob, entry.contents, self.findings)
-        known = {part.checksum for e in entries if e.contents is not None for part in e.contents.parts}
-        for id_, part in self.log.loose:
+        known = {part.checksum for e in entries if e.contents is not None for part in e.contents.stored_parts}
+        for loose in self.log.loose:
+            id_, part = loose.collection, loose.part
             is_gone = self.log.is_complete and state is not None and id_ not in state.entries
             if id_ in self.log.created and part.checksum not in known and not is_gone:
-                parts.examine_alone(part, self.log.created[id_])
+                parts.examine_alone(loose, self.log.created[id_])
         return parts
 
     def _take_inventory(self) -> None:
@@ -255,8 +256,8 @@ class _Examination:
         named = set(log.named)
         for entry in state.entries.values():
             if entry.contents is not None:
-                named.update(part.blob for part in entry.contents.parts)
-        named.update(part.blob for _, part in log.loose)
+                named.update(part.blob for part in entry.contents.stored_parts)
+        named.update(loose.part.blob for loose in log.loose)
         destroyed = {each.collection for each in state.control.dropped if each.is_destroyed}
         replaced = {key for each in state.control.dropped for key in each.blobs}
         for key, blob in self.inventory.items():

@@ -11,7 +11,7 @@ when the end of the log has been read again: see `LogExamination.finish`.
 """
 
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import NoReturn
 
 import msgspec
@@ -35,10 +35,11 @@ from persist.log.commits import read_record
 from persist.log.envelope import BlobRef, intact_kind
 from persist.log.keys import CHECKPOINTS, LOG, checkpoint_key, checkpoint_seqno, record_key, record_seqno
 from persist.log.part_lists import as_read
-from persist.log.records import Append, Create, Mutation, Replace
+from persist.log.records import BringsParts, Create, Mutation, Pend
 from persist.replica.checkpoint import Checkpoint, checkpoint_state, load_contents, read_checkpoint
 from persist.replica.directory import KnownLevels
 from persist.state.contents import CollectionState, check_runs
+from persist.state.keyed_rules import check_pending
 from persist.state.state import CollectionEntry, DoesNotFollow, State, apply
 
 OBJECT_BYTES_MAX = 1 << 30
@@ -149,6 +150,15 @@ class CountedBlob:
         """Do nothing: whoever opened the store closes it."""
 
 
+@dataclass(frozen=True, slots=True)
+class Loose:
+    """A part that a record or a checkpoint names; is_events tells whether it holds events."""
+
+    collection: str
+    part: Part
+    is_events: bool
+
+
 class LogExamination:
     """Replays the log of one location.
 
@@ -160,7 +170,7 @@ class LogExamination:
         newest: the seqno of the newest checkpoint from which everything could be read; -1 if there is none.
         bad_checkpoints: the keys of those from which not everything could be read.
         named: part lists that records or checkpoints refer to, and state objects.
-        loose: parts, with the id of their collection, that are perhaps not in `state` because something damaged kept
+        loose: parts that are perhaps not in `state` because something damaged kept
             a record from being applied, or the contents of a collection from being read.
         created: how each collection began that was seen to begin, by id.
         beyond: the seqnos of the records that lie beyond the end of the log; known when the examination is finished.
@@ -175,7 +185,7 @@ class LogExamination:
         self.newest = -1
         self.bad_checkpoints: set[str] = set()
         self.named: set[str] = set()
-        self.loose: list[tuple[str, Part]] = []
+        self.loose: list[Loose] = []
         self.created: dict[str, Create] = {}
         self.beyond: tuple[int, ...] = ()
         self._unapplied: list[int] = []
@@ -292,10 +302,11 @@ class LogExamination:
     def _note_loose(self, mutations: Iterable[Mutation], state: State | None) -> None:
         """Note the parts of appends which state, if they were applied to it, has no contents for."""
         for mutation in mutations:
-            if isinstance(mutation, Append | Replace):
+            if isinstance(mutation, BringsParts):
                 entry = state.entries.get(mutation.collection) if state is not None else None
                 if state is None or (entry is not None and entry.contents is None):
-                    self.loose += [(mutation.collection, part) for part in mutation.parts]
+                    is_events = isinstance(mutation, Pend)
+                    self.loose += [Loose(mutation.collection, part, is_events) for part in mutation.parts]
 
     def _following(self) -> int | None:
         """Return the least seqno after `at` that has a record, or could have one because all before it had."""
@@ -308,7 +319,7 @@ class LogExamination:
 
     def _note(self, mutations: Iterable[Mutation]) -> None:
         for mutation in mutations:
-            if isinstance(mutation, Append | Replace) and mutation.parts_in is not None:
+            if isinstance(mutation, BringsParts) and mutation.parts_in is not None:
                 self.named.add(mutation.parts_in.blob)
             elif isinstance(mutation, Create):
                 self.created[mutation.collection] = mutation
@@ -374,7 +385,8 @@ class LogExamination:
         elif self.state is None or self.state.seqno < seqno:
             for id_, before in self.state.entries.items() if self.state is not None else ():
                 if before.contents is not None and id_ in found.entries and found.entries[id_].contents is None:
-                    self.loose += [(id_, part) for part in before.contents.parts]
+                    self.loose += [Loose(id_, part, False) for part in before.contents.parts]
+                    self.loose += [Loose(id_, part, True) for part in before.contents.pending.values()]
             self.state = found
 
     def _contents(self, found: State, entry: CollectionEntry) -> CollectionState | None:
@@ -457,12 +469,13 @@ def _examine_state(state: State, findings: Findings) -> None:
         passed = sorted(hold for hold, h in contents.holds.items() if not contents.since <= Antichain(h.time))
         if passed:
             findings.add("rule", key, f"since has passed the holds {passed}", collection=entry.name)
-        inline = sum(len(part.inline) for part in contents.parts)
+        inline = sum(len(part.inline) for part in contents.stored_parts)
         if inline != contents.inline_bytes:
             what = f"inline_bytes is {contents.inline_bytes}, and the inline parts have {inline} bytes"
             findings.add("rule", key, what, collection=entry.name)
         try:
             check_runs(contents)
+            check_pending(contents)
         except ValueError as error:
             findings.add("rule", key, str(error), collection=entry.name)
 

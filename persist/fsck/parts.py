@@ -5,7 +5,7 @@ collection may have been destroyed, or the part replaced, and its blob collected
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pyarrow as pa
@@ -13,10 +13,11 @@ import pyarrow as pa
 from persist.blob import Blob, CorruptBlob, InvalidUsage, get_at_most
 from persist.blob.layers.checked import SMALL_BYTES
 from persist.codecs import CollectionSchema, Part, check_part, checksum_of, described_bounds, overlaps
-from persist.fsck.log import Findings
-from persist.log.records import Create
+from persist.fsck.log import Findings, Loose
+from persist.log.records import Create, KeyedForm
 from persist.state.contents import CollectionState
 from persist.state.state import State
+from persist.upsert.events import event_fields, events_schema
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,16 +46,22 @@ class PartExamination:
     def examine(self, contents: CollectionState) -> None:
         """Examine all parts of one collection."""
         owner = self._owner(contents.id, contents.name, contents.schema_json)
+        if owner is not None and contents.keyed is not None:
+            events = _of_events(owner, contents.keyed)
+            for part in contents.pending.values():
+                self._examine_part(part, events)
         if owner is not None:
             bounds = {number: self._examine_part(part, owner) for number, part in contents.numbered.items()}
             for numbers in (*contents.history, *(keyframe.parts for keyframe in contents.keyframes)):
                 self._examine_run([(contents.numbered[n], bounds[n]) for n in numbers], owner)
 
-    def examine_alone(self, part: Part, created: Create) -> None:
+    def examine_alone(self, loose: Loose, created: Create) -> None:
         """Examine a part of a collection whose contents are not known."""
         owner = self._owner(created.collection, created.name, created.schema)
+        if owner is not None and loose.is_events and created.keyed is not None:
+            owner = _of_events(owner, created.keyed)
         if owner is not None:
-            self._examine_part(part, owner)
+            self._examine_part(loose.part, owner)
 
     def finish(self, state: State | None) -> None:
         """Add the problems that the newest state decides about."""
@@ -62,7 +69,7 @@ class PartExamination:
             entry = state.entries.get(id_) if state is not None else None
             is_needed = state is None or (
                 entry is not None
-                and (entry.contents is None or any(known.blob == part.blob for known in entry.contents.parts))
+                and (entry.contents is None or any(known.blob == part.blob for known in entry.contents.stored_parts))
             )
             if is_needed and not self._is_there(part):
                 what = f"it is missing, and {part.bytes} bytes with checksum {part.checksum} belong there"
@@ -140,10 +147,15 @@ class PartExamination:
         return self._blob.get(part.blob, (0, 1)) is not None
 
 
+def _of_events(owner: _Owner, form: KeyedForm) -> _Owner:
+    """Return the owner of the parts with events of a collection: they have a schema of their own."""
+    return replace(owner, schema=events_schema(owner.schema, event_fields(owner.schema, form)))
+
+
 def _owner_of(state: State | None, checksum: str) -> str | None:
     """Return the part that has these bytes, if one has."""
     entries = state.entries.values() if state is not None else ()
-    parts: Sequence[Part] = [p for e in entries if e.contents is not None for p in e.contents.parts]
+    parts: Sequence[Part] = [p for e in entries if e.contents is not None for p in e.contents.stored_parts]
     return next((_name(part) for part in parts if part.checksum == checksum), None)
 
 

@@ -19,7 +19,7 @@ from persist.fsck.log import LogExamination
 from persist.fsck.report import Repair
 from persist.log.commits import read_record
 from persist.log.keys import record_key
-from persist.log.records import Append, Replace
+from persist.log.records import BringsParts
 from persist.state.state import State
 
 LOST = "lost/"
@@ -82,7 +82,7 @@ def _uploads(blob: Blob, seqno: int) -> Iterator[str]:
     except Corruption:
         return
     for mutation in record.mutations if record is not None else ():
-        if isinstance(mutation, Append | Replace):
+        if isinstance(mutation, BringsParts):
             yield from (part.blob for part in mutation.parts if part.blob)
             if mutation.parts_in is not None:
                 yield mutation.parts_in.blob

@@ -25,7 +25,7 @@ from persist.blob.clock import Backoff, Clock
 from persist.log.envelope import decode_framed, encode_framed
 from persist.log.keys import check_keys, record_key
 from persist.log.part_lists import as_read, as_stored
-from persist.log.records import Append, Record, Replace
+from persist.log.records import BringsParts, Record
 
 COMMIT_DEADLINE_S = 30.0
 RECORD_BYTES_MAX = 256 << 20  # A group of commits is far smaller (`persist.write.committer.GROUP_BYTES_MAX`).
@@ -48,7 +48,7 @@ def read_record(blob: Blob, seqno: int) -> Record | None:
     if record.seqno != seqno:
         raise CorruptBlob(key, f"it holds the record of seqno {record.seqno}, so blobs were exchanged")
     for mutation in record.mutations:
-        if isinstance(mutation, Append | Replace):
+        if isinstance(mutation, BringsParts):
             try:
                 check_keys(mutation)  # Before any of them is asked for.
             except ValueError as error:

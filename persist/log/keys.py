@@ -20,7 +20,7 @@ import uuid
 from collections.abc import Iterable
 
 from persist.codecs import Part
-from persist.log.records import Append, Replace
+from persist.log.records import BringsParts, Replace, Resolve
 
 LOG, CHECKPOINTS, DIRECTORIES = "log/", "checkpoint/", "directory/"
 STATES, PARTS, LISTS = "state/", "part/", "list/"
@@ -33,7 +33,7 @@ _DIRECTORY = re.compile(r"directory/(?P<seqno>[0-9]{20})-[0-9a-f]{32}\.json")
 _SEQNO_LAST = 10**20 - 1
 
 
-def check_keys(append: Append | Replace) -> list[str]:
+def check_keys(append: BringsParts) -> list[str]:
     """Return the keys of all blobs that append brings, after checking that all it names are its collection's uploads.
 
     Raises:
@@ -44,7 +44,7 @@ def check_keys(append: Append | Replace) -> list[str]:
         if not is_upload(append.parts_in.blob, append.collection):
             raise ValueError(_no_upload(append.parts_in.blob, append.collection))
         keys.append(append.parts_in.blob)
-    for key in append.unused if isinstance(append, Replace) else ():
+    for key in append.unused if isinstance(append, Replace | Resolve) else ():
         if not is_upload(key, append.collection):
             raise ValueError(_no_upload(key, append.collection))
     return keys

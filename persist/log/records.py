@@ -2,7 +2,7 @@
 
     record   = frame "record" { location, seqno, commit, previous, writer, epoch, written_ms, mutations }
     mutation = create | append | replace | tokens | batch | seal | allow_compaction | destroy | hold | release
-                                                                                                    of one collection
+             | pend | resolve | late_bound                                                          of one collection
              | lease | end_lease | open_writer | close_writer | truncate | void_uploads | collected  of the location
 
 Fields:
@@ -19,7 +19,7 @@ A long list of parts is stored outside the record (`parts_in`); `persist.log.par
 the record.
 """
 
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 
@@ -34,11 +34,39 @@ class _Mutation(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
     collection: str
 
 
+class MachineForm(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Which machine (`persist.upsert.machine`) a keyed collection has, and what it was made with."""
+
+    name: str
+    version: int
+    options: dict[str, Any] = {}
+
+
+class KeyedForm(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """How a collection resolves events; see `persist.upsert.keyed.Keyed`.
+
+    Attributes:
+        fields: of an event besides its key, (name, type) each; None if they are the value fields of the collection.
+        late_by: how far an event's watermark may lie behind the greatest that was seen; None if that is not declared.
+        late_bound: what the late bound is at first.
+    """
+
+    machine: MachineForm
+    fields: tuple[tuple[str, Any], ...] | None = None
+    order_by: tuple[str, ...] = ()
+    tombstone: str | None = None
+    tombstone_value: str | None = None
+    late_by: int | None = None
+    late_bound: int | None = None
+    resolve: Literal["seal", "background"] = "seal"
+
+
 class Create(_Mutation, frozen=True, tag="create"):
     """Make a collection, with since and upper at 0."""
 
     name: str
     schema: dict[str, Any]
+    keyed: KeyedForm | None = None
 
 
 class Append(_Mutation, frozen=True, tag="append"):
@@ -82,6 +110,50 @@ class Replace(_Mutation, frozen=True, tag="replace"):
     keyframes: tuple[Keyframe, ...] = ()
     history_from: int | None = None
     unused: tuple[str, ...] = ()
+
+
+Watermarks = tuple[int, int]  # The least and the greatest of some events, where a NULL counts as -2**63.
+
+
+class Pend(_Mutation, frozen=True, tag="pend"):
+    """Add events to a keyed collection, all at times beyond upper, which wait to be resolved.
+
+    Parts are numbered like those of an `Append`, and hold rows of `persist.upsert.events`. Events arrived in the order
+    of (number of their part, `_seq`).
+    """
+
+    parts: tuple[Part, ...] = ()
+    parts_in: BlobRef | None = None
+    watermarks: Watermarks | None = None
+
+
+class Resolve(_Mutation, frozen=True, tag="resolve"):
+    """Put the updates that the events at `start <= time < end` amount to in the place of these events.
+
+    It holds only if start is what is resolved now, and pending are the numbers of all pending parts with a time before
+    end: of two that resolve the same, or where events came meanwhile, the second loses. Upper moves to end, if it is
+    not beyond it. Parts of which all events are resolved then are pending no more; of the others, which lie on both
+    sides of end, the rows before it do not count any more.
+
+    Attributes:
+        parts: updates, as of an `Append`, in `[start, end)`.
+        watermarks: of events that came with this record and were not pending before.
+        unused: the blobs that nothing refers to from now on.
+    """
+
+    start: Frontier
+    end: Frontier
+    pending: Numbers = ()
+    parts: tuple[Part, ...] = ()
+    parts_in: BlobRef | None = None
+    watermarks: Watermarks | None = None
+    unused: tuple[str, ...] = ()
+
+
+class AdvanceLateBound(_Mutation, frozen=True, tag="late_bound"):
+    """Let events with a watermark below bound be late from now on; it never goes back."""
+
+    bound: int
 
 
 class Tokens(_Mutation, frozen=True, tag="tokens"):
@@ -193,8 +265,21 @@ class Collected(_LocationMutation, frozen=True, tag="collected"):
 
 
 CollectionMutation = (
-    Create | Append | Replace | Tokens | Batch | Seal | AllowCompaction | Destroy | SetHold | ReleaseHold
+    Create
+    | Append
+    | Replace
+    | Tokens
+    | Batch
+    | Seal
+    | AllowCompaction
+    | Destroy
+    | SetHold
+    | ReleaseHold
+    | Pend
+    | Resolve
+    | AdvanceLateBound
 )
+BringsParts = Append | Replace | Pend | Resolve
 LocationMutation = GrantLease | EndLease | OpenWriter | CloseWriter | TruncateLog | VoidUploads | Collected
 Mutation = CollectionMutation | LocationMutation
 

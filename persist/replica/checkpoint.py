@@ -41,7 +41,7 @@ from persist.log.keys import (
     state_prefix,
 )
 from persist.log.part_lists import as_read
-from persist.log.records import Append, Record, Replace, Seqno
+from persist.log.records import BringsParts, Record, Replace, Resolve, Seqno
 from persist.names import is_id
 from persist.replica.directory import (
     EMPTY,
@@ -56,6 +56,7 @@ from persist.replica.directory import (
     taken_over,
 )
 from persist.state.contents import CollectionState, check_runs
+from persist.state.keyed_rules import check_pending
 from persist.state.location import LocationState
 from persist.state.state import CollectionEntry, DoesNotFollow, State, apply
 
@@ -297,7 +298,7 @@ def load_contents(blob: Blob, location: str, entry: CollectionEntry) -> Collecti
         _check_contents(base, entry)
     pending = tuple(as_read(blob, location, mutation) for mutation in entry.pending)
     for mutation in pending:
-        if isinstance(mutation, Append | Replace) and mutation.parts_in is not None:
+        if isinstance(mutation, BringsParts) and mutation.parts_in is not None:
             try:
                 check_parts(entry.id, mutation.parts)
             except ValueError as error:
@@ -316,16 +317,17 @@ def _check_contents(contents: CollectionState, entry: CollectionEntry) -> None:
         CollectionSchema.from_json(contents.schema_json)
         for name, held in contents.holds.items():
             as_time(f"the time of hold {name[:200]!r}", held.time)
-        check_parts(entry.id, contents.parts)
+        check_parts(entry.id, contents.stored_parts)
         check_runs(contents)
+        check_pending(contents)
     except ValueError as error:
         raise CorruptBlob(entry.base.blob, f"it is not one that a writer would make: {error}") from error
 
 
 def _with_new_base(blob: Blob, location: str, entry: CollectionEntry, seqno: int) -> CollectionEntry:
-    inline = sum(len(p.inline) for m in entry.pending if isinstance(m, Append) for p in m.parts)
+    inline = sum(len(p.inline) for m in entry.pending if isinstance(m, BringsParts) for p in m.parts)
     # After a compaction, what it destroyed must not live on in what is pending.
-    is_compacted = any(isinstance(m, Replace) for m in entry.pending)
+    is_compacted = any(isinstance(m, Replace | Resolve) for m in entry.pending)
     is_stored = not isinstance(entry.base, CollectionState)
     if is_stored and not is_compacted and len(entry.pending) <= PENDING_MAX and inline <= PENDING_BYTES_MAX:
         return replace(entry, contents=None)

@@ -29,7 +29,7 @@ from persist.blob import Blob, CorruptBlob
 from persist.log.envelope import BlobRef, Framed, encoded_object, get_framed
 from persist.log.keys import check_keys, directory_prefix, directory_seqno, state_collection
 from persist.log.part_lists import as_stored
-from persist.log.records import Append, CollectionMutation, Create, Destroy, Replace, Seqno
+from persist.log.records import BringsParts, CollectionMutation, Create, Destroy, Seqno
 from persist.names import check_name, is_id
 from persist.state.contents import CollectionState
 from persist.state.frozen_map import FrozenMap
@@ -224,7 +224,7 @@ def _check_entry(each: DirectoryEntry) -> None:
         makes = isinstance(mutation, Create) and mutation.name == each.name
         if mutation.collection != each.id or makes != (each.base is None and n == 0) or isinstance(mutation, Destroy):
             raise ValueError(f"mutation {n} of collection {each.id} cannot stand there")
-        if isinstance(mutation, Append | Replace):
+        if isinstance(mutation, BringsParts):
             check_keys(mutation)
     if each.base is None and not each.pending:
         raise ValueError(f"nothing says what collection {each.id} holds")

@@ -1,5 +1,7 @@
 """What a commit may do to one collection, and what the collection is then: rules 1, 2 and 4, conditions, holds, tokens.
 
+What concerns keyed collections alone is in `persist.state.keyed_rules`.
+
 The same function answers a reader that replays the log and a writer that drafts a commit, so that they cannot
 disagree. A draft has steps that are no mutations: appends whose parts are not encoded yet, and conditions, which hold
 because the slot of the log that the record is for is the compare-and-set.
@@ -16,26 +18,40 @@ from persist.errors import (
     FrontierRegression,
     HoldMoved,
     PersistError,
-    UpdateNotBeyondUpper,
     UpdatesBeyondUpper,
     UpperMismatch,
     with_timeline,
 )
 from persist.log.records import (
+    AdvanceLateBound,
     AllowCompaction,
     Append,
     Batch,
     CollectionMutation,
     Create,
     Frontier,
+    Pend,
     ReleaseHold,
     Replace,
+    Resolve,
     Seal,
     SetHold,
     Tokens,
 )
 from persist.names import check_hold_name, is_id
 from persist.state.contents import CollectionState, Held, appended, replaced
+from persist.state.keyed_rules import (
+    PlannedPend,
+    check_beyond_upper,
+    check_plain,
+    created,
+    pended,
+    planned,
+    resolved,
+    sealed,
+    since_max,
+    with_late_bound,
+)
 from persist.state.queries import with_batch
 
 TOKENS_KEPT = 4096  # Of writes whose times are sealed, so that doing them twice is refused anyway.
@@ -66,7 +82,8 @@ class ExpectNothingBeyondUpper:
 
 
 Condition = ExpectUpper | ExpectNothingBeyondUpper
-CollectionStep = CollectionMutation | PlannedAppend | Condition
+Planned = PlannedAppend | PlannedPend
+CollectionStep = CollectionMutation | Planned | Condition
 
 
 def after_step(contents: CollectionState | None, step: CollectionStep) -> CollectionState:
@@ -78,7 +95,7 @@ def after_step(contents: CollectionState | None, step: CollectionStep) -> Collec
     """
     if isinstance(step, Create):
         CollectionSchema.from_json(step.schema)  # What raises here would raise with whoever reads the collection.
-        return CollectionState(step.collection, step.name, step.schema)
+        return created(step)
     if contents is None:
         raise ValueError(f"the first mutation of collection {step.collection} does not create it")
     try:
@@ -91,15 +108,25 @@ def after_step(contents: CollectionState | None, step: CollectionStep) -> Collec
 def _after(contents: CollectionState, step: CollectionStep) -> CollectionState:
     change = msgspec.structs.replace
     if isinstance(step, PlannedAppend):
-        _check_beyond_upper(contents, step.time_min)
+        check_plain(contents)
+        check_beyond_upper(contents, step.time_min)
         return contents
+    if isinstance(step, PlannedPend):
+        return planned(contents, step)
     if isinstance(step, Condition):
         _check_condition(contents, step)
         return contents
     if isinstance(step, Append):
+        check_plain(contents)
         for part in step.parts:
-            _check_beyond_upper(contents, part.time_min)
+            check_beyond_upper(contents, part.time_min)
         return appended(contents, step.parts)
+    if isinstance(step, Pend):
+        return pended(contents, step)
+    if isinstance(step, Resolve):
+        return _with_since(resolved(contents, step))
+    if isinstance(step, AdvanceLateBound):
+        return with_late_bound(contents, step.bound)
     if isinstance(step, Replace):
         return replaced(contents, step)
     if isinstance(step, Tokens):
@@ -108,7 +135,7 @@ def _after(contents: CollectionState, step: CollectionStep) -> CollectionState:
         return change(contents, queries=with_batch(contents.queries, step))
     if isinstance(step, Seal):
         _check_forward("upper", contents.upper, step.upper)
-        return change(contents, upper_times=step.upper)
+        return contents if step.upper == contents.upper_times else _with_since(sealed(contents, step.upper))
     if isinstance(step, AllowCompaction):
         _check_forward("since", contents.since, step.since)
         allowed = max(Antichain(*contents.allowed_times), Antichain(*step.since))
@@ -126,7 +153,7 @@ def _after(contents: CollectionState, step: CollectionStep) -> CollectionState:
 def _with_since(contents: CollectionState) -> CollectionState:
     """Return contents with since as far as compaction is allowed and the holds let it (rule 4)."""
     held = [Antichain(hold.time) for hold in contents.holds.values()]
-    reach = min((Antichain(*contents.allowed_times), *held))
+    reach = min((Antichain(*contents.allowed_times), *held, *since_max(contents)))
     return msgspec.structs.replace(contents, since_times=max(contents.since, reach).elements)
 
 
@@ -147,11 +174,6 @@ def _check_condition(contents: CollectionState, step: Condition) -> None:
         latest = max((part.time_max for part in contents.history_parts), default=-1)
         if contents.upper.has_beyond(latest):
             raise UpdatesBeyondUpper(step.upper, latest)
-
-
-def _check_beyond_upper(contents: CollectionState, time: int) -> None:
-    if not contents.upper.has_beyond(time):
-        raise UpdateNotBeyondUpper(time, contents.upper)
 
 
 def _check_forward(which: str, current: Antichain, asked: Frontier) -> None:

@@ -17,6 +17,10 @@ Invariants:
   own, of which nothing follows: they say when a part was made.
 
 The contents at a time are then a keyframe plus the history after it, or minus the history between the time and it.
+
+A keyed collection also has *pending* parts, which hold events and not updates: they are in no run, and no sum or
+statistic counts them. `persist.state.keyed_rules` says what holds of them. Up to `resolved`, which is not beyond upper,
+all events have become updates; what is said above of sealed times holds of these times then.
 """
 
 from collections.abc import Iterable
@@ -28,7 +32,7 @@ import msgspec
 from persist.antichain import Antichain
 from persist.codecs import TIME_MAX, CollectionSchema, Part
 from persist.errors import AsOfCompacted, Superseded, with_timeline
-from persist.log.records import Frontier, Keyframe, Numbers, Replace
+from persist.log.records import Frontier, KeyedForm, Keyframe, Numbers, Replace
 from persist.state.queries import LastBatch
 
 
@@ -57,6 +61,10 @@ class CollectionState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     keyframes: tuple[Keyframe, ...] = ()
     history_from: int = 0
     inline_bytes: int = 0  # Of parts that live in the log; kept here because writers ask for it at every commit.
+    keyed: KeyedForm | None = None
+    pending: dict[int, Part] = {}  # In the order of arrival.
+    resolved_times: Frontier | None = msgspec.field(name="resolved", default=None)  # None: as far as upper.
+    late_bound: int | None = None
 
     @property
     def since(self) -> Antichain:
@@ -65,6 +73,11 @@ class CollectionState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def upper(self) -> Antichain:
         return Antichain(*self.upper_times)
+
+    @property
+    def resolved(self) -> Antichain:
+        """Up to where all events of a keyed collection have become updates; upper, if it is not keyed."""
+        return self.upper if self.resolved_times is None else Antichain(*self.resolved_times)
 
     @property
     def timeline(self) -> str | None:
@@ -77,8 +90,13 @@ class CollectionState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def parts(self) -> tuple[Part, ...]:
-        """All parts, of history and keyframes, in the order in which they came."""
+        """All parts that hold updates, of history and keyframes, in the order in which they came."""
         return tuple(self.numbered.values())
+
+    @property
+    def stored_parts(self) -> tuple[Part, ...]:
+        """All parts that it refers to: those with updates, and those with events that are pending."""
+        return (*self.numbered.values(), *self.pending.values())
 
     @property
     def history_parts(self) -> tuple[Part, ...]:
@@ -184,7 +202,7 @@ def with_replaced(contents: CollectionState, step: Replace) -> tuple[CollectionS
         history=(*history, *runs),
         keyframes=tuple(keyframes[as_of] for as_of in sorted(keyframes)),
         history_from=history_from,
-        inline_bytes=sum(len(numbered[number].inline) for number in in_use),
+        inline_bytes=sum(len(part.inline) for part in (*(numbered[n] for n in in_use), *contents.pending.values())),
     )
     if not after.numbered.keys() >= set(range(contents.next_number, after.next_number)):
         raise ValueError("it brings parts that it does not use")
@@ -203,12 +221,12 @@ def check_runs(contents: CollectionState) -> None:
         raise ValueError("a part is in two runs of the history, or a run is empty")
     if contents.numbered.keys() != in_keyframes.union(listed):
         raise ValueError("a part is in no run, or a run lists a part that is not there")
-    if any(not 0 <= number < contents.next_number for number in contents.numbered):
+    if any(not 0 <= number < contents.next_number for number in (*contents.numbered, *contents.pending)):
         raise ValueError(f"a part has a number that was not drawn yet; the next is {contents.next_number}")
     if any(contents.numbered[number].time_min < contents.history_from for number in listed):
         raise ValueError(f"a part of the history has times before {contents.history_from}")
     times = [keyframe.as_of for keyframe in contents.keyframes]
-    if any(as_of < 0 or contents.upper.has_beyond(as_of) for as_of in times) or sorted(set(times)) != times:
+    if any(as_of < 0 or contents.resolved.has_beyond(as_of) for as_of in times) or sorted(set(times)) != times:
         raise ValueError(f"the keyframes as of {times} are not of ascending sealed times, upper is {contents.upper}")
     for keyframe in contents.keyframes:
         if any(contents.numbered[number].time_max > keyframe.as_of for number in keyframe.parts):

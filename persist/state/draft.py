@@ -9,6 +9,7 @@ from persist.state.collection_rules import (
     CollectionStep,
     Condition,
     ExpectNothingBeyondUpper,
+    Planned,
     PlannedAppend,
     after_step,
 )
@@ -17,7 +18,7 @@ from persist.state.frozen_map import MapChanges
 from persist.state.queries import is_repeated
 from persist.state.state import Changing, CollectionEntry, State
 
-DraftStep = Mutation | PlannedAppend | Condition
+DraftStep = Mutation | Planned | Condition
 
 
 class Draft:

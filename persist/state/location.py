@@ -21,7 +21,7 @@ import msgspec
 from persist.errors import UploadExpired
 from persist.log.keys import check_keys
 from persist.log.records import (
-    Append,
+    BringsParts,
     CloseWriter,
     Collected,
     EndLease,
@@ -29,6 +29,7 @@ from persist.log.records import (
     LocationMutation,
     OpenWriter,
     Replace,
+    Resolve,
     TruncateLog,
     VoidUploads,
 )
@@ -65,7 +66,7 @@ class LocationState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     erased: int = 0
 
 
-def check_uploaded(control: LocationState, append: Append | Replace) -> None:
+def check_uploaded(control: LocationState, append: BringsParts) -> None:
     """Check that everything that append brings lies where the collection's blobs lie, and cannot have been deleted.
 
     Raises:
@@ -113,10 +114,11 @@ def with_destroyed(
 
 
 def with_unused(
-    control: LocationState, replace: Replace, readers: tuple[str, ...], seqno: int, written_ms: int
+    control: LocationState, replace: Replace | Resolve, readers: tuple[str, ...], seqno: int, written_ms: int
 ) -> LocationState:
-    """Return control after a compaction: blobs that it left unused wait for the leases of those who read them."""
-    erased = control.erased if replace.history_from is None else seqno
+    """Return control after a compaction, or a resolution: blobs it left unused wait for the leases of their readers."""
+    is_kept = isinstance(replace, Resolve) or replace.history_from is None
+    erased = control.erased if is_kept else seqno
     dropped = control.dropped
     if replace.unused:
         dropped = (*dropped, Dropped(seqno, written_ms, replace.collection, readers, replace.unused))

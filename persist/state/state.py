@@ -29,7 +29,7 @@ from dataclasses import dataclass, field, replace
 from persist.errors import CollectionExists, CollectionNotFound, LeaseExpired
 from persist.log.envelope import BlobRef
 from persist.log.records import (
-    Append,
+    BringsParts,
     CollectionMutation,
     Create,
     Destroy,
@@ -39,10 +39,11 @@ from persist.log.records import (
     Record,
     ReleaseHold,
     Replace,
+    Resolve,
     SetHold,
 )
 from persist.names import check_name, is_id
-from persist.state.collection_rules import CollectionStep, Condition, PlannedAppend, after_step
+from persist.state.collection_rules import CollectionStep, Condition, Planned, after_step
 from persist.state.contents import CollectionState
 from persist.state.exclusive import check_writer
 from persist.state.frozen_map import FrozenMap, MapChanges
@@ -129,7 +130,7 @@ def apply(state: State, record: Record) -> State:
     check_writer(state.control.writer, state.control.epoch, record.epoch, record.mutations)
     after = Changing(MapChanges(state.entries), MapChanges(state.ids), state.control, _extended)
     for mutation in record.mutations:
-        if isinstance(mutation, Append | Replace):
+        if isinstance(mutation, BringsParts):
             check_uploaded(state.control, mutation)
         after.add(mutation, record.seqno, record.written_ms)
     entries, ids = state.entries.with_changes(after.entries), state.ids.with_changes(after.ids)
@@ -170,7 +171,7 @@ class Changing:
             entry = _with_leased(entry, step.hold, step.lease)
         elif isinstance(step, ReleaseHold):
             entry = _without_leased(entry, step.hold)
-        elif isinstance(step, Replace):
+        elif isinstance(step, Replace | Resolve):
             self.control = with_unused(self.control, step, entry.readers, seqno, written_ms)
         self.entries[entry.id] = self._extend(entry, step)
         self.ids[entry.name] = entry.id
@@ -218,7 +219,7 @@ def _without_leased(entry: CollectionEntry, hold: str) -> CollectionEntry:
 
 def _extended(entry: CollectionEntry, mutation: CollectionStep) -> CollectionEntry:
     """Return entry with mutation pending, and in its contents if it has them."""
-    assert not isinstance(mutation, PlannedAppend | Condition)
+    assert not isinstance(mutation, Planned | Condition)
     contents = entry.contents
     if contents is not None or isinstance(mutation, Create):
         contents = after_step(contents, mutation)

@@ -50,7 +50,7 @@ from persist.log.keys import (
     state_seqno,
     uploaded_seqno,
 )
-from persist.log.records import Append, Collected, LocationMutation, Replace, TruncateLog, VoidUploads
+from persist.log.records import BringsParts, Collected, LocationMutation, TruncateLog, VoidUploads
 from persist.replica.checkpoint import checkpoint_state, load_contents, read_checkpoint, write_checkpoint
 from persist.replica.directory import KnownLevels
 from persist.replica.follower import STALE_AFTER_S, Follower
@@ -299,7 +299,7 @@ class _Round:
             named: set[str] = set()
             if known is not None:
                 contents = load_contents(self._blob, state.location, known).contents
-                named = {part.blob for part in contents.parts} if contents is not None else set()
+                named = {part.blob for part in contents.stored_parts} if contents is not None else set()
             elif collection in destroyed:
                 continue
             for entry in entries:
@@ -417,5 +417,5 @@ def _named_by(entries: Iterable[CollectionEntry | None]) -> Iterator[str]:
     """Yield the state objects and part lists that entries of a checkpoint refer to."""
     for entry in entries:
         if entry is not None:
-            lists = (m.parts_in for m in entry.pending if isinstance(m, Append | Replace))
+            lists = (m.parts_in for m in entry.pending if isinstance(m, BringsParts))
             yield from (pointer.blob for pointer in (entry.base, *lists) if isinstance(pointer, BlobRef))

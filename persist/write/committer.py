@@ -29,7 +29,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future, wait
 from contextlib import suppress
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from persist.blob import Blob
 from persist.blob.clock import Clock
@@ -48,7 +48,7 @@ from persist.errors import (
 from persist.log.commits import create_record
 from persist.log.keys import is_upload, record_key, record_seqno
 from persist.log.part_lists import move_out
-from persist.log.records import Append, Mutation, Record, Replace
+from persist.log.records import Append, BringsParts, Mutation, Pend, Record, Replace, Resolve
 from persist.replica.checkpoint import checkpoint_due, write_checkpoint
 from persist.replica.follower import Follower
 from persist.state.draft import Draft
@@ -64,6 +64,7 @@ GROUP_BYTES_MAX = 16 << 20
 LINGER_S = 0.01
 
 logger = logging.getLogger("persist")
+B = TypeVar("B", bound=BringsParts)
 
 
 class Committer:
@@ -256,7 +257,7 @@ class Committer:
     def _commit(self, group: list[Operation]) -> None:
         """Resolve the future of every operation of the group."""
         operations = self._with_failed_uploads_rejected(group)
-        appends: dict[str, tuple[list[Write], Append | None]] = {}
+        appends: dict[str, tuple[list[Write], list[Append | Pend]]] = {}
         while operations:
             self._follower.prove()
             state, unreadable = self._state_for(operations)
@@ -278,7 +279,7 @@ class Committer:
             for operation, error in rejected:
                 self._reject(operation, error)
             for mutation in mutations:
-                if isinstance(mutation, Append):
+                if isinstance(mutation, Append | Resolve):
                     self.appended(mutation.collection)
             seqno = state.seqno + bool(mutations)
             self._counts["operations"] += len(accepted) + len(done)
@@ -397,7 +398,7 @@ class Committer:
         return self._follower.state, unreadable
 
     def _mutations(
-        self, state: State, accepted: list[Operation], appends: dict[str, tuple[list[Write], Append | None]]
+        self, state: State, accepted: list[Operation], appends: dict[str, tuple[list[Write], list[Append | Pend]]]
     ) -> tuple[Mutation, ...]:
         """Return what the record must say; appends keeps what was encoded for an attempt that lost the race."""
         first, changes, last = merge(accepted)
@@ -408,16 +409,14 @@ class Committer:
             known = appends.get(change.id)
             if known is None or known[0] != change.writes:
                 inline_bytes = contents.inline_bytes if contents is not None else 0
-                appends[change.id] = (change.writes, self._parts.append(change.id, change.writes, inline_bytes))
-            append = appends[change.id][1]
-            if append is not None and state.location is not None:
-                # For every attempt: a list whose name is below the log's floor is collected, whoever names it.
-                append = move_out(self._blob, state.location, append, state.seqno + 1)
+                appends[change.id] = (change.writes, self._parts.encoded(change.id, change.writes, inline_bytes))
+            encoded = appends[change.id][1]
             if state.location is not None:
-                change.replaces = [
-                    move_out(self._blob, state.location, each, state.seqno + 1) for each in change.replaces
-                ]
-            mutations += change.mutations(contents, append)
+                # For every attempt: a list whose name is below the log's floor is collected, whoever names it.
+                move = partial(_moved_out, self._blob, state.location, state.seqno + 1)
+                encoded, change.replaces = move(encoded), move(change.replaces)
+                change.resolves = move(change.resolves)
+            mutations += change.mutations(contents, encoded)
         return (*mutations, *last)
 
     def _reject(self, operation: Operation, error: BaseException) -> None:
@@ -432,7 +431,7 @@ class Committer:
         entry = self._follower.state.entries.get(collection)
         if upload.exception() is not None or (entry is not None and entry.contents is None):
             return  # Nobody knows whether they are in use, so they are left to garbage collection.
-        committed = set() if entry is None or entry.contents is None else {p.blob for p in entry.contents.parts}
+        committed = set() if entry is None or entry.contents is None else {p.blob for p in entry.contents.stored_parts}
         self._parts.discard(
             part for part in upload.result() if part.blob not in committed and is_upload(part.blob, collection)
         )
@@ -479,9 +478,13 @@ class Committer:
                     # Here, where it costs its own operation only; `apply` would refuse the whole record.
                     if isinstance(step, Write) and isinstance(step.data, Future):
                         check_uploaded(state.control, Append(step.collection, step.data.result()))
-                    elif isinstance(step, Replace):
+                    elif isinstance(step, Replace | Resolve):
                         check_uploaded(state.control, step)
                 (accepted if draft.extend(operation.plan()) else done).append(operation)
             except (InvalidUsage, Conflict, Corruption) as error:
                 rejected.append((operation, error))
         return accepted, done, rejected
+
+
+def _moved_out(blob: Blob, location: str, seqno: int, mutations: Sequence[B]) -> list[B]:
+    return [move_out(blob, location, each, seqno) for each in mutations]

@@ -6,8 +6,8 @@ first touched. Their net effect is that of the operations one after the other: a
 and all of them were found valid, so they may stand before the last seal; holds come in the order asked for, and since
 is the least of them and of what was allowed, whichever came first; and a name is only taken again after the
 collection that had it was touched (destroyed), so its `Change` comes first. Leases are granted before all else, because
-holds need them, and whatever else concerns the location comes last. Compactions come before appends, of which they know
-nothing.
+holds need them, and whatever else concerns the location comes last. Compactions and resolutions come before what is
+added, of which they know nothing: a resolution that would have to know of events of the same group was refused.
 """
 
 from collections.abc import Iterable, Sequence
@@ -20,6 +20,7 @@ from persist.antichain import Antichain
 from persist.blob import InvalidUsage
 from persist.codecs import CollectionSchema, Part, SmallUpdates
 from persist.log.records import (
+    AdvanceLateBound,
     AllowCompaction,
     Append,
     Batch,
@@ -28,8 +29,10 @@ from persist.log.records import (
     GrantLease,
     LocationMutation,
     Mutation,
+    Pend,
     ReleaseHold,
     Replace,
+    Resolve,
     Seal,
     SetHold,
     Tokens,
@@ -37,6 +40,7 @@ from persist.log.records import (
 from persist.state.collection_rules import Condition, PlannedAppend
 from persist.state.contents import CollectionState
 from persist.state.draft import DraftStep
+from persist.state.keyed_rules import PlannedPend
 from persist.write.future import CommitFuture
 
 
@@ -47,6 +51,7 @@ class Write:
     Attributes:
         bytes: what it occupies in memory until it is durable.
         is_kept: whether the parts of a commit that is rejected stay, because whoever asks for it sees to them.
+        events: what is known of them, if these are events for a keyed collection, and of which schema is the events'.
     """
 
     collection: str
@@ -55,6 +60,7 @@ class Write:
     bytes: int
     data: "SmallUpdates | pa.Table | Future[tuple[Part, ...]]"
     is_kept: bool = False
+    events: "PlannedPend | None" = None
 
     def upload_error(self) -> BaseException | None:
         """Return why an upload cannot be committed, None if it can or there is none; waits for it."""
@@ -101,7 +107,10 @@ class Operation:
     def plan(self) -> Iterable[DraftStep]:
         """Return what `persist.state.state.Draft` needs to validate this."""
         for step in self.steps:
-            yield PlannedAppend(step.collection, step.time_min) if isinstance(step, Write) else step
+            if isinstance(step, Write):
+                yield step.events or PlannedAppend(step.collection, step.time_min)
+            else:
+                yield step
 
 
 @dataclass(slots=True)
@@ -111,6 +120,8 @@ class Change:
     id: str
     create: Create | None = None
     writes: list[Write] = field(default_factory=list)
+    resolves: list[Resolve] = field(default_factory=list)
+    late_bounds: list[AdvanceLateBound] = field(default_factory=list)
     replaces: list[Replace] = field(default_factory=list)
     tokens: list[tuple[str, int]] = field(default_factory=list)
     batches: list[Batch] = field(default_factory=list)
@@ -127,6 +138,10 @@ class Change:
             self.create = step
         elif isinstance(step, Replace):
             self.replaces.append(step)
+        elif isinstance(step, Resolve):
+            self.resolves.append(step)
+        elif isinstance(step, AdvanceLateBound):
+            self.late_bounds.append(step)
         elif isinstance(step, Tokens):
             self.tokens += step.tokens
         elif isinstance(step, Batch):
@@ -144,13 +159,15 @@ class Change:
         else:
             assert isinstance(step, Condition), f"callers cannot ask for {step!r}"
 
-    def mutations(self, contents: CollectionState | None, append: Append | None) -> list[Mutation]:
+    def mutations(self, contents: CollectionState | None, encoded: Sequence[Append | Pend]) -> list[Mutation]:
         """Return what must be written, given the contents before (None if it is new) and the encoded writes."""
         tokens = Tokens(self.id, tuple(self.tokens)) if self.tokens else None
         wanted = [
             self.create,
             *self.replaces,
-            append,
+            *self.resolves,
+            *encoded,
+            *self.late_bounds,
             tokens,
             *self.batches,
             *self.holds,

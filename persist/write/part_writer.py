@@ -10,6 +10,7 @@ record, as long as the collection's inline bytes stay under `INLINE_TOTAL_MAX`.
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
+from itertools import groupby
 
 import msgspec
 import pyarrow as pa
@@ -26,7 +27,8 @@ from persist.codecs import (
     leaf_count,
 )
 from persist.log.keys import part_key
-from persist.log.records import Append
+from persist.log.records import Append, Pend, Watermarks
+from persist.upsert.events import in_order_of_arrival
 from persist.write.operations import Write
 
 INLINE_PART_MAX = 64 << 10
@@ -81,12 +83,36 @@ class PartWriter:
         parts = [part for write in writes if isinstance(write.data, Future) for part in write.data.result()]
         small = [write for write in writes if not isinstance(write.data, Future)]
         for data, part in _encoded_together(small):
-            if len(data) <= INLINE_PART_MAX and inline_bytes + len(data) <= INLINE_TOTAL_MAX:
-                parts.append(msgspec.structs.replace(part, inline=data))
-                inline_bytes += len(data)
-            else:
-                parts.append(self.put(collection, data, part))
+            parts.append(self.stored(collection, data, part, inline_bytes))
+            inline_bytes += len(parts[-1].inline)
         return Append(collection, tuple(parts)) if parts else None
+
+    def encoded(self, collection: str, writes: Sequence[Write], inline_bytes: int) -> list[Append | Pend]:
+        """Return the mutations that add all writes to a collection that has inline_bytes already: updates, and events.
+
+        Events keep the order of the writes: small ones that follow each other become one part.
+        """
+        append = self.append(collection, [write for write in writes if write.events is None], inline_bytes)
+        inline_bytes += sum(len(part.inline) for part in append.parts) if append is not None else 0
+        events = [write for write in writes if write.events is not None]
+        parts: list[Part] = []
+        for is_small, group in groupby(events, lambda write: not isinstance(write.data, Future)):
+            if not is_small:
+                parts += [p for write in group if isinstance(write.data, Future) for p in write.data.result()]
+                continue
+            small = [*group]
+            for data, part in encode_parts(in_order_of_arrival(_table(small, small[0].schema)), small[0].schema):
+                stored = self.stored(collection, data, part, inline_bytes)
+                inline_bytes += len(stored.inline)
+                parts.append(stored)
+        pend = Pend(collection, tuple(parts), watermarks=_watermarks(events)) if parts else None
+        return [each for each in (append, pend) if each is not None]
+
+    def stored(self, collection: str, data: bytes, part: Part, inline_bytes: int) -> Part:
+        """Return an encoded part with its bytes, if they are few enough, or else stored."""
+        if len(data) <= INLINE_PART_MAX and inline_bytes + len(data) <= INLINE_TOTAL_MAX:
+            return msgspec.structs.replace(part, inline=data)
+        return self.put(collection, data, part)
 
     def discard(self, parts: Iterable[Part]) -> None:
         """Delete parts that no record refers to. What cannot be deleted now is left to garbage collection."""
@@ -145,3 +171,8 @@ def _table(writes: Sequence[Write], schema: CollectionSchema) -> pa.Table:
     if values:
         tables.append(gathered(values, schema))
     return pa.concat_tables(tables)
+
+
+def _watermarks(writes: Sequence[Write]) -> Watermarks | None:
+    known = [write.events.watermarks for write in writes if write.events is not None and write.events.watermarks]
+    return (min(least for least, _ in known), max(greatest for _, greatest in known)) if known else None

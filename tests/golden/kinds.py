@@ -4,15 +4,34 @@
 `docs/golden.md`.
 """
 
+import uuid
+from concurrent.futures import Future
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 
 import persist
 from persist.blob import Blob
 from persist.client import Client
+from persist.codecs import CollectionSchema, Part
 from persist.compaction_policy import CompactionPolicy
-from persist.log.records import Collected, EndLease, GrantLease, LocationMutation, TruncateLog, VoidUploads
+from persist.log.records import (
+    AdvanceLateBound,
+    Collected,
+    Create,
+    EndLease,
+    GrantLease,
+    KeyedForm,
+    LocationMutation,
+    MachineForm,
+    Resolve,
+    TruncateLog,
+    VoidUploads,
+)
+from persist.state.keyed_rules import PlannedPend
+from persist.upsert.events import event_fields, events_schema
+from persist.write.operations import Write
 
 POLICY = CompactionPolicy(keyframe_rows_min=3, keyframe_fraction=0.1, merge_runs=3, inline_runs=4, inline_bytes=4000)
 object.__setattr__(POLICY, "part_bytes", 1)  # Smaller than makes sense: each key is a part of its own.
@@ -76,6 +95,45 @@ def write_compacted(client: Client, word: str = "at") -> None:
     change(range(12, 16), range(7, 8))
     compacted.compact(only_due=True)
     change(range(16, 18), range(2))  # Stays in the log.
+
+
+def write_keyed(client: Client) -> None:
+    """Make two keyed collections, with events that are pending and some that were resolved."""
+    writer = client.engine.writer("a test")
+    machine = MachineForm("counting", 2, {"gap": 3})
+    plain = MachineForm("upsert", 1)
+    declared = {
+        "keyed in the background": KeyedForm(machine, (("at", "int64"),), ("at",), None, None, 2, 1, "background"),
+        "keyed": KeyedForm(plain, order_by=("at",), tombstone="state", tombstone_value="gone"),
+    }
+    for name, form in declared.items():
+        schema = CollectionSchema.of({"k": pa.int64()}, {"at": pa.int64(), "state": pa.string()})
+        id_ = uuid.uuid4().hex
+        names = {id_: name}
+        writer.committer.submit([Create(id_, name, schema.to_json(), form)], names).result()
+        events = events_schema(schema, event_fields(schema, form))
+        for seal, times in ((3, (0, 0, 1)), (None, (3, 5))) if form.late_by else ((3, (0,)),):
+            keys = range(len(times))
+            rows: dict[str, Any] = {
+                "k": keys,
+                "_seq": keys,
+                "_deleted": [False] * len(times),
+                "_diff": [1] * len(times),
+            }
+            rows |= {"at": [5] * len(times), "state": ["new"] * len(times), "_time": times}
+            table = pa.table({field.name: pa.array(list(rows[field.name]), field.type) for field in events.arrow})
+            resolved = pa.table({field.name: pa.array(list(rows[field.name]), field.type) for field in schema.arrow})
+            parts = [part for i in keys for part in writer.part_writer().upload(id_, events, table.slice(i, 1))]
+            upload: Future[tuple[Part, ...]] = Future()
+            upload.set_result(tuple(parts))
+            planned = PlannedPend(id_, min(times), max(times), (5, 5))
+            writer.committer.submit([Write(id_, events, min(times), 0, upload, False, planned)], names).result()
+            if seal is None:
+                continue
+            updates = [part for i in keys for part in writer.part_writer().upload(id_, schema, resolved.slice(i, 1))]
+            unused = tuple(part.blob for part in parts)
+            step = Resolve(id_, (0,), (seal,), tuple(keys), tuple(updates), None, (6, 6), unused)
+            writer.committer.submit([step, AdvanceLateBound(id_, 4)], names).result()
 
 
 def commit(client: Client, *mutations: LocationMutation) -> None:

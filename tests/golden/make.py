@@ -24,7 +24,7 @@ from persist.replica import directory
 from persist.replica.checkpoint import write_checkpoint
 from persist.write import committer
 from persist.write.part_writer import PartWriter
-from tests.golden.kinds import SETTINGS, commit, write_compacted, write_every_kind
+from tests.golden.kinds import SETTINGS, commit, write_compacted, write_every_kind, write_keyed
 
 HERE = Path(__file__).parent
 AT = datetime.datetime(2026, 1, 2, 3, 4, 5, 678901)
@@ -98,11 +98,12 @@ def main() -> None:
         with client.multi_write() as multi:
             multi.seal(large, 1)
             multi.write(large, [(((0, "again"), {"n": 1}), 1, 1)])
+        write_keyed(client)
         slow = large.hold(0, name="slow")
         with large.hold(0):
             write_compacted(client)
             commit(client, TruncateLog(1))
-            for time in range(2, 40):
+            for time in range(2, 50):
                 large.seal(time).result()
         slow.advance(5)
         large.allow_compaction(30).result()

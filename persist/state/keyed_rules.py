@@ -1,0 +1,268 @@
+"""What a commit may do to a keyed collection: declare it, add events, resolve them, and what it may not.
+
+Events are not updates. They wait in pending parts, beside the history and never in it, until one `Resolve` puts what
+they amount to in their place. Invariants of a keyed collection, besides those of `persist.state.contents`:
+
+- it has no updates but those of a `Resolve`: a plain append is refused, because what it would add to is not known yet;
+- `resolved` is at or before upper; with the policy "seal" it is upper, so that a seal past pending events is refused;
+- all updates are at times before `resolved`, and every event at a time beyond `resolved` is in a pending part;
+- each pending part holds an event at a time beyond `resolved`; its rows before `resolved` do not count;
+- since is before `resolved`: what is resolved next begins with the contents as of the last resolved time;
+- the late bound never goes back, and no event came whose watermark was below it.
+
+Arrival is the order of (number of the part, `_seq` in it). Numbers are drawn in the order of the log, so the outcome
+depends neither on who resolves nor on when.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from persist.antichain import Antichain
+from persist.codecs import TIME_MAX, CollectionSchema, Part, is_flat, scalar_from_json, type_from_json
+from persist.codecs.part.part import Footer
+from persist.errors import (
+    FrontierRegression,
+    KeyedCollection,
+    LateEvents,
+    NotKeyed,
+    PendingEvents,
+    Superseded,
+    UpdateNotBeyondUpper,
+)
+from persist.log.records import Create, Frontier, KeyedForm, Pend, Resolve, Watermarks
+from persist.state.contents import CollectionState, appended
+
+WATERMARK_OF_NULL = -(2**63)
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedPend:
+    """A `Pend` whose parts are not encoded yet; time_min and time_max are of its events."""
+
+    collection: str
+    time_min: int
+    time_max: int
+    watermarks: Watermarks | None
+
+
+def created(step: Create) -> CollectionState:
+    """Return the contents of a new collection; raises ValueError if its declaration cannot be understood."""
+    contents = CollectionState(step.collection, step.name, step.schema)
+    if step.keyed is None:
+        return contents
+    check_form(step.keyed, contents.schema)
+    is_background = step.keyed.resolve == "background"
+    return msgspec.structs.replace(
+        contents,
+        keyed=step.keyed,
+        late_bound=step.keyed.late_bound,
+        resolved_times=(0,) if is_background else None,
+    )
+
+
+def check_form(keyed: KeyedForm, schema: CollectionSchema) -> None:
+    """Raise ValueError if a stored declaration does not fit the schema that is stored with it."""
+    fields = {field.name: field.type for field in schema.value.fields}
+    events = fields if keyed.fields is None else {name: type_from_json(kind) for name, kind in keyed.fields}
+    if not schema.key_names:
+        raise ValueError("a keyed collection has no key columns")
+    if not {*keyed.order_by} <= events.keys() or not all(is_flat(events[name]) for name in keyed.order_by):
+        raise ValueError(f"its events are ordered by {list(keyed.order_by)}, which are no flat columns of them")
+    if keyed.tombstone is not None:
+        if keyed.tombstone not in fields or not is_flat(fields[keyed.tombstone]):
+            raise ValueError(f"the tombstone column {keyed.tombstone!r} is none of its flat value columns")
+        if keyed.tombstone_value is not None:
+            scalar_from_json(keyed.tombstone_value, fields[keyed.tombstone])
+    elif keyed.tombstone_value is not None:
+        raise ValueError("it has a tombstone value, and no tombstone column")
+    if (keyed.late_by is not None or keyed.late_bound is not None) and not keyed.order_by:
+        raise ValueError("it has a late bound, and no order")
+    if keyed.late_by is not None and keyed.late_by < 0:
+        raise ValueError(f"its late bound lies {keyed.late_by} behind the greatest watermark")
+    if not 0 < len(keyed.machine.name) <= 128 or keyed.machine.version < 0:
+        raise ValueError(f"{keyed.machine.name[:200]!r} version {keyed.machine.version} is no machine")
+
+
+def keyed_form(contents: CollectionState) -> KeyedForm:
+    """Return how contents resolve events.
+
+    Raises:
+        NotKeyed: they do not.
+    """
+    if contents.keyed is None:
+        raise NotKeyed(contents.name)
+    return contents.keyed
+
+
+def check_plain(contents: CollectionState) -> None:
+    """Raise KeyedCollection if plain updates may not be written."""
+    if contents.keyed is not None:
+        raise KeyedCollection(contents.name, "write")
+
+
+def check_beyond_upper(contents: CollectionState, time: int) -> None:
+    """Raise UpdateNotBeyondUpper unless time is beyond upper."""
+    if not contents.upper.has_beyond(time):
+        raise UpdateNotBeyondUpper(time, contents.upper)
+
+
+def planned(contents: CollectionState, step: PlannedPend) -> CollectionState:
+    """Return contents with what stands for the events of a draft, so that whoever does not know of them loses."""
+    part = Part(
+        bytes=0,
+        rows=1,
+        memory=0,
+        checksum="",
+        footer=Footer(0, ""),
+        time_min=step.time_min,
+        time_max=step.time_max,
+        negatives=0,
+        diff_sum=1,
+    )
+    return pended(contents, Pend(step.collection, (part,), watermarks=step.watermarks))
+
+
+def pended(contents: CollectionState, step: Pend) -> CollectionState:
+    """Return contents with more events."""
+    keyed_form(contents)
+    for part in step.parts:
+        check_beyond_upper(contents, part.time_min)
+    numbered = dict(enumerate(step.parts, contents.next_number))
+    return msgspec.structs.replace(
+        _with_watermarks(contents, step.watermarks),
+        pending={**contents.pending, **numbered},
+        next_number=contents.next_number + len(step.parts),
+        inline_bytes=contents.inline_bytes + sum(len(part.inline) for part in step.parts),
+    )
+
+
+def due(contents: CollectionState, end: Frontier) -> tuple[int, ...]:
+    """Return the numbers of the pending parts that hold an event before end, in order of arrival."""
+    ends = Antichain(*end)
+    return tuple(number for number, part in contents.pending.items() if not ends.has_beyond(part.time_min))
+
+
+def pending_after(contents: CollectionState, end: Frontier) -> dict[int, Part]:
+    """Return the pending parts that still hold an event when all before end are resolved."""
+    ends = Antichain(*end)
+    return {number: part for number, part in contents.pending.items() if ends.has_beyond(part.time_max)}
+
+
+def unused_after(contents: CollectionState, end: Frontier) -> tuple[str, ...]:
+    """Return the blobs that contents do not refer to any more when all events before end are resolved."""
+    after = {part.blob for part in (*contents.numbered.values(), *pending_after(contents, end).values())}
+    return tuple(dict.fromkeys(p.blob for p in contents.pending.values() if p.blob and p.blob not in after))
+
+
+def resolved(contents: CollectionState, step: Resolve) -> CollectionState:
+    """Return contents after a resolution.
+
+    Raises:
+        Superseded: something else is resolved, or other events are pending, than it was made for.
+        FrontierRegression: it ends before upper, with the policy "seal", or before what is resolved.
+        ValueError: its updates are at times that it does not resolve.
+    """
+    keyed = keyed_form(contents)
+    start, end = Antichain(*step.start), Antichain(*step.end)
+    if contents.resolved != start:
+        raise Superseded(f"events up to {contents.resolved} are resolved already, and this began at {start}")
+    if not start <= end or (keyed.resolve == "seal" and start == end):
+        raise FrontierRegression("upper", end, start)
+    if due(contents, step.end) != step.pending or set(unused_after(contents, step.end)) != set(step.unused):
+        raise Superseded(f"other events before {end} are pending than this resolution was made of")
+    for part in step.parts:
+        if not start.has_beyond(part.time_min) or end.has_beyond(part.time_max):
+            raise ValueError(f"a part has times from {part.time_min} to {part.time_max}, and {start} to {end} resolve")
+    pending = pending_after(contents, step.end)
+    gone = sum(len(part.inline) for number, part in contents.pending.items() if number not in pending)
+    after = appended(_with_watermarks(contents, step.watermarks), step.parts)
+    upper = max(contents.upper, end)
+    return msgspec.structs.replace(
+        after,
+        pending=pending,
+        inline_bytes=after.inline_bytes - gone,
+        upper_times=upper.elements,
+        resolved_times=None if keyed.resolve == "seal" else end.elements,
+    )
+
+
+def sealed(contents: CollectionState, upper: Frontier) -> CollectionState:
+    """Return contents sealed to upper, which is not behind the present one.
+
+    Raises:
+        PendingEvents: events before upper are pending, and are to be resolved with the seal.
+    """
+    after = msgspec.structs.replace(contents, upper_times=upper)
+    if contents.keyed is None:
+        return after
+    waiting = due(contents, upper)
+    if contents.keyed.resolve == "seal":
+        if waiting:
+            first = min(contents.pending[number].time_min for number in waiting)
+            raise PendingEvents(contents.name, Antichain(*upper), first)
+        return after
+    # Where nothing waits, everything is resolved.
+    return after if waiting else msgspec.structs.replace(after, resolved_times=upper)
+
+
+def since_max(contents: CollectionState) -> Iterable[Antichain]:
+    """Yield how far since may go at most: of a keyed collection to the last resolved time, of others anywhere."""
+    if contents.keyed is not None:
+        time = contents.resolved.time
+        yield Antichain(TIME_MAX if time is None else max(0, time - 1))
+
+
+def with_late_bound(contents: CollectionState, bound: int) -> CollectionState:
+    """Return contents with the late bound at bound, or where it is if that is farther."""
+    if not keyed_form(contents).order_by:
+        raise KeyedCollection(contents.name, "late_bound")
+    known = contents.late_bound
+    return msgspec.structs.replace(contents, late_bound=bound if known is None else max(known, bound))
+
+
+def _with_watermarks(contents: CollectionState, watermarks: Watermarks | None) -> CollectionState:
+    """Return contents after events with these watermarks came.
+
+    Raises:
+        LateEvents: the least of them is below the late bound.
+    """
+    if watermarks is None:
+        return contents
+    least, greatest = watermarks
+    if contents.late_bound is not None and least < contents.late_bound:
+        raise LateEvents(least, contents.late_bound)
+    late_by = keyed_form(contents).late_by
+    if late_by is None or greatest == WATERMARK_OF_NULL:
+        return contents
+    return with_late_bound(contents, max(greatest - late_by, WATERMARK_OF_NULL))
+
+
+def check_pending(contents: CollectionState) -> None:
+    """Raise ValueError if contents break an invariant of the module's docstring, as far as descriptors tell."""
+    if contents.keyed is None:
+        if contents.pending or contents.resolved_times is not None or contents.late_bound is not None:
+            raise ValueError("it is not keyed, and has pending events, a late bound or something to resolve")
+        return
+    check_form(contents.keyed, contents.schema)
+    if not contents.pending.keys().isdisjoint(contents.numbered):
+        raise ValueError("a part is both pending and in the history")
+    if sorted(contents.pending) != [*contents.pending]:
+        raise ValueError("its pending parts are not in the order in which they came")
+    if not contents.resolved <= contents.upper:
+        raise ValueError(f"it is resolved up to {contents.resolved}, beyond its upper {contents.upper}")
+    if (contents.keyed.resolve == "seal") != (contents.resolved_times is None):
+        raise ValueError("how far it is resolved does not go with its policy")
+    if any(not contents.resolved.has_beyond(part.time_max) for part in contents.pending.values()):
+        raise ValueError("a pending part holds no events that are not resolved")
+    if any(contents.resolved.has_beyond(part.time_max) for part in contents.numbered.values()):
+        raise ValueError(f"it has updates at times that are not resolved, beyond {contents.resolved}")
+    if not all(contents.since <= most for most in since_max(contents)):
+        raise ValueError(f"since is {contents.since}, and only {contents.resolved} is resolved")
+
+
+def shown(form: KeyedForm | None) -> dict[str, Any]:
+    """Return a declaration as plain values, for messages and for comparing."""
+    return {} if form is None else msgspec.to_builtins(form)
