@@ -111,6 +111,11 @@ def test_golden_files_hold_every_member_of_what_is_stored(kind: type[msgspec.Str
         )
 
 
+def test_golden_files_hold_parts_of_both_forms_in_the_log() -> None:
+    inline = [each for each in objects(PRESENT) if "inline" in each]
+    assert {"footer" in each for each in inline} == {True, False}, PROCEDURE
+
+
 @pytest.mark.parametrize("kind", ["checkpoint", "directory"])
 def test_golden_files_hold_changes_of_a_directory_and_what_is_gone_from_it(kind: str) -> None:
     found = [each for each in objects(PRESENT) if each.get("persist") == kind]

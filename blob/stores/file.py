@@ -33,6 +33,7 @@ file larger than `VALUE_BYTES_MAX` is refused before any of it is read.
 
 import bisect
 import errno
+import itertools
 import os
 import threading
 import time
@@ -324,11 +325,15 @@ class FileBlob:
         slash, as its keys do: 'a-b' comes before 'a/b', though 'a' comes before 'a-b'.
         """
         keys = self._children(folder)
-        for key in keys[bisect.bisect_left(keys, prefix) :]:
+        first = bisect.bisect_left(keys, max(prefix, after))
+        if first and keys[first - 1].endswith("/") and after.startswith(keys[first - 1]):
+            first -= 1  # The folder that after is in.
+        for key in itertools.islice(keys, first, None):
             if not key.startswith(prefix):
                 return  # Sorted, so no later one does.
             is_folder = key.endswith("/")
-            if key <= after and not (is_folder and after.startswith(key)):
+            # Here, because of a long folder few names are reached.
+            if (key == after and not is_folder) or not is_key(key.removesuffix("/")):
                 continue
             if is_folder:
                 yield from self._walk(key, prefix, after)
@@ -336,6 +341,7 @@ class FileBlob:
                 yield entry
 
     def _children(self, folder: str) -> Sequence[str]:
+        """Return the names in a folder as keys, in order, those that are none too."""
         try:
             with os.scandir(os.path.join(self._root, folder)) as entries:
                 keys = [
@@ -344,7 +350,8 @@ class FileBlob:
                 ]
         except FileNotFoundError:
             return []
-        return sorted(key for key in keys if is_key(key.removesuffix("/")))
+        keys.sort()
+        return keys
 
     def _entry(self, key: str) -> BlobEntry | None:
         try:

@@ -50,6 +50,8 @@ def consolidate(table: pa.Table, by: Sequence[str]) -> pa.Table:
     if table.num_rows == 0:
         return table
     diffs = int64_values(combined(table.column(DIFF)))
+    if table.num_rows == 1:
+        return table if diffs[0] else table.slice(0, 0)
     if not by:
         return pa.table({DIFF: [total]}, schema=table.schema) if (total := sum_all(diffs)) else table.slice(0, 0)
     sorter = row_sorter(table, by)

@@ -17,7 +17,7 @@ from persist.blob.errors import CorruptBlob, IncompatibleVersion
 from persist.codecs.order.digits import dense_ranks
 from persist.codecs.order.ordering import canonical, order_keys, row_sorter
 from persist.codecs.part.index import check_index
-from persist.codecs.part.part import Part, describe_part, footer_of, read_part
+from persist.codecs.part.part import Part, describe_batch, describe_part, footer_of, read_part
 from persist.codecs.types.arrow_types import leaf_arrays
 from persist.codecs.types.scalars import scalar_from_json
 from persist.codecs.types.schema import DIFF, TIME, TIME_MAX, CollectionSchema
@@ -50,8 +50,11 @@ def check_part(
     if any(table.column(name).null_count for name in (TIME, DIFF)):
         return tuple(found), None  # Nothing else can be computed.
     if not found:
-        found += _descriptor_findings(part, describe_part(data, table, schema))
-        found += _index_findings(data, part, schema)
+        if part.footer is None:
+            found += _descriptor_findings(part, describe_batch(bytes(data), table, schema))
+        else:
+            found += _descriptor_findings(part, describe_part(data, table, schema))
+            found += _index_findings(data, part, schema)
     order, starts = row_sorter(canonical(table), [*schema.names, TIME]).sort()
     moved = np.flatnonzero(order != np.arange(len(order)))
     if len(moved):

@@ -120,6 +120,8 @@ def footer_range(part: Part) -> tuple[int, int]:
     Raises:
         CorruptBlob: its descriptor says that there are more than in all of the blob.
     """
+    if part.footer is None:
+        raise CorruptBlob(part.name, "its descriptor has no footer, so it can only be read as a whole")
     if part.footer.bytes > part.bytes:
         raise CorruptBlob(part.name, f"its descriptor says {part.footer.bytes} bytes of {part.bytes} are its footer")
     return part.bytes - part.footer.bytes, part.bytes
@@ -140,6 +142,7 @@ def read_index(footer: bytes | memoryview, part: Part, schema: CollectionSchema)
         IncompatibleVersion: the index has a form that this version does not know.
     """
     start, _ = footer_range(part)
+    assert part.footer is not None, "a footer that is not known has no range"
     if len(footer) != part.footer.bytes:
         raise CorruptBlob(part.name, f"its footer has {len(footer)} bytes, and its descriptor says {part.footer.bytes}")
     if (found := checksum_of(footer)) != part.footer.checksum:

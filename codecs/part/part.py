@@ -1,6 +1,7 @@
 """Parts: sorted, consolidated updates as one Parquet file each, and the descriptor that says what is inside.
 
-The bytes of a part, which are part of the storage format:
+The bytes of a part, which are part of the storage format. Very small ones have another form, `part.batch`, with the
+same columns and rows; its descriptor has no footer:
 
     part    = a Parquet file (format version 2) that any Parquet reader opens alone
     columns = one per key field, one per value field, in the collection's order and under the fields' names,
@@ -42,9 +43,9 @@ them is still right, and each may be absent. Their values are written by `scalar
             where there is one. A column whose minimum or maximum is a string or binary of more than 64 bytes
             is left out, never cut short
 
-Rejected: Arrow IPC (larger, no statistics, read by fewer tools), page checksums in place of those of row groups
-(they do not cover the headers of pages), truncated string bounds (another rule every reader would have to know, for
-keys that long are rare).
+Rejected: Arrow IPC for all parts (larger, no statistics, read by fewer tools), page checksums in place of those of row
+groups (they do not cover the headers of pages), truncated string bounds (another rule every reader would have to know,
+for keys that long are rare).
 """
 
 from collections import Counter
@@ -60,7 +61,10 @@ import pyarrow.types as pt
 import xxhash
 
 from persist.blob.errors import CorruptBlob, InvalidUsage
+from persist.codecs.order.arrays import int64_values
 from persist.codecs.order.consolidation import exact_sum
+from persist.codecs.order.ordering import combined
+from persist.codecs.part.batch import body_bytes, from_batch
 from persist.codecs.part.claims import footer_bytes
 from persist.codecs.part.file import from_parquet, has_nan, level_bytes, scan_parquet, widened
 from persist.codecs.types.arrow_types import Json
@@ -68,6 +72,7 @@ from persist.codecs.types.scalars import integers_to_json, is_flat, scalar_to_js
 from persist.codecs.types.schema import DIFF, TIME, TIME_MAX, CollectionSchema
 
 KEY_SAMPLES = (33, 17, 9, 5, 3, 2)
+BATCH_SAMPLES = (2,)
 KEY_SAMPLE_BYTES_MAX = 256
 KEYS_BYTES_MAX = 1024
 STATS_BYTES_MAX = 2048
@@ -100,11 +105,12 @@ class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
 
     Attributes:
         blob: key of the blob; empty when the bytes are inline.
-        inline: the Parquet bytes themselves, for small batches (base64 in JSON).
-        bytes, rows: length of the Parquet bytes, and rows in them.
+        inline: the bytes themselves, for small parts (base64 in JSON).
+        bytes, rows: length of the bytes, and rows in them.
         memory: bytes that decoding takes (see `part.claims`); what the file claims must fit in it.
         checksum: xxh3_128 of the bytes, 32 hex digits.
-        footer: what is read of it, and checked, before single row groups are.
+        footer: what is read of a Parquet file, and checked, before single row groups are. None of a batch
+            (`part.batch`), which is always inline.
         time_min, time_max: least and greatest `_time`, both inclusive.
         negatives: rows with a negative diff.
         diff_sum: the sum of all diffs, which may be outside int64.
@@ -118,7 +124,7 @@ class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
     rows: Count
     memory: Count
     checksum: str
-    footer: Footer
+    footer: Footer | None = None
     time_min: Time
     time_max: Time
     negatives: Count
@@ -133,6 +139,8 @@ class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
             raise ValueError("the diffs of a part are int64")
         if bool(self.blob) == bool(self.inline) and self.blob:
             raise ValueError("a part is a blob or inline, not both")
+        if self.blob and self.footer is None:
+            raise ValueError("a part that is a blob is a Parquet file, and its footer is known")
         for name, size_max in (("keys_json", KEYS_BYTES_MAX), ("stats_json", STATS_BYTES_MAX)):
             raw: msgspec.Raw = getattr(self, name)
             if memoryview(raw).nbytes > size_max:
@@ -204,6 +212,8 @@ def decode_part(
     columns = schema.arrow.names if columns is None else list(columns)
     check_request(schema.arrow, columns, filter)
     _verify(data, part)
+    if part.footer is None:
+        return _decoded_batch(data, part, schema, columns, filter)
     buffer = pa.py_buffer(data)
 
     def read(names: Sequence[str], within: tuple[int, int] | None = None) -> pa.Table:
@@ -247,10 +257,29 @@ def read_part(data: bytes | memoryview, part: Part, schema: CollectionSchema) ->
     """
 
     def read() -> pa.Table:
+        if part.footer is None:
+            return from_batch(data, schema.arrow, rows=part.rows, memory=part.memory)
         buffer, names = pa.py_buffer(data), schema.arrow.names
         return from_parquet(buffer, schema.arrow, columns=names, rows=part.rows, memory=part.memory, use_threads=True)
 
     return decoded(part, read)
+
+
+def _decoded_batch(
+    data: bytes | memoryview,
+    part: Part,
+    schema: CollectionSchema,
+    columns: Sequence[str],
+    filter: pc.Expression | None,
+) -> pa.Table:
+    table = decoded(part, lambda: from_batch(data, schema.arrow, rows=part.rows, memory=part.memory))
+    check_updates(table, part)
+    if filter is not None:
+        try:
+            table = table.filter(filter)
+        except UNREADABLE as error:
+            raise bad_filter(filter, schema.arrow, error) from error
+    return table if columns == schema.arrow.names else table.select(columns)
 
 
 class Summary:
@@ -295,7 +324,7 @@ class Summary:
         return sum(int(keys.nbytes) for keys in self._keys)
 
     def describe(self, data: bytes | memoryview) -> Part:
-        """Return the descriptor of a part that holds these rows as data."""
+        """Return the descriptor of a part that holds these rows as data, a Parquet file."""
         return Part(
             bytes=len(data),
             rows=self.rows,
@@ -333,6 +362,25 @@ def describe_part(data: bytes | memoryview, table: pa.Table, schema: CollectionS
     summary = Summary(schema, is_sorted=False)
     summary.add(table.combine_chunks())
     return summary.describe(data)
+
+
+def describe_batch(data: bytes, table: pa.Table, schema: CollectionSchema) -> Part:
+    """The descriptor of a part that holds table, of at least one row and consolidated, as a batch.
+
+    It has few keys and no stats: reading the batch costs no more than comparing them.
+    """
+    times, diffs = int64_values(combined(table.column(TIME))), int64_values(combined(table.column(DIFF)))
+    return Part(
+        bytes=len(data),
+        rows=len(table),
+        memory=body_bytes(data),
+        checksum=checksum_of(data),
+        time_min=int(times.min()),
+        time_max=int(times.max()),
+        negatives=int(np.count_nonzero(diffs < 0)),
+        diff_sum=exact_sum(diffs),
+        keys_json=_key_samples(table.select(schema.key_names), len(table), schema, BATCH_SAMPLES),
+    )
 
 
 def footer_of(data: bytes | memoryview) -> Footer:
@@ -442,16 +490,18 @@ def sample_rows(rows: int, samples: int) -> list[int]:
     return [i * (rows - 1) // (samples - 1) for i in range(samples)] if samples > 1 else [0] * samples
 
 
-def _key_samples(keys: pa.Table, rows: int, schema: CollectionSchema) -> msgspec.Raw:
+def _key_samples(
+    keys: pa.Table, rows: int, schema: CollectionSchema, counts: Sequence[int] = KEY_SAMPLES
+) -> msgspec.Raw:
     if not all(is_flat(field.type) for field in schema.key.fields):
         return _NO_KEYS
     columns = [keys.column(name) for name in schema.key_names]
     written: dict[int, bytes] = {}
     if columns and all(pt.is_integer(column.type) or pt.is_temporal(column.type) for column in columns):
-        first = sample_rows(rows, min(KEY_SAMPLES[0], rows))
+        first = sample_rows(rows, min(counts[0], rows))
         values = zip(*(integers_to_json(column, first) for column in columns), strict=True)
         written = {row: msgspec.json.encode(key) for row, key in zip(first, values, strict=True)}
-    for samples in KEY_SAMPLES:
+    for samples in counts:
         found: list[bytes] = []
         for row in sample_rows(rows, min(samples, rows)):
             if row not in written:

@@ -37,9 +37,10 @@ from persist.codecs.order.consolidation import consolidate
 from persist.codecs.order.digits import neighbours_differ
 from persist.codecs.order.ordering import order_keys
 from persist.codecs.part.acceptance import check_accepted
+from persist.codecs.part.batch import has_batch_form, to_batch
 from persist.codecs.part.claims import GROUP_ROWS_MIN, GROUPS_MAX
 from persist.codecs.part.file import FileWriter, misled_columns
-from persist.codecs.part.part import Part, Summary
+from persist.codecs.part.part import Part, Summary, describe_batch
 from persist.codecs.types.schema import TIME, CollectionSchema
 
 PART_BYTES_TARGET = 64 << 20
@@ -59,6 +60,7 @@ def encode_parts(
     part_bytes_target: int = PART_BYTES_TARGET,
     row_group_rows: int = ROW_GROUP_ROWS,
     row_group_bytes_max: int = ROW_GROUP_BYTES_MAX,
+    batch_bytes_max: int = 0,
 ) -> list[Encoded]:
     """Sort and consolidate updates, and write them as parts with their descriptors; blob and inline are left
     empty.
@@ -69,6 +71,7 @@ def encode_parts(
         table: updates as from `to_updates`: the columns of `schema.arrow`.
         schema: the collection's.
         part_bytes_target, row_group_rows, row_group_bytes_max: as for `PartStream`.
+        batch_bytes_max: what takes no more than this is one batch (`part.batch`), to be inline.
 
     Returns:
         The parts in key order; none when there is no row or all cancel.
@@ -80,13 +83,19 @@ def encode_parts(
     summed = consolidate(table, [*schema.names, TIME])
     if not summed.num_rows:
         return []
+    summed = pa.Table.from_arrays(summed.columns, schema=schema.arrow)
+    if summed.nbytes < batch_bytes_max and has_batch_form(schema.arrow):
+        data = to_batch(summed)
+        if len(data) <= batch_bytes_max:
+            part = describe_batch(data, summed, schema)
+            check_accepted(data, part, schema)
+            return [(data, part)]
     stream = PartStream(
         schema,
         part_bytes_target=part_bytes_target,
         row_group_rows=row_group_rows,
         row_group_bytes_max=row_group_bytes_max,
     )
-    summed = pa.Table.from_arrays(summed.columns, schema=schema.arrow)
     if summed.num_rows > row_group_rows:  # Then it is worth knowing beforehand.
         stream.without_statistics(misled_columns(summed))
     return stream.add(summed) + stream.finish()

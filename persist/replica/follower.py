@@ -279,8 +279,12 @@ class Follower:
         if self._state.commit is not None:
             self._past.verify(self._state.seqno, self._state.commit)
 
-    def advance(self, record: Record) -> None:
-        """Apply a record that is in the log, unless it has been applied already."""
+    def advance(self, record: Record, applied: tuple[State, State] | None = None) -> None:
+        """Apply a record that is in the log, unless it has been applied already.
+
+        Args:
+            applied: a state, and what `apply` made of it with this record, if that is known.
+        """
         with self._lock:
             if record.seqno <= self._state.seqno:
                 known = self._recent.get(record.seqno)
@@ -291,7 +295,10 @@ class Follower:
             if self._state.location not in (None, record.location):
                 raise _misplaced(record, self._state)
             try:
-                self._state = apply(self._state, record)
+                if applied is not None and applied[0] is self._state:
+                    self._state = applied[1]
+                else:
+                    self._state = apply(self._state, record)
             except DoesNotFollow as error:
                 raise self._does_not_follow(record) from error
             except (ValueError, Conflict) as error:

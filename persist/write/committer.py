@@ -335,7 +335,7 @@ class Committer:
             mutations=mutations,
         )
         # Whatever went wrong before, a record that readers would refuse must not enter the log.
-        apply(state, record)
+        after = apply(state, record)
         began = self._follower.now()
         winner = create_record(self._blob, record, self._clock)
         if winner is None and self._was_truncated(record, began):
@@ -346,7 +346,7 @@ class Committer:
             return False
         if winner is None and not self._proof.is_given:
             self._proof.offer_own(record)
-        self._follower.advance(winner or record)
+        self._follower.advance(winner or record, (state, after) if winner is None else None)
         self._counts["records" if winner is None else "lost_races"] += 1
         if winner is None and checkpoint_due(record.seqno):
             self._start_checkpoint()

@@ -32,6 +32,7 @@ from persist.upsert.events import in_order_of_arrival
 from persist.write.operations import Write
 
 INLINE_PART_MAX = 64 << 10
+BATCH_BYTES_MAX = 16 << 10  # From about here on, the Parquet file is so much shorter that it is worth making.
 INLINE_TOTAL_MAX = 1 << 20
 MEMORY_BUDGET = 256 << 20
 LEAF_BYTES_MIN = 512
@@ -82,7 +83,7 @@ class PartWriter:
         """Return the mutation that adds all writes to a collection that has inline_bytes already; None if empty."""
         parts = [part for write in writes if isinstance(write.data, Future) for part in write.data.result()]
         small = [write for write in writes if not isinstance(write.data, Future)]
-        for data, part in _encoded_together(small):
+        for data, part in _encoded_together(small, _batch_room(inline_bytes)):
             parts.append(self.stored(collection, data, part, inline_bytes))
             inline_bytes += len(parts[-1].inline)
         return Append(collection, tuple(parts)) if parts else None
@@ -101,7 +102,8 @@ class PartWriter:
                 parts += [p for write in group if isinstance(write.data, Future) for p in write.data.result()]
                 continue
             small = [*group]
-            for data, part in encode_parts(in_order_of_arrival(_table(small, small[0].schema)), small[0].schema):
+            table, schema = in_order_of_arrival(_table(small, small[0].schema)), small[0].schema
+            for data, part in encode_parts(table, schema, batch_bytes_max=_batch_room(inline_bytes)):
                 stored = self.stored(collection, data, part, inline_bytes)
                 inline_bytes += len(stored.inline)
                 parts.append(stored)
@@ -154,14 +156,19 @@ def _pieces(table: pa.Table, bytes_max: int) -> Iterator[pa.Table]:
         yield table.slice(start, rows)
 
 
-def _encoded_together(writes: Sequence[Write]) -> list[tuple[bytes, Part]]:
-    """Encode small writes as one batch, or each alone if their diffs overflow only when they are added up."""
+def _batch_room(inline_bytes: int) -> int:
+    """Return how large a batch may be that is added to so many inline bytes; 0 for none, as it could not be a blob."""
+    return BATCH_BYTES_MAX if inline_bytes + BATCH_BYTES_MAX <= INLINE_TOTAL_MAX else 0
+
+
+def _encoded_together(writes: Sequence[Write], batch_bytes_max: int) -> list[tuple[bytes, Part]]:
+    """Encode small writes as one part, or each alone if their diffs overflow only when they are added up."""
     if not writes:
         return []
     schema = writes[0].schema
     try:
-        return encode_parts(_table(writes, schema), schema)
-    except DiffOverflow:
+        return encode_parts(_table(writes, schema), schema, batch_bytes_max=batch_bytes_max)
+    except DiffOverflow:  # Rare, and each takes of the room: as files, which may go anywhere.
         return [encoded for write in writes for encoded in encode_parts(_table([write], schema), schema)]
 
 

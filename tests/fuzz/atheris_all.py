@@ -18,7 +18,7 @@ with atheris.instrument_imports(include=["persist"]):
     import msgspec
     import xxhash
 
-    from persist.codecs import CollectionSchema, decode_groups, decode_part, read_index
+    from persist.codecs import CollectionSchema, decode_groups, decode_part, footer_range, read_index
     from persist.codecs.part.part import Footer, checksum_of
     from persist.codecs.types.codec import BUILT_IN
     from persist.errors import PersistError
@@ -91,7 +91,7 @@ def seed(corpus: Path) -> None:
             which = SCHEMAS.index(of) + len(SCHEMAS) * (made.rows - 1)
             (corpus / f"part-{n}").write_bytes(bytes([0, which]) + data)
             (corpus / f"pieces-{n}").write_bytes(bytes([4, which]) + data)
-            (corpus / f"footer-{n}").write_bytes(bytes([5, which]) + data[-made.footer.bytes :])
+            (corpus / f"footer-{n}").write_bytes(bytes([5, which]) + data[footer_range(made)[0] :])
     for which, folder in enumerate(("log", "checkpoint", "state", "list", "directory")):
         for path in sorted((GOLDEN / folder).rglob("*"))[:12]:
             if path.is_file():

@@ -71,6 +71,7 @@ FIELDS: dict[str, tuple[pa.DataType, Any]] = {
     "struct": (STRUCT, {"x": None, "y": ["a", None]}),
     "map": (pa.map_(pa.string(), pa.int32()), [("k", 1), ("l", None)]),
 }
+AS_OTHERS = ["date64", "time32_s", "timestamp_s"]  # Which Parquet stores as other types.
 
 
 def main() -> None:
@@ -87,6 +88,13 @@ def main() -> None:
         rows = pa.table({**columns, "_time": pa.array([3, 3, 5]), "_diff": pa.array([1, 2, -1])})
         every.write(rows).result()
         every.seal(6).result()
+        batched = client.create_or_load(
+            "every type of a batch",
+            key={"id": pa.int64()},
+            value={n: FIELDS[n][0] for n in FIELDS if n not in AS_OTHERS},
+        )
+        batched.write(rows.drop_columns(AS_OTHERS)).result()
+        batched.seal(6).result()
         large = client.create_or_load("large", key={"a": pa.int64(), "b": pa.string()}, value=persist.Json)
         numbers = pa.array(range(3000))
         text = pa.array([json.dumps({"n": n}) for n in range(3000)])

@@ -1,12 +1,13 @@
 """Opening from a checkpoint and the records after it gives what replaying the whole log gives, for a few requests."""
 
 import uuid
+from collections.abc import Iterator
 
 import pyarrow as pa
 import pytest
 
 import persist
-from persist.blob import CorruptBlob, MemoryBlob, MeteredBlob
+from persist.blob import BlobEntry, CorruptBlob, MemoryBlob, MeteredBlob
 from persist.blob.clock import SystemClock
 from persist.log.commits import create_record, read_record
 from persist.log.records import Create, Record, Seal
@@ -185,6 +186,32 @@ def test_a_checkpoint_that_comes_after_a_newer_one_is_not_made() -> None:
     assert not checkpoint.write_checkpoint(blob, *older)
     assert not checkpoint.write_checkpoint(blob, *newer)
     assert {entry.key: blob.get(entry.key) for entry in blob.list("")} == before
+
+
+@pytest.mark.parametrize("is_remote", [False, True])
+def test_a_checkpoint_lists_the_log_only_where_that_costs_a_page(is_remote: bool) -> None:
+    """A folder is listed as a whole, so a commit would cost more with each record that the log keeps."""
+
+    class Listed(MemoryBlob):
+        def __init__(self) -> None:
+            super().__init__()
+            self.prefixes: set[str] = set()
+
+        def list(self, prefix: str, start_after: str | None = None) -> Iterator[BlobEntry]:
+            self.prefixes.add(prefix)
+            return super().list(prefix, start_after)
+
+    blob = Listed()
+    blob.is_remote = is_remote  # type: ignore[attr-defined]
+    busy(blob, 5)
+    follower = Follower(blob, ImpatientClock())
+    blob.prefixes.clear()
+    assert checkpoint.write_checkpoint(blob, *follower.recent())
+    busy(blob, 5)
+    follower.refresh()
+    blob.prefixes.clear()
+    assert checkpoint.write_checkpoint(blob, *follower.recent())
+    assert blob.prefixes == ({"checkpoint/", "log/"} if is_remote else {"checkpoint/"})
 
 
 def test_a_failing_checkpoint_fails_no_write(caplog: pytest.LogCaptureFixture) -> None:

@@ -74,9 +74,16 @@ def test_a_client_that_never_pauses_bridges_no_hole_with_a_checkpoint() -> None:
     assert [entry.key for entry in blob.list("checkpoint/")] == checkpoints
 
 
+@pytest.mark.parametrize("is_remote", [False, True])
 @pytest.mark.parametrize("lost", [1, 3, INTERVAL - 1])
-def test_a_client_that_wrote_where_the_next_checkpoint_is_due_bridges_no_hole(lost: int) -> None:
-    """It created the very record that a roll-back should have taken, if it goes on before it asks for its past."""
+def test_a_client_that_wrote_where_the_next_checkpoint_is_due_bridges_no_hole(
+    lost: int, is_remote: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It created the very record that a roll-back should have taken, if it goes on before it asks for its past.
+
+    Records are listed in a remote store, and looked up one by one in others.
+    """
+    monkeypatch.setattr(MemoryBlob, "is_remote", is_remote, raising=False)
     blob, clock, client, collection = rolled_back(lost, pause_s=0)
     time = 6 + lost
     with client, pytest.raises(LogReplaced):

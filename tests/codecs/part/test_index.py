@@ -85,6 +85,7 @@ def test_groups_lie_one_after_another_from_the_magic_on() -> None:
         assert group.start == (columns[0].dictionary_page_offset or columns[0].data_page_offset)
         assert group.end - group.start == sum(column.total_compressed_size for column in columns)
         assert after is None or group.end == after.start
+    assert part.footer is not None
     assert index.nbytes > part.footer.bytes
 
 
@@ -136,6 +137,7 @@ def test_every_byte_flipped_and_every_truncation_is_noticed_in_pieces() -> None:
     part = msgspec.structs.replace(part, blob="parts/abc")
     index = index_of(data, part, ORDERS)
     assert len(index.groups) > 1
+    assert part.footer is not None
     for i in range(part.footer.bytes):
         footer = data[footer_range(part)[0] :]
         flipped = footer[:i] + bytes([footer[i] ^ (1 << (i % 8))]) + footer[i + 1 :]
