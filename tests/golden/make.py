@@ -88,13 +88,6 @@ def main() -> None:
         rows = pa.table({**columns, "_time": pa.array([3, 3, 5]), "_diff": pa.array([1, 2, -1])})
         every.write(rows).result()
         every.seal(6).result()
-        batched = client.create_or_load(
-            "every type of a batch",
-            key={"id": pa.int64()},
-            value={n: FIELDS[n][0] for n in FIELDS if n not in AS_OTHERS},
-        )
-        batched.write(rows.drop_columns(AS_OTHERS)).result()
-        batched.seal(6).result()
         large = client.create_or_load("large", key={"a": pa.int64(), "b": pa.string()}, value=persist.Json)
         numbers = pa.array(range(3000))
         text = pa.array([json.dumps({"n": n}) for n in range(3000)])
@@ -119,6 +112,13 @@ def main() -> None:
         done = client.create_or_load("done", key=persist.Int64, value=persist.Binary)
         done.write([((1, b"x"), 0, 1)])
         done.seal(persist.Antichain()).result()
+        batched = client.create_or_load(
+            "every type of a batch",
+            key={"id": pa.int64()},
+            value={n: FIELDS[n][0] for n in FIELDS if n not in AS_OTHERS},
+        )
+        batched.write(rows.drop_columns(AS_OTHERS)).result()
+        batched.seal(6).result()
         for side, codec in (("utf8", persist.Utf8), ("json", persist.Json), ("unit", None)):
             client.create_or_load(f"key of {side}", key=codec, value=codec).seal(1).result()
     write_directories(folder / "location")
