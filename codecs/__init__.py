@@ -2,6 +2,7 @@
 
 from persist.codecs.errors import CodecMismatch, DiffOverflow, InvalidUpdate, SchemaMismatch
 from persist.codecs.order.consolidation import consolidate, exact_sum
+from persist.codecs.order.digest import DIGEST_MODULUS, digest_of, digest_of_text
 from persist.codecs.order.ordering import canonical, order_keys, sort_indices
 from persist.codecs.order.touching import Touching
 from persist.codecs.part.check import check_part, described_bounds, overlaps
@@ -22,6 +23,7 @@ from persist.codecs.updates.small import SmallUpdates, gathered, small_updates
 from persist.codecs.updates.updates import streamed_updates, to_rows, to_tuples, to_updates
 
 __all__ = [
+    "DIGEST_MODULUS",
     "PART_BYTES_TARGET",
     "ROW_GROUP_BYTES_MAX",
     "ROW_GROUP_ROWS",
@@ -59,6 +61,8 @@ __all__ = [
     "decode_part",
     "described_bounds",
     "did_you_mean",
+    "digest_of",
+    "digest_of_text",
     "encode_parts",
     "exact_sum",
     "footer_range",

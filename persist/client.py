@@ -23,7 +23,7 @@ from persist.settings import Settings
 from persist.storage import Location, open_storage
 from persist.timeline import Moment, Times
 from persist.upkeep.garbage import Deleted, GarbageReport
-from persist.write.operations import token_steps
+from persist.write.operations import check_token
 
 
 def open(
@@ -167,7 +167,7 @@ class Client:
             token: names the commit, as in `Collection.write`; every collection it touches remembers it.
         """
         self.engine.writer("multi_write")
-        token_steps(token, [], [])  # Complain at once.
+        check_token(token)
         return MultiWrite(self.engine, token)
 
     def follow(

@@ -27,7 +27,7 @@ from persist.state.contents import check_changes_readable
 from persist.state.unsealed import Unsealed, unsealed
 from persist.timeline import Moment, Timeline, Times, is_moment
 from persist.write.future import CommitFuture
-from persist.write.operations import Step, token_steps
+from persist.write.operations import Asked, check_token, with_token
 
 READ_TIMEOUT_S = 30.0
 
@@ -86,16 +86,17 @@ class Collection:
                 if the collection has it, and dropped otherwise.
             diff: of all plain rows; 1 if it is left out and they have no `_diff`.
             token: names this write, so that trying it again, in whatever process, does nothing if it was done before.
-                Remembered while the updates' times are not sealed, and of the last
-                `persist.state.collection_rules.TOKENS_KEPT` writes after that; a repetition of an older one is refused,
-                because its times are sealed.
+                Used again for other updates, it is refused (`TokenReused`); in what order or batches they come does not
+                matter, and neither do seal and expected_upper. Remembered while the updates' times are not sealed, and
+                of the last `persist.state.collection_rules.TOKENS_KEPT` writes after that; a repetition of an older one
+                is refused, because its times are sealed.
             expected_upper: the upper that the collection must have (compare-and-append).
             seal: the upper to seal to; see `seal`.
 
         Returns:
             a future that resolves when all is durable, or to `UpdateNotBeyondUpper` if an update is at a sealed time,
             `UpperMismatch` if upper is not the expected one, `FrontierRegression` if seal is behind upper, `Locked` or
-            `WriterFenced` if another client has the location exclusively.
+            `WriterFenced` if another client has the location exclusively, `TokenReused`.
 
         Raises:
             SchemaMismatch, InvalidUpdate, CodecMismatch: they do not fit the collection; nothing was written.
@@ -104,12 +105,13 @@ class Collection:
         handle = self.handle
         expected = [] if expected_upper is None else [handle.expect_step(expected_upper)]
         sealing = [] if seal is None else [handle.seal_step(seal)]
-        token_steps(token, [self.id], [])  # Complain before anything is uploaded.
-        writes = handle.write_steps(updates, handle.stamp(time, diff))
-        steps: list[Step] = [*expected, *writes, *sealing, *token_steps(token, [self.id], writes)]
-        return handle.submit("write", steps)
+        check_token(token)  # Before anything is uploaded.
+        writes = handle.write_steps(updates, handle.stamp(time, diff), token=token)
+        return handle.submit("write", with_token(token, [self.id], [*expected, *writes, *sealing]))
 
-    def overwrite(self, rows: Any, *, time: int | Moment, where: pc.Expression | None = None) -> CommitFuture:
+    def overwrite(
+        self, rows: Any, *, time: int | Moment, where: pc.Expression | None = None, token: str | None = None
+    ) -> CommitFuture:
         """Make plain rows the contents from a time on: the difference to what is there is written and sealed.
 
         Records that are there already are not touched. Cost and memory: see `persist.engine.overwriting`.
@@ -118,6 +120,8 @@ class Collection:
             rows: as for `write` with a time.
             time: of the difference; upper is just after it then.
             where: replace only the records for which this filter is true, as it must be for all rows.
+            token: as for `write`: of an overwrite that was done before, with the same rows, time and filter, nothing is
+                done again, though its time is sealed.
 
         Returns:
             a future that resolves when all is durable; or to `UpperMismatch` or `UpdatesBeyondUpper` if somebody else
@@ -131,20 +135,25 @@ class Collection:
         """
         self.handle.engine.writer("overwrite")
         check_request(self.schema, None, where, "diff")
-        return self.handle.submit("overwrite", overwrite_steps(self.handle, rows, time, where))
+        check_token(token)
+        steps = overwrite_steps(self.handle, rows, time, where, token)
+        return self.handle.submit("overwrite", with_token(token, [self.id], steps))
 
-    def delete(self, what: Any, *, time: int | Moment) -> CommitFuture:
+    def delete(self, what: Any, *, time: int | Moment, token: str | None = None) -> CommitFuture:
         """Retract what is there, at a time, which is sealed with it; what is not there is no error.
 
         Args:
             what: keys, as `Snapshot.get` takes them: `[1, 2]`; or a filter, such as `pc.field("amount") > 5`.
             time: of the retractions; upper is just after it then.
+            token: as for `overwrite`.
 
         Returns, raises: as `overwrite`.
         """
         self.handle.engine.writer("delete")
         check_request(self.schema, None, what if isinstance(what, pc.Expression) else None, "diff")
-        return self.handle.submit("delete", delete_steps(self.handle, what, time))
+        check_token(token)
+        steps = delete_steps(self.handle, what, time, token)
+        return self.handle.submit("delete", with_token(token, [self.id], steps))
 
     def seal(
         self, upper: int | Moment | Antichain, *, expected_upper: int | Moment | Antichain | None = None
@@ -404,18 +413,24 @@ class Collection:
         return as_of_join(self.handle, frame, time, on, columns, timeout_s)
 
     def commit_parts(
-        self, parts: Sequence[Part], *, seal: Antichain | None = None, token: str | None = None
+        self,
+        parts: Sequence[Part],
+        *,
+        seal: Antichain | None = None,
+        token: str | None = None,
+        digest: int | None = None,
     ) -> CommitFuture:
         """Append parts that were stored with `persist.write.part_writer.PartWriter`, and perhaps seal, as one commit.
 
         For engines whose tasks encode and upload by themselves. Parts of a commit that is rejected are deleted. With a
-        token it happens once, as `write` does.
+        token it happens once, as `write` does; what the parts hold is compared if its digest is given: the sum of those
+        of `persist.codecs.digest_of`, by the columns of key and value, and `_time`.
         """
-        steps = self.handle.part_steps(parts)
+        check_token(token)
+        steps = [*self.handle.part_steps(parts), Asked(self.id, digest)]
         if seal is not None:
             steps.append(self.handle.seal_step(seal))
-        steps += token_steps(token, [self.id], steps)
-        return self.handle.submit("commit_parts", steps)
+        return self.handle.submit("commit_parts", with_token(token, [self.id], steps))
 
     def as_time(self, what: str, given: int | Moment) -> int:
         """Return a number as it is, and of a moment the last time not after it; what says in errors what it is.

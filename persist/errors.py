@@ -58,6 +58,7 @@ __all__ = [
     "QueryMismatch",
     "ReadOnly",
     "SchemaMismatch",
+    "TokenReused",
     "Unavailable",
     "UpdateNotBeyondUpper",
     "UpdatesBeyondUpper",
@@ -363,6 +364,22 @@ class UpdatesBeyondUpper(AboutTimes, Conflict):
         return (
             f"updates at times beyond upper={self.shown(self.upper)}{until} are there already, so another writer "
             "appends to this collection; nothing of this was applied. Let it finish and seal, then try again."
+        )
+
+
+class TokenReused(InvalidUsage):
+    """The token of a write names another one, of other data, that was done before (rule 7)."""
+
+    def __init__(self, token: str, collection: str) -> None:
+        super().__init__(token, collection)
+        self.token = token
+        self.collection = collection
+
+    def __str__(self) -> str:
+        return (
+            f"the token {self.token!r} was used before, for a write of other data to the collection "
+            f"{self.collection!r}: this is not a repetition of it, and nothing was written. Give each write a token of "
+            "its own, and the same one only when the same data is tried again, at the same times."
         )
 
 

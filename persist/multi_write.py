@@ -18,7 +18,7 @@ from persist.names import check_text
 from persist.read.snapshot import check_request
 from persist.state.collection_rules import ExpectNothingBeyondUpper, ExpectUpper
 from persist.timeline import Moment
-from persist.write.operations import Step, token_steps
+from persist.write.operations import Asked, Step, with_token
 
 
 class MultiWrite:
@@ -47,7 +47,7 @@ class MultiWrite:
         """Add updates to the commit; takes what `Collection.write` takes and checks them at once."""
         self._check(collection)
         handle = collection.handle
-        self._add(collection, handle.write_steps(updates, handle.stamp(time, diff)))
+        self._add(collection, handle.write_steps(updates, handle.stamp(time, diff), token=self._token))
 
     def overwrite(
         self, collection: Collection, rows: Any, *, time: int | Moment, where: pc.Expression | None = None
@@ -55,13 +55,13 @@ class MultiWrite:
         """Add what makes rows the contents from a time on, as `Collection.overwrite`, before any write to it."""
         self._check_unwritten(collection)
         check_request(collection.schema, None, where, "diff")
-        self._add(collection, overwrite_steps(collection.handle, rows, time, where))
+        self._add(collection, overwrite_steps(collection.handle, rows, time, where, self._token))
 
     def delete(self, collection: Collection, what: Any, *, time: int | Moment) -> None:
         """Add retractions of what is there, as `Collection.delete`, before any write to the collection."""
         self._check_unwritten(collection)
         check_request(collection.schema, None, what if isinstance(what, pc.Expression) else None, "diff")
-        self._add(collection, delete_steps(collection.handle, what, time))
+        self._add(collection, delete_steps(collection.handle, what, time, self._token))
 
     def seal(self, collection: Collection, upper: int | Moment | Antichain) -> None:
         """Add a seal to the commit. It comes after the writes before it and before those after it."""
@@ -79,15 +79,18 @@ class MultiWrite:
         self._add(following, [step])
         self._committed.append(acked)
 
-    def add_parts(self, collection: Collection, parts: Sequence[Part], *, keep: bool = False) -> None:
+    def add_parts(
+        self, collection: Collection, parts: Sequence[Part], *, keep: bool = False, digest: int | None = None
+    ) -> None:
         """Add parts to the commit, as `Collection.commit_parts`; they are deleted if the block raises.
 
         Args:
             keep: do not delete them if the commit is rejected (with InvalidUsage or Conflict): the caller commits them
                 in another way, or deletes them. Those of a commit that was done before are deleted.
+            digest: as in `Collection.commit_parts`.
         """
         self._check(collection)
-        self._add(collection, collection.handle.part_steps(parts, keep=keep))
+        self._add(collection, [*collection.handle.part_steps(parts, keep=keep), Asked(collection.id, digest)])
 
     def expect_upper(self, collection: Collection, upper: int | Moment | Antichain, *, alone: bool = False) -> None:
         """Let the commit be rejected if the collection has another upper when it comes.
@@ -146,7 +149,7 @@ class MultiWrite:
     ) -> None:
         self._is_open = False
         if kind is None:
-            steps = [*self._steps, *token_steps(self._token, self._names, self._steps)]
+            steps = with_token(self._token, self._names, self._steps)
             self.seqno = self._engine.submit("multi_write", steps, self._names).result()
             for committed in self._committed:
                 committed()

@@ -20,7 +20,7 @@ from persist.state.contents import CollectionState, check_readable, last_sealed
 from persist.state.unsealed import unsealed
 from persist.timeline import Moment, Timeline, Times, begins_with_a_day, is_moment, timeline_of
 from persist.write.future import CommitFuture
-from persist.write.operations import Step, Write
+from persist.write.operations import Asked, Step, Write
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,17 +138,20 @@ class CollectionHandle:
             return Stamp(time, diff)
         return Stamp(self.exact_time("time", time), diff)
 
-    def write_steps(self, updates: Any, stamp: Stamp | None = None) -> list[Step]:
+    def write_steps(self, updates: Any, stamp: Stamp | None = None, *, token: str | None = None) -> list[Step]:
         """Return what adds updates, or plain rows with a stamp, to a commit; start their upload.
 
-        They may be of any form that `Collection.write` takes.
+        They may be of any form that `Collection.write` takes. With a token, their digest is told, too.
 
         Raises:
             SchemaMismatch, InvalidUpdate, CodecMismatch: they do not fit the collection.
             ReadOnly, ClientClosed: this client cannot write.
         """
-        step = self.engine.writer("write").write_step(self.id, self.schema, updates, stamp)
-        return [step] if step is not None else []
+        by = () if token is None else (*self.schema.names, "_time")
+        step = self.engine.writer("write").write_step(self.id, self.schema, updates, stamp, digest_by=by)
+        if step is None:
+            return []
+        return [step] if token is None else [step, Asked(self.id, step.digest)]
 
     def part_steps(self, parts: Sequence[Part], *, keep: bool = False) -> list[Step]:
         """Return what adds parts to a commit that were stored with `PartWriter`.

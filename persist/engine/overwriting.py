@@ -23,26 +23,36 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from persist.antichain import Antichain
-from persist.codecs import Part, PartStream, SmallUpdates, Stamp, consolidate, encode_parts, gathered
+from persist.codecs import Part, PartStream, SmallUpdates, Stamp, consolidate, digest_of, encode_parts, gathered
+from persist.codecs.order.arrays import int64_array
 from persist.engine.collection_handle import CollectionHandle
 from persist.errors import InvalidUsage, UpdateNotBeyondUpper, UpdatesBeyondUpper, with_timeline
 from persist.log.records import Seal
-from persist.read.lookup import Lookup
+from persist.read.lookup import Lookup, Wanted
 from persist.read.part_reader import PartReader
 from persist.read.plan import snapshot_scan
 from persist.read.scan import Scan, negated
+from persist.read.wanted_keys import keys_alone, wanted_keys
 from persist.state.collection_rules import ExpectNothingBeyondUpper
 from persist.state.contents import CollectionState
 from persist.state.unsealed import unsealed
 from persist.timeline import Moment
-from persist.write.operations import Step, Write
+from persist.write.operations import Asked, Step, Write, delete_digest, overwrite_digest
 from persist.write.part_writer import PartWriter, group_bytes_max
 
 SLICE_SHARE = 8  # Of the memory budget one slice takes this fraction: merging takes about four times as much.
 
 
-def overwrite_steps(handle: CollectionHandle, rows: Any, time: int | Moment, where: pc.Expression | None) -> list[Step]:
+def overwrite_steps(
+    handle: CollectionHandle,
+    rows: Any,
+    time: int | Moment,
+    where: pc.Expression | None,
+    token: str | None = None,
+) -> list[Step]:
     """Return what makes rows the contents from a time on, or that part of the contents for which where is true.
+
+    With a token that was used before, only what was asked for is returned, for the commit to find out that it is done.
 
     Raises:
         InvalidUsage: where is not true for some of the rows, or time is none.
@@ -50,43 +60,54 @@ def overwrite_steps(handle: CollectionHandle, rows: Any, time: int | Moment, whe
         UpdatesBeyondUpper: somebody has written what is not sealed.
         SchemaMismatch, InvalidUpdate: the rows do not fit.
     """
-    contents, at = _beginning(handle, time)
+    at, contents = handle.exact_time("time", time), handle.contents()
+    writer = handle.engine.writer("overwrite").part_writer()
+    text = None if where is None else str(where)
     with ExitStack() as stack:
+        if token in contents.tokens:
+            _, rows_digest = _stored(handle, rows, at, writer, stack, token)
+            return [Asked(handle.id, overwrite_digest(rows_digest, at, text))]
+        _check_beginning(contents, at)
         present = _present(handle, contents, where, stack)
-        writer = handle.engine.writer("overwrite").part_writer()
-        new = _stored(handle, rows, at, writer, stack)
-        return _alone(contents, at, _upload(handle, present, new, at, writer))
+        new, rows_digest = _stored(handle, rows, at, writer, stack, token)
+        asked = Asked(handle.id, overwrite_digest(rows_digest, at, text))
+        return [asked, *_alone(contents, at, _upload(handle, present, new, at, writer))]
 
 
-def delete_steps(handle: CollectionHandle, what: Any, time: int | Moment) -> list[Step]:
+def delete_steps(handle: CollectionHandle, what: Any, time: int | Moment, token: str | None = None) -> list[Step]:
     """Return what retracts, at a time, all records with certain keys, or those for which a filter is true.
 
     Raises: as `overwrite_steps`; InvalidUsage, if what are no keys of the collection.
     """
-    contents, at = _beginning(handle, time)
+    at, contents = handle.exact_time("time", time), handle.contents()
     writer = handle.engine.writer("delete")
+    where = what if isinstance(what, pc.Expression) else None
+    keys = wanted_keys(what, keys_alone(handle.schema)) if where is None else None
+    digest = 0
+    if keys is not None and token is not None:  # How often each was named does not matter.
+        once = keys.select([*handle.schema.key_names]).append_column("_diff", int64_array(np.ones(len(keys), np.int64)))
+        digest = digest_of(once, handle.schema.key_names)
+    asked = Asked(handle.id, delete_digest(digest, at, None if where is None else str(where)))
+    if token in contents.tokens:
+        return [asked]
+    _check_beginning(contents, at)
     with ExitStack() as stack:
-        if isinstance(what, pc.Expression):
-            present = _present(handle, contents, what, stack)
-            return _alone(contents, at, _upload(handle, present, (), at, writer.part_writer()))
-        present = _present(handle, contents, None, stack)
-        lookup = Lookup(present)
-        wanted = lookup.wanted(what)
-        found = lookup.contents(wanted, "diff", handle.engine.reader())
+        present = _present(handle, contents, where, stack)
+        if keys is None:
+            return [asked, *_alone(contents, at, _upload(handle, present, (), at, writer.part_writer()))]
+        wanted = Wanted.of(keys, handle.schema)
+        found = Lookup(present).contents(wanted, "diff", handle.engine.reader())
         step = writer.write_step(handle.id, handle.schema, _with_time(negated(found), at, handle))
-        return _alone(contents, at, [] if step is None else [step])
+        return [asked, *_alone(contents, at, [] if step is None else [step])]
 
 
-def _beginning(handle: CollectionHandle, time: int | Moment) -> tuple[CollectionState, int]:
-    """Return the newest state, in which all is sealed, and the time as a number."""
-    at = handle.exact_time("time", time)
-    contents = handle.contents()
+def _check_beginning(contents: CollectionState, at: int) -> None:
+    """Refuse a time that is sealed, and what is there and is not."""
     if not contents.upper.has_beyond(at):
         raise with_timeline(UpdateNotBeyondUpper(at, contents.upper), contents.timeline)
     hidden = unsealed(contents)
     if hidden is not None:
         raise with_timeline(UpdatesBeyondUpper(contents.upper, hidden.last), contents.timeline)
-    return contents, at
 
 
 def _alone(contents: CollectionState, at: int, writes: Sequence[Step]) -> list[Step]:
@@ -111,11 +132,14 @@ def _present(
     return snapshot_scan(newest, schema, as_of, None, filter)
 
 
-def _stored(handle: CollectionHandle, rows: Any, at: int, writer: PartWriter, stack: ExitStack) -> tuple[Part, ...]:
-    """Return plain rows as parts, which are deleted when the stack is left."""
-    step = handle.engine.writer("overwrite").write_step(handle.id, handle.schema, rows, Stamp(at, 1))
+def _stored(
+    handle: CollectionHandle, rows: Any, at: int, writer: PartWriter, stack: ExitStack, token: str | None
+) -> tuple[tuple[Part, ...], int]:
+    """Return plain rows as parts, which are deleted when the stack is left, and their digest if there is a token."""
+    by = () if token is None else handle.schema.names
+    step = handle.engine.writer("overwrite").write_step(handle.id, handle.schema, rows, Stamp(at, 1), digest_by=by)
     if step is None:
-        return ()
+        return (), 0
     assert isinstance(step, Write)
     if isinstance(step.data, Future):
         parts: tuple[Part, ...] = step.data.result()
@@ -124,7 +148,7 @@ def _stored(handle: CollectionHandle, rows: Any, at: int, writer: PartWriter, st
         encoded = encode_parts(table, handle.schema)
         parts = tuple(msgspec.structs.replace(part, inline=data) for data, part in encoded)
     stack.callback(writer.discard, parts)
-    return parts
+    return parts, step.digest or 0
 
 
 def _upload(handle: CollectionHandle, present: Scan, new: Sequence[Part], at: int, writer: PartWriter) -> list[Step]:

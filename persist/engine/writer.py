@@ -9,7 +9,7 @@ import socket
 import threading
 import uuid
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -74,7 +74,13 @@ class Writer:
         self._stop_with_client(self.upkeep.request_stop)
 
     def write_step(
-        self, collection: str, schema: CollectionSchema, updates: Any, stamp: Stamp | None = None
+        self,
+        collection: str,
+        schema: CollectionSchema,
+        updates: Any,
+        stamp: Stamp | None = None,
+        *,
+        digest_by: Sequence[str] = (),
     ) -> Write | None:
         """Return the step that adds updates, None if there are none; see `Committer.write_step`.
 
@@ -82,7 +88,7 @@ class Writer:
         """
         if self.committer.may_wait():
             self.compaction.relieve(collection)
-        return self.committer.write_step(collection, schema, updates, stamp)
+        return self.committer.write_step(collection, schema, updates, stamp, digest_by=digest_by)
 
     def allow_compaction(self, step: AllowCompaction, name: str) -> CommitFuture:
         """Commit that since may advance, after this client's own hold has moved to where its reads need it."""

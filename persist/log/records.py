@@ -27,6 +27,8 @@ from persist.codecs import Part
 from persist.log.envelope import BlobRef, Framed
 
 Frontier = Annotated[tuple[Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)], ...], msgspec.Meta(max_length=1)]
+# Of the data of a write (`persist.codecs.order.digest`), 16 hex digits; null where nobody can use the token again.
+Digest = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{16}$")]
 Seqno = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 
 
@@ -156,10 +158,18 @@ class AdvanceLateBound(_Mutation, frozen=True, tag="late_bound"):
     bound: int
 
 
-class Tokens(_Mutation, frozen=True, tag="tokens"):
-    """Remember writes, so that none of them is done again: (token, least time of its updates) each."""
+class TokenMark(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """A write that is remembered: its token, the least time of its updates, and what it was of (`Digest`)."""
 
-    tokens: tuple[tuple[str, int], ...]
+    token: str
+    time_min: int
+    digest: Digest | None = None
+
+
+class Tokens(_Mutation, frozen=True, tag="tokens"):
+    """Remember writes, so that none of them is done again."""
+
+    tokens: tuple[TokenMark, ...]
 
 
 class Batch(_Mutation, frozen=True, tag="batch"):

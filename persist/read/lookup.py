@@ -20,7 +20,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from persist.codecs import Part, consolidate
+from persist.codecs import CollectionSchema, Part, consolidate
 from persist.codecs.order.arrays import boolean_array, int64_array, int64_values
 from persist.codecs.order.ordering import combined, sort_indices
 from persist.codecs.order.search import SortedKeys
@@ -37,6 +37,12 @@ class Wanted:
 
     rows: int
     keys: SortedKeys | None
+
+    @classmethod
+    def of(cls, table: pa.Table, schema: CollectionSchema) -> "Wanted":
+        """Return what `wanted_keys` has made, for a collection of this schema."""
+        names = list(schema.key_names)
+        return cls(len(table), SortedKeys(table.select(names)) if names else None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,9 +98,7 @@ class Lookup:
 
     def wanted(self, keys: Any) -> Wanted:
         """Return keys as the other methods take them; see `wanted_keys`."""
-        table = wanted_keys(keys, self._keys)
-        names = list(self._scan.schema.key_names)
-        return Wanted(len(table), SortedKeys(table.select(names)) if names else None)
+        return Wanted.of(wanted_keys(keys, self._keys), self._scan.schema)
 
     def contents(self, wanted: Wanted, form: str, reader: PartReader) -> pa.Table:
         """Return the scan's columns of the records with a wanted key, and `_diff`, consolidated by these columns.

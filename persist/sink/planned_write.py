@@ -6,7 +6,7 @@ whether it landed, is then recognised, and never deletes what it has committed i
 
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from persist.antichain import Antichain
@@ -15,6 +15,7 @@ from persist.codecs import Part
 from persist.errors import FrontierRegression, InvalidUsage, UpdateNotBeyondUpper, UpdatesBeyondUpper
 from persist.sink.uploads import Target, writing
 from persist.state.contents import CollectionState
+from persist.write.operations import overwrite_digest
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,6 +45,8 @@ class PlannedWrite:
         time: of all rows; None if they have times of their own.
         upper: that of the collection when this was planned.
         is_done: whether the token says that it was done before: then nothing is uploaded any more.
+        is_compared: whether the token may name something else, so that the digest of the rows must be known.
+        overwrites_at: for the digest of an overwrite, the time that was asked for; None for upper.
         replaces: the updates are the difference from the contents of the last sealed time, so that nobody else may have
             added anything to these.
         latest: the latest time of all updates that the collection held when this was planned, -1 for none.
@@ -55,8 +58,10 @@ class PlannedWrite:
     token: str
     upper: Antichain
     is_done: bool
+    is_compared: bool
     replaces: bool
     latest: int
+    overwrites_at: int | None = None
 
     @classmethod
     def append(cls, options: SinkOptions) -> "PlannedWrite":
@@ -81,7 +86,8 @@ class PlannedWrite:
             raise UpdateNotBeyondUpper(options.time or 0, contents.upper)
         time = time or 0
         seal = Antichain(time + 1) if options.seal is None else options.seal
-        return cls._of(target, contents, options.token, time, seal, replaces=True)
+        planned = cls._of(target, contents, options.token, time, seal, replaces=True)
+        return replace(planned, overwrites_at=options.time)
 
     @classmethod
     def _of(
@@ -94,9 +100,16 @@ class PlannedWrite:
         *,
         replaces: bool,
     ) -> "PlannedWrite":
-        token = token or uuid.uuid4().hex
         latest = max((part.time_max for part in contents.history_parts), default=-1)
-        return cls(target, time, seal, token, contents.upper, token in contents.tokens, replaces, latest)
+        is_done, is_compared = token in contents.tokens, token is not None
+        token = token or uuid.uuid4().hex
+        return cls(target, time, seal, token, contents.upper, is_done, is_compared, replaces, latest)
+
+    @property
+    def digest_by(self) -> tuple[str, ...]:
+        """The columns by which tasks take the digest of their rows (`persist.codecs.digest_of`); none if unneeded."""
+        names = self.target.schema.names
+        return () if not self.is_compared else names if self.replaces else (*names, "_time")
 
     def check(self) -> None:
         """Check, before any task starts, what can be checked: time and seal, and that nobody appends meanwhile.
@@ -117,14 +130,20 @@ class PlannedWrite:
             if self.time is not None:
                 self._check_seal(self.time)
 
-    def commit(self, parts: Sequence[Part]) -> None:
-        """Commit parts, and the seal, as one record; of a commit that is rejected, the parts are deleted."""
+    def commit(self, parts: Sequence[Part], digest: int | None = None) -> None:
+        """Commit parts, and the seal, as one record; of a commit that is rejected, the parts are deleted.
+
+        Args:
+            digest: the sum of those of the rows that were given to all tasks, by `digest_by`; None if unknown.
+        """
+        if digest is not None and self.replaces:
+            digest = overwrite_digest(digest, self.overwrites_at)
         with writing(self.target.location, self.target.storage) as client:
             collection = self.target.at(client)
             with client.multi_write(token=self.token) as multi:
                 if self.replaces:
                     multi.expect_upper(collection, self.upper, alone=True)
-                multi.add_parts(collection, parts)
+                multi.add_parts(collection, parts, digest=digest)
                 if self.seal is not None:
                     self._check_seal(max((part.time_max for part in parts), default=-1))
                     multi.seal(collection, self.seal)

@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from persist.client import Client
 from persist.client import open as open_client
-from persist.codecs import CollectionSchema, Part, RunStream
+from persist.codecs import DIGEST_MODULUS, CollectionSchema, Part, RunStream, digest_of
 from persist.collection import Collection
 from persist.engine import CollectionHandle
 from persist.settings import Settings
@@ -78,6 +78,32 @@ def upload(target: Target, tables: Iterable[pa.Table]) -> tuple[Part, ...]:
             uploads.put(stream.add(table))
         uploads.put(stream.finish())
         return uploads.parts()
+
+
+@dataclass
+class DigestSum:
+    """The digest of tables that pass, by some of their columns; None if there are no columns to take it by."""
+
+    by: tuple[str, ...]
+    total: int | None = None
+
+    def __post_init__(self) -> None:
+        self.total = 0 if self.by else None
+
+    def passed(self, table: pa.Table) -> pa.Table:
+        if self.total is not None:
+            self.total = (self.total + digest_of(table, self.by)) % DIGEST_MODULUS
+        return table
+
+
+def digests_added(digests: Iterable[int | None]) -> int | None:
+    """Return the digest of everything that several tasks have had; None if one of them is unknown."""
+    total = 0
+    for digest in digests:
+        if digest is None:
+            return None
+        total += digest
+    return total % DIGEST_MODULUS
 
 
 class Uploads:

@@ -39,7 +39,7 @@ from persist.log.records import (
     Tokens,
 )
 from persist.names import check_hold_name, is_id
-from persist.state.contents import CollectionState, Held, appended, replaced
+from persist.state.contents import CollectionState, Held, Remembered, appended, replaced
 from persist.state.keyed_rules import (
     PlannedPend,
     check_beyond_upper,
@@ -157,11 +157,11 @@ def _with_since(contents: CollectionState) -> CollectionState:
     return msgspec.structs.replace(contents, since_times=max(contents.since, reach).elements)
 
 
-def _with_tokens(contents: CollectionState, step: Tokens) -> dict[str, int]:
-    tokens = {**contents.tokens, **dict(step.tokens)}
+def _with_tokens(contents: CollectionState, step: Tokens) -> dict[str, Remembered]:
+    tokens = {**contents.tokens, **{mark.token: Remembered(mark.time_min, mark.digest) for mark in step.tokens}}
     if len(tokens) > TOKENS_KEPT:
         upper = contents.upper.time  # Once: this is done at every commit while many tokens are kept.
-        sealed = [token for token, time_min in tokens.items() if upper is None or time_min < upper]
+        sealed = [token for token, each in tokens.items() if upper is None or each.time_min < upper]
         for token in sealed[: max(0, len(sealed) - TOKENS_KEPT)]:
             del tokens[token]
     return tokens

@@ -32,7 +32,7 @@ import msgspec
 from persist.antichain import Antichain
 from persist.codecs import TIME_MAX, CollectionSchema, Part
 from persist.errors import AsOfCompacted, Superseded, with_timeline
-from persist.log.records import Frontier, KeyedForm, Keyframe, Numbers, Replace
+from persist.log.records import Digest, Frontier, KeyedForm, Keyframe, Numbers, Replace
 from persist.state.queries import LastBatch
 
 
@@ -41,6 +41,13 @@ class Held(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
 
     time: int
     lease: str | None = None
+
+
+class Remembered(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """A write that had a token: the least time of its updates, and the digest of what it was of, unless unknown."""
+
+    time_min: int
+    digest: Digest | None = None
 
 
 class CollectionState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -53,7 +60,7 @@ class CollectionState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     upper_times: Frontier = msgspec.field(name="upper", default=(0,))
     allowed_times: Frontier = msgspec.field(name="allowed", default=(0,))  # What since would be without holds.
     holds: dict[str, Held] = {}
-    tokens: dict[str, int] = {}  # With the least time written, in the order in which they came.
+    tokens: dict[str, Remembered] = {}  # In the order in which they came.
     queries: dict[str, LastBatch] = {}  # By the query's id; the one that committed last is last.
     numbered: dict[int, Part] = msgspec.field(name="parts", default_factory=dict)
     next_number: int = 0

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import replace
 
-from persist.errors import InvalidUsage, UpdatesBeyondUpper
+from persist.errors import InvalidUsage, TokenReused, UpdatesBeyondUpper
 from persist.log.records import Batch, Mutation, ReleaseHold, Tokens
 from persist.state.collection_rules import (
     CollectionStep,
@@ -36,7 +36,7 @@ class Draft:
     def __init__(self, state: State, epoch: int | None = None) -> None:
         self._seqno = state.seqno + 1
         self._epoch = epoch
-        self._new_tokens: set[tuple[str, str]] = set()
+        self._new_tokens: dict[tuple[str, str], str | None] = {}  # With the digests of what they name.
         self._appended: set[str] = set()  # Collections that operations before this one add updates to.
         self._now = Changing(MapChanges(state.entries), MapChanges(state.ids), state.control, _with_step)
 
@@ -61,7 +61,7 @@ class Draft:
             return True
         if self._repeats_batch(steps):
             return False
-        tokens = [(s.collection, token) for s in steps if isinstance(s, Tokens) for token, _ in s.tokens]
+        tokens = {(s.collection, mark.token): mark.digest for s in steps if isinstance(s, Tokens) for mark in s.tokens}
         if tokens and self._done(tokens):
             return False
         draft = Changing(MapChanges(now.entries), MapChanges(now.ids), now.control, _with_step)
@@ -86,8 +86,8 @@ class Draft:
                     repeated |= is_repeated(entry.contents.queries, mark)
         return repeated
 
-    def _done(self, tokens: list[tuple[str, str]]) -> bool:
-        seen = [self._has_seen(*each) for each in tokens]
+    def _done(self, tokens: dict[tuple[str, str], str | None]) -> bool:
+        seen = [self._has_seen(*each, digest) for each, digest in tokens.items()]
         if any(seen) and not all(seen):
             known = [token for (_, token), was in zip(tokens, seen, strict=True) if was]
             raise InvalidUsage(
@@ -96,10 +96,17 @@ class Draft:
             )
         return any(seen)
 
-    def _has_seen(self, collection: str, token: str) -> bool:
+    def _has_seen(self, collection: str, token: str, digest: str | None) -> bool:
+        """Tell whether a token was used; raise TokenReused if what it names is known to be other data."""
         entry = self._now.entries.now(collection)
-        known = entry.contents.tokens if entry is not None and entry.contents is not None else {}
-        return token in known or (collection, token) in self._new_tokens
+        contents = entry.contents if entry is not None else None
+        before = contents.tokens.get(token) if contents is not None else None
+        if before is None and (collection, token) not in self._new_tokens:
+            return False
+        known = before.digest if before is not None else self._new_tokens[collection, token]
+        if digest != known and digest is not None and known is not None:
+            raise TokenReused(token, collection if contents is None else contents.name)
+        return True
 
 
 def _with_step(entry: CollectionEntry, step: CollectionStep) -> CollectionEntry:

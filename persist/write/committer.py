@@ -106,10 +106,16 @@ class Committer:
         self._thread.start()
 
     def write_step(
-        self, collection: str, schema: CollectionSchema, updates: Any, stamp: Stamp | None = None
+        self,
+        collection: str,
+        schema: CollectionSchema,
+        updates: Any,
+        stamp: Stamp | None = None,
+        *,
+        digest_by: Sequence[str] = (),
     ) -> Write | None:
         """Return the step that adds updates; see `WriteSteps.of`."""
-        return self._write_steps.of(collection, schema, updates, stamp)
+        return self._write_steps.of(collection, schema, updates, stamp, by=digest_by)
 
     def submit(self, steps: Sequence[Step], names: dict[str, str]) -> CommitFuture:
         """Queue an operation; return at once, or as soon as there is room for it.

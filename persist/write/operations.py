@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from persist.antichain import Antichain
 from persist.blob import InvalidUsage
-from persist.codecs import CollectionSchema, Part, SmallUpdates
+from persist.codecs import DIGEST_MODULUS, CollectionSchema, Part, SmallUpdates, digest_of_text
 from persist.log.records import (
     AdvanceLateBound,
     AllowCompaction,
@@ -35,6 +35,7 @@ from persist.log.records import (
     Resolve,
     Seal,
     SetHold,
+    TokenMark,
     Tokens,
 )
 from persist.state.collection_rules import Condition, PlannedAppend
@@ -50,6 +51,7 @@ class Write:
 
     Attributes:
         bytes: what it occupies in memory until it is durable.
+        digest: of the updates, if it was wanted.
         is_kept: whether the parts of a commit that is rejected stay, because whoever asks for it sees to them.
         events: what is known of them, if these are events for a keyed collection, and of which schema is the events'.
     """
@@ -61,6 +63,7 @@ class Write:
     data: "SmallUpdates | pa.Table | Future[tuple[Part, ...]]"
     is_kept: bool = False
     events: "PlannedPend | None" = None
+    digest: int | None = None
 
     def upload_error(self) -> BaseException | None:
         """Return why an upload cannot be committed, None if it can or there is none; waits for it."""
@@ -76,9 +79,20 @@ class Write:
         return None
 
 
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """The digest of what a caller asked for: of updates, or of the rows of an overwrite; None if nobody knows it.
+
+    It is no step of a commit: `with_token` takes it out.
+    """
+
+    collection: str
+    digest: int | None
+
+
 TOKEN_CHARS_MAX = 200
 
-Step = Write | Mutation | Condition
+Step = Write | Mutation | Condition | Asked
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -109,7 +123,7 @@ class Operation:
         for step in self.steps:
             if isinstance(step, Write):
                 yield step.events or PlannedAppend(step.collection, step.time_min)
-            else:
+            elif not isinstance(step, Asked):
                 yield step
 
 
@@ -123,7 +137,7 @@ class Change:
     resolves: list[Resolve] = field(default_factory=list)
     late_bounds: list[AdvanceLateBound] = field(default_factory=list)
     replaces: list[Replace] = field(default_factory=list)
-    tokens: list[tuple[str, int]] = field(default_factory=list)
+    tokens: list[TokenMark] = field(default_factory=list)
     batches: list[Batch] = field(default_factory=list)
     holds: list[SetHold | ReleaseHold] = field(default_factory=list)
     seal: Seal | None = None
@@ -157,7 +171,7 @@ class Change:
         elif isinstance(step, Destroy):
             self.destroy = step
         else:
-            assert isinstance(step, Condition), f"callers cannot ask for {step!r}"
+            assert isinstance(step, Condition | Asked), f"callers cannot ask for {step!r}"
 
     def mutations(self, contents: CollectionState | None, encoded: Sequence[Append | Pend]) -> list[Mutation]:
         """Return what must be written, given the contents before (None if it is new) and the encoded writes."""
@@ -186,22 +200,41 @@ class Change:
         return [mutation for mutation in wanted if mutation is not None]
 
 
-def token_steps(token: str | None, collections: Iterable[str], steps: Sequence[Step]) -> list[Tokens]:
-    """Return what makes collections remember that steps were done under token.
-
-    Raises:
-        InvalidUsage: token is not a text of 1 to `TOKEN_CHARS_MAX` characters.
-    """
-    if token is None:
-        return []
-    if not isinstance(token, str) or not 0 < len(token) <= TOKEN_CHARS_MAX or not token.isprintable():
+def check_token(token: str | None) -> None:
+    """Raise InvalidUsage if token is neither None nor a text of 1 to `TOKEN_CHARS_MAX` printable characters."""
+    if token is not None and not (isinstance(token, str) and 0 < len(token) <= TOKEN_CHARS_MAX and token.isprintable()):
         raise InvalidUsage(
             f"token={token!r} is not a text of 1 to {TOKEN_CHARS_MAX} printable characters: give each write one of "
             "its own, and the same one when it is tried again"
         )
-    writes = [step for step in steps if isinstance(step, Write)]
-    least = {id_: min((w.time_min for w in writes if w.collection == id_), default=0) for id_ in collections}
-    return [Tokens(id_, ((token, time_min),)) for id_, time_min in least.items()]
+
+
+def overwrite_digest(rows: int, time: int | None, where: str | None = None) -> int:
+    """Return the digest of an overwrite, given that of its rows by key and value; time None is that of upper."""
+    return rows + digest_of_text(f"overwrite at {'upper' if time is None else time} where {where}")
+
+
+def delete_digest(keys: int, time: int, where: str | None = None) -> int:
+    """Return the digest of a deletion, given that of its distinct keys, each with a diff of 1, or 0 for a filter."""
+    return keys + digest_of_text(f"delete at {time} where {where}")
+
+
+def with_token(token: str | None, collections: Iterable[str], steps: Sequence[Step]) -> list[Step]:
+    """Return steps, and what makes collections remember that they were done under token, if there is one.
+
+    Each collection remembers the digest of all that was asked of it, unless some of it has none.
+    """
+    kept: list[Step] = [step for step in steps if not isinstance(step, Asked)]
+    if token is None:
+        return kept
+    for id_ in collections:
+        writes = [step for step in kept if isinstance(step, Write) and step.collection == id_]
+        digests = [step.digest for step in steps if isinstance(step, Asked) and step.collection == id_]
+        time_min = min((write.time_min for write in writes), default=0)
+        known = [digest for digest in digests if digest is not None]
+        digest = f"{sum(known) % DIGEST_MODULUS:016x}" if len(known) == len(digests) else None
+        kept.append(Tokens(id_, (TokenMark(token, time_min, digest),)))
+    return kept
 
 
 def merge(operations: Sequence[Operation]) -> tuple[list[GrantLease], dict[str, Change], list[LocationMutation]]:

@@ -19,6 +19,8 @@ from persist.codecs import (
     Part,
     Stamp,
     TableStream,
+    digest_of,
+    gathered,
     opened,
     small_updates,
     stamped,
@@ -41,24 +43,29 @@ class WriteSteps:
         self._parts = parts
         self._pool = pool
 
-    def of(self, collection: str, schema: CollectionSchema, updates: Any, stamp: Stamp | None) -> Write | None:
+    def of(
+        self, collection: str, schema: CollectionSchema, updates: Any, stamp: Stamp | None, *, by: Sequence[str] = ()
+    ) -> Write | None:
         """Return the step that adds updates, of any form that `to_updates` takes; start their upload if they are large.
 
-        With a stamp, the updates are plain rows. None if there are none. Raises what `to_updates` raises, and what a
-        stream raises; nothing is left behind then.
+        With a stamp, the updates are plain rows; with some columns to take it by, their digest is told, too. None if
+        there are none. Raises what `to_updates` raises, and what a stream raises; nothing is left behind then.
         """
         if stamp is not None:
             updates = stamped(updates, schema, stamp)
         small = small_updates(updates, schema)
         if small is not None and small.diff_abs_sum < 2**63:
-            return Write(collection, schema, small.time_min, small.bytes, small)
+            digest = _digest(gathered([small], schema), by)
+            return Write(collection, schema, small.time_min, small.bytes, small, digest=digest)
         data = opened(updates)
         if isinstance(data, TableStream):
-            return self._of_stream(collection, schema, streamed_updates(data, schema, moments=timeline_of(schema)))
+            pieces = streamed_updates(data, schema, moments=timeline_of(schema))
+            return self._of_stream(collection, schema, pieces, by)
         table = to_updates(data, schema, moments=timeline_of(schema))
-        return self._of_table(collection, schema, table) if len(table) else None
+        return self._of_table(collection, schema, table, by) if len(table) else None
 
-    def _of_table(self, collection: str, schema: CollectionSchema, table: pa.Table) -> Write:
+    def _of_table(self, collection: str, schema: CollectionSchema, table: pa.Table, by: Sequence[str]) -> Write:
+        digest = _digest(table, by)
         # numpy rather than Arrow's kernels: for few rows those cost more than all else, and give up the GIL each time.
         diffs = table["_diff"].to_numpy()
         largest = max(abs(int(diffs.min())), abs(int(diffs.max())))
@@ -68,26 +75,32 @@ class WriteSteps:
         # A small write is encoded together with others, so it must be sure not to overflow by itself.
         if size <= SMALL_WRITE_BYTES_MAX and largest * len(diffs) < 2**63:
             # A copy, because it is encoded later and the caller may reuse the buffers.
-            return Write(collection, schema, _time_min(table), size, table.take(pa.array(np.arange(len(table)))))
-        return Write(collection, schema, _time_min(table), size, self._upload(collection, schema, table))
+            copy = table.take(pa.array(np.arange(len(table))))
+            return Write(collection, schema, _time_min(table), size, copy, digest=digest)
+        upload = self._upload(collection, schema, table)
+        return Write(collection, schema, _time_min(table), size, upload, digest=digest)
 
-    def _of_stream(self, collection: str, schema: CollectionSchema, tables: Iterator[pa.Table]) -> Write | None:
+    def _of_stream(
+        self, collection: str, schema: CollectionSchema, tables: Iterator[pa.Table], by: Sequence[str]
+    ) -> Write | None:
         pieces = gathered_pieces(tables, self._parts.piece_bytes)
         first, second = next(pieces, None), next(pieces, None)
         if first is None or second is None:
-            return None if first is None else self._of_table(collection, schema, first)
+            return None if first is None else self._of_table(collection, schema, first, by)
         uploads: list[Upload] = []
         time_min = TIME_MAX
+        digest = 0
         try:
             for piece in chain((first, second), pieces):
                 if uploads and uploads[-1].exception() is not None:
                     break  # The commit will be rejected with that, so there is no need to read on.
                 time_min = min(time_min, _time_min(piece))
+                digest += _digest(piece, by) or 0
                 uploads.append(self._upload(collection, schema, piece))
         except BaseException:
             self._parts.discard(_stored(uploads))
             raise
-        return Write(collection, schema, time_min, 0, self._joined(uploads))
+        return Write(collection, schema, time_min, 0, self._joined(uploads), digest=digest if by else None)
 
     def _upload(self, collection: str, schema: CollectionSchema, table: pa.Table) -> Upload:
         return self._pool.submit(self._parts.upload, collection, schema, table)
@@ -126,6 +139,10 @@ def gathered_pieces(tables: Iterable[pa.Table], bytes_max: int) -> Iterator[pa.T
 def _stored(uploads: Sequence[Upload]) -> list[Part]:
     """Return the parts of those uploads that did not fail; waits for all of them."""
     return [part for upload in uploads if upload.exception() is None for part in upload.result()]
+
+
+def _digest(table: pa.Table, by: Sequence[str]) -> int | None:
+    return digest_of(table, by) if by else None
 
 
 def _time_min(table: pa.Table) -> int:

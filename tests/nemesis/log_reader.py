@@ -58,7 +58,7 @@ def _mutation(mutation: dict[str, Any], blobs: Mapping[str, bytes]) -> dict[str,
         field = "upper" if kind == "seal" else "since"
         plain[field] = frontier(mutation[field])
     elif kind == "tokens":
-        plain["tokens"] = [token for token, _ in mutation["tokens"]]
+        plain["tokens"] = [token for token, *_ in mutation["tokens"]]
     else:
         return mutation
     return plain

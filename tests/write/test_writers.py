@@ -32,7 +32,7 @@ def test_a_token_is_remembered_by_other_clients_and_after_a_seal(blob: MemoryBlo
         assert c.write(ROW, token="job 1", seal=6).result() >= first
     with opened(blob) as client:
         c = client.load("c")
-        c.write([((9, None), 100, 1)], token="job 1").result()
+        c.write(ROW, token="job 1").result()
         assert rows(c) == 1
         with pytest.raises(persist.UpdateNotBeyondUpper):
             c.write(ROW, token="job 2").result()
@@ -79,7 +79,7 @@ def test_a_multi_write_with_a_token_happens_once(blob: MemoryBlob) -> None:
             pytest.raises(persist.InvalidUsage, match="was used before for some"),
             client.multi_write(token="t") as multi,
         ):
-            multi.write(a, [((1, None), 9, 1)])
+            multi.write(a, ROW)
             multi.write(client.create_or_load("new", key=KEY), ROW)
         client.load("new").seal(6).result()
         assert rows(client.load("new")) == 0

@@ -125,9 +125,9 @@ class _Writer:
         shares: list[Share] = []
         try:
             for name, task in tasks.items():
-                parts, late = upload_by_tasks(ranged(frames[name], task.target.schema), task)
-                report_late(task.target, mark, late)
-                shares.append(Share(task.target, parts))
+                uploaded = upload_by_tasks(ranged(frames[name], task.target.schema), task)
+                report_late(task.target, mark, uploaded.late)
+                shares.append(Share(task.target, [*uploaded.parts]))
         except BaseException:
             for share in shares:
                 with share.target.writer() as writer:

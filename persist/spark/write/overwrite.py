@@ -24,7 +24,7 @@ from persist.read.scan import Scan, negated
 from persist.sink.planned_write import PlannedWrite
 from persist.sink.uploads import Uploads, writing
 from persist.spark.surfaced_errors import surfaced_errors
-from persist.spark.write.writer import PersistWriter, parts_of
+from persist.spark.write.writer import PersistWriter, digest_of_all, parts_of
 from persist.write.part_writer import group_bytes_max
 
 
@@ -40,7 +40,7 @@ class OverwritingWriter(PersistWriter):
                 if not planned.is_done:
                     with writing(planned.target.location, planned.target.storage) as client:
                         parts = difference(client, planned, parts_of(messages))
-                planned.commit(parts)
+                planned.commit(parts, digest_of_all(messages))
             finally:
                 self.discard(messages)  # No record ever names these.
 

@@ -17,7 +17,7 @@ from pyspark.sql import functions as F
 
 from persist.codecs import CollectionSchema, Part
 from persist.sink.late import LateFilter
-from persist.sink.uploads import Target, gathered, upload
+from persist.sink.uploads import DigestSum, Target, digests_added, gathered, upload
 from persist.spark.surfaced_errors import surfaced_errors
 from persist.spark.write.updates import Rows
 
@@ -30,33 +30,60 @@ class UploadTask:
 
     Attributes:
         lower: updates before it are late and left out, unless it is None.
+        digest_by: by what columns the digest of the rows is taken; none if nobody needs it.
+        marker: a column that is true where a row counts for the digest; it is not written. None: all of them count.
+        only_digest: upload nothing.
     """
 
     target: Target
     rows: Rows
     lower: int | None = None
+    digest_by: tuple[str, ...] = ()
+    marker: str | None = None
+    only_digest: bool = False
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yield one row: the descriptors of the parts that hold batches, and how many updates were late."""
-        late = LateFilter(self.lower)
+        """Yield one row, that of an `Uploaded`."""
+        late, digest = LateFilter(self.lower), DigestSum(self.digest_by)
         with surfaced_errors():
-            parts = upload(self.target, (late.kept(self.rows.updates(table)) for table in gathered(batches)))
-            said = msgspec.json.encode((parts, late.count))
+            tables = (late.kept(self._updates(table, digest)) for table in gathered(batches))
+            if self.only_digest:
+                tables = (table.slice(0, 0) for table in tables)
+            parts = upload(self.target, tables)
+            said = msgspec.json.encode(Uploaded(parts, late.count, digest.total))
             yield pa.record_batch({"uploaded": pa.array([said], pa.binary())})
 
+    def _updates(self, table: pa.Table, digest: DigestSum) -> pa.Table:
+        if self.marker is None:
+            return digest.passed(self.rows.updates(table))
+        rows = table.drop_columns([self.marker])
+        digest.passed(self.rows.updates(rows.filter(table[self.marker])))
+        return self.rows.updates(rows)
 
-def upload_by_tasks(df: DataFrame, task: UploadTask) -> tuple[list[Part], int]:
-    """Run a job that uploads all rows; return the parts, and how many updates were late.
+
+class Uploaded(msgspec.Struct, frozen=True, array_like=True):
+    """What came of tasks.
+
+    Attributes:
+        parts: that they stored.
+        late: how many updates were left out.
+        digest: of the rows that they were given; None if it was not wanted.
+    """
+
+    parts: tuple[Part, ...]
+    late: int
+    digest: int | None
+
+
+def upload_by_tasks(df: DataFrame, task: UploadTask) -> Uploaded:
+    """Run a job that uploads all rows, and return what came of all tasks.
 
     Only one attempt of each task counts; what others have stored is garbage, as is all if the job fails.
     """
-    parts: list[Part] = []
-    late = 0
-    for row in df.mapInArrow(task.__call__, RESULT).collect():
-        some, left_out = msgspec.json.decode(row.uploaded, type=tuple[tuple[Part, ...], int])
-        parts += some
-        late += left_out
-    return parts, late
+    rows = df.mapInArrow(task.__call__, RESULT).collect()
+    each = [msgspec.json.decode(row.uploaded, type=Uploaded) for row in rows]
+    digest = digests_added(one.digest for one in each) if task.digest_by else None
+    return Uploaded(tuple(part for one in each for part in one.parts), sum(one.late for one in each), digest)
 
 
 def ranged(df: DataFrame, schema: CollectionSchema, partitions: int | None = None) -> DataFrame:

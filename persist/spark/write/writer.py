@@ -9,22 +9,23 @@ does. Any order is right; with that one the parts of the write do not overlap, s
 """
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 
 from persist.codecs import Part
-from persist.sink.uploads import gathered, upload
+from persist.sink.uploads import DigestSum, digests_added, gathered, upload
 from persist.spark.surfaced_errors import surfaced_errors
 from persist.spark.write.dataframe_write import DataFrameWrite
 
 
 @dataclass
 class Uploaded(WriterCommitMessage):
-    """The parts that one task stored."""
+    """The parts that one task stored, and the digest of the rows that it was given, if it matters."""
 
     parts: tuple[Part, ...]
+    digest: int | None = field(default=None, kw_only=True)
 
 
 class PersistWriter(DataSourceArrowWriter):
@@ -37,12 +38,13 @@ class PersistWriter(DataSourceArrowWriter):
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Upload the updates of one task. Memory: about four times `BUFFER_BYTES_MAX`, and a part."""
         with surfaced_errors():
-            return Uploaded(self._uploaded(iterator))
+            digest = DigestSum(self._planned.digest_by)
+            return Uploaded(self._uploaded(iterator, digest), digest=digest.total)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """Commit all parts, and the seal if one was asked for, as one record; raises what rejects it."""
         with surfaced_errors():
-            self._planned.commit(parts_of(messages))
+            self._planned.commit(parts_of(messages), digest_of_all(messages))
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         """Delete what tasks have stored, if the commit was certainly not tried because one of them failed.
@@ -58,11 +60,19 @@ class PersistWriter(DataSourceArrowWriter):
         with surfaced_errors(), self._planned.target.writer() as writer:
             writer.discard(parts_of(messages))
 
-    def _uploaded(self, batches: Iterator[pa.RecordBatch]) -> tuple[Part, ...]:
+    def _uploaded(self, batches: Iterator[pa.RecordBatch], digest: DigestSum) -> tuple[Part, ...]:
         """Upload what one task has of the write; nothing if it was done before."""
+        tables = (digest.passed(self._rows.updates(rows)) for rows in gathered(batches))
         if self._planned.is_done:
+            for _ in tables:  # Whether this is a repetition, their digest tells.
+                pass
             return ()
-        return upload(self._planned.target, map(self._rows.updates, gathered(batches)))
+        return upload(self._planned.target, tables)
+
+
+def digest_of_all(messages: Iterable[WriterCommitMessage | None]) -> int | None:
+    """Return the digest of the rows of all tasks."""
+    return digests_added(message.digest for message in messages if isinstance(message, Uploaded))
 
 
 def parts_of(messages: Iterable[WriterCommitMessage | None]) -> list[Part]:

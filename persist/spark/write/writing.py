@@ -8,7 +8,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from persist.antichain import Antichain
-from persist.codecs import TIME_MAX
+from persist.codecs import TIME_MAX, CollectionSchema
 from persist.errors import InvalidUsage
 from persist.names import check_text
 from persist.sink.planned_write import PlannedWrite
@@ -51,7 +51,8 @@ def write(
         time: of every row; needed to append plain rows. To overwrite, of the difference; None means upper.
         seal: the upper to seal to in the same commit, beyond all that is written; `Antichain()` is complete for ever.
             None means not to seal; to overwrite, it means time + 1.
-        token: names this write, so that doing it again does nothing; see `Collection.write`.
+        token: names this write, so that doing it again does nothing; see `Collection.write`. When it was done before,
+            df is computed all the same, to see that it is the same: nothing is uploaded.
         partitions: how many tasks write. None lets Spark choose by the size of the data, up to
             `spark.sql.shuffle.partitions`.
         storage_options: as for `persist.open`.
@@ -65,11 +66,18 @@ def write(
     options = _options(location, collection, mode, time, seal, token, partitions, storage_options)
     if mode == "append":
         write = DataFrameWrite.append(options, df.schema)
-        planned, task = write.planned, UploadTask(write.planned.target, write.rows)
-        frame = ranged(df, planned.target.schema, partitions)
-        planned.commit([] if planned.is_done else upload_by_tasks(frame, task)[0])
+        planned, task = write.planned, _task(write)
+        frame = df if planned.is_done else ranged(df, planned.target.schema, partitions)
+        uploaded = upload_by_tasks(frame, task)
+        planned.commit(uploaded.parts, uploaded.digest)
     else:
         _overwrite(df, DataFrameWrite.overwrite(options, df.schema), options, partitions)
+
+
+def _task(write: DataFrameWrite) -> UploadTask:
+    """Return what tasks do with the rows of a write; of one that was done before, they tell whether it is the same."""
+    planned = write.planned
+    return UploadTask(planned.target, write.rows, digest_by=planned.digest_by, only_digest=planned.is_done)
 
 
 def _options(
@@ -100,25 +108,37 @@ def _options(
 def _overwrite(df: DataFrame, write: DataFrameWrite, options: WriteOptions, partitions: int | None) -> None:
     planned = write.planned
     if planned.is_done:
-        planned.commit([])
+        planned.commit([], upload_by_tasks(df, _task(write)).digest)
         return
     schema, time = planned.target.schema, planned.time
     if is_ranged_by_key(schema):
         # New rows count +1, present ones -1: tasks, which sum equal rows, are left with the difference.
-        task = UploadTask(planned.target, Rows(schema))
-        both = _with_present(df, planned, options).withColumn("_time", F.lit(time).cast("long"))
-        planned.commit(upload_by_tasks(ranged(both, schema, partitions), task)[0])
+        marker = _new_name(schema) if planned.digest_by else None
+        task = UploadTask(planned.target, Rows(schema), digest_by=planned.digest_by, marker=marker)
+        both = _with_present(df, planned, options, marker).withColumn("_time", F.lit(time).cast("long"))
+        uploaded = upload_by_tasks(ranged(both, schema, partitions), task)
+        planned.commit(uploaded.parts, uploaded.digest)
         return
-    new, _ = upload_by_tasks(df, UploadTask(planned.target, write.rows))
+    new = upload_by_tasks(df, _task(write))
     with writing(planned.target.location, planned.target.storage) as client, planned.target.writer() as writer:
         try:
-            planned.commit(difference(client, planned, new))
+            planned.commit(difference(client, planned, [*new.parts]), new.digest)
         finally:
-            writer.discard(new)  # No record ever names these.
+            writer.discard(new.parts)  # No record ever names these.
 
 
-def _with_present(df: DataFrame, planned: PlannedWrite, options: WriteOptions) -> DataFrame:
+def _new_name(schema: CollectionSchema) -> str:
+    """Return the name of a column that says which rows are new, and that is none of the collection."""
+    name = "_is_new"
+    while name in {each.lower() for each in schema.arrow.names}:
+        name += "_"
+    return name
+
+
+def _with_present(df: DataFrame, planned: PlannedWrite, options: WriteOptions, marker: str | None) -> DataFrame:
+    """Return new rows counted 1 and present ones counted -1; marker names a column that tells them apart."""
     new = df.withColumn("_diff", F.lit(1).cast("long"))
+    new = new if marker is None else new.withColumn(marker, F.lit(True))
     as_of = present_time(planned)
     if as_of is None:
         return new
@@ -128,4 +148,6 @@ def _with_present(df: DataFrame, planned: PlannedWrite, options: WriteOptions) -
     present = reader.load(options.location)
     # The least diff has no opposite: as two halves.
     halves = F.when(F.col("_diff") == -(2**63), F.array(F.lit(2**62), F.lit(2**62))).otherwise(F.array(-F.col("_diff")))
-    return reduce(DataFrame.unionByName, [new, present.withColumn("_diff", F.explode(halves))])
+    present = present.withColumn("_diff", F.explode(halves))
+    present = present if marker is None else present.withColumn(marker, F.lit(False))
+    return reduce(DataFrame.unionByName, [new, present])

@@ -123,6 +123,14 @@ def test_a_write_with_a_token_happens_once(spark: SparkSession, location: str, w
     again("append")
     assert upper(location) == persist.Antichain(15)
     assert sum(contents(location).values()) == 2002 + 100 + 1
+    frame = frame.repartition(3, "amount", "id")  # The same rows, cut otherwise.
+    again("append")
+    frame = frame.where("id > 0")
+    held = blobs(location)
+    with pytest.raises(persist.TokenReused if way == "write" else PySparkException, match="a write of other data"):
+        again("append")
+    assert blobs(location) == held
+    assert sum(contents(location).values()) == 2002 + 100 + 1
 
 
 def overwrite(way: str, frame: DataFrame, location: str, **options: Any) -> None:
@@ -166,7 +174,9 @@ def test_overwriting_what_was_never_sealed_writes_all(spark: SparkSession, tmp_p
         client.create_or_load("orders", key={"id": pa.int64()}, value={"status": pa.string(), "amount": pa.float64()})
     frame = spark.createDataFrame([(i, "x", 1.0) for i in range(10)], ROWS)
     overwrite(way, frame, location, time=5, token="once")
-    overwrite(way, frame.where("id > 5"), location, time=5, token="once")
+    overwrite(way, frame.repartition(3), location, time=5, token="once")
+    with pytest.raises(persist.TokenReused if way == "write" else PySparkException, match="a write of other data"):
+        overwrite(way, frame.where("id > 5"), location, time=5, token="once")
     assert (upper(location), sum(contents(location).values())) == (persist.Antichain(6), 10)
     assert {part.blob for part in parts(location)} == blobs(location)
     overwrite(way, frame.where("id < 0"), location)
