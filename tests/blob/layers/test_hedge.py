@@ -36,11 +36,16 @@ class Script(MemoryBlob):
         return super().get(key, range)
 
 
-def failing(error: Exception) -> Callable[[], object]:
-    def fail() -> object:
-        raise error
+class ThrottlesOneWrite(Script):
+    """Refuses its first write because there are too many requests."""
 
-    return fail
+    throttles = True
+
+    def set(self, key: str, value: bytes) -> None:
+        if self.throttles:
+            self.throttles = False
+            raise Throttled("slow down")
+        super().set(key, value)
 
 
 def readers() -> list[threading.Thread]:
@@ -130,23 +135,24 @@ def test_both_failing_is_one_failed_attempt(retried: Retried) -> None:
         both.wait()
         raise Unavailable("no")
 
-    store = Script(fail, fail)
-    # Long enough for the next attempt to be answered before it is hedged, too, on a busy machine.
-    blob = retried(store, hedge_after_s=0.2, first_s=0.001)
+    blob = retried(Script(fail, fail), hedge_after_s=0.001, first_s=0.001)
 
     assert blob.get("key") == b"value"
-    assert store.reads == 3
-    assert blob.counts()["get"] == RetryCount(retries=1, hedges=1)
+    count = blob.counts()["get"]
+    assert count.retries == 1
+    assert count.hedges >= 1, "a busy machine may hedge the second attempt, too"
 
 
 def test_a_read_without_any_answer_in_time_is_tried_again(hang: threading.Event, retried: Retried) -> None:
     store = Script(hang.wait, hang.wait)
-    blob = retried(store, hedge_after_s=0.2, read_timeout_s=0.4, first_s=0.001)
+    blob = retried(store, hedge_after_s=0.001, read_timeout_s=1.0, first_s=0.001)
 
     assert blob.get("key") == b"value"
 
     assert not hang.is_set()
-    assert blob.counts()["get"] == RetryCount(retries=1, hedges=1, timeouts=1)
+    count = blob.counts()["get"]
+    assert (count.retries, count.timeouts) == (1, 1)
+    assert count.hedges >= 1, "a busy machine may hedge the second attempt, too"
 
 
 def test_reads_that_all_hang_are_given_up_as_unavailable(hang: threading.Event, retried: Retried) -> None:
@@ -160,7 +166,7 @@ def test_reads_that_all_hang_are_given_up_as_unavailable(hang: threading.Event, 
 
 def test_a_quick_read_is_asked_once(retried: Retried) -> None:
     store = Script()
-    blob = retried(store)
+    blob = retried(store, hedge_after_s=30)  # Of a busy machine, no read is slow.
     for _ in range(100):
         assert blob.get("key") == b"value"
     assert blob.get("absent") is None
@@ -191,10 +197,13 @@ def test_threads_are_bounded_and_reads_beyond_them_are_made_by_their_callers(
 
 
 def test_a_store_that_throttles_is_not_asked_twice(retried: Retried) -> None:
-    store = Script(failing(Throttled("slow down")), lambda: time.sleep(0.05))
+    store = ThrottlesOneWrite(lambda: time.sleep(0.05))
     blob = retried(store, hedge_after_s=0.001, first_s=0.001)
+    blob.set("other", b"value")
+    assert blob.requests_per_s_max is not None
     assert blob.get("key") == b"value"
-    assert blob.counts()["get"] == RetryCount(retries=1, throttled=1)
+    assert store.reads == 1
+    assert blob.counts()["get"] == RetryCount()
 
 
 def test_a_local_store_is_read_without_threads(retried: Retried) -> None:
