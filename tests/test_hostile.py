@@ -251,7 +251,7 @@ class Victim:
 def victim(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Victim:
     """With a checkpoint before the attacker's record, or without any."""
     monkeypatch.setattr("persist.replica.checkpoint.INTERVAL", 4 if request.param else 10**6)
-    monkeypatch.setattr("persist.replica.checkpoint.PENDING_MAX", 0)
+    monkeypatch.setattr("persist.replica.checkpoint.STORED_PENDING_MAX", 0)
     blob = MemoryBlob()
     client = persist.open(blob, settings=NOW)
     gone = client.create_or_load("gone", key=KEY)
@@ -625,7 +625,7 @@ def test_neighbours_and_nested_locations_do_not_touch_each_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not even one that lies where another one keeps what it collects."""
-    monkeypatch.setattr("persist.replica.checkpoint.PENDING_MAX", 0)
+    monkeypatch.setattr("persist.replica.checkpoint.STORED_PENDING_MAX", 0)
     monkeypatch.setattr("persist.replica.directory.INLINE_BYTES_MAX", 0)
     monkeypatch.setattr("persist.log.part_lists.PARTS_INLINE_MAX", 0)
     monkeypatch.setattr("persist.write.part_writer.INLINE_PART_MAX", 0)

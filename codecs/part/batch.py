@@ -27,7 +27,7 @@ import struct
 import pyarrow as pa
 import pyarrow.types as pt
 
-from persist.codecs.part.file import storage_type
+from persist.codecs.part.storage_types import storage_type
 from persist.codecs.types.arrow_types import children
 
 VALUES_PER_BYTE = 64

@@ -31,16 +31,15 @@ import xxhash
 
 from persist.blob.errors import CorruptBlob, IncompatibleVersion
 from persist.codecs.part.claims import MAGIC
-from persist.codecs.part.file import (
-    GROUPS_KEY,
-    GROUPS_VERSION,
+from persist.codecs.part.file_reader import (
     CheckedFooter,
     check_headers,
     columns_of,
     groups_within,
     read_footer,
 )
-from persist.codecs.part.file import read_groups as _read_groups
+from persist.codecs.part.file_reader import read_groups as _read_groups
+from persist.codecs.part.file_writer import GROUPS_KEY, GROUPS_VERSION
 from persist.codecs.part.part import (
     UNREADABLE,
     Part,

@@ -66,7 +66,8 @@ from persist.codecs.order.consolidation import exact_sum
 from persist.codecs.order.ordering import combined
 from persist.codecs.part.batch import body_bytes, from_batch
 from persist.codecs.part.claims import footer_bytes
-from persist.codecs.part.file import from_parquet, has_nan, level_bytes, scan_parquet, widened
+from persist.codecs.part.file_reader import from_parquet, level_bytes, scan_parquet
+from persist.codecs.part.file_writer import has_nan, widened
 from persist.codecs.types.arrow_types import Json
 from persist.codecs.types.scalars import integers_to_json, is_flat, scalar_to_json
 from persist.codecs.types.schema import DIFF, TIME, TIME_MAX, CollectionSchema

@@ -13,7 +13,7 @@ import pyarrow.types as pt
 from pyarrow.fs import LocalFileSystem
 
 from persist.blob.errors import CorruptBlob
-from persist.codecs.part.file import may_compare_with_nan
+from persist.codecs.part.file_reader import may_compare_with_nan
 from persist.codecs.part.part import Part, Scalar
 from persist.codecs.types.scalars import scalar_from_json
 from persist.codecs.types.schema import CollectionSchema

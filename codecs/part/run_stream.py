@@ -14,7 +14,7 @@ import pyarrow as pa
 from persist.codecs.order.consolidation import consolidate
 from persist.codecs.order.digits import neighbours_differ
 from persist.codecs.order.ordering import order_keys, sort_indices
-from persist.codecs.part.file import misled_columns
+from persist.codecs.part.file_writer import misled_columns
 from persist.codecs.part.stream import ROW_GROUP_BYTES_MAX, Encoded, PartStream
 from persist.codecs.types.schema import TIME, CollectionSchema
 

@@ -5,10 +5,11 @@
 
 The first half of a checkpoint's name makes the newest one the first in a listing: opening takes one page however many
 there are. Of each collection, the directory says the pointer to its last state object and the mutations since
-(`persist.state.state.CollectionEntry` without its contents). Only when those have grown past `PENDING_MAX` or
-`PENDING_BYTES_MAX` is a new state object written. A checkpoint holds that of the collections that changed lately, and
-points to where the rest is said (`persist.replica.directory`), so it costs one PUT and a fraction of one per collection
-changed, however many there are. It can therefore be made every `INTERVAL` records, which bounds the GETs of opening.
+(`persist.state.state.CollectionEntry` without its contents). Only when those have grown past `STORED_PENDING_MAX` or
+`STORED_PENDING_BYTES_MAX` is a new state object written. A checkpoint holds that of the collections that changed
+lately, and points to where the rest is said (`persist.replica.directory`), so it costs one PUT and a fraction of one
+per collection changed, however many there are. It can therefore be made every `INTERVAL` records, which bounds the GETs
+of opening.
 
 A checkpoint is made of the newest one there is and the records after it, not of what its maker has in memory: so all
 clients refer to the same state and directory objects, and one that the newest checkpoints do not refer to stays unused
@@ -62,8 +63,8 @@ from persist.state.state import CollectionEntry, DoesNotFollow, State, apply
 
 INTERVAL = 16
 CHECKPOINT_BYTES_MAX = 1 << 30  # With its directory objects. Of those larger none is made, and none is read.
-PENDING_MAX = 32
-PENDING_BYTES_MAX = 64 * 1024
+STORED_PENDING_MAX = 32  # Mutations, and bytes of parts inside them, that a checkpoint keeps beside a base.
+STORED_PENDING_BYTES_MAX = 64 * 1024
 
 logger = logging.getLogger("persist")
 
@@ -337,7 +338,12 @@ def _with_new_base(blob: Blob, location: str, entry: CollectionEntry, seqno: int
     # After a compaction, what it destroyed must not live on in what is pending.
     is_compacted = any(isinstance(m, Replace | Resolve) for m in entry.pending)
     is_stored = not isinstance(entry.base, CollectionState)
-    if is_stored and not is_compacted and len(entry.pending) <= PENDING_MAX and inline <= PENDING_BYTES_MAX:
+    if (
+        is_stored
+        and not is_compacted
+        and len(entry.pending) <= STORED_PENDING_MAX
+        and inline <= STORED_PENDING_BYTES_MAX
+    ):
         return replace(entry, contents=None)
     contents = load_contents(blob, location, entry).contents
     assert contents is not None

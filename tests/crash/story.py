@@ -248,7 +248,7 @@ def make_everything_small() -> None:
     for module, name, size in (
         (persist.log.part_lists, "PARTS_INLINE_MAX", 2),
         (persist.replica.checkpoint, "INTERVAL", 4),
-        (persist.replica.checkpoint, "PENDING_MAX", 3),
+        (persist.replica.checkpoint, "STORED_PENDING_MAX", 3),
         (persist.replica.directory, "INLINE_BYTES_MAX", 100),
     ):
         assert hasattr(module, name), f"{module.__name__} has no {name} any more"

@@ -422,7 +422,7 @@ def test_of_collections_destroyed_together_only_those_nobody_reads_are_collected
 def test_a_collector_that_lags_behind_is_not_stopped_by_state_objects_that_others_have_collected(
     dated: DatedBlob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("persist.replica.checkpoint.PENDING_MAX", 1)
+    monkeypatch.setattr("persist.replica.checkpoint.STORED_PENDING_MAX", 1)
     settings: dict[str, Any] = {"log_retention_records": 16, "log_retention_s": HOUR}
     with opened(dated, **settings) as writer:
         c = writer.create_or_load("c", key=KEY)

@@ -14,7 +14,7 @@ import pytest
 from persist.blob.errors import CorruptBlob
 from persist.codecs import CollectionSchema, Part, decode_part, encode_parts, to_updates
 from persist.codecs.part.claims import GROUPS_MAX, check_footer
-from persist.codecs.part.file import _layout
+from persist.codecs.part.file_reader import _layout
 from persist.codecs.part.index import footer_range
 from persist.codecs.part.layout import FileLayout
 from persist.codecs.part.part import checksum_of
