@@ -5,25 +5,31 @@ from collections.abc import Iterable, Mapping
 from types import TracebackType
 from typing import Any
 
+import pyarrow as pa
+
 from persist.blob.clock import Clock, SystemClock
 from persist.codecs import CollectionSchema
 from persist.collection import READ_TIMEOUT_S, Collection
 from persist.engine import CollectionHandle, Engine, Mode, OpenOptions
+from persist.engine.telling import About, about_location, version_of, words
 from persist.errors import CollectionExists, CollectionNotFound, InvalidUsage
 from persist.fsck.examine import examine
 from persist.fsck.report import FsckReport
 from persist.listening import WantedListen, listens_together
 from persist.listing import Collections
-from persist.log.records import Create
+from persist.log.records import Create, DescribeLocation, SetRetention
 from persist.metrics import Metrics
 from persist.multi_write import MultiWrite
 from persist.names import check_name
 from persist.read.joint_listen import JointListen
+from persist.replica.history import LAST
+from persist.retention import Retention, retention_times
 from persist.settings import Settings
 from persist.storage import Location, open_storage
-from persist.timeline import Moment, Times
+from persist.timeline import Moment, Times, timeline_of
 from persist.upkeep.garbage import Deleted, GarbageReport
-from persist.write.operations import check_token
+from persist.write.future import CommitFuture
+from persist.write.operations import Step, check_token, note_steps
 
 
 def open(
@@ -131,7 +137,15 @@ class Client:
         contents = self.engine.follower.known(state.ids[name], name)
         return self._collection(contents.id, name, contents.schema)
 
-    def create_or_load(self, name: str, *, key: Any, value: Any = None, timeline: str | None = None) -> Collection:
+    def create_or_load(
+        self,
+        name: str,
+        *,
+        key: Any,
+        value: Any = None,
+        timeline: str | None = None,
+        retention: Retention | None = None,
+    ) -> Collection:
         """Return the collection of that name; create it, empty, if there is none. Idempotent.
 
         Args:
@@ -139,6 +153,8 @@ class Client:
             key, value: a dict of names to Arrow types, a `pa.Schema`, a `Codec`, or None for no columns at all.
             timeline: what times are: "s", "ms", "us" or "ns" since 1970-01-01T00:00Z, so that a moment may be given
                 wherever the collection is read as of a time; None if they are numbers of another meaning.
+            retention: as for `Collection.retain`, for a collection that is made. One that is there keeps its own, which
+                must not be another.
 
         Raises:
             SchemaMismatch, CodecMismatch: it exists with another schema; the message shows the difference.
@@ -147,28 +163,91 @@ class Client:
         self.engine.check_open("create_or_load")
         check_name(name)
         schema = CollectionSchema.of(key, value, timeline)
+        retained = None if retention is None else retention_times(retention, timeline_of(schema))
         while True:
             state = self.engine.follower.refresh()
             id_ = state.ids.get(name)
             contents = self.engine.follower.load(id_) if id_ is not None else None
             if contents is not None:
+                if retained not in (None, contents.retention):
+                    raise InvalidUsage(
+                        f"collection {name!r} has the retention {contents.retention}, in times, and {retained} was "
+                        "given: leave it out, or change it with retain()"
+                    )
                 return self._collection(contents.id, name, schema.reconcile(contents.schema, name))
             id_ = uuid.uuid4().hex
             try:
                 create = Create(id_, name, schema.to_json())
-                self.engine.submit("create_or_load", [create], {id_: name}).result()
+                steps: list[Step] = [create, *([] if retained is None else [SetRetention(id_, retained)])]
+                self.engine.submit("create_or_load", steps, {id_: name}).result()
             except CollectionExists:
                 continue  # Another client created it in between: load that one.
 
-    def multi_write(self, *, token: str | None = None) -> MultiWrite:
+    def rename(self, name: str, new: str) -> None:
+        """Call the collection of a name by another one, durably; see `Collection.rename`.
+
+        Raises:
+            CollectionNotFound: there is none.
+            CollectionExists: the new name is taken.
+            ReadOnly: this client only reads.
+        """
+        self.engine.writer("rename")
+        self.load(name).rename(new).result()
+
+    @property
+    def about(self) -> About:
+        """What the location says of itself. Cost: one GET."""
+        self.engine.check_open("about")
+        return about_location(self.engine.follower.refresh().control.about)
+
+    @property
+    def comment(self) -> str:
+        """What the location is, for people; "" if nobody said. Cost: one GET."""
+        return self.about.comment
+
+    @property
+    def properties(self) -> Mapping[str, str]:
+        """Texts by name that people and tools gave the location; see `describe`. Cost: one GET."""
+        return self.about.properties
+
+    def describe(
+        self,
+        comment: str | None = None,
+        *,
+        properties: Mapping[str, str | None] | None = None,
+        expected: About | None = None,
+    ) -> CommitFuture:
+        """Say what the location is; what is not given stays as it is. See `Collection.describe`."""
+        self.engine.writer("describe")
+        step = DescribeLocation(words(comment, properties), version_of(expected))
+        return self.engine.submit("describe", [step], {})
+
+    def history(self, last: int | None = LAST) -> pa.Table:
+        """Return the newest records of the log as a table: who did what when, and what they said about it.
+
+        Each row is a commit: seqno, moment (by the writer's clock), writer, operations, collections by their present
+        names, updates and their bytes, and the `message=` and `metadata=` of the writes in it, one below the other.
+
+        Args:
+            last: how many records, at most; None for all that the log still keeps.
+
+        Cost: a GET for each record.
+        """
+        return self.engine.history(last)
+
+    def multi_write(
+        self, *, token: str | None = None, message: str | None = None, metadata: Mapping[str, str] | None = None
+    ) -> MultiWrite:
         """Return a `with` block whose writes and seals, to any collections of this client, are one commit.
 
         Args:
             token: names the commit, as in `Collection.write`; every collection it touches remembers it.
+            message, metadata: as in `Collection.write`.
         """
         self.engine.writer("multi_write")
         check_token(token)
-        return MultiWrite(self.engine, token)
+        note_steps(message, metadata, [""])
+        return MultiWrite(self.engine, token, message, metadata)
 
     def follow(
         self,

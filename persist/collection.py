@@ -1,6 +1,6 @@
 """One collection, as a client sees it: write, seal, read as of a time, follow changes."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -13,21 +13,34 @@ from persist.compact.report import CompactionReport
 from persist.engine import CollectionHandle
 from persist.engine.holding import list_holds, take_hold
 from persist.engine.overwriting import delete_steps, overwrite_steps
+from persist.engine.telling import (
+    About,
+    Retained,
+    about_collection,
+    describe_step,
+    drop_tag,
+    retained,
+    retention_step,
+    set_tag,
+)
 from persist.errors import InvalidUsage, PersistError
 from persist.follow import Following
 from persist.hold.holds import Hold, HoldInfo
 from persist.joining import as_of_join
 from persist.listening import contents_as_of, listen_from
-from persist.log.records import AllowCompaction, Destroy
+from persist.log.records import AllowCompaction, Destroy, Rename
+from persist.names import check_name
 from persist.read.changes import Changes
 from persist.read.listen import Listen
 from persist.read.plan import Explanation, changes_scan, explained, snapshot_scan
 from persist.read.snapshot import Form, Snapshot, check_request, snapshot_slices
+from persist.replica.history import LAST
+from persist.retention import Retention
 from persist.state.contents import check_changes_readable
 from persist.state.unsealed import Unsealed, unsealed
 from persist.timeline import Moment, Timeline, Times, is_moment
 from persist.write.future import CommitFuture
-from persist.write.operations import Asked, check_token, with_token
+from persist.write.operations import Asked, check_token, note_steps, with_token
 
 READ_TIMEOUT_S = 30.0
 
@@ -74,6 +87,8 @@ class Collection:
         token: str | None = None,
         expected_upper: int | Moment | Antichain | None = None,
         seal: int | Moment | Antichain | None = None,
+        message: str | None = None,
+        metadata: Mapping[str, str] | None = None,
     ) -> CommitFuture:
         """Append updates, and perhaps seal, as one commit: all of it or nothing.
 
@@ -92,6 +107,7 @@ class Collection:
                 is refused, because its times are sealed.
             expected_upper: the upper that the collection must have (compare-and-append).
             seal: the upper to seal to; see `seal`.
+            message, metadata: a text, and texts by name, that the log keeps with the commit; see `history`.
 
         Returns:
             a future that resolves when all is durable, or to `UpdateNotBeyondUpper` if an update is at a sealed time,
@@ -106,11 +122,19 @@ class Collection:
         expected = [] if expected_upper is None else [handle.expect_step(expected_upper)]
         sealing = [] if seal is None else [handle.seal_step(seal)]
         check_token(token)  # Before anything is uploaded.
+        notes = note_steps(message, metadata, [self.id])
         writes = handle.write_steps(updates, handle.stamp(time, diff), token=token)
-        return handle.submit("write", with_token(token, [self.id], [*expected, *writes, *sealing]))
+        return handle.submit("write", [*with_token(token, [self.id], [*expected, *writes, *sealing]), *notes])
 
     def overwrite(
-        self, rows: Any, *, time: int | Moment, where: pc.Expression | None = None, token: str | None = None
+        self,
+        rows: Any,
+        *,
+        time: int | Moment,
+        where: pc.Expression | None = None,
+        token: str | None = None,
+        message: str | None = None,
+        metadata: Mapping[str, str] | None = None,
     ) -> CommitFuture:
         """Make plain rows the contents from a time on: the difference to what is there is written and sealed.
 
@@ -122,6 +146,7 @@ class Collection:
             where: replace only the records for which this filter is true, as it must be for all rows.
             token: as for `write`: of an overwrite that was done before, with the same rows, time and filter, nothing is
                 done again, though its time is sealed.
+            message, metadata: as for `write`.
 
         Returns:
             a future that resolves when all is durable; or to `UpperMismatch` or `UpdatesBeyondUpper` if somebody else
@@ -136,24 +161,35 @@ class Collection:
         self.handle.engine.writer("overwrite")
         check_request(self.schema, None, where, "diff")
         check_token(token)
+        notes = note_steps(message, metadata, [self.id])
         steps = overwrite_steps(self.handle, rows, time, where, token)
-        return self.handle.submit("overwrite", with_token(token, [self.id], steps))
+        return self.handle.submit("overwrite", [*with_token(token, [self.id], steps), *notes])
 
-    def delete(self, what: Any, *, time: int | Moment, token: str | None = None) -> CommitFuture:
+    def delete(
+        self,
+        what: Any,
+        *,
+        time: int | Moment,
+        token: str | None = None,
+        message: str | None = None,
+        metadata: Mapping[str, str] | None = None,
+    ) -> CommitFuture:
         """Retract what is there, at a time, which is sealed with it; what is not there is no error.
 
         Args:
             what: keys, as `Snapshot.get` takes them: `[1, 2]`; or a filter, such as `pc.field("amount") > 5`.
             time: of the retractions; upper is just after it then.
             token: as for `overwrite`.
+            message, metadata: as for `write`.
 
         Returns, raises: as `overwrite`.
         """
         self.handle.engine.writer("delete")
         check_request(self.schema, None, what if isinstance(what, pc.Expression) else None, "diff")
         check_token(token)
+        notes = note_steps(message, metadata, [self.id])
         steps = delete_steps(self.handle, what, time, token)
-        return self.handle.submit("delete", with_token(token, [self.id], steps))
+        return self.handle.submit("delete", [*with_token(token, [self.id], steps), *notes])
 
     def seal(
         self, upper: int | Moment | Antichain, *, expected_upper: int | Moment | Antichain | None = None
@@ -217,6 +253,122 @@ class Collection:
     def holds(self) -> list[HoldInfo]:
         """Return all holds on this collection, of whatever client, least time first. Cost: one GET."""
         return list_holds(self.handle)
+
+    def tag(self, name: str, time: int | Moment | None = None, *, move: bool = False) -> int:
+        """Name a sealed time, durably, and keep it readable until the tag is dropped; return the time.
+
+        The name is accepted wherever a time is: `snapshot(as_of="quarter-end")`.
+
+        Args:
+            name: does not look like a time. A tag that is there already, at that time, is no error.
+            time: None means the latest sealed one.
+            move: let a tag that is at another time move, to a later one or back.
+
+        Raises:
+            TagMoved: the tag is at another time, and is not to move; or somebody else has moved it meanwhile.
+            AsOfCompacted, AsOfNotSealed: the time cannot be read, or not yet.
+            InvalidUsage: the name looks like a time, or is none.
+            ReadOnly: this client only reads.
+        """
+        return set_tag(self.handle, name, time, move=move)
+
+    def tags(self) -> dict[str, int]:
+        """Return the times that have names, by name. Cost: one GET."""
+        return dict(self.handle.contents().tags)
+
+    def drop_tag(self, name: str) -> CommitFuture:
+        """Give up a tag: the time may be compacted then.
+
+        Raises:
+            TagNotFound: there is none of that name.
+            ReadOnly: this client only reads.
+        """
+        return drop_tag(self.handle, name)
+
+    @property
+    def retention(self) -> Retained | None:
+        """How much history is kept readable, and what keeps more of it; None if all that is not given up. One GET."""
+        return retained(self.handle, self.holds())
+
+    def retain(self, retention: Retention | None) -> CommitFuture:
+        """Let since follow upper from now on, so many times behind it, as far as holds and tags let it.
+
+        This happens with every seal, whoever seals. History that nobody can read any more is destroyed by compaction.
+
+        Args:
+            retention: how many times before upper stay readable; if the collection has a timeline, also a span such as
+                "7 days", or a timedelta. None: since moves only where `allow_compaction` lets it.
+
+        Raises:
+            InvalidUsage: it is none of these.
+            ReadOnly: this client only reads.
+        """
+        self.handle.engine.writer("retain")
+        return self.handle.submit("retain", [retention_step(self.handle, retention)])
+
+    @property
+    def about(self) -> About:
+        """What the collection and its columns say of themselves. Cost: one GET."""
+        return about_collection(self.handle.contents())
+
+    @property
+    def comment(self) -> str:
+        """What the collection is, for people; "" if nobody said. Cost: one GET."""
+        return self.about.comment
+
+    @property
+    def properties(self) -> Mapping[str, str]:
+        """Texts by name that people and tools gave it; see `describe`. Cost: one GET."""
+        return self.about.properties
+
+    def describe(
+        self,
+        comment: str | None = None,
+        *,
+        properties: Mapping[str, str | None] | None = None,
+        columns: Mapping[str, Any] | None = None,
+        expected: About | None = None,
+    ) -> CommitFuture:
+        """Say what the collection is, and its columns; what is not given stays as it is.
+
+        Args:
+            comment: a text; "" for none.
+            properties: texts by name; None removes one.
+            columns: by the name of a column, a comment, or `{"comment": …, "properties": …}`.
+            expected: what `about` gave, if nothing may have changed since.
+
+        Returns:
+            a future that resolves when that is durable; or to `DescriptionMoved` if somebody else came first, or
+            `InvalidUsage` if all of it would take more than 64 KiB.
+
+        Raises:
+            SchemaMismatch: there is no such column.
+            InvalidUsage: something is no text.
+            ReadOnly: this client only reads.
+        """
+        self.handle.engine.writer("describe")
+        return self.handle.submit("describe", [describe_step(self.handle, comment, properties, columns, expected)])
+
+    def history(self, last: int | None = LAST) -> pa.Table:
+        """Return the records of the log that concern the collection, as a table; see `Client.history`.
+
+        Args:
+            last: how many records of the log are looked at, newest of all; None for all that are kept.
+        """
+        return self.handle.engine.history(last, self.id)
+
+    def rename(self, name: str) -> CommitFuture:
+        """Call the collection by another name, under which everybody finds it from then on; handles stay valid.
+
+        Returns:
+            a future that resolves when that is durable, or to `CollectionExists` if the name is taken.
+
+        Raises:
+            InvalidUsage: it is not a good name.
+            ReadOnly: this client only reads.
+        """
+        self.handle.engine.writer("rename")
+        return self.handle.submit("rename", [Rename(self.id, check_name(name))])
 
     def destroy(self) -> CommitFuture:
         """Remove the collection; its name becomes free for a new one at once.

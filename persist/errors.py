@@ -37,6 +37,7 @@ __all__ = [
     "Conflict",
     "CorruptBlob",
     "Corruption",
+    "DescriptionMoved",
     "DiffOverflow",
     "FrontierRegression",
     "HoldMoved",
@@ -58,6 +59,8 @@ __all__ = [
     "QueryMismatch",
     "ReadOnly",
     "SchemaMismatch",
+    "TagMoved",
+    "TagNotFound",
     "TokenReused",
     "Unavailable",
     "UpdateNotBeyondUpper",
@@ -491,6 +494,56 @@ class HoldNotFound(InvalidUsage):
     def __str__(self) -> str:
         has = f"it has {', '.join(map(repr, self.known[:8]))}" if self.known else "it has none"
         return f"this collection has no named hold {self.name!r}: {has}. Make it with hold(time, name={self.name!r})."
+
+
+class TagMoved(AboutTimes, Conflict):
+    """A tag is not where it was when it was to be made, moved or dropped: somebody else came first."""
+
+    def __init__(self, name: str, expected: int | None, actual: int | None) -> None:
+        super().__init__(name, expected, actual)
+        self.name = name
+        self.expected = expected
+        self.actual = actual
+
+    def __str__(self) -> str:
+        def place(time: int | None) -> str:
+            return "not there" if time is None else f"at {self.shown(time)}"
+
+        return (
+            f"the tag {self.name!r} was expected to be {place(self.expected)}, and is {place(self.actual)}; it was "
+            "left as it is. To move a tag that exists, give move=True."
+        )
+
+
+class TagNotFound(InvalidUsage):
+    """The collection has no tag of that name."""
+
+    def __init__(self, name: str, known: tuple[str, ...]) -> None:
+        super().__init__(name, known)
+        self.name = name
+        self.known = known
+
+    def __str__(self) -> str:
+        has = f"it has {', '.join(map(repr, self.known[:8]))}" if self.known else "it has none"
+        return (
+            f"{self.name!r} is no time, no moment, and no tag of this collection: {has}. Make one with "
+            f"tag({self.name!r}, time)."
+        )
+
+
+class DescriptionMoved(Conflict):
+    """Somebody else has changed the comment or the properties meanwhile; nothing was changed."""
+
+    def __init__(self, expected: int | None, actual: int) -> None:
+        super().__init__(expected, actual)
+        self.expected = expected
+        self.actual = actual
+
+    def __str__(self) -> str:
+        return (
+            f"comment and properties were expected to be as in version {self.expected}, and there is version "
+            f"{self.actual} by now: somebody else has changed them. Read `about` again, and decide anew."
+        )
 
 
 class UploadExpired(Conflict):

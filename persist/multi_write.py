@@ -1,6 +1,6 @@
 """Several writes and seals, of one or more collections, as one commit."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -18,7 +18,7 @@ from persist.names import check_text
 from persist.read.snapshot import check_request
 from persist.state.collection_rules import ExpectNothingBeyondUpper, ExpectUpper
 from persist.timeline import Moment
-from persist.write.operations import Asked, Step, with_token
+from persist.write.operations import Asked, Step, note_steps, with_token
 
 
 class MultiWrite:
@@ -31,10 +31,14 @@ class MultiWrite:
         seqno: of the commit, once the block has ended; as in `CommitFuture`, if the commit changed nothing.
     """
 
-    def __init__(self, engine: Engine, token: str | None) -> None:
+    def __init__(
+        self, engine: Engine, token: str | None, message: str | None = None, metadata: Mapping[str, str] | None = None
+    ) -> None:
         self.seqno: int | None = None
         self._engine = engine
         self._token = token
+        self._message = message
+        self._metadata = metadata
         self._steps: list[Step] = []
         self._names: dict[str, str] = {}
         self._committed: list[Callable[[], None]] = []
@@ -149,7 +153,8 @@ class MultiWrite:
     ) -> None:
         self._is_open = False
         if kind is None:
-            steps = with_token(self._token, self._names, self._steps)
+            notes = note_steps(self._message, self._metadata, self._names)
+            steps = [*with_token(self._token, self._names, self._steps), *notes]
             self.seqno = self._engine.submit("multi_write", steps, self._names).result()
             for committed in self._committed:
                 committed()

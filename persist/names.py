@@ -1,4 +1,6 @@
-"""What collections and permanent holds may be called. Names stay in the log: they are never part of a key or a path.
+"""What collections, permanent holds and tags may be called.
+
+Names stay in the log: they are never part of a key or a path.
 
 Leased holds have ids for names, so a permanent one may not look like an id.
 """
@@ -12,6 +14,11 @@ TEXT_CHARS_MAX = 200
 HOLDER_CHARS_MAX = 1000
 
 _ID = re.compile(r"[0-9a-f]{32}")
+# A number, a day or the beginning of one, or a time of day.
+_LIKE_A_TIME = re.compile(r"[+-]?\.?\d+([.,_eE]\d*)*$|\d{4}-?\d\d|\d{1,2}:\d\d|[+-]?(inf|nan)$", re.IGNORECASE)
+_TIME_WORDS = frozenset(
+    {"latest", "earliest", "none", "max", "now", "today", "yesterday", "tomorrow", "since", "upper"}
+)
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 
 
@@ -25,6 +32,16 @@ def check_hold_name(name: str) -> str:
     if isinstance(name, str) and is_id(name):
         raise InvalidUsage(f"hold name {name!r} is not allowed: it looks like the id of a lease. Use another name.")
     return _checked("hold", name)
+
+
+def check_tag_name(name: str) -> str:
+    """Return name, or raise InvalidUsage when it is not a good name for a tag: a time is given by either."""
+    if isinstance(name, str) and (_LIKE_A_TIME.match(name.strip()) or name.strip().lower() in _TIME_WORDS):
+        raise InvalidUsage(
+            f"tag name {name!r:.80} is not allowed: it looks like a time, and a tag is given where a time is. Begin it "
+            "with a word, such as 'end-of-2026'."
+        )
+    return _checked("tag", name)
 
 
 def check_text(what: str, text: str) -> str:

@@ -34,12 +34,14 @@ from persist.codecs import (
 from persist.collection import Collection
 from persist.compact.report import CompactionReport
 from persist.compaction_policy import CompactionPolicy
+from persist.engine.telling import About, Retained
 from persist.errors import (
     AsOfCompacted,
     AsOfNotSealed,
     ClientClosed,
     CollectionExists,
     CollectionNotFound,
+    DescriptionMoved,
     FrontierRegression,
     HoldMoved,
     HoldNotFound,
@@ -50,6 +52,8 @@ from persist.errors import (
     NegativeMultiplicity,
     QueryMismatch,
     ReadOnly,
+    TagMoved,
+    TagNotFound,
     TokenReused,
     UpdateNotBeyondUpper,
     UpdatesBeyondUpper,
@@ -75,6 +79,7 @@ from persist.upkeep.garbage import GarbageReport
 from persist.write.future import CommitFuture
 
 __all__ = [
+    "About",
     "Antichain",
     "AsOfCompacted",
     "AsOfNotSealed",
@@ -95,6 +100,7 @@ __all__ = [
     "Conflict",
     "CorruptBlob",
     "Corruption",
+    "DescriptionMoved",
     "DiffOverflow",
     "Explanation",
     "FileBlob",
@@ -131,11 +137,14 @@ __all__ = [
     "QueryMismatch",
     "ReadOnly",
     "Repair",
+    "Retained",
     "RetryPolicy",
     "S3Blob",
     "SchemaMismatch",
     "Settings",
     "Snapshot",
+    "TagMoved",
+    "TagNotFound",
     "Timeline",
     "TokenReused",
     "Unavailable",

@@ -30,6 +30,7 @@ Moment = datetime | date | str | np.datetime64  # And timestamps of Arrow, whose
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _FRACTION = re.compile(r"(?<=\d)[.,](\d+)")
+_LIKE_A_MOMENT = re.compile(r"\d{4}-?\d\d|[-+]?\d+$|$")
 _WITH_A_DAY = re.compile(r"\d{4}-?\d\d-?\d\d")
 _KINDS = (date, str, np.datetime64, pa.TimestampScalar, pa.Date32Scalar, pa.Date64Scalar)  # A datetime is a date.
 
@@ -42,6 +43,11 @@ def is_moment(given: object) -> TypeGuard[Moment]:
 def begins_with_a_day(text: str) -> bool:
     """Return whether text looks like a moment, and not like the name of a column."""
     return _WITH_A_DAY.match(text.strip()) is not None
+
+
+def is_tag(given: object) -> TypeGuard[str]:
+    """Return whether something can only be the name of a tag: text that does not begin like a moment."""
+    return isinstance(given, str) and _LIKE_A_MOMENT.match(given.strip()) is None
 
 
 def timeline_of(schema: CollectionSchema) -> "Timeline | None":

@@ -7,13 +7,18 @@ import pyarrow.compute as pc
 
 import persist
 
-CLIENT_READS = {"close", "collections", "create_or_load", "follow", "fsck", "load", "metrics", "mode", "seqno", "url"}
-CLIENT_WRITES = {"drop", "gc", "maintain", "multi_write"}
+CLIENT_READS = {
+    "about", "close", "collections", "comment", "create_or_load", "follow", "fsck", "history", "load", "metrics",
+    "mode", "properties", "seqno", "url",
+}  # fmt: skip
+CLIENT_WRITES = {"describe", "drop", "rename", "gc", "maintain", "multi_write"}
 COLLECTION_READS = {
+    "about", "comment", "history", "properties", "retention", "tags",
     "as_bound", "as_of_join", "as_time", "changes", "holds", "listen", "needs", "since", "snapshot", "subscribe",
     "timeline", "unsealed", "upper",
 }  # fmt: skip
 COLLECTION_WRITES = {
+    "describe", "drop_tag", "rename", "retain", "tag",
     "allow_compaction", "commit_parts", "compact", "delete", "destroy", "follow", "hold", "overwrite", "seal", "write",
 }  # fmt: skip
 
@@ -49,6 +54,9 @@ def read_everything(client: persist.Client) -> None:
     assert (orders.upper, orders.since) == (persist.Antichain(4), persist.Antichain(0))
     assert [hold.name for hold in orders.holds()] == ["consumer"]
     assert orders.timeline is None
+    assert (client.about, client.comment, client.properties) == (orders.about, orders.comment, orders.properties)
+    assert (orders.tags(), orders.retention) == ({}, None)
+    assert client.history().num_rows >= orders.history().num_rows > 0
     assert orders.unsealed is None
     assert (orders.as_time("time", 3), orders.as_bound("time", 3)) == (3, 3)
     assert orders.as_of_join({"k": [5], "at": [2]})["v"].to_pylist() == [f"{5:032}"]
@@ -58,6 +66,7 @@ def read_everything(client: persist.Client) -> None:
             assert len(snapshot.to_pandas()) == len(snapshot.to_polars()) == len(list(snapshot.rows()))
             assert sum(batch.num_rows for batch in snapshot.to_batches()) == pa.table(snapshot).num_rows
             assert snapshot.slices(2)
+            assert len(snapshot.digest()) == 32
     assert orders.snapshot(columns=["k"], filter=pc.field("k") < 3).count() == 4
     with orders.changes(1, 4) as changes:
         assert len(list(changes.updates())) == changes.to_arrow().num_rows == 3
@@ -96,6 +105,13 @@ def writes(client: persist.Client) -> list[Callable[[], object]]:
         lambda: orders.hold(2),
         lambda: orders.hold(2, name="mine"),
         lambda: orders.hold(name="consumer"),
+        lambda: orders.tag("now-and-then", 2),
+        lambda: orders.drop_tag("now-and-then"),
+        lambda: orders.retain(3),
+        lambda: orders.describe("all of them"),
+        lambda: orders.rename("others"),
+        lambda: client.describe("here"),
+        lambda: client.rename("orders", "others"),
         lambda: orders.follow("consumer"),
         orders.destroy,
     ]

@@ -14,7 +14,14 @@ FOLDERS = {"blob": "persist.blob", "codecs": "persist.codecs", "persist": "persi
 LAYERS: list[set[str]] = [
     {"persist.blob"},
     {"persist.codecs"},
-    {"persist.errors", "persist.antichain", "persist.timeline", "persist.names", "persist.settings"}
+    {
+        "persist.errors",
+        "persist.antichain",
+        "persist.timeline",
+        "persist.retention",
+        "persist.names",
+        "persist.settings",
+    }
     | {"persist.metrics", "persist.storage", "persist.compaction_policy", "persist.log"},
     {"persist.state"},
     {"persist.upsert"},

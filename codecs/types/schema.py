@@ -19,7 +19,7 @@ Written form, part of the storage format:
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 import pyarrow as pa
@@ -115,6 +115,7 @@ class CollectionSchema:
 
     Attributes:
         timeline: the unit of `TIME_UNITS` in which times count since 1970-01-01T00:00Z; None if they only count.
+        ids: of the columns, key and value; a name that is used again has another one. By default they are 0, 1, 2 ….
         key_names, value_names: column names per side, in order; `names` is both.
         arrow: the key's fields, the value's, then `_time` and `_diff` (int64, not nullable).
         types: the types of these.
@@ -124,6 +125,7 @@ class CollectionSchema:
     key: Side
     value: Side
     timeline: str | None = None
+    ids: tuple[int, ...] = ()
     key_names: tuple[str, ...] = field(init=False, repr=False, compare=False)
     value_names: tuple[str, ...] = field(init=False, repr=False, compare=False)
     names: tuple[str, ...] = field(init=False, repr=False, compare=False)
@@ -140,6 +142,7 @@ class CollectionSchema:
                 f"{list(self.value.names)}: names must be unique over both. Rename one of them."
             )
         ends = [pa.field(TIME, pa.int64(), nullable=False), pa.field(DIFF, pa.int64(), nullable=False)]
+        object.__setattr__(self, "ids", self.ids or tuple(range(len(names))))
         object.__setattr__(self, "key_names", self.key.names)
         object.__setattr__(self, "value_names", self.value.names)
         object.__setattr__(self, "names", names)
@@ -227,7 +230,7 @@ class CollectionSchema:
                 "Give the stored schema, or use another collection name."
             )
         sides = (_with_codec(stored.key, self.key), _with_codec(stored.value, self.value))
-        return CollectionSchema(*sides, timeline=stored.timeline)
+        return replace(stored, key=sides[0], value=sides[1])
 
 
 def check_width(fields: Sequence[pa.Field]) -> None:

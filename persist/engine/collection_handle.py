@@ -11,14 +11,14 @@ from typing import Any, cast, get_args
 from persist.antichain import Antichain, as_time
 from persist.codecs import TIME_MAX, CollectionSchema, Part, Stamp
 from persist.engine.engine import Engine
-from persist.errors import AsOfNotSealed, CollectionNotFound, InvalidUsage, with_timeline
+from persist.errors import AsOfNotSealed, CollectionNotFound, InvalidUsage, TagNotFound, with_timeline
 from persist.log.keys import check_parts
 from persist.log.records import Seal
 from persist.read.claimed_read import ClaimedRead
 from persist.state.collection_rules import ExpectUpper
 from persist.state.contents import CollectionState, check_readable, last_sealed
 from persist.state.unsealed import unsealed
-from persist.timeline import Moment, Timeline, Times, begins_with_a_day, is_moment, timeline_of
+from persist.timeline import Moment, Timeline, Times, begins_with_a_day, is_moment, is_tag, timeline_of
 from persist.write.future import CommitFuture
 from persist.write.operations import Asked, Step, Write
 
@@ -205,13 +205,18 @@ class CollectionHandle:
         return self.timeline if times == "timestamp" else None
 
     def as_time(self, what: str, given: int | Moment | Antichain) -> int:
-        """Return a number as it is, and of a moment the last time not after it; what says in errors what it is.
+        """Return a number as it is, the time of a tag, and of a moment the last time not after it.
+
+        Args:
+            what: says in errors what it is.
 
         Raises:
-            InvalidUsage: it is neither, or a moment and the collection has no timeline.
+            InvalidUsage: it is none of these, or a moment and the collection has no timeline.
         """
         if isinstance(given, Antichain):
             raise InvalidUsage(_frontier_for_time(what, given))
+        if is_tag(given):
+            return self.tagged(given)
         if is_moment(given):
             return self._timeline_for(what, given).time_of(given)
         return as_time(what, given)
@@ -223,9 +228,22 @@ class CollectionHandle:
         """
         if isinstance(given, Antichain):
             return TIME_MAX + 1 if given.time is None else given.time
+        if is_tag(given):
+            return self.tagged(given)
         if is_moment(given):
             return self._timeline_for(what, given).bound_of(given)
         return as_time(what, given, most=most)
+
+    def tagged(self, name: str) -> int:
+        """Return the time that a tag names. Cost: one GET.
+
+        Raises:
+            TagNotFound: there is no such tag.
+        """
+        tags = self.contents().tags
+        if name not in tags:
+            raise TagNotFound(name, tuple(tags))
+        return tags[name]
 
     def exact_time(self, what: str, given: int | Moment) -> int:
         """Like `as_time`, for what is written: a moment between two times is an error."""

@@ -7,6 +7,8 @@ that belong to one collection are in `CollectionHandle`.
 import os
 from collections.abc import Mapping, Sequence
 
+import pyarrow as pa
+
 from persist.blob import InvalidUsage, ReadOnlyStore, StoreFull, StoreMisconfigured
 from persist.blob.pool import Pool
 from persist.engine.options import Mode, OpenOptions
@@ -17,6 +19,7 @@ from persist.metrics import Metrics, register
 from persist.read.part_caches import PartIndexes, decoded_rows
 from persist.read.part_reader import PartReader
 from persist.replica.follower import Follower
+from persist.replica.history import log_table
 from persist.replica.pinned import PinnedFollower
 from persist.storage import Storage
 from persist.write.future import CommitFuture
@@ -154,6 +157,11 @@ class Engine:
             except (ReadOnlyStore, StoreMisconfigured, StoreFull, LogInterrupted):
                 pass
         return [no_claim(each.collection) for each in wanted]
+
+    def history(self, last: int | None, collection: str | None = None) -> pa.Table:
+        """Return the last records of the log as a table; see `persist.replica.history`."""
+        self.check_open("history")
+        return log_table(self.blob, self.follower.refresh(), last, collection, self.pool.map)
 
     def metrics(self) -> Metrics:
         """Return what this client did so far; also once it is closed."""

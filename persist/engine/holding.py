@@ -30,7 +30,7 @@ def list_holds(handle: CollectionHandle) -> list[HoldInfo]:
     """Return all holds on a collection, of whatever client, least time first. Cost: one GET."""
     contents = handle.contents()
     leases = handle.engine.follower.state.control.leases
-    found = []
+    found = [HoldInfo(name, time, is_tag=True) for name, time in contents.tags.items()]
     for name, held in contents.holds.items():
         lease = leases.get(held.lease or "")
         if lease is None:

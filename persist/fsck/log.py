@@ -36,7 +36,7 @@ from persist.log.envelope import BlobRef, intact_kind
 from persist.log.keys import CHECKPOINTS, LOG, checkpoint_key, checkpoint_seqno, record_key, record_seqno
 from persist.log.part_lists import as_read
 from persist.log.records import BringsParts, Create, Mutation, Pend
-from persist.replica.checkpoint import Checkpoint, checkpoint_state, load_contents, read_checkpoint
+from persist.replica.checkpoint import Checkpoint, checkpoint_state, load_base, read_checkpoint
 from persist.replica.directory import KnownLevels
 from persist.state.contents import CollectionState, check_runs
 from persist.state.keyed_rules import check_pending
@@ -419,7 +419,7 @@ class LogExamination:
         known = self._bases.get(entry.id)
         if known is None or known[0] != pointer:
             self._bases[entry.id] = (pointer, None)
-            base = load_contents(self._blob, location, CollectionEntry(entry.id, entry.name, pointer)).contents
+            base = load_base(self._blob, location, entry)
             self._bases[entry.id] = (pointer, base)
         return self._bases[entry.id][1]
 
@@ -466,7 +466,8 @@ def _examine_state(state: State, findings: Findings) -> None:
         if dict(entry.leased) != {hold: h.lease for hold, h in contents.holds.items() if h.lease is not None}:
             what = "the holds that live by leases are not noted both in the directory and with the collection"
             findings.add("rule", key, what, collection=entry.name)
-        passed = sorted(hold for hold, h in contents.holds.items() if not contents.since <= Antichain(h.time))
+        held = {**{hold: h.time for hold, h in contents.holds.items()}, **contents.tags}
+        passed = sorted(hold for hold, time in held.items() if not contents.since <= Antichain(time))
         if passed:
             findings.add("rule", key, f"since has passed the holds {passed}", collection=entry.name)
         inline = sum(len(part.inline) for part in contents.stored_parts)

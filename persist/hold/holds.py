@@ -29,12 +29,14 @@ class HoldInfo:
         time: since stays at or before it.
         holder: the client that has the lease.
         expires_ms: when the lease may be ended, milliseconds since 1970.
+        is_tag: whether it is a tag: the name of a time (`Collection.tag`).
     """
 
     name: str | None
     time: int
     holder: str | None = None
     expires_ms: int | None = None
+    is_tag: bool = False
 
 
 class Hold(ABC):

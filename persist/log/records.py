@@ -2,8 +2,10 @@
 
     record   = frame "record" { location, seqno, commit, previous, writer, epoch, written_ms, mutations }
     mutation = create | append | replace | tokens | batch | seal | allow_compaction | destroy | hold | release
-             | pend | resolve | late_bound                                                          of one collection
-             | lease | end_lease | open_writer | close_writer | truncate | void_uploads | collected  of the location
+             | pend | resolve | late_bound
+             | rename | describe | tag | drop_tag | retention | note                                of one collection
+             | lease | end_lease | open_writer | close_writer | truncate | void_uploads | collected
+             | describe_location                                                                    of the location
 
 Fields:
     location    32 hex digits, drawn by the writer of seqno 0; every object of a location repeats it
@@ -220,6 +222,58 @@ class ReleaseHold(_Mutation, frozen=True, tag="release"):
     expected: int | None = None
 
 
+class Rename(_Mutation, frozen=True, tag="rename"):
+    """Give the collection another name, which is not taken; the one that it had becomes free."""
+
+    name: str
+
+
+class Words(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """What is to be said of something from now on: None leaves the comment, and removes a property."""
+
+    comment: str | None = None
+    properties: dict[str, str | None] = {}
+
+
+class Describe(_Mutation, frozen=True, tag="describe"):
+    """Say something of a collection and of its columns, by their ids.
+
+    With a version, nothing may have been said since what is known has that version.
+    """
+
+    words: Words = Words()
+    columns: dict[str, Words] = {}
+    version: int | None = None
+
+
+class SetTag(_Mutation, frozen=True, tag="tag"):
+    """Give a sealed time a name, and keep since at or before it. expected is where the tag is (None: there is none)."""
+
+    tag: str
+    time: int
+    expected: int | None = None
+
+
+class DropTag(_Mutation, frozen=True, tag="drop_tag"):
+    """Give up a tag, which is at its expected time."""
+
+    tag: str
+    expected: int
+
+
+class SetRetention(_Mutation, frozen=True, tag="retention"):
+    """Let compaction be allowed up to so many times before upper, now and with every seal; None ends that."""
+
+    times: int | None = None
+
+
+class Note(_Mutation, frozen=True, tag="note"):
+    """What whoever commits wants to be remembered of the commit. It changes nothing."""
+
+    message: str = ""
+    metadata: dict[str, str] = {}
+
+
 class _LocationMutation(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, tag_field="kind"):
     collection: ClassVar[str] = ""  # It is about none.
 
@@ -274,6 +328,13 @@ class Collected(_LocationMutation, frozen=True, tag="collected"):
     dropped: tuple[tuple[str, int], ...]
 
 
+class DescribeLocation(_LocationMutation, frozen=True, tag="describe_location"):
+    """Say something of the location; as `Describe`."""
+
+    words: Words = Words()
+    version: int | None = None
+
+
 CollectionMutation = (
     Create
     | Append
@@ -288,14 +349,34 @@ CollectionMutation = (
     | Pend
     | Resolve
     | AdvanceLateBound
+    | Rename
+    | Describe
+    | SetTag
+    | DropTag
+    | SetRetention
+    | Note
 )
 BringsParts = Append | Replace | Pend | Resolve
-LocationMutation = GrantLease | EndLease | OpenWriter | CloseWriter | TruncateLog | VoidUploads | Collected
+LocationMutation = (
+    GrantLease | EndLease | OpenWriter | CloseWriter | TruncateLog | VoidUploads | Collected | DescribeLocation
+)
 Mutation = CollectionMutation | LocationMutation
 
 # Readers' claims, compaction and the collection of garbage change no contents: an exclusive writer does not keep others
 # from them.
-Unguarded = Replace | SetHold | ReleaseHold | GrantLease | EndLease | OpenWriter | TruncateLog | VoidUploads | Collected
+Unguarded = (
+    Replace
+    | SetHold
+    | ReleaseHold
+    | SetTag
+    | DropTag
+    | GrantLease
+    | EndLease
+    | OpenWriter
+    | TruncateLog
+    | VoidUploads
+    | Collected
+)
 
 
 class Record(Framed, frozen=True, kw_only=True, tag="record"):

@@ -41,6 +41,7 @@ from persist.codecs import (
     to_tuples,
 )
 from persist.codecs.order.arrays import int64_values
+from persist.codecs.order.contents_digest import Digest
 from persist.codecs.order.ordering import combined
 from persist.codecs.types.values import cut
 from persist.errors import NegativeMultiplicity
@@ -324,6 +325,22 @@ class Snapshot(ArrowResult):
             for table in chain(scan.base_rows(reader, ["_diff"], base), scan.updates(reader, ["_diff"], parts)):
                 total += exact_sum(table["_diff"].to_numpy())
         return total
+
+    def digest(self) -> str:
+        """Return the digest of the contents: the same for equal contents, whatever parts or batches they come in.
+
+        The order of columns, their widths and whatever happened before play no part. How another implementation can
+        compute it is in `persist.codecs.order.contents_digest`. With columns or a filter it is of what these leave.
+
+        Cost: it is linear in the diffs, so nothing is merged: all parts are read one after the other.
+        """
+        scan, names = self.scan, [*self.scan.columns, "_diff"]
+        digest = Digest(scan.columns)
+        with self._reading.explained():
+            reader = self._reading()
+            for table in chain(scan.base_rows(reader, names, scan.base), scan.updates(reader, names, scan.parts)):
+                digest.add(table)
+        return digest.text()
 
     def aggregate(
         self, group_by: Sequence[str] = (), aggregations: Mapping[str, tuple[str | None, str]] = MappingProxyType({})

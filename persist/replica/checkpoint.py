@@ -42,7 +42,7 @@ from persist.log.keys import (
     state_prefix,
 )
 from persist.log.part_lists import as_read
-from persist.log.records import BringsParts, Record, Replace, Resolve, Seqno
+from persist.log.records import BringsParts, Record, Rename, Replace, Resolve, Seqno
 from persist.names import is_id
 from persist.replica.directory import (
     EMPTY,
@@ -298,13 +298,7 @@ def load_contents(blob: Blob, location: str, entry: CollectionEntry) -> Collecti
     """Return entry with its contents. Cost: nothing if it has them, else a GET for its base and for each part list."""
     if entry.contents is not None:
         return entry
-    base = None
-    if isinstance(entry.base, BlobRef):
-        stored = get_framed(blob, entry.base, StateObject)
-        if (stored.location, stored.collection.id, stored.collection.name) != (location, entry.id, entry.name):
-            raise CorruptBlob(entry.base.blob, "it belongs to another collection, so blobs were exchanged")
-        base = stored.collection
-        _check_contents(base, entry)
+    base = load_base(blob, location, entry)
     pending = tuple(as_read(blob, location, mutation) for mutation in entry.pending)
     for mutation in pending:
         if isinstance(mutation, BringsParts) and mutation.parts_in is not None:
@@ -313,9 +307,27 @@ def load_contents(blob: Blob, location: str, entry: CollectionEntry) -> Collecti
             except ValueError as error:
                 raise CorruptBlob(mutation.parts_in.blob, str(error)) from error
     try:
-        return replace(entry, pending=pending).with_contents(base)
+        loaded = replace(entry, pending=pending).with_contents(base)
     except (ValueError, Conflict) as error:
         raise CorruptBlob(LOG, f"what it says of the collection {entry.name!r} breaks a rule: {error}") from error
+    assert loaded.contents is not None
+    if loaded.contents.name != entry.name:
+        raise CorruptBlob(LOG, f"what it says of the collection {entry.name!r} is of {loaded.contents.name!r}")
+    return loaded
+
+
+def load_base(blob: Blob, location: str, entry: CollectionEntry) -> CollectionState | None:
+    """Return what an entry's base points to, None if it points to none. Cost: a GET."""
+    if not isinstance(entry.base, BlobRef):
+        return None
+    stored = get_framed(blob, entry.base, StateObject)
+    found = stored.collection
+    # What it was called before it was renamed, the entry does not say.
+    is_renamed = any(isinstance(mutation, Rename) for mutation in entry.pending)
+    if (stored.location, found.id) != (location, entry.id) or (found.name != entry.name and not is_renamed):
+        raise CorruptBlob(entry.base.blob, "it belongs to another collection, so blobs were exchanged")
+    _check_contents(found, entry)
+    return found
 
 
 def _check_contents(contents: CollectionState, entry: CollectionEntry) -> None:
@@ -326,6 +338,8 @@ def _check_contents(contents: CollectionState, entry: CollectionEntry) -> None:
         CollectionSchema.from_json(contents.schema_json)
         for name, held in contents.holds.items():
             as_time(f"the time of hold {name[:200]!r}", held.time)
+        for name, time in contents.tags.items():
+            as_time(f"the time of tag {name[:200]!r}", time)
         check_parts(entry.id, contents.stored_parts)
         check_runs(contents)
         check_pending(contents)

@@ -29,7 +29,7 @@ from persist.blob import Blob, CorruptBlob
 from persist.log.envelope import BlobRef, Framed, encoded_object, get_framed
 from persist.log.keys import check_keys, directory_prefix, directory_seqno, state_collection
 from persist.log.part_lists import as_stored
-from persist.log.records import BringsParts, CollectionMutation, Create, Destroy, Seqno
+from persist.log.records import BringsParts, CollectionMutation, Create, Destroy, Rename, Seqno
 from persist.names import check_name, is_id
 from persist.state.contents import CollectionState
 from persist.state.frozen_map import FrozenMap
@@ -220,8 +220,11 @@ def _check_entry(each: DirectoryEntry) -> None:
     check_name(each.name)
     if each.base is not None and state_collection(each.base.blob) != each.id:
         raise ValueError(f"{each.base.blob[:200]!r} is not the name of a state object of collection {each.id}")
+    renames = [mutation.name for mutation in each.pending if isinstance(mutation, Rename)]
+    if renames and renames[-1] != each.name:
+        raise ValueError(f"collection {each.id} was renamed to another name than it has")
     for n, mutation in enumerate(each.pending):
-        makes = isinstance(mutation, Create) and mutation.name == each.name
+        makes = isinstance(mutation, Create) and (bool(renames) or mutation.name == each.name)
         if mutation.collection != each.id or makes != (each.base is None and n == 0) or isinstance(mutation, Destroy):
             raise ValueError(f"mutation {n} of collection {each.id} cannot stand there")
         if isinstance(mutation, BringsParts):

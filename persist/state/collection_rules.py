@@ -1,6 +1,8 @@
 """What a commit may do to one collection, and what the collection is then: rules 1, 2 and 4, conditions, holds, tokens.
 
 What concerns keyed collections alone is in `persist.state.keyed_rules`.
+Tags are holds that have the name of a time. Retention is compaction that is allowed with each seal, so since follows
+upper whoever seals, and no further than holds and tags let it.
 
 The same function answers a reader that replays the log and a writer that drafts a commit, so that they cannot
 disagree. A draft has steps that are no mutations: appends whose parts are not encoded yet, and conditions, which hold
@@ -12,12 +14,15 @@ from dataclasses import dataclass
 import msgspec
 
 from persist.antichain import Antichain
-from persist.codecs import CollectionSchema
+from persist.codecs import TIME_MAX, CollectionSchema
 from persist.errors import (
     AsOfCompacted,
+    AsOfNotSealed,
     FrontierRegression,
     HoldMoved,
+    InvalidUsage,
     PersistError,
+    TagMoved,
     UpdatesBeyondUpper,
     UpperMismatch,
     with_timeline,
@@ -29,16 +34,23 @@ from persist.log.records import (
     Batch,
     CollectionMutation,
     Create,
+    Describe,
+    DropTag,
     Frontier,
+    Note,
     Pend,
     ReleaseHold,
+    Rename,
     Replace,
     Resolve,
     Seal,
     SetHold,
+    SetRetention,
+    SetTag,
     Tokens,
 )
-from persist.names import check_hold_name, is_id
+from persist.names import check_hold_name, check_tag_name, is_id
+from persist.state.about import check_note, described
 from persist.state.contents import CollectionState, Held, Remembered, appended, replaced
 from persist.state.keyed_rules import (
     PlannedPend,
@@ -54,6 +66,7 @@ from persist.state.keyed_rules import (
 )
 from persist.state.queries import with_batch
 
+TAGS_MAX = 1024
 TOKENS_KEPT = 4096  # Of writes whose times are sealed, so that doing them twice is refused anyway.
 
 
@@ -135,7 +148,9 @@ def _after(contents: CollectionState, step: CollectionStep) -> CollectionState:
         return change(contents, queries=with_batch(contents.queries, step))
     if isinstance(step, Seal):
         _check_forward("upper", contents.upper, step.upper)
-        return contents if step.upper == contents.upper_times else _with_since(sealed(contents, step.upper))
+        if step.upper == contents.upper_times:
+            return contents
+        return _with_retention(_with_since(sealed(contents, step.upper)))
     if isinstance(step, AllowCompaction):
         _check_forward("since", contents.since, step.since)
         allowed = max(Antichain(*contents.allowed_times), Antichain(*step.since))
@@ -143,6 +158,18 @@ def _after(contents: CollectionState, step: CollectionStep) -> CollectionState:
     if isinstance(step, SetHold):
         _check_hold(contents, step)
         return _with_since(change(contents, holds={**contents.holds, step.hold: Held(step.time, step.lease)}))
+    if isinstance(step, Note):
+        check_note(step)
+        return contents
+    if isinstance(step, Rename):
+        return change(contents, name=step.name)
+    if isinstance(step, Describe):
+        _check_columns(contents, step)
+        return change(contents, about=described(contents.about, step.words, step.columns, step.version))
+    if isinstance(step, SetRetention):
+        return _with_retention(change(contents, retention=_checked_retention(step.times)))
+    if isinstance(step, SetTag | DropTag):
+        return _with_since(change(contents, tags=_with_tag(contents, step)))
     assert isinstance(step, ReleaseHold)
     held = contents.holds.get(step.hold)
     if held is not None and step.expected not in (None, held.time):
@@ -152,9 +179,47 @@ def _after(contents: CollectionState, step: CollectionStep) -> CollectionState:
 
 def _with_since(contents: CollectionState) -> CollectionState:
     """Return contents with since as far as compaction is allowed and the holds let it (rule 4)."""
-    held = [Antichain(hold.time) for hold in contents.holds.values()]
-    reach = min((Antichain(*contents.allowed_times), *held, *since_max(contents)))
+    held = [*(hold.time for hold in contents.holds.values()), *contents.tags.values()]
+    reach = min((Antichain(*contents.allowed_times), *map(Antichain, held), *since_max(contents)))
     return msgspec.structs.replace(contents, since_times=max(contents.since, reach).elements)
+
+
+def _with_retention(contents: CollectionState) -> CollectionState:
+    """Return contents with compaction allowed as far as the retention says. What is complete for ever stays."""
+    upper = contents.upper.time
+    if contents.retention is None or upper is None:
+        return contents
+    allowed = max(Antichain(*contents.allowed_times), Antichain(max(0, upper - contents.retention)))
+    return _with_since(msgspec.structs.replace(contents, allowed_times=allowed.elements))
+
+
+def _checked_retention(times: int | None) -> int | None:
+    if times is not None and not 1 <= times <= TIME_MAX:
+        raise InvalidUsage(f"retention={times} is not a number of times from 1 to {TIME_MAX}, or None to keep all")
+    return times
+
+
+def _with_tag(contents: CollectionState, step: SetTag | DropTag) -> dict[str, int]:
+    actual = contents.tags.get(step.tag)
+    if actual != step.expected:
+        raise TagMoved(step.tag, step.expected, actual)
+    others = {name: time for name, time in contents.tags.items() if name != step.tag}
+    if isinstance(step, DropTag):
+        return others
+    check_tag_name(step.tag)
+    if not contents.since.has_beyond(step.time):
+        raise AsOfCompacted(step.time, contents.since)
+    if contents.upper.has_beyond(step.time):
+        raise AsOfNotSealed(step.time, contents.upper, 0.0)
+    if len(others) >= TAGS_MAX:
+        raise InvalidUsage(f"the collection has {len(others)} tags, and at most {TAGS_MAX} are kept: drop some first")
+    return dict(sorted({**others, step.tag: step.time}.items()))
+
+
+def _check_columns(contents: CollectionState, step: Describe) -> None:
+    known = {str(id_) for id_ in contents.schema.ids} if step.columns else set()
+    if not known.issuperset(step.columns):
+        raise InvalidUsage(f"{sorted(step.columns)} are not all ids of columns of this collection: {sorted(known)}")
 
 
 def _with_tokens(contents: CollectionState, step: Tokens) -> dict[str, Remembered]:

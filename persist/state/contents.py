@@ -33,6 +33,7 @@ from persist.antichain import Antichain
 from persist.codecs import TIME_MAX, CollectionSchema, Part
 from persist.errors import AsOfCompacted, Superseded, with_timeline
 from persist.log.records import Digest, Frontier, KeyedForm, Keyframe, Numbers, Replace
+from persist.state.about import About
 from persist.state.queries import LastBatch
 
 
@@ -60,6 +61,9 @@ class CollectionState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     upper_times: Frontier = msgspec.field(name="upper", default=(0,))
     allowed_times: Frontier = msgspec.field(name="allowed", default=(0,))  # What since would be without holds.
     holds: dict[str, Held] = {}
+    tags: dict[str, int] = {}  # Named times; since stays at or before each of them, too.
+    retention: int | None = None  # How many times before upper stay readable; None for all that is not given up.
+    about: About = About()
     tokens: dict[str, Remembered] = {}  # In the order in which they came.
     queries: dict[str, LastBatch] = {}  # By the query's id; the one that committed last is last.
     numbered: dict[int, Part] = msgspec.field(name="parts", default_factory=dict)

@@ -11,6 +11,7 @@ Like the collections, this is a pure function of the log. Invariants:
   leases with holds on the collection lived then: the blobs are deleted when a grace period has passed and each of those
   leases is gone, or says that its holder reads from later states only;
 - before `erased`, the log may hold data that compaction has destroyed since;
+- `about` says of the location what people gave it to say;
 - the floors never go back. Below `log_floor` the log is not read any more. A blob whose name begins with a seqno below
   `upload_floor` and to which nothing refers will never be referred to, because `check_uploaded` refuses it: so it may
   be deleted however slow its writer is, and whatever anybody's clock says.
@@ -24,6 +25,7 @@ from persist.log.records import (
     BringsParts,
     CloseWriter,
     Collected,
+    DescribeLocation,
     EndLease,
     GrantLease,
     LocationMutation,
@@ -33,6 +35,7 @@ from persist.log.records import (
     TruncateLog,
     VoidUploads,
 )
+from persist.state.about import About, described
 from persist.state.exclusive import ExclusiveWriter, opened
 from persist.state.leases import Lease, with_ended, with_granted
 
@@ -64,6 +67,7 @@ class LocationState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     log_floor: int = 0
     upload_floor: int = 0
     erased: int = 0
+    about: About = About()
 
 
 def check_uploaded(control: LocationState, append: BringsParts) -> None:
@@ -100,6 +104,8 @@ def step(control: LocationState, mutation: LocationMutation, seqno: int) -> Loca
         return change(control, log_floor=max(control.log_floor, min(mutation.floor, seqno)))
     if isinstance(mutation, VoidUploads):
         return change(control, upload_floor=max(control.upload_floor, min(mutation.floor, seqno + 1)))
+    if isinstance(mutation, DescribeLocation):
+        return change(control, about=described(control.about, mutation.words, {}, mutation.version))
     assert isinstance(mutation, Collected)
     gone = set(mutation.dropped)
     return change(control, dropped=tuple(d for d in control.dropped if (d.collection, d.seqno) not in gone))

@@ -36,13 +36,16 @@ from persist.log.records import (
     EndLease,
     LocationMutation,
     Mutation,
+    Note,
     Record,
     ReleaseHold,
+    Rename,
     Replace,
     Resolve,
     SetHold,
 )
 from persist.names import check_name, is_id
+from persist.state.about import check_note
 from persist.state.collection_rules import CollectionStep, Condition, Planned, after_step
 from persist.state.contents import CollectionState
 from persist.state.exclusive import check_writer
@@ -173,8 +176,18 @@ class Changing:
             entry = _without_leased(entry, step.hold)
         elif isinstance(step, Replace | Resolve):
             self.control = with_unused(self.control, step, entry.readers, seqno, written_ms)
+        if isinstance(step, Rename):
+            entry = self._renamed(entry, step.name)
         self.entries[entry.id] = self._extend(entry, step)
         self.ids[entry.name] = entry.id
+
+    def _renamed(self, entry: CollectionEntry, name: str) -> CollectionEntry:
+        """Return entry with another name, which must be free; the one before becomes free."""
+        check_name(name)
+        if name != entry.name and self.ids.now(name) is not None:
+            raise CollectionExists(name)
+        self.ids[entry.name] = None
+        return replace(entry, name=name)
 
     def _release_all(self, lease: str) -> None:
         """Release all holds that live by a lease."""
@@ -220,6 +233,9 @@ def _without_leased(entry: CollectionEntry, hold: str) -> CollectionEntry:
 def _extended(entry: CollectionEntry, mutation: CollectionStep) -> CollectionEntry:
     """Return entry with mutation pending, and in its contents if it has them."""
     assert not isinstance(mutation, Planned | Condition)
+    if isinstance(mutation, Note):
+        check_note(mutation)
+        return entry  # It changes nothing, so it need not be kept to be replayed.
     contents = entry.contents
     if contents is not None or isinstance(mutation, Create):
         contents = after_step(contents, mutation)

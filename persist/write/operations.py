@@ -7,10 +7,11 @@ and all of them were found valid, so they may stand before the last seal; holds 
 is the least of them and of what was allowed, whichever came first; and a name is only taken again after the
 collection that had it was touched (destroyed), so its `Change` comes first. Leases are granted before all else, because
 holds need them, and whatever else concerns the location comes last. Compactions and resolutions come before what is
-added, of which they know nothing: a resolution that would have to know of events of the same group was refused.
+added, of which they know nothing: a resolution that would have to know of events of the same group was refused. What
+cannot be put into another order, such as a rename, gets a record of its own.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
@@ -25,19 +26,27 @@ from persist.log.records import (
     Append,
     Batch,
     Create,
+    Describe,
+    DescribeLocation,
     Destroy,
+    DropTag,
     GrantLease,
     LocationMutation,
     Mutation,
+    Note,
     Pend,
     ReleaseHold,
+    Rename,
     Replace,
     Resolve,
     Seal,
     SetHold,
+    SetRetention,
+    SetTag,
     TokenMark,
     Tokens,
 )
+from persist.state.about import check_note
 from persist.state.collection_rules import Condition, PlannedAppend
 from persist.state.contents import CollectionState
 from persist.state.draft import DraftStep
@@ -93,6 +102,7 @@ class Asked:
 TOKEN_CHARS_MAX = 200
 
 Step = Write | Mutation | Condition | Asked
+Alone = Rename | Describe | SetTag | DropTag | SetRetention | DescribeLocation  # Rare, so a record each costs little.
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -113,6 +123,11 @@ class Operation:
     def uploads(self) -> list["Future[tuple[Part, ...]]"]:
         """The uploads that must end before this can be committed."""
         return [s.data for s in self.steps if isinstance(s, Write) and isinstance(s.data, Future)]
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether it gets a record of its own, because its place among the others matters."""
+        return any(isinstance(step, Alone) for step in self.steps)
 
     @property
     def is_ready(self) -> bool:
@@ -142,6 +157,8 @@ class Change:
     holds: list[SetHold | ReleaseHold] = field(default_factory=list)
     seal: Seal | None = None
     allow_compaction: AllowCompaction | None = None
+    alone: list[Rename | Describe | SetTag | DropTag | SetRetention] = field(default_factory=list)
+    notes: list[Note] = field(default_factory=list)
     destroy: Destroy | None = None
 
     def add(self, step: Step) -> None:
@@ -168,6 +185,10 @@ class Change:
             before = self.allow_compaction
             if before is None or Antichain(*before.since) < Antichain(*step.since):
                 self.allow_compaction = step
+        elif isinstance(step, Rename | Describe | SetTag | DropTag | SetRetention):
+            self.alone.append(step)
+        elif isinstance(step, Note):
+            self.notes.append(step)
         elif isinstance(step, Destroy):
             self.destroy = step
         else:
@@ -187,6 +208,8 @@ class Change:
             *self.holds,
             self.seal,
             self.allow_compaction,
+            *self.alone,
+            *self.notes,
             self.destroy,
         ]
         if contents is not None and self.seal is not None and self.seal.upper == contents.upper_times:
@@ -235,6 +258,27 @@ def with_token(token: str | None, collections: Iterable[str], steps: Sequence[St
         digest = f"{sum(known) % DIGEST_MODULUS:016x}" if len(known) == len(digests) else None
         kept.append(Tokens(id_, (TokenMark(token, time_min, digest),)))
     return kept
+
+
+def note_steps(message: str | None, metadata: Mapping[str, str] | None, collections: Iterable[str]) -> list[Note]:
+    """Return what makes the log remember a message and metadata of a commit, with each of the collections.
+
+    Raises:
+        InvalidUsage: they are not text, or too large.
+    """
+    if message is None and not metadata:
+        return []
+    said, named = "" if message is None else message, {} if metadata is None else metadata
+    if not isinstance(said, str) or not isinstance(named, Mapping):
+        raise InvalidUsage(
+            f"message={message!r:.200} and metadata={metadata!r:.200} are not a text and a dict of texts"
+        )
+    if not all(isinstance(text, str) for item in named.items() for text in item):
+        raise InvalidUsage(f"metadata={metadata!r:.200} is not a dict of texts: give each value as a str")
+    notes = [Note(id_, said, dict(named)) for id_ in dict.fromkeys(collections)]
+    for note in notes[:1]:
+        check_note(note)
+    return notes
 
 
 def merge(operations: Sequence[Operation]) -> tuple[list[GrantLease], dict[str, Change], list[LocationMutation]]:

@@ -104,6 +104,9 @@ def main() -> None:
         with large.hold(0):
             write_compacted(client)
             commit(client, TruncateLog(1))
+            large.tag("beginning", 0)
+            large.retain(1000).result()
+            large.describe("large", properties={"a": "b"}, columns={"b": "text"}).result()
             for time in range(2, 50):
                 large.seal(time).result()
         slow.advance(5)
@@ -157,6 +160,8 @@ def digest(location: Path, name: str) -> dict[str, Any]:
         return {
             "since": repr(collection.since),
             "upper": repr(collection.upper),
+            "tags": collection.tags(),
+            "about": repr(collection.about),
             "holds": list(map(repr, collection.holds())),
             "schema": collection.schema.to_json(),
             "as_of": snapshot.as_of,

@@ -12,6 +12,7 @@ from typing import TypeVar
 
 from persist.codecs import TIME_MAX
 from persist.errors import InvalidUsage
+from persist.timeline import is_tag
 
 STORAGE = "storage."
 TABLE_PROPERTIES = ("comment", "external", "is_managed_location", "location", "owner", "provider")
@@ -84,8 +85,8 @@ def number(name: str, text: str, kind: type[N], least: N, most: N) -> N:
 
 
 def time_or_moment(name: str, text: str, most: int = TIME_MAX) -> int | str:
-    """Return a time; or the text, if that is a moment, for which the timeline of the collection has the time."""
-    if _DAY.match(text):
+    """Return a time; or the text, if that is a moment or the name of a tag, for which the collection has the time."""
+    if _DAY.match(text) or is_tag(text):
         return text
     try:
         return number(name, text, int, 0, most)

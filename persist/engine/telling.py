@@ -1,0 +1,168 @@
+"""What a collection says of itself, and what its history is kept for: descriptions, tags and retention."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from persist.antichain import Antichain
+from persist.engine.collection_handle import CollectionHandle
+from persist.errors import InvalidUsage, TagNotFound
+from persist.hold.holds import HoldInfo
+from persist.log.records import Describe, DropTag, SetRetention, SetTag, Words
+from persist.names import check_tag_name
+from persist.retention import Retention, retention_text, retention_times
+from persist.state.about import About as StoredAbout
+from persist.state.contents import CollectionState
+from persist.timeline import Moment, Timeline, shown_time
+from persist.write.future import CommitFuture
+
+
+@dataclass(frozen=True, slots=True)
+class About:
+    """What a location, a collection or a column says of itself; give it back as `expected` to change it.
+
+    Attributes:
+        comment: a text for people.
+        properties: texts by name.
+        columns: the same of each column that says something, by its present name.
+        version: how often it was changed; of a column it is 0.
+    """
+
+    comment: str = ""
+    properties: Mapping[str, str] = field(default_factory=dict)
+    columns: Mapping[str, "About"] = field(default_factory=dict)
+    version: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Retained:
+    """How much history a collection keeps readable; print it.
+
+    Attributes:
+        times: how many times before upper stay readable.
+        since, upper: the frontiers at the moment.
+        waits_for: the holds and tags that keep since from where the retention would have it.
+        timeline: of the collection.
+    """
+
+    times: int
+    since: Antichain
+    upper: Antichain
+    waits_for: tuple[HoldInfo, ...] = ()
+    timeline: Timeline | None = None
+
+    def __str__(self) -> str:
+        text = f"{retention_text(self.times, self.timeline)} before upper"
+        if not self.waits_for:
+            return text
+        found = [f"{_holder(hold)} at {shown_time(hold.time, self.timeline)}" for hold in self.waits_for]
+        since = "the end" if self.since.time is None else shown_time(self.since.time, self.timeline)
+        return f"{text}; since waits at {since} for {', '.join(found)}"
+
+
+def about_location(stored: StoredAbout) -> About:
+    """Return what a location says of itself."""
+    return About(stored.comment, dict(stored.properties), {}, stored.version)
+
+
+def about_collection(contents: CollectionState) -> About:
+    """Return what a collection and its columns say of themselves; a column that is gone says nothing."""
+    stored, schema = contents.about, contents.schema
+    named = {str(id_): name for id_, name in zip(schema.ids, schema.names, strict=True)}
+    columns = {
+        named[id_]: About(each.comment, dict(each.properties)) for id_, each in stored.columns.items() if id_ in named
+    }
+    return About(stored.comment, dict(stored.properties), columns, stored.version)
+
+
+def words(comment: str | None, properties: Mapping[str, str | None] | None) -> Words:
+    """Return what callers give to be said, checked.
+
+    Raises:
+        InvalidUsage: it is not text.
+    """
+    if comment is not None and not isinstance(comment, str):
+        raise InvalidUsage(f"comment={comment!r:.100} is no text: give a str, '' for no comment")
+    said = {} if properties is None else properties
+    if not isinstance(said, Mapping) or not all(
+        isinstance(name, str) and (value is None or isinstance(value, str)) for name, value in said.items()
+    ):
+        raise InvalidUsage(
+            f"properties={properties!r:.200} is no dict of texts: give {{'owner': 'data team'}}, and None for one that "
+            "is to go"
+        )
+    return Words(comment, dict(said))
+
+
+def version_of(expected: About | None) -> int | None:
+    """Return the version that a caller expects, None for any."""
+    if expected is not None and not isinstance(expected, About):
+        raise InvalidUsage(f"expected={expected!r:.100} is not what `about` gave")
+    return None if expected is None else expected.version
+
+
+def describe_step(
+    handle: CollectionHandle,
+    comment: str | None,
+    properties: Mapping[str, str | None] | None,
+    columns: Mapping[str, Any] | None,
+    expected: About | None,
+) -> Describe:
+    """Return what changes the description of a collection; arguments as of `Collection.describe`."""
+    schema = handle.contents().schema if columns else handle.schema
+    names = schema.distinct("columns", list(columns or {}))
+    ids = dict(zip(schema.names, schema.ids, strict=True))
+    said = {str(ids[name]): _column_words(name, (columns or {})[name]) for name in names}
+    return Describe(handle.id, words(comment, properties), said, version_of(expected))
+
+
+def _column_words(name: str, given: Any) -> Words:
+    if isinstance(given, str):
+        return words(given, None)
+    if isinstance(given, Mapping) and {*given} <= {"comment", "properties"}:
+        return words(given.get("comment"), given.get("properties"))
+    raise InvalidUsage(
+        f"what is to be said of column {name!r} is {given!r:.100}: give a comment, or {{'comment': …, 'properties': …}}"
+    )
+
+
+def set_tag(handle: CollectionHandle, name: str, time: int | Moment | None, *, move: bool) -> int:
+    """Make or move a tag, durably; return its time. Arguments and errors as of `Collection.tag`."""
+    handle.engine.writer("tag")
+    check_tag_name(name)
+    contents, at = handle.sealed(time, 0.0)
+    present = contents.tags.get(name)
+    if present != at:
+        expected = present if move else None
+        handle.submit("tag", [SetTag(handle.id, name, at, expected)]).result()
+    return at
+
+
+def drop_tag(handle: CollectionHandle, name: str) -> CommitFuture:
+    """Give up a tag; errors as of `Collection.drop_tag`."""
+    handle.engine.writer("drop_tag")
+    contents = handle.contents()
+    if name not in contents.tags:
+        raise TagNotFound(name, tuple(contents.tags))
+    return handle.submit("drop_tag", [DropTag(handle.id, name, contents.tags[name])])
+
+
+def retained(handle: CollectionHandle, holds: list[HoldInfo]) -> Retained | None:
+    """Return how much history the collection keeps readable, None if there is no retention."""
+    contents = handle.contents()
+    if contents.retention is None:
+        return None
+    allowed = Antichain(*contents.allowed_times)
+    late = tuple(hold for hold in holds if Antichain(hold.time) < allowed)
+    return Retained(contents.retention, contents.since, contents.upper, late, handle.timeline)
+
+
+def retention_step(handle: CollectionHandle, given: Retention | None) -> SetRetention:
+    """Return what makes a collection keep so much history; None for all that is not given up."""
+    return SetRetention(handle.id, None if given is None else retention_times(given, handle.timeline))
+
+
+def _holder(hold: HoldInfo) -> str:
+    if hold.is_tag:
+        return f"tag {hold.name!r}"
+    return f"hold {hold.name!r}" if hold.name is not None else f"a reader in {hold.holder}"
