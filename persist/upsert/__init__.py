@@ -2,4 +2,20 @@
 
 Promises: the same events, arrivals and present rows give the same updates, whoever asks, when, and in however many
 steps. Nothing here does I/O or knows the log; `persist.engine.upserting` reads, uploads and commits.
+
+The names that users import are loaded when one of them is used: a client that upserts needs none of them.
 """
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from persist.upsert.envelopes import BadMessage, Events, canal, debezium, maxwell
+
+__all__ = ["BadMessage", "Events", "canal", "debezium", "maxwell"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in __all__:
+        return getattr(import_module("persist.upsert.envelopes"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

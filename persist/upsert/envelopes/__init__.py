@@ -1,0 +1,13 @@
+"""Messages of change data capture, as raw JSON, become events: Debezium's, Maxwell's and Canal's.
+
+Promises: each good message becomes what it says, in order; each bad one is named with its reason; nothing is guessed
+that a message or the caller could say. Pure functions of columns, vectorised through `pyarrow.json`.
+"""
+
+from persist.upsert.envelopes.canal import canal
+from persist.upsert.envelopes.debezium import debezium
+from persist.upsert.envelopes.errors import BadMessage
+from persist.upsert.envelopes.maxwell import maxwell
+from persist.upsert.envelopes.wanted import Events
+
+__all__ = ["BadMessage", "Events", "canal", "debezium", "maxwell"]

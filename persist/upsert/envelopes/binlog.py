@@ -1,0 +1,220 @@
+"""What Maxwell and Canal have in common: JSON about rows of MySQL's binary log, of any number of tables in one stream.
+
+Messages are read twice: first which table they are of and what they say happened, then the rows of those wanted. So
+neither other tables nor statements about tables can get in the way of the columns' types.
+
+A row before an update comes as the columns that changed, from which an old key is known, but no NULL from a column
+that is not there: so these envelopes give no `_before`.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from persist.blob import InvalidUsage
+from persist.codecs.order.arrays import boolean_array, boolean_values, int64_array, int64_values
+from persist.upsert.envelopes.assembly import Changes, Mask, Problem, assembled, refused
+from persist.upsert.envelopes.columns import reader, samples_of, values_at
+from persist.upsert.envelopes.inference import merged
+from persist.upsert.envelopes.json_rows import Bad, parse, sifted
+from persist.upsert.envelopes.messages import Messages
+from persist.upsert.envelopes.rows import How, RowPlan, inferred
+from persist.upsert.envelopes.wanted import TIME, Events, Wanted, delivered, one_array
+
+PLACES = ("data", "old")
+HEAD = pa.schema([("type", pa.string()), ("database", pa.string()), ("table", pa.string())])
+
+
+@dataclass(frozen=True)
+class Dialect:
+    """What tells one of the two from the other.
+
+    Attributes:
+        name: for messages.
+        writes: the types of messages that hold rows that are there.
+        deletes: the type of those that hold rows that are gone.
+        skipped: types of messages that say nothing about rows.
+        listed: whether `data` and `old` are arrays of rows.
+        key_at: where a message names the columns of the key.
+        types_at: where a message names the MySQL types of its columns; None for nowhere.
+        binary: reads text that stands for bytes.
+        arrow_type: the type of a column that is described so.
+    """
+
+    name: str
+    writes: tuple[str, ...]
+    deletes: str
+    skipped: tuple[str, ...]
+    listed: bool
+    key_at: str
+    types_at: str | None
+    binary: Callable[[pa.Array], pa.Array]
+    arrow_type: Callable[[str], pa.DataType]
+
+
+@dataclass(frozen=True)
+class _Stream:
+    """The messages of one table that hold rows.
+
+    Attributes:
+        rows: their numbers.
+        texts: themselves.
+        deletes: whether the rows of each are gone.
+        samples: some of them, as Python values.
+        bad: what was left out, and why.
+    """
+
+    rows: np.ndarray
+    texts: pa.Array
+    deletes: Mask
+    samples: list[dict[str, Any]]
+    bad: list[Bad]
+
+
+def events_of(messages: Any, wanted: Wanted, table: str | None, dialect: Dialect) -> Events:
+    """Return what messages of a dialect amount to; see `maxwell` and `canal`."""
+    given = Messages.of(messages)
+    stream = _of_one_table(given, table, dialect)
+    key = _key(stream, wanted, dialect)
+    types = _types(stream, wanted, dialect)
+    paths = wanted.paths(given)
+    path_types = {name: wanted.path_type(name, stream.samples) for name in paths}
+    plan = RowPlan(PLACES, types, _how(dialect), paths, path_types, dialect.listed)
+    found = sifted(stream.texts, plan.read, stream.rows)
+    row = pa.struct(list(types.items()))
+    place = pa.list_(row) if dialect.listed else row
+    empty = pa.record_batch([pa.array([], t) for t in (place, place, *path_types.values())], [*PLACES, *paths])
+    columns = pa.Table.from_batches([batch for _, batch in found.pieces] or [empty]).combine_chunks()
+    rows = np.concatenate([np.empty(0, np.int64), *(rows for rows, _ in found.pieces)])
+    deletes = stream.deletes[np.searchsorted(stream.rows, rows)]
+    changes, more = _changes(rows, deletes, columns, given, wanted, key, dialect.listed)
+    events = assembled(changes, key)
+    return delivered(wanted, given, lambda: events.table, [*stream.bad, *found.bad, *more, *events.bad])
+
+
+def _of_one_table(given: Messages, table: str | None, dialect: Dialect) -> _Stream:
+    there = boolean_values(given.values.is_valid())
+    bad = [Bad(int(row), f"it is empty, which {dialect.name} does not send") for row in np.flatnonzero(~there)]
+    rows = np.flatnonzero(there)
+    values = given.values if len(rows) == len(given) else given.values.take(int64_array(rows))
+    found = sifted(values, lambda piece: parse(piece, HEAD), rows)
+    heads = pa.concat_tables([HEAD.empty_table(), *(piece for _, piece in found.pieces)])
+    rows = np.concatenate([np.empty(0, np.int64), *(rows for rows, _ in found.pieces)])
+    mine = _is_of(heads, table, dialect)
+    kinds = heads["type"].combine_chunks()
+    deletes = _in(kinds, (dialect.deletes,))
+    with_rows = deletes | _in(kinds, dialect.writes)
+    other = mine & ~with_rows & ~_in(kinds, dialect.skipped)
+    bad += [*found.bad, *(Bad(int(rows[i]), _not_rows(kinds[i].as_py())) for i in np.flatnonzero(other))]
+    kept = mine & with_rows
+    texts = given.values.take(int64_array(rows[kept])) if not kept.all() or len(rows) < len(given) else given.values
+    return _Stream(rows[kept], texts, deletes[kept], samples_of(texts) if kept.any() else [], bad)
+
+
+def _is_of(heads: pa.Table, table: str | None, dialect: Dialect) -> Mask:
+    """Return which messages are of the table; all, if none is named and they are of one.
+
+    Raises:
+        InvalidUsage: none is named, and rows are of several.
+    """
+    names = pc.binary_join_element_wise(heads["database"], heads["table"], ".", null_handling="replace")
+    if table is not None:
+        mine = pc.or_(pc.equal(names, table), pc.equal(heads["table"], table).fill_null(False))
+        return boolean_values(one_array(mine))
+    with_rows = _in(heads["type"].combine_chunks(), (*dialect.writes, dialect.deletes))
+    several = pc.unique(names.filter(boolean_array(with_rows))).to_pylist()
+    if len(several) > 1:
+        raise InvalidUsage(
+            f"the messages are of the tables {', '.join(sorted(several)[:8])}, and a collection holds the rows of one: "
+            f"name it, such as table={sorted(several)[0]!r}; messages of the others are then passed over."
+        )
+    return np.ones(len(heads), bool)
+
+
+def _in(column: pa.Array, values: tuple[str, ...]) -> Mask:
+    return boolean_values(pc.is_in(column, pa.array(values, pa.string())))
+
+
+def _not_rows(kind: str | None) -> str:
+    if kind is None:
+        return "it is no change of a row: it has no type"
+    return (
+        f"it has type {kind!r}, which says nothing about single rows: if it changed the table, see that the schema "
+        "still fits, and go on"
+    )
+
+
+def _key(stream: _Stream, wanted: Wanted, dialect: Dialect) -> tuple[str, ...]:
+    named = [tuple(names) for names in values_at(stream.samples, dialect.key_at) if isinstance(names, list)]
+    key = wanted.key or next(iter(named), ())
+    if not key and len(stream.rows):
+        raise InvalidUsage(
+            f"these messages do not name the columns of their key ({dialect.key_at}): name them, such as key=['id']."
+        )
+    return key
+
+
+def _types(stream: _Stream, wanted: Wanted, dialect: Dialect) -> Mapping[str, pa.DataType]:
+    if wanted.types is not None:
+        return {name: t for name, t in wanted.types.items() if name not in wanted.metadata}
+    described = values_at(stream.samples, dialect.types_at) if dialect.types_at is not None else []
+    if described:
+        rows = [pa.struct([(n, dialect.arrow_type(t)) for n, t in one.items()]) for one in described]
+        row = merged(rows)
+        return {f.name: f.type for f in row}
+    return inferred(stream.texts, PLACES, dialect.listed)
+
+
+def _how(dialect: Dialect) -> How:
+    return lambda name, target, samples: reader(target, samples, name, dialect.binary)
+
+
+def _changes(
+    rows: np.ndarray,
+    deletes: Mask,
+    columns: pa.Table,
+    given: Messages,
+    wanted: Wanted,
+    key: tuple[str, ...],
+    listed: bool,
+) -> tuple[Changes, list[Bad]]:
+    data, old = (one_array(columns[place]) for place in PLACES)
+    others = {name: one_array(columns[name]) for name in wanted.paths(given)}
+    others.update(wanted.beside(given, rows))
+    nothing = boolean_values(data.is_null())
+    problems: list[Problem] = [(nothing, lambda _: "it has no rows: its data is missing or null")]
+    if TIME in others:
+        timeless = boolean_values(others[TIME].is_null())
+        problems.append((timeless, lambda _: f"it has no {wanted.time!r} to take its time from"))
+    if listed:
+        uneven = pc.not_equal(pc.list_value_length(old), pc.list_value_length(data)).fill_null(False)
+        problems.append((boolean_values(uneven), lambda _: "its old rows are not as many as its rows"))
+    changes, bad = refused(Changes(rows, deletes, data, old, None, others), problems)
+    return _with_old_keys(_one_each(changes) if listed else changes, key), bad
+
+
+def _one_each(changes: Changes) -> Changes:
+    """Return a change for each row of messages with several."""
+    counts = int64_values(pc.list_value_length(changes.after).cast(pa.int64()))
+    owners = np.repeat(np.arange(len(counts)), counts)
+    starts = np.cumsum(counts) - counts
+    has_old = boolean_values(changes.before.is_valid())
+    old_starts = np.cumsum(counts * has_old) - counts * has_old
+    places = old_starts[owners] + np.arange(len(owners)) - starts[owners]
+    before = changes.before.flatten().take(pa.array(places, mask=~has_old[owners]))
+    others = {name: column.take(int64_array(owners)) for name, column in changes.others.items()}
+    return Changes(changes.rows[owners], changes.deletes[owners], changes.after.flatten(), before, None, others)
+
+
+def _with_old_keys(changes: Changes, key: tuple[str, ...]) -> Changes:
+    """Return the changes with the rows before them as far as they are known: with the keys that they had."""
+    parts = []
+    for f in changes.after.type:
+        now = changes.after.field(f.name)
+        parts.append(pc.coalesce(pc.struct_field(changes.before, [f.name]), now) if f.name in key else now)
+    before = pa.StructArray.from_arrays(parts, fields=list(changes.after.type)) if parts else changes.after
+    return Changes(changes.rows, changes.deletes, changes.after, before, None, changes.others)

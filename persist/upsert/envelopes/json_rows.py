@@ -1,0 +1,155 @@
+"""JSON documents, one in each row of a column of bytes, as rows: many in one pass, and the bad ones told apart.
+
+`pyarrow.json` reads a stream of objects and stops at the first that is bad, without a word about where it was. So
+documents are joined into one stream, and what makes a document hold exactly one row of it is checked:
+
+- each begins with `{` and ends with `}`. Between `}` and `{` no JSON goes on, not even in a string, because the newline
+  between two documents may not stand in one: so no two documents can become one object;
+- there are as many rows as documents: so none was two objects.
+
+Where reading fails, the documents are halved until the bad ones are alone. This costs a pass over a piece for each
+bad message and each halving: nothing while all are good, and n log n in the worst case.
+"""
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from persist.codecs import InvalidUpdate
+from persist.codecs.order.arrays import int64_values
+from persist.upsert.envelopes.errors import Unreadable
+
+PIECE_BYTES = 8 << 20  # What is read in one go: large enough for 0.1 ms of preparations, small enough for the caches.
+REASON_CHARS_MAX = 500
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Bad:
+    """A message that cannot be read: its number among those given, and why."""
+
+    row: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Sifted(Generic[T]):
+    """What was read of some documents: the good ones in pieces, each with the numbers of its rows; and the bad ones."""
+
+    pieces: list[tuple[np.ndarray, T]]
+    bad: list[Bad]
+
+
+def parse(texts: pa.Array, fields: pa.Schema | None) -> pa.Table:
+    """Return one row for each document: the given fields, or all that there are if None.
+
+    Args:
+        texts: large_binary without NULL.
+        fields: fields of documents that are not listed are passed over; a listed one that is missing is NULL.
+
+    Raises:
+        Unreadable, pa.ArrowException: some document is not one JSON object, or a value does not fit its field.
+    """
+    import pyarrow.json as pj
+
+    _check_ends(texts)
+    stream = _joined(texts)
+    options = pj.ParseOptions() if fields is None else pj.ParseOptions(fields, False, "ignore")
+    reading = pj.ReadOptions(use_threads=False, block_size=stream.size + 1)
+    table = pj.read_json(pa.BufferReader(stream), read_options=reading, parse_options=options)
+    if table.num_rows != len(texts):
+        raise Unreadable("it holds more than one JSON object")
+    return table
+
+
+def sifted(texts: pa.Array, read: Callable[[pa.Array], T], rows: np.ndarray | None = None) -> Sifted[T]:
+    """Read documents piece by piece, and find out which of them are bad.
+
+    Args:
+        texts: large_binary without NULL.
+        read: makes something of some documents, and raises where one is bad.
+        rows: the numbers that the documents have; their places if None.
+    """
+    numbers = np.arange(len(texts)) if rows is None else rows
+    found: Sifted[T] = Sifted([], [])
+    for start, stop in pieces(texts):
+        _sift(texts.slice(start, stop - start), numbers[start:stop], read, found)
+    return found
+
+
+def _sift(texts: pa.Array, rows: np.ndarray, read: Callable[[pa.Array], T], found: Sifted[T]) -> None:
+    try:
+        found.pieces.append((rows, read(texts)))
+    except (Unreadable, InvalidUpdate, pa.ArrowException, UnicodeDecodeError) as error:
+        if len(texts) == 1:
+            found.bad.append(Bad(int(rows[0]), reason_of(error)))
+            return
+        middle = len(texts) // 2
+        _sift(texts.slice(0, middle), rows[:middle], read, found)
+        _sift(texts.slice(middle), rows[middle:], read, found)
+
+
+def reason_of(error: Exception) -> str:
+    """Return what an error says about one message, without what it says about its place among those read with it."""
+    text = str(error)
+    if changed := re.search(r"Column\(/?([^)]*)\) changed from (\w+) to (\w+)", text):
+        where, wanted, is_ = changed.groups()
+        what = f"the column {where.replace('/', '.')!r}" if where else "it"
+        return f"{what} holds {_an(is_)}, where {_an(wanted)} is expected"
+    if twice := re.search(r"Column\(/?([^)]*)\) was specified twice", text):
+        return f"the field {twice[1].replace('/', '.')!r} occurs twice in it"
+    if failed := re.search(r"Failed to convert JSON to ([^,]+(?:\([^)]*\))?)[,:] (?:couldn't parse:)?(.*)", text):
+        return f"{failed[2]} does not fit {failed[1]}"[:REASON_CHARS_MAX]
+    if syntax := re.search(r"JSON parse error: (.*?)(?: in row \d+)?$", text, re.DOTALL):
+        return f"it is not JSON: {syntax[1].rstrip('.')}"[:REASON_CHARS_MAX]
+    if isinstance(error, UnicodeDecodeError) or "Invalid UTF8" in text:
+        return "it is not UTF-8"
+    return re.sub(r"^update \d+ has ", "it has ", text)[:REASON_CHARS_MAX]
+
+
+def _an(kind: str) -> str:
+    return f"an {kind}" if kind[0] in "aeio" else f"a {kind}"
+
+
+def pieces(texts: pa.Array) -> Iterator[tuple[int, int]]:
+    """Yield bounds of pieces of about PIECE_BYTES; one larger document is a piece of its own."""
+    if not len(texts):
+        return
+    ends = np.cumsum(int64_values(pc.binary_length(texts).cast(pa.int64())))
+    start = 0
+    while start < len(texts):
+        before = ends[start - 1] if start else 0
+        stop = max(start + 1, int(ends.searchsorted(before + PIECE_BYTES, "right")))
+        yield start, stop
+        start = stop
+
+
+def _check_ends(texts: pa.Array) -> None:
+    ends = pc.and_(pc.starts_with(texts, b"{"), pc.ends_with(texts, b"}"))
+    if pc.all(ends, min_count=0).as_py():
+        return
+    odd = texts.filter(pc.invert(ends)).cast(pa.large_string())
+    trimmed = pc.ascii_trim_whitespace(odd)
+    good = pc.and_(pc.starts_with(trimmed, "{"), pc.ends_with(trimmed, "}"))
+    if not pc.all(good, min_count=0).as_py():
+        first = trimmed.filter(pc.invert(good))[0].as_py()
+        raise Unreadable(f"it is not a JSON object: {first!r:.60}" if first else "it is empty")
+
+
+def _joined(texts: pa.Array) -> pa.Buffer:
+    """Return the documents with newlines between, as one buffer of valid UTF-8.
+
+    Raises:
+        Unreadable: a document holds a zero byte, which would end the stream early.
+        pa.ArrowInvalid: a document is not UTF-8, which `pyarrow.json` does not look at.
+    """
+    whole = pa.LargeListArray.from_arrays(pa.array([0, len(texts)], pa.int64()), texts.cast(pa.large_string()))
+    stream = pc.binary_join(whole, pa.scalar("\n", pa.large_string()))[0].as_buffer()
+    if not np.frombuffer(stream, np.uint8).all():
+        raise Unreadable("it is not JSON: it holds a zero byte")
+    return stream
