@@ -144,6 +144,7 @@ def test_golden_files_hold_every_type_and_codec() -> None:
     assert all(any(each.startswith(family) for each in found) for family in families), PROCEDURE
     assert not {"list", "large_list", "fixed_size_list", "struct", "map"} - found, PROCEDURE
     assert not BUILT_IN.keys() - found, PROCEDURE
+    assert "not null" in found, PROCEDURE
 
 
 def test_reading_golden_files_changes_nothing() -> None:

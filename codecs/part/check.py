@@ -46,7 +46,7 @@ def check_part(
         return (Finding("descriptor", error.reason),), None
     if table.num_rows == 0:
         return (Finding("descriptor", "it has no row, and there is no such part"),), None
-    found = list(_value_findings(table))
+    found = list(_value_findings(table, schema.required))
     if any(table.column(name).null_count for name in (TIME, DIFF)):
         return tuple(found), None  # Nothing else can be computed.
     if not found:
@@ -109,7 +109,10 @@ def overlaps(bounds: Sequence[pa.Table], schema: CollectionSchema) -> Iterator[t
             furthest = n
 
 
-def _value_findings(table: pa.Table) -> Iterator[Finding]:
+def _value_findings(table: pa.Table, required: Sequence[str]) -> Iterator[Finding]:
+    for name in required:
+        if nulls := table.column(name).null_count:
+            yield Finding("values", f"its column {name!r} is not null by the schema, and has {nulls} NULLs")
     for name in (TIME, DIFF):
         if nulls := table.column(name).null_count:
             yield Finding("values", f"its column {name} has {nulls} NULLs")

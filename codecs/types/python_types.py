@@ -5,7 +5,8 @@
     a pandas frame     or its `dtypes`
     a dataclass        or a TypedDict: its annotations
 
-    a type             pa.DataType, a name as Arrow writes it, a Python type, or a dtype of numpy, pandas or Polars
+    a type             pa.DataType, a name as Arrow writes it, a Python type, or a dtype of numpy, pandas or Polars; or
+                       a pa.Field, which may be not null
 
 Python's types: bool, int (int64), float (float64), str, bytes, date, datetime (timestamp[us, tz=UTC]), time
 (time64[us]), timedelta (duration[us]), UUID (fixed_size_binary[16]), `list[T]`, `dict[K, V]` (a map), dataclasses and
@@ -53,8 +54,10 @@ class _Unknown(ValueError):
     """This is no type; the message says why."""
 
 
-def field_types(spec: Any, side: str) -> list[tuple[Any, pa.DataType]]:
-    """Return names and plain types of the fields that a caller describes, in order.
+def field_types(spec: Any, side: str) -> list[tuple[Any, pa.DataType, bool]]:
+    """Return names and plain types of the fields that a caller describes, in order, and whether they are nullable.
+
+    Fields are, unless they are given as a field of Arrow that says otherwise.
 
     Args:
         side: "key" or "value", for messages.
@@ -70,7 +73,17 @@ def field_types(spec: Any, side: str) -> list[tuple[Any, pa.DataType]]:
         )
     if not pairs:
         raise SchemaMismatch(f"the {side} has no fields: give at least one, or None for no column at all")
-    return [(name, arrow_type(given, f"{side} field {name!r:.80}")) for name, given in pairs]
+    return [_field(name, given, f"{side} field {name!r:.80}") for name, given in pairs]
+
+
+def _field(name: Any, given: Any, where: str) -> tuple[Any, pa.DataType, bool]:
+    if not isinstance(given, pa.Field):
+        return name, arrow_type(given, where), True
+    if given.name not in ("", name):
+        raise SchemaMismatch(
+            f"{where} is given as a field {given.name!r}: call both alike, or leave the field's name empty"
+        )
+    return name, arrow_type(given.type, where), given.nullable
 
 
 def arrow_type(given: Any, where: str) -> pa.DataType:
@@ -108,16 +121,16 @@ def stored_type(t: pa.DataType) -> pa.DataType:
 def _described(spec: Any) -> list[tuple[Any, Any]] | None:
     """Return the names, each with something that is a type, of whatever describes fields; None if nothing does."""
     if isinstance(spec, pa.Schema):
-        return [(f.name, f.type) for f in spec]
+        return [(f.name, f) for f in spec]
     if isinstance(spec, type):
         is_one = dataclasses.is_dataclass(spec) or is_typeddict(spec)
         return [*_annotations(spec).items()] if is_one else None
     if hasattr(spec, "columns") and hasattr(spec, "iloc"):  # A frame of pandas: an empty one tells the types alone.
         return [(f.name, f.type) for f in pa.Schema.from_pandas(spec, preserve_index=False)]
     if hasattr(spec, "__arrow_c_schema__"):
-        return [(f.name, f.type) for f in pa.schema(spec)]
+        return [(f.name, f) for f in pa.schema(spec)]
     if hasattr(spec, "__arrow_c_stream__") and not hasattr(spec, "iloc"):
-        return [(f.name, f.type) for f in pa.RecordBatchReader.from_stream(spec).schema]
+        return [(f.name, f) for f in pa.RecordBatchReader.from_stream(spec).schema]
     if isinstance(spec, Mapping) or hasattr(spec, "iloc"):  # The `dtypes` of a pandas frame are one of its series.
         return [*spec.items()]
     return None

@@ -1,7 +1,8 @@
 """A collection's schema: the Arrow fields of its key and of its value, and the codecs that made them.
 
 Invariants:
-- every field has a plain supported type (see `types`), is nullable, and carries no metadata;
+- every field has a plain supported type (see `types`) and carries no metadata; it is nullable unless it was given as
+  not null, and what is inside of it always is;
 - names are unique over key and value, and none of them is `_time` or `_diff`;
 - a codec side is one field, named "key" or "value", of the codec's Arrow type; a unit side has no field;
 - two schemas are equal exactly when their written forms are: codec objects are not compared, names and
@@ -12,8 +13,9 @@ Written form, part of the storage format:
     schema = {"key": side, "value": side, "timeline"?: unit}
     unit   = "s" | "ms" | "us" | "ns"
     side   = null                                                       unit: no column
-           | {"fields": [[name, type], ...]}                            structured
+           | {"fields": [field, ...]}                                   structured
            | {"codec": name, "version": n, "type": type}                through a codec
+    field  = [name, type] | [name, type, "not null"]
 """
 
 import re
@@ -37,6 +39,7 @@ LEAVES_MAX = 20_000
 TIME = "_time"
 DIFF = "_diff"
 TIME_MAX = 2**63 - 2  # The greatest time: one more is the first that no update may have.
+NOT_NULL = "not null"
 TIME_UNITS = ("s", "ms", "us", "ns")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
@@ -74,17 +77,19 @@ class Side:
             codec = check_codec(spec)
             return cls((_plain(side, codec.arrow_type),), codec, codec.name, codec.version)
         pairs = field_types(spec, side)
-        for name, arrow_type in pairs:
+        for name, arrow_type, _ in pairs:
             _check_name(name, side)
             check_type(arrow_type, f"{side} field {name!r}")
-        return cls(tuple(_plain(name, arrow_type) for name, arrow_type in pairs))
+        return cls(tuple(_plain(*pair) for pair in pairs))
 
     def to_json(self) -> Json:
         """Return the written form."""
         if not self.fields:
             return None
         if self.codec_name is None:
-            return {"fields": [[f.name, type_to_json(f.type)] for f in self.fields]}
+            return {
+                "fields": [[f.name, type_to_json(f.type), *([] if f.nullable else [NOT_NULL])] for f in self.fields]
+            }
         return {
             "codec": self.codec_name,
             "version": self.codec_version,
@@ -117,7 +122,10 @@ class CollectionSchema:
         timeline: the unit of `TIME_UNITS` in which times count since 1970-01-01T00:00Z; None if they only count.
         ids: of the columns, key and value; a name that is used again has another one. By default they are 0, 1, 2 ….
         key_names, value_names: column names per side, in order; `names` is both.
-        arrow: the key's fields, the value's, then `_time` and `_diff` (int64, not nullable).
+        required: the names of those columns that were given as not null: NULL is refused there when it is written.
+        declared: the fields of key and value, as they were given.
+        arrow: the key's fields, the value's, then `_time` and `_diff` (int64, not nullable). What is required is
+            nullable there, as it is in parts: who reads need not know.
         types: the types of these.
         row_type: these as a struct.
     """
@@ -129,6 +137,8 @@ class CollectionSchema:
     key_names: tuple[str, ...] = field(init=False, repr=False, compare=False)
     value_names: tuple[str, ...] = field(init=False, repr=False, compare=False)
     names: tuple[str, ...] = field(init=False, repr=False, compare=False)
+    required: tuple[str, ...] = field(init=False, repr=False, compare=False)
+    declared: pa.Schema = field(init=False, repr=False, compare=False)
     arrow: pa.Schema = field(init=False, repr=False, compare=False)
     types: tuple[pa.DataType, ...] = field(init=False, repr=False, compare=False)
     row_type: pa.StructType = field(init=False, repr=False, compare=False)
@@ -146,7 +156,10 @@ class CollectionSchema:
         object.__setattr__(self, "key_names", self.key.names)
         object.__setattr__(self, "value_names", self.value.names)
         object.__setattr__(self, "names", names)
-        object.__setattr__(self, "arrow", pa.schema([*self.key.fields, *self.value.fields, *ends]))
+        declared = (*self.key.fields, *self.value.fields)
+        object.__setattr__(self, "required", tuple(f.name for f in declared if not f.nullable))
+        object.__setattr__(self, "declared", pa.schema(declared))
+        object.__setattr__(self, "arrow", pa.schema([*(f.with_nullable(True) for f in declared), *ends]))
         object.__setattr__(self, "types", tuple(self.arrow.types))
         object.__setattr__(self, "row_type", pa.struct(list(self.arrow)))
 
@@ -212,6 +225,8 @@ class CollectionSchema:
     def reconcile(self, stored: "CollectionSchema", collection: str) -> "CollectionSchema":
         """Return the stored schema with the codec objects given here, if both say the same.
 
+        A field that is stored as not null may be given as nullable, because a type alone says no more.
+
         Args:
             stored: what the collection was created with.
             collection: its name, for messages.
@@ -244,8 +259,8 @@ def check_width(fields: Sequence[pa.Field]) -> None:
         )
 
 
-def _plain(name: str, arrow_type: pa.DataType) -> pa.Field:
-    return pa.field(name, type_from_json(type_to_json(arrow_type)))
+def _plain(name: str, arrow_type: pa.DataType, nullable: bool = True) -> pa.Field:
+    return pa.field(name, type_from_json(type_to_json(arrow_type)), nullable)
 
 
 def _check_name(name: object, side: str) -> None:
@@ -263,9 +278,12 @@ def _check_name(name: object, side: str) -> None:
 
 
 def _field_from_json(pair: Any) -> pa.Field:
-    if not (isinstance(pair, list) and len(pair) == 2 and isinstance(pair[0], str)):
-        raise ValueError(f"{pair!r:.80} is not the written form of a field")
-    return pa.field(pair[0], type_from_json(pair[1]))
+    match pair:
+        case [str(name), kind]:
+            return pa.field(name, type_from_json(kind))
+        case [str(name), kind, "not null"]:
+            return pa.field(name, type_from_json(kind), nullable=False)
+    raise ValueError(f"{pair!r:.80} is not the written form of a field")
 
 
 def _check_codecs(given: CollectionSchema, stored: CollectionSchema, collection: str) -> None:
@@ -296,7 +314,15 @@ def _differences(side: str, given: Side, stored: Side) -> list[str]:
         for n in theirs
         if n in ours and ours[n] != theirs[n]
     ]
-    return found or [f"the {side} fields are stored in the order {list(theirs)}, given in the order {list(ours)}"]
+    loose = {f.name for f in stored.fields if f.nullable}
+    found += [
+        f"{side} field {f.name!r} is stored as nullable, given as not null, and it may hold NULL by now"
+        for f in given.fields
+        if not f.nullable and f.name in loose
+    ]
+    if found or list(ours) == list(theirs):
+        return found
+    return [f"the {side} fields are stored in the order {list(theirs)}, given in the order {list(ours)}"]
 
 
 def _described(side: Side) -> str:
@@ -304,7 +330,8 @@ def _described(side: Side) -> str:
         return "unit (no column)"
     if side.codec_name is not None:
         return f"codec {side.codec_name!r} version {side.codec_version}"
-    return "fields {" + ", ".join(f"{f.name}: {f.type}" for f in side.fields) + "}"
+    told = [f"{f.name}: {f.type}" + ("" if f.nullable else f" {NOT_NULL}") for f in side.fields]
+    return "fields {" + ", ".join(told) + "}"
 
 
 def _with_codec(stored: Side, given: Side) -> Side:

@@ -98,7 +98,7 @@ def _side(values: tuple[Any, ...], fields: int) -> list[Column]:
 
 @lru_cache(maxsize=1024)
 def _checks(schema: CollectionSchema) -> tuple[Check, ...]:
-    fields = [_CHECKS[field.type] for field in (*schema.key.fields, *schema.value.fields)]
+    fields = [_check(field) for field in (*schema.key.fields, *schema.value.fields)]
     return (*fields, _are_times, _are_diffs)
 
 
@@ -106,6 +106,11 @@ def _checks(schema: CollectionSchema) -> tuple[Check, ...]:
 def _is_plain(schema: CollectionSchema) -> bool:
     sides = (schema.key, schema.value)
     return all(side.codec_name is None and all(f.type in _CHECKS for f in side.fields) for side in sides)
+
+
+def _check(field: pa.Field) -> Check:
+    check = _CHECKS[field.type]
+    return check if field.nullable else lambda column: None not in column and check(column)
 
 
 def _of_types(*kinds: type) -> Check:

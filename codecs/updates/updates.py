@@ -82,12 +82,14 @@ def to_updates(
         table, times, diffs = from_tuples(_iterable(data), schema, convert)
         if times:
             _check_listed_times(times)
+        check_required(table, schema)
         if 0 in diffs:
             table = _without_zero_diffs(table)
     else:
         table = _with_times(table, moments)
         table = canonical(_conformed(table, schema, {TIME: default_time, DIFF: default_diff}))
         _check_times(table.column(TIME))
+        check_required(table, schema)
         if _may_have_zero(_no_nulls(table.column(DIFF), DIFF)):
             table = _without_zero_diffs(table)
     return table
@@ -129,6 +131,18 @@ def _with_times(table: pa.Table, moments: Moments | None) -> pa.Table:
         return table
     times = moments.column_of_times(table.column(at), TIME)
     return table if times.type == kind else table.set_column(at, TIME, times)
+
+
+def check_required(table: pa.Table, schema: CollectionSchema) -> None:
+    """Raise InvalidUpdate if a column that was declared as not null has a NULL; the message names it and the row."""
+    for name in schema.required:
+        column = table.column(name)
+        if column.null_count:
+            row = pc.index(pc.is_null(column), True).as_py()
+            raise InvalidUpdate(
+                f"update {row} has NULL in {name!r}, which is not null by the collection's schema (nullable=False): "
+                "give it a value, or leave that update out"
+            )
 
 
 def _iterable(data: Any) -> Iterable[Any]:

@@ -63,7 +63,8 @@ class PersistDataSource(DataSource):
                     self._latest = _chosen(collection, options)
                 schema = collection.schema
                 names = schema.names if options.columns is None else schema.distinct("columns", options.columns)
-                return spark_schema(pa.schema([schema.arrow.field(n) for n in (*names, *_EXTRA[options.form])]))
+                fields = {field.name: field for field in (*schema.arrow, *schema.declared)}
+                return spark_schema(pa.schema([fields[n] for n in (*names, *_EXTRA[options.form])]))
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """Return what plans and reads, called by PySpark's planning worker and by nobody else."""

@@ -38,7 +38,7 @@ _WIDENED = {
 
 
 def spark_schema(arrow: pa.Schema) -> StructType:
-    """Return the schema in which Spark reads columns of an Arrow schema; every field is nullable but times and diffs.
+    """Return the schema in which Spark reads columns of an Arrow schema; a field is as nullable there as here.
 
     Raises:
         SchemaMismatch: Spark has no type for a column.

@@ -25,7 +25,7 @@ _LEADING = (pa.field(SEQ, pa.int64()), pa.field(DELETED, pa.bool_()))
 def event_fields(schema: CollectionSchema, form: KeyedForm) -> tuple[pa.Field, ...]:
     """Return the fields of an event besides its key."""
     if form.fields is None:
-        return schema.value.fields
+        return tuple(field.with_nullable(True) for field in schema.value.fields)  # NULL is what a deletion holds.
     return tuple(pa.field(name, type_from_json(kind)) for name, kind in form.fields)
 
 

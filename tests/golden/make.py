@@ -81,7 +81,9 @@ def main() -> None:
     write_every_kind(folder / "location")
     with persist.open(folder / "location", settings=SETTINGS) as client:
         every = client.create_or_load(
-            "every type", key={"id": pa.int64()}, value={n: t for n, (t, _) in FIELDS.items()}
+            "every type",
+            key={"id": pa.field("id", pa.int64(), nullable=False)},
+            value={n: t for n, (t, _) in FIELDS.items()},
         )
         columns = {"id": pa.array([1, 2, 2])}
         columns |= {name: pa.array([value, None, None], type_) for name, (type_, value) in FIELDS.items()}

@@ -47,8 +47,8 @@ def test_columns_are_key_then_value_then_time_and_diff() -> None:
     assert ORDERS.arrow.field("_time").type == ORDERS.arrow.field("_diff").type == pa.int64()
 
 
-def test_a_pyarrow_schema_stands_for_its_fields_without_metadata_and_nullability() -> None:
-    given_key = pa.schema([pa.field("id", pa.int64(), nullable=False, metadata={"a": "b"})], metadata={"c": "d"})
+def test_a_pyarrow_schema_stands_for_its_fields_without_metadata() -> None:
+    given_key = pa.schema([pa.field("id", pa.int64(), metadata={"a": "b"})], metadata={"c": "d"})
     value = {"status": pa.string(), "amount": pa.float64()}
     schema = CollectionSchema.of(given_key, value)
     assert schema == ORDERS

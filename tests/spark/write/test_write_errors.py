@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
@@ -128,6 +129,26 @@ def test_a_helper_called_wrongly_says_why(
     frame = spark.range(1).selectExpr("id", "'x' AS status", "1.0D AS amount")
     with pytest.raises(persist.InvalidUsage, match=message):
         persist.spark.write(frame, location, "orders", **arguments)
+
+
+def test_what_is_not_null_is_so_in_spark_and_refuses_a_null(spark: SparkSession, tmp_path: Path) -> None:
+    location = str(tmp_path)
+    value = {"v": pa.field("v", pa.string(), nullable=False), "w": pa.float64()}
+    with persist.open(location) as client:
+        client.create_or_load("c", key={"k": pa.int64()}, value=value)
+    frame = spark.createDataFrame([(1, "a", 1.0), (2, None, 2.0)], "k long, v string, w double").coalesce(1)
+    for write in (
+        lambda frame: persist.spark.write(frame, location, "c", time=0, seal=1),
+        lambda frame: (
+            frame.write.format("persist").options(collection="c", time=0, seal=1).mode("append").save(location)
+        ),
+    ):
+        with pytest.raises(PySparkException, match="update 1 has NULL in 'v', which is not null by the collection's"):
+            write(frame)
+    persist.spark.write(frame.where("v is not null"), location, "c", time=0, seal=1)
+    read = spark.read.format("persist").options(collection="c").load(location)
+    assert {field.name: field.nullable for field in read.schema} == {"k": True, "v": False, "w": True}
+    assert [tuple(row) for row in read.collect()] == [(1, "a", 1.0)]
 
 
 def test_a_write_that_lost_the_answer_keeps_what_a_record_may_name(
