@@ -27,7 +27,7 @@ from persist.errors import InvalidUsage, PersistError
 from persist.follow import Following
 from persist.hold.holds import Hold, HoldInfo
 from persist.joining import as_of_join
-from persist.listening import contents_as_of, listen_from
+from persist.listening import begun_listen, begun_subscription
 from persist.log.records import AllowCompaction, Destroy, Rename
 from persist.names import check_name
 from persist.read.changes import Changes
@@ -472,16 +472,7 @@ class Collection:
         Raises:
             AsOfCompacted: as_of is before since, or None and since is not 0 any more.
         """
-        moments = self.handle.moments(times)
-        lower = 0 if as_of is None else self.handle.as_time("as_of", as_of) + 1
-        check_changes_readable(self.handle.contents(), lower)
-        contents, reading = self.handle.claim(max(0, lower - 1))
-        try:
-            check_changes_readable(contents, lower)
-        except BaseException:
-            reading.close()
-            raise
-        return listen_from(self.handle, lower, reading, None, moments)
+        return begun_listen(self.handle, as_of, self.handle.moments(times))
 
     def subscribe(
         self, as_of: int | Moment | None = None, *, times: Times = "int", timeout_s: float | None = READ_TIMEOUT_S
@@ -499,21 +490,15 @@ class Collection:
         Raises:
             AsOfCompacted, AsOfNotSealed: as_of cannot be read.
         """
-        moments = self.handle.moments(times)
-        contents, time, reading = self.handle.sealed_and_claimed(as_of, timeout_s)
-        try:
-            first = contents_as_of(self.handle, contents, time, reading, moments)
-        except BaseException:
-            reading.close()
-            raise
-        return listen_from(self.handle, time + 1, reading, first, moments)
+        return begun_subscription(self.handle, as_of, self.handle.moments(times), timeout_s)
 
     def follow(self, name: str, *, times: Times = "int") -> Following:
         """Follow the collection as a consumer that resumes: its contents, then changes, from where it left off.
 
         How far the consumer has come is the permanent hold of that name; see `persist.follow`. Where there is none yet,
         the contents as of the latest sealed time come first. Acknowledge with `Following.ack`, or exactly once, in the
-        commit that writes the output, with `MultiWrite.ack`.
+        commit that writes the output, with `MultiWrite.ack`. Whoever follows by this name next takes over at once what
+        this one held besides; this one then gets `LeaseExpired` when it polls, if it lives.
 
         Args:
             name: the consumer's; a hold of that name that was taken by hand counts as acknowledged up to its time.
@@ -523,15 +508,15 @@ class Collection:
             ReadOnly: this client only reads, so it cannot acknowledge.
         """
 
+        moments = self.handle.moments(times)
+
         def start(held: int | None) -> Listen:
-            if held is not None:
-                return self.listen(held, times=times)
+            consumer = f"{self.id}/{name}"
             contents = self.handle.contents()
-            if contents.since == Antichain(0) and contents.upper == Antichain(0):
-                return self.listen(times=times)  # The contents come with the first seal.
-            return self.subscribe(
-                None if contents.since < contents.upper else contents.since.time, times=times, timeout_s=None
-            )
+            if held is not None or (contents.since == Antichain(0) and contents.upper == Antichain(0)):
+                return begun_listen(self.handle, held, moments, consumer)  # The contents come with the first seal.
+            latest = None if contents.since < contents.upper else contents.since.time
+            return begun_subscription(self.handle, latest, moments, None, consumer)
 
         return Following(self.handle, name, start)
 

@@ -5,6 +5,10 @@ needs is kept for it while it is down. The hold is made by the first `ack`, at t
 then a consumer that starts again begins with the contents, of a later time perhaps. It is moved by compare-and-set: of
 two consumers with one name, the one that was second gets `HoldMoved`, and has consumed nothing that counts.
 
+What it reads meanwhile hangs on a lease of its own (`persist.hold.consumers`). The next one of its name ends that, so
+what a process held that was killed is free as soon as it was started again, and one that is replaced is told when it
+polls (`LeaseExpired`).
+
 What a consumer makes of updates is exactly once if it goes into a collection of the same location in the commit that
 moves the hold, by `MultiWrite.ack`. If it goes elsewhere, updates come again that were consumed but not acknowledged.
 """

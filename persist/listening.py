@@ -14,7 +14,7 @@ from persist.read.listen import Listen, Progress
 from persist.read.plan import changes_scan, snapshot_scan
 from persist.read.snapshot import snapshot_tables
 from persist.state.contents import CollectionState, check_changes_readable, check_readable, last_sealed
-from persist.timeline import Timeline
+from persist.timeline import Moment, Timeline
 
 
 def listen_from(
@@ -40,6 +40,38 @@ def contents_as_of(
     column = pa.repeat(pa.scalar(time, pa.int64()), len(found))
     updates = found.add_column(len(handle.schema.names), handle.schema.arrow.field("_time"), column)
     return Progress(with_moments(updates, moments), Antichain(time + 1))
+
+
+def begun_listen(
+    handle: CollectionHandle, as_of: int | Moment | None, moments: Timeline | None, consumer: str = ""
+) -> Listen:
+    """Return what yields the updates after as_of, None for all; see `Collection.listen`, and `Engine.claim_all`."""
+    lower = 0 if as_of is None else handle.as_time("as_of", as_of) + 1
+    check_changes_readable(handle.contents(), lower)
+    contents, reading = handle.claim(max(0, lower - 1), consumer)
+    try:
+        check_changes_readable(contents, lower)
+    except BaseException:
+        reading.close()
+        raise
+    return listen_from(handle, lower, reading, None, moments)
+
+
+def begun_subscription(
+    handle: CollectionHandle,
+    as_of: int | Moment | None,
+    moments: Timeline | None,
+    timeout_s: float | None,
+    consumer: str = "",
+) -> Listen:
+    """Return what yields the contents as of a time, then what follows; see `Collection.subscribe`."""
+    contents, time, reading = handle.sealed_and_claimed(as_of, timeout_s, consumer)
+    try:
+        first = contents_as_of(handle, contents, time, reading, moments)
+    except BaseException:
+        reading.close()
+        raise
+    return listen_from(handle, time + 1, reading, first, moments)
 
 
 @dataclass(frozen=True, slots=True)

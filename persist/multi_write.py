@@ -97,7 +97,13 @@ class MultiWrite:
         self._add(collection, [*collection.handle.part_steps(parts, keep=keep), Asked(collection.id, digest)])
 
     def expect_upper(self, collection: Collection, upper: int | Moment | Antichain, *, alone: bool = False) -> None:
-        """Let the commit be rejected if the collection has another upper when it comes.
+        """Let the commit be rejected (`UpperMismatch`) if the collection has another upper when it comes.
+
+        This is the fence between two processes that do the same work: each reads what it needs, computes the next
+        step of a target, and commits it expecting the upper from which it began. One of them commits; the other
+        one's commit does nothing at all, whatever else is in it, and it goes on from the upper that it is told. No
+        offsets need to be kept besides: the target's upper says how far the work has come. With `ack`, the hold of a
+        consumer is the same fence.
 
         Args:
             alone: also reject it if somebody has added updates at times beyond upper (`UpdatesBeyondUpper`).

@@ -88,6 +88,65 @@ def test_of_two_consumers_with_one_name_the_second_is_told(blob: MemoryBlob) -> 
         assert contents(target, 5) == [(1, "a")]
 
 
+def leased(collection: persist.Collection) -> list[int]:
+    return sorted(hold.time for hold in collection.holds() if hold.name is None)
+
+
+def test_what_a_killed_consumer_held_ends_when_the_next_of_its_name_appears(blob: MemoryBlob) -> None:
+    killed = opened(blob)  # It never comes to its end, and no clock moves.
+    source, _ = collections(killed)
+    source.write([((1, "a"), 0, 1)], seal=1).result()
+    first = source.follow("mailer")
+    assert len(next(first).updates) == 1
+    source.write([((1, "a"), 1, -1), ((1, "b"), 1, 1)], seal=5).result()
+    other = source.follow("another")
+    with opened(blob) as client:
+        source = client.load("source")
+        assert leased(source) == [0, 4]
+        with source.follow("mailer") as following:
+            assert leased(source) == [4, 4]
+            assert len(next(following).updates) == 1
+            following.ack()
+            source.allow_compaction(5).result()
+            assert source.since == persist.Antichain(4)
+        with pytest.raises(persist.LeaseExpired, match="another one follows as 'mailer'"):
+            for _ in range(2):
+                first.poll()
+        assert len(next(other).updates) == 1  # It has another name.
+        assert killed.load("source").snapshot(4).to_pylist() == [{"k": 1, "v": "b"}]
+    killed.close()
+
+
+def test_a_consumer_that_was_replaced_can_begin_again(blob: MemoryBlob) -> None:
+    with opened(blob) as one, opened(blob) as other:
+        source, _ = collections(one)
+        source.write([((1, "a"), 0, 1)], seal=1).result()
+        for client in (one, other, one, other):
+            following = client.load("source").follow("mailer")
+            assert len(next(following).updates) == 1
+        assert len(one.engine.follower.refresh().control.leases) == 1
+        with one.load("source").follow("mailer") as again:
+            next(again)
+            again.ack()
+        with pytest.raises(persist.HoldMoved):
+            following.ack()
+
+
+def test_consumers_leave_no_lease_behind(blob: MemoryBlob) -> None:
+    with opened(blob) as client:
+        source, _ = collections(client)
+        source.write([((1, "a"), 0, 1)], seal=1).result()
+        followings = [source.follow(name) for name in ("a", "b", "b")]
+        assert client.metrics().groups["leases"]["granted"] == 2
+        for following in followings:
+            following.close()
+        client.engine.writer("a test").consumers.tick()
+        assert client.metrics().groups["leases"]["reads"] == 0
+        source.follow("c")
+    with opened(blob) as client:
+        assert client.engine.follower.refresh().control.leases == {}
+
+
 def test_what_is_complete_for_ever_is_consumed_to_its_end(blob: MemoryBlob) -> None:
     with opened(blob) as client:
         source, _ = collections(client)

@@ -93,13 +93,16 @@ class CollectionHandle:
         check_readable(contents, time)
         return contents, time
 
-    def claim(self, time: int) -> tuple[CollectionState, ClaimedRead]:
+    def claim(self, time: int, consumer: str = "") -> tuple[CollectionState, ClaimedRead]:
         """Keep since at or before time; return the state of a moment after that, and what to read its parts with.
+
+        Args:
+            consumer: see `Engine.claim_all`.
 
         Raises:
             AsOfCompacted: since has passed time.
         """
-        claim = self.engine.claim(self.id, self.name, time)
+        claim = self.engine.claim(self.id, self.name, time, consumer)
         try:
             # What a claim costs no commit for may be as old as the state; blobs outlive both by the grace period.
             contents = self.known()
@@ -110,11 +113,11 @@ class CollectionHandle:
         return contents, ClaimedRead(self.engine.reader, claim, self.needs)
 
     def sealed_and_claimed(
-        self, as_of: int | Moment | None, timeout_s: float | None
+        self, as_of: int | Moment | None, timeout_s: float | None, consumer: str = ""
     ) -> tuple[CollectionState, int, ClaimedRead]:
         """Do what `sealed` does, then `claim` the time it gives."""
         _, time = self.sealed(as_of, timeout_s)
-        contents, reading = self.claim(time)
+        contents, reading = self.claim(time, consumer)
         return contents, time, reading
 
     def needs(self, blob: str) -> bool:

@@ -135,7 +135,7 @@ class Engine:
         if self._writer is not None:  # A client that only reads has uploaded nothing.
             self._writer.committer.abandon(steps)
 
-    def claim(self, collection: str, name: str, time: int) -> Claim:
+    def claim(self, collection: str, name: str, time: int, consumer: str = "") -> Claim:
         """Keep the since of a collection at or before time for a read, and the blobs of the present state.
 
         Who may only read the store, or opened the location to read, or finds no room for a commit, gets a claim that
@@ -146,14 +146,19 @@ class Engine:
             AsOfCompacted: since has passed time.
             CollectionNotFound: the collection was destroyed.
         """
-        return self.claim_all([WantedClaim(collection, name, time)])[0]
+        return self.claim_all([WantedClaim(collection, name, time)], consumer)[0]
 
-    def claim_all(self, wanted: Sequence[WantedClaim]) -> list[Claim]:
-        """Do what `claim` does for many collections, each at its own time: all or none, for one commit in all."""
+    def claim_all(self, wanted: Sequence[WantedClaim], consumer: str = "") -> list[Claim]:
+        """Do what `claim` does for many collections, each at its own time: all or none, for one commit in all.
+
+        Args:
+            consumer: for that consumer alone, whose predecessors of the same name lose what they claimed.
+        """
         self.check_open("reading")
         if self._writer is not None:
             try:
-                return self._writer.leases.claim_all(wanted)
+                leases = self._writer.consumers.of(consumer) if consumer else self._writer.leases
+                return leases.claim_all(wanted)
             except (ReadOnlyStore, StoreMisconfigured, StoreFull, LogInterrupted):
                 pass
         return [no_claim(each.collection) for each in wanted]
@@ -169,7 +174,7 @@ class Engine:
         beyond = 0 if interrupted is None else interrupted.last - interrupted.end
         groups: dict[str, Mapping[str, float]] = {"log": {"seqno": self.follower.state.seqno, "beyond_end": beyond}}
         if self._writer is not None:
-            groups |= {"commits": self._writer.committer.counts(), "leases": self._writer.leases.counts()}
+            groups |= {"commits": self._writer.committer.counts(), "leases": self._lease_counts(self._writer)}
         storage = self.storage
         return Metrics(
             store=storage.metered.counts(),
@@ -178,6 +183,11 @@ class Engine:
             cache=storage.cached.counts(),
             groups=groups,
         )
+
+    @staticmethod
+    def _lease_counts(writer: Writer) -> dict[str, int]:
+        own, consumers = writer.leases.counts(), writer.consumers.counts()
+        return {what: count + consumers[what] for what, count in own.items()}
 
     def close(self) -> None:
         """Finish what was asked for, free threads and sockets, and raise errors that nobody looked at; idempotent.

@@ -21,6 +21,7 @@ from persist.compact.report import CompactionReport
 from persist.compact.rewriter import LocalPartMaker, PartMaker
 from persist.engine.options import OpenOptions
 from persist.errors import WriterFenced
+from persist.hold.consumers import ConsumerLeases
 from persist.hold.leases import Leases
 from persist.log.records import AllowCompaction, CloseWriter, OpenWriter
 from persist.read.part_caches import PartIndexes
@@ -41,6 +42,7 @@ class Writer:
     Attributes:
         committer: makes records of what is asked for.
         leases: of this client, and the claims of its reads.
+        consumers: those of its consumers that resume by their name.
         garbage: deletes what nobody needs.
         compactor: compacts by the policy of the settings, in this process.
         compaction: when it does so without being asked.
@@ -64,12 +66,17 @@ class Writer:
         self._stop_with_client(committer.request_stop)
         if options.mode == "exclusive":
             self._take_over(options, name)
-        self.leases = Leases(follower, committer.submit, committer.check_may_wait, clock, settings, name)
+
+        def leases(consumer: str = "") -> Leases:
+            return Leases(follower, committer.submit, committer.check_may_wait, clock, settings, name, consumer)
+
+        self.leases = leases()
+        self.consumers = ConsumerLeases(leases)
         self.garbage = Garbage(blob, follower, committer, settings)
         stop = threading.Event()
         self.compactor = self.compactor_of(self.local_part_maker(stop), stop)
         self.compaction = CompactionSchedule(self.compactor, follower, clock, settings)
-        self.upkeep = Upkeep(self.leases, self.compaction, self.garbage.collect, clock, settings)
+        self.upkeep = Upkeep(self.leases, self.consumers, self.compaction, self.garbage.collect, clock, settings)
         committer.appended = self.upkeep.committed
         self._stop_with_client(self.upkeep.request_stop)
 
@@ -93,6 +100,7 @@ class Writer:
     def allow_compaction(self, step: AllowCompaction, name: str) -> CommitFuture:
         """Commit that since may advance, after this client's own hold has moved to where its reads need it."""
         self.leases.settle_soon(step.collection)
+        self.consumers.settle_soon(step.collection)
         return self.committer.submit([step], {step.collection: name})
 
     def compact(self, collection: str, name: str, *, full: bool) -> CompactionReport:
@@ -103,7 +111,7 @@ class Writer:
     def collect_garbage(self) -> GarbageReport:
         """End the leases that have run out, and delete what nobody needs any more, in this thread."""
         self.committer.check_may_wait()
-        return self.garbage.collect(self.leases.end_expired)
+        return self.garbage.collect(lambda: self.leases.end_expired(self.consumers.ids()))
 
     def maintain(self) -> None:
         """Do what is due of what otherwise happens in the background."""
@@ -126,6 +134,7 @@ class Writer:
     def close(self) -> None:
         """Finish what was asked for, give back leases and the location, and end the threads."""
         self.upkeep.close()
+        self.consumers.close()
         self.leases.close()
         unlocked = None if self.committer.epoch is None else self.committer.submit([CloseWriter()], {})
         self.committer.close()

@@ -31,7 +31,7 @@ import itertools
 import logging
 import threading
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
@@ -134,7 +134,7 @@ class WantedClaim:
 
 
 class Leases:
-    """The claims of one client. All methods may be called from any thread."""
+    """The claims of one client, or of one consumer in it. All methods may be called from any thread."""
 
     def __init__(
         self,
@@ -144,7 +144,16 @@ class Leases:
         clock: Clock,
         settings: Settings,
         holder: str,
+        consumer: str = "",
     ) -> None:
+        """Begin without any.
+
+        Args:
+            holder: what people call this client.
+            consumer: these are the claims of that consumer alone. Its lease is its own, and ends those of others who
+                had that name before, be they alive or not.
+        """
+        self._consumer = consumer
         self._follower = follower
         self._commit = commit
         self._check_may_wait = check_may_wait  # Before each lock that is kept while a commit is waited for.
@@ -272,12 +281,17 @@ class Leases:
             if lease.is_granted and now_s - lease.renewed_s >= self._settings.lease_s / 3:
                 self._renew(lease)
 
-    def end_expired(self) -> None:
-        """End the leases of others that ran out, by this client's clock and the declared skew."""
+    @property
+    def lease_id(self) -> str:
+        """The id of the lease that these claims live by, or will."""
+        return self._lease.id
+
+    def end_expired(self, spared: Collection[str] = ()) -> None:
+        """End the leases of others that ran out, by this client's clock and the declared skew; not the spared ones."""
         limit_ms = self._clock.wall_ms() - int(self._settings.clock_skew_s * 1000)
         leases = self._follower.refresh().control.leases
-        own = self._lease.id  # However late, it is renewed rather than ended.
-        expired = [EndLease(i, le.expires_ms) for i, le in leases.items() if i != own and le.expires_ms < limit_ms]
+        own = {self._lease.id, *spared}  # However late, they are renewed rather than ended.
+        expired = [EndLease(i, le.expires_ms) for i, le in leases.items() if i not in own and le.expires_ms < limit_ms]
         futures = [self._commit([step], {}) for step in expired]
         errors = [future.exception() for future in futures]  # Of all: what nobody looks at is raised by close.
         for error in errors:
@@ -303,7 +317,9 @@ class Leases:
             raise ClientClosed("reading")
         if lease.is_lost or lease.id not in self._follower.state.control.leases:
             self._lose(lease)
-            raise LeaseExpired("the lease of this read has ended, so what it reads may have been compacted or deleted")
+            name = self._consumer.partition("/")[2]
+            why = f"another one follows as {name!r} now, or its lease ran out" if name else "its lease has ended"
+            raise LeaseExpired(f"what this reads may have been compacted or deleted: {why}")
         if self._is_overdue(lease):
             with suppress(StoreFull):  # Then it goes on as a read without a lease does, until there is room.
                 self._renew(lease)
@@ -358,7 +374,7 @@ class Leases:
         expires_ms = self._clock.wall_ms() + int(self._settings.lease_s * 1000)
         open_reads = [seqno for held in self._held.values() for _, seqno in held.claims.values()]
         reads_from = min([*open_reads, max(0, self._follower.state.seqno)])
-        return GrantLease(lease.id, self._holder, expires_ms, renews, reads_from)
+        return GrantLease(lease.id, self._holder, expires_ms, renews, reads_from, self._consumer)
 
     def _settle(self, holds: Mapping[str, _SharedHold], *, eager: bool) -> None:
         """Commit what `_steps` says of holds, in one record; one that is refused keeps no other from its place."""
@@ -432,7 +448,14 @@ class Leases:
         if lease.is_granted or not any(isinstance(step, SetHold) for step in steps):
             return []
         with self._lock:
-            return [self._grant(lease, renews=False)]
+            return [*self._predecessors(lease), self._grant(lease, renews=False)]
+
+    def _predecessors(self, lease: OwnLease) -> list[Step]:
+        """Return what ends the leases of those who had the name of this consumer before."""
+        if not self._consumer:
+            return []
+        leases = self._follower.state.control.leases
+        return [EndLease(id_) for id_, each in leases.items() if each.consumer == self._consumer and id_ != lease.id]
 
     def _take_in_grant(self, lease: OwnLease, steps: Sequence[Step], error: BaseException | None) -> None:
         """Take in what became of a lease that was to begin with steps, if it was."""

@@ -281,7 +281,8 @@ class _LocationMutation(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
 class GrantLease(_LocationMutation, frozen=True, tag="lease"):
     """Begin a lease, or prolong it if it renews one. It lasts until somebody ends it, others not before its expiry.
 
-    Whatever its holder reads from now on is of the state at reads_from or later.
+    Whatever its holder reads from now on is of the state at reads_from or later. With a consumer, it is the lease of
+    that consumer alone, and whoever takes that name up next ends it.
     """
 
     lease: str
@@ -289,6 +290,7 @@ class GrantLease(_LocationMutation, frozen=True, tag="lease"):
     expires_ms: int
     renews: bool = False
     reads_from: int = 0
+    consumer: str = ""
 
 
 class EndLease(_LocationMutation, frozen=True, tag="end_lease"):

@@ -123,6 +123,7 @@ class Listen:
         """Return what is sealed in a state that `has_advanced`; see `poll`."""
         lower = self._lower
         assert lower is not None
+        self._reading()  # Whose lease has ended should hear that, and not what came of it.
         check_changes_readable(contents, lower)
         upper = contents.upper
         with self._reading.explained():

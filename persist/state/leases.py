@@ -8,16 +8,19 @@ from persist.errors import Conflict, LeaseExpired
 from persist.log.records import EndLease, GrantLease
 from persist.names import check_holder, is_id
 
+CONSUMER_CHARS_MAX = 600  # The id of a collection, and the name of a hold.
+
 
 class Lease(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A reader that is alive, or was until not long ago.
 
-    It reads from the state at seqno reads_from, and later ones.
+    It reads from the state at seqno reads_from, and later ones. It may be the lease of one consumer alone.
     """
 
     holder: str
     expires_ms: int
     reads_from: int = 0
+    consumer: str = ""
 
 
 def with_granted(leases: Mapping[str, Lease], mutation: GrantLease) -> dict[str, Lease]:
@@ -29,11 +32,13 @@ def with_granted(leases: Mapping[str, Lease], mutation: GrantLease) -> dict[str,
     check_holder(mutation.holder)
     if not is_id(mutation.lease):
         raise ValueError(f"{mutation.lease[:200]!r} is not the id of a lease")
+    if mutation.consumer and not (len(mutation.consumer) <= CONSUMER_CHARS_MAX and mutation.consumer.isprintable()):
+        raise ValueError(f"{mutation.consumer[:200]!r} is not the name of a consumer")
     known = leases.get(mutation.lease)
     if known is None and mutation.renews:
         raise LeaseExpired("the lease has ended and cannot be renewed: since may have moved on")
     reads_from = mutation.reads_from if known is None else max(known.reads_from, mutation.reads_from)
-    return {**leases, mutation.lease: Lease(mutation.holder, mutation.expires_ms, reads_from)}
+    return {**leases, mutation.lease: Lease(mutation.holder, mutation.expires_ms, reads_from, mutation.consumer)}
 
 
 def with_ended(leases: dict[str, Lease], mutation: EndLease) -> dict[str, Lease]:

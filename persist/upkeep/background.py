@@ -12,6 +12,7 @@ from collections.abc import Callable
 from persist.blob import StoreFull
 from persist.blob.clock import Clock
 from persist.errors import ClientClosed, PersistError
+from persist.hold.consumers import ConsumerLeases
 from persist.hold.leases import Leases
 from persist.settings import Settings
 from persist.upkeep.compacting import CompactionSchedule
@@ -32,6 +33,7 @@ class Upkeep:
     def __init__(
         self,
         leases: Leases,
+        consumers: ConsumerLeases,
         compaction: CompactionSchedule,
         collect: Callable[[], object],
         clock: Clock,
@@ -39,6 +41,7 @@ class Upkeep:
     ) -> None:
         self.compaction = compaction
         self._leases = leases
+        self._consumers = consumers
         self._collect = collect
         self._clock = clock
         self._settings = settings
@@ -68,11 +71,12 @@ class Upkeep:
         self.tick_work()
 
     def tick_leases(self) -> None:
-        """Renew or end the lease of this client, and end those of others that have run out."""
+        """Renew or end the leases of this client, and end those of others that have run out."""
         self._leases.tick()
+        self._consumers.tick()
         now_s = self._clock.monotonic_s()
         if now_s >= self._expire_at_s:
-            self._leases.end_expired()
+            self._leases.end_expired(self._consumers.ids())
             self._expire_at_s = now_s + self._settings.lease_s / 10
 
     def tick_work(self) -> None:

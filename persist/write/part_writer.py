@@ -158,7 +158,8 @@ def _pieces(table: pa.Table, bytes_max: int) -> Iterator[pa.Table]:
 
 def _batch_room(inline_bytes: int) -> int:
     """Return how large a batch may be that is added to so many inline bytes; 0 for none, as it could not be a blob."""
-    return BATCH_BYTES_MAX if inline_bytes + BATCH_BYTES_MAX <= INLINE_TOTAL_MAX else 0
+    bytes_max = min(BATCH_BYTES_MAX, INLINE_PART_MAX)
+    return bytes_max if inline_bytes + bytes_max <= INLINE_TOTAL_MAX else 0
 
 
 def _encoded_together(writes: Sequence[Write], batch_bytes_max: int) -> list[tuple[bytes, Part]]:

@@ -73,7 +73,7 @@ def write_every_kind(location: Path | Blob) -> None:
         with kinds.hold(3):
             kinds.allow_compaction(3).result()
         commit(client, GrantLease(LEASE, "somebody", 10**13))
-        commit(client, GrantLease(LEASE, "somebody", 10**13 + 1, renews=True, reads_from=5))
+        commit(client, GrantLease(LEASE, "somebody", 10**13 + 1, renews=True, reads_from=5, consumer="a/consumer"))
         commit(client, EndLease(LEASE, expires_ms=10**13 + 1))
         dropped = client.engine.follower.refresh().control.dropped
         commit(client, Collected(tuple((d.collection, d.seqno) for d in dropped)), TruncateLog(0), VoidUploads(1))

@@ -147,7 +147,7 @@ def write_directories(location: Path) -> None:
         doomed[0].destroy().result()
         checkpoint(1)
         doomed[1].destroy().result()
-        with client.load("every type").hold(5):
+        with client.load("every type").hold(5), client.load("every type").follow("a consumer"):
             checkpoint(1 << 20)
 
 
