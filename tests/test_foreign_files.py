@@ -68,6 +68,7 @@ def _put(path: Path, what: str) -> None:
             file.truncate(50 << 30)
 
 
+@pytest.mark.sampled(0.34)
 @pytest.mark.parametrize("what", ["fifo", "sparse", "folder", "loop", "link"])
 @pytest.mark.parametrize("where", ["next record", "last record", "checkpoint", "part"])
 def test_what_is_no_blob_is_named_and_neither_waited_for_nor_read(where: str, what: str, tmp_path: Path) -> None:
@@ -130,5 +131,5 @@ def test_a_record_with_very_many_fields_is_read_in_time_proportional_to_them() -
         return min(seconds(fields) for _ in range(3))  # Of a busy machine, the quiet moments.
 
     seconds(10)
-    # 31 and more when every name is counted among all names; some 10 when it is not.
-    assert least(60_000) < 25 * max(0.02, least(6_000))
+    # Some 150 times as long when every name is counted among all names, and 25 times when it is not.
+    assert least(150_000) < 80 * max(0.02, least(6_000))
