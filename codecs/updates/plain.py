@@ -83,3 +83,10 @@ def _stamped_table(table: pa.Table, stamp: Stamp, schema: CollectionSchema) -> p
 
 def _all(table: pa.Table, value: int) -> pa.ChunkedArray:
     return pa.chunked_array([np.full(table.num_rows, value, np.int64)])
+
+
+def with_time(table: pa.Table, time: int, schema: CollectionSchema) -> pa.Table:
+    """Return the rows of a table, which has the columns of a collection and `_diff`, as updates at one time."""
+    times = pa.array(np.full(len(table), time, np.int64))
+    columns = [*(table[name] for name in schema.names), times, table["_diff"]]
+    return pa.Table.from_arrays(columns, schema=schema.arrow)

@@ -19,10 +19,10 @@ from concurrent.futures import Executor, Future
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-import numpy as np
 import pyarrow as pa
 
 from persist.codecs import CollectionSchema, Part, PartStream, consolidate, exact_sum
+from persist.codecs.updates.plain import with_time
 from persist.errors import ClientClosed
 from persist.read.part_reader import PartReader
 from persist.read.scan import Scan
@@ -217,10 +217,3 @@ class _Uploads:
     def stored(self) -> list[Part]:
         """Return all that was stored, once nothing is under way."""
         return [upload.result() for upload in self._begun if upload.exception() is None]
-
-
-def with_time(table: pa.Table, time: int, schema: CollectionSchema) -> pa.Table:
-    """Return the rows of a table, which has the columns of a collection and `_diff`, as updates at one time."""
-    times = pa.array(np.full(len(table), time, np.int64))
-    columns = [*(table[name] for name in schema.names), times, table["_diff"]]
-    return pa.Table.from_arrays(columns, schema=schema.arrow)

@@ -11,25 +11,24 @@ the key space. Memory: the client's budget. Cost: reading what is there, writing
 writing the difference.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
-from dataclasses import replace
 from typing import Any
 
 import msgspec
 import numpy as np
-import pyarrow as pa
 import pyarrow.compute as pc
 
 from persist.antichain import Antichain
-from persist.codecs import Part, PartStream, SmallUpdates, Stamp, consolidate, digest_of, encode_parts, gathered
+from persist.codecs import Part, PartStream, SmallUpdates, Stamp, digest_of, encode_parts, gathered
 from persist.codecs.order.arrays import int64_array
+from persist.codecs.updates.plain import with_time
 from persist.engine.collection_handle import CollectionHandle
-from persist.errors import InvalidUsage, UpdateNotBeyondUpper, UpdatesBeyondUpper, with_timeline
+from persist.errors import UpdateNotBeyondUpper, UpdatesBeyondUpper, with_timeline
 from persist.log.records import Seal
+from persist.read.difference import differences
 from persist.read.lookup import Lookup, Wanted
-from persist.read.part_reader import PartReader
 from persist.read.plan import snapshot_scan
 from persist.read.scan import Scan, negated
 from persist.read.wanted_keys import keys_alone, wanted_keys
@@ -39,8 +38,6 @@ from persist.state.unsealed import unsealed
 from persist.timeline import Moment
 from persist.write.operations import Asked, Step, Write, delete_digest, overwrite_digest
 from persist.write.part_writer import PartWriter, group_bytes_max
-
-SLICE_SHARE = 8  # Of the memory budget one slice takes this fraction: merging takes about four times as much.
 
 
 def overwrite_steps(
@@ -97,7 +94,7 @@ def delete_steps(handle: CollectionHandle, what: Any, time: int | Moment, token:
             return [asked, *_alone(contents, at, _upload(handle, present, (), at, writer.part_writer()))]
         wanted = Wanted.of(keys, handle.schema)
         found = Lookup(present).contents(wanted, "diff", handle.engine.reader())
-        step = writer.write_step(handle.id, handle.schema, _with_time(negated(found), at, handle))
+        step = writer.write_step(handle.id, handle.schema, with_time(negated(found), at, handle.schema))
         return [asked, *_alone(contents, at, [] if step is None else [step])]
 
 
@@ -157,38 +154,12 @@ def _upload(handle: CollectionHandle, present: Scan, new: Sequence[Part], at: in
     stream = PartStream(handle.schema, row_group_bytes_max=group_bytes_max(reader.memory_budget, handle.schema))
     stored: list[Part] = []
     try:
-        for rows in _differences(present, new, reader):
-            stored += (writer.put(handle.id, data, part) for data, part in stream.add(_with_time(rows, at, handle)))
+        for rows in differences(present, new, reader):
+            stored += (
+                writer.put(handle.id, data, part) for data, part in stream.add(with_time(rows, at, handle.schema))
+            )
         stored += (writer.put(handle.id, data, part) for data, part in stream.finish())
     except BaseException:
         writer.discard(stored)
         raise
     return handle.part_steps(stored)
-
-
-def _differences(present: Scan, new: Sequence[Part], reader: PartReader) -> Iterator[pa.Table]:
-    """Yield the new rows minus the present ones, consolidated, in key order."""
-    names, columns = present.schema.names, [*present.schema.names, "_diff"]
-    ours = {id(part) for part in new}
-    passed = 0
-    # Cut together, so that a slice of the one is the same keys as that of the other.
-    for each in replace(present, base=(*present.base, *new)).slices_within(reader.memory_budget // SLICE_SHARE):
-        tables = [each.empty(columns)]
-        for table in each.base_rows(reader, columns, [part for part in each.base if id(part) in ours]):
-            passed += len(table)
-            tables.append(table)
-        tables += map(negated, each.base_rows(reader, columns, [part for part in each.base if id(part) not in ours]))
-        tables += map(negated, each.updates(reader, columns))
-        yield consolidate(pa.concat_tables(tables), names)
-    given = sum(part.rows for part in new)
-    if passed != given:
-        raise InvalidUsage(
-            f"where={present.filter} is not true for {given - passed:,} of the {given:,} distinct rows, so they would "
-            "come beside what is there and not in its place: leave them out, or widen the filter. Nothing was written."
-        )
-
-
-def _with_time(table: pa.Table, at: int, handle: CollectionHandle) -> pa.Table:
-    times = pa.array(np.full(len(table), at, np.int64))
-    columns = [*table.select([*handle.schema.names]).columns, times, table["_diff"]]
-    return pa.Table.from_arrays(columns, schema=handle.schema.arrow)

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 
 from persist.client import Client
 from persist.codecs import TIME_MAX, CollectionSchema, Part, PartStream
-from persist.compact.rewriter import with_time
+from persist.codecs.updates.plain import with_time
 from persist.read.scan import Scan
 from persist.sink.uploads import Target, Uploads
 from persist.write.part_writer import group_bytes_max

@@ -10,11 +10,14 @@ from collections.abc import Mapping
 from io import BytesIO
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tests.model import EMPTY
 from tests.nemesis.history import Commit
 
+# Of every collection here, whatever its key is called. A batch has no schema in it.
+COLUMNS = pa.schema({"k": pa.int64(), "v": pa.string(), "_time": pa.int64(), "_diff": pa.int64()})
 PADDED = "~"  # Ends the part of a long value that history keeps.
 
 
@@ -79,6 +82,6 @@ def _parts(mutation: dict[str, Any], blobs: Mapping[str, bytes]) -> list[dict[st
 
 def _updates(part: dict[str, Any], blobs: Mapping[str, bytes]) -> list[list[Any]]:
     data = base64.b64decode(part["inline"]) if "inline" in part else blobs[part["blob"]]
-    columns = pq.read_table(BytesIO(data)).to_pydict()
-    ks, vs, times, diffs = columns.values()
+    rows = pq.read_table(BytesIO(data)) if "footer" in part else pa.ipc.read_record_batch(pa.py_buffer(data), COLUMNS)
+    ks, vs, times, diffs = rows.to_pydict().values()
     return [[k, shorten(v), t, d] for k, v, t, d in zip(ks, vs, times, diffs, strict=True)]

@@ -9,18 +9,15 @@ of the key space, and uploads the difference; what the tasks uploaded is deleted
 one process that reads the contents and the new rows; `persist.spark.write` does the same in tasks.
 """
 
-from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import replace
 
-import pyarrow as pa
 from pyspark.sql.datasource import WriterCommitMessage
 
 from persist.client import Client
-from persist.codecs import Part, PartStream, consolidate
-from persist.compact.rewriter import with_time
-from persist.read.part_reader import PartReader
-from persist.read.scan import Scan, negated
+from persist.codecs import Part, PartStream
+from persist.codecs.updates.plain import with_time
+from persist.read.difference import differences
+from persist.read.scan import Scan
 from persist.sink.planned_write import PlannedWrite
 from persist.sink.uploads import Uploads, writing
 from persist.spark.surfaced_errors import surfaced_errors
@@ -68,7 +65,7 @@ def difference(client: Client, planned: PlannedWrite, parts: list[Part]) -> tupl
         writer = stack.enter_context(target.writer())
         uploads = stack.enter_context(Uploads(writer, target.id))
         stream = PartStream(target.schema, row_group_bytes_max=group_bytes_max(reader.memory_budget, target.schema))
-        for rows in _differences(present, parts, reader):
+        for rows in differences(present, parts, reader):
             uploads.put(stream.add(with_time(rows, time, target.schema)))
         uploads.put(stream.finish())
         return uploads.parts()
@@ -78,17 +75,3 @@ def present_time(planned: PlannedWrite) -> int | None:
     """Return the last sealed time, as of which the contents are replaced; None if nothing was sealed yet."""
     assert planned.upper.time is not None, "a collection that is complete is not overwritten"
     return planned.upper.time - 1 if planned.upper.time else None
-
-
-def _differences(present: Scan, parts: list[Part], reader: PartReader) -> Iterator[pa.Table]:
-    """Yield the new rows minus the present ones, consolidated, in key order."""
-    names = present.schema.names
-    columns = [*names, "_diff"]
-    new = {part.blob for part in parts}
-    # Cut together, so that a slice of the one is the same keys as that of the other.
-    for each in replace(present, base=(*present.base, *parts)).slices_within(reader.rewrite_slice_bytes):
-        tables = [each.empty(columns)]
-        tables += each.base_rows(reader, columns, [part for part in each.base if part.blob in new])
-        tables += map(negated, each.base_rows(reader, columns, [part for part in each.base if part.blob not in new]))
-        tables += map(negated, each.updates(reader, columns))
-        yield consolidate(pa.concat_tables(tables), names)
