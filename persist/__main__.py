@@ -1,8 +1,6 @@
 """`python -m persist`: see `persist.cli.main`."""
 
-import sys
-
-from persist.cli.main import main
+from persist.cli.main import entry
 
 if __name__ == "__main__":
-    sys.exit(main())
+    entry()

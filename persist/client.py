@@ -283,14 +283,17 @@ class Client:
         listens = listens_together(wanted, contents=contents)
         return JointListen(self.engine.follower, dict(zip(collections, listens, strict=True)))
 
-    def gc(self) -> GarbageReport:
+    def gc(self, *, dry_run: bool = False) -> GarbageReport:
         """Delete what nobody needs any more (`persist.upkeep.garbage`). Safe while others read, write and do the same.
+
+        Args:
+            dry_run: change nothing, and return what would be deleted, as far as that is known without a write.
 
         Raises:
             ReadOnly: this client only reads.
             Unavailable: the store did not answer; what was not deleted stays for the next time.
         """
-        return self.engine.writer("gc").collect_garbage()
+        return self.engine.writer("gc").collect_garbage(dry_run=dry_run)
 
     def fsck(
         self, *, repair: bool = False, dry_run: bool = False, set_aside: bool = False, deep: bool = True

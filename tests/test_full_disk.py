@@ -131,7 +131,7 @@ def test_garbage_is_collected_on_a_full_disk_through_the_command_line(disk: Path
         for time_ in range(40):
             orders.write(table(10, time=time_), seal=time_ + 1).result()
     fill(disk)
-    assert main(["gc", str(disk)]) in (0, 2)  # Nothing is old enough to go, so it may find no room.
+    assert main(["gc", str(disk)]) in (0, 4)  # Nothing is old enough to go, so it may find no room.
     (disk / "filler").unlink()
     assert main(["gc", str(disk)]) == 0
     assert main(["fsck", str(disk)]) == 0

@@ -127,7 +127,7 @@ def test_what_is_not_sealed_shows_wherever_one_looks(tmp_path: Path, capsys: pyt
         assert orders.unsealed == persist.Unsealed(3, 4, 9, is_exact=False)
         assert repr(orders).endswith(", sealed before 4, at most 3 updates at times 4 to 9 not sealed>")
         assert "unsealed  at most 3 updates at times 4 to 9" in str(orders.snapshot().explain())
-        assert main(["collections", str(tmp_path)]) == 0
+        assert main(["ls", str(tmp_path)]) == 0
         assert capsys.readouterr().out.splitlines()[1].split()[-1] == "3"
         orders.seal(Antichain()).result()
         assert repr(orders).endswith(", complete for ever>")

@@ -242,5 +242,5 @@ def test_text_of_a_time_is_exact() -> None:
 def test_the_command_line_shows_moments(tmp_path: Any, capsys: pytest.CaptureFixture[str]) -> None:
     with persist.open(tmp_path) as client:
         client.create_or_load("clicks", key={"k": pa.int64()}, timeline="ms").seal(NOON).result()
-    assert main(["collections", str(tmp_path)]) == 0
+    assert main(["ls", str(tmp_path)]) == 0
     assert f"{NOON_MS} (2026-11-21T12:00:00Z)" in capsys.readouterr().out

@@ -1,4 +1,5 @@
 """The command line of `persist`.
 
-Promises: it stands on the public API only; a user's mistake gives a message and an exit status, never a traceback.
+Promises: it stands on what every user has, and shows what is stored without interpreting it; a user's mistake gives one
+line and an exit status, never a traceback. Modules that name commands load nothing that takes long: see `command`.
 """

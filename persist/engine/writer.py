@@ -108,8 +108,10 @@ class Writer:
         self.committer.check_may_wait()
         return self.compactor.compact(collection, name, full=full, destroy=full)
 
-    def collect_garbage(self) -> GarbageReport:
-        """End the leases that have run out, and delete what nobody needs any more, in this thread."""
+    def collect_garbage(self, *, dry_run: bool = False) -> GarbageReport:
+        """End the leases that have run out, and delete what nobody needs any more, in this thread; or tell what."""
+        if dry_run:
+            return self.garbage.plan()
         self.committer.check_may_wait()
         return self.garbage.collect(lambda: self.leases.end_expired(self.consumers.ids()))
 

@@ -134,6 +134,19 @@ class Garbage:
             self._follower.prove_now()
             return _Round(self._blob, self._follower, self._committer, self._settings).run(before)
 
+    def plan(self) -> GarbageReport:
+        """Return what `collect` would delete now, changing nothing. Cost: its reads.
+
+        An estimate: the age of blobs is told by this machine's clock, because asking the store for the time needs a
+        write; and leases that have run out count as live.
+
+        Raises: as `collect`.
+        """
+        with self._one_at_a_time:
+            if self._follower.refresh().location is None:
+                return GarbageReport()
+            return _Round(self._blob, self._follower, self._committer, self._settings, is_dry=True).run(lambda: None)
+
     def delete_leaked(self, keys: Iterable[str]) -> Deleted:
         """Delete those of keys that `collect` would delete as uploads, lists, states or records nobody refers to.
 
@@ -156,12 +169,16 @@ class _Round:
         committer: Committer,
         settings: Settings,
         only: frozenset[str] | None = None,
+        *,
+        is_dry: bool = False,
     ) -> None:
         self._blob = blob
         self._follower = follower
         self._committer = committer
         self._settings = settings
         self._only = only
+        self._is_dry = is_dry
+        self._log_floor = self._upload_floor = 0  # What a dry round would have declared.
         self._deleted: list[str] = []
         self._declared_at: int | None = None
         self._counts: dict[str, int] = {}
@@ -183,7 +200,7 @@ class _Round:
             self._records = [] if self._full is None else self._dated_records()
             self._collect_dropped()
             self._collect_uploads()
-            self._with_room(self._truncate)
+            self._truncate_with_room()
             self._collect_records()
             self._collect_checkpoints()
             self._collect_states()
@@ -194,6 +211,8 @@ class _Round:
 
     def _with_room(self, step: Callable[[], object]) -> None:
         """Do what needs room, or take note that there is none."""
+        if self._is_dry:
+            return
         try:
             step()
         except StoreFull as error:
@@ -215,6 +234,8 @@ class _Round:
 
     def _store_time_s(self) -> float:
         """Return the present time by the clock that dates the store's blobs."""
+        if self._is_dry:
+            return self._follower.now()[1]
         try:
             self._blob.set(CLOCK_KEY, b"")
             return next(iter(self._blob.list(CLOCK_KEY))).modified_s
@@ -258,6 +279,7 @@ class _Round:
             self._delete("parts", (entry for entry in found if dropped.is_destroyed or entry.key in unused))
         if due:
             self._with_room(lambda: self._forget(due))
+            self._collections += self._is_dry * sum(dropped.is_destroyed for dropped in due)
 
     def _forget(self, due: list[Dropped]) -> None:
         self._commit(Collected(tuple((dropped.collection, dropped.seqno) for dropped in due)))
@@ -272,9 +294,11 @@ class _Round:
         if floor > state.control.upload_floor or max(orphans) > state.seqno:
             # The second, because in a log that stands still nothing would ever be older than these uploads.
             self._with_room(lambda: self._void(floor))
+            self._upload_floor = floor
         # Only what no record names even now, after the declaration, can never be named.
         state, unnamed = self._unnamed_uploads()
-        self._delete("parts", (entry for entry, seqno in unnamed if seqno < state.control.upload_floor))
+        voided = max(state.control.upload_floor, self._upload_floor if self._is_dry else 0)
+        self._delete("parts", (entry for entry, seqno in unnamed if seqno < voided))
 
     def _void(self, floor: int) -> None:
         self._declared_at = self._commit(VoidUploads(floor))
@@ -307,16 +331,26 @@ class _Round:
                 if seqno is not None and entry.key not in replaced and self._is_unnamed(entry, named):
                     yield entry, seqno
 
+    def _truncate_with_room(self) -> None:
+        if self._is_dry:
+            self._log_floor = self._floor_to_declare() or 0
+        else:
+            self._with_room(self._truncate)
+
     def _truncate(self) -> None:
+        if (floor := self._floor_to_declare()) is not None:
+            self._commit(TruncateLog(floor))
+            self._checkpoint()
+            self._marks = self._checkpoints()
+
+    def _floor_to_declare(self) -> int | None:
+        """Return from where on the log is needed, if it is worth a record to say so."""
         state, settings = self._follower.state, self._settings
         floor = min(self._seqno_before(settings.log_retention_s) + 1, state.seqno + 1 - settings.log_retention_records)
         least = max(1, settings.log_retention_records // 10)
         if state.control.erased > floor and self._seqno_before(self._erase_after_s) >= state.control.erased:
             floor, least = state.control.erased, 1
-        if floor - state.control.log_floor >= least:
-            self._commit(TruncateLog(floor))
-            self._checkpoint()
-            self._marks = self._checkpoints()
+        return floor if floor - state.control.log_floor >= least else None
 
     def _known_floor(self) -> int:
         """Return the floor of the log that the newest checkpoint gives.
@@ -324,7 +358,7 @@ class _Round:
         Whoever opens, or comes back after a long time, learns of it there: until then, records beyond it are read.
         """
         newest = read_checkpoint(self._blob, checkpoint_key(self._marks[0].seqno)) if self._marks else None
-        return 0 if newest is None else newest.control.log_floor
+        return max(self._log_floor, 0 if newest is None else newest.control.log_floor)
 
     def _collect_records(self) -> None:
         end = self._known_floor()
@@ -396,7 +430,8 @@ class _Round:
     def _delete(self, kind: str, entries: Iterable[BlobEntry]) -> None:
         entries = (entry for entry in entries if self._only is None or entry.key in self._only)
         while some := [*islice(entries, DELETE_MAX)]:
-            delete_all(self._blob, [entry.key for entry in some])
+            if not self._is_dry:
+                delete_all(self._blob, [entry.key for entry in some])
             self._deleted += [entry.key for entry in some]
             self._counts[kind] = self._counts.get(kind, 0) + len(some)
             self._bytes += sum(entry.bytes for entry in some)

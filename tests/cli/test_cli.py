@@ -1,5 +1,6 @@
 """The command line: what it prints, and with which exit status."""
 
+import json
 import os
 import subprocess
 import sys
@@ -80,14 +81,17 @@ def test_gc_says_what_it_deleted(folder: Path, capsys: pytest.CaptureFixture[str
 
 
 def test_collections_are_listed(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["collections", str(folder)]) == 0
+    assert main(["ls", str(folder)]) == 0
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     size = part_of(folder).stat().st_size
     assert lines == [
-        ["name", "since", "upper", "parts", "bytes", "holds", "unsealed"],
-        ["done", "0", "-", "0", "0", "0", "-"],
-        ["orders", "3", "5", "1", f"{size:,}", "1", "-"],
+        ["name", "rows", "bytes", "since", "upper", "parts", "holds", "unsealed"],
+        ["done", "0", "0", "0", "-", "0", "0", "-"],
+        ["orders", "20,000", f"{size:,}", "3", "5", "1", "1", "-"],
     ]
+    assert main(["ls", str(folder), "ord", "--json"]) == 0
+    [listed] = json.loads(capsys.readouterr().out)
+    assert (listed["name"], listed["rows"], listed["since"], listed["upper"]) == ("orders", 20_000, 3, 5)
 
 
 @pytest.mark.parametrize(
@@ -96,9 +100,9 @@ def test_collections_are_listed(folder: Path, capsys: pytest.CaptureFixture[str]
         (["fsck", "{tmp}/nothing"], "nothing is stored at"),
         (["holds", "{tmp}/nothing"], "nothing is stored at"),
         (["holds", "{tmp}/nothing", "orders"], "nothing is stored at"),
-        (["collections", "{tmp}/nothing"], "nothing is stored at"),
+        (["ls", "{tmp}/nothing"], "nothing is stored at"),
         (["fsck", "{tmp}", "--dry-run"], "dry_run=True goes with repair=True"),
-        (["collections", "nonsense://x"], "unknown scheme"),
+        (["ls", "nonsense://x"], "unknown scheme"),
         (["gc", "{tmp}", "--storage-option", "fsink=no"], "'fsink' is not an option"),
     ],
 )
@@ -115,20 +119,27 @@ def test_a_mistake_is_one_line_and_exits_with_2(
 
 def test_damage_that_keeps_a_command_from_working_is_one_line(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (folder / "log" / f"{1:020d}").write_bytes(b"{}")
-    assert main(["collections", str(folder)]) == 1
+    assert main(["ls", str(folder)]) == 1
     assert "is corrupt" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("arguments", [[], ["frobnicate"], ["fsck"], ["fsck", "x", "--storage-option", "novalue"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [[], ["frobnicate"], ["fsck"], ["fsck", "x", "--frob"], ["log", "x", "--last", "many"], ["log", "x", "-n", "0"]],
+)
 def test_wrong_arguments_exit_with_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as caught:
-        main(arguments)
-    assert caught.value.code == 2
-    assert "usage:" in capsys.readouterr().err
+    assert main(arguments) == 2
+    assert "Usage: persist" in "".join(capsys.readouterr())
+
+
+def test_a_storage_option_without_a_value_is_not_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["ls", "x", "--storage-option", "sEcReT"]) == 2
+    assert "NAME=VALUE" in (err := capsys.readouterr().err)
+    assert "sEcReT" not in err
 
 
 def test_storage_options_reach_the_store(folder: Path) -> None:
-    assert main(["collections", str(folder), "--storage-option", "fsync=false"]) == 0
+    assert main(["ls", str(folder), "--storage-option", "fsync=false"]) == 0
 
 
 def test_the_module_runs_as_a_program(folder: Path) -> None:
@@ -190,7 +201,7 @@ def test_options_of_the_store_come_from_a_file_and_the_environment_without_being
     file.write_text('{"fsync": false}')
     assert main(command) == 0
     monkeypatch.setenv("PERSIST_STORAGE_OPTIONS", '["sEcReT"]')
-    assert main(["collections", str(folder)]) == 2
+    assert main(["ls", str(folder)]) == 2
     assert main([*command[:3], str(tmp_path / "none.json")]) == 2
     output = capsys.readouterr()
     assert "the environment variable PERSIST_STORAGE_OPTIONS does not hold a JSON object" in output.err

@@ -1,0 +1,98 @@
+"""How commands are declared: a function that takes a `Place` first, and options as Typer declares them.
+
+The options that all commands share (where, how to reach it, JSON) are added here, once. Modules with commands load
+nothing that takes long: what a command needs, it imports when it is run, so that help and completion come at once.
+"""
+
+import inspect
+import os
+import sys
+from collections.abc import Callable
+from typing import Annotated, Any, get_type_hints
+
+import typer
+
+from persist.cli.place import Place
+
+OK, PROBLEMS, MISTAKE, CONFLICT, UNAVAILABLE, INTERRUPTED = 0, 1, 2, 3, 4, 130
+
+EXIT_CODES = """Exit status: 0 all is well; 1 problems were found in the location; 2 a mistake in the call; 3 somebody
+else was first; 4 the store does not answer, or the disk; 130 interrupted."""
+
+app = typer.Typer(
+    name="persist",
+    help=f"Definite, time-varying collections on object storage.\n\n{EXIT_CODES}",
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+Location = Annotated[
+    str, typer.Argument(metavar="LOCATION", help="A folder, s3://bucket/prefix, or any other URL of persist.open.")
+]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON: an object, or one on each line for rows.")]
+Options = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--storage-option",
+        metavar="NAME=VALUE",
+        help="For the store, such as endpoint_url or region; may be repeated. Other users see it: no secrets here.",
+    ),
+]
+OptionsFile = Annotated[
+    str | None,
+    typer.Option(
+        "--storage-options-file",
+        metavar="FILE",
+        help="A JSON object of such options that only its owner can read; PERSIST_STORAGE_OPTIONS may hold one, too.",
+    ),
+]
+Name = Annotated[str, typer.Argument(metavar="COLLECTION", help="The name of the collection.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+
+
+def close_output() -> None:
+    """Keep the interpreter from flushing into a pipe that nobody reads."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def command(function: Callable[..., int]) -> Callable[..., int]:
+    """Make a function a command of its name: its docstring is the help, its result the exit status."""
+    own = [*inspect.signature(function).parameters.values()][1:]
+    hints = get_type_hints(function, include_extras=True)
+    kinds: dict[str, Any] = {"location": Location}
+    kinds |= {each.name: hints[each.name] for each in own}
+    kinds |= {"as_json": Json, "storage_option": Options, "storage_options_file": OptionsFile}
+    defaults = {each.name: each.default for each in own}
+    defaults |= {"as_json": False, "storage_option": None, "storage_options_file": None}
+
+    def run(
+        location: str,
+        as_json: bool = False,
+        storage_option: list[str] | None = None,
+        storage_options_file: str | None = None,
+        **asked: Any,
+    ) -> int:
+        place = Place(location, tuple(storage_option or ()), storage_options_file, as_json)
+        try:
+            return function(place, **asked)
+        except BrokenPipeError:  # Whoever read the output has seen enough; Click would make that status 1.
+            close_output()
+            return OK
+
+    run.__doc__ = inspect.getdoc(function)
+    run.__annotations__ = kinds
+    run.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+        [
+            inspect.Parameter(
+                name,
+                inspect.Parameter.KEYWORD_ONLY,
+                default=defaults.get(name, inspect.Parameter.empty),
+                annotation=kind,
+            )
+            for name, kind in kinds.items()
+        ]
+    )
+    app.command(function.__name__.removesuffix("_").replace("_", "-"))(run)
+    return function

@@ -1,0 +1,124 @@
+"""JSON lines: an object on each line. A field that is not there is NULL; one that is no column makes it a misfit."""
+
+import json
+from collections.abc import Iterator
+from io import BufferedReader, BytesIO
+from itertools import islice
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.json as pa_json
+import pyarrow.types as pat
+
+from persist.blob.errors import InvalidUsage
+from persist.cli.casting import Caster
+from persist.cli.misfits import REASONS_MAX, Misfits
+from persist.codecs.types.arrow_types import children
+
+BLOCK_BYTES = 8 << 20
+
+
+def json_pieces(path: str, caster: Caster, misfits: Misfits) -> Iterator[pa.Table]:
+    """Yield the rows of a file of JSON lines that fit."""
+    for name, wanted in caster.types.items():
+        _check_type(name, wanted)
+    number = 0
+    schema: pa.Schema | None = None
+    raw: Any = pa.input_stream(path, compression="detect")
+    with BufferedReader(raw) as source:
+        while lines := source.readlines(BLOCK_BYTES):
+            numbered = [(number + i, line) for i, line in enumerate(lines, 1) if line.strip()]
+            number += len(lines)
+            if schema is None and numbered:
+                schema = _schema(caster, numbered[0][1])
+            if numbered and schema is not None:
+                yield from _piece(numbered, schema, caster, misfits)
+    if schema is None:
+        yield pa.schema(caster.types.items()).empty_table()
+
+
+def _piece(
+    numbered: list[tuple[int, bytes]], schema: pa.Schema, caster: Caster, misfits: Misfits
+) -> Iterator[pa.Table]:
+    good: list[pa.Table] = []
+    at: list[int] = []
+    bad: list[tuple[int, str]] = []
+
+    def halves(start: int, stop: int) -> None:
+        try:
+            good.append(_parsed([line for _, line in islice(numbered, start, stop)], schema, caster.ignored))
+            at.extend(number for number, _ in islice(numbered, start, stop))
+        except (pa.ArrowException, InvalidUsage) as error:
+            if stop - start > 1:
+                middle = (start + stop) // 2
+                halves(start, middle)
+                halves(middle, stop)
+            else:
+                bad.append((numbered[start][0], _why(numbered[start][1], schema, caster.ignored, error)))
+
+    halves(0, len(numbered))
+    if good:
+        table = pa.concat_tables(good)
+        cast = caster.cast(table)
+        bad += ((at[row], why) for row, why in cast.misfits.items())
+        yield cast.table
+    bad.sort()
+    misfits.add(len(bad), [f"line {line}: {why}" for line, why in bad[:REASONS_MAX]])
+
+
+def _parsed(lines: list[bytes], schema: pa.Schema, ignored: tuple[str, ...] = ()) -> pa.Table:
+    data = b"".join(line if line.endswith(b"\n") else line + b"\n" for line in lines)
+    others = "infer" if ignored else "error"
+    options = pa_json.ParseOptions(explicit_schema=schema, unexpected_field_behavior=others)
+    table = pa_json.read_json(BytesIO(data), pa_json.ReadOptions(use_threads=False, block_size=len(data) + 1), options)
+    if len(table) != len(lines):
+        raise InvalidUsage("it is not one object")
+    unknown = [name for name in table.column_names if name not in schema.names and name not in ignored]
+    if unknown:
+        raise InvalidUsage(f"it has the field {unknown[0]!r}")
+    return table.select(schema.names)
+
+
+def _schema(caster: Caster, first: bytes) -> pa.Schema:
+    """Return the types to read: those of the collection; of times, what the first line has."""
+    try:
+        given = json.loads(first)
+    except ValueError:
+        given = {}
+    given = given if isinstance(given, dict) else {}
+    fields: dict[str, Any] = dict(caster.types)
+    time = caster.time_column
+    if time is not None and time not in caster.schema.names and isinstance(given.get(time), str):
+        fields[time] = pa.string()
+    if "_diff" in given and not caster.keys_only:
+        fields["_diff"] = pa.int64()
+    return pa.schema(fields.items())
+
+
+def _check_type(name: str, wanted: pa.DataType) -> None:
+    if pat.is_binary(wanted) or pat.is_large_binary(wanted) or pat.is_fixed_size_binary(wanted) or pat.is_map(wanted):
+        raise InvalidUsage(f"column {name!r} of type {wanted} cannot be read from JSON: use Parquet or Arrow")
+    for inner in children(wanted):
+        _check_type(name, inner.type)
+
+
+def _why(line: bytes, schema: pa.Schema, ignored: tuple[str, ...], error: Exception) -> str:
+    try:
+        given = json.loads(line)
+    except ValueError as broken:
+        return f"it is no JSON: {broken}"
+    except RecursionError:
+        return "it nests too deeply"
+    if not isinstance(given, dict):
+        return "it is no JSON object"
+    unknown = [name for name in given if name not in schema.names and name not in ignored]
+    if unknown:
+        return f"it has the field {unknown[0]!r}, which the collection has not: say --ignore {unknown[0]}"
+    for name in schema.names:
+        if name not in given:
+            continue
+        try:
+            _parsed([json.dumps({name: given[name]}).encode()], pa.schema([schema.field(name)]))
+        except (pa.ArrowException, InvalidUsage):
+            return f"column {name!r}: {json.dumps(given[name])[:80]} is no {schema.field(name).type}"
+    return " ".join(str(error).split())

@@ -1,0 +1,169 @@
+"""Loading a file into a collection: checked whole before anything is written, then written piece by piece, each once.
+
+Every piece is a commit with a token made of the file's contents and of what was asked for, so that the same command,
+given again after a crash, goes on where it was. Readers see nothing of it until its times are sealed, which the commit
+of the last piece does.
+"""
+
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import pyarrow as pa
+import xxhash
+
+import persist
+from persist.cli.casting import Caster
+from persist.cli.misfits import Misfits
+from persist.cli.progress import progress
+from persist.cli.rows_in import RowFile
+from persist.cli.text import tell
+
+PIECE_ROWS = 1_000_000
+READ_BYTES = 1 << 20
+
+
+class DoesNotFit(persist.InvalidUsage):
+    """Rows of a file do not fit, and nothing was written. Its message has several lines."""
+
+    has_lines = True
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How a file is to be written.
+
+    Attributes:
+        time: of all rows: a number, a moment, or the name of a column; None for updates that have times.
+        diff: of all rows; None for 1, or what they have.
+        seal: where to seal to with the last piece; None for not at all.
+        token: names the load; None: the file's contents do.
+        piece_rows: rows of one commit.
+        skip_bad: write what fits, if not all does.
+    """
+
+    time: int | str | None = None
+    diff: int | None = None
+    seal: int | str | None = None
+    token: str | None = None
+    piece_rows: int = PIECE_ROWS
+    skip_bad: bool = False
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """What a load did: rows written, and left out; commits made now, and found made before; the last one's seqno."""
+
+    rows: int
+    skipped: int
+    commits: int
+    done_before: int
+    seqno: int | None
+
+
+@contextmanager
+def spooled(path: str, format: str | None) -> Iterator[RowFile]:
+    """Yield the file at a path; standard input, if it is -, is copied to a temporary file first."""
+    if path != "-":
+        if not os.path.isfile(path):
+            raise persist.InvalidUsage(f"there is no file {path!r}: give the path of one, or - for standard input")
+        yield RowFile.of(path, format)
+        return
+    if format is None:
+        raise persist.InvalidUsage(
+            "the format of standard input cannot be told: say --format csv, json, parquet or arrow"
+        )
+    with tempfile.NamedTemporaryFile(prefix="persist-") as file:
+        shutil.copyfileobj(sys.stdin.buffer, file)
+        file.flush()
+        yield RowFile.of(file.name, format, name="standard input")
+
+
+def checked(file: RowFile, caster: Caster, *, skip_bad: bool) -> tuple[int, int]:
+    """Return how many rows fit, and how many do not.
+
+    Raises:
+        DoesNotFit: some do not, and this is not allowed; the message has the first reasons.
+    """
+    misfits, rows = Misfits(), 0
+    with progress(f"Checking {file.name}") as done:
+        for piece in file.pieces(caster, misfits):
+            rows += len(piece)
+            done(len(piece))
+    if misfits.count and not skip_bad:
+        raise DoesNotFit(
+            f"{misfits.count:,} of the {rows + misfits.count:,} rows of {file.name} do not fit, and nothing was "
+            f"written. Mend them, or say --skip-bad to leave them out:\n{misfits}"
+        )
+    if misfits.count:
+        tell(f"Left out: {misfits.count:,} of {rows + misfits.count:,} rows of {file.name}\n{misfits}")
+    return rows, misfits.count
+
+
+def load(collection: "persist.Collection", file: RowFile, caster: Caster, plan: Plan) -> Loaded:
+    """Write a file; see the module's docstring. Memory: a piece."""
+    token = plan.token or _token(collection, file, plan)
+    known = collection.handle.contents().tokens
+    rows, skipped = checked(file, caster, skip_bad=plan.skip_bad)
+    pieces = max(1, -(-rows // plan.piece_rows))
+    is_ours = plan.token is None  # It says what was written. Of others, the library compares that.
+    if is_ours and f"{token}/{pieces - 1}" in known:
+        return Loaded(rows, skipped, 0, pieces, None)
+    before, seqno = sum(f"{token}/{n}" in known for n in range(pieces)), None
+    with progress(f"Writing {file.name}", rows) as done:
+        for n, piece in enumerate(_cut(file.pieces(caster, Misfits()), plan.piece_rows)):
+            seal = plan.seal if n == pieces - 1 else None
+            if not is_ours or f"{token}/{n}" not in known:
+                future = collection.write(piece, time=plan.time, diff=plan.diff, token=f"{token}/{n}", seal=seal)
+                seqno = future.result()
+            done(len(piece))
+    if not rows and plan.seal is not None:
+        seqno = collection.seal(plan.seal).result()
+    return Loaded(rows, skipped, (pieces if rows else 0) - before, before, seqno)
+
+
+def was_begun(collection: "persist.Collection", file: RowFile, plan: Plan) -> bool:
+    """Return whether some of the same load has been written before, so that its times may be sealed by now."""
+    return f"{plan.token or _token(collection, file, plan)}/0" in collection.handle.contents().tokens
+
+
+def _cut(pieces: Iterator[pa.Table], rows: int) -> Iterator[pa.Table]:
+    """Yield the same rows in pieces of so many, the last one excepted."""
+    waiting: list[pa.Table] = []
+    count = 0
+    for piece in pieces:
+        waiting.append(piece)
+        count += len(piece)
+        while count >= rows:
+            whole = pa.concat_tables(waiting)
+            yield whole.slice(0, rows)
+            waiting, count = [whole.slice(rows)], count - rows
+    if count:
+        yield pa.concat_tables(waiting)
+
+
+def _token(collection: "persist.Collection", file: RowFile, plan: Plan) -> str:
+    """Return what names a load by what it does: the same file into the same collection in the same way."""
+    digest = xxhash.xxh3_128()
+    with open(file.path, "rb") as source:
+        while data := source.read(READ_BYTES):
+            digest.update(data)
+    digest.update(repr((collection.id, file.format, plan.time, plan.diff, plan.piece_rows, plan.skip_bad)).encode())
+    return f"file {digest.hexdigest()}"
+
+
+def rows_of(file: RowFile, caster: Caster) -> pa.RecordBatchReader:
+    """Return the rows of a file that fit, as a stream."""
+    pieces = file.pieces(caster, Misfits())
+    first = next(pieces)
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        yield from first.to_batches()
+        for piece in pieces:
+            yield from piece.to_batches()
+
+    return pa.RecordBatchReader.from_batches(first.schema, batches())

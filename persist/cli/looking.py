@@ -1,0 +1,115 @@
+"""Commands that look at a location and read no data: ls, show, log, holds."""
+
+from datetime import UTC, datetime
+from typing import Annotated, Any
+
+import typer
+
+import persist
+from persist.cli.command import OK, Name, command
+from persist.cli.place import Place
+from persist.cli.text import print_json, print_table, say, tell
+
+
+@command
+def ls(
+    at: Place,
+    prefix: Annotated[str, typer.Argument(metavar="[PREFIX]", help="Only names that begin like this.")] = "",
+) -> int:
+    """List the collections: rows, bytes, since, upper, holds, and what is not sealed yet."""
+    with at.reading() as client:
+        from persist.cli.survey import survey
+
+        found = [*survey(client, client.collections(prefix))]
+    if at.as_json:
+        print_json([facts.as_json() for facts in found])
+        return OK
+    head = ("name", "rows", "bytes", "since", "upper", "parts", "holds", "unsealed")
+    rows = []
+    for facts in found:
+        hidden = facts.unsealed
+        updates = "-" if hidden is None else f"{hidden.updates:,}"
+        sizes = (f"{facts.rows:,}", f"{facts.bytes:,}", facts.time(facts.since), facts.time(facts.upper))
+        rows.append((facts.name, *sizes, f"{facts.parts:,}", len(facts.contents.holds), updates))
+    print_table(head, rows, right=range(1, 8))
+    return OK
+
+
+@command
+def show(at: Place, collection: Name) -> int:
+    """Show one collection: schema, times, holds, history, keyframes, sizes, and what reading it costs."""
+    from persist.cli.portrait import portrait
+
+    with at.reading() as client:
+        told = portrait(client, client.load(collection))
+    if at.as_json:
+        print_json(told.as_json())
+    else:
+        told.print()
+    return OK
+
+
+@command
+def holds(
+    at: Place,
+    collections: Annotated[
+        list[str] | None, typer.Argument(metavar="[COLLECTION]...", help="Of which ones; all by default.")
+    ] = None,
+) -> int:
+    """List who keeps since back."""
+    rows: list[dict[str, Any]] = []
+    with at.reading() as client:
+        for name in collections or client.collections():
+            try:
+                found = client.load(name).holds()
+            except persist.CollectionNotFound:
+                if collections:
+                    raise
+                continue  # It was destroyed meanwhile.
+            for hold in found:
+                until = None if hold.expires_ms is None else _moment(hold.expires_ms)
+                rows.append(
+                    {"collection": name, "hold": hold.name, "time": hold.time, "holder": hold.holder, "until": until}
+                )
+    if at.as_json:
+        print_json(rows)
+        return OK
+    cells = [(r["collection"], r["hold"] or "-", r["time"], r["holder"] or "-", r["until"] or "released") for r in rows]
+    print_table(("collection", "hold", "time", "holder", "until"), cells, right=[2])
+    return OK
+
+
+@command
+def log(
+    at: Place,
+    collection: Annotated[str | None, typer.Option("--collection", "-c", help="Only records about this one.")] = None,
+    last: Annotated[int, typer.Option("--last", "-n", min=1, max=100_000, help="How many records.")] = 20,
+    before: Annotated[int | None, typer.Option(min=0, help="Only records before this seqno.")] = None,
+) -> int:
+    """Show the newest records of the log as a person reads them, the oldest of them first."""
+    from persist.cli.records import records_before, sentences
+
+    with at.reading() as client:
+        id_ = None if collection is None else client.load(collection).id
+        names = {id_: name for name, id_ in client.engine.follower.state.ids.items()}
+        found, is_cut = records_before(client, before, last, id_)
+    if at.as_json:
+        print_json(
+            [
+                {"seqno": r.seqno, "at": _moment(r.written_ms), "writer": r.writer, "did": sentences(r, names)}
+                for r in found
+            ]
+        )
+        return OK
+    for record in found:
+        exclusive = "" if record.epoch is None else f", epoch {record.epoch}"
+        say(f"{record.seqno:>8}  {_moment(record.written_ms)}  {record.writer}{exclusive}")
+        for sentence in sentences(record, names):
+            say(f"          {sentence}")
+    if is_cut:
+        tell("Older records are not kept any more.")
+    return OK
+
+
+def _moment(ms: int) -> str:
+    return datetime.fromtimestamp(ms / 1000, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")

@@ -1,0 +1,74 @@
+"""The location that a command is about, and how the command opens it."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import persist
+from persist.cli.storage_options import storage_options
+
+FAR = ("://",)  # What has it is no folder.
+
+
+@dataclass(frozen=True)
+class Place:
+    """A location as the command line names it.
+
+    Attributes:
+        location: a folder or a URL.
+        given, file: options of the store, and the file with more of them.
+        as_json: whether the command prints JSON.
+    """
+
+    location: str
+    given: tuple[str, ...] = ()
+    file: str | None = None
+    as_json: bool = False
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The options of the store."""
+        return storage_options(self.given, self.file)
+
+    @contextmanager
+    def reading(self, *, seqno: int | None = None) -> Iterator["persist.Client"]:
+        """Open it to read, which writes nothing at all.
+
+        Raises:
+            InvalidUsage: nothing is stored there.
+        """
+        with persist.open(self.location, mode="read", storage_options=self.options, seqno=seqno) as client:
+            if client.seqno < 0:
+                raise persist.InvalidUsage(self._nothing(client.url))
+            yield client
+
+    @contextmanager
+    def writing(self, *, may_be_new: bool = False, memory_budget: int | None = None) -> Iterator["persist.Client"]:
+        """Open it to write; nothing happens in the background.
+
+        Raises:
+            InvalidUsage: nothing is stored there, unless it may be new.
+        """
+        settings = persist.Settings(background=False)
+        if memory_budget is not None:
+            settings = persist.Settings(background=False, memory_budget=memory_budget)
+        with persist.open(self.location, storage_options=self.options, settings=settings) as client:
+            if client.seqno < 0 and not may_be_new:
+                raise persist.InvalidUsage(self._nothing(client.url))
+            yield client
+
+    def nothing(self, url: str) -> "persist.InvalidUsage":
+        """Return the error that says that nothing is stored there, and what is instead."""
+        return persist.InvalidUsage(self._nothing(url))
+
+    def _nothing(self, url: str) -> str:
+        said = f"nothing is stored at {url}"
+        if not any(mark in self.location for mark in FAR):
+            path = os.path.expanduser(self.location)
+            if not os.path.exists(path):
+                return f"{said}: there is no such folder. Check the path, or make a collection with persist create"
+            if os.listdir(path):
+                return f"{said}: the folder holds other files, and no log of persist. Check the path"
+        return f"{said}. Check the address, or make a collection with persist create"

@@ -1,0 +1,97 @@
+"""Queries of DuckDB over collections, each as of one time, all at one point of the log."""
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import pyarrow as pa
+
+import persist
+from persist.cli.times import time_of
+from persist.codecs import did_you_mean
+
+BATCH_ROWS = 100_000
+
+
+@contextmanager
+def run_query(client: "persist.Client", query: str, as_of: Sequence[str]) -> Iterator[pa.RecordBatchReader]:
+    """Run a query; yield its result as a stream of batches.
+
+    Args:
+        as_of: a time for all collections, or NAME=TIME for one, which counts more; the latest sealed one else.
+
+    Raises:
+        InvalidUsage: DuckDB is not installed, or refuses the query; or a time is given for what it does not read.
+    """
+    try:
+        import duckdb
+    except ImportError as error:
+        raise persist.InvalidUsage(
+            "sql needs the package duckdb, which is not installed. pip install 'persist-collections[sql]'"
+        ) from error
+    with ExitStack() as stack, duckdb.connect() as connection:
+        names = client.collections()
+        read = {table: name for table in _tables_of(query, connection) if (name := _named(table, names)) is not None}
+        times = _times(as_of, [*read.values()])
+        for (schema, table), name in read.items():
+            snapshot = stack.enter_context(client.load(name).snapshot(times.get(name, times.get("")), timeout_s=0))
+            _register(connection, schema, table, snapshot)
+        try:
+            yield connection.sql(query).to_arrow_reader(BATCH_ROWS)
+        except duckdb.Error as error:
+            raise persist.InvalidUsage(f"DuckDB refuses the query: {error} The collections are {[*names]}") from error
+
+
+def _tables_of(query: str, connection: Any) -> list[tuple[str, str]]:
+    """Return schema and name of each table that a query reads, each once; its own subqueries with a name, too.
+
+    Raises:
+        InvalidUsage: it is not one query.
+    """
+    with connection.cursor() as parser:
+        parsed = json.loads(parser.execute("SELECT json_serialize_sql($1)", [query]).fetchone()[0])
+    if parsed["error"] or len(parsed["statements"]) != 1:
+        why = parsed.get("error_message", f"there are {len(parsed.get('statements', ()))} of them")
+        raise persist.InvalidUsage(f"this is not one query that begins with SELECT, FROM or WITH: {why}")
+    found: dict[tuple[str, str], None] = {}
+    left: list[Any] = [parsed]
+    while left:
+        each = left.pop()
+        if isinstance(each, dict):
+            if each.get("type") == "BASE_TABLE":
+                found[each["schema_name"], each["table_name"]] = None
+            left += each.values()
+        elif isinstance(each, list):
+            left += each
+    return [*found]
+
+
+def _named(table: tuple[str, str], names: Sequence[str]) -> str | None:
+    """Return the collection that a table of a query is: names are told apart by case only if they must be."""
+    wanted = ".".join(each for each in table if each)
+    if wanted in names:
+        return wanted
+    alike = [name for name in names if name.lower() == wanted.lower()]
+    return alike[0] if len(alike) == 1 else None
+
+
+def _register(connection: Any, schema: str, table: str, snapshot: "persist.Snapshot") -> None:
+    if not schema:
+        connection.register(table, snapshot.dataset())
+        return
+    connection.register(f"{schema}.{table}", snapshot.dataset())
+    quoted = [each.replace('"', '""') for each in (schema, table)]
+    connection.execute(f'CREATE SCHEMA IF NOT EXISTS "{quoted[0]}"')
+    connection.execute(f'CREATE VIEW "{quoted[0]}"."{quoted[1]}" AS FROM "{quoted[0]}.{quoted[1]}"')
+
+
+def _times(as_of: Sequence[str], read: Sequence[str]) -> dict[str, int | str]:
+    times: dict[str, int | str] = {}
+    for each in as_of:
+        name, equals, time = each.rpartition("=")
+        if equals and name not in read:
+            hint = did_you_mean(name, read) or ","
+            raise persist.InvalidUsage(f"--as-of {each}: the query does not read {name!r}{hint} it reads {list(read)}")
+        times[name] = time_of(time)
+    return times

@@ -1,0 +1,170 @@
+"""Commands that read data: read, changes, diff, tail, sql."""
+
+from typing import Annotated, Any
+
+import typer
+
+import persist
+from persist.cli.command import OK, Name, command
+from persist.cli.place import Place
+from persist.cli.times import time_of
+
+AsOf = Annotated[
+    str | None,
+    typer.Option(
+        "--as-of", metavar="TIME", help="A time, or a moment such as 2026-11-21T12:00Z; else the latest sealed."
+    ),
+]
+Columns = Annotated[str | None, typer.Option("--columns", metavar="A,B", help="Only these columns.")]
+Where = Annotated[
+    str | None, typer.Option("--where", metavar="CONDITION", help="Such as \"status = 'paid' and amount > 5\".")
+]
+Format = Annotated[
+    str | None,
+    typer.Option("--format", "-f", help="table, csv, json (lines), parquet or arrow; else by the file's name."),
+]
+Output = Annotated[str | None, typer.Option("--output", "-o", metavar="FILE", help="Write to a file.")]
+Limit = Annotated[int | None, typer.Option("--limit", "-n", min=0, help="At most so many rows.")]
+
+
+Wait = Annotated[float, typer.Option(min=0, metavar="SECONDS", help="How long to wait for the time to be sealed.")]
+
+
+@command
+def read(
+    at: Place,
+    collection: Name,
+    as_of: AsOf = None,
+    columns: Columns = None,
+    where: Where = None,
+    form: Annotated[str, typer.Option(help='"rows", or "diff" for each record once, with its multiplicity.')] = "rows",
+    limit: Limit = None,
+    format: Format = None,
+    output: Output = None,
+    wait: Wait = 0.0,
+) -> int:
+    """Read the contents of a collection as of a time."""
+    from persist.cli.rows_out import format_of, write_rows
+
+    wanted = format_of(format, output, at.as_json)
+    with at.reading() as client:
+        found = client.load(collection)
+        narrowed = _narrowed(found, columns, where)
+        time = None if as_of is None else time_of(as_of)
+        with found.snapshot(time, form=form, timeout_s=wait, **narrowed) as snapshot:  # type: ignore[arg-type]
+            write_rows(snapshot.schema, snapshot.to_batches(), wanted, output, limit)
+    return OK
+
+
+@command
+def changes(
+    at: Place,
+    collection: Name,
+    lower: Annotated[str, typer.Argument(metavar="FROM", help="The first time of interest.")],
+    upper: Annotated[
+        str | None, typer.Argument(metavar="[UNTIL]", help="The first time that is not; else all that is sealed.")
+    ] = None,
+    columns: Columns = None,
+    where: Where = None,
+    limit: Limit = None,
+    format: Format = None,
+    output: Output = None,
+    wait: Wait = 0.0,
+) -> int:
+    """Read the updates with FROM <= time < UNTIL, in the order of their times."""
+    from persist.cli.rows_out import format_of, write_rows
+
+    wanted = format_of(format, output, at.as_json)
+    with at.reading() as client:
+        found = client.load(collection)
+        narrowed = _narrowed(found, columns, where)
+        end = None if upper is None else time_of(upper)
+        with found.changes(time_of(lower), end, timeout_s=wait, **narrowed) as updates:
+            write_rows(updates.schema, updates.to_batches(), wanted, output, limit, in_order=True)
+    return OK
+
+
+@command
+def diff(
+    at: Place,
+    collection: Name,
+    first: Annotated[str, typer.Argument(metavar="T1", help="A time or moment.")],
+    second: Annotated[str, typer.Argument(metavar="T2", help="Another one.")],
+    columns: Columns = None,
+    where: Where = None,
+    limit: Limit = None,
+    format: Format = None,
+    output: Output = None,
+) -> int:
+    """Show what turns the contents as of T1 into those as of T2; `_diff` says how often each record comes or goes."""
+    from persist.cli.difference import difference
+    from persist.cli.rows_out import format_of, write_rows
+
+    wanted = format_of(format, output, at.as_json)
+    with at.reading() as client:
+        found = client.load(collection)
+        table = difference(found, time_of(first), time_of(second), **_narrowed(found, columns, where))
+        write_rows(table.schema, table.to_batches(), wanted, output, limit)
+    return OK
+
+
+@command
+def tail(
+    at: Place,
+    collection: Name,
+    after: Annotated[
+        str | None,
+        typer.Option("--after", metavar="TIME", help="Begin after this time; else with what comes from now on."),
+    ] = None,
+    contents: Annotated[bool, typer.Option("--contents", help="Begin with the contents as of that time.")] = False,
+    until: Annotated[
+        str | None, typer.Option("--until", metavar="TIME", help="End when all before this time was shown.")
+    ] = None,
+    format: Annotated[str, typer.Option("--format", "-f", help="table, csv or json (lines).")] = "table",
+) -> int:
+    """Follow a collection: print its updates as soon as they are sealed, until it is interrupted."""
+    from persist.cli.rows_out import format_of
+    from persist.cli.tailing import follow
+
+    wanted = format_of("json" if at.as_json and format == "table" else format, None, at.as_json)
+    if wanted not in ("table", "csv", "json"):
+        raise persist.InvalidUsage(
+            f"--format {wanted} has an end, and what tail shows has none: use table, csv or json"
+        )
+    with at.reading() as client:
+        found = client.load(collection)
+        start = None if after is None else time_of(after)
+        follow(found, start, contents=contents, until=None if until is None else time_of(until), format=wanted)
+    return OK
+
+
+@command
+def sql(
+    at: Place,
+    query: Annotated[str, typer.Argument(metavar="QUERY", help="A query of DuckDB; collections are its tables.")],
+    as_of: Annotated[
+        list[str] | None,
+        typer.Option("--as-of", metavar="[NAME=]TIME", help="Of all collections, or of one; may be repeated."),
+    ] = None,
+    limit: Limit = None,
+    format: Format = None,
+    output: Output = None,
+) -> int:
+    """Query collections with DuckDB, all of them at one point of the log."""
+    from persist.cli.query import run_query
+    from persist.cli.rows_out import format_of, write_rows
+
+    wanted = format_of(format, output, at.as_json)
+    with at.reading() as newest:
+        seqno = newest.seqno
+    with at.reading(seqno=seqno) as client, run_query(client, query, as_of or []) as result:
+        write_rows(result.schema, result, wanted, output, limit, in_order=True)
+    return OK
+
+
+def _narrowed(found: "persist.Collection", columns: str | None, where: str | None) -> dict[str, Any]:
+    """Return what narrows a read, as the arguments of the library."""
+    from persist.cli.where import parse_where
+
+    names = None if columns is None else [name.strip() for name in columns.split(",")]
+    return {"columns": names, "filter": None if where is None else parse_where(where, found.schema)}

@@ -1,0 +1,122 @@
+"""Rows from files, typed as a collection wants them; and where and why some of them do not fit.
+
+CSV, JSON lines (both may be compressed: .gz, .bz2 or .zst), Parquet and Arrow IPC (file or stream). Columns are found
+by name. All rows are looked at, in pieces of one size, whatever the first reasons are; what does not fit is
+found by halving the piece until the rows are alone, so rows that do fit cost nothing more.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from persist.blob.errors import InvalidUsage
+from persist.cli.casting import Caster
+from persist.cli.csv_in import csv_pieces
+from persist.cli.json_in import json_pieces
+from persist.cli.misfits import REASONS_MAX, Misfits
+
+FORMATS = ("csv", "json", "parquet", "arrow")
+SUFFIXES = {
+    ".csv": "csv", ".json": "json", ".jsonl": "json", ".ndjson": "json", ".parquet": "parquet", ".arrow": "arrow",
+    ".arrows": "arrow", ".ipc": "arrow", ".feather": "arrow",
+}  # fmt: skip
+COMPRESSED = (".gz", ".bz2", ".zst")
+
+
+@dataclass(frozen=True)
+class RowFile:
+    """A file of rows.
+
+    Attributes:
+        path: of the file itself.
+        name: for people: standard input is spooled to another file.
+        format: one of `FORMATS`.
+    """
+
+    path: str
+    name: str
+    format: str
+
+    @classmethod
+    def of(cls, path: str, format: str | None, *, name: str | None = None) -> "RowFile":
+        """Return the file at a path; its format is told from its name, unless it is given.
+
+        Raises:
+            InvalidUsage: the format is unknown.
+        """
+        if format is not None and format not in FORMATS:
+            raise InvalidUsage(f"--format {format!r} is no format of rows: use one of {', '.join(FORMATS)}")
+        suffixes = [suffix.lower() for suffix in Path(name or path).suffixes]
+        if suffixes and suffixes[-1] in COMPRESSED:
+            suffixes.pop()
+        found = format or SUFFIXES.get(suffixes[-1] if suffixes else "")
+        if found is None:
+            raise InvalidUsage(
+                f"the format of {name or path!r} cannot be told from its name: say --format, of {FORMATS}"
+            )
+        return cls(path, name or path, found)
+
+    def pieces(self, caster: Caster, misfits: Misfits) -> Iterator[pa.Table]:
+        """Yield the rows that fit, typed, in pieces whose sizes depend on nothing but the file.
+
+        Raises:
+            InvalidUsage: it is no such file, or its columns are not those wanted.
+        """
+        try:
+            yield from self._pieces(caster, misfits)
+        except pa.ArrowException as error:
+            raise InvalidUsage(
+                f"{self.name} cannot be read as {self.format}: {' '.join(str(error).split())}"
+            ) from error
+
+    def _pieces(self, caster: Caster, misfits: Misfits) -> Iterator[pa.Table]:
+        if self.format == "csv":
+            yield from csv_pieces(self.path, self.name, caster, misfits)
+        elif self.format == "json":
+            yield from json_pieces(self.path, caster, misfits)
+        else:
+            yield from self._typed_pieces(caster, misfits)
+
+    def _typed_pieces(self, caster: Caster, misfits: Misfits) -> Iterator[pa.Table]:
+        start = 0
+        for table in _batches(self.path, self.format):
+            if not start:
+                caster.check_names(table.column_names, self.name)
+            cast = caster.cast(table.select(caster.wanted(table.column_names)))
+            misfits.add(len(cast.misfits), [f"row {start + row + 1}: {why}" for row, why in cast.first(REASONS_MAX)])
+            start += len(table)
+            yield cast.table
+
+
+def _batches(path: str, format: str) -> Iterator[pa.Table]:
+    for batch in _parquet(path) if format == "parquet" else _arrow(path):
+        yield pa.Table.from_batches([batch])
+
+
+def _parquet(path: str) -> Iterator[Any]:
+    import pyarrow.parquet as pq
+
+    with pq.ParquetFile(path) as file:
+        if not file.metadata.num_rows:
+            yield pa.RecordBatch.from_pylist([], schema=file.schema_arrow)
+        yield from file.iter_batches()
+
+
+def _arrow(path: str) -> Iterator[Any]:
+    with pa.OSFile(path) as source:
+        try:
+            file = pa.ipc.open_file(source)
+            batches = (file.get_batch(i) for i in range(file.num_record_batches))
+        except pa.ArrowInvalid:
+            source.seek(0)
+            file = pa.ipc.open_stream(source)
+            batches = iter(file)
+        is_empty = True
+        for batch in batches:
+            is_empty = False
+            yield batch
+        if is_empty:
+            yield pa.RecordBatch.from_pylist([], schema=file.schema)

@@ -1,0 +1,177 @@
+"""Rows to where a user wants them: a table on the screen, or CSV, JSON lines, Parquet or Arrow IPC.
+
+A file appears under its name when it is whole: until then it has the suffix .part, which an error removes.
+"""
+
+import json
+import os
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from itertools import islice
+from pathlib import Path
+from typing import Any, BinaryIO, Protocol
+
+import pyarrow as pa
+
+from persist.blob.errors import InvalidUsage
+from persist.cli.text import cell, print_table, tell
+
+FORMATS = ("table", "csv", "json", "parquet", "arrow")
+SUFFIXES = {
+    ".csv": "csv", ".json": "json", ".jsonl": "json", ".ndjson": "json", ".parquet": "parquet", ".arrow": "arrow",
+    ".arrows": "arrow", ".ipc": "arrow", ".feather": "arrow",
+}  # fmt: skip
+SHOWN_MAX = 50  # Rows of a table on the screen, unless more are asked for.
+
+
+class _Writer(Protocol):
+    def write_batch(self, batch: pa.RecordBatch) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def format_of(asked: str | None, output: str | None, as_json: bool) -> str:
+    """Return the format that rows are to have.
+
+    Raises:
+        InvalidUsage: it is none of `FORMATS`, or cannot be told from the name of the file.
+    """
+    if asked is not None and asked not in FORMATS:
+        raise InvalidUsage(f"--format {asked!r} is no format: use one of {', '.join(FORMATS)}")
+    if asked is not None and as_json and asked != "json":
+        raise InvalidUsage(f"--json and --format {asked} exclude each other")
+    if asked is not None or as_json:
+        return asked or "json"
+    if output is None:
+        return "table"
+    found = SUFFIXES.get(Path(output).suffix.lower())
+    if found is None:
+        raise InvalidUsage(f"the format of {output!r} cannot be told from its name: say --format, one of {FORMATS[1:]}")
+    return found
+
+
+def write_rows(
+    schema: pa.Schema,
+    batches: Iterable[pa.RecordBatch],
+    format: str,
+    output: str | None,
+    limit: int | None,
+    *,
+    in_order: bool = False,
+) -> int:
+    """Write rows, limit of them at most; return how many. Memory: a batch; of a table on the screen, its rows.
+
+    Args:
+        in_order: the order of rows means something, so that a table on the screen is not sorted.
+    """
+    if format == "table" and output is None:
+        return _show(schema, batches, SHOWN_MAX if limit is None else limit, in_order)
+    if format in ("parquet", "arrow") and output is None and sys.stdout.isatty():
+        raise InvalidUsage(f"--format {format} is not for a terminal: say --output FILE, or pipe it into a program")
+    rows = 0
+    with _opened(output) as file:
+        writer = _writer(schema, format, file)
+        try:
+            for batch in _limited(batches, limit):
+                writer.write_batch(batch)
+                rows += batch.num_rows
+        finally:
+            writer.close()
+    return rows
+
+
+def _limited(batches: Iterable[pa.RecordBatch], limit: int | None) -> Iterator[pa.RecordBatch]:
+    left = limit
+    for batch in batches:
+        if left is not None:
+            if left <= 0:
+                return
+            batch = batch.slice(0, left)
+            left -= batch.num_rows
+        yield batch
+
+
+def _show(schema: pa.Schema, batches: Iterable[pa.RecordBatch], limit: int, in_order: bool) -> int:
+    found: list[tuple[Any, ...]] = []
+    is_more = False
+    for batch in batches:
+        columns = [column.to_pylist() for column in batch.slice(0, limit + 1 - len(found)).columns]
+        found += zip(*columns, strict=True) if columns else [()] * batch.num_rows
+        if len(found) > limit:
+            is_more = True
+            break
+    if not is_more and not in_order:
+        with suppress(TypeError):  # Some values have no order.
+            found.sort(key=lambda row: [(value is not None, value) for value in row])
+    numbers = [i for i, f in enumerate(schema) if pa.types.is_integer(f.type) or pa.types.is_floating(f.type)]
+    print_table(schema.names, [tuple(map(_cell, row)) for row in islice(found, limit)], right=numbers)
+    if is_more:
+        tell(f"Only {limit:,} rows are shown: say --limit for more, or --output FILE or --format csv for all.")
+    return min(len(found), limit)
+
+
+def _cell(value: object) -> str:
+    return value.hex() if isinstance(value, bytes) else cell(value)
+
+
+@contextmanager
+def _opened(output: str | None) -> Iterator[BinaryIO]:
+    if output is None:
+        yield sys.stdout.buffer
+        sys.stdout.buffer.flush()
+        return
+    part = f"{output}.part"
+    try:
+        with open(part, "wb") as file:
+            yield file
+        os.replace(part, output)
+    except BaseException:
+        if os.path.exists(part):
+            os.unlink(part)
+        raise
+
+
+def _writer(schema: pa.Schema, format: str, file: BinaryIO) -> _Writer:
+    if format == "parquet":
+        import pyarrow.parquet as pq
+
+        return pq.ParquetWriter(file, schema, compression="zstd")  # type: ignore[no-any-return]
+    if format == "arrow":
+        return pa.ipc.new_stream(file, schema)  # type: ignore[no-any-return]
+    if format == "csv":
+        return _csv_writer(schema, file)
+    return JsonLines(file)
+
+
+def _csv_writer(schema: pa.Schema, file: BinaryIO) -> _Writer:
+    import pyarrow.csv as csv
+
+    try:
+        return csv.CSVWriter(file, schema)  # type: ignore[no-any-return]
+    except pa.ArrowException as error:
+        raise InvalidUsage(
+            f"CSV cannot hold a column of these: {error}. Use --format json, parquet or arrow"
+        ) from error
+
+
+class JsonLines:
+    """Writes each row as one JSON object on a line of its own; on a terminal nothing but ASCII."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self._is_ascii = file.isatty()
+
+    def write_batch(self, batch: pa.RecordBatch) -> None:
+        """Write the rows of a batch."""
+        import msgspec
+
+        encode = msgspec.json.Encoder(enc_hook=str).encode
+        lines: Iterable[bytes] = map(encode, batch.to_pylist())
+        if self._is_ascii:
+            lines = (json.dumps(json.loads(line)).encode() for line in lines)
+        self._file.writelines(line + b"\n" for line in lines)
+
+    def close(self) -> None:
+        """Leave the file to whoever opened it."""
+        self._file.flush()

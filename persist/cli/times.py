@@ -1,0 +1,18 @@
+"""Times as people type them."""
+
+import persist
+
+
+def time_of(text: str) -> int | str:
+    """Return a time as the library takes it: a number, or the text of a moment.
+
+    Raises:
+        InvalidUsage: it is neither.
+    """
+    if text.lstrip("-").isdigit():
+        return int(text)
+    if not text[:4].isdigit():
+        raise persist.InvalidUsage(
+            f"{text!r} is no time: give a number, or, where times are moments, one such as 2026-11-21T12:00:00Z"
+        )
+    return text

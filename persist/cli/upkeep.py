@@ -1,0 +1,157 @@
+"""Commands that look after a location: hold, release, compact, gc, fsck, bench."""
+
+from dataclasses import asdict
+from typing import Annotated, Any
+
+import typer
+
+import persist
+from persist.cli.command import MISTAKE, OK, PROBLEMS, Name, Yes, command
+from persist.cli.place import Place
+from persist.cli.text import print_json, say, tell
+from persist.cli.times import time_of
+from persist.cli.writing import agreed
+
+HoldName = Annotated[str, typer.Argument(metavar="HOLD", help="Its name, as `holds` shows it.")]
+
+
+@command
+def hold(
+    at: Place,
+    collection: Name,
+    name: Annotated[str, typer.Argument(metavar="HOLD", help="What it is called: whoever knows the name can move it.")],
+    time: Annotated[str, typer.Argument(metavar="TIME", help="since stays at or before it.")],
+) -> int:
+    """Keep a time and all after it readable, until the hold is moved or released; moves one that there is."""
+    with at.writing() as client:
+        found = client.load(collection)
+        held = found.hold(time_of(time), name=name)
+        if held.time != found.as_time("time", time_of(time)):
+            held.advance(time_of(time))
+        _done(
+            at,
+            {"collection": collection, "hold": name, "time": held.time},
+            f"{collection} is held at {held.time} by {name}",
+        )
+    return OK
+
+
+@command
+def release(at: Place, collection: Name, hold: HoldName, yes: Yes = False) -> int:
+    """End a named hold whose owner is gone for good; asks first."""
+    with at.writing() as client:
+        held = client.load(collection).hold(name=hold)
+        what = f"the hold {hold!r} at {held.time} of {collection!r}"
+        if not yes and not agreed(f"Release {what}? History that only it keeps goes for good."):
+            tell(f"persist: {what} was not released")
+            return MISTAKE
+        held.release()
+        _done(at, {"released": hold, "collection": collection}, f"released {what}")
+    return OK
+
+
+@command
+def compact(
+    at: Place,
+    collections: Annotated[
+        list[str] | None, typer.Argument(metavar="[COLLECTION]...", help="Which ones; all by default.")
+    ] = None,
+    due: Annotated[bool, typer.Option("--due", help="Do only what is worth it by now.")] = False,
+    memory_budget: Annotated[int | None, typer.Option(metavar="BYTES", help="At most about this much memory.")] = None,
+) -> int:
+    """Make reading cheap, and destroy what may not be read any more."""
+    from persist.cli.progress import progress
+
+    told: list[dict[str, Any]] = []
+    with at.writing(memory_budget=memory_budget) as client:
+        names = collections or client.collections()
+        with progress("Compacting", len(names)) as done:
+            for name in names:
+                try:
+                    report = client.load(name).compact(only_due=due)
+                except persist.CollectionNotFound:
+                    if collections:
+                        raise
+                    continue  # It was destroyed meanwhile.
+                done(1)
+                told.append({"collection": name, **asdict(report)})
+                if not at.as_json:
+                    say(f"{name}: {report}")
+    if at.as_json:
+        print_json(told)
+    return OK
+
+
+@command
+def gc(
+    at: Place,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Change nothing, tell what would be deleted.")] = False,
+) -> int:
+    """Delete what nobody needs any more."""
+    with at.writing() as client:
+        report = client.gc(dry_run=dry_run)
+        kinds = ("parts", "lists", "states", "directories", "checkpoints", "records")
+        counts = ", ".join(f"{getattr(report, kind):,} {kind}" for kind in kinds)
+        did = "would delete" if dry_run else "deleted"
+        _done(
+            at,
+            {"dry_run": dry_run, **asdict(report)},
+            f"{did} {counts} ({report.bytes:,} bytes) of {report.collections:,} destroyed collections",
+        )
+    return OK
+
+
+@command
+def fsck(
+    at: Place,
+    repair: Annotated[
+        bool, typer.Option("--repair", help="Make bad checkpoints again, and delete old blobs nothing refers to.")
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="With --repair: change nothing, show what would be done.")
+    ] = False,
+    set_aside: Annotated[
+        bool,
+        typer.Option(
+            "--set-aside",
+            help="With --repair: move records beyond the end of the log to lost/; stop all clients before.",
+        ),
+    ] = False,
+    shallow: Annotated[bool, typer.Option("--shallow", help="Do not read parts, only look for them.")] = False,
+) -> int:
+    """Verify everything that a location holds, and repair what can be repaired; status 1 if there are problems."""
+    report = persist.fsck(
+        at.location, repair=repair, dry_run=dry_run, set_aside=set_aside, deep=not shallow, storage_options=at.options
+    )
+    if report.is_empty:
+        raise at.nothing(report.url)
+    if at.as_json:
+        print_json(asdict(report))
+    else:
+        say(str(report))
+    return OK if report.is_clean else PROBLEMS
+
+
+@command
+def bench(
+    at: Place,
+    rows: Annotated[int, typer.Option(min=1, max=10_000_000, help="Of the collection that is written.")] = 100_000,
+    commits: Annotated[int, typer.Option(min=1, max=1000, help="Small commits, one after the other.")] = 20,
+) -> int:
+    """Measure this client at this location, with a collection of its own that is destroyed afterwards."""
+    from persist.cli.measuring import measure, print_measures
+
+    with at.writing(may_be_new=True) as client:
+        measures = measure(client, rows, commits)
+    if at.as_json:
+        print_json(measures)
+    else:
+        print_measures(measures)
+    return OK
+
+
+def _done(at: Place, told: dict[str, Any], line: str) -> None:
+    if at.as_json:
+        print_json(told)
+    else:
+        say(line)

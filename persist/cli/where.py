@@ -1,0 +1,289 @@
+"""Conditions as people type them, such as `status = 'paid' and amount > 5`, as filters of Arrow.
+
+    condition  = conjunct { "or" conjunct }
+    conjunct   = factor { "and" factor }
+    factor     = "not" factor | "(" condition ")" | test
+    test       = operand ( "=" | "==" | "!=" | "<>" | "<" | "<=" | ">" | ">=" ) operand
+               | operand [ "not" ] "in" "(" literal { "," literal } ")"
+               | operand [ "not" ] "between" literal "and" literal
+               | operand [ "not" ] "like" text
+               | operand "is" [ "not" ] "null"
+               | operand
+    operand    = column | literal
+    column     = a name, in double quotes if it is no plain word
+    literal    = a number, 'text', true, false, null
+
+Text that is compared with a column of another type, such as a timestamp, is read as a value of that type. A comparison
+with NULL is neither true nor false, as in SQL.
+"""
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as pat
+
+from persist.blob.errors import InvalidUsage
+from persist.codecs import CollectionSchema, did_you_mean
+
+_TOKEN = re.compile(
+    r"""\s*(?:(?P<number>-?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)|(?P<text>'(?:[^']|'')*')|(?P<quoted>"(?:[^"]|"")+")
+    |(?P<word>[^\W\d]\w*)|(?P<sign><=|>=|<>|!=|==|[=<>(),]))""",
+    re.VERBOSE,
+)
+_COMPARE: dict[str, Callable[[Any, Any], pc.Expression]] = {
+    "=": lambda a, b: a == b,
+    "==": lambda a, b: a == b,
+    "!=": lambda a, b: a != b,
+    "<>": lambda a, b: a != b,
+    "<": lambda a, b: a < b,
+    "<=": lambda a, b: a <= b,
+    ">": lambda a, b: a > b,
+    ">=": lambda a, b: a >= b,
+}
+_WORDS = {"and", "or", "not", "in", "is", "null", "between", "like", "true", "false"}
+DEPTH_MAX = 100
+
+
+@dataclass(frozen=True)
+class _Token:
+    kind: str  # number, text, name, word (one of _WORDS), sign, end
+    text: str
+    at: int
+
+
+@dataclass(frozen=True)
+class _Operand:
+    """A column, or a literal that is still to become a value of the type that it is compared with."""
+
+    column: str | None
+    value: Any = None
+    type: pa.DataType | None = None
+
+
+def parse_where(text: str, schema: CollectionSchema) -> pc.Expression:
+    """Return the filter that a condition means over the columns of a collection.
+
+    Raises:
+        InvalidUsage: it is no condition, names a column that there is not, or compares what cannot be compared.
+    """
+    return _Parser(text, schema).whole()
+
+
+class _Parser:
+    def __init__(self, text: str, schema: CollectionSchema) -> None:
+        self._text = text
+        self._types = {name: schema.arrow.field(name).type for name in schema.names}
+        self._tokens = [*_tokens(text)]
+        self._next = 0
+        self._depth = 0
+
+    def whole(self) -> pc.Expression:
+        found = self._condition()
+        if self._token.kind != "end":
+            raise self._unexpected("and, or, or the end")
+        return found
+
+    def _condition(self) -> pc.Expression:
+        found = self._conjunct()
+        while self._took("or"):
+            found = found | self._conjunct()
+        return found
+
+    def _conjunct(self) -> pc.Expression:
+        found = self._factor()
+        while self._took("and"):
+            found = found & self._factor()
+        return found
+
+    def _factor(self) -> pc.Expression:
+        self._depth += 1
+        if self._depth > DEPTH_MAX:
+            raise InvalidUsage(f"--where {self._text!r:.200} nests deeper than {DEPTH_MAX} levels")
+        try:
+            if self._took("not"):
+                return ~self._factor()
+            if self._took("("):
+                found = self._condition()
+                self._need(")")
+                return found
+            return self._test()
+        finally:
+            self._depth -= 1
+
+    def _test(self) -> pc.Expression:
+        left = self._operand()
+        if self._token.text in _COMPARE and self._token.kind == "sign":
+            compare = _COMPARE[self._advance().text]
+            return self._compared(compare, left, self._operand())
+        if self._took("is"):
+            is_not = self._took("not")
+            self._need("null")
+            missing = self._expression(left).is_null()
+            return ~missing if is_not else missing
+        is_not = self._took("not")
+        found = self._member(left)
+        if found is None:
+            if is_not:
+                raise self._unexpected("in, between or like")
+            return self._flag(left)
+        return ~found if is_not else found
+
+    def _member(self, left: _Operand) -> pc.Expression | None:
+        if self._took("in"):
+            self._need("(")
+            values = [self._literal(left)]
+            while self._took(","):
+                values.append(self._literal(left))
+            self._need(")")
+            return self._expression(left).isin(pa.array([v.as_py() for v in values], values[0].type))
+        if self._took("between"):
+            low = self._literal(left)
+            self._need("and")
+            high, column = self._literal(left), self._expression(left)
+            return (column >= pc.scalar(low)) & (column <= pc.scalar(high))
+        if self._took("like"):
+            if self._token.kind != "text":
+                raise self._unexpected("a pattern in single quotes")
+            return pc.match_like(self._expression(left), _unquoted(self._advance().text))
+        return None
+
+    def _compared(self, compare: Callable[[Any, Any], pc.Expression], a: _Operand, b: _Operand) -> pc.Expression:
+        return compare(self._expression(a, b), self._expression(b, a))
+
+    def _expression(self, operand: _Operand, other: _Operand | None = None) -> pc.Expression:
+        if operand.column is not None:
+            return pc.field(operand.column)
+        return pc.scalar(self._value(operand, None if other is None else other.type))
+
+    def _flag(self, operand: _Operand) -> pc.Expression:
+        if operand.column is None or not pat.is_boolean(self._types[operand.column]):
+            raise self._unexpected("a comparison, such as = 5, > 5, in (1, 2) or is null")
+        return pc.field(operand.column)
+
+    def _literal(self, of: _Operand) -> pa.Scalar:
+        operand = self._operand()
+        if operand.column is not None:
+            raise InvalidUsage(f"--where {self._text!r:.200} has the column {operand.column!r} where a value belongs")
+        return self._value(operand, of.type)
+
+    def _value(self, operand: _Operand, wanted: pa.DataType | None) -> pa.Scalar:
+        value = operand.value
+        try:
+            return _as_type(value, wanted)
+        except (pa.ArrowException, ValueError, OverflowError, TypeError):
+            raise InvalidUsage(
+                f"--where {self._text!r:.200} compares {value!r:.80} with a column of type {wanted}, of which it is no "
+                "value. Text is in single quotes, moments are as '2026-11-21T12:00:00Z'"
+            ) from None
+
+    def _operand(self) -> _Operand:
+        token = self._token
+        if token.kind == "number":
+            self._advance()
+            is_whole = token.text.lstrip("-").isdigit()
+            return _Operand(None, int(token.text) if is_whole else float(token.text))
+        if token.kind == "text":
+            self._advance()
+            return _Operand(None, _unquoted(token.text))
+        if token.kind == "word" and token.text in ("true", "false", "null"):
+            self._advance()
+            return _Operand(None, {"true": True, "false": False, "null": None}[token.text])
+        if token.kind == "name":
+            self._advance()
+            if token.text not in self._types:
+                hint = did_you_mean(token.text, self._types) or ","
+                raise InvalidUsage(
+                    f"--where {self._text!r:.200}: {token.text!r} is no column of this collection{hint} it has "
+                    f"{[*self._types]}. Text is in single quotes"
+                )
+            return _Operand(token.text, type=self._types[token.text])
+        raise self._unexpected("a column or a value")
+
+    @property
+    def _token(self) -> _Token:
+        return self._tokens[self._next]
+
+    def _advance(self) -> _Token:
+        self._next += 1
+        return self._tokens[self._next - 1]
+
+    def _took(self, text: str) -> bool:
+        is_it = self._token.kind in ("word", "sign") and self._token.text == text
+        self._next += is_it
+        return is_it
+
+    def _need(self, text: str) -> None:
+        if not self._took(text):
+            raise self._unexpected(repr(text))
+
+    def _unexpected(self, wanted: str) -> InvalidUsage:
+        found = repr(self._token.text) if self._token.kind != "end" else "the end"
+        return InvalidUsage(
+            f"--where {self._text!r:.200} is no condition: at character {self._token.at + 1} there is {found}, and "
+            f"wanted is {wanted}. Write for example \"status = 'paid' and amount > 5\""
+        )
+
+
+def _tokens(text: str) -> Iterator[_Token]:
+    at, end = 0, len(text.rstrip())
+    while at < end:
+        match = _TOKEN.match(text, at)
+        if match is None:
+            rest = text[at:].lstrip()
+            raise InvalidUsage(
+                f"--where {text!r:.200} is no condition: nothing begins like {rest[:20]!r}. Text is in single quotes"
+            )
+        kind = match.lastgroup or ""
+        found, at_token = match.group(kind), match.start(kind)
+        if kind == "quoted":
+            yield _Token("name", found[1:-1].replace('""', '"'), at_token)
+        elif kind == "word":
+            is_word = found.lower() in _WORDS
+            yield _Token("word" if is_word else "name", found.lower() if is_word else found, at_token)
+        else:
+            yield _Token(kind, found, at_token)
+        at = match.end()
+    yield _Token("end", "", len(text))
+
+
+def _unquoted(text: str) -> str:
+    return text[1:-1].replace("''", "'")
+
+
+def _as_type(value: Any, wanted: pa.DataType | None) -> pa.Scalar:
+    """Return a literal as a scalar of a type, if it is a value of it; numbers stay what they are among numbers."""
+    if wanted is None:
+        return pa.scalar(value)
+    if value is None:
+        return pa.scalar(None, wanted)
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if is_number and (pat.is_integer(wanted) or pat.is_floating(wanted)):
+        return pa.scalar(value)
+    if is_number and pat.is_decimal(wanted):
+        return pa.scalar(str(value)).cast(wanted)
+    if isinstance(value, str) and not is_text(wanted):
+        return _parsed(value, wanted)
+    if is_number or (isinstance(value, bool) and not pat.is_boolean(wanted)):
+        raise ValueError("of another kind")
+    return pa.scalar(value, wanted)
+
+
+def is_text(t: pa.DataType) -> bool:
+    """Return whether values of a type are text."""
+    return bool(pat.is_string(t) or pat.is_large_string(t))
+
+
+def _parsed(text: str, wanted: pa.DataType) -> pa.Scalar:
+    if pat.is_boolean(wanted) or pat.is_integer(wanted) or pat.is_floating(wanted):
+        raise ValueError("text among numbers")
+    try:
+        return pa.scalar(text).cast(wanted)
+    except pa.ArrowInvalid:
+        if not pat.is_timestamp(wanted) or wanted.tz is None:
+            raise
+        naive = pa.scalar(text).cast(pa.timestamp(wanted.unit))  # Without an offset it is in UTC.
+        return pa.scalar(naive.value, pa.timestamp(wanted.unit, wanted.tz))

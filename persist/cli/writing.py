@@ -1,0 +1,235 @@
+"""Commands that write: create, write, overwrite, delete, seal, destroy."""
+
+import sys
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+import persist
+from persist.cli.command import MISTAKE, OK, Name, Yes, command
+from persist.cli.place import Place
+from persist.cli.text import counted, print_json, say, tell
+from persist.cli.times import time_of
+
+if TYPE_CHECKING:
+    from persist.cli.casting import Caster
+
+File = Annotated[
+    str, typer.Argument(metavar="FILE", help="CSV, JSON lines, Parquet or Arrow IPC; - for standard input.")
+]
+Format = Annotated[
+    str | None, typer.Option("--format", "-f", help="csv, json (lines), parquet or arrow; else by the file's name.")
+]
+At = Annotated[str, typer.Option("--time", "-t", metavar="TIME", help="A time, or a moment such as 2026-11-21T12:00Z.")]
+Ignore = Annotated[list[str] | None, typer.Option("--ignore", metavar="COLUMN", help="Leave out; may be repeated.")]
+SkipBad = Annotated[bool, typer.Option("--skip-bad", help="Leave rows out that do not fit, and write the others.")]
+Where = Annotated[
+    str | None, typer.Option("--where", metavar="CONDITION", help="Such as \"status = 'paid' and amount > 5\".")
+]
+
+
+@command
+def create(
+    at: Place,
+    collection: Name,
+    key: Annotated[
+        list[str] | None, typer.Option("--key", "-k", metavar="NAME:TYPE", help="Such as id:int64; may be repeated.")
+    ] = None,
+    value: Annotated[list[str] | None, typer.Option("--value", "-v", metavar="NAME:TYPE", help="Likewise.")] = None,
+    like: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Take types, and values that are not named, from its columns.")
+    ] = None,
+    timeline: Annotated[
+        str | None, typer.Option(metavar="UNIT", help="Times are s, ms, us or ns since 1970, not plain numbers.")
+    ] = None,
+    format: Format = None,
+) -> int:
+    """Make a collection, empty; the location, too, if it is not there."""
+    from persist.cli.columns import sides
+
+    sides_of = sides(key or [], value or [], like, format)
+    with at.writing(may_be_new=True) as client:
+        if client.seqno >= 0 and collection in client:
+            raise persist.InvalidUsage(f"there is a collection {collection!r} at {client.url}: choose another name")
+        made = client.create_or_load(collection, key=sides_of[0], value=sides_of[1], timeline=timeline)
+        columns = {name: str(made.schema.arrow.field(name).type) for name in made.schema.names}
+        _done(
+            at,
+            {"created": made.name, "location": client.url, "id": made.id, "columns": columns},
+            f"created {made.name} with {', '.join(f'{n}: {t}' for n, t in columns.items())}",
+        )
+    return OK
+
+
+@command
+def write(
+    at: Place,
+    collection: Name,
+    file: File,
+    time: Annotated[
+        str | None, typer.Option("--time", "-t", metavar="TIME", help="Of all rows; a number, or a moment.")
+    ] = None,
+    time_column: Annotated[
+        str | None, typer.Option(metavar="COLUMN", help="The column with the time of each row.")
+    ] = None,
+    diff: Annotated[int | None, typer.Option(help="Of all rows that have no _diff; 1 inserts, -1 retracts.")] = None,
+    seal: Annotated[str | None, typer.Option(metavar="TIME", help="Seal to this time with the last of it.")] = None,
+    token: Annotated[
+        str | None, typer.Option(help="Names the load, which happens once; else the file's contents do.")
+    ] = None,
+    ignore: Ignore = None,
+    skip_bad: SkipBad = False,
+    commit_rows: Annotated[int, typer.Option(min=1, help="Rows of one commit.")] = 1_000_000,
+    format: Format = None,
+) -> int:
+    """Append the updates of a file, or its rows at a time. Given again after a crash, it goes on where it was."""
+    from persist.cli.loading import Plan, load, spooled, was_begun
+
+    if time is not None and time_column is not None:
+        raise persist.InvalidUsage("--time and --time-column exclude each other: a row has one time")
+    when = time_column if time is None else time_of(time)
+    plan = Plan(when, diff, None if seal is None else time_of(seal), token, commit_rows, skip_bad)
+    with spooled(file, format) as rows, at.writing() as client:
+        found = client.load(collection)
+        source = "_time" if when is None else time_column
+        upper = None if was_begun(found, rows, plan) else found.upper.time
+        loaded = load(found, rows, _caster(found, source, ignore, upper), plan)
+        was_done = not loaded.commits and loaded.done_before
+        again = " (all of it was written before: nothing was done)" if was_done else ""
+        _done(
+            at,
+            {"collection": collection, **vars_of(loaded)},
+            f"wrote {counted(loaded.rows, 'row')} to {collection} in {counted(loaded.commits, 'commit')}{again}",
+        )
+    return OK
+
+
+@command
+def overwrite(
+    at: Place,
+    collection: Name,
+    file: File,
+    time: At,
+    where: Where = None,
+    ignore: Ignore = None,
+    skip_bad: SkipBad = False,
+    format: Format = None,
+) -> int:
+    """Make the rows of a file the contents from a time on, or of those for which a condition is true; and seal it."""
+    from persist.cli.loading import checked, rows_of, spooled
+    from persist.cli.where import parse_where
+
+    with spooled(file, format) as rows, at.writing() as client:
+        found = client.load(collection)
+        caster = _caster(found, None, ignore)
+        count, skipped = checked(rows, caster, skip_bad=skip_bad)
+        only = None if where is None else parse_where(where, found.schema)
+        seqno = found.overwrite(rows_of(rows, caster), time=time_of(time), where=only).result()
+        _done(
+            at,
+            {"collection": collection, "rows": count, "skipped": skipped, "seqno": seqno},
+            f"{collection} has the {count:,} rows of {rows.name} from {time} on",
+        )
+    return OK
+
+
+@command
+def delete(
+    at: Place,
+    collection: Name,
+    time: At,
+    where: Where = None,
+    keys: Annotated[
+        str | None, typer.Option(metavar="FILE", help="A file with the key columns of what to delete.")
+    ] = None,
+    ignore: Ignore = None,
+    format: Format = None,
+) -> int:
+    """Retract what is there from a time on: the records of some keys, or those for which a condition is true."""
+    import pyarrow as pa
+
+    from persist.cli.casting import Caster
+    from persist.cli.loading import checked, rows_of, spooled
+    from persist.cli.where import parse_where
+
+    if (where is None) == (keys is None):
+        raise persist.InvalidUsage("say what to delete: --where CONDITION, or --keys FILE")
+    with at.writing() as client:
+        found = client.load(collection)
+        what: Any
+        if where is not None:
+            what = parse_where(where, found.schema)
+            seqno = found.delete(what, time=time_of(time)).result()
+        else:
+            with spooled(keys or "", format) as rows:
+                caster = Caster(found.schema, None, keys_only=True, ignored=tuple(ignore or ()))
+                checked(rows, caster, skip_bad=False)
+                what = pa.table(rows_of(rows, caster).read_all())
+            seqno = found.delete(what, time=time_of(time)).result()
+        _done(at, {"collection": collection, "seqno": seqno}, f"deleted from {collection} at {time}")
+    return OK
+
+
+@command
+def seal(
+    at: Place,
+    collection: Name,
+    upper: Annotated[str | None, typer.Argument(metavar="[TIME]", help="The first time that stays open.")] = None,
+    for_ever: Annotated[bool, typer.Option("--for-ever", help="Nothing more will ever come.")] = False,
+) -> int:
+    """Promise that no more updates come before a time, so that it can be read."""
+    if (upper is None) == (not for_ever):
+        raise persist.InvalidUsage("say to which time: persist seal LOCATION COLLECTION TIME, or --for-ever")
+    with at.writing() as client:
+        found = client.load(collection)
+        seqno = found.seal(persist.Antichain() if upper is None else time_of(upper)).result()
+        now = found.upper.time
+        _done(
+            at,
+            {"collection": collection, "upper": now, "seqno": seqno},
+            f"{collection} is complete {'for ever' if now is None else f'before {now}'}",
+        )
+    return OK
+
+
+@command
+def destroy(at: Place, collection: Name, yes: Yes = False) -> int:
+    """Remove a collection with all its history; asks first."""
+    with at.writing() as client:
+        found = client.load(collection)
+        if not yes and not agreed(f"Destroy {collection!r} at {client.url}, with all its history?"):
+            tell(f"persist: {collection!r} was not destroyed")
+            return MISTAKE
+        seqno = found.destroy().result()
+        _done(at, {"destroyed": collection, "seqno": seqno}, f"destroyed {collection}")
+    return OK
+
+
+def agreed(question: str) -> bool:
+    """Return whether a person says yes; where nobody can be asked, say how to do without."""
+    if not sys.stdin.isatty():
+        tell(f"persist: {question} Nobody can be asked here: say --yes")
+        return False
+    return typer.confirm(question)
+
+
+def vars_of(loaded: Any) -> dict[str, Any]:
+    """Return the fields of a dataclass."""
+    from dataclasses import asdict
+
+    return asdict(loaded)
+
+
+def _caster(
+    found: "persist.Collection", time_column: str | None, ignore: list[str] | None, upper: int | None = None
+) -> "Caster":
+    from persist.cli.casting import Caster
+
+    return Caster(found.schema, time_column, ignored=tuple(ignore or ()), upper=upper)
+
+
+def _done(at: Place, told: dict[str, Any], line: str) -> None:
+    if at.as_json:
+        print_json(told)
+    else:
+        say(line)

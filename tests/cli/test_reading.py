@@ -1,0 +1,292 @@
+"""What the command line shows of what is stored, in every format."""
+
+import io
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.csv as csv
+import pyarrow.parquet as pq
+import pytest
+
+import persist
+from persist.cli.main import main
+
+Printed = pytest.CaptureFixture[str]
+NOBODY = [
+    f"--storage-option={option}"
+    for option in ("endpoint_url=http://127.0.0.1:9", "region=x", "access_key_id=a", "secret_access_key=b")
+]
+NASTY = "\x1b[31m\x1b]0;title\x07<script>alert(1)</script>[bold]\u202e"
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> str:
+    location = tmp_path / "location"
+    with persist.open(location, settings=persist.Settings(background=False)) as client:
+        orders = client.create_or_load(
+            "orders", key={"id": pa.int64()}, value={"status": pa.string(), "amount": pa.float64()}
+        )
+        orders.write([((1, ("new", 9.5)), 10, 1), ((2, (None, 3.0)), 10, 1)], seal=11).result()
+        orders.write([((1, ("new", 9.5)), 12, -1), ((1, ("paid", 9.5)), 12, 1)], seal=13).result()
+        orders.write([((3, ("new", 1.0)), 20, 1)], token="later").result()
+        items = client.create_or_load("shop.items", key={"item": pa.int64()}, timeline="s")
+        items.write([((7, None), "2026-01-01T00:00:00Z", 1)], seal="2026-01-02").result()
+    return str(location)
+
+
+def lines(printed: Printed) -> list[dict[str, object]]:
+    return [json.loads(line) for line in printed.readouterr().out.splitlines()]
+
+
+def test_contents_are_read_as_of_a_time_with_columns_and_a_condition(place: str, capsys: Printed) -> None:
+    assert main(["read", place, "orders", "--as-of", "11"]) == 0
+    assert [line.split() for line in capsys.readouterr().out.splitlines()] == [
+        ["id", "status", "amount"],
+        ["1", "new", "9.5"],
+        ["2", "NULL", "3.0"],
+    ]
+    assert main(["read", place, "orders", "--columns", "id,status", "--where", "amount > 5", "--json"]) == 0
+    assert lines(capsys) == [{"id": 1, "status": "paid"}]
+    assert main(["read", place, "shop.items", "--as-of", "2026-01-01T12:00Z", "--form", "diff", "--json"]) == 0
+    assert lines(capsys) == [{"item": 7, "_diff": 1}]
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a.jsonl", "a.parquet", "a.arrow"])
+def test_contents_go_to_files_of_every_format(place: str, tmp_path: Path, name: str) -> None:
+    file = tmp_path / name
+    assert main(["read", place, "orders", "--output", str(file)]) == 0
+    if name.endswith("csv"):
+        found = csv.read_csv(file, convert_options=csv.ConvertOptions(strings_can_be_null=True)).to_pylist()
+    elif name.endswith("jsonl"):
+        found = [json.loads(line) for line in file.read_text().splitlines()]
+    elif name.endswith("parquet"):
+        found = pq.read_table(file).to_pylist()
+    else:
+        found = pa.ipc.open_stream(file.read_bytes()).read_all().to_pylist()
+    found.sort(key=lambda row: row["id"])
+    assert found == [{"id": 1, "status": "paid", "amount": 9.5}, {"id": 2, "status": None, "amount": 3.0}]
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(["location", name])
+
+
+def test_a_file_that_is_not_finished_does_not_appear(place: str, tmp_path: Path, capsys: Printed) -> None:
+    with persist.open(place) as client:
+        client.create_or_load("lists", key={"k": pa.list_(pa.int64())}).seal(1).result()
+    assert main(["read", place, "lists", "--output", str(tmp_path / "a.csv")]) == 2
+    assert "CSV cannot hold" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["location"]
+    assert main(["read", place, "orders", "--output", str(tmp_path / "no" / "a.csv")]) == 2
+    assert main(["read", place, "orders", "--output", "a.xyz"]) == 2
+    assert "say --format" in capsys.readouterr().err
+
+
+def test_changes_and_differences_are_shown(place: str, capsys: Printed) -> None:
+    assert main(["changes", place, "orders", "11", "13", "--json"]) == 0
+    changed = [(line["status"], line["_time"], line["_diff"]) for line in lines(capsys)]
+    assert sorted(changed) == [("new", 12, -1), ("paid", 12, 1)]
+    assert main(["diff", place, "orders", "12", "10", "--columns", "status", "--json"]) == 0
+    assert lines(capsys) == [{"status": "new", "_diff": 1}, {"status": "paid", "_diff": -1}]
+    assert main(["diff", place, "orders", "12", "12"]) == 0
+    assert capsys.readouterr().out.split() == ["id", "status", "amount", "_diff"]
+
+
+def test_a_tail_ends_where_it_is_told_to(place: str, capsys: Printed) -> None:
+    assert main(["tail", place, "orders", "--after", "10", "--contents", "--until", "13"]) == 0
+    out, err = capsys.readouterr()
+    assert out.splitlines() == [
+        "10   +1  id=1  status=new  amount=9.5",
+        "10   +1  id=2  status=NULL  amount=3.0",
+        "12   -1  id=1  status=new  amount=9.5",
+        "12   +1  id=1  status=paid  amount=9.5",
+    ]
+    assert err.splitlines() == ["-- complete before 11", "-- complete before 13"]
+    assert main(["tail", place, "orders", "--after", "10", "--until", "13", "--json"]) == 0
+    assert len(lines(capsys)) == 2
+    assert main(["tail", place, "orders", "--after", "10", "--until", "13", "--format", "parquet"]) == 2
+
+
+def test_queries_read_all_collections_at_their_times(place: str, capsys: Printed) -> None:
+    query = "SELECT o.status, count(*) AS n, (SELECT count(*) FROM shop.items) AS items FROM Orders o GROUP BY 1"
+    assert main(["sql", place, f"{query} ORDER BY 1", "--json"]) == 0
+    assert lines(capsys) == [{"status": "paid", "n": 1, "items": 1}, {"status": None, "n": 1, "items": 1}]
+    assert main(["sql", place, query, "--as-of", "orders=10", "--as-of", "shop.items=2026-01-01", "--json"]) == 0
+    assert {line["status"] for line in lines(capsys)} == {"new", None}
+    for bad, says in (
+        (["SELECT * FROM nothing"], "The collections are ['orders', 'shop.items']"),
+        (["DROP TABLE orders"], "not one query"),
+        (["SELECT 1; SELECT 2"], "there are 2 of them"),
+        (["FROM orders", "--as-of", "oders=1"], "did you mean 'orders'"),
+        (["FROM orders", "--as-of", "20"], "times before 13 are sealed"),
+    ):
+        assert main(["sql", place, *bad]) == 2
+        assert says in capsys.readouterr().err
+
+
+def test_one_collection_is_shown_with_all_there_is_to_say(place: str, capsys: Printed) -> None:
+    with persist.open(place) as client:
+        client.load("orders").hold(11, name="consumer")
+        client.load("orders").compact()
+    assert main(["show", place, "orders"]) == 0
+    out = capsys.readouterr().out
+    for text in ("key    id      int64", "upper     13", "1 update at time 20: seal(21)", "consumer", "keyframes"):
+        assert text in out
+    assert main(["show", place, "shop.items", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["upper_moment"] == "2026-01-02T00:00:00Z"
+    assert told["columns"] == [{"side": "key", "name": "item", "type": "int64"}]
+    assert main(["show", place, "oders"]) == 2
+    assert "oders" in capsys.readouterr().err
+
+
+def test_the_log_is_shown_in_sentences(place: str, capsys: Printed) -> None:
+    assert main(["log", place]) == 0
+    out = capsys.readouterr().out
+    for text in (
+        "created 'orders'",
+        "wrote 2 updates to 'orders' at time 10",
+        "sealed 'orders' to 11",
+        "remembered 'later' as written to 'orders'",
+    ):
+        assert text in out
+    assert main(["log", place, "--collection", "shop.items", "--last", "1", "--json"]) == 0
+    [record] = json.loads(capsys.readouterr().out)
+    assert any("sealed 'shop.items'" in did for did in record["did"])
+
+
+def test_a_location_is_sealed_held_and_destroyed(place: str, capsys: Printed) -> None:
+    assert main(["seal", place, "orders"]) == 2
+    assert main(["seal", place, "orders", "12"]) == 2
+    assert "cannot go back" in capsys.readouterr().err
+    assert main(["seal", place, "orders", "--for-ever", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["upper"] is None
+    assert main(["hold", place, "orders", "me", "11"]) == 0
+    assert main(["hold", place, "orders", "me", "12", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["time"] == 12
+    assert main(["destroy", place, "orders"]) == 2
+    assert "Nobody can be asked here: say --yes" in capsys.readouterr().err
+    assert main(["destroy", place, "orders", "--yes"]) == 0
+    capsys.readouterr()
+    assert main(["ls", place, "--json"]) == 0
+    assert [each["name"] for each in json.loads(capsys.readouterr().out)] == ["shop.items"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "says"),
+    [
+        (["read", "{place}", "orders", "--as-of", "99"], 2, "times before 13 are sealed"),
+        (["read", "{place}", "orders", "--as-of", "soon"], 2, "soon"),
+        (["read", "{place}", "orders", "--as-of", "-1"], 2, "-1"),
+        (["read", "{place}", "orders", "--as-of", "2026-01-01"], 2, "timeline"),
+        (["read", "{place}", "orders", "--columns", "id,nmae"], 2, "'nmae'"),
+        (["read", "{place}", "orders", "--form", "both"], 2, "both"),
+        (["read", "{place}", "orders", "--format", "xml"], 2, "'xml' is no format"),
+        (["read", "{place}", "orders", "--json", "--format", "csv"], 2, "exclude each other"),
+        (["changes", "{place}", "orders", "13", "11"], 2, "backwards"),
+        (["read", "{place}", "orderz"], 2, "orderz"),
+        (["ls", "{tmp}"], 2, "holds other files"),
+        (["read", "{tmp}/none", "orders"], 2, "no such folder"),
+        (["write", "{tmp}/none", "orders", "{tmp}/none.csv", "--time", "1"], 2, "there is no file"),
+        (["ls", "s3://nowhere/x", *NOBODY], 4, "127.0.0.1:9"),
+    ],
+)  # fmt: skip
+def test_a_mistake_is_one_line_that_says_what_to_do(
+    place: str, tmp_path: Path, capsys: Printed, monkeypatch: pytest.MonkeyPatch,
+    arguments: list[str], status: int, says: str,
+) -> None:  # fmt: skip
+    if status == 4:
+        once = persist.RetryPolicy(attempts_max=1)
+        monkeypatch.setattr("persist.storage.Settings", lambda: persist.Settings(retry=once))
+        monkeypatch.setattr("persist.client.Settings", lambda: persist.Settings(retry=once))
+    assert main([each.format(place=place, tmp=tmp_path) for each in arguments]) == status
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert says in err
+    assert err.startswith("persist: ")
+    assert err.count("\n") == 1
+
+
+def test_a_location_of_a_newer_format_and_a_damaged_one_are_one_line(place: str, capsys: Printed) -> None:
+    from persist.log.envelope import encode_framed
+    from persist.log.records import Record
+
+    record = Record(
+        format=99, location="0" * 32, seqno=0, commit="0" * 32, previous=None, writer="w", epoch=None, written_ms=0,
+        mutations=(),
+    )  # fmt: skip
+    first = Path(place) / "log" / f"{0:020d}"
+    first.write_bytes(encode_framed(record))
+    assert main(["ls", place]) == 1
+    assert "99" in capsys.readouterr().err
+    first.write_bytes(b"<html>")
+    assert main(["ls", place]) == 1
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_what_is_stored_is_shown_and_never_interpreted(tmp_path: Path, capsys: Printed) -> None:
+    place = str(tmp_path)
+    name = "<b>[red]\u202ename"
+    with persist.open(place) as client:
+        made = client.create_or_load(name, key={"[i]k[/i]": pa.string()})
+        made.write([((NASTY, None), 1, 1)], seal=2, token="[blink]").result()
+    for command in (["ls", place], ["show", place, name], ["read", place, name], ["log", place], ["holds", place]):
+        assert main(command) == 0
+    assert main(["tail", place, name, "--after", "0", "--until", "2"]) == 0
+    assert main(["read", place, name + NASTY]) == 2
+    shown = "".join(capsys.readouterr())
+    assert "\x1b" not in shown
+    assert "\x07" not in shown
+    assert "\u202e" not in shown
+    assert "<script>alert(1)</script>[bold]" in shown
+    assert "<b>[red]\\u202ename" in shown
+
+
+def test_on_a_terminal_tables_have_lines_and_show_the_same(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    screen = Terminal()
+    with persist.open(place) as client:
+        client.create_or_load("[red]x", key={"k": pa.int64()})
+    monkeypatch.setattr(sys, "stdout", screen)
+    assert main(["ls", place]) == 0
+    assert "[red]x" in screen.getvalue()
+    assert "orders" in screen.getvalue()
+
+
+def test_an_output_that_nobody_reads_is_no_error(place: str) -> None:
+    command = [sys.executable, "-m", "persist", "read", place, "orders", "--format", "csv"]
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "wb") as closed:
+        done = subprocess.run(command, stdout=closed, stderr=subprocess.PIPE, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_what_would_be_deleted_is_told_without_deleting_it(tmp_path: Path, capsys: Printed) -> None:
+    place = tmp_path / "location"
+    settings = persist.Settings(background=False, grace_s=0, orphan_grace_s=0, log_retention_records=16)
+    with persist.open(place, settings=settings) as client:
+        made = client.create_or_load("gone", key={"k": pa.int64()})
+        made.write(pa.table({"k": range(20_000)}), time=0, seal=1).result()
+        made.destroy().result()
+        before = {path: path.read_bytes() for path in place.rglob("*") if path.is_file()}
+        planned = client.gc(dry_run=True)
+        assert {path: path.read_bytes() for path in place.rglob("*") if path.is_file()} == before
+        assert (planned.parts, planned.collections) == (1, 1)
+        done = client.gc()
+        assert (done.parts, done.collections) == (planned.parts, planned.collections)
+    assert main(["gc", str(place), "--dry-run", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["dry_run"] is True
+    assert told["parts"] == 0
+
+
+def test_a_location_can_be_measured_and_is_left_as_it_was(place: str, capsys: Printed) -> None:
+    assert main(["bench", place, "--rows", "100", "--commits", "2"]) == 0
+    assert "commit of a row" in capsys.readouterr().out
+    with persist.open(place, mode="read") as client:
+        assert client.collections() == ["orders", "shop.items"]

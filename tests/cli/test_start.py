@@ -1,0 +1,46 @@
+"""The command line says at once what it can do: nothing that takes long is loaded for that."""
+
+import subprocess
+import sys
+
+import pytest
+
+HEAVY = {"pyarrow", "numpy", "msgspec", "fsspec", "boto3", "duckdb", "pandas", "starlette", "uvicorn", "click", "rich"}
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["read", "--help"], ["write"], ["frobnicate"]])
+def test_help_and_mistakes_in_the_call_load_nothing_that_takes_long(arguments: list[str]) -> None:
+    code = f"""if True:
+        import sys
+        from persist.cli.main import main
+        try:
+            main({arguments})
+        except SystemExit:
+            pass
+        print(*{{name.split(".")[0] for name in sys.modules}}, file=sys.stderr)
+    """
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert set(done.stderr.split()) & HEAVY == set()
+
+
+def test_a_listing_loads_no_table_engine_and_no_screen() -> None:
+    code = """if True:
+        import sys, persist
+        from persist.cli.main import main
+        with persist.open(sys.argv[1]) as client:
+            client.create_or_load("orders", key={"k": "int64"})
+        assert main(["ls", sys.argv[1]]) == 0
+        print(*{name.split(".")[0] for name in sys.modules}, file=sys.stderr)
+    """
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as folder:
+        done = subprocess.run([sys.executable, "-c", code, folder], capture_output=True, text=True, check=True)
+    assert set(done.stderr.split()) & {"pandas", "duckdb", "boto3", "rich", "starlette", "pyspark"} == set()
+
+
+def test_completion_can_be_installed() -> None:
+    command = [sys.executable, "-m", "persist", "--show-completion", "bash"]
+    environment = {"_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1", "PATH": "/usr/bin:/bin"}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert "complete" in done.stdout
