@@ -123,8 +123,8 @@ def pieces(texts: pa.Array) -> Iterator[tuple[int, int]]:
     ends = np.cumsum(int64_values(pc.binary_length(texts).cast(pa.int64())))
     start = 0
     while start < len(texts):
-        before = ends[start - 1] if start else 0
-        stop = max(start + 1, int(ends.searchsorted(before + PIECE_BYTES, "right")))
+        before = int(ends[start - 1]) if start else 0
+        stop = max(start + 1, int(np.searchsorted(ends, before + PIECE_BYTES, side="right")))
         yield start, stop
         start = stop
 
