@@ -31,6 +31,7 @@ from persist.settings import Settings
 from persist.source.address import CollectionAddress
 from persist.spark.read.native import PlannedSnapshot, plan
 from persist.spark.read.native_changes import PlannedChanges, plan_changes
+from persist.spark.workers import check_workers
 
 NEVER_S = 1e9
 # A client that renews its lease, and leaves maintenance to those who write.
@@ -277,3 +278,4 @@ def _reading(spark: SparkSession, path: str, storage_options: Mapping[str, Any] 
 def _check_session(spark: SparkSession) -> None:
     if not hasattr(spark, "read") or not hasattr(spark, "range"):
         raise InvalidUsage(f"{spark!r} is not a SparkSession: give the session first, then the location")
+    check_workers(spark)

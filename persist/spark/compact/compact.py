@@ -44,6 +44,7 @@ from persist.sink.compaction_jobs import (
 )
 from persist.spark.options.parsing import seen_by_all
 from persist.spark.surfaced_errors import surfaced_errors
+from persist.spark.workers import check_workers
 
 HERE_BYTES = 4 << 20
 JOBS_MAX = 1000  # Of one Spark job: their descriptions go to all of its tasks.
@@ -87,6 +88,7 @@ def compact(
         raise InvalidUsage(f"slices={slices!r} is not a whole number from 1 to {SLICES_MAX:,}")
     if settings is not None and not isinstance(settings, Settings):
         raise InvalidUsage(f"settings={settings!r} is not a Settings: use persist.Settings(memory_budget=…)")
+    check_workers(spark)
     # What happens here is all for this call: nothing else is compacted or collected meanwhile.
     settings = replace(settings or Settings(), background=False)
     with open_client(where, storage_options=storage_options, settings=settings) as client:

@@ -14,6 +14,7 @@ from pyspark.sql.datasource import CaseInsensitiveDict
 from persist.errors import InvalidUsage
 from persist.spark.data_source import PersistDataSource
 from persist.spark.options.parsing import STORAGE
+from persist.spark.workers import check_workers
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
@@ -41,6 +42,7 @@ def register(
     Raises:
         InvalidUsage: the name cannot be one, or is "persist"; or what goes with it is missing.
     """
+    check_workers(spark)
     if name is None:
         if location is not None or collection is not None or options or storage_options:
             raise InvalidUsage(

@@ -32,6 +32,7 @@ from persist.spark.read.slicing import slices_for
 from persist.spark.read.task_reader import TaskReader
 from persist.spark.sql.contents_sql import Body, Branch, SqlColumn, changes_sql, contents_sql, type_sql
 from persist.spark.types import spark_schema
+from persist.spark.workers import check_workers
 from persist.state.contents import CollectionState
 
 
@@ -59,6 +60,7 @@ def create_views(
         CollectionNotFound: there is none of that name.
         InvalidUsage: Spark cannot take the name of a function, or group by a column of the collection.
     """
+    check_workers(spark)
     storage = dict(storage_options or {})
     if isinstance(collections, str):
         raise InvalidUsage(f"collections={collections!r} is one name: give a list of names, [{collections!r}]")

@@ -18,6 +18,7 @@ from persist.sink.batch_commit import Mark, Share, commit_batch, report_late
 from persist.sink.times import BatchTimes
 from persist.sink.uploads import Target
 from persist.spark.options.parsing import seen_by_all
+from persist.spark.workers import check_workers
 from persist.spark.write.ranged import UploadTask, ranged, upload_by_tasks
 from persist.spark.write.updates import Rows
 from persist.state.contents import CollectionState
@@ -84,6 +85,7 @@ class _Writer:
 
     def write(self, df: DataFrame, batch: int) -> None:
         """Write one batch."""
+        check_workers(df.sparkSession)
         mark = self._mark(df, batch)
         with open_client(self.location, mode="read", storage_options=self.storage) as client:
             contents = {name: _load(client, name) for name in self.writes}

@@ -16,6 +16,7 @@ from persist.sink.uploads import writing
 from persist.spark.data_source import source_reader
 from persist.spark.options.parsing import seen_by_all
 from persist.spark.options.write import WriteOptions
+from persist.spark.workers import check_workers
 from persist.spark.write.dataframe_write import DataFrameWrite
 from persist.spark.write.overwrite import difference, present_time
 from persist.spark.write.ranged import UploadTask, is_ranged_by_key, ranged, upload_by_tasks
@@ -64,6 +65,7 @@ def write(
         Errors that tasks find, such as `_diff` 0 or NULL in `_time`, come as Spark's, with ours in its message.
     """
     options = _options(location, collection, mode, time, seal, token, partitions, storage_options)
+    check_workers(df.sparkSession)
     if mode == "append":
         write = DataFrameWrite.append(options, df.schema)
         planned, task = write.planned, _task(write)

@@ -1,0 +1,89 @@
+"""Which Python Spark's workers run: another one than the driver's fails late, and says something else.
+
+Without `PYSPARK_PYTHON` workers run the first `python3` on the path, which need not be the driver's, nor have this
+library. PySpark then complains of a data source that it cannot find, or of pickles. So this is asked once for each
+session: of the Python itself where workers run on this machine, and by a job of one task elsewhere. Spark Connect tells
+neither.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator
+from functools import lru_cache
+from types import FunctionType
+from typing import Any
+
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+
+import persist
+from persist.errors import InvalidUsage
+
+_ASKED = "import sys; print(*sys.version_info[:2], sep='.'); import persist; print(persist.__version__)"
+_TIMEOUT_S = 60
+
+
+def check_workers(spark: SparkSession) -> None:
+    """Raise InvalidUsage, in one line, if the workers of a session run a Python that cannot do the driver's work."""
+    try:
+        context = spark.sparkContext
+    except (PySparkException, AttributeError):  # Spark Connect has none.
+        return
+    if context.master.startswith("local"):
+        _check_here(context.pythonExec, sys.executable)
+    else:
+        _check_there(context)
+
+
+@lru_cache(maxsize=16)
+def _check_here(command: str, ours: str) -> None:
+    found = shutil.which(command)
+    if found is None:
+        raise InvalidUsage(_told(f"{command}, which there is not"))
+    if os.path.dirname(os.path.abspath(found)) == os.path.dirname(os.path.abspath(ours)):
+        return
+    asked = subprocess.run([found, "-c", _ASKED], capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
+    version, library = [*asked.stdout.split(), "", ""][:2]
+    _check(found, version, library)
+
+
+@lru_cache(maxsize=16)
+def _check_there(context: Any) -> None:
+    # Workers that lack this module must be able to load it all the same: as a value, not by its name.
+    asking = FunctionType(_answered.__code__, {"__name__": "__main__"}, "answered")
+    asking.__module__ = "__main__"
+    try:
+        [(found, version, library)] = context.parallelize([0], 1).mapPartitions(asking).collect()
+    except PySparkException as error:
+        if "PYTHON_VERSION_MISMATCH" in str(error):
+            raise InvalidUsage(_told("another version of Python")) from error
+        return  # Whatever else is wrong, what is asked of Spark next tells better.
+    _check(found, version, library)
+
+
+def _answered(_: Iterable[int]) -> "Iterator[tuple[str, str, str]]":
+    import sys
+
+    try:
+        from persist import __version__ as library
+    except ImportError:
+        library = ""
+    yield sys.executable, f"{sys.version_info[0]}.{sys.version_info[1]}", library
+
+
+def _check(found: str, version: str, library: str) -> None:
+    ours = f"{sys.version_info[0]}.{sys.version_info[1]}"
+    if version != ours:
+        raise InvalidUsage(_told(f"{found} (Python {version or 'unknown'}, and the driver's is {ours})"))
+    if library != persist.__version__:
+        has = f"persist {library}" if library else "no persist"
+        raise InvalidUsage(_told(f"{found} (which has {has}, and the driver has {persist.__version__})"))
+
+
+def _told(what: str) -> str:
+    return (
+        f"Spark's workers run {what}: set PYSPARK_PYTHON={sys.executable}, or where workers have this library, before "
+        "the session is made."
+    )
