@@ -11,11 +11,37 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from persist.upsert.envelopes import BadMessage, Events, canal, debezium, maxwell
+    from persist.upsert.machines import (
+        AppendDistinct,
+        BeforeDiffers,
+        Checked,
+        Event,
+        History,
+        InsertIfAbsent,
+        PerKey,
+        Sessions,
+    )
 
-__all__ = ["BadMessage", "Events", "canal", "debezium", "maxwell"]
+__all__ = [
+    "AppendDistinct",
+    "BadMessage",
+    "BeforeDiffers",
+    "Checked",
+    "Event",
+    "Events",
+    "History",
+    "InsertIfAbsent",
+    "PerKey",
+    "Sessions",
+    "canal",
+    "debezium",
+    "maxwell",
+]
+_ENVELOPES = ("BadMessage", "Events", "canal", "debezium", "maxwell")
 
 
 def __getattr__(name: str) -> Any:
     if name in __all__:
-        return getattr(import_module("persist.upsert.envelopes"), name)
+        room = "envelopes" if name in _ENVELOPES else "machines"
+        return getattr(import_module(f"persist.upsert.{room}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

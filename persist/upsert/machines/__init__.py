@@ -1,0 +1,34 @@
+"""Machines in the box, besides that of `upsert`: what else an event may do to its key.
+
+Promises those of `persist.upsert.machine`: each is a function of what its keys hold and of the events, the same in
+whatever steps these are taken. Vectorised over all keys at once; `PerKey` is not.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from persist.upsert.machine import Machine
+from persist.upsert.machines.append_distinct import AppendDistinct
+from persist.upsert.machines.checked import BeforeDiffers, Checked
+from persist.upsert.machines.history import History
+from persist.upsert.machines.insert_if_absent import InsertIfAbsent
+from persist.upsert.machines.per_key import Event, PerKey
+from persist.upsert.machines.sessions import Sessions
+
+# By name and version, from options to the machine: what is stored says which it was, and nobody has to give it again.
+BOXED: dict[tuple[str, int], Callable[[Mapping[str, Any]], Machine]] = {
+    (kind.name, kind.version): lambda options, kind=kind: kind(**options)  # type: ignore[misc]
+    for kind in (AppendDistinct, Checked, History, InsertIfAbsent, Sessions)
+}
+
+__all__ = [
+    "BOXED",
+    "AppendDistinct",
+    "BeforeDiffers",
+    "Checked",
+    "Event",
+    "History",
+    "InsertIfAbsent",
+    "PerKey",
+    "Sessions",
+]

@@ -1,0 +1,176 @@
+"""Events of a key that are close to each other, as sessions: when each began and ended, and how much it holds.
+
+Two events are of one session if they are at most `gap` apart, or if others between them are. An event that comes late
+may join two sessions into one. What becomes of a key follows from its events alone, not from their order.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as pat
+
+from persist.codecs import CollectionSchema, InvalidUpdate, SchemaMismatch
+from persist.codecs.order.arrays import boolean_array, int64_array, int64_values
+from persist.codecs.order.ordering import combined
+from persist.upsert.machine import Touched
+from persist.upsert.machines import steps
+from persist.upsert.machines.steps import Ints
+
+SUM_MAX = 2.0**63 * (1 - 2.0**-40)  # A sum of floats is near the true one, which is refused if it may not fit.
+
+
+class Sessions:
+    """Groups the events of a key into sessions; an event that deletes takes all sessions that its key has until then.
+
+    The value columns are those of start, end and count, and any number of others of type int64, in which the events'
+    columns of the same name are summed up; NULL counts as 0. Floats are not summed: their sum would depend on the
+    order.
+
+    Args:
+        gap: the greatest distance within a session, in the unit of the moments.
+        at: the column of events with their moments: an integer or a timestamp, of the type of start and end.
+        start, end: the columns for the least and the greatest moment of a session.
+        count: the column for the number of its events, int64.
+    """
+
+    name, version, has_one_value = "sessions", 1, False
+
+    def __init__(
+        self, gap: int, *, at: str = "at", start: str = "start", end: str = "end", count: str = "events"
+    ) -> None:
+        if not isinstance(gap, int) or isinstance(gap, bool) or gap < 0:
+            raise SchemaMismatch(f"gap={gap!r}: give a distance in the unit of the moments, an integer of 0 or more.")
+        self._gap, self._at, self._start, self._end, self._count = gap, at, start, end, count
+
+    @property
+    def options(self) -> Mapping[str, Any]:
+        """What it was made with."""
+        return {"gap": self._gap, "at": self._at, "start": self._start, "end": self._end, "count": self._count}
+
+    def event_fields(self, schema: CollectionSchema) -> tuple[pa.Field, ...]:
+        """Return the moment, and the columns to be summed up."""
+        kinds = {f.name: f.type for f in schema.value.fields}
+        for name in (self._start, self._end, self._count):
+            if name not in kinds:
+                raise SchemaMismatch(f"sessions need the value column {name!r}, and there are {list(kinds)}.")
+        moment = kinds[self._start]
+        if not (moment == pa.int64() or pat.is_timestamp(moment)) or kinds[self._end] != moment:
+            raise SchemaMismatch(
+                f"{self._start!r} and {self._end!r} have types {moment} and {kinds[self._end]}: both must be int64, or "
+                "the same timestamp."
+            )
+        sums = [f for f in schema.value.fields if f.name not in (self._start, self._end, self._count)]
+        for name, kind in [(self._count, kinds[self._count]), *((f.name, f.type) for f in sums)]:
+            if kind != pa.int64():
+                raise SchemaMismatch(f"the column {name!r} is summed up and has type {kind}: it must be int64.")
+        return (pa.field(self._at, moment), *sums)
+
+    def step(self, touched: Touched) -> pa.Table:
+        """Return the updates; see `persist.upsert.machine.Machine.step`."""
+        schema = touched.schema
+        sums = [f.name for f in self.event_fields(schema)[1:]]
+        state = self._present(touched, sums)
+        points = self._points(touched, sums)
+        groups, times, gone = steps.event_groups(touched), steps.event_times(touched), steps.deletions(touched)
+        found = list[tuple[_Spans, Ints, int]]()
+        for rows in steps.rounds(groups, times):
+            now = np.full(touched.groups, -1)
+            now[groups[rows]] = times[rows]
+            cut = np.full(touched.groups, -1)
+            cut[groups[rows[gone[rows]]]] = rows[gone[rows]]
+            is_touched = now[state.groups] >= 0
+            old = state.where(is_touched)
+            kept = old.where(cut[old.groups] < 0)
+            new = points.where(rows[~gone[rows] & (rows > cut[groups[rows]])])
+            after = _joined_up(kept.plus(new), self._gap)
+            found += [(old, now[old.groups], -1), (after, now[after.groups], 1)]
+            state = _in_order(state.where(~is_touched).plus(after))
+        return self._updates(touched, found, sums)
+
+    def _present(self, touched: Touched, sums: list[str]) -> "_Spans":
+        columns = [self._start, self._end, self._count, *sums]
+        values = [int64_values(combined(touched.present[name]).cast(pa.int64()).fill_null(0)) for name in columns]
+        return _Spans(steps.present_groups(touched), values[0], values[1], values[2:])
+
+    def _points(self, touched: Touched, sums: list[str]) -> "_Spans":
+        moments = combined(touched.events[self._at])
+        live = boolean_array(~steps.deletions(touched))
+        if pc.any(pc.and_(moments.is_null(), live), min_count=0).as_py():
+            raise InvalidUpdate(f"an event has NULL in {self._at!r}, and so belongs to no session. Leave it out.")
+        at = int64_values(moments.cast(pa.int64()).fill_null(0))
+        values = [int64_values(combined(touched.events[name]).fill_null(0)) for name in sums]
+        return _Spans(steps.event_groups(touched), at, at, [np.ones(len(at), np.int64), *values])
+
+    def _updates(self, touched: Touched, found: list[tuple["_Spans", Ints, int]], sums: list[str]) -> pa.Table:
+        schema = touched.schema
+        first = np.flatnonzero(steps.firsts(steps.event_groups(touched)))
+        keys = touched.events.select([*schema.key_names]).take(int64_array(first))
+        everything = found[0][0]
+        for spans, _, _ in found[1:]:
+            everything = everything.plus(spans)
+        rows = keys.take(int64_array(everything.groups))
+        values = [everything.starts, everything.ends, *everything.sums]
+        for name, column in zip((self._start, self._end, self._count, *sums), values, strict=True):
+            rows = rows.append_column(name, int64_array(column).cast(schema.arrow.field(name).type))
+        bounds = np.cumsum([0, *(len(spans.groups) for spans, _, _ in found)])
+        picks = [(np.arange(bounds[i], bounds[i + 1]), times, diff) for i, (_, times, diff) in enumerate(found)]
+        return steps.updates(schema, rows, picks)
+
+
+@dataclass(frozen=True, slots=True)
+class _Spans:
+    """Sessions, or single events: intervals of groups, and what is summed up in them, the count first."""
+
+    groups: Ints
+    starts: Ints
+    ends: Ints
+    sums: list[Ints]
+
+    def where(self, rows: Any) -> "_Spans":
+        return _Spans(self.groups[rows], self.starts[rows], self.ends[rows], [column[rows] for column in self.sums])
+
+    def plus(self, other: "_Spans") -> "_Spans":
+        sums = [np.concatenate([a, b]) for a, b in zip(self.sums, other.sums, strict=True)]
+        return _Spans(
+            np.concatenate([self.groups, other.groups]),
+            np.concatenate([self.starts, other.starts]),
+            np.concatenate([self.ends, other.ends]),
+            sums,
+        )
+
+
+def _in_order(spans: _Spans) -> _Spans:
+    return spans.where(np.lexsort((spans.starts, spans.groups)))
+
+
+def _joined_up(spans: _Spans, gap: int) -> _Spans:
+    """Return the sessions that intervals make together."""
+    if not len(spans.groups):
+        return spans
+    spans = _in_order(spans)
+    # The greatest end so far, in each group: by ranks of (group, end), where a later group is above all before it.
+    by_end = np.lexsort((spans.ends, spans.groups))
+    ranks = np.empty(len(by_end), np.int64)
+    ranks[by_end] = np.arange(len(by_end))
+    reached = spans.ends[by_end][np.maximum.accumulate(ranks)]
+    new = steps.firsts(spans.groups)
+    # Moments may be as far apart as int64 allows, so the distance is compared as unsigned.
+    distance = spans.starts[1:].astype(np.uint64) - reached[:-1].astype(np.uint64)
+    new[1:] |= (spans.starts[1:] > reached[:-1]) & (distance > np.uint64(gap))
+    at = np.flatnonzero(new)
+    ends = np.append(at[1:], len(new)) - 1
+    sums = [_summed(column, at) for column in spans.sums]
+    return _Spans(spans.groups[at], spans.starts[at], reached[ends], sums)
+
+
+def _summed(column: Ints, at: Ints) -> Ints:
+    about = np.add.reduceat(column.astype(np.float64), at)
+    if (np.abs(about) > SUM_MAX).any():
+        raise InvalidUpdate(
+            "the sum of a session is too large for int64. Leave the column out, or sum smaller numbers."
+        )
+    return np.add.reduceat(column, at)
