@@ -124,7 +124,7 @@ def pieces(texts: pa.Array) -> Iterator[tuple[int, int]]:
     start = 0
     while start < len(texts):
         before = int(ends[start - 1]) if start else 0
-        stop = max(start + 1, int(np.searchsorted(ends, before + PIECE_BYTES, side="right")))
+        stop = max(start + 1, int(ends.searchsorted(np.int64(before + PIECE_BYTES), side="right")))
         yield start, stop
         start = stop
 
