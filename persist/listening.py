@@ -11,8 +11,10 @@ from persist.hold.leases import WantedClaim
 from persist.read.changes import read_changes, with_moments
 from persist.read.claimed_read import ClaimedRead
 from persist.read.listen import Listen, Progress
-from persist.read.plan import changes_scan, snapshot_scan
+from persist.read.plan import snapshot_scan
+from persist.read.scan import Scan
 from persist.read.snapshot import snapshot_tables
+from persist.read.unread import UnreadParts
 from persist.state.contents import CollectionState, check_changes_readable, check_readable, last_sealed
 from persist.timeline import Moment, Timeline
 
@@ -21,9 +23,11 @@ def listen_from(
     handle: CollectionHandle, lower: int, reading: ClaimedRead, first: Progress | None, moments: Timeline | None
 ) -> Listen:
     """Return what yields first, if there is something, and then the updates at times >= lower."""
+    unread = UnreadParts()
 
     def read(reading: ClaimedRead, contents: CollectionState, lower: int, upper: int) -> pa.Table:
-        found = read_changes(changes_scan(contents, handle.schema, lower, upper, None), reading())
+        parts = unread.at_or_after(contents, lower)
+        found = read_changes(Scan(handle.schema, parts, lower, upper, handle.schema.names).pruned(), reading())
         return with_moments(found, moments)
 
     return Listen(handle.engine.follower, handle.id, handle.name, lower, reading, read, first)

@@ -23,6 +23,9 @@ class Settings:
             own. Without it, call `Client.maintain` now and then.
         compaction: when and how collections are compacted; see `CompactionPolicy`. (*)
         gc_interval_s: the time between two collections of garbage by one client.
+        poll_s: the longest pause between two looks for new records by who waits for some. None for 5 ms where a look
+            costs little, such as in a folder (a third of a percent of a core for a client that waits), and else for
+            one second, to which the pause grows while nothing happens.
         exit_timeout_s: how long a process that ends without closing a client waits for what was asked of it.
         retry: how failed and slow requests to the store are repeated.
         cache_memory_bytes: room for blobs kept in memory; None for 64 MiB if the store is remote, and none else.
@@ -50,6 +53,7 @@ class Settings:
     exit_timeout_s: float = 30.0
     retry: RetryPolicy = field(default_factory=RetryPolicy)
     memory_budget: int = 256 << 20
+    poll_s: float | None = None
     cache_memory_bytes: int | None = None
     cache_folder: str | os.PathLike[str] | None = None
     cache_folder_bytes: int = 1 << 30
@@ -76,6 +80,7 @@ class Settings:
 # The log must keep what a client may take for its end: see `persist.replica.follower.STALE_AFTER_S`.
 LEAST = {
     "lease_s": 1.0,
+    "poll_s": 0.001,
     "log_retention_s": 3600.0,
     "log_retention_records": 16,
     "gc_interval_s": 1.0,

@@ -53,7 +53,10 @@ class Engine:
         self.clock = clock = options.clock
         self._is_closed = False
         self._pid = os.getpid()
-        self.follower = Follower(blob, clock) if options.seqno is None else PinnedFollower(blob, clock, options.seqno)
+        poll_s = options.settings.poll_s
+        self.follower = (
+            Follower(blob, clock, poll_s) if options.seqno is None else PinnedFollower(blob, clock, options.seqno)
+        )
         self.pool = Pool(IO_THREADS, "persist-io")
         self._indexes = PartIndexes()
         self._decoded = decoded_rows(self.settings.memory_budget // 2)

@@ -20,7 +20,7 @@ from contextlib import suppress
 from itertools import islice
 from typing import TypeVar
 
-from persist.blob import Blob, Conflict, CorruptBlob, InvalidUsage, MissingBlob
+from persist.blob import Blob, Conflict, CorruptBlob, InvalidUsage, MissingBlob, is_remote
 from persist.blob.clock import Clock
 from persist.errors import ClientClosed, CollectionNotFound, LogInterrupted, LogReplaced, PersistError
 from persist.log.commits import read_commit_id, read_record
@@ -41,19 +41,23 @@ STALE_AFTER_S = 600.0
 FRESH_S = 60.0
 RECENT_MAX = 256  # Records kept for the next checkpoint.
 POLL_FIRST_S = 0.005
-POLL_MAX_S = 1.0
+POLL_MAX_S = 1.0  # Where a request costs money and takes a while; elsewhere the first pause stays.
 
 
 class Follower:
     """Reads the log and answers what the state is."""
 
-    def __init__(self, blob: Blob, clock: Clock) -> None:
+    def __init__(self, blob: Blob, clock: Clock, poll_s: float | None = None) -> None:
         """Read the newest checkpoint and the records after it.
+
+        Args:
+            poll_s: the longest pause of who waits for a record; see `Settings.poll_s`.
 
         Cost: two pages of LIST, a GET for each of these, and one that finds nothing.
         """
         self._blob = blob
         self._clock = clock
+        self.longest_pause_s = (POLL_MAX_S if is_remote(blob) else POLL_FIRST_S) if poll_s is None else poll_s
         self._tickets = itertools.count(1)
         self._issued = 0
         self._served = 0
@@ -374,13 +378,14 @@ class Follower:
         """Return the first answer of look that is not None, or None when timeout_s has passed.
 
         It looks after a refresh, whenever this client commits, and at intervals that double from `POLL_FIRST_S` to
-        `POLL_MAX_S` while the log stands still.
+        the longest pause while the log stands still.
 
         Raises:
             ClientClosed: `close` was called; anything that look raises.
         """
         ends_s = None if timeout_s is None else self._clock.monotonic_s() + timeout_s
-        pause_s, seen = POLL_FIRST_S, -2
+        first_s = min(POLL_FIRST_S, self.longest_pause_s)
+        pause_s, seen = first_s, -2
         while True:
             self.check_open()
             seqno = self.refresh().seqno
@@ -389,7 +394,7 @@ class Follower:
             left_s = None if ends_s is None else ends_s - self._clock.monotonic_s()
             if left_s is not None and left_s <= 0:
                 return None
-            pause_s = POLL_FIRST_S if seqno != seen else min(pause_s * 2, POLL_MAX_S)
+            pause_s = first_s if seqno != seen else min(pause_s * 2, self.longest_pause_s)
             seen = seqno
             with self._advanced:
                 if self._state.seqno == seqno and not self._is_closed:
