@@ -1,7 +1,8 @@
 """A client of one location: a fat client that talks to the object store itself. There is no server."""
 
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from importlib import import_module
 from types import TracebackType
 from typing import Any
 
@@ -234,6 +235,38 @@ class Client:
         Cost: a GET for each record.
         """
         return self.engine.history(last)
+
+    def create_view(self, name: str, sql: str, *, key: Sequence[str] | None = None) -> Any:
+        """Return the collection that holds the answer of a query, and keeps it up to date: a `persist.sql.View`.
+
+        It is created if there is none, with the query's plan as its definition, and is empty and unsealed until its
+        first `refresh()`. Idempotent. The query is DuckDB's SQL over the collections of this location, views included;
+        it is parsed by the package duckdb (extra `sql`). `docs/views.md` says what is supported.
+
+        Args:
+            name: as of `create_or_load`.
+            sql: a SELECT.
+            key: columns of the answer that become the collection's key; None for what the query groups by, if that is
+                among its columns, or else all of them.
+
+        Raises:
+            InvalidUsage: the query is not one, names what is not there, or needs what is not supported; or there is a
+                collection of that name that is no view, or another view.
+            ReadOnly: this client only reads.
+        """
+        self.engine.writer("create_view")
+        # Views stand above the client, on the dataflow; importing this package must not import them.
+        return import_module("persist.sql").create_view(self, name, sql, key=key)
+
+    def view(self, name: str) -> Any:
+        """Return the view of that name, a `persist.sql.View`; it needs no DuckDB.
+
+        Raises:
+            CollectionNotFound: there is no collection of that name.
+            InvalidUsage: it is no view.
+        """
+        self.engine.check_open("view")
+        return import_module("persist.sql").load_view(self, name)
 
     def multi_write(
         self, *, token: str | None = None, message: str | None = None, metadata: Mapping[str, str] | None = None

@@ -28,8 +28,8 @@ from persist.follow import Following
 from persist.hold.holds import Hold, HoldInfo
 from persist.joining import as_of_join
 from persist.listening import begun_listen, begun_subscription
-from persist.log.records import AllowCompaction, Destroy, Rename
-from persist.names import check_name
+from persist.log.records import AllowCompaction, Destroy, ReleaseHold, Rename
+from persist.names import check_name, view_hold
 from persist.read.changes import Changes
 from persist.read.listen import Listen
 from persist.read.plan import Explanation, changes_scan, explained, snapshot_scan
@@ -40,7 +40,7 @@ from persist.state.contents import check_changes_readable
 from persist.state.unsealed import Unsealed, unsealed
 from persist.timeline import Moment, Timeline, Times, is_moment
 from persist.write.future import CommitFuture
-from persist.write.operations import Asked, check_token, note_steps, with_token
+from persist.write.operations import Asked, Step, check_token, note_steps, with_token
 
 READ_TIMEOUT_S = 30.0
 
@@ -373,9 +373,16 @@ class Collection:
     def destroy(self) -> CommitFuture:
         """Remove the collection; its name becomes free for a new one at once.
 
-        Its blobs are deleted by garbage collection, when nobody can be reading them any more.
+        Its blobs are deleted by garbage collection, when nobody can be reading them any more. A view lets go of what it
+        reads in the same commit.
+
+        Raises (the future):
+            CollectionNeeded: views read it.
         """
-        return self.handle.submit("destroy", [Destroy(self.id)])
+        view = self.handle.known().view
+        inputs = dict.fromkeys(view["inputs"], self.name) if view else {}
+        steps: list[Step] = [Destroy(self.id), *(ReleaseHold(id_, view_hold(self.id)) for id_ in inputs)]
+        return self.handle.engine.submit("destroy", steps, {self.id: self.name, **inputs})
 
     def snapshot(
         self,

@@ -33,6 +33,7 @@ __all__ = [
     "ClientClosed",
     "CodecMismatch",
     "CollectionExists",
+    "CollectionNeeded",
     "CollectionNotFound",
     "Conflict",
     "CorruptBlob",
@@ -310,6 +311,21 @@ class CollectionExists(Conflict):
 
     def __str__(self) -> str:
         return f"a collection {self.name!r} exists already. Load it with create_or_load."
+
+
+class CollectionNeeded(InvalidUsage):
+    """A collection was to be destroyed that views read."""
+
+    def __init__(self, name: str, views: list[str]) -> None:
+        super().__init__(name, views)
+        self.name = name
+        self.views = views
+
+    def __str__(self) -> str:
+        return (
+            f"collection {self.name!r} cannot be destroyed: the views {', '.join(map(repr, self.views))} read it. "
+            "Destroy these first."
+        )
 
 
 class ReadOnly(InvalidUsage):

@@ -13,6 +13,8 @@ NAME_CHARS_MAX = 255
 TEXT_CHARS_MAX = 200
 HOLDER_CHARS_MAX = 1000
 
+VIEW_HOLD = "view "  # A permanent hold of this and the id of a view keeps what the view reads.
+
 _ID = re.compile(r"[0-9a-f]{32}")
 # A number, a day or the beginning of one, or a time of day.
 _LIKE_A_TIME = re.compile(r"[+-]?\.?\d+([.,_eE]\d*)*$|\d{4}-?\d\d|\d{1,2}:\d\d|[+-]?(inf|nan)$", re.IGNORECASE)
@@ -49,6 +51,11 @@ def check_text(what: str, text: str) -> str:
     if not isinstance(text, str) or not 0 < len(text) <= TEXT_CHARS_MAX or not text.isprintable():
         raise InvalidUsage(f"{what}={text!r:.300} is not a text of 1 to {TEXT_CHARS_MAX} printable characters")
     return text
+
+
+def view_hold(view: str) -> str:
+    """Return what the holds of a view are called, given its id: a name may change."""
+    return f"{VIEW_HOLD}{view}"
 
 
 def is_id(text: str) -> bool:

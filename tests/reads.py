@@ -9,9 +9,9 @@ import persist
 
 CLIENT_READS = {
     "about", "close", "collections", "comment", "create_or_load", "follow", "fsck", "history", "load", "metrics",
-    "mode", "properties", "seqno", "url",
+    "mode", "properties", "seqno", "url", "view",
 }  # fmt: skip
-CLIENT_WRITES = {"describe", "drop", "rename", "gc", "maintain", "multi_write"}
+CLIENT_WRITES = {"create_view", "describe", "drop", "rename", "gc", "maintain", "multi_write"}
 COLLECTION_READS = {
     "about", "comment", "history", "properties", "retention", "tags",
     "as_bound", "as_of_join", "as_time", "changes", "holds", "listen", "needs", "since", "snapshot", "subscribe",

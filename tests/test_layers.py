@@ -35,6 +35,7 @@ LAYERS: list[set[str]] = [
     {"persist"},
     {"persist.source", "persist.sink"},
     {"persist.dataflow", "persist.spark"},
+    {"persist.sql"},
     {"persist.cli", "persist.web"},
     {"persist.__main__"},
 ]

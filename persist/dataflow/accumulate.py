@@ -10,7 +10,7 @@ from persist.codecs.order.limbs import whole_numbers
 from persist.dataflow.aggregates import COUNT, SLOTS, Wanted, float_slots, integer_slots, whole_slots
 from persist.dataflow.batch import products
 from persist.dataflow.times import Ints
-from persist.dataflow.words import NULL, Domain
+from persist.dataflow.words import NULL, Domain, is_narrow
 
 
 def contributions(kind: str, words: Ints, of: pa.DataType, domain: Domain) -> tuple[Ints, Ints, Ints]:
@@ -21,7 +21,7 @@ def contributions(kind: str, words: Ints, of: pa.DataType, domain: Domain) -> tu
         return ones
     if pat.is_floating(of):
         found = float_slots(domain.decode(words, of).cast(pa.float64()).to_numpy(zero_copy_only=False))
-    elif pat.is_decimal(of) or pat.is_uint64(of):
+    elif (pat.is_decimal(of) and not is_narrow(of)) or pat.is_uint64(of):
         found = whole_slots(whole_numbers(pa.chunked_array([domain.decode(words, of)])).astype(object))
     else:
         found = integer_slots(words)

@@ -23,7 +23,7 @@ import pyarrow.types as pat
 from persist.codecs import DiffOverflow, SchemaMismatch
 from persist.dataflow.times import Ints
 
-ACCUMULABLE = ("count", "sum", "mean")
+ACCUMULABLE = ("count", "sum", "mean", "wide_sum")
 COUNT, NAN, INFINITE, MINUS_INFINITE, FIRST_LIMB = range(5)
 SLOTS = 128  # Slots of one aggregate; the first of aggregate a is 1 + a * SLOTS.
 _BITS = np.int64(32)
@@ -61,6 +61,10 @@ def result_type(kind: str, of: pa.DataType, name: str) -> pa.DataType:
     """
     if kind == "count":
         return pa.int64()
+    if kind == "wide_sum" and pat.is_integer(of):
+        return pa.decimal128(38, 0)
+    if kind == "mean" and pat.is_decimal(of):
+        return pa.float64()
     if kind in ("sum", "mean"):
         if pat.is_floating(of) or (kind == "mean" and pat.is_integer(of)):
             return pa.float64()

@@ -8,6 +8,11 @@ from persist.dataflow.plan import Persist, Plan, Source
 from persist.dataflow.taps import Captured, Probed
 
 
+def hold_name(program: str) -> str:
+    """Return what the permanent holds of a program are called."""
+    return f"dataflow {program}"
+
+
 class Draft:
     """The plan of a program, and its captures and probes by the number of their node.
 
@@ -34,9 +39,9 @@ class Draft:
         raise NotImplementedError
 
     def holders(self, collection: str) -> list[str]:
-        """Return the names of the programs that hold a source for their outputs: this one, if it has outputs."""
+        """Return what the permanent holds on a source are called: none if the program has no outputs."""
         has_outputs = any(isinstance(node.operator, Persist) for node in self.plan.nodes.values())
-        return [self.name] if has_outputs else []
+        return [hold_name(self.name)] if has_outputs else []
 
     def add_probe(self, number: int) -> Probed:
         """Return the probe of a node."""

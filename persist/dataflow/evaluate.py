@@ -4,9 +4,10 @@ The type of an expression is that of its value on empty columns, so there is one
 a program is built is what Arrow's kernels take when it runs.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
@@ -14,8 +15,10 @@ import pyarrow.types as pat
 from persist.blob import InvalidUsage
 from persist.codecs import SchemaMismatch
 from persist.dataflow.expression import TIME, Call, Col, Expression, Lit
+from persist.dataflow.sql_functions import SQL
 
 Value = Any  # A pa.Array, or a pa.Scalar that stands for as many of it as there are records.
+LAZY = ("sql.case", "sql.and", "sql.or", "sql.error")
 _ARROW_ERRORS = (pa.ArrowException, TypeError, ValueError, KeyError, AttributeError)
 
 
@@ -26,8 +29,83 @@ def evaluate(expression: Expression, columns: Mapping[str, pa.Array]) -> Value:
     if isinstance(expression, Lit):
         return expression.value
     assert isinstance(expression, Call)
+    if expression.function in LAZY:
+        return _lazily(expression, columns)
     arguments = [evaluate(each, columns) for each in expression.arguments]
     return _FUNCTIONS[expression.function](*arguments, *expression.options)
+
+
+class Rows(Mapping[str, pa.Array]):
+    """Some rows of columns, each taken when it is asked for."""
+
+    def __init__(self, columns: Mapping[str, pa.Array], rows: pa.Array) -> None:
+        self._columns = columns
+        self._rows = rows
+        self._taken: dict[str, pa.Array] = {}
+
+    def __getitem__(self, name: str) -> pa.Array:
+        if name not in self._taken:
+            self._taken[name] = self._columns[name].take(self._rows)
+        return self._taken[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._columns)
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+
+def _lazily(expression: Call, columns: Mapping[str, pa.Array]) -> Value:
+    """Return a `case`, an `and` or an `or`, of which each part sees only the records that it decides."""
+    rows, kind = len(columns), expression.options[-1]
+    if expression.function == "sql.error":
+        if rows:
+            text = as_array(evaluate(expression.arguments[0], columns), rows)
+            raise ValueError(str(text[0].as_py()).split("\n")[0])
+        return pa.nulls(0, kind)
+    if expression.function == "sql.case":
+        return _case(expression.arguments, columns, rows, kind)
+    kleene = pc.and_kleene if expression.function == "sql.and" else pc.or_kleene
+    settled = pa.scalar(expression.function == "sql.or")
+    found = as_array(evaluate(expression.arguments[0], columns), rows)
+    for each in expression.arguments[1:]:
+        is_open = pc.fill_null(pc.not_equal(found, settled), True)
+        at = pc.indices_nonzero(is_open)
+        if len(at) == rows:
+            found = kleene(found, as_array(evaluate(each, columns), rows))
+        elif len(at):
+            part = kleene(found.take(at), as_array(evaluate(each, Rows(columns, at)), len(at)))
+            found = as_array(pc.replace_with_mask(found, is_open, part), rows)
+    return found
+
+
+def _case(arguments: Sequence[Expression], columns: Mapping[str, pa.Array], rows: int, kind: pa.DataType) -> Value:
+    *branches, last = arguments
+    left, parts, places = pa.array(np.arange(rows)), [], []
+    here = columns
+    for condition, then in zip(branches[::2], branches[1::2], strict=True):
+        holds = pc.fill_null(as_array(evaluate(condition, here), len(left)), False)
+        at = left.filter(holds)
+        if len(at):
+            parts.append(_part_of(then, Rows(columns, at), kind))
+            places.append(at)
+            left = left.filter(pc.invert(holds))
+            here = Rows(columns, left)
+    if len(left):
+        parts.append(_part_of(last, here, kind))
+        places.append(left)
+    if len(parts) == 1:
+        return parts[0]
+    if not parts:
+        return pa.array([], kind)
+    order = np.empty(rows, np.int64)
+    order[np.concatenate([each.to_numpy() for each in places])] = np.arange(rows)
+    return pa.concat_arrays(parts).take(pa.array(order))
+
+
+def _part_of(expression: Expression, columns: Mapping[str, pa.Array], kind: pa.DataType) -> pa.Array:
+    found = as_array(evaluate(expression, columns), len(columns))
+    return found if found.type == kind else found.cast(kind)
 
 
 def type_of(expression: Expression, schema: pa.Schema, operator: str) -> pa.DataType:
@@ -216,4 +294,5 @@ _FUNCTIONS: dict[str, Callable[..., Value]] = {
     "concat": _concat,
     "part": _part,
     "floor": _floor,
+    **SQL,
 }

@@ -47,6 +47,7 @@ from persist.dataflow.plan import (
     Capture,
     Concat,
     Consolidate,
+    Constant,
     Distinct,
     Enter,
     Input,
@@ -65,11 +66,13 @@ from persist.dataflow.plan import (
     TopK,
     UserReduce,
     Variable,
+    Windowed,
 )
 from persist.dataflow.reduce import PartialReduce, ReduceOperator, TotalReduce
 from persist.dataflow.spine import Allocate
 from persist.dataflow.stages import Map, ident, through
 from persist.dataflow.taps import Captured, Probed
+from persist.dataflow.windows import windows
 from persist.dataflow.words import Domain
 
 
@@ -185,7 +188,7 @@ class Builder:
         outer, title = self.plan.dimensions, node.title
         inputs = [self._made[number] for number in node.inputs] if not isinstance(node.operator, Leave) else []
         match node.operator:
-            case Source() | Input():
+            case Source() | Input() | Constant():
                 entry = self.graph.entries[node.number] = EntryOperator(title, [], outer, 0)
                 return entry
             case Linear(stages):
@@ -280,7 +283,7 @@ class Builder:
         shape = compiled(join.after, columns, node.schema.names, self.domain, node.title)
         inputs = [each.start for each in paths]
         depth = self.plan.scopes[node.scope].depth
-        made = JoinOperator(node.title, inputs, self.plan.dimensions, depth, paths, shape)
+        made = JoinOperator(node.title, inputs, self.plan.dimensions, depth, paths, shape, null_equals=join.null_equals)
         for number, path in enumerate(paths):
             for step in path.steps:
                 # A look-up compares with the times of what is yet to come of the input that the path begins with.
@@ -338,9 +341,15 @@ class Builder:
                 return threshold(function, node.title)
             case Aggregates():
                 return multiset_aggregates(wanted, self.domain)
-            case TopK(count, by):
-                rows = [(values.get_field_index(name), down) for name, down in by if name in values.names]
-                return top_k(count, rows, values.types, self.domain)
+            case TopK(count, by, skip, nulls_first):
+                rows = [
+                    (values.get_field_index(name), down, name in nulls_first)
+                    for name, down in by
+                    if name in values.names
+                ]
+                return top_k(count, rows, values.types, self.domain, skip=skip)
+            case Windowed(calls):
+                return windows(calls, values, self.domain)
             case UserReduce(function, columns):
                 keys = _picked(given, reduce.keys)
                 return user_function(function, keys, values, columns, self.domain, node.title)
@@ -367,6 +376,9 @@ def _logic_columns(reduce: Reduce, given: pa.Schema) -> list[pa.Field]:
             return [pa.field(name, result_type(kind, given.field(of).type, name)) for name, kind, of in outputs]
         case TopK():
             return [given.field(name) for name in reduce.values]
+        case Windowed(calls):
+            every = [given.field(name) for name in reduce.values]
+            return [*every, *(pa.field(each.name, each.result) for each in calls)]
         case UserReduce(_, columns):
             return list(columns)
     return []

@@ -6,7 +6,7 @@ Let A, B, C be what was there before a pass and a, b, c what is new. The new pai
 
 so a change of input i meets inputs before i with, and those after i without, their new batches; every combination is
 met once, whatever the times. The time of a result is the least upper bound of the times it comes from, its diff the
-product of the diffs. NULL in a key equals nothing.
+product of the diffs. NULL in a key equals nothing, unless the join says that it equals itself.
 
 Cost: for each new update, a binary search per batch of each other input, and what is found.
 """
@@ -62,11 +62,20 @@ class JoinOperator(Operator):
     """A join of as many inputs as there are paths."""
 
     def __init__(
-        self, title: str, inputs: Sequence[Operator], outer: int, depth: int, paths: Sequence[Path], shape: Shape
+        self,
+        title: str,
+        inputs: Sequence[Operator],
+        outer: int,
+        depth: int,
+        paths: Sequence[Path],
+        shape: Shape,
+        *,
+        null_equals: bool = False,
     ) -> None:
         super().__init__(title, inputs, outer, depth)
         self._paths = paths
         self._shape = shape
+        self._null_equals = null_equals
 
     def run(self) -> None:
         found = []
@@ -87,7 +96,7 @@ class JoinOperator(Operator):
         for step in path.steps:
             target = step.arrangement.layout
             keys = words.take(step.keys, axis=0)
-            if len(keys) and keys.min() == NULL:
+            if not self._null_equals and len(keys) and keys.shape[1] and keys.min() == NULL:
                 keep = np.flatnonzero((keys != NULL).all(axis=0))
                 words, times, diffs = words.take(keep, axis=1, mode="clip"), times.take(keep, axis=1), diffs.take(keep)
                 keys = keys.take(keep, axis=1, mode="clip")

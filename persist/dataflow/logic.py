@@ -39,7 +39,7 @@ from persist.dataflow.batch import products, summed
 from persist.dataflow.errors import OperatorFailed
 from persist.dataflow.linear import Column, Frame, row_columns
 from persist.dataflow.times import Flags, Ints
-from persist.dataflow.words import NULL, Domain, ranks
+from persist.dataflow.words import NULL, Domain, directed, ranks
 
 Result: TypeAlias = tuple[Ints, Ints, Ints]
 KeysOf: TypeAlias = Callable[[Ints], Ints]  # The key words of groups, int64[k, n].
@@ -127,6 +127,8 @@ def _aggregate(wanted: Wanted, groups: Ints, slots: Ints, sums: Ints, count: int
         values = [None if n == 0 else total for total, n in zip(totals, counts, strict=True)]
         return domain.encode(_decimals(wanted.name, values, wanted.result))
     divisors = counts if wanted.kind == "mean" else np.ones(count, np.int64)
+    if pat.is_decimal(wanted.of):
+        divisors = divisors.astype(object) * 10**wanted.of.scale
     quotient = to_float if pat.is_floating(wanted.of) else truediv
     floats = [
         quotient(total, divisor) if is_there else None
@@ -242,38 +244,37 @@ def _middles(firsts: Ints, ends: Ints, diffs: Ints) -> Ints:
     return running.searchsorted(before + (totals + 1) // 2)
 
 
-def top_k(count: int, by: Sequence[tuple[int, bool]], kinds: Sequence[pa.DataType], domain: Domain) -> Logic:
+def top_k(
+    count: int, by: Sequence[tuple[int, bool, bool]], kinds: Sequence[pa.DataType], domain: Domain, *, skip: int = 0
+) -> Logic:
     """The first records of each group in the order of some columns, and of the others where those agree.
 
     Args:
-        by: rows of the values, and whether each is descending.
+        by: rows of the values, whether each is descending, and whether NULL comes first.
         kinds: types of all value rows.
+        skip: how many records are passed over.
     """
-    every = [*by, *((row, False) for row in range(len(kinds)) if row not in {each for each, _ in by})]
+    every = [*by, *((row, False, False) for row in range(len(kinds)) if row not in {each for each, *_ in by})]
 
     def logic(groups: Ints, values: Ints, diffs: Ints, keys_of: KeysOf) -> Result:
         keep: Flags = diffs > 0
         groups, values, diffs = groups[keep], values[:, keep], diffs[keep]
         if not len(groups):
             return groups, values, diffs
-        columns = [_directed(ranks(domain, values[row], kinds[row]), values[row], down) for row, down in every]
+        columns = [directed(domain, values[row], kinds[row], down, first) for row, down, first in every]
         order = np.lexsort((*columns[::-1], groups))
-        groups, values, diffs = groups[order], values[:, order], np.minimum(diffs[order], count)
+        groups, values, diffs = groups[order], values[:, order], np.minimum(diffs[order], count + skip)
         firsts = starts_of(groups)
         running = diffs.cumsum()
         before = running - diffs
         sizes = np.diff(np.append(firsts, len(groups)))
         seen = before - before[firsts].repeat(sizes)
-        taken = np.minimum(diffs, count - seen)
+        ends = np.minimum(seen + diffs, count + skip)
+        taken = ends - np.maximum(seen, skip)
         keep = taken > 0
         return groups[keep], values[:, keep], taken[keep]
 
     return logic
-
-
-def _directed(places: Ints, words: Ints, descending: bool) -> Ints:
-    """Return ranks in a direction; NULL stays last."""
-    return np.where(words == NULL, places, ~places) if descending else places
 
 
 def user_function(

@@ -140,7 +140,7 @@ def _merge_joins(plan: Plan) -> bool:
         source = plan.nodes.get(node.inputs[0])
         if source is None or not isinstance(source.operator, Join) or source.operator.after:
             continue
-        if not _sole_reader(plan, consumers, source.number):
+        if not _sole_reader(plan, consumers, source.number) or source.operator.null_equals != node.operator.null_equals:
             continue
         if not all(each for each in (*source.operator.on, *node.operator.on)):
             continue  # A cross join is not looked up by a key.
@@ -148,6 +148,7 @@ def _merge_joins(plan: Plan) -> bool:
             (*source.operator.on, *node.operator.on),
             (*source.operator.before, *node.operator.before[1:]),
             node.operator.after,
+            node.operator.null_equals,
         )
         inputs = (*source.inputs, *node.inputs[1:])
         plan.change(node.number, operator=operator, inputs=inputs, name=_name(source, node))
@@ -181,7 +182,7 @@ def _push_conditions(plan: Plan, node: Node) -> None:
         if isinstance(plan.nodes[node.inputs[to]].operator, Arrange):
             break
         before[to] = (*before[to], after.pop(0))
-    plan.change(node.number, operator=Join(join.on, tuple(before), tuple(after)))
+    plan.change(node.number, operator=replace(join, before=tuple(before), after=tuple(after)))
 
 
 def _narrow(plan: Plan, node: Node) -> None:
@@ -206,7 +207,7 @@ def _reads_of(reader: Node, number: int) -> set[str] | None:
     match reader.operator:
         case Linear(stages) | Reduce(_, _, _, stages, _):
             return _read_by(stages)
-        case Join(_, before, _):
+        case Join(_, before):
             found = set[str]()
             for each, source in zip(before, reader.inputs, strict=True):
                 reads = _read_by(each) if source == number else set[str]()

@@ -12,6 +12,7 @@ from typing import Any
 import pyarrow as pa
 
 from persist.dataflow.stages import Stage, name_of
+from persist.dataflow.windows import WindowFunction
 
 ROOT = 0
 Stages = tuple[Stage, ...]
@@ -31,6 +32,13 @@ class Input:
 
     name: str
     keys: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Constant:
+    """Records that are there from the first time on, once each; for ever complete."""
+
+    table: pa.Table
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,11 +69,13 @@ class Join:
         on: for the second and each later input, pairs (column of the inputs before it, column of it).
         before: per input, stages that come before the arrangement.
         after: stages that come after.
+        null_equals: whether NULL equals NULL in the keys; else it equals nothing.
     """
 
     on: tuple[tuple[tuple[str, str], ...], ...]
     before: tuple[Stages, ...] = ((), ())
     after: Stages = ()
+    null_equals: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,10 +103,24 @@ class Aggregates:
 
 @dataclass(frozen=True, slots=True)
 class TopK:
-    """Of each key, the first records in an order, by multiplicity."""
+    """Of each key, the records from skip on, as many as count, in an order, by multiplicity.
+
+    Attributes:
+        by: columns, and whether each is descending.
+        nulls_first: columns of which NULL comes first.
+    """
 
     count: int
-    by: tuple[tuple[str, bool], ...]  # Columns, and whether each is descending.
+    by: tuple[tuple[str, bool], ...]
+    skip: int = 0
+    nulls_first: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Windowed:
+    """Each record, with what window functions say of it among those of its key; see `persist.dataflow.windows`."""
+
+    calls: tuple[WindowFunction, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +131,7 @@ class UserReduce:
     columns: pa.Schema
 
 
-Logic = Distinct | Threshold | Aggregates | TopK | UserReduce
+Logic = Distinct | Threshold | Aggregates | TopK | Windowed | UserReduce
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,6 +206,7 @@ class Persist:
 Operator = (
     Source
     | Input
+    | Constant
     | Linear
     | Concat
     | Consolidate
@@ -307,9 +332,10 @@ def described(operator: Operator) -> str:
     match operator:
         case Linear(stages):
             return f"linear[{_stack(stages)}]"
-        case Join(on, before, after):
+        case Join(on, before, after, null_equals):
             pairs = " ; ".join(" & ".join(f"{one}={other}" for one, other in each) or "all" for each in on)
             kind = "join" if len(on) == 1 else "delta_join"
+            kind += " null=null" * null_equals
             ahead = "".join(f", input {at}: [{_stack(each)}]" for at, each in enumerate(before) if each)
             return f"{kind}[{pairs}{ahead}{_tail(after)}]"
         case Reduce(keys, _, logic, before, after):
@@ -319,6 +345,8 @@ def described(operator: Operator) -> str:
             return f"source[{collection!r}{'' if as_of is None else f' as of {as_of}'}]"
         case Input(name, _) | Variable(name, _) | Probe(name) | Capture(name):
             return f"{type(operator).__name__.lower()}[{name!r}]"
+        case Constant(table):
+            return f"constant[{table.num_rows} records]"
         case Arrange(keys):
             return f"arrange[by {', '.join(keys)}]"
         case Persist(collection, keys):
@@ -342,6 +370,9 @@ def _logic(logic: Logic) -> str:
             return ", ".join(f"{name}={kind}({of})" for name, kind, of in outputs)
         case Threshold(function) | UserReduce(function, _):
             return f"{type(logic).__name__.lower()} {name_of(function)}"
-        case TopK(count, by):
-            return f"top {count} by {', '.join(name + ' desc' * down for name, down in by)}"
+        case TopK(count, by, skip):
+            after = f" after {skip}" if skip else ""
+            return f"top {count}{after} by {', '.join(name + ' desc' * down for name, down in by)}"
+        case Windowed(calls):
+            return f"window {', '.join(each.function for each in calls)}"
     return "distinct"

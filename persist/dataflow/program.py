@@ -9,12 +9,13 @@ import pyarrow as pa
 from persist.blob import InvalidUsage
 from persist.client import Client
 from persist.codecs import CollectionSchema, SchemaMismatch
-from persist.dataflow.draft import Draft
+from persist.dataflow.draft import Draft, hold_name
 from persist.dataflow.errors import NotConsolidated
 from persist.dataflow.optimise import optimised
 from persist.dataflow.plan import (
     ROOT,
     Consolidate,
+    Constant,
     Input,
     Leave,
     Plan,
@@ -25,7 +26,7 @@ from persist.dataflow.plan import (
     edges_into,
 )
 from persist.dataflow.running import Options, Running
-from persist.dataflow.sources import hold_name
+from persist.dataflow.stages import record_schema
 from persist.dataflow.stream import Stream
 from persist.dataflow.types import Columns, shown
 from persist.errors import CollectionNotFound, HoldNotFound
@@ -78,6 +79,11 @@ class Program(Draft):
             schema = self._columns_of(collection)
         columns = pa.schema([pa.field(each.name, each.type) for each in pa.schema(_items(schema))])
         return Stream(self, self.plan.add(Source(collection, as_of), (), columns).number)
+
+    def constant(self, records: pa.Table) -> Stream:
+        """Return records that are there from the first time on, and never change."""
+        columns = record_schema(records.schema, "constant")
+        return Stream(self, self.plan.add(Constant(records), (), columns).number)
 
     def using(self, client: Client) -> "Program":
         """Let `source` look the columns of collections up with a client; returns the program."""

@@ -17,7 +17,7 @@ from persist.dataflow.errors import SourceLost
 from persist.dataflow.graph import Builder
 from persist.dataflow.inputs import Gate, InputHandle
 from persist.dataflow.optimise import optimised
-from persist.dataflow.plan import Input, Plan, Source
+from persist.dataflow.plan import Constant, Input, Plan, Source
 from persist.dataflow.sinks import Outputs
 from persist.dataflow.sources import SourceReader
 from persist.dataflow.spill import Spill
@@ -96,6 +96,12 @@ class Running:
                 schema = self.program.input_schemas[node.operator.name]
                 handle = InputHandle(node.operator.name, schema, gate, self._domain, dimensions)
                 self._inputs[node.operator.name] = handle
+            elif isinstance(node.operator, Constant):
+                table = node.operator.table
+                rows = [self._domain.encode(table[name]) for name in node.schema.names]
+                times = np.zeros((dimensions, table.num_rows), np.int64)
+                gate.add(np.array([*rows, *times, np.ones(table.num_rows, np.int64)], np.int64))
+                gate.frontier = Antichain()
             elif isinstance(node.operator, Source):
                 sources.append((node.operator, node.schema, gate))
         if client is None and (sources or self._graph.sinks):

@@ -27,16 +27,11 @@ from persist.hold.holds import Hold
 from persist.read.listen import Listen
 
 
-def hold_name(program: str) -> str:
-    """Return what the permanent holds of a program are called."""
-    return f"dataflow {program}"
-
-
 class SourceReader:
     """Reads one source into its gate.
 
     Args:
-        holders: the programs that need a permanent hold.
+        holders: what the permanent holds that it needs are called.
 
     Attributes:
         collection: the source.
@@ -80,13 +75,12 @@ class SourceReader:
             with self._explained():
                 self._first = self.collection.hold(as_of)
                 # A permanent one may be further already, because another copy of the program has moved it.
-                names: list[str | None] = [hold_name(each) for each in self._holders] or [None]
+                names: list[str | None] = [*self._holders] or [None]
                 self._holds = [self.collection.hold(as_of, name=name) for name in names]
 
     def held_at(self) -> int | None:
         """Return where the first of the permanent holds on this source is; None if there is none."""
-        names = [hold_name(each) for each in self._holders]
-        return min((hold.time for hold in self.collection.holds() if hold.name in names), default=None)
+        return min((hold.time for hold in self.collection.holds() if hold.name in self._holders), default=None)
 
     def poll(self, timeout_s: float) -> bool:
         """Take what has been sealed since, or wait up to timeout_s for something; return whether there was
@@ -117,7 +111,7 @@ class SourceReader:
                 hold.advance(time)
             except HoldMoved:
                 # Another copy of the program moves it, too: it is where that one would begin again.
-                self._holds[at] = self.collection.hold(time, name=hold_name(self._holders[at]))
+                self._holds[at] = self.collection.hold(time, name=self._holders[at])
 
     def close(self) -> None:
         """Stop reading. A permanent hold stays."""

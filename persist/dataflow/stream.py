@@ -36,6 +36,7 @@ from persist.dataflow.plan import (
     Threshold,
     TopK,
     UserReduce,
+    Windowed,
 )
 from persist.dataflow.stages import (
     BatchFunction,
@@ -55,6 +56,7 @@ from persist.dataflow.stages import (
 )
 from persist.dataflow.taps import Captured, Probed
 from persist.dataflow.types import Columns, On, as_names, as_on, concatenated, distinct_columns, joined_schema, pick
+from persist.dataflow.windows import WindowFunction
 
 Function: TypeAlias = Callable[..., Any]
 
@@ -196,15 +198,17 @@ class Stream:
         """Keep an index by key, which every join and reduction by this key on the result shares."""
         return self._add(Arrange(as_names("arrange_by_key", keys, self.schema)), [self], self.schema)
 
-    def join(self, other: "Stream", on: On) -> "Stream":
+    def join(self, other: "Stream", on: On, *, null_equals: bool = False) -> "Stream":
         """Return the pairs of records that agree in key: this one's columns, then the other's that are not its key.
 
         Args:
-            on: column names, or `{this one's: the other's}`. NULL equals nothing.
+            on: column names, or `{this one's: the other's}`.
+            null_equals: NULL equals NULL; else it equals nothing.
         """
         left, right = self._together([other])
         pairs = as_on("join", on, left.schema, right.schema)
-        return self._add(Join((pairs,)), [left, right], joined_schema("join", left.schema, right.schema, pairs))
+        operator = Join((pairs,), null_equals=null_equals)
+        return self._add(operator, [left, right], joined_schema("join", left.schema, right.schema, pairs))
 
     def cross(self, other: "Stream") -> "Stream":
         """Return all pairs of records. Cost: each change meets all of the other side."""
@@ -456,8 +460,23 @@ class Grouped:
         """Return a record per key with the number of its records."""
         return self.agg(**{name: lit(1).count()})
 
-    def top_k(self, count: int, by: str | Sequence[str], *, descending: bool | Sequence[bool] = False) -> Stream:
-        """Return of each key the first records in the order of some columns; ties are broken by the other columns."""
+    def top_k(
+        self,
+        count: int,
+        by: str | Sequence[str],
+        *,
+        descending: bool | Sequence[bool] = False,
+        skip: int = 0,
+        nulls_first: Sequence[str] = (),
+    ) -> Stream:
+        """Return of each key the first records in the order of some columns; ties are broken by the other columns.
+
+        Args:
+            skip: how many records are passed over first.
+            nulls_first: those of the columns of which NULL comes first, whatever the direction; else it comes last.
+        """
+        if isinstance(skip, bool) or not isinstance(skip, int) or skip < 0:
+            raise InvalidUsage(f"top_k: skip={skip!r} is not a whole number of at least 0")
         if isinstance(count, bool) or not isinstance(count, int) or count < 1:
             raise InvalidUsage(f"top_k: count={count!r} is not a whole number of at least 1")
         names = as_names("top_k", tuple([by] if isinstance(by, str) else by), self._stream.schema)
@@ -468,8 +487,18 @@ class Grouped:
             )
         mapped, values = self._whole()
         return self._reduce(
-            mapped, values, TopK(count, tuple(zip(names, down, strict=True))), pick(mapped.schema, values)
+            mapped,
+            values,
+            TopK(count, tuple(zip(names, down, strict=True)), skip, tuple(nulls_first)),
+            pick(mapped.schema, values),
         )
+
+    def windows(self, calls: Sequence[WindowFunction]) -> Stream:
+        """Return the records, each with what window functions say of it among those of its key."""
+        mapped, values = self._whole()
+        added = [pa.field(each.name, each.result) for each in calls]
+        columns = pa.schema([*pick(mapped.schema, values), *added])
+        return self._reduce(mapped, values, Windowed(tuple(calls)), columns)
 
     def reduce(self, function: Function, *, schema: Columns) -> Stream:
         """Return what a function makes of each group that is not empty.

@@ -20,7 +20,7 @@ def _stages(plan: Plan) -> list[Stage]:
         match node.operator:
             case Linear(stages):
                 found += stages
-            case Join(_, before, after):
+            case Join(_, before, after, _):
                 found += [*(stage for each in before for stage in each), *after]
             case Reduce(_, _, _, before, after):
                 found += [*before, *after]

@@ -1,9 +1,10 @@
 """Values as words: every column of a record is one int64 inside operators, and Arrow again where it is used.
 
 - Integers up to 64 bits, booleans, dates, times of day, timestamps and durations are their own number.
+- Decimals of up to 18 digits are whole numbers of their last digit.
 - Floats are their bits, put in the order of their values; -0.0 is 0.0, and NaN is one value, the greatest.
-- Everything else (text, bytes, decimals, uint64, lists, structs, maps) is *interned*: equal values have one number,
-  given out in the order of arrival, by the dataflow's `Domain`.
+- Everything else (text, bytes, wider decimals, uint64, lists, structs, maps) is *interned*: equal values have one
+  number, given out in the order of arrival, by the dataflow's `Domain`.
 - NULL is `NULL`, the least int64. So a column cannot hold -2**63 as a number, and such a value is refused.
 
 Two words of a column are equal exactly when the values are, and `is_ordered` tells whether they are also in order.
@@ -19,6 +20,7 @@ import pyarrow.compute as pc
 import pyarrow.types as pat
 
 from persist.blob import InvalidUsage
+from persist.dataflow.sql_numbers import of_unscaled, unscaled
 from persist.dataflow.times import Ints
 
 NULL = -(2**63)
@@ -33,7 +35,14 @@ def is_ordered(kind: pa.DataType) -> bool:
 
 def _is_interned(kind: pa.DataType) -> bool:
     is_number = pat.is_integer(kind) or pat.is_floating(kind) or pat.is_boolean(kind)
+    if is_narrow(kind):
+        return False
     return not (is_number or pat.is_temporal(kind)) or pat.is_uint64(kind) or pat.is_interval(kind)
+
+
+def is_narrow(kind: pa.DataType) -> bool:
+    """Return whether values of this type are decimals that fit a word."""
+    return bool(pat.is_decimal128(kind) and kind.precision <= 18)
 
 
 class Interner:
@@ -149,6 +158,9 @@ class Domain:
             return self.interner(array.type).encode(array)
         if pat.is_floating(array.type):
             return _of_floats(array)
+        if is_narrow(array.type):
+            words = unscaled(array)
+            return np.where(array.is_null().to_numpy(zero_copy_only=False), NULL, words) if array.null_count else words
         words = _numbers(array)
         if not array.null_count and len(words) and words.min() == NULL:
             raise InvalidUsage(
@@ -166,6 +178,8 @@ class Domain:
         if len(words) and words.min() == NULL:
             mask = words == NULL
             words = np.where(mask, 0, words)
+        if is_narrow(kind):
+            return of_unscaled(words, kind, mask)
         if pat.is_floating(kind):
             values = (words ^ ((words >> 63) & _MAGNITUDE)).view(np.float64)
             return pa.array(values, mask=mask).cast(kind)
@@ -226,3 +240,13 @@ def ranks(domain: Domain, words: Ints, kind: pa.DataType) -> Ints:
     places = np.empty(len(distinct), np.int64)
     places[order] = np.arange(len(distinct))
     return places.take(at)
+
+
+def directed(domain: Domain, words: Ints, kind: pa.DataType, descending: bool, nulls_first: bool) -> Ints:
+    """Return numbers in the order of values, or against it; NULL comes first or last, whatever the direction."""
+    places = ranks(domain, words, kind)
+    if descending:
+        places = ~places
+    if not len(words) or words.min() != NULL:
+        return places
+    return np.where(words == NULL, NULL if nulls_first else 2**63 - 1, places)

@@ -66,11 +66,16 @@ class KeyedForm(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
 
 
 class Create(_Mutation, frozen=True, tag="create"):
-    """Make a collection, with since and upper at 0."""
+    """Make a collection, with since and upper at 0.
+
+    Attributes:
+        view: the definition by which it is derived from others (`persist.sql.definition`); None if users write it.
+    """
 
     name: str
     schema: dict[str, Any]
     keyed: KeyedForm | None = None
+    view: dict[str, Any] | None = None
 
 
 class Append(_Mutation, frozen=True, tag="append"):

@@ -71,6 +71,7 @@ class CollectionState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     history: tuple[Numbers, ...] = ()
     keyframes: tuple[Keyframe, ...] = ()
     history_from: int = 0
+    view: dict[str, Any] | None = None  # The definition of a view; see `persist.log.records.Create`.
     inline_bytes: int = 0  # Of parts that live in the log; kept here because writers ask for it at every commit.
     keyed: KeyedForm | None = None
     pending: dict[int, Part] = {}  # In the order of arrival.

@@ -50,7 +50,7 @@ class PlannedPend:
 
 def created(step: Create) -> CollectionState:
     """Return the contents of a new collection; raises ValueError if its declaration cannot be understood."""
-    contents = CollectionState(step.collection, step.name, step.schema)
+    contents = CollectionState(step.collection, step.name, step.schema, view=step.view)
     if step.keyed is None:
         return contents
     check_form(step.keyed, contents.schema)

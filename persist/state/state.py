@@ -26,7 +26,7 @@ What a commit may do to a collection is in `persist.state.collection_rules`, wha
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from persist.errors import CollectionExists, CollectionNotFound, LeaseExpired
+from persist.errors import CollectionExists, CollectionNeeded, CollectionNotFound, LeaseExpired
 from persist.log.envelope import BlobRef
 from persist.log.records import (
     BringsParts,
@@ -44,7 +44,7 @@ from persist.log.records import (
     Resolve,
     SetHold,
 )
-from persist.names import check_name, is_id
+from persist.names import VIEW_HOLD, check_name, is_id
 from persist.state.about import check_note
 from persist.state.collection_rules import CollectionStep, Condition, Planned, after_step
 from persist.state.contents import CollectionState
@@ -164,6 +164,7 @@ class Changing:
             return
         entry = self.entry_for(step)
         if isinstance(step, Destroy):
+            self._check_not_needed(entry)
             self.control = with_destroyed(self.control, entry.id, entry.readers, seqno, written_ms)
             self.entries[entry.id] = None
             self.ids[entry.name] = None
@@ -188,6 +189,17 @@ class Changing:
             raise CollectionExists(name)
         self.ids[entry.name] = None
         return replace(entry, name=name)
+
+    def _check_not_needed(self, entry: CollectionEntry) -> None:
+        """Raise CollectionNeeded if views read the collection: each has a permanent hold on it, called after its id.
+
+        Where the contents are not known, a record is replayed whose writer knew them.
+        """
+        holds = entry.contents.holds if entry.contents is not None else {}
+        ids = [hold.removeprefix(VIEW_HOLD) for hold in holds if hold.startswith(VIEW_HOLD)]
+        views = [view.name for id_ in ids if (view := self.entries.now(id_)) is not None]
+        if views:
+            raise CollectionNeeded(entry.name, sorted(views))
 
     def _release_all(self, lease: str) -> None:
         """Release all holds that live by a lease."""

@@ -19,7 +19,7 @@ from persist.blob import FileBlob
 from persist.codecs import to_updates
 from persist.log import part_lists
 from persist.log.envelope import FORMAT
-from persist.log.records import TruncateLog
+from persist.log.records import SetHold, TruncateLog
 from persist.replica import directory
 from persist.replica.checkpoint import write_checkpoint
 from persist.write import committer
@@ -124,6 +124,7 @@ def main() -> None:
         )
         batched.write(rows.drop_columns(AS_OTHERS)).result()
         batched.seal(6).result()
+        write_view(client)
         for side, codec in (("utf8", persist.Utf8), ("json", persist.Json), ("unit", None)):
             client.create_or_load(f"key of {side}", key=codec, value=codec).seal(1).result()
     write_directories(folder / "location")
@@ -131,6 +132,14 @@ def main() -> None:
         names = client.collections()
     expected = {name: digest(folder / "location", name) for name in names}
     (folder / "expected.json").write_text(json.dumps(expected, indent=1) + "\n")
+
+
+def write_view(client: persist.Client) -> None:
+    """Make a view with so many holds on it that the next checkpoint gives it a state object."""
+    view = client.create_view("done, counted", "SELECT count(*) AS n FROM done WHERE key > 0")
+    view.refresh()
+    holds = [SetHold(view.id, f"reader {n}", view.since.time or 0) for n in range(40)]
+    client.engine.submit("hold", holds, {view.id: view.name}).result()
 
 
 def write_directories(location: Path) -> None:

@@ -1,0 +1,444 @@
+"""The functions of SQL, as DuckDB means them, for expressions that a query was translated to: `Call("sql.name", …)`.
+
+They stand beside the functions that programs are written with, because these mean something else in places: there
+`/ 0` is NULL, here infinite; here NaN equals itself, decimals are exact, and casts round. Each has one option, the type
+of its result. `case`, `and` and `or` look at what follows only for the records that need it, as SQL does: so what one
+branch is guarded against does not raise.
+"""
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as pat
+
+from persist.dataflow import sql_numbers as numbers
+from persist.dataflow import sql_times as times
+from persist.dataflow.sql_casts import cast, ordered, try_cast
+
+Array = Any
+_UNITS_US = {
+    "weeks": 7 * 86_400_000_000,
+    "days": 86_400_000_000,
+    "hours": 3_600_000_000,
+    "minutes": 60_000_000,
+    "seconds": 1_000_000,
+    "milliseconds": 1000,
+    "microseconds": 1,
+}
+
+
+def compared(function: Callable[..., Array]) -> Callable[..., Array]:
+    def compare(one: Array, other: Array, kind: pa.DataType) -> Array:
+        return function(ordered(one), ordered(other))
+
+    return compare
+
+
+def _not_distinct_from(one: Array, other: Array, kind: pa.DataType) -> Array:
+    both = pc.and_(pc.is_null(one), pc.is_null(other))
+    return pc.or_(both, pc.fill_null(pc.equal(ordered(one), ordered(other)), False))
+
+
+def _distinct_from(one: Array, other: Array, kind: pa.DataType) -> Array:
+    return pc.invert(_not_distinct_from(one, other, kind))
+
+
+def _in(value: Array, *others: Array) -> Array:
+    *each, _ = others
+    found = pc.equal(ordered(value), ordered(each[0]))
+    for other in each[1:]:
+        found = pc.or_kleene(found, pc.equal(ordered(value), ordered(other)))
+    return found
+
+
+def _not_in(value: Array, *others: Array) -> Array:
+    return pc.invert(_in(value, *others))
+
+
+def _add(one: Array, other: Array, kind: pa.DataType) -> Array:
+    return _moved(one, other, 1, kind) if pat.is_temporal(kind) else numbers.add(one, other, kind)
+
+
+def _subtract(*arguments: Any) -> Array:
+    *values, kind = arguments
+    if len(values) == 1:
+        return numbers.negate(values[0], kind)
+    one, other = values
+    if pat.is_date(one.type) and pat.is_date(other.type):
+        return times.minus_date(one, other, kind)
+    return _moved(one, other, -1, kind) if pat.is_temporal(kind) else numbers.subtract(one, other, kind)
+
+
+def _moved(one: Array, other: Array, sign: int, kind: pa.DataType) -> Array:
+    if pat.is_interval(one.type) or pat.is_integer(one.type):
+        one, other = other, one
+    if pat.is_interval(other.type):
+        if not len(other):
+            return pa.nulls(0, kind)
+        first = other[0]
+        return times.shifted(one, first.as_py() if first.is_valid else None, sign, kind)
+    return times.plus_days(one, other, sign, kind)
+
+
+def _add_plain(one: Array, kind: pa.DataType) -> Array:
+    return one
+
+
+def _like_pattern(pattern: str) -> str:
+    """Return a LIKE pattern as a regular expression; a backslash takes the next character as it is."""
+    found, at = [], 0
+    while at < len(pattern):
+        each = pattern[at]
+        if each == "\\" and at + 1 < len(pattern):
+            at += 1
+            found.append(re.escape(pattern[at]))
+        else:
+            found.append({"%": ".*", "_": "."}.get(each) or re.escape(each))
+        at += 1
+    return f"(?s)^{''.join(found)}$"
+
+
+def _like(is_like: bool, ignore_case: bool) -> Callable[..., Array]:
+    def like(text: Array, pattern: Array, *rest: Any) -> Array:
+        found = pa.nulls(len(text), pa.bool_())
+        for each in pc.unique(pattern).to_pylist():
+            if each is None:
+                continue
+            shape = each if len(rest) > 1 else each.replace("\\", "\\\\")
+            matched = _matched(text, shape, ignore_case)
+            found = pc.if_else(pc.fill_null(pc.equal(pattern, each), False), matched, found)
+        return found if is_like else pc.invert(found)
+
+    return like
+
+
+def _matched(text: Array, pattern: str, ignore_case: bool) -> Array:
+    body = pattern.strip("%")
+    if not ignore_case and not any(each in body for each in "%_\\") and body:
+        if pattern == body:
+            return pc.equal(text, body)
+        if pattern == body + "%":
+            return pc.starts_with(text, body)
+        if pattern == "%" + body:
+            return pc.ends_with(text, body)
+        if pattern == "%" + body + "%":
+            return pc.match_substring(text, body)
+    return pc.match_substring_regex(text, _like_pattern(pattern), ignore_case=ignore_case)
+
+
+def _by_each(function: Callable[..., Array], text: Array, rest: tuple[Array, ...], kind: pa.DataType) -> Array:
+    """Do a function whose other arguments are constants, for each combination of them that there is."""
+    table = pa.table({str(at): each for at, each in enumerate(rest)})
+    found = pa.nulls(len(text), kind)
+    for row in table.group_by(table.column_names).aggregate([]).to_pylist():
+        values = [row[name] for name in table.column_names]
+        if any(value is None for value in values):
+            continue
+        here = None
+        for column, value in zip(rest, values, strict=True):
+            same = pc.equal(column, pa.scalar(value, column.type))
+            here = same if here is None else pc.and_(here, same)
+        found = pc.if_else(pc.fill_null(here, False), function(text, *values).cast(kind), found)
+    return found
+
+
+def _substring(text: Array, *rest: Any) -> Array:
+    *bounds, kind = rest
+
+    def one(text: Array, start: int, length: int | None = None) -> Array:
+        if (length is not None and length < 0) or start < 0:
+            raise ValueError("substring() takes a start of at least 0 and a length of at least 0 in a view")
+        begin = max(start - 1, 0)
+        stop = None if length is None else max(start - 1 + length, 0)
+        return pc.utf8_slice_codeunits(text, begin, stop)
+
+    return _by_each(one, text, tuple(bounds), kind)
+
+
+def _left(text: Array, count: Array, kind: pa.DataType) -> Array:
+    return _by_each(lambda text, n: pc.utf8_slice_codeunits(text, 0, n), text, (count,), kind)
+
+
+def _right(text: Array, count: Array, kind: pa.DataType) -> Array:
+    def one(text: Array, n: int) -> Array:
+        if n < 0:
+            return pc.utf8_slice_codeunits(text, -n)
+        return pc.utf8_slice_codeunits(text, -n) if n else pc.utf8_slice_codeunits(text, 0, 0)
+
+    return _by_each(one, text, (count,), kind)
+
+
+def _trimmed(side: str) -> Callable[..., Array]:
+    def trim(text: Array, *rest: Any) -> Array:
+        *characters, kind = rest
+        function = {"both": pc.utf8_trim, "left": pc.utf8_ltrim, "right": pc.utf8_rtrim}[side]
+        if not characters:
+            return function(text, characters=" ")
+        return _by_each(lambda text, each: function(text, characters=each), text, tuple(characters), kind)
+
+    return trim
+
+
+def _replace(text: Array, old: Array, new: Array, kind: pa.DataType) -> Array:
+    def one(text: Array, old: str, new: str) -> Array:
+        return pc.replace_substring(text, old, new) if old else text
+
+    return _by_each(one, text, (old, new), kind)
+
+
+def _contains(function: Callable[..., Array]) -> Callable[..., Array]:
+    def contains(text: Array, other: Array, kind: pa.DataType) -> Array:
+        return _by_each(lambda text, each: function(text, each), text, (other,), kind)
+
+    return contains
+
+
+def _position(text: Array, other: Array, kind: pa.DataType) -> Array:
+    pairs = zip(text.to_pylist(), other.to_pylist(), strict=True)
+    return pa.array([None if a is None or b is None else a.find(b) + 1 for a, b in pairs], kind)
+
+
+def _concat(*arguments: Any) -> Array:
+    *texts, _ = arguments
+    return pc.binary_join_element_wise(*texts, "", null_handling="replace", null_replacement="")
+
+
+def _concat_operator(*arguments: Any) -> Array:
+    *texts, _ = arguments
+    return pc.binary_join_element_wise(*texts, pa.scalar("", texts[0].type))
+
+
+def _coalesce(*arguments: Any) -> Array:
+    *values, kind = arguments
+    return pc.coalesce(*values).cast(kind)
+
+
+def _nullif(one: Array, other: Array, kind: pa.DataType) -> Array:
+    same = pc.fill_null(pc.equal(ordered(one), ordered(other)), False)
+    return pc.if_else(same, pa.scalar(None, one.type), one).cast(kind)
+
+
+def _extreme(is_greatest: bool) -> Callable[..., Array]:
+    compare = pc.greater if is_greatest else pc.less
+
+    def extreme(*arguments: Any) -> Array:
+        *values, kind = arguments
+        found = values[0]
+        for each in values[1:]:
+            better = pc.fill_null(compare(ordered(each), ordered(found)), False)
+            better = pc.or_(better, pc.is_null(found))
+            found = pc.if_else(pc.and_(better, pc.is_valid(each)), each, found)
+        return found.cast(kind)
+
+    return extreme
+
+
+def _of_floats(function: Callable[..., Any]) -> Callable[..., Array]:
+    def apply(*arguments: Any) -> Array:
+        *values, kind = arguments
+        arrays = [each.cast(pa.float64()) for each in values]
+        with np.errstate(all="ignore"):
+            found = function(*map(numbers.floats, arrays))
+        return numbers.of_floats(found, *arrays).cast(kind)
+
+    return apply
+
+
+def _whole(function: Callable[..., Array]) -> Callable[..., Array]:
+    def apply(value: Array, kind: pa.DataType) -> Array:
+        if pat.is_integer(value.type):
+            return value.cast(kind)
+        found = function(value)
+        return numbers.as_decimal(found, kind) if pat.is_decimal(kind) else found.cast(kind)
+
+    return apply
+
+
+def _round(value: Array, *rest: Any) -> Array:
+    *digits, kind = rest
+    return numbers.rounded(value, digits[0] if digits else None, kind)
+
+
+def _sign(value: Array, kind: pa.DataType) -> Array:
+    return pc.sign(value.cast(pa.float64()) if pat.is_decimal(value.type) else value).cast(kind)
+
+
+def _part(unit: str) -> Callable[..., Array]:
+    return lambda value, kind: times.part(value, unit, kind)
+
+
+def _constant(array: Array, what: str) -> str:
+    found = pc.unique(array).to_pylist()
+    if len(found) != 1 or found[0] is None:
+        raise ValueError(f"{what} is a constant text in a view")
+    return str(found[0])
+
+
+def _date_part(unit: Array, value: Array, kind: pa.DataType) -> Array:
+    return times.part(value, _constant(unit, "the unit of date_part"), kind) if len(unit) else pa.nulls(0, kind)
+
+
+def _date_trunc(unit: Array, value: Array, kind: pa.DataType) -> Array:
+    return times.truncated(_constant(unit, "the unit of date_trunc"), value, kind) if len(unit) else pa.nulls(0, kind)
+
+
+def _date_diff(unit: Array, start: Array, end: Array, kind: pa.DataType) -> Array:
+    if not len(unit):
+        return pa.nulls(0, kind)
+    return times.difference(_constant(unit, "the unit of date_diff"), start, end, kind)
+
+
+def _interval(unit: str) -> Callable[..., Array]:
+    months = {"years": 12, "quarters": 3, "months": 1}.get(unit)
+
+    def interval(count: Array, kind: pa.DataType) -> Array:
+        found: list[tuple[int, int, int] | None] = []
+        for each in count.to_pylist():
+            if each is None:
+                found.append(None)
+            elif months is not None:
+                found.append((int(each) * months, 0, 0))
+            elif unit in ("days", "weeks"):
+                found.append((0, int(each) * (7 if unit == "weeks" else 1), 0))
+            else:
+                found.append((0, 0, round(each * _UNITS_US[unit]) * 1000))
+        return pa.array(found, kind)
+
+    return interval
+
+
+def _error(text: Array, kind: pa.DataType) -> Array:
+    return pa.nulls(0, kind)  # Types only; it raises in `persist.dataflow.evaluate`, where there is a record.
+
+
+def _logical(function: Callable[..., Array]) -> Callable[..., Array]:
+    def apply(*arguments: Any) -> Array:
+        *values, _ = arguments
+        found = values[0]
+        for each in values[1:]:
+            found = function(found, each)
+        return found
+
+    return apply
+
+
+def _case(*arguments: Any) -> Array:
+    return pa.nulls(0, arguments[-1])  # Types only; `persist.dataflow.evaluate` does the work.
+
+
+def _fits(function: Callable[..., Any]) -> Callable[..., Array]:
+    return lambda value, kind: function(value)
+
+
+FUNCTIONS: dict[str, Callable[..., Array]] = {
+    "add": _add,
+    "subtract": _subtract,
+    "multiply": numbers.multiply,
+    "divide": numbers.divide,
+    "divide_whole": numbers.divide_whole,
+    "remainder": numbers.remainder,
+    "abs": numbers.absolute,
+    "ceil": _whole(pc.ceil),
+    "floor": _whole(pc.floor),
+    "trunc": _whole(pc.trunc),
+    "round": _round,
+    "sign": _sign,
+    "sqrt": _of_floats(np.sqrt),
+    "exp": _of_floats(np.exp),
+    "ln": _of_floats(np.log),
+    "log10": _of_floats(np.log10),
+    "log2": _of_floats(np.log2),
+    "power": _of_floats(np.power),
+    "isnan": _fits(pc.is_nan),
+    "isinf": _fits(pc.is_inf),
+    "isfinite": _fits(pc.is_finite),
+    "bit_and": lambda one, other, kind: pc.bit_wise_and(one, other),
+    "bit_or": lambda one, other, kind: pc.bit_wise_or(one, other),
+    "bit_xor": lambda one, other, kind: pc.bit_wise_xor(one, other),
+    "equal": compared(pc.equal),
+    "not_equal": compared(pc.not_equal),
+    "less": compared(pc.less),
+    "less_equal": compared(pc.less_equal),
+    "greater": compared(pc.greater),
+    "greater_equal": compared(pc.greater_equal),
+    "distinct_from": _distinct_from,
+    "not_distinct_from": _not_distinct_from,
+    "in": _in,
+    "not_in": _not_in,
+    "and": _logical(pc.and_kleene),
+    "or": _logical(pc.or_kleene),
+    "not": _fits(pc.invert),
+    "is_null": _fits(pc.is_null),
+    "is_not_null": _fits(pc.is_valid),
+    "coalesce": _coalesce,
+    "nullif": _nullif,
+    "greatest": _extreme(True),
+    "least": _extreme(False),
+    "case": _case,
+    "cast": cast,
+    "try_cast": try_cast,
+    "error": _error,
+    "like": _like(True, False),
+    "not_like": _like(False, False),
+    "ilike": _like(True, True),
+    "not_ilike": _like(False, True),
+    "prefix": _contains(pc.starts_with),
+    "suffix": _contains(pc.ends_with),
+    "contains": _contains(pc.match_substring),
+    "lower": _fits(pc.utf8_lower),
+    "upper": _fits(pc.utf8_upper),
+    "length": lambda text, kind: pc.utf8_length(text).cast(kind),
+    "octets": lambda text, kind: pc.binary_length(text).cast(kind),
+    "substring": _substring,
+    "left": _left,
+    "right": _right,
+    "trim": _trimmed("both"),
+    "ltrim": _trimmed("left"),
+    "rtrim": _trimmed("right"),
+    "replace": _replace,
+    "reverse": _fits(pc.utf8_reverse),
+    "position": _position,
+    "concat": _concat,
+    "concat_operator": _concat_operator,
+    "date_part": _date_part,
+    "date_trunc": _date_trunc,
+    "date_diff": _date_diff,
+    "last_day": lambda value, kind: times.last_day(value, kind),
+    **{name: _part(name) for name in ("year", "month", "day", "hour", "minute", "second", "quarter", "week")},
+    **{name: _part(name) for name in ("dayofyear", "dayofweek", "isodow", "isoyear")},
+    **{f"to_{unit}": _interval(unit) for unit in ("years", "quarters", "months", *_UNITS_US)},
+}
+
+
+def called(name: str) -> Callable[..., Any]:
+    """Return a function for arrays and scalars: scalars are as many as there are records; of scalars only, one."""
+    function = FUNCTIONS[name]
+
+    def call(*arguments: Any) -> Any:
+        *values, kind = arguments
+        rows = next((len(each) for each in values if not isinstance(each, pa.Scalar)), None)
+        arrays = [_repeated(each, 1 if rows is None else rows) for each in values]
+        arrays = [each.combine_chunks() if isinstance(each, pa.ChunkedArray) else each for each in arrays]
+        found = function(*arrays, kind)
+        if name in ("case", "error"):
+            return found
+        if found.type != kind:
+            found = found.cast(kind)
+        return found[0] if rows is None else found
+
+    return call
+
+
+def _repeated(value: Any, rows: int) -> Any:
+    if not isinstance(value, pa.Scalar):
+        return value
+    if pat.is_interval(value.type):  # Arrow repeats none, and one is all that is read.
+        return pa.array([value.as_py()], value.type)
+    return pa.repeat(value, rows)
+
+
+SQL = {f"sql.{name}": called(name) for name in FUNCTIONS}

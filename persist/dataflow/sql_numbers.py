@@ -1,0 +1,209 @@
+"""Numbers as SQL (DuckDB's) means them: decimals are exact, integers raise where they do not fit, floats do not.
+
+Every function takes arrays of one length, and the type of its result.
+"""
+
+from collections.abc import Callable
+from decimal import Context, Decimal
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as pat
+
+Array = Any
+Floats = npt.NDArray[np.float64]
+_WIDE = 76  # The digits of decimal256.
+
+
+def add(one: Array, other: Array, kind: pa.DataType) -> Array:
+    return _arithmetic(pc.add_checked, one, other, kind)
+
+
+def subtract(one: Array, other: Array, kind: pa.DataType) -> Array:
+    return _arithmetic(pc.subtract_checked, one, other, kind)
+
+
+def multiply(one: Array, other: Array, kind: pa.DataType) -> Array:
+    return _arithmetic(pc.multiply_checked, one, other, kind)
+
+
+def _arithmetic(function: Callable[..., Array], one: Array, other: Array, kind: pa.DataType) -> Array:
+    if pat.is_floating(kind):
+        plain = {pc.add_checked: pc.add, pc.subtract_checked: pc.subtract, pc.multiply_checked: pc.multiply}
+        return plain[function](as_kind(one, kind), as_kind(other, kind))
+    if not pat.is_decimal(kind):
+        return function(as_kind(one, kind), as_kind(other, kind))
+    one, other = _decimal(one), _decimal(other)
+    if max(one.type.precision, other.type.precision) + min(one.type.precision, other.type.precision) >= 38:
+        # 38 digits are not enough for what is in between.
+        one, other = (
+            pc.cast(each, pa.decimal256(min(38, each.type.precision), each.type.scale)) for each in (one, other)
+        )
+    return as_decimal(function(one, other), kind)
+
+
+def _decimal(value: Array) -> Array:
+    if pat.is_decimal(value.type):
+        return value
+    return pc.cast(value, pa.decimal128(20, 0))
+
+
+def as_decimal(value: Array, kind: pa.DataType) -> Array:
+    """Return decimals as another type, digits behind the last rounded half away from zero; what does not fit raises."""
+    if value.type == kind:
+        return value
+    if value.type.scale > kind.scale:
+        value = pc.round(value, ndigits=kind.scale, round_mode="half_towards_infinity")
+    if value.type.bit_width == 128 and value.type.precision + max(0, kind.scale - value.type.scale) > 38:
+        value = pc.cast(value, pa.decimal256(_WIDE - max(0, kind.scale - value.type.scale), value.type.scale))
+    return pc.cast(value, kind)
+
+
+def divide(one: Array, other: Array, kind: pa.DataType) -> Array:
+    """`/`, which is of floats: x/0 is infinite, 0/0 NaN."""
+    return pc.divide(as_kind(one, pa.float64()), as_kind(other, pa.float64())).cast(kind)
+
+
+def divide_whole(one: Array, other: Array, kind: pa.DataType) -> Array:
+    """`//`, towards zero; a divisor of zero raises."""
+    if pat.is_floating(kind):
+        return pc.trunc(pc.divide(as_kind(one, kind), as_kind(other, kind)))
+    if pat.is_decimal(kind):
+        return _of_wholes(lambda a, b: (abs(a) // abs(b)) * (1 if (a < 0) == (b < 0) else -1), one, other, kind)
+    _no_zero(other)
+    return pc.divide_checked(as_kind(one, kind), as_kind(other, kind))
+
+
+def remainder(one: Array, other: Array, kind: pa.DataType) -> Array:
+    """`%`, of the sign of the dividend; a divisor of zero raises, if it is no float."""
+    if pat.is_floating(kind):
+        values = np.fmod(floats(as_kind(one, kind)), floats(as_kind(other, kind)))
+        return of_floats(values, one, other).cast(kind)
+    if pat.is_decimal(kind):
+        return _of_wholes(lambda a, b: (abs(a) % abs(b)) * (-1 if a < 0 else 1), one, other, kind)
+    _no_zero(other)
+    one, other = as_kind(one, kind), as_kind(other, kind)
+    return pc.subtract(one, pc.multiply(pc.divide(one, other), other))
+
+
+def _no_zero(divisor: Array) -> None:
+    if pc.any(pc.equal(divisor, pa.scalar(0).cast(divisor.type))).as_py():
+        raise ValueError("division by zero; write nullif(divisor, 0) for NULL instead")
+
+
+def _of_wholes(function: Callable[[int, int], int], one: Array, other: Array, kind: pa.DataType) -> Array:
+    scale = max(getattr(one.type, "scale", 0), getattr(other.type, "scale", 0))
+    pairs = zip(one.to_pylist(), other.to_pylist(), strict=True)
+    found: list[int | None] = []
+    for a, b in pairs:
+        if a is None or b is None:
+            found.append(None)
+            continue
+        x, y = int(a.scaleb(scale)), int(b.scaleb(scale))
+        if not y:
+            raise ValueError("division by zero; write nullif(divisor, 0) for NULL instead")
+        found.append(function(x, y))
+    is_remainder = function(7, 4) == 3
+    factor = 0 if is_remainder else scale
+    context = Context(prec=_WIDE)
+    made = [None if n is None else context.scaleb(context.create_decimal(n), factor - scale) for n in found]
+    return as_decimal(pa.array(made, pa.decimal256(_WIDE, scale)), kind)
+
+
+def negate(one: Array, kind: pa.DataType) -> Array:
+    return pc.negate(one) if pat.is_decimal(kind) else pc.negate_checked(as_kind(one, kind))
+
+
+def absolute(one: Array, kind: pa.DataType) -> Array:
+    return pc.abs(one) if pat.is_decimal(kind) else pc.abs_checked(as_kind(one, kind))
+
+
+def as_kind(value: Array, kind: pa.DataType) -> Array:
+    """Return numbers as another type, where that changes nothing or raises."""
+    return value if value.type == kind else pc.cast(value, kind)
+
+
+def floats(value: Array) -> Floats:
+    """Return floats as numpy; NULL as 0."""
+    filled = value.fill_null(0.0) if value.null_count else value
+    found: Floats = filled.to_numpy(zero_copy_only=False).astype(np.float64)
+    return found
+
+
+def of_floats(values: Floats, *given: Array) -> Array:
+    """Return floats as Arrow, NULL where one of the arguments was."""
+    mask = np.zeros(len(values), np.bool_)
+    for each in given:
+        if each.null_count:
+            mask |= each.is_null().to_numpy(zero_copy_only=False)
+    return pa.array(values, mask=mask if mask.any() else None)
+
+
+def round_half_away(values: Floats) -> Floats:
+    whole = np.trunc(values)
+    rest = np.abs(values - whole)
+    found: Floats = np.where(np.isfinite(values), whole + np.where(rest >= 0.5, np.sign(values), 0.0), values)
+    return found
+
+
+def rounded(value: Array, digits: Array | None, kind: pa.DataType) -> Array:
+    """`round`, half away from zero."""
+    count = 0
+    if digits is not None:
+        distinct = pc.unique(digits).to_pylist()
+        if len(distinct) > 1:
+            raise ValueError("round() takes a constant number of digits")
+        if not distinct or distinct[0] is None:
+            return pa.nulls(len(value), kind)
+        count = int(distinct[0])
+    if pat.is_decimal(value.type):
+        found = (
+            pc.round(value, ndigits=count, round_mode="half_towards_infinity") if count < value.type.scale else value
+        )
+        return as_decimal(found, kind) if pat.is_decimal(kind) else pc.cast(found, kind)
+    if pat.is_integer(value.type):
+        return as_kind(
+            value if count >= 0 else pc.round(value, ndigits=count, round_mode="half_towards_infinity"), kind
+        )
+    values, factor = floats(value), 10.0 ** abs(count)
+    if count >= 0:
+        scaled = round_half_away(values * factor) / factor
+        values = np.where(np.isfinite(scaled), scaled, values)
+    else:
+        values = round_half_away(values / factor) * factor
+    return of_floats(values, value).cast(kind)
+
+
+def to_double(value: Array) -> Array:
+    """Return numbers as floats, rounded once."""
+    if not pat.is_decimal(value.type):
+        return pc.cast(value, pa.float64(), safe=False) if not pat.is_boolean(value.type) else _of_boolean(value)
+    if value.type.precision <= 15:
+        return of_floats(unscaled(value).astype(np.float64) / 10.0**value.type.scale, value)
+    return pa.array([None if each is None else float(each) for each in value.to_pylist()], pa.float64())
+
+
+def _of_boolean(value: Array) -> Array:
+    return pc.cast(pc.cast(value, pa.int8()), pa.float64())
+
+
+def unscaled(value: Array) -> npt.NDArray[np.int64]:
+    """Return decimals of at most 18 digits as whole numbers of their last digit; NULL as 0."""
+    if isinstance(value, pa.ChunkedArray):
+        value = value.combine_chunks()
+    if value.null_count:
+        value = value.fill_null(pa.scalar(Decimal(0), value.type))
+    raw = np.frombuffer(value.buffers()[1], np.int64) if len(value) else np.empty(0, np.int64)
+    found: npt.NDArray[np.int64] = raw[2 * value.offset : 2 * (value.offset + len(value)) : 2]
+    return found
+
+
+def of_unscaled(words: npt.NDArray[np.int64], kind: pa.DataType, mask: npt.NDArray[np.bool_] | None = None) -> Array:
+    """Return whole numbers of the last digit as decimals; mask says where NULL is."""
+    pairs = np.empty((len(words), 2), np.int64)
+    pairs[:, 0], pairs[:, 1] = words, words >> 63
+    valid = None if mask is None else pa.py_buffer(np.packbits(~mask, bitorder="little"))
+    return pa.Array.from_buffers(kind, len(words), [valid, pa.py_buffer(pairs)])

@@ -1,0 +1,9 @@
+"""Views: queries whose answers are collections that are kept up to date; see `docs/views.md`.
+
+Promise to those above: what a view holds at a time is what its query gives on its inputs at that time, by DuckDB's
+semantics; its definition is stored with it, and needs no DuckDB; views that read each other move in one commit.
+"""
+
+from persist.sql.view import View, create_view, load_view
+
+__all__ = ["View", "create_view", "load_view"]

@@ -1,0 +1,297 @@
+"""From DuckDB 2.0's bound, unoptimised plan to ours. Each kind of node is translated here, or refused.
+
+DuckDB has already made joins of all subqueries: correlated ones read, through a common table expression, the distinct
+values that they depend on.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from persist.errors import InvalidUsage
+from persist.sql.adapt_expression import Expressions, Json
+from persist.sql.algebra import (
+    Aggregate,
+    Call,
+    Column,
+    Constant,
+    Distinct,
+    Expression,
+    Filter,
+    Join,
+    Let,
+    Node,
+    Order,
+    Project,
+    Recursive,
+    Ref,
+    Scan,
+    SetOperation,
+    TopK,
+    Values,
+    Window,
+)
+
+_ROW_ID = 2**63  # Column numbers from here on are no columns: the query reads none.
+_HOW = {
+    "INNER": "inner",
+    "LEFT": "left",
+    "RIGHT": "right",
+    "OUTER": "full",
+    "FULL": "full",
+    "SEMI": "semi",
+    "ANTI": "anti",
+    "MARK": "mark",
+    "SINGLE": "single",
+}
+_COMPARED = {
+    "COMPARE_NOTEQUAL": "not_equal",
+    "COMPARE_LESSTHAN": "less",
+    "COMPARE_LESSTHANOREQUALTO": "less_equal",
+    "COMPARE_GREATERTHAN": "greater",
+    "COMPARE_GREATERTHANOREQUALTO": "greater_equal",
+    "COMPARE_DISTINCT_FROM": "distinct_from",
+}
+TRUE = Constant("boolean", "true")
+
+
+class Adapter:
+    """Translates the plan of one query.
+
+    Args:
+        sql: its text, for messages.
+        tables: the columns of each collection, with their types.
+    """
+
+    def __init__(self, sql: str, tables: dict[str, Sequence[tuple[str, str]]]) -> None:
+        self._tables = tables
+        self._of = Expressions(sql)
+
+    def adapted(self, plan: Json) -> tuple[Node, int]:
+        """Return a relation, and how many columns it has."""
+        found = _ADAPTED.get(plan["type"])
+        if found is None:
+            name = plan["type"].removeprefix("LOGICAL_").replace("_", " ")
+            raise InvalidUsage(f"{name} is not supported in a view: write it as joins, groups and set operations")
+        node, width = found(self, plan)
+        return node, width
+
+    def _child(self, plan: Json, at: int = 0) -> tuple[Node, int]:
+        return self.adapted(plan["children"][at])
+
+    def scan(self, plan: Json) -> tuple[Node, int]:
+        table = plan.get("function_data", {}).get("table")
+        if table not in self._tables:
+            name = (plan.get("qname", {}).get("path") or ["?"])[-1]
+            raise InvalidUsage(f"a view reads collections, and {name}() is none: write its rows to a collection first")
+        columns = self._tables[table]
+        numbers = [each["index"] for each in plan.get("column_indexes", ())]
+        picked = [columns[number] for number in numbers if number < _ROW_ID] or [columns[0]]
+        node: Node = Scan(table, tuple(name for name, _ in picked), tuple(kind for _, kind in picked))
+        if any(number >= _ROW_ID for number in numbers) or not numbers:
+            places = iter(range(len(picked)))
+            outputs = tuple(Column(next(places)) if number < _ROW_ID else TRUE for number in numbers)
+            node = Project(node, outputs or (TRUE,))
+            return node, max(1, len(numbers))
+        return node, len(picked)
+
+    def project(self, plan: Json) -> tuple[Node, int]:
+        node, _ = self._child(plan)
+        outputs = self._of.every(plan["expressions"])
+        return Project(node, outputs), len(outputs)
+
+    def filter(self, plan: Json) -> tuple[Node, int]:
+        node, width = self._child(plan)
+        return _mapped(Filter(node, all_of(self._of.every(plan["expressions"]))), width, plan.get("projection_map"))
+
+    def cross(self, plan: Json) -> tuple[Node, int]:
+        left, width = self._child(plan)
+        right, others = self._child(plan, 1)
+        return Join("inner", left, right), width + others
+
+    def join(self, plan: Json) -> tuple[Node, int]:
+        left, width = self._child(plan)
+        right, others = self._child(plan, 1)
+        how: Any = _HOW.get(plan["join_type"])
+        if how is None:
+            raise InvalidUsage(f"a {plan['join_type']} JOIN is not supported in a view")
+        equal, same, rest = [], [], []
+        for each in plan.get("conditions", ()):
+            comparison = each["comparison"]
+            if comparison == "INVALID":
+                rest.append(self._of.one(each["left"]))
+                continue
+            one, other = self._of.one(each["left"]), self._of.one(each["right"])
+            if comparison == "COMPARE_EQUAL":
+                equal.append((one, other))
+            elif comparison == "COMPARE_NOT_DISTINCT_FROM":
+                same.append((one, other))
+            elif comparison in _COMPARED:
+                rest.append(Call(_COMPARED[comparison], "boolean", (one, shifted(other, width))))
+            else:
+                raise InvalidUsage(f"a join on {comparison} is not supported in a view")
+        rest += self._of.every(plan.get("expressions"))
+        condition = all_of(rest) if rest else None
+        node: Node = Join(how, left, right, tuple(equal), tuple(same), condition)
+        found = width
+        if how == "mark":
+            found += 1
+        elif how not in ("semi", "anti"):
+            found += others
+        return self._narrowed(node, plan, how, width, others, found)
+
+    def _narrowed(self, node: Node, plan: Json, how: str, width: int, others: int, found: int) -> tuple[Node, int]:
+        lefts, rights = plan.get("left_projection_map"), plan.get("right_projection_map")
+        if not lefts and (not rights or how in ("semi", "anti", "mark")):
+            return node, found
+        picked = list(lefts or range(width))
+        if how == "mark":
+            picked.append(width)
+        elif how not in ("semi", "anti"):
+            picked += [width + each for each in rights or range(others)]
+        return Project(node, tuple(map(Column, picked))), len(picked)
+
+    def aggregate(self, plan: Json) -> tuple[Node, int]:
+        node, _ = self._child(plan)
+        keys = self._of.every(plan.get("groups"))
+        aggregates = tuple(map(self._of.aggregation, plan.get("expressions") or ()))
+        sets = plan.get("grouping_sets") or [list(range(len(keys)))]
+        groupings = tuple(map(tuple, plan.get("grouping_functions") or ()))
+        found = Aggregate(node, keys, aggregates, tuple(tuple(sorted(each)) for each in sets), groupings)
+        return found, len(keys) + len(aggregates) + len(groupings)
+
+    def distinct(self, plan: Json) -> tuple[Node, int]:
+        node, width = self._child(plan)
+        if plan.get("distinct_type") != "DISTINCT_ON":
+            return Distinct(node), width
+        targets = self._of.every(plan["distinct_targets"])
+        order = tuple(map(self._of.order, plan.get("order_by", {}).get("orders") or ()))
+        return TopK(node, order, 1, 0, targets), width
+
+    def order(self, plan: Json) -> tuple[Node, int]:
+        # A collection is in no order; what LIMIT makes of it is in `limit`.
+        node, width = self._child(plan)
+        return _mapped(node, width, plan.get("projection_map"))
+
+    def limit(self, plan: Json) -> tuple[Node, int]:
+        ordered = plan["children"][0]
+        order: tuple[Order, ...] = ()
+        map_ = None
+        if ordered["type"] == "LOGICAL_ORDER_BY":
+            order, map_ = tuple(map(self._of.order, ordered["orders"])), ordered.get("projection_map")
+            ordered = ordered["children"][0]
+        node, width = self.adapted(ordered)
+        limit, offset = self._count(plan, "limit_val"), self._count(plan, "offset_val") or 0
+        return _mapped(TopK(node, order, limit, offset), width, map_)
+
+    def _count(self, plan: Json, which: str) -> int | None:
+        value = plan.get(which, {"type": "UNSET"})
+        if value["type"] == "UNSET":
+            return None
+        if value["type"] == "CONSTANT_VALUE":
+            return int(value.get("constant_integer", 0))
+        if value["type"] == "EXPRESSION_VALUE":
+            return self._of.whole(value["expression"], "LIMIT or OFFSET")
+        raise InvalidUsage("LIMIT of a percentage is not supported in a view: give a number of rows")
+
+    def union(self, plan: Json) -> tuple[Node, int]:
+        left, width = self._child(plan)
+        for at in range(1, len(plan["children"])):
+            left = SetOperation("union", left, self._child(plan, at)[0])
+        return left if plan.get("setop_all") else Distinct(left), width
+
+    def except_(self, plan: Json) -> tuple[Node, int]:
+        return self._set_operation(plan, "except")
+
+    def intersect(self, plan: Json) -> tuple[Node, int]:
+        return self._set_operation(plan, "intersect")
+
+    def _set_operation(self, plan: Json, how: Any) -> tuple[Node, int]:
+        left, width = self._child(plan)
+        right, _ = self._child(plan, 1)
+        if plan.get("setop_all"):
+            return SetOperation(how, left, right), width
+        return SetOperation(how, Distinct(left), Distinct(right)), width
+
+    def window(self, plan: Json) -> tuple[Node, int]:
+        node, width = self._child(plan)
+        calls = tuple(map(self._of.window, plan["expressions"]))
+        return Window(node, calls), width + len(calls)
+
+    def let(self, plan: Json) -> tuple[Node, int]:
+        value, _ = self._child(plan)
+        body, width = self._child(plan, 1)
+        return Let(plan["table_index"], value, body), width
+
+    def ref(self, plan: Json) -> tuple[Node, int]:
+        types = tuple(self._of.type_of(each, plan) for each in plan["chunk_types"])
+        if plan.get("is_recurring"):
+            raise InvalidUsage("recurring.… is not supported in a view: read the rows of the round before")
+        return Ref(plan["cte_index"], types), len(types)
+
+    def recursive(self, plan: Json) -> tuple[Node, int]:
+        if plan.get("key_targets") or plan.get("payload_aggregates"):
+            raise InvalidUsage("WITH RECURSIVE … USING KEY is not supported in a view")
+        anchor, width = self._child(plan)
+        step, _ = self._child(plan, 1)
+        return Recursive(plan["table_index"], bool(plan.get("union_all")), anchor, step), width
+
+    def dummy(self, plan: Json) -> tuple[Node, int]:
+        return Values(("boolean",), ((TRUE,),)), 1
+
+    def expressions(self, plan: Json) -> tuple[Node, int]:
+        types = tuple(self._of.type_of(each, plan) for each in plan["expr_types"])
+        one = Values(("boolean",), ((TRUE,),))
+        rows: list[Node] = [Project(one, self._of.every(row)) for row in plan["expressions"]]
+        found = rows[0]
+        for each in rows[1:]:
+            found = SetOperation("union", found, each)
+        return found, len(types)
+
+    def empty(self, plan: Json) -> tuple[Node, int]:
+        types = tuple(self._of.type_of(each, plan) for each in plan.get("return_types", ()))
+        return Values(types or ("boolean",), ()), max(1, len(types))
+
+
+_ADAPTED: dict[str, Any] = {
+    "LOGICAL_GET": Adapter.scan,
+    "LOGICAL_PROJECTION": Adapter.project,
+    "LOGICAL_FILTER": Adapter.filter,
+    "LOGICAL_CROSS_PRODUCT": Adapter.cross,
+    "LOGICAL_COMPARISON_JOIN": Adapter.join,
+    "LOGICAL_ANY_JOIN": Adapter.join,
+    "LOGICAL_AGGREGATE_AND_GROUP_BY": Adapter.aggregate,
+    "LOGICAL_DISTINCT": Adapter.distinct,
+    "LOGICAL_ORDER_BY": Adapter.order,
+    "LOGICAL_LIMIT": Adapter.limit,
+    "LOGICAL_UNION": Adapter.union,
+    "LOGICAL_EXCEPT": Adapter.except_,
+    "LOGICAL_INTERSECT": Adapter.intersect,
+    "LOGICAL_WINDOW": Adapter.window,
+    "LOGICAL_MATERIALIZED_CTE": Adapter.let,
+    "LOGICAL_CTE_REF": Adapter.ref,
+    "LOGICAL_RECURSIVE_CTE": Adapter.recursive,
+    "LOGICAL_DUMMY_SCAN": Adapter.dummy,
+    "LOGICAL_EXPRESSION_GET": Adapter.expressions,
+    "LOGICAL_EMPTY_RESULT": Adapter.empty,
+}
+
+
+def all_of(conditions: Sequence[Expression]) -> Expression:
+    """Return the conjunction of conditions."""
+    return conditions[0] if len(conditions) == 1 else Call("and", "boolean", tuple(conditions))
+
+
+def shifted(expression: Expression, by: int) -> Expression:
+    """Return an expression with the numbers of its columns moved up."""
+    match expression:
+        case Column(index):
+            return Column(index + by)
+        case Call(function, kind, arguments, at):
+            return Call(function, kind, tuple(shifted(each, by) for each in arguments), at)
+    return expression
+
+
+def _mapped(node: Node, width: int, map_: Sequence[int] | None) -> tuple[Node, int]:
+    if not map_ or list(map_) == list(range(width)):
+        return node, width
+    return Project(node, tuple(map(Column, map_))), len(map_)

@@ -1,0 +1,353 @@
+"""Expressions of DuckDB 2.0's bound plans, as those of our plans. What is not known is refused with its place."""
+
+from typing import Any, NoReturn
+
+from persist.errors import InvalidUsage
+from persist.sql.algebra import Aggregation, Call, Column, Constant, Expression, Frame, Order, WindowCall
+from persist.sql.duck import place
+from persist.sql.types import of_duckdb
+
+Json = dict[str, Any]
+_NOWHERE = 2**64 - 1
+
+# What DuckDB calls a function, and what our plans do.
+FUNCTIONS = {
+    "+": "add",
+    "-": "subtract",
+    "*": "multiply",
+    "/": "divide",
+    "//": "divide_whole",
+    "%": "remainder",
+    "add": "add",
+    "subtract": "subtract",
+    "multiply": "multiply",
+    "divide": "divide_whole",
+    "mod": "remainder",
+    "~~": "like",
+    "!~~": "not_like",
+    "~~*": "ilike",
+    "!~~*": "not_ilike",
+    "||": "concat_operator",
+    "like_escape": "like",
+    "not_like_escape": "not_like",
+    "ilike_escape": "ilike",
+    "not_ilike_escape": "not_ilike",
+    "prefix": "prefix",
+    "starts_with": "prefix",
+    "^@": "prefix",
+    "suffix": "suffix",
+    "ends_with": "suffix",
+    "contains": "contains",
+    "lower": "lower",
+    "lcase": "lower",
+    "upper": "upper",
+    "ucase": "upper",
+    "length": "length",
+    "len": "length",
+    "char_length": "length",
+    "character_length": "length",
+    "strlen": "octets",
+    "substring": "substring",
+    "substr": "substring",
+    "left": "left",
+    "right": "right",
+    "trim": "trim",
+    "ltrim": "ltrim",
+    "rtrim": "rtrim",
+    "replace": "replace",
+    "concat": "concat",
+    "reverse": "reverse",
+    "strpos": "position",
+    "instr": "position",
+    "position": "position",
+    "abs": "abs",
+    "@": "abs",
+    "ceil": "ceil",
+    "ceiling": "ceil",
+    "floor": "floor",
+    "round": "round",
+    "sqrt": "sqrt",
+    "pow": "power",
+    "power": "power",
+    "**": "power",
+    "^": "power",
+    "exp": "exp",
+    "ln": "ln",
+    "log": "log10",
+    "log10": "log10",
+    "log2": "log2",
+    "sign": "sign",
+    "trunc": "trunc",
+    "greatest": "greatest",
+    "least": "least",
+    "ifnull": "coalesce",
+    "nullif": "nullif",
+    "year": "year",
+    "month": "month",
+    "day": "day",
+    "dayofmonth": "day",
+    "hour": "hour",
+    "minute": "minute",
+    "second": "second",
+    "quarter": "quarter",
+    "dayofyear": "dayofyear",
+    "isodow": "isodow",
+    "dayofweek": "dayofweek",
+    "weekday": "dayofweek",
+    "week": "week",
+    "weekofyear": "week",
+    "isoyear": "isoyear",
+    "date_part": "date_part",
+    "datepart": "date_part",
+    "date_trunc": "date_trunc",
+    "datetrunc": "date_trunc",
+    "last_day": "last_day",
+    "date_diff": "date_diff",
+    "datediff": "date_diff",
+    "error": "error",
+    "isnan": "isnan",
+    "isinf": "isinf",
+    "isfinite": "isfinite",
+    "xor": "bit_xor",
+    "&": "bit_and",
+    "|": "bit_or",
+    **{f"to_{unit}": f"to_{unit}" for unit in ("years", "quarters", "months", "weeks", "days", "hours", "minutes")},
+    **{f"to_{unit}": f"to_{unit}" for unit in ("seconds", "milliseconds", "microseconds")},
+}
+_BY_TYPE = {
+    "COMPARE_EQUAL": "equal",
+    "COMPARE_NOTEQUAL": "not_equal",
+    "COMPARE_LESSTHAN": "less",
+    "COMPARE_LESSTHANOREQUALTO": "less_equal",
+    "COMPARE_GREATERTHAN": "greater",
+    "COMPARE_GREATERTHANOREQUALTO": "greater_equal",
+    "COMPARE_DISTINCT_FROM": "distinct_from",
+    "COMPARE_NOT_DISTINCT_FROM": "not_distinct_from",
+    "COMPARE_IN": "in",
+    "COMPARE_NOT_IN": "not_in",
+    "CONJUNCTION_AND": "and",
+    "CONJUNCTION_OR": "or",
+    "OPERATOR_NOT": "not",
+    "OPERATOR_IS_NULL": "is_null",
+    "OPERATOR_IS_NOT_NULL": "is_not_null",
+    "OPERATOR_COALESCE": "coalesce",
+    "OPERATOR_NULLIF": "nullif",
+    "COMPARE_BETWEEN": "between",
+}
+AGGREGATES = {
+    "count_star": "count_star",
+    "count": "count",
+    "sum": "sum",
+    "sum_no_overflow": "sum",
+    "avg": "avg",
+    "mean": "avg",
+    "min": "min",
+    "max": "max",
+    "bool_and": "bool_and",
+    "bool_or": "bool_or",
+    "first": "any",
+    "any_value": "any",
+    "arbitrary": "any",
+    "count_if": "count_if",
+    "countif": "count_if",
+}
+WINDOWS = {
+    "WINDOW_ROW_NUMBER": "row_number",
+    "WINDOW_RANK": "rank",
+    "WINDOW_RANK_DENSE": "dense_rank",
+    "WINDOW_PERCENT_RANK": "percent_rank",
+    "WINDOW_CUME_DIST": "cume_dist",
+    "WINDOW_NTILE": "ntile",
+    "WINDOW_LAG": "lag",
+    "WINDOW_LEAD": "lead",
+    "WINDOW_FIRST_VALUE": "first_value",
+    "WINDOW_LAST_VALUE": "last_value",
+    "WINDOW_NTH_VALUE": "nth_value",
+    "WINDOW_AGGREGATE": "aggregate",
+}
+_NOT_DEFINITE = (
+    *("random", "now", "current_timestamp", "current_date", "current_time", "today", "uuid", "gen_random_uuid"),
+    *("get_current_timestamp", "current_localtimestamp", "current_localtime", "transaction_timestamp", "nextval"),
+    *("localtime", "localtimestamp", "setseed", "get_current_time", "txid_current", "pg_sleep", "sleep_ms", "age"),
+)
+
+
+class Expressions:
+    """Translates the expressions of one query.
+
+    Args:
+        sql: its text, for messages.
+    """
+
+    def __init__(self, sql: str) -> None:
+        self.sql = sql
+
+    def refuse(self, what: str, node: Json) -> NoReturn:
+        """Raise InvalidUsage that says what is not supported, and where."""
+        at = node.get("query_location")
+        raise InvalidUsage(what + place(self.sql, None if at == _NOWHERE else at))
+
+    def type_of(self, kind: Json, node: Json) -> str:
+        try:
+            return of_duckdb(kind)
+        except InvalidUsage as error:
+            self.refuse(str(error), node)
+
+    def every(self, nodes: Any) -> tuple[Expression, ...]:
+        return tuple(map(self.one, nodes or ()))
+
+    def one(self, node: Json) -> Expression:
+        """Return one expression."""
+        match node.get("expression_class"):
+            case "BOUND_REF":
+                return Column(node["index"])
+            case "BOUND_CONSTANT":
+                return self._constant(node)
+            case "BOUND_CASE":
+                return self._case(node)
+            case "BOUND_FUNCTION" | "BOUND_OPERATOR" | "BOUND_CONJUNCTION" | "BOUND_COMPARISON" | "BOUND_CAST":
+                return self._call(node)
+            case "BOUND_BETWEEN":
+                return self._between(node)
+            case "BOUND_PARAMETER":
+                self.refuse("a view has no parameters: write the value into the query", node)
+        self.refuse(f"{node.get('expression_class')} is not supported in a view", node)
+
+    def _constant(self, node: Json) -> Constant:
+        value = node["value"]
+        kind = self.type_of(value["type"], node)
+        if value.get("is_null") or "value" not in value:
+            return Constant(kind)
+        found = value["value"]
+        if kind == "hugeint" or (kind.startswith("decimal") and isinstance(found, dict)):
+            found = (found["upper"] << 64) + found["lower"]
+        elif kind == "interval":
+            found = f"{found.get('months', 0)},{found.get('days', 0)},{found.get('micros', 0)}"
+        elif kind == "boolean":
+            found = "true" if found else "false"
+        return Constant(kind, str(found))
+
+    def _case(self, node: Json) -> Expression:
+        kind = self.type_of(node["return_type"], node)
+        arguments: list[Expression] = []
+        for check in node["case_checks"]:
+            arguments += [self.one(check["when_expr"]), self.one(check["then_expr"])]
+        return Call("case", kind, (*arguments, self.one(node["else_expr"])), self._at(node))
+
+    def _between(self, node: Json) -> Expression:
+        value = self.one(node["input"])
+        low = "greater_equal" if node.get("lower_inclusive", True) else "greater"
+        high = "less_equal" if node.get("upper_inclusive", True) else "less"
+        bounds = (
+            Call(low, "boolean", (value, self.one(node["lower"])), self._at(node)),
+            Call(high, "boolean", (value, self.one(node["upper"])), self._at(node)),
+        )
+        return Call("and", "boolean", bounds, self._at(node))
+
+    def _call(self, node: Json) -> Expression:
+        kind = self.type_of(node.get("return_type", {"id": "BOOLEAN"}), node)
+        arguments = self.every(node.get("children"))
+        type_, at = node["type"], self._at(node)
+        if type_ == "OPERATOR_CAST":
+            tries = node.get("function_data", {}).get("try_cast") or node.get("try_cast")
+            return Call("try_cast" if tries else "cast", kind, arguments, at)
+        if type_ == "COMPARE_BETWEEN":
+            value, low, high = arguments
+            return Call(
+                "and",
+                "boolean",
+                (
+                    Call("greater_equal", "boolean", (value, low), at),
+                    Call("less_equal", "boolean", (value, high), at),
+                ),
+                at,
+            )
+        if type_ in _BY_TYPE:
+            return Call(_BY_TYPE[type_], kind, arguments, at)
+        name = _name(node)
+        if name in _NOT_DEFINITE:
+            self.refuse(
+                f"{name}() gives something else each time, and a view is the same whenever it is computed: keep the "
+                "value in a collection, and join with it",
+                node,
+            )
+        if type_ != "BOUND_FUNCTION" or name not in FUNCTIONS:
+            self.refuse(f"function {name or type_}() is not supported in a view", node)
+        if name.endswith("like_escape") and arguments[2:] != (Constant("text", "\\"),):
+            self.refuse("LIKE … ESCAPE is supported for the character \\ only", node)
+        return Call(FUNCTIONS[name], kind, arguments, at)
+
+    def order(self, node: Json) -> Order:
+        """Return one key of an ORDER BY."""
+        down = node["type"] == "DESCENDING"
+        nulls = node.get("null_order", "NULLS LAST").replace("_", " ")
+        return Order(self.one(node["expression"]), down, nulls == "NULLS FIRST")
+
+    def aggregation(self, node: Json) -> Aggregation:
+        """Return one aggregate."""
+        name = _name(node)
+        if name not in AGGREGATES:
+            self.refuse(f"aggregate {name}() is not supported in a view", node)
+        if node.get("order_bys", {}).get("orders"):
+            self.refuse(f"ORDER BY inside of {name}() is not supported in a view", node)
+        where = self.one(node["filter"]) if node.get("filter") else None
+        arguments = self.every(node.get("children"))
+        distinct = node.get("aggregate_type") == "DISTINCT"
+        return Aggregation(
+            AGGREGATES[name], self.type_of(node["return_type"], node), arguments, distinct=distinct, where=where
+        )
+
+    def window(self, node: Json) -> WindowCall:
+        """Return one window function."""
+        function = WINDOWS.get(node["type"])
+        if function is None:
+            self.refuse(f"window function {node['type']} is not supported in a view", node)
+        if function == "aggregate":
+            name = _name(node)
+            if name not in AGGREGATES or name in ("first", "any_value", "arbitrary", "count_if", "countif"):
+                self.refuse(f"aggregate {name}() over a window is not supported in a view", node)
+            function = AGGREGATES[name] if node.get("children") else "count_star"
+        if node.get("exclude_clause", "NO_OTHER") != "NO_OTHER" or node.get("distinct") or node.get("ignore_nulls"):
+            self.refuse("EXCLUDE, DISTINCT and IGNORE NULLS over a window are not supported in a view", node)
+        if node.get("arg_orders"):
+            self.refuse("ORDER BY inside of a window function is not supported in a view", node)
+        frame = Frame(self._bound(node, "start"), self._bound(node, "end"))
+        return WindowCall(
+            function,
+            self.type_of(node["return_type"], node),
+            self.every(node.get("children")),
+            self.every(node.get("partitions")),
+            tuple(map(self.order, node.get("orders") or ())),
+            frame,
+            self.one(node["filter_expr"]) if node.get("filter_expr") else None,
+        )
+
+    def _bound(self, node: Json, which: str) -> Any:
+        mode = node[which]
+        if mode.startswith("UNBOUNDED"):
+            return None
+        kind = "range" if mode.endswith("RANGE") else "rows"
+        if mode.startswith("CURRENT_ROW"):
+            return (kind, 0)
+        if not mode.endswith("ROWS"):
+            self.refuse("a frame of RANGE or GROUPS with an offset is not supported in a view: use ROWS", node)
+        offset = self.whole(node[f"{which}_expr"], "an offset of a frame")
+        return ("rows", -offset if "PRECEDING" in mode else offset)
+
+    def whole(self, node: Json, what: str) -> int:
+        """Return a constant whole number."""
+        found = self.one(node)
+        while isinstance(found, Call) and found.function == "cast":
+            found = found.arguments[0]
+        if not isinstance(found, Constant) or found.value is None or not found.value.lstrip("-").isdigit():
+            self.refuse(f"{what} is a constant whole number in a view", node)
+        return int(found.value)
+
+    def _at(self, node: Json) -> int | None:
+        at = node.get("query_location", _NOWHERE)
+        return None if at == _NOWHERE else at
+
+
+def _name(node: Json) -> str:
+    path = node.get("qname", {}).get("path") or [node.get("name", "")]
+    return str(path[-1]).lower()

@@ -1,0 +1,150 @@
+"""DuckDB as a front end: it parses a query and binds it to empty tables; what comes out is its plan as JSON.
+
+Its optimiser is off, because its plans over empty tables are wrong in places, and some cannot be written down. Nothing
+is ever computed by it. It is needed only where a view is created; the plan that is stored does not know it.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from persist.errors import InvalidUsage
+from persist.sql.types import of_name, to_duckdb
+
+SUPPORTED = (2, 0)  # The names of nodes in its plans change from one minor version to the next.
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """A query as DuckDB understands it: its plan, and the names and types of its columns."""
+
+    plan: dict[str, Any]
+    names: tuple[str, ...]
+    types: tuple[str, ...]
+
+
+def bound(sql: str, tables: Mapping[str, Sequence[tuple[str, str]]]) -> Bound:
+    """Return the plan of a query.
+
+    Args:
+        tables: the columns of each, with their types (`persist.sql.types`).
+
+    Raises:
+        InvalidUsage: the query is not one, or names what is not there; or DuckDB is missing or of another version.
+    """
+    duckdb = _duckdb()
+    if not isinstance(sql, str) or not sql.strip():
+        raise InvalidUsage(f"sql={sql!r} is no query: write SELECT … FROM …")
+    with duckdb.connect(":memory:", config={"enable_external_access": "false"}) as connection:
+        connection.execute("SET threads = 1")
+        connection.execute("PRAGMA disable_optimizer")
+        for name, columns in tables.items():
+            shown = ", ".join(f"{_quoted(column)} {to_duckdb(kind)}" for column, kind in columns)
+            connection.execute(f"CREATE TABLE {_quoted(name)} ({shown})")
+        found = json.loads(_first(connection, _SERIALIZE, sql, sql))
+        if found["error"]:
+            raise InvalidUsage(_explained(found, sql))
+        if len(found.get("plans", ())) != 1:
+            raise InvalidUsage(f"the query has {len(found.get('plans', ()))} statements: give one, a SELECT")
+        try:
+            described = connection.execute(f"DESCRIBE {sql.rstrip().rstrip(';')}").fetchall()
+        except Exception as error:
+            raise InvalidUsage(f"DuckDB cannot plan the query {sql!r:.200}: {error}") from error
+    return Bound(found["plans"][0], tuple(row[0] for row in described), tuple(_kind(*row[:2]) for row in described))
+
+
+def tables_of(sql: str) -> dict[str, int]:
+    """Return the tables that a query reads, and where each is in its text.
+
+    Raises:
+        InvalidUsage: it is not a query that can be parsed.
+    """
+    duckdb = _duckdb()
+    if not isinstance(sql, str) or not sql.strip():
+        raise InvalidUsage(f"sql={sql!r} is no query: write SELECT … FROM …")
+    with duckdb.connect(":memory:", config={"enable_external_access": "false"}) as connection:
+        found = json.loads(_first(connection, _PARSE, sql, sql))
+    if found["error"]:
+        raise InvalidUsage(_explained(found, sql))
+    if len(found.get("statements", ())) != 1:
+        raise InvalidUsage(f"the query has {len(found.get('statements', ()))} statements: give one, a SELECT")
+    tables: dict[str, int] = {}
+    own: set[str] = set()
+    _collect(found["statements"][0], tables, own)
+    return {name: at for name, at in sorted(tables.items()) if name.lower() not in own}
+
+
+def _collect(node: Any, tables: dict[str, int], own: set[str]) -> None:
+    """Find the tables below a node of a parsed query, and the names that the query gives to tables of its own."""
+    if isinstance(node, list):
+        for each in node:
+            _collect(each, tables, own)
+    if not isinstance(node, dict):
+        return
+    if node.get("type") == "BASE_TABLE":
+        tables.setdefault(str(node.get("table_name")), node.get("query_location", 0))
+    if isinstance(node.get("cte_map"), dict):
+        own.update(str(each["key"]).lower() for each in node["cte_map"].get("map", ()))
+    for each in node.values():
+        _collect(each, tables, own)
+
+
+def _kind(name: str, kind: str) -> str:
+    try:
+        return of_name(kind)
+    except KeyError:
+        raise InvalidUsage(f"column {name!r} of the query is of type {kind}, which is not supported: cast it") from None
+
+
+_PARSE = "SELECT json_serialize_sql(?, skip_null := true, skip_empty := true)"
+_SERIALIZE = "SELECT json_serialize_plan(?, skip_null := true, skip_empty := true)"
+
+
+def _first(connection: Any, statement: str, argument: str, sql: str) -> str:
+    try:
+        found: str = connection.execute(statement, [argument]).fetchone()[0]
+        return found
+    except Exception as error:
+        raise InvalidUsage(f"DuckDB cannot plan the query {sql!r:.200}: {error}") from error
+
+
+def _duckdb() -> Any:
+    try:
+        import duckdb
+    except ImportError as error:
+        raise InvalidUsage(
+            "queries are parsed by DuckDB, which is not installed: pip install 'persist-collections[sql]'. "
+            "Views that exist are refreshed without it."
+        ) from error
+    version = tuple(int(each) for each in duckdb.__version__.split(".")[:2])
+    if version != SUPPORTED:
+        raise InvalidUsage(
+            f"queries are parsed by DuckDB {'.'.join(map(str, SUPPORTED))}, and {duckdb.__version__} is installed: "
+            "pip install 'persist-collections[sql]'. Views that exist are refreshed with any version, or none."
+        )
+    return duckdb
+
+
+def _quoted(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'
+
+
+def _explained(found: dict[str, Any], sql: str) -> str:
+    """Return DuckDB's error, and where it is in the text."""
+    message = str(found.get("error_message", "it is not a query")).strip()
+    if "Only SELECT statements" in message:
+        message = "a view is a query: only a SELECT can be one"
+    return message + place(sql, found.get("position"))
+
+
+def place(sql: str, position: Any) -> str:
+    """Return where something is in the text of a query: a line with a mark below it; nothing if that is not known."""
+    if position is None or not str(position).isdigit() or int(position) > len(sql.encode()):
+        return ""
+    at = len(sql.encode()[: int(position)].decode(errors="ignore"))
+    begin = sql.rfind("\n", 0, at) + 1
+    end = sql.find("\n", at)
+    line = sql[begin : end if end >= 0 else len(sql)]
+    shift = max(0, at - begin - 80)
+    return f"\n  line {sql.count(chr(10), 0, at) + 1}: {line[shift : shift + 120]}\n  {' ' * (8 + at - begin - shift)}^"

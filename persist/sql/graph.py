@@ -1,0 +1,119 @@
+"""Views as one program: a view, and the views that it reads, in the order in which they depend on each other.
+
+All of them are outputs of the program, so a step of it is one commit. A view that another one reads is not read back
+from the store: what is written of it is what the other one takes in.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from persist.client import Client
+from persist.collection import Collection
+from persist.dataflow.expression import col
+from persist.dataflow.program import Program
+from persist.dataflow.stream import Stream
+from persist.engine import CollectionHandle
+from persist.errors import InvalidUsage
+from persist.names import view_hold
+from persist.sql.algebra import Node, Scan, children
+from persist.sql.definition import Definition
+from persist.sql.lower import Lowering
+from persist.sql.lower_expression import column
+
+
+def scans_of(plan: Node) -> dict[str, list[tuple[str, str]]]:
+    """Return the collections that a plan reads, and which columns of them with their types."""
+    found: dict[str, dict[str, str]] = {}
+    left = [plan]
+    while left:
+        node = left.pop()
+        if isinstance(node, Scan):
+            found.setdefault(node.collection, {}).update(zip(node.columns, node.types, strict=True))
+        left += children(node)
+    return {name: list(columns.items()) for name, columns in found.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Defined:
+    """A view and what it is."""
+
+    collection: Collection
+    definition: Definition
+
+
+class ViewProgram(Program):
+    """The program of some views.
+
+    Args:
+        views: each after those that it reads.
+    """
+
+    def __init__(self, client: Client, views: Sequence[Defined]) -> None:
+        super().__init__(f"view {views[-1].collection.name}"[:100])
+        self.using(client)
+        self._views = views
+        self._streams: dict[str, Stream] = {}
+        self._ids: dict[str, str] = {}
+        for view in views:
+            name, definition = view.collection.name, view.definition
+            answer = Lowering(self, partial(self._stream_of, client, definition)).stream(definition.plan)
+            columns: dict[str, Any] = {each: col(column(at)) for at, (each, _) in enumerate(definition.columns)}
+            answer = answer.map(**columns).named(f"view {name}")
+            self._streams[view.collection.id] = answer
+            answer.persist(name, key=definition.key)
+
+    def _stream_of(self, client: Client, definition: Definition, name: str) -> Stream:
+        """Return the stream of what a view calls by a name: another view of the program, or a source."""
+        id_ = definition.reads[name]
+        if id_ not in self._streams:
+            now = by_id(client, id_, name).name
+            self._ids[now] = id_
+            self._streams[id_] = self.source(now)
+        return self._streams[id_]
+
+    def holders(self, collection: str) -> list[str]:
+        """Return what the permanent holds on a source are called: those of the views that depend on it."""
+        id_ = self._ids[collection]
+        return [view_hold(each.collection.id) for each in self._views if id_ in each.definition.inputs]
+
+
+def by_id(client: Client, id_: str, name: str) -> Collection:
+    """Return the collection of an id, whatever it is called by now.
+
+    Raises:
+        CollectionNotFound: it was destroyed.
+    """
+    contents = client.engine.follower.current(id_, name)
+    return Collection(CollectionHandle(client.engine, id_, contents.name, contents.schema))
+
+
+def views_for(client: Client, id_: str, name: str) -> list[Defined]:
+    """Return a view and all views that it depends on, each after those that it reads.
+
+    Raises:
+        InvalidUsage: it is no view.
+        CollectionNotFound: it was destroyed.
+    """
+    found: dict[str, Defined] = {}
+
+    def visit(collection: Collection) -> bool:
+        definition = definition_of(collection)
+        if definition is None:
+            return False
+        for each, below in definition.reads.items():
+            if below not in found:
+                visit(by_id(client, below, each))
+        found[collection.id] = Defined(collection, definition)
+        return True
+
+    if not visit(by_id(client, id_, name)):
+        raise InvalidUsage(f"collection {name!r} is no view: it is written by its users")
+    return list(found.values())
+
+
+def definition_of(collection: Collection) -> Definition | None:
+    """Return the definition of a view; None of another collection."""
+    stored = collection.handle.contents().view
+    return None if stored is None else Definition.from_json(stored)

@@ -1,0 +1,223 @@
+"""From our plan to a dataflow: each relation becomes a stream with the columns c0, c1, …"""
+
+from collections.abc import Callable
+from typing import Any
+
+import pyarrow as pa
+
+from persist.dataflow.expression import Call as DataflowCall
+from persist.dataflow.expression import Col, col, lit
+from persist.dataflow.expression import Expression as DataflowExpression
+from persist.dataflow.program import Program
+from persist.dataflow.stream import Stream
+from persist.dataflow.windows import WindowFunction
+from persist.errors import InvalidUsage
+from persist.sql.algebra import (
+    Aggregate,
+    Distinct,
+    Expression,
+    Filter,
+    Join,
+    Let,
+    Node,
+    Project,
+    Recursive,
+    Ref,
+    Scan,
+    SetOperation,
+    TopK,
+    Values,
+    Window,
+    WindowCall,
+)
+from persist.sql.lower_aggregate import aggregated
+from persist.sql.lower_expression import column, lowered, numbered, scalar
+from persist.sql.lower_join import joined
+from persist.sql.types import to_arrow
+
+ALL_ROWS = 2**62
+ITERATIONS_MAX = 10_000
+
+
+class Lowering:
+    """Makes the streams of one plan.
+
+    Args:
+        program: what they belong to.
+        source: returns the stream of a collection, with its columns by name.
+    """
+
+    def __init__(self, program: Program, source: Callable[[str], Stream]) -> None:
+        self._program = program
+        self._source = source
+        self._known: dict[int, Stream] = {}
+
+    def stream(self, node: Node) -> Stream:
+        """Return the stream of a relation."""
+        match node:
+            case Scan(collection, columns):
+                return numbered(self._source(collection), [col(name) for name in columns])
+            case Values():
+                return self._program.constant(_table(node))
+            case Project(input_, outputs):
+                return numbered(self.stream(input_), [lowered(each) for each in outputs])
+            case Filter(input_, condition):
+                return self.stream(input_).filter(lowered(condition))
+            case Join(_, left, right):
+                return joined(node, self.stream(left), self.stream(right))
+            case Aggregate(input_):
+                return aggregated(node, self.stream(input_), self._program)
+            case Distinct(input_):
+                return self.stream(input_).distinct()
+            case TopK(input_):
+                return _top(node, self.stream(input_))
+            case SetOperation():
+                return self._set_operation(node)
+            case Window(input_, calls):
+                return _windowed(self.stream(input_), calls)
+            case Let(number, value, body):
+                self._known[number] = self.stream(value)
+                return self.stream(body)
+            case Ref(number):
+                return self._known[number]
+            case Recursive():
+                return self._recursive(node)
+        raise AssertionError(node)
+
+    def _set_operation(self, node: SetOperation) -> Stream:
+        left, right = self.stream(node.left), self.stream(node.right)
+        if node.how == "union":
+            return left + right
+        more = (left - right).threshold(_at_least_none)
+        return more if node.how == "except" else left - more
+
+    def _recursive(self, node: Recursive) -> Stream:
+        """Return what a recursion comes to: in each round, step sees the rows that were new in the round before."""
+        scope = self._program.scope("recursive", limit=ITERATIONS_MAX)
+        anchor = self.stream(node.anchor)
+        anchor = anchor if node.all else anchor.distinct()
+        every, new = scope.variable("every", anchor), scope.variable("new", anchor)
+        self._known[node.number] = new
+        step = self.stream(node.step).entered(scope.number)
+        if node.all:
+            step = step.consolidate()
+        else:
+            step = step.distinct()
+            step = step - step.join(every, step.columns, null_equals=True)
+            step = step.consolidate()
+        new.set(step)
+        every.set((every + step).consolidate())
+        return scope.leave(every)
+
+
+def _at_least_none(count: int) -> int:
+    return max(count, 0)
+
+
+def _table(node: Values) -> pa.Table:
+    arrays = []
+    for at, kind in enumerate(node.types):
+        found = [scalar(row[at]).as_py() for row in node.rows]
+        arrays.append(pa.array(found, to_arrow(kind)))
+    return pa.table({column(at): each for at, each in enumerate(arrays)})
+
+
+def _named(stream: Stream, expressions: list[Expression], prefix: str) -> tuple[Stream, list[str]]:
+    """Return a stream with expressions among its columns, and what these are called."""
+    found: dict[str, Any] = {}
+    names: list[str] = []
+    for each in expressions:
+        made = lowered(each)
+        name = made.name if isinstance(made, Col) else f"{prefix}{len(found)}"
+        if not isinstance(made, Col):
+            found[name] = made
+        names.append(name)
+    return (stream.extend(**found) if found else stream), names
+
+
+def _top(node: TopK, stream: Stream) -> Stream:
+    columns = list(stream.columns)
+    if node.limit == 0:
+        return stream.filter(lit(False))
+    stream, keys = _named(stream, list(node.partition), "p")
+    stream, by = _named(stream, [each.by for each in node.order], "o")
+    order = {}
+    for name, each in zip(by, node.order, strict=True):
+        if name not in order and name not in keys:
+            order[name] = each
+    count = ALL_ROWS if node.limit is None else node.limit
+    keys = list(dict.fromkeys(keys))
+    if not order:
+        rest = [name for name in stream.columns if name not in keys]
+        if not rest:
+            # All columns are keys: one of each group is as good as another.
+            return stream.distinct().project(*columns) if count == 1 and not node.offset else _counted(node, stream)
+        found = stream.group_by(*keys).top_k(count, rest[0], skip=node.offset)
+    else:
+        nulls = [name for name, each in order.items() if each.nulls_first]
+        down = [each.descending for each in order.values()]
+        found = stream.group_by(*keys).top_k(count, list(order), descending=down, skip=node.offset, nulls_first=nulls)
+    return found.project(*columns)
+
+
+def _counted(node: TopK, stream: Stream) -> Stream:
+    limit = ALL_ROWS if node.limit is None else node.limit
+    return stream.threshold(lambda count: max(0, min(count - node.offset, limit)))
+
+
+def _windowed(stream: Stream, calls: tuple[WindowCall, ...]) -> Stream:
+    width = len(stream.columns)
+    columns = list(stream.columns)
+    by_partition: dict[tuple[Expression, ...], list[int]] = {}
+    for at, each in enumerate(calls):
+        by_partition.setdefault(each.partition, []).append(at)
+    for partition, places in by_partition.items():
+        stream, keys = _named(stream, list(partition), "p")
+        made = []
+        for at in places:
+            stream, call = _window_function(stream, calls[at], column(width + at), at, set(keys))
+            made.append(call)
+        columns += [each.name for each in made]
+        stream = stream.group_by(*dict.fromkeys(keys)).windows(made).project(*columns)
+    return stream.project(*(column(at) for at in range(width + len(calls))))
+
+
+def _window_function(
+    stream: Stream, call: WindowCall, name: str, at: int, keys: set[str]
+) -> tuple[Stream, WindowFunction]:
+    arguments, number, function = list(call.arguments), 1, call.function
+    if function in ("lag", "lead", "nth_value") and len(arguments) > 1:
+        number = _whole(arguments.pop(1), function)
+    if function == "ntile":
+        number = _whole(arguments.pop(0), function)
+    values = [lowered(each) for each in arguments]
+    if call.where is not None:
+        if not values:
+            values, function = [lit(True)], "count"
+        values = [
+            DataflowCall(
+                "sql.case", (lowered(call.where), each, lit(None, _type_of(stream, each))), (_type_of(stream, each),)
+            )
+            for each in values
+        ]
+    if function in ("lag", "lead") and len(values) > 1:
+        values[1] = DataflowCall("sql.cast", (values[1],), (to_arrow(call.type),))
+    extended = {f"a{at}_{n}": each for n, each in enumerate(values)}
+    orders = {f"o{at}_{n}": lowered(each.by) for n, each in enumerate(call.order)}
+    stream = stream.extend(**extended, **orders) if extended or orders else stream
+    by = tuple((key, each.descending, each.nulls_first) for key, each in zip(orders, call.order, strict=True))
+    frame = call.frame
+    made = WindowFunction(name, function, to_arrow(call.type), tuple(extended), number, by, frame.start, frame.end)
+    return stream, made
+
+
+def _type_of(stream: Stream, value: DataflowExpression) -> pa.DataType:
+    return stream.map(x=value).schema.field("x").type
+
+
+def _whole(expression: Expression, function: str) -> int:
+    made = lowered(expression)
+    value: Any = getattr(made, "value", None)
+    if value is None or not value.is_valid:
+        raise InvalidUsage(f"{function}() takes a constant number in a view")
+    return int(value.as_py())

@@ -1,0 +1,124 @@
+"""GROUP BY: aggregates with FILTER and DISTINCT, grouping sets, and the one row of a group of nothing.
+
+Aggregates that are sums cost what a change touches; minima and maxima cost their group. An aggregate over distinct
+values is one over a distinct collection, and is joined to the others by the key, where NULL equals NULL. A query
+without keys has one row even of nothing: a row of NULLs, which counts for nothing, keeps its group there.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.types as pat
+
+from persist.dataflow.expression import Aggregate as DataflowAggregate
+from persist.dataflow.expression import Call as DataflowCall
+from persist.dataflow.expression import Expression as DataflowExpression
+from persist.dataflow.expression import col, columns_of, lit
+from persist.dataflow.program import Program
+from persist.dataflow.stream import Stream
+from persist.sql.algebra import Aggregate, Aggregation
+from persist.sql.lower_expression import lowered, numbered
+from persist.sql.types import to_arrow
+
+
+def aggregated(node: Aggregate, stream: Stream, program: Program) -> Stream:
+    """Return a row for each group of each grouping set."""
+    keys: dict[str, Any] = {f"k{at}": lowered(each) for at, each in enumerate(node.keys)}
+    kinds = {name: stream.map(x=each).schema.field("x").type for name, each in keys.items()}
+    values: dict[str, Any] = {f"v{at}": _value(each, stream) for at, each in enumerate(node.aggregates)}
+    rows = stream.map(**keys, **values, there=lit(True))
+    found = None
+    for each in node.sets:
+        made = _one_set(node, rows, each, kinds, program)
+        found = made if found is None else found + made
+    assert found is not None
+    return found
+
+
+def _value(aggregation: Aggregation, stream: Stream) -> DataflowExpression:
+    """Return what is aggregated: NULL where the condition of its FILTER does not hold."""
+    value = lowered(aggregation.arguments[0]) if aggregation.arguments else lit(True)
+    kind = stream.map(x=value).schema.field("x").type
+    if aggregation.function == "count_if":
+        value = DataflowCall("sql.case", (value, lit(True), lit(None, pa.bool_())), (pa.bool_(),))
+        kind = pa.bool_()
+    if aggregation.function in ("sum", "avg") and (pat.is_boolean(kind) or pat.is_uint64(kind)):
+        kind = pa.int8() if pat.is_boolean(kind) else pa.decimal128(20, 0)
+        value = DataflowCall("sql.cast", (value,), (kind,))
+    if aggregation.function == "sum" and pat.is_float32(kind):
+        kind = pa.float64()
+        value = DataflowCall("sql.cast", (value,), (kind,))
+    if aggregation.where is None:
+        return value
+    return DataflowCall("sql.case", (lowered(aggregation.where), value, lit(None, kind)), (kind,))
+
+
+def _one_set(
+    node: Aggregate, rows: Stream, picked: Sequence[int], kinds: dict[str, pa.DataType], program: Program
+) -> Stream:
+    keys = [f"k{at}" for at in picked]
+    if not keys:
+        rows = rows + _nothing(rows, program)
+    found = _grouped(node, rows, keys)
+    outputs: list[DataflowExpression] = [col(name) if name in keys else lit(None, kind) for name, kind in kinds.items()]
+    for at, each in enumerate(node.aggregates):
+        kind = to_arrow(each.type)
+        made = col(f"v{at}")
+        outputs.append(
+            made if found.schema.field(f"v{at}").type == kind else DataflowCall("sql.cast", (made,), (kind,))
+        )
+    for numbers in node.groupings:
+        bits = 0
+        for at in numbers:
+            bits = 2 * bits + (at not in picked)
+        outputs.append(lit(bits, pa.int64()))
+    return numbered(found, outputs)
+
+
+def _nothing(rows: Stream, program: Program) -> Stream:
+    """Return a row of NULLs."""
+    return program.constant(pa.table({field.name: pa.nulls(1, field.type) for field in rows.schema}))
+
+
+def _grouped(node: Aggregate, rows: Stream, keys: list[str]) -> Stream:
+    plain = {f"v{at}": each for at, each in enumerate(node.aggregates) if not _is_distinct(each)}
+    distinct = {f"v{at}": each for at, each in enumerate(node.aggregates) if _is_distinct(each)}
+    is_global = not keys
+    found = None
+    if plain:
+        made = {name: _aggregate(name, each, rows, is_global=is_global) for name, each in plain.items()}
+        found = rows.project(*keys, *_read(made)).group_by(*keys).agg(**made)
+    for name, each in distinct.items():
+        # A group of which no value is left must not be lost: NULLs stay, and count for nothing.
+        values = rows.project(*keys, name).distinct()
+        made = {name: _aggregate(name, each, values, is_global=True)}
+        one = values.group_by(*keys).agg(**made)
+        if found is not None:
+            one = found.join(one, keys, null_equals=True) if keys else found.cross(one)
+        found = one
+    return rows.project(*keys).distinct() if found is None else found
+
+
+def _read(made: dict[str, DataflowAggregate]) -> list[str]:
+    return sorted(set().union(*(columns_of(each.of) for each in made.values())))
+
+
+def _is_distinct(aggregation: Aggregation) -> bool:
+    return aggregation.distinct and aggregation.function in ("count", "sum", "avg")
+
+
+def _aggregate(name: str, aggregation: Aggregation, rows: Stream, *, is_global: bool) -> DataflowAggregate:
+    value, function = col(name), aggregation.function
+    if function == "count_star":
+        if aggregation.where is not None:
+            return value.count()
+        return col("there").count() if is_global else lit(1).count()
+    if function in ("count", "count_if"):
+        return value.count()
+    if function == "sum":
+        kind = rows.schema.field(name).type
+        return DataflowAggregate("wide_sum", value) if pat.is_integer(kind) else value.sum()
+    if function == "avg":
+        return value.mean()
+    return value.max() if function in ("max", "bool_or") else value.min()

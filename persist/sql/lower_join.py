@@ -1,0 +1,236 @@
+"""All kinds of joins, made of the dataflow's inner join, distinct and difference.
+
+Let `semi` be the rows of the left with a partner. Then
+
+    left join      inner join, and left - semi with NULLs
+    mark           true for semi; NULL for rows that would have a partner if some NULL were another value; else false
+    single         as left join; and a row with two partners raises
+
+Keys that must be equal are looked up. Conditions that read one side only are done before; what else a pair must fulfil
+is looked at when it is found.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from persist.dataflow.expression import Call as DataflowCall
+from persist.dataflow.expression import Expression as DataflowExpression
+from persist.dataflow.expression import col, lit
+from persist.dataflow.stream import Stream
+from persist.sql.algebra import Call, Column, Expression, Join, columns_in, moved
+from persist.sql.lower_expression import column, lowered, numbered
+from persist.sql.rewrite import unique_columns
+
+
+@dataclass(frozen=True, slots=True)
+class On:
+    """What partners agree in, each side's expressions over its own columns.
+
+    Attributes:
+        keys: pairs, and whether NULL equals NULL in them.
+        rest: conditions over the columns of both.
+    """
+
+    keys: tuple[tuple[DataflowExpression, DataflowExpression, bool], ...]
+    rest: tuple[DataflowExpression, ...] = ()
+
+
+def joined(join: Join, left: Stream, right: Stream) -> Stream:
+    """Return a join, with the columns c0, c1, … of the left and then those of the right."""
+    width = len(left.columns)
+    conjuncts = _conjuncts(join.condition)
+    lefts = [each for each in conjuncts if columns_in(each) and max(columns_in(each)) < width]
+    rights = [each for each in conjuncts if columns_in(each) and min(columns_in(each)) >= width]
+    rest = [each for each in conjuncts if each not in lefts and each not in rights]
+    pairs = [*((one, other, False) for one, other in join.equal), *((one, other, True) for one, other in join.same)]
+    if join.how in ("mark", "unless"):
+        # Unknown is not false there, so all conditions are looked at together.
+        return _marked(join, left, right, pairs, conjuncts, width)
+    on = On(tuple((lowered(one), lowered(other), nulls) for one, other, nulls in pairs), tuple(map(lowered, rest)))
+    ours = _filtered(left, lefts, 0)
+    theirs = _filtered(right, rights, width)
+    if join.how == "semi":
+        return semi(ours, theirs, on)
+    if join.how == "anti":
+        return left - semi(ours, theirs, on)
+    found = inner(ours, theirs, on)
+    if join.how in ("left", "full", "single"):
+        found = found + _with_nulls(left - semi(ours, theirs, on), right, before=False)
+    if join.how in ("right", "full"):
+        found = found + _with_nulls(
+            right - semi(theirs, ours, _turned(on, rest, join, width, right)), left, before=True
+        )
+    if join.how == "single" and not _is_unique(join):
+        found = found + _second_partners(ours, theirs, on, found)
+    return found
+
+
+def _conjuncts(condition: Expression | None) -> list[Expression]:
+    if condition is None:
+        return []
+    if isinstance(condition, Call) and condition.function == "and":
+        return [found for each in condition.arguments for found in _conjuncts(each)]
+    return [condition]
+
+
+def _filtered(stream: Stream, conditions: Sequence[Expression], shift: int) -> Stream:
+    for each in conditions:
+        stream = stream.filter(lowered(moved(each, lambda index: Column(index - shift))))
+    return stream
+
+
+def _turned(on: On, rest: Sequence[Expression], join: Join, width: int, right: Stream) -> On:
+    """Return what partners agree in with the sides exchanged."""
+    others = len(right.columns)
+
+    def to(index: int) -> Column:
+        return Column(index + others if index < width else index - width)
+
+    keys = tuple((other, one, nulls) for one, other, nulls in on.keys)
+    return On(keys, tuple(lowered(moved(each, to)) for each in rest))
+
+
+def _with_nulls(stream: Stream, other: Stream, *, before: bool) -> Stream:
+    ours: dict[str, Any] = {name: col(name) for name in stream.columns}
+    nulls: list[Any] = [lit(None, field.type) for field in other.schema]
+    every = [*nulls, *ours.values()] if before else [*ours.values(), *nulls]
+    return numbered(stream, every)
+
+
+@dataclass(frozen=True, slots=True)
+class _Keyed:
+    """Both sides with key columns of the same names; names says what each column of the right is called."""
+
+    left: Stream
+    right: Stream
+    keys: list[str]
+    names: list[str]
+    nulls: bool
+
+
+def _keyed(left: Stream, right: Stream, on: On) -> _Keyed:
+    nulls = any(each for _, _, each in on.keys)
+    names = {column(at): f"r{at}" for at in range(len(right.columns))}
+    computed: dict[str, Any] = {}
+    theirs: dict[str, Any] = {}
+    for one, other, same in on.keys:
+        name = str(one)
+        if name not in left.columns or name in theirs:
+            name = f"k{len(theirs)}"
+            computed[name] = one
+        theirs[name] = other
+        if names.get(str(other), "").startswith("r"):
+            names[str(other)] = name
+        if nulls and not same:
+            left = left.filter(~one.is_null())
+    if computed:
+        left = left.extend(**computed)
+    kept: dict[str, Any] = {name: col(old) for old, name in names.items() if name.startswith("r")}
+    return _Keyed(
+        left, right.map(**theirs, **kept) if theirs or kept else right, list(theirs), list(names.values()), nulls
+    )
+
+
+def inner(left: Stream, right: Stream, on: On) -> Stream:
+    """Return the pairs that agree: the columns of the left, then those of the right."""
+    width = len(left.columns)
+    sides = _keyed(left, right, on)
+    if sides.keys:
+        pairs = sides.left.join(sides.right, sides.keys, null_equals=sides.nulls)
+    else:
+        pairs = sides.left.cross(sides.right)
+    outputs = [col(column(at)) for at in range(width)] + [col(name) for name in sides.names]
+    found = numbered(pairs, outputs)
+    for each in on.rest:
+        found = found.filter(each)
+    return found
+
+
+def semi(left: Stream, right: Stream, on: On) -> Stream:
+    """Return the rows of the left that have a partner."""
+    columns = list(left.columns)
+    if on.rest:
+        partners = inner(left, right, on).project(*columns).distinct()
+        return left.join(partners, columns, null_equals=True)
+    sides = _keyed(left, right, on)
+    if sides.keys:
+        keys = sides.right.project(*sides.keys).distinct()
+        return sides.left.join(keys, sides.keys, null_equals=sides.nulls).project(*columns)
+    return left.cross(right.map(there=lit(True)).distinct()).project(*columns)
+
+
+def _marked(
+    join: Join,
+    left: Stream,
+    right: Stream,
+    pairs: Sequence[tuple[Expression, Expression, bool]],
+    conjuncts: Sequence[Expression],
+    width: int,
+) -> Stream:
+    keys = tuple((lowered(one), lowered(other), nulls) for one, other, nulls in pairs)
+    on = On(keys, tuple(map(lowered, conjuncts)))
+    with_partner = semi(left, right, on)
+    unknown = _unknown(left, right, on, pairs, conjuncts, width)
+    if join.how == "unless":
+        found = left - with_partner
+        return found if unknown is None else found - unknown
+    marked = _mark(with_partner, True)
+    rest = left - with_partner
+    if unknown is not None:
+        marked, rest = marked + _mark(unknown, None), rest - unknown
+    return marked + _mark(rest, False)
+
+
+def _mark(stream: Stream, value: bool | None) -> Stream:
+    return stream.extend(**{column(len(stream.columns)): lit(value, pa.bool_())})
+
+
+def _unknown(
+    left: Stream,
+    right: Stream,
+    on: On,
+    pairs: Sequence[tuple[Expression, Expression, bool]],
+    conjuncts: Sequence[Expression],
+    width: int,
+) -> Stream | None:
+    """Return the rows of the left of which NULLs leave open whether they have a partner; None if there can be none."""
+    same = tuple(each for each in on.keys if each[2])
+    equal = [each for each in on.keys if not each[2]]
+    if not equal and not conjuncts:
+        return None
+    if len(equal) == 1 and not conjuncts:
+        [(one, other, _)] = equal
+        nulls = semi(left.filter(one.is_null()), right, On(same))
+        open_ = semi(left.filter(~one.is_null()), right.filter(other.is_null()), On(same))
+        return nulls + (open_ - semi(open_, right, on))
+    conditions = [Call("equal", "boolean", (one, _after(other, width))) for one, other, nulls in pairs if not nulls]
+    possible = [
+        DataflowCall("sql.coalesce", (lowered(each), lit(True)), (pa.bool_(),)) for each in (*conditions, *conjuncts)
+    ]
+    maybe = semi(left, right, On(same, tuple(possible)))
+    return maybe - semi(maybe, right, on)
+
+
+def _after(expression: Expression, width: int) -> Expression:
+    return moved(expression, lambda index: Column(index + width))
+
+
+def _is_unique(join: Join) -> bool:
+    """Return whether the right has no two rows of one key, because it is grouped by nothing else."""
+    keys = {other.index for _, other in (*join.equal, *join.same) if isinstance(other, Column)}
+    return any(unique <= keys for unique in unique_columns(join.right))
+
+
+def _second_partners(left: Stream, right: Stream, on: On, found: Stream) -> Stream:
+    """Return nothing, but raise where a row of the left has two partners."""
+    width = len(left.columns)
+    sides = inner(left.distinct(), right, on)
+    counted = sides.group_by(*(column(at) for at in range(width))).count("partners")
+    message = "more than one row returned by a subquery used as an expression"
+    several = counted.filter(col("partners") > 1)
+    raised = DataflowCall("sql.error", (lit(message),), (pa.bool_(),))
+    nothing = several.filter(raised)
+    return numbered(nothing, [lit(None, field.type) for field in found.schema])

@@ -1,0 +1,120 @@
+"""Types as plans name them, and what they are in Arrow and in DuckDB.
+
+    boolean int8 … int64 uint8 … uint64 hugeint decimal(p,s) float double text blob
+    date time timestamp timestamp_s timestamp_ms timestamp_ns timestamptz interval
+
+`hugeint`, which is what DuckDB adds integers up to, is decimal(38,0) in Arrow. A value beyond its 38 digits raises.
+"""
+
+import re
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.types as pat
+
+from persist.errors import InvalidUsage
+
+_SIMPLE = {
+    "boolean": pa.bool_(),
+    "int8": pa.int8(),
+    "int16": pa.int16(),
+    "int32": pa.int32(),
+    "int64": pa.int64(),
+    "uint8": pa.uint8(),
+    "uint16": pa.uint16(),
+    "uint32": pa.uint32(),
+    "uint64": pa.uint64(),
+    "hugeint": pa.decimal128(38, 0),
+    "float": pa.float32(),
+    "double": pa.float64(),
+    "text": pa.string(),
+    "blob": pa.binary(),
+    "date": pa.date32(),
+    "time": pa.time64("us"),
+    "timestamp": pa.timestamp("us"),
+    "timestamp_s": pa.timestamp("s"),
+    "timestamp_ms": pa.timestamp("ms"),
+    "timestamp_ns": pa.timestamp("ns"),
+    "timestamptz": pa.timestamp("us", "UTC"),
+    "interval": pa.month_day_nano_interval(),
+    "null": pa.int32(),  # What a NULL of no type becomes in DuckDB, too.
+}
+_DUCKDB = {
+    "boolean": "BOOLEAN",
+    "int8": "TINYINT",
+    "int16": "SMALLINT",
+    "int32": "INTEGER",
+    "int64": "BIGINT",
+    "uint8": "UTINYINT",
+    "uint16": "USMALLINT",
+    "uint32": "UINTEGER",
+    "uint64": "UBIGINT",
+    "hugeint": "HUGEINT",
+    "float": "FLOAT",
+    "double": "DOUBLE",
+    "text": "VARCHAR",
+    "blob": "BLOB",
+    "date": "DATE",
+    "time": "TIME",
+    "timestamp": "TIMESTAMP",
+    "timestamp_s": "TIMESTAMP_S",
+    "timestamp_ms": "TIMESTAMP_MS",
+    "timestamp_ns": "TIMESTAMP_NS",
+    "timestamptz": "TIMESTAMP WITH TIME ZONE",
+    "interval": "INTERVAL",
+    "null": "NULL",
+}
+_NAMES = {name: kind for kind, name in _DUCKDB.items()}
+INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
+_DECIMAL = re.compile(r"decimal\((\d+),(\d+)\)")
+
+
+def to_arrow(kind: str) -> pa.DataType:
+    """Return the Arrow type of a type."""
+    found = _DECIMAL.fullmatch(kind)
+    return pa.decimal128(int(found[1]), int(found[2])) if found else _SIMPLE[kind]
+
+
+def of_arrow(kind: pa.DataType) -> str | None:
+    """Return the type of a column of a collection; None if queries cannot read it."""
+    if pat.is_decimal128(kind) and kind.scale >= 0:
+        return f"decimal({kind.precision},{kind.scale})"
+    if pat.is_large_string(kind) or (pat.is_timestamp(kind) and kind.tz not in (None, "UTC")):
+        return None
+    return next((name for name, each in _SIMPLE.items() if each == kind and name not in ("interval", "null")), None)
+
+
+def to_duckdb(kind: str) -> str:
+    """Return what DuckDB calls a type."""
+    found = _DECIMAL.fullmatch(kind)
+    return f"DECIMAL({found[1]},{found[2]})" if found else _DUCKDB[kind]
+
+
+def of_name(name: str) -> str:
+    """Return the type that DuckDB calls by a name.
+
+    Raises:
+        KeyError: there is none.
+    """
+    found = re.fullmatch(r"DECIMAL\((\d+),(\d+)\)", name)
+    return f"decimal({found[1]},{found[2]})" if found else _NAMES[name.strip('"')]
+
+
+def of_duckdb(kind: dict[str, Any]) -> str:
+    """Return the type that DuckDB's plan describes.
+
+    Raises:
+        InvalidUsage: queries here cannot have such values.
+    """
+    name = kind.get("id", "?")
+    if name == "DECIMAL":
+        info = kind["type_info"]
+        return f"decimal({info['width']},{info['scale']})"
+    if kind.get("type_info", {}).get("collation"):
+        raise InvalidUsage(f"collation {kind['type_info']['collation']!r}: texts are compared by their bytes only")
+    if name in _NAMES:
+        return _NAMES[name]
+    known = {"SQLNULL": "null", "STRING_LITERAL": "text", "INTEGER_LITERAL": "int32"}
+    if name in known:
+        return known[name]
+    raise InvalidUsage(f"values of type {name} are not supported; cast them to another type, or leave them out")

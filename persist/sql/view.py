@@ -1,0 +1,169 @@
+"""A view: a collection that holds the answer of a query at every time, and is brought up to date by `refresh`."""
+
+import threading
+import uuid
+from collections.abc import Sequence
+from typing import Any
+
+from persist.antichain import Antichain
+from persist.client import Client
+from persist.codecs import CollectionSchema
+from persist.collection import Collection
+from persist.dataflow.running import Running
+from persist.engine import CollectionHandle
+from persist.errors import CollectionExists, InvalidUsage
+from persist.log.records import Create, SetHold
+from persist.names import check_name, view_hold
+from persist.sql.compile import check_columns, key_of, mentioned, planned
+from persist.sql.definition import VERSION, Definition
+from persist.sql.graph import ViewProgram, by_id, definition_of, views_for
+from persist.sql.types import to_arrow
+from persist.state.contents import CollectionState
+from persist.write.future import CommitFuture
+
+
+class View(Collection):
+    """A collection that is derived from others; make it with `Client.create_view` or `Client.view`.
+
+    Its upper follows the least of its inputs'. It is read like every other collection. Nobody else may write it.
+
+    Attributes:
+        definition: the query, its plan, and what it reads.
+    """
+
+    def __init__(self, handle: CollectionHandle, client: Client, definition: Definition) -> None:
+        super().__init__(handle)
+        self.definition = definition
+        self._client = client
+        self._running: Running | None = None
+        self._lock = threading.Lock()
+
+    @property
+    def sql(self) -> str:
+        """The query, as it was written."""
+        return self.definition.sql
+
+    def refresh(self) -> Antichain:
+        """Bring the view up to what its inputs have sealed, and the views that it reads with it; return its upper.
+
+        All that is new is one commit. The first refresh reads the inputs as of the last time that the view has sealed;
+        later ones of this handle take in what is new only. Safe to call from several processes.
+
+        Raises:
+            OperatorFailed: the query fails on a row, such as by an overflow: the view stays at its last time.
+            SourceLost, OutputConflict: an input cannot be read any more, or somebody else wrote the view.
+            ReadOnly: this client only reads.
+        """
+        self.handle.engine.writer("refresh")
+        with self._lock:
+            try:
+                if self._running is None:
+                    self._running = self._program().open(self._client)
+                self._running.run()
+            except BaseException:
+                self._stop()
+                raise
+        return self.upper
+
+    def explain(self, *, optimise: bool = True) -> str:
+        """Return the plan as it is run, with what its operators keep; `optimise=False`: as it was written."""
+        return self._program().explain(optimise=optimise)
+
+    def close(self) -> None:
+        """Free what refreshes keep in memory; idempotent. The view can be refreshed again."""
+        with self._lock:
+            self._stop()
+
+    def destroy(self) -> CommitFuture:
+        """Remove the view; its inputs stay. See `Collection.destroy`."""
+        self.close()
+        return super().destroy()
+
+    def __repr__(self) -> str:
+        return f"<View {self.name!r}: {self.sql:.100}>"
+
+    def _program(self) -> ViewProgram:
+        return ViewProgram(self._client, views_for(self._client, self.id, self.name))
+
+    def _stop(self) -> None:
+        running, self._running = self._running, None
+        if running is not None:
+            running.close()
+
+
+def load_view(client: Client, name: str) -> View:
+    """Return the view of a name; see `Client.view`."""
+    collection = client.load(name)
+    definition = definition_of(collection)
+    if definition is None:
+        raise InvalidUsage(f"collection {name!r} is no view: it is written by its users. Load it with load()")
+    return View(collection.handle, client, definition)
+
+
+def create_view(client: Client, name: str, sql: str, *, key: Sequence[str] | None = None) -> View:
+    """Return a view, which is created if there is none; see `Client.create_view`."""
+    check_name(name)
+    while True:
+        if name in client.collections():
+            return _existing(client, name, sql, key)
+        try:
+            return _created(client, name, sql, key)
+        except CollectionExists:
+            continue  # Another client created it in between.
+
+
+def _existing(client: Client, name: str, sql: str, key: Sequence[str] | None) -> View:
+    found = load_view(client, name)
+    if found.sql.strip() != sql.strip() or (key is not None and found.definition.key != tuple(key)):
+        raise InvalidUsage(
+            f"there is a view {name!r} with another definition: {found.sql!r:.300}. Choose another name, or destroy it"
+        )
+    return found
+
+
+def _created(client: Client, name: str, sql: str, key: Sequence[str] | None) -> View:
+    inputs = {each: client.load(each) for each in mentioned(sql, client.collections())}
+    plan, columns = planned(sql, {each: collection.schema for each, collection in inputs.items()})
+    check_columns(columns)
+    keys = key_of(plan, columns, key)
+    every = _transitive(client, inputs)
+    definition = Definition(
+        VERSION, sql, tuple(every), {each: c.id for each, c in inputs.items()}, tuple(columns), keys, plan
+    )
+    kinds = {name: to_arrow(kind) for name, kind in columns}
+    schema = CollectionSchema.of(
+        {each: kinds[each] for each in keys},
+        {each: kind for each, kind in kinds.items() if each not in keys} or None,
+        _timeline(inputs),
+    )
+    id_ = uuid.uuid4().hex
+    steps: list[Any] = [Create(id_, name, schema.to_json(), view=definition.to_json())]
+    for each in every.values():
+        steps.append(SetHold(each.id, view_hold(id_), _held_from(each.handle.contents())))
+    names = {id_: name, **{each.id: each.name for each in every.values()}}
+    client.engine.submit("create_view", steps, names).result()
+    return View(CollectionHandle(client.engine, id_, name, schema), client, definition)
+
+
+def _transitive(client: Client, inputs: dict[str, Collection]) -> dict[str, Collection]:
+    """Return all collections that some depend on, and these, by id."""
+    found: dict[str, Collection] = {}
+    for each in inputs.values():
+        found[each.id] = each
+        definition = definition_of(each)
+        for id_ in definition.inputs if definition else ():
+            found[id_] = by_id(client, id_, id_)
+    return found
+
+
+def _held_from(contents: CollectionState) -> int:
+    """Return the last sealed time, or the first that can be read."""
+    since, upper = contents.since.time, contents.upper.time
+    last = 2**63 - 2 if upper is None else upper - 1
+    return max(0, since or 0, last)
+
+
+def _timeline(inputs: dict[str, Collection]) -> str | None:
+    """Return the timeline that all inputs share; times count only if they do not."""
+    found = {each.handle.contents().timeline for each in inputs.values()}
+    return found.pop() if len(found) == 1 else None

@@ -1,0 +1,265 @@
+"""Views as users have them: created from a query, refreshed, read, kept across restarts, and dropped."""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from decimal import Decimal
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+import persist
+from persist.collection import Collection
+
+TOTALS = "SELECT status, sum(amount) AS total, count(*) AS n FROM orders GROUP BY status"
+
+
+@pytest.fixture
+def client(tmp_path: Path) -> Iterator[persist.Client]:
+    with persist.open(str(tmp_path / "location")) as found:
+        yield found
+
+
+def orders_of(client: persist.Client) -> Collection:
+    return client.create_or_load(
+        "orders", key={"id": pa.int64()}, value={"status": pa.string(), "amount": pa.decimal128(12, 2)}
+    )
+
+
+def filled(client: persist.Client) -> Collection:
+    orders = orders_of(client)
+    orders.write([((1, ("new", Decimal("9.50"))), 1, 1), ((2, ("new", Decimal("1.25"))), 1, 1)])
+    orders.write([((3, ("old", Decimal("2.00"))), 1, 1)])
+    orders.seal(2).result()
+    return orders
+
+
+def rows(collection: Collection, as_of: int | None = None) -> list[tuple[object, ...]]:
+    table = collection.snapshot(as_of).to_arrow()
+    return sorted(zip(*(table[name].to_pylist() for name in table.column_names), strict=True), key=repr)
+
+
+def test_a_view_holds_the_answer_of_its_query_and_follows_its_input(client: persist.Client) -> None:
+    orders = filled(client)
+    revenue = client.create_view("revenue", TOTALS)
+    assert revenue.refresh() == persist.Antichain(2)
+    assert rows(revenue) == [("new", Decimal("10.75"), 2), ("old", Decimal("2.00"), 1)]
+    orders.write([((1, ("new", Decimal("9.50"))), 2, -1), ((4, ("late", Decimal("-1.00"))), 3, 1)])
+    orders.seal(5).result()
+    assert revenue.refresh() == persist.Antichain(5)
+    assert rows(revenue, 2) == [("new", Decimal("1.25"), 1), ("old", Decimal("2.00"), 1)]
+    assert rows(revenue, 4) == [("late", Decimal("-1.00"), 1), ("new", Decimal("1.25"), 1), ("old", Decimal("2.00"), 1)]
+    changes = revenue.changes(2, 3).to_arrow().to_pylist()
+    assert sorted((each["total"], each["_diff"]) for each in changes) == [(Decimal("1.25"), 1), (Decimal("10.75"), -1)]
+
+
+def test_what_a_query_groups_by_is_the_key_of_its_view(client: persist.Client) -> None:
+    filled(client)
+    revenue = client.create_view("revenue", TOTALS)
+    assert revenue.schema.key_names == ("status",)
+    assert client.create_view("all", "SELECT status, amount FROM orders").schema.key_names == ("status", "amount")
+    assert client.create_view("one", "SELECT status, id FROM orders", key=["id"]).schema.key_names == ("id",)
+    assert client.load("revenue").schema.arrow.field("total").type == pa.decimal128(38, 2)
+
+
+def test_a_view_is_the_same_after_a_restart_without_duckdb(tmp_path: Path) -> None:
+    location = str(tmp_path / "location")
+    with persist.open(location) as client:
+        orders = filled(client)
+        client.create_view("revenue", TOTALS).refresh()
+        orders.write([((5, ("new", Decimal("1.00"))), 2, 1)])
+        orders.seal(3).result()
+    program = f"""
+import sys
+sys.modules["duckdb"] = None
+import persist
+with persist.open({location!r}) as client:
+    view = client.view("revenue")
+    view.refresh()
+    print(view.sql)
+    print(sorted(map(str, view.snapshot().to_arrow()["total"].to_pylist())))
+    try:
+        client.create_view("other", "SELECT id FROM orders")
+    except persist.InvalidUsage as error:
+        print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert TOTALS in done.stdout
+    assert "['11.75', '2.00']" in done.stdout
+    assert "pip install 'persist-collections[sql]'" in done.stdout
+
+
+def test_another_version_of_duckdb_is_refused_and_views_that_exist_do_not_care(
+    client: persist.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    filled(client)
+    client.create_view("revenue", TOTALS)
+    monkeypatch.setattr("duckdb.__version__", "3.1.0")
+    with pytest.raises(persist.InvalidUsage, match=r"parsed by DuckDB 2\.0, and 3\.1\.0 is installed"):
+        client.create_view("other", "SELECT id FROM orders")
+    assert client.view("revenue").refresh() == persist.Antichain(2)
+
+
+def test_views_on_views_move_in_one_commit(client: persist.Client) -> None:
+    orders = filled(client)
+    revenue = client.create_view("revenue", TOTALS)
+    best = client.create_view("best", "SELECT status FROM revenue ORDER BY total DESC LIMIT 1")
+    least = client.create_view("least", "SELECT b.status, r.n FROM best b JOIN revenue r USING (status)")
+    least.refresh()
+    orders.write([((9, ("gold", Decimal("100.00"))), 2, 1)])
+    orders.seal(3).result()
+    before = client.seqno
+    least.refresh()
+    uppers = {each.upper for each in (revenue, best, least)}
+    assert uppers == {persist.Antichain(3)}
+    assert client.seqno - before <= 2  # One for the views; holds may have been moved in another.
+    assert rows(least) == [("gold", 1)]
+    assert rows(best, 2) == [("gold",)]
+
+
+def test_a_view_may_be_refreshed_further_than_the_views_on_it(client: persist.Client) -> None:
+    orders = filled(client)
+    revenue = client.create_view("revenue", TOTALS)
+    best = client.create_view("best", "SELECT status FROM revenue ORDER BY total DESC LIMIT 1")
+    best.refresh()
+    for time in range(2, 6):
+        orders.write([((10 + time, ("old", Decimal("5.00"))), time, 1)])
+        orders.seal(time + 1).result()
+        revenue.refresh()
+    revenue.close()
+    best.close()
+    best.refresh()
+    assert best.upper == revenue.upper == persist.Antichain(6)
+    assert [rows(best, time) for time in (2, 3, 5)] == [[("new",)], [("old",)], [("old",)]]
+
+
+def test_a_collection_that_a_view_reads_is_not_destroyed(client: persist.Client) -> None:
+    orders = filled(client)
+    revenue = client.create_view("revenue", TOTALS)
+    best = client.create_view("best", "SELECT max(total) AS most FROM revenue")
+    with pytest.raises(persist.CollectionNeeded, match="the views 'best', 'revenue' read it"):
+        orders.destroy().result()
+    with pytest.raises(persist.CollectionNeeded, match="the views 'best' read it"):
+        client.load("revenue").destroy().result()
+    best.destroy().result()
+    revenue.destroy().result()
+    orders.destroy().result()
+    assert client.collections() == []
+
+
+def test_a_view_that_is_dropped_lets_its_input_be_compacted(client: persist.Client) -> None:
+    orders = filled(client)
+    revenue = client.create_view("revenue", TOTALS)
+    revenue.refresh()
+    assert [hold.name for hold in orders.holds() if hold.name] == [f"view {revenue.id}"]
+    client.load("revenue").destroy().result()
+    assert [hold.name for hold in orders.holds() if hold.name] == []
+
+
+def test_views_and_their_inputs_may_be_renamed(client: persist.Client) -> None:
+    orders = filled(client)
+    revenue = client.create_view("revenue", TOTALS)
+    best = client.create_view("best", "SELECT max(total) AS most FROM revenue")
+    best.refresh()
+    client.rename("orders", "purchases")
+    client.rename("revenue", "income")
+    orders.write([((1, ("new", Decimal("9.50"))), 2, 1)])
+    orders.seal(3).result()
+    assert client.view("best").refresh() == persist.Antichain(3)
+    assert rows(client.load("best")) == [(Decimal("20.25"),)]
+    with pytest.raises(persist.CollectionNeeded, match="the views 'best', 'income' read it"):
+        orders.destroy().result()
+    best.destroy().result()
+    revenue.destroy().result()
+    client.drop("purchases")
+
+
+def test_a_definition_may_be_given_again_but_not_another_one(client: persist.Client) -> None:
+    filled(client)
+    client.create_view("revenue", TOTALS)
+    assert client.create_view("revenue", TOTALS).sql == TOTALS
+    with pytest.raises(persist.InvalidUsage, match="with another definition"):
+        client.create_view("revenue", "SELECT 1 AS one")
+    with pytest.raises(persist.InvalidUsage, match="is no view"):
+        client.create_view("orders", TOTALS)
+
+
+def test_two_processes_may_refresh_one_view(tmp_path: Path) -> None:
+    location = str(tmp_path / "location")
+    with persist.open(location) as one, persist.open(location) as other:
+        orders = filled(one)
+        first, second = one.create_view("revenue", TOTALS), other.create_view("revenue", TOTALS)
+        for time in range(2, 6):
+            first.refresh()
+            orders.write([((10 + time, ("old", Decimal("5.00"))), time, 1)])
+            orders.seal(time + 1).result()
+            second.refresh()
+        assert first.refresh() == persist.Antichain(6)
+        assert rows(first) == [("new", Decimal("10.75"), 2), ("old", Decimal("22.00"), 5)]
+
+
+def test_an_overflow_stops_the_view_at_its_last_time_and_names_the_row(client: persist.Client) -> None:
+    numbers = client.create_or_load("numbers", key={"n": pa.int64()})
+    numbers.write([((1, None), 0, 1)])
+    numbers.seal(1).result()
+    view = client.create_view("doubled", "SELECT n, n * 2 AS twice FROM numbers")
+    view.refresh()
+    numbers.write([((2**62, None), 1, 1)])
+    numbers.seal(2).result()
+    with pytest.raises(persist.InvalidUsage, match=str(2**62)):
+        view.refresh()
+    assert view.upper == persist.Antichain(1)
+    assert rows(view) == [(1, 2)]
+
+
+@pytest.mark.parametrize(
+    ("sql", "message"),
+    [
+        ("SELECT id FROM order_s", "no collection of that name; did you mean 'orders'"),
+        ("SELECT idd FROM orders", r'(?s)"idd" not found.*Candidate.*line 1.*\^'),
+        ("SELECT id FROM orders o, orders p", "Ambiguous"),
+        ("SELECT id + status FROM orders", r"(?s)No function|best candidate|Could not"),
+        ("SELECT id, random() AS r FROM orders", r"(?s)random\(\) gives something else each time.*\^"),
+        ("SELECT id, now() AS t FROM orders", "gives something else each time"),
+        ("SELECT id, current_date AS t FROM orders", "gives something else each time"),
+        ("SELECT status COLLATE NOCASE AS s FROM orders ORDER BY 1 LIMIT 1", "collation|not supported"),
+        ("SELECT id, id FROM orders", "two columns 'id'"),
+        ("SELECT id AS _time FROM orders", "cannot be called '_time'"),
+        ("SELECT INTERVAL 1 DAY AS i FROM orders", "of type interval, which collections cannot hold"),
+        ("SELECT list(id) AS l FROM orders", "not supported"),
+        ("SELECT quantile_cont(id, 0.5) AS q FROM orders", "not supported"),
+        ("SELECT range FROM range(3)", "not supported|is none"),
+        ("INSERT INTO orders VALUES (1, 'x', 2)", "SELECT|not"),
+        ("SELECT id FROM orders; SELECT status FROM orders", "2 statements|SELECT"),
+        ("SELEC id", "(?s)yntax"),
+        ("", "is no query"),
+        ("SELECT id FROM orders WHERE id = ?", "parameter|arameter"),
+        ("SELECT * FROM 'x.parquet'", "no collection of that name"),
+    ],
+)
+def test_a_query_that_cannot_be_a_view_is_refused(client: persist.Client, sql: str, message: str) -> None:
+    filled(client)
+    with pytest.raises(persist.InvalidUsage, match=message):
+        client.create_view("bad", sql)
+    assert client.collections() == ["orders"]
+
+
+def test_a_scalar_subquery_of_two_rows_stops_the_view(client: persist.Client) -> None:
+    orders = filled(client)
+    view = client.create_view("one", "SELECT (SELECT id FROM orders WHERE status = 'old') AS id")
+    view.refresh()
+    assert rows(view) == [(3,)]
+    orders.write([((8, ("old", Decimal("1.00"))), 2, 1)])
+    orders.seal(3).result()
+    with pytest.raises(persist.InvalidUsage, match="More than one row returned by a subquery"):
+        view.refresh()
+    assert view.upper == persist.Antichain(2)
+
+
+def test_a_recursion_without_end_is_an_error_and_the_view_stays(client: persist.Client) -> None:
+    filled(client)
+    view = client.create_view("endless", "WITH RECURSIVE r(n) AS (SELECT 1 UNION ALL SELECT n FROM r) SELECT n FROM r")
+    with pytest.raises(persist.InvalidUsage, match="iterations"):
+        view.refresh()
+    assert view.upper == persist.Antichain(0)
