@@ -109,4 +109,5 @@ class Following:
         self.close()
 
     def __repr__(self) -> str:
-        return f"<Following of {self.handle.name!r} as {self.name!r}, acknowledged up to {self.held}>"
+        held = None if self.held is None else self.handle.shown(self.held)
+        return f"<Following of {self.handle.name!r} as {self.name!r}, acknowledged up to {held}>"

@@ -14,6 +14,7 @@ import pytest
 import persist
 from persist import Antichain
 from persist.cli.main import main
+from persist.dataflow import Program
 from persist.timeline import Timeline
 
 NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
@@ -244,3 +245,43 @@ def test_the_command_line_shows_moments(tmp_path: Any, capsys: pytest.CaptureFix
         client.create_or_load("clicks", key={"k": pa.int64()}, timeline="ms").seal(NOON).result()
     assert main(["ls", str(tmp_path)]) == 0
     assert f"{NOON_MS} (2026-11-21T12:00:00Z)" in capsys.readouterr().out
+
+
+def test_holds_show_moments(client: persist.Client, clicks: persist.Collection) -> None:
+    clicks.write([(1, None)], time=NOON, seal="2026-11-22").result()
+    with clicks.hold(NOON) as hold:
+        assert repr(hold) == f"<Hold at {NOON_MS} (2026-11-21T12:00:00Z)>"
+    named = clicks.hold(NOON, name="report")
+    assert repr(named) == f"<Hold 'report' at {NOON_MS} (2026-11-21T12:00:00Z)>"
+    named.release()
+    following = clicks.follow("mailer")
+    assert repr(following).endswith("acknowledged up to None>")
+    assert following.poll() is not None
+    following.ack()
+    assert "acknowledged up to 1795305599999 (2026-11-21T23:59:59.999Z)" in repr(following)
+
+
+def test_a_program_reads_its_source_as_of_a_moment(client: persist.Client, clicks: persist.Collection) -> None:
+    clicks.write([(1, None)], time=NOON)
+    clicks.write([(2, None)], time=NOON + timedelta(hours=1), seal="2026-11-22").result()
+    for as_of in (NOON, "2026-11-21T12:59", NOON_MS):
+        program = Program("counting").using(client)
+        seen = program.source("clicks", as_of=as_of).capture()
+        with program.open(client) as running:
+            running.step()
+        at = NOON_MS if as_of != "2026-11-21T12:59" else NOON_MS + 59 * 60_000
+        found = seen.updates().to_pylist()
+        assert found == [
+            {"k": 1, "_time": at, "_diff": 1},
+            {"k": 2, "_time": NOON_MS + 3600_000, "_diff": 1},
+        ]
+
+
+def test_a_program_cannot_begin_at_a_moment_without_a_timeline(
+    client: persist.Client, orders: persist.Collection
+) -> None:
+    orders.write([((1, "a"), 0, 1)], seal=1).result()
+    program = Program("counting").using(client)
+    program.source("orders", as_of=NOON).capture()
+    with pytest.raises(persist.InvalidUsage, match="the collection 'orders' has no timeline"), program.open(client):
+        pass

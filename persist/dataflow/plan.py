@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from persist.dataflow.stages import Stage, name_of
 from persist.dataflow.windows import WindowFunction
+from persist.timeline import Moment
 
 ROOT = 0
 Stages = tuple[Stage, ...]
@@ -23,7 +24,7 @@ class Source:
     """A persisted collection: a snapshot, then its changes."""
 
     collection: str
-    as_of: int | None = None
+    as_of: int | Moment | None = None
 
 
 @dataclass(frozen=True, slots=True)

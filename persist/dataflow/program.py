@@ -30,6 +30,7 @@ from persist.dataflow.stages import record_schema
 from persist.dataflow.stream import Stream
 from persist.dataflow.types import Columns, shown
 from persist.errors import CollectionNotFound, HoldNotFound
+from persist.timeline import Moment
 
 ITERATIONS_MAX = 1000
 
@@ -61,13 +62,14 @@ class Program(Draft):
         columns = pa.schema([schema.arrow.field(each) for each in schema.names])
         return Stream(self, self.plan.add(Input(name, schema.key_names), (), columns).number)
 
-    def source(self, collection: str, *, schema: Columns | None = None, as_of: int | None = None) -> Stream:
+    def source(self, collection: str, *, schema: Columns | None = None, as_of: int | Moment | None = None) -> Stream:
         """Return a persisted collection: a snapshot, then its changes.
 
         Args:
             schema: its columns. They are needed before the collection is read, so that the program is checked where it
                 is built; `program.using(client)` finds them by itself.
-            as_of: the time of the snapshot; everything before is seen at this time. None: the latest it can be.
+            as_of: the time of the snapshot; everything before is seen at this time. None: the latest it can be. If the
+                collection has a timeline, it may be a moment: the last time that is not after it.
         """
         self.check_source(collection)
         if self.dimensions != 1:

@@ -175,7 +175,7 @@ class Outputs:
             InvalidUsage: sources ask for different times.
             OutputConflict: an output is sealed further than its sources.
         """
-        asked = {each.operator.as_of for each in sources if each.operator.as_of is not None}
+        asked = {time for each in sources if (time := each.asked()) is not None}
         if len(asked) > 1:
             raise InvalidUsage(f"the sources ask for as_of {sorted(asked)}: a program begins at one time")
         self._replays = reads_time(plan)

@@ -68,6 +68,16 @@ class SourceReader:
                     f"{problem}; the collection has {shown(actual.arrow)}"
                 )
 
+    def asked(self) -> int | None:
+        """Return the time as of which the program asks for the contents; None if it leaves that open.
+
+        Raises:
+            InvalidUsage: it asks for a moment, and the collection has no timeline by which that would be a time.
+        """
+        as_of = self.operator.as_of
+        with self._explained():
+            return None if as_of is None else self.collection.as_time("as_of", as_of)
+
     def start(self, as_of: int) -> None:
         """Begin with the contents as of a time, which need not be sealed yet."""
         self._as_of = as_of

@@ -18,7 +18,7 @@ from persist.read.claimed_read import ClaimedRead
 from persist.state.collection_rules import ExpectUpper
 from persist.state.contents import CollectionState, check_readable, last_sealed
 from persist.state.unsealed import unsealed
-from persist.timeline import Moment, Timeline, Times, begins_with_a_day, is_moment, is_tag, timeline_of
+from persist.timeline import Moment, Timeline, Times, begins_with_a_day, is_moment, is_tag, shown_time, timeline_of
 from persist.write.future import CommitFuture
 from persist.write.operations import Asked, Step, Write
 
@@ -191,6 +191,10 @@ class CollectionHandle:
     def timeline(self) -> Timeline | None:
         """What times are, if they are moments: it turns moments into times, and back."""
         return timeline_of(self.schema)
+
+    def shown(self, time: int) -> str:
+        """Return a time for people: the number, and the moment that it is, if there is a timeline."""
+        return shown_time(time, self.timeline)
 
     def moments(self, times: Times) -> Timeline | None:
         """Return by what `_time` is given out as timestamps; None if it is as numbers.

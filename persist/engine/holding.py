@@ -23,7 +23,8 @@ def take_hold(handle: CollectionHandle, time: int | Moment | Antichain | None, n
     if time is None:
         raise InvalidUsage("hold() needs the time that since must not pass: hold(time), or hold(name=…)")
     check_readable(handle.contents(), time)
-    return LeasedHold(leases, handle.id, leases.claim(handle.id, handle.name, time, reads=False), time, handle.as_time)
+    claim = leases.claim(handle.id, handle.name, time, reads=False)
+    return LeasedHold(leases, handle.id, claim, time, handle.as_time, handle.shown)
 
 
 def list_holds(handle: CollectionHandle) -> list[HoldInfo]:
@@ -53,7 +54,7 @@ def _named_hold(handle: CollectionHandle, name: str, time: int | None) -> NamedH
         if found is None and time is None:
             raise HoldNotFound(name, tuple(n for n, held in holds.items() if held.lease is None))
         if found is not None and found.lease is None:
-            return NamedHold(name, found.time, handle.as_time, move, give_up)
+            return NamedHold(name, found.time, handle.as_time, move, give_up, handle.shown)
         assert time is not None
         with suppress(HoldMoved):  # Somebody else made it in between: return theirs.
             move(None, time)

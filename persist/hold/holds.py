@@ -18,6 +18,7 @@ from persist.hold.leases import Claim, Leases
 from persist.timeline import Moment
 
 ToTime = Callable[[str, Any], int]  # From what a caller gives; the text says in errors what it is.
+Shown = Callable[[int], str]  # A time as people read it.
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +43,10 @@ class HoldInfo:
 class Hold(ABC):
     """Keeps since at or before `time` until it is closed, advanced or released. Use it in a `with`."""
 
-    def __init__(self, time: int, to_time: ToTime) -> None:
+    def __init__(self, time: int, to_time: ToTime, shown: Shown) -> None:
         self._time = time
         self._to_time = to_time
+        self._shown = shown
 
     @property
     def time(self) -> int:
@@ -91,8 +93,10 @@ class Hold(ABC):
 class LeasedHold(Hold):
     """A hold that lives by its client's lease."""
 
-    def __init__(self, leases: Leases, collection: str, claim: Claim, time: int, to_time: ToTime) -> None:
-        super().__init__(time, to_time)
+    def __init__(
+        self, leases: Leases, collection: str, claim: Claim, time: int, to_time: ToTime, shown: Shown = str
+    ) -> None:
+        super().__init__(time, to_time, shown)
         self._leases = leases
         self._collection = collection
         self._claim = claim
@@ -118,7 +122,7 @@ class LeasedHold(Hold):
         self.release()
 
     def __repr__(self) -> str:
-        return f"<Hold at {self._time}{', released' if self._is_released else ''}>"
+        return f"<Hold at {self._shown(self._time)}{', released' if self._is_released else ''}>"
 
 
 class NamedHold(Hold):
@@ -131,8 +135,9 @@ class NamedHold(Hold):
         to_time: ToTime,
         move: Callable[[int, int], object],
         give_up: Callable[[int], object],
+        shown: Shown = str,
     ) -> None:
-        super().__init__(time, to_time)
+        super().__init__(time, to_time, shown)
         self.name = name
         self._move = move
         self._give_up = give_up
@@ -164,4 +169,4 @@ class NamedHold(Hold):
         """Leave the hold where it is."""
 
     def __repr__(self) -> str:
-        return f"<Hold {self.name!r} at {self._time}>"
+        return f"<Hold {self.name!r} at {self._shown(self._time)}>"

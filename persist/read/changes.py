@@ -46,7 +46,7 @@ class Changes(ArrowResult):
     def __init__(self, scan: Scan, reading: ClaimedRead, moments: Timeline | None = None) -> None:
         """Make one; with moments, `_time` is given out as timestamps of that timeline."""
         super().__init__(reading)
-        self._moments = moments
+        self.moments = moments
         self.lower = scan.time_lower
         self.upper = scan.time_upper
         self.scan = scan
@@ -55,7 +55,7 @@ class Changes(ArrowResult):
     def schema(self) -> pa.Schema:
         """The columns asked for, `_time` and `_diff`."""
         plain = pa.schema([self.scan.schema.arrow.field(n) for n in (*self.scan.columns, "_time", "_diff")])
-        return plain if self._moments is None else with_moments(plain.empty_table(), self._moments).schema
+        return plain if self.moments is None else with_moments(plain.empty_table(), self.moments).schema
 
     def slices(self, count: int) -> list[Scan]:
         """Return at most count plans for `read_changes` that together are these changes."""
@@ -83,7 +83,7 @@ class Changes(ArrowResult):
             # Updates of one time come in the order of keys, so they can be cut there, too.
             is_one_time = scan.time_upper - scan.time_lower == 1
             for each in scan.slices_within(reader.slice_bytes) if is_one_time else [scan]:
-                yield with_moments(read_changes(each, self._reading.checked(reader)), self._moments)
+                yield with_moments(read_changes(each, self._reading.checked(reader)), self.moments)
 
     def __repr__(self) -> str:
         lower, upper = (shown_time(time, timeline_of(self.scan.schema)) for time in (self.lower, self.upper))

@@ -15,6 +15,7 @@ from persist.codecs import Part
 from persist.errors import FrontierRegression, InvalidUsage, UpdateNotBeyondUpper, UpdatesBeyondUpper
 from persist.sink.uploads import Target, writing
 from persist.state.contents import CollectionState
+from persist.timeline import Moment
 from persist.write.operations import overwrite_digest
 
 
@@ -23,16 +24,18 @@ class SinkOptions:
     """What to write to, and how.
 
     Attributes:
-        time: of all rows; None if they have times of their own, or to overwrite at upper.
+        time: of all rows, or a moment that is one; None if they have times of their own, or to overwrite at upper.
         seal: what to seal to in the same commit; None not to seal, or, to overwrite, to seal beyond time.
+        column: which has the time of each row, instead of time.
         token: names the write; None to have one drawn.
         storage: options of the store.
     """
 
     location: str
     collection: str
-    time: int | None = None
-    seal: Antichain | None = None
+    time: int | Moment | None = None
+    seal: int | Moment | Antichain | None = None
+    column: str | None = None
     token: str | None = None
     storage: Mapping[str, Any] = field(default_factory=dict)
 
@@ -70,8 +73,8 @@ class PlannedWrite:
         Raises:
             CollectionNotFound.
         """
-        target, contents = _found(options)
-        return cls._of(target, contents, options.token, options.time, options.seal, replaces=False)
+        target, contents, time, seal = _found(options)
+        return cls._of(target, contents, options.token, time, seal, replaces=False)
 
     @classmethod
     def overwrite(cls, options: SinkOptions) -> "PlannedWrite":
@@ -80,14 +83,14 @@ class PlannedWrite:
         Raises:
             CollectionNotFound; UpdateNotBeyondUpper: the collection is complete for ever.
         """
-        target, contents = _found(options)
-        time = contents.upper.time if options.time is None else options.time
+        target, contents, asked, seal = _found(options)
+        time = contents.upper.time if asked is None else asked
         if time is None and options.token not in contents.tokens:
-            raise UpdateNotBeyondUpper(options.time or 0, contents.upper)
+            raise UpdateNotBeyondUpper(asked or 0, contents.upper)
         time = time or 0
-        seal = Antichain(time + 1) if options.seal is None else options.seal
+        seal = Antichain(time + 1) if seal is None else seal
         planned = cls._of(target, contents, options.token, time, seal, replaces=True)
-        return replace(planned, overwrites_at=options.time)
+        return replace(planned, overwrites_at=asked)
 
     @classmethod
     def _of(
@@ -157,8 +160,11 @@ class PlannedWrite:
             )
 
 
-def _found(options: SinkOptions) -> tuple[Target, CollectionState]:
+def _found(options: SinkOptions) -> tuple[Target, CollectionState, int | None, Antichain | None]:
+    """Return what to write to, its newest state, and time and seal as numbers of its timeline."""
     with open_client(options.location, mode="read", storage_options=options.storage) as client:
         collection = client.load(options.collection)
-        contents = collection.handle.contents()
-        return Target.of(collection, options.location, options.storage), contents
+        handle = collection.handle
+        time = None if options.time is None else handle.exact_time("time", options.time)
+        seal = None if options.seal is None else handle.frontier("seal", options.seal)
+        return Target.of(collection, options.location, options.storage), handle.contents(), time, seal

@@ -64,6 +64,9 @@ class PersistDataSource(DataSource):
                 schema = collection.schema
                 names = schema.names if options.columns is None else schema.distinct("columns", options.columns)
                 fields = {field.name: field for field in (*schema.arrow, *schema.declared)}
+                moments = collection.handle.moments(options.times)
+                if moments is not None:
+                    fields["_time"] = fields["_time"].with_type(moments.type)
                 return spark_schema(pa.schema([fields[n] for n in (*names, *_EXTRA[options.form])]))
 
     def reader(self, schema: StructType) -> DataSourceReader:

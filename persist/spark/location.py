@@ -32,6 +32,7 @@ from persist.source.address import CollectionAddress
 from persist.spark.read.native import PlannedSnapshot, plan
 from persist.spark.read.native_changes import PlannedChanges, plan_changes
 from persist.spark.workers import check_workers
+from persist.timeline import Times
 
 NEVER_S = 1e9
 # A client that renews its lease, and leaves maintenance to those who write.
@@ -137,13 +138,15 @@ class SparkLocation:
         until: Any,
         *,
         columns: Sequence[str] | None = None,
+        times: Times = "int",
         native: bool | None = None,
         timeout_s: float = READ_TIMEOUT_S,
     ) -> DataFrame:
         """Return the updates with `lower <= time < until`; arguments and errors as of `Collection.changes`."""
-        return self.plan_changes(collection, lower, until, columns=columns, native=native, timeout_s=timeout_s).frame(
-            self.spark
+        planned = self.plan_changes(
+            collection, lower, until, columns=columns, times=times, native=native, timeout_s=timeout_s
         )
+        return planned.frame(self.spark)
 
     def plan_changes(
         self,
@@ -152,6 +155,7 @@ class SparkLocation:
         until: Any,
         *,
         columns: Sequence[str] | None = None,
+        times: Times = "int",
         native: bool | None = None,
         timeout_s: float = READ_TIMEOUT_S,
     ) -> PlannedChanges:
@@ -159,7 +163,7 @@ class SparkLocation:
         rows, then = self._load(collection)
         if then is not None:
             then.changes(lower, until, timeout_s=0)
-        changes = rows.changes(lower, until, columns=columns, timeout_s=timeout_s)
+        changes = rows.changes(lower, until, columns=columns, times=times, timeout_s=timeout_s)
         self._reading.append(changes)
         return plan_changes(self.spark, changes, self._address(collection), native)
 
@@ -258,13 +262,14 @@ def changes(
     until: Any,
     *,
     columns: Sequence[str] | None = None,
+    times: Times = "int",
     native: bool | None = None,
     storage_options: Mapping[str, Any] | None = None,
     timeout_s: float = READ_TIMEOUT_S,
 ) -> DataFrame:
     """Return the updates with `lower <= time < until`; see `SparkLocation.changes`, and `snapshot` for leases."""
     with _reading(spark, path, storage_options) as here:
-        return here.changes(collection, lower, until, columns=columns, native=native, timeout_s=timeout_s)
+        return here.changes(collection, lower, until, columns=columns, times=times, native=native, timeout_s=timeout_s)
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from persist.codecs import TIME_MAX
 from persist.errors import InvalidUsage
-from persist.timeline import is_tag
+from persist.timeline import Times, is_tag
 
 STORAGE = "storage."
 TABLE_PROPERTIES = ("comment", "external", "is_managed_location", "location", "owner", "provider")
@@ -92,6 +92,13 @@ def time_or_moment(name: str, text: str, most: int = TIME_MAX) -> int | str:
         return number(name, text, int, 0, most)
     except InvalidUsage as error:
         raise InvalidUsage(f"{error}, nor a timestamp such as 2026-11-21T12:00:00Z") from error
+
+
+def checked_times(text: str | None) -> Times:
+    """Return how `_time` is asked for."""
+    if text in ("timestamp", "int", None):
+        return "timestamp" if text == "timestamp" else "int"
+    raise InvalidUsage(f'option times={text!r} is no form of a time: give "int" or "timestamp"')
 
 
 def names(text: str | None) -> tuple[str, ...] | None:

@@ -7,7 +7,8 @@ from typing import Literal
 from persist.codecs import TIME_MAX
 from persist.collection import READ_TIMEOUT_S
 from persist.errors import InvalidUsage
-from persist.spark.options.parsing import names, number, split_options, time_or_moment
+from persist.spark.options.parsing import checked_times, names, number, split_options, time_or_moment
+from persist.timeline import Times
 
 Form = Literal["rows", "diff", "changes"]
 READ = {
@@ -16,6 +17,7 @@ READ = {
     "as_of": 'for rows and diff: a time, or "latest" (default); if the collection has a timeline, also a timestamp',
     "from": "for changes: the first time (or timestamp), inclusive",
     "until": "for changes: the last time (or timestamp), exclusive",
+    "times": 'for changes: "int" (default), or "timestamp" for _time as timestamps of the collection\'s timeline',
     "columns": "names of the columns wanted, separated by commas, or a JSON list",
     "seqno": 'the point of the log at which "latest" is taken, so that reads of several collections belong together',
     "slices": "number of tasks to read with, at most",
@@ -33,6 +35,7 @@ class ReadOptions:
     as_of: int | str | None = None
     lower: int | str = 0
     until: int | str = 0
+    times: Times = "int"
     columns: tuple[str, ...] | None = None
     seqno: int | None = None
     slices: int | None = None
@@ -50,7 +53,7 @@ class ReadOptions:
         form = options.get("form", "rows")
         if form not in ("rows", "diff", "changes"):
             raise InvalidUsage(f'option form={form!r} is none of "rows", "diff" and "changes"')
-        unfit = {"from", "until"} if form != "changes" else {"as_of"}
+        unfit = {"from", "until", "times"} if form != "changes" else {"as_of"}
         if wrong := sorted(unfit & options.keys()):
             raise InvalidUsage(f"option {', '.join(wrong)} does not go with form={form!r}")
         if form == "changes" and not {"from", "until"} <= options.keys():
@@ -63,6 +66,7 @@ class ReadOptions:
             as_of=None if as_of == "latest" else time_or_moment("as_of", as_of),
             lower=time_or_moment("from", options.get("from", "0")),
             until=time_or_moment("until", options.get("until", "0"), TIME_MAX + 1),
+            times=checked_times(options.get("times")),
             columns=names(options.get("columns")),
             seqno=number("seqno", options["seqno"], int, 0, TIME_MAX) if "seqno" in options else None,
             slices=number("slices", options["slices"], int, 1, 100_000) if "slices" in options else None,

@@ -9,6 +9,7 @@
                            whatever the limits; in form "changes", at `_time` = as_of.
     from                   begin without contents, with the updates at this time and later; "latest": with what is
                            sealed after the query first starts. Not together with as_of.
+    times                  "timestamp" gives _time as timestamps, if the collection has a timeline; "int" as numbers.
     columns                names of the columns wanted, separated by commas, or a JSON list.
     maxUpdatesPerTrigger   at most so many updates in a micro-batch, counted as they are stored: consolidation may leave
                            fewer. A micro-batch holds all updates of its times, so one time alone may exceed it.
@@ -40,7 +41,8 @@ from persist.names import check_hold_name
 from persist.source.limits import NO_LIMITS, BatchLimits
 from persist.source.offset import NO_HOLD
 from persist.source.options import SourceOptions
-from persist.spark.options.parsing import names, number, split_options, time_or_moment
+from persist.spark.options.parsing import checked_times, names, number, split_options, time_or_moment
+from persist.timeline import Times
 
 StreamForm = Literal["rows", "changes"]
 COUNT_MAX = 2**62
@@ -49,6 +51,7 @@ STREAM = {
     "form": '"changes" (updates, with _time and _diff) or "rows" (records, of a collection that only grows)',
     "as_of": 'begin with the contents as of a time or timestamp, or "latest" (default)',
     "from": 'begin without contents, with the updates from a time or timestamp on, or "latest"',
+    "times": '"timestamp" for _time as timestamps of the collection\'s timeline; "int" (default) as numbers',
     "columns": "names of the columns wanted, separated by commas, or a JSON list",
     "maxUpdatesPerTrigger": "updates in a micro-batch, at most",
     "maxTimesPerTrigger": "different times in a micro-batch, at most",
@@ -65,6 +68,7 @@ class StreamOptions(SourceOptions):
 
     form: StreamForm
     limits: BatchLimits = NO_LIMITS
+    times: Times = "int"
 
     @classmethod
     def of(cls, given: Mapping[str, str]) -> "StreamOptions":
@@ -94,6 +98,7 @@ class StreamOptions(SourceOptions):
             form=form,  # type: ignore[arg-type]
             as_of=_time("as_of", options.get("as_of", "latest")) if lower is None else None,
             lower=lower,
+            times=checked_times(options.get("times")),
             columns=names(options.get("columns")),
             limits=BatchLimits(_count("maxUpdatesPerTrigger", options), _count("maxTimesPerTrigger", options)),
             hold=hold if hold in (None, NO_HOLD) else check_hold_name(hold),

@@ -33,7 +33,7 @@ STREAM_WRITE = {
     "collection": "name of the collection",
     "time": '"batch" (default for rows without times): one time for each micro-batch',
     "timeColumn": "name of a column with the times of events",
-    "timeUnit": '"s", "ms", "us" (default) or "ns": what timestamps in timeColumn become',
+    "timeUnit": '"s", "ms", "us" or "ns": what timestamps in timeColumn become; the unit of the timeline, or "us"',
     "watermark": "how much later than the latest time an update may come, in units of times; says what is sealed",
     "late": 'what becomes of an update at a sealed time: "error" (default) or "drop"',
     "seal": '"max" (default): to beyond the largest time of the micro-batch; or "none"',

@@ -5,14 +5,17 @@ from dataclasses import dataclass
 
 from persist.antichain import Antichain
 from persist.codecs import TIME_MAX
+from persist.errors import InvalidUsage
 from persist.names import check_text
 from persist.sink.planned_write import SinkOptions
-from persist.spark.options.parsing import number, split_options
+from persist.spark.options.parsing import split_options, time_or_moment
+from persist.timeline import is_tag
 
 WRITE = {
     "collection": "name of the collection",
-    "time": "time of every row, if the DataFrame has no column _time; when overwriting, of the difference",
-    "seal": 'upper to seal to in the same commit: a time beyond all that is written, or "end" for complete for ever',
+    "time": "time (or timestamp) of every row, if the DataFrame has no column _time; overwriting, of the difference",
+    "timeColumn": "name of a column with the time (or timestamp) of each row, instead of time",
+    "seal": 'upper to seal to in the same commit: a time (or timestamp) beyond all that is written, or "end" for ever',
     "token": "names this write, so that doing it again does nothing",
 }
 
@@ -28,14 +31,23 @@ class WriteOptions(SinkOptions):
         return cls(
             location=location,
             collection=options["collection"],
-            time=number("time", options["time"], int, 0, TIME_MAX) if "time" in options else None,
+            time=_moment("time", options["time"], TIME_MAX) if "time" in options else None,
+            column=options.get("timecolumn"),
             seal=_frontier(options.get("seal")),
             token=check_text("token", options["token"]) if "token" in options else None,
             storage=storage,
         )
 
 
-def _frontier(seal: str | None) -> Antichain | None:
+def _frontier(seal: str | None) -> int | str | Antichain | None:
     if seal is None:
         return None
-    return Antichain() if seal == "end" else Antichain(number("seal", seal, int, 0, TIME_MAX + 1))
+    return Antichain() if seal == "end" else _moment("seal", seal, TIME_MAX + 1)
+
+
+def _moment(name: str, text: str, most: int) -> int | str:
+    """Return a time, or the text of a moment, of which the collection has the time."""
+    found = time_or_moment(name, text, most)
+    if is_tag(found):
+        raise InvalidUsage(f"option {name}={text!r} is neither a number nor a timestamp such as 2026-11-21T12:00:00Z")
+    return found

@@ -23,6 +23,9 @@ from persist.spark.read.native import Route, quoted, united
 from persist.spark.read.native_store import part_frame, why_not_stored, why_not_typed
 from persist.spark.read.task_reader import TaskReader
 from persist.spark.types import spark_schema
+from persist.timeline import shown_time, timeline_of
+
+_MOMENTS = {"s": F.timestamp_seconds, "ms": F.timestamp_millis, "us": F.timestamp_micros}
 
 
 @dataclass(frozen=True)
@@ -36,8 +39,9 @@ class PlannedChanges:
     def __str__(self) -> str:
         scan = self.changes.scan
         size = sum(part.bytes for part in scan.parts)
+        lower, upper = (shown_time(time, timeline_of(scan.schema)) for time in (scan.time_lower, scan.time_upper))
         return (
-            f"changes in [{scan.time_lower}, {scan.time_upper}), columns {list(scan.columns)}\n"
+            f"changes in [{lower}, {upper}), columns {list(scan.columns)}\n"
             f"  history   {len(scan.parts):,} parts, {size / 2**20:,.1f} MiB\n{self.route}"
         )
 
@@ -45,7 +49,7 @@ class PlannedChanges:
         """Return the updates, as a DataFrame; nothing is read before an action."""
         scan = self.changes.scan
         if self.route.kind == "source":
-            return _by_source(spark, scan, self.address)
+            return _by_source(spark, self.changes, self.address)
         schema = spark_schema(self.changes.schema)
         frames = []
         stored = [part for part in scan.parts if part.blob]
@@ -55,6 +59,8 @@ class PlannedChanges:
             rows = part_frame(spark, self.address.url, scan.schema, names, stored)
             if not all(map(scan.is_inside, stored)):
                 rows = rows.where((time >= scan.time_lower) & (time < scan.time_upper))
+            if self.changes.moments is not None:
+                rows = rows.withColumn("_time", _MOMENTS[self.changes.moments.unit](time))
             frames.append(rows.select(*map(quoted, schema.names)))
         inline = tuple(part for part in scan.parts if part.inline)
         if inline:
@@ -71,6 +77,8 @@ def plan_changes(
     if native is False:
         return PlannedChanges(changes, Route("source", "native=False was asked for"), address)
     reason = _why_not(spark, changes.scan, address)
+    if changes.moments is not None and changes.moments.unit not in _MOMENTS:
+        reason = "Spark's timestamps have no nanoseconds, so each is looked at"
     if reason is not None and native:
         raise InvalidUsage(f"native=True is not possible here: {reason}. Leave it out to read by the data source.")
     if reason is not None:
@@ -113,9 +121,12 @@ def _overlap(scan: Scan, parts: Sequence[Part]) -> bool:
     return any(one[1] >= other[0] for one, other in pairwise(bounds))
 
 
-def _by_source(spark: SparkSession, scan: Scan, address: CollectionAddress) -> DataFrame:
+def _by_source(spark: SparkSession, changes: Changes, address: CollectionAddress) -> DataFrame:
+    scan = changes.scan
     options: dict[str, Any] = {f"storage.{name}": value for name, value in address.storage.items()}
     options |= {"collection": address.collection, "form": "changes", "from": scan.time_lower, "until": scan.time_upper}
+    if changes.moments is not None:
+        options["times"] = "timestamp"
     if scan.columns != scan.schema.names:
         options["columns"] = json.dumps(list(scan.columns))
     return source_reader(spark).options(**options).load(address.url)

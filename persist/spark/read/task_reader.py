@@ -12,9 +12,10 @@ from typing import Literal
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.types import StructType
+from pyspark.sql.types import StructType, TimestampType
 
-from persist.read.changes import read_changes
+from persist.errors import InvalidUsage
+from persist.read.changes import read_changes, with_moments
 from persist.read.part_reader import PartReader
 from persist.read.result import BATCH_ROWS_MAX
 from persist.read.scan import Scan
@@ -24,6 +25,7 @@ from persist.spark.read.worker_log import tell
 from persist.spark.surfaced_errors import surfaced_errors
 from persist.spark.types import as_spark_expects
 from persist.storage import Storage
+from persist.timeline import timeline_of
 
 What = Literal["all", "touched", "keys", "changes"]
 
@@ -54,8 +56,22 @@ class TaskReader:
             rows = 0
             for table in self._tables(self.slices[number], PartReader(storage.blob)):
                 rows += len(table)
-                yield from as_spark_expects(table, self.schema).to_batches(max_chunksize=BATCH_ROWS_MAX)
+                table = as_spark_expects(self._with_moments(table), self.schema)
+                yield from table.to_batches(max_chunksize=BATCH_ROWS_MAX)
             self._log(number, rows, storage)
+
+    def _with_moments(self, table: pa.Table) -> pa.Table:
+        """Return a table with `_time` as moments, if that is how the schema has it."""
+        has_moments = "_time" in table.column_names and "_time" in self.schema.names
+        if not has_moments or not isinstance(self.schema["_time"].dataType, TimestampType):
+            return table
+        timeline = timeline_of(self.slices[0].schema)
+        if timeline is None:
+            raise InvalidUsage(
+                f"_time is asked for as TIMESTAMP, and the collection {self.address.collection!r} has no timeline: its "
+                "times are numbers that only count. Read it as BIGINT."
+            )
+        return with_moments(table, timeline)
 
     def _log(self, number: int, rows: int, storage: Storage) -> None:
         gets = storage.metered.counts()["get"]

@@ -51,7 +51,7 @@ class PersistStreamWriter(DataSourceStreamArrowWriter):
         if upper.is_empty and self._times.late == "error":
             raise UpdateNotBeyondUpper(0, upper)
         time = upper.time if self._times.is_plain else None
-        self._rows = Rows(self._target.schema, time, options.column, options.unit or "us")
+        self._rows = Rows(self._target.schema, time, options.column, options.unit)
         self._rows.check(schema)
         self._lower = upper.time if self._times.late == "drop" else None
 

@@ -24,7 +24,9 @@ class DataFrameWrite:
         Raises:
             CollectionNotFound, SchemaMismatch, UpdateNotBeyondUpper, FrontierRegression, InvalidUsage.
         """
-        return cls._checked(PlannedWrite.append(options), schema)
+        if options.column is not None and options.time is not None:
+            raise InvalidUsage(f"time={options.time!r} and timeColumn={options.column!r} both say the times: give one")
+        return cls._checked(PlannedWrite.append(options), schema, options.column)
 
     @classmethod
     def overwrite(cls, options: WriteOptions, schema: StructType) -> "DataFrameWrite":
@@ -39,11 +41,15 @@ class DataFrameWrite:
                 f'mode "overwrite" takes the rows that are to be there, and the DataFrame has {" and ".join(taken)}. '
                 'Drop these columns, and say the time with the option time; or use mode "append" for updates.'
             )
-        return cls._checked(PlannedWrite.overwrite(options), schema)
+        if options.column is not None:
+            raise InvalidUsage(
+                f"timeColumn={options.column!r} does not go with overwriting: the difference is at one time"
+            )
+        return cls._checked(PlannedWrite.overwrite(options), schema, None)
 
     @classmethod
-    def _checked(cls, planned: PlannedWrite, schema: StructType) -> "DataFrameWrite":
-        rows = Rows(planned.target.schema, planned.time)
+    def _checked(cls, planned: PlannedWrite, schema: StructType, column: str | None) -> "DataFrameWrite":
+        rows = Rows(planned.target.schema, planned.time, column)
         rows.check(schema)
         planned.check()
         return cls(planned, rows)

@@ -4,6 +4,9 @@
     one time for all rows              plain rows, inserted; or with a column _diff
     a column of event times            likewise; a long as it is, a timestamp in units since 1970-01-01T00:00Z
 
+Where the collection has a timeline, timestamps are its times, in `_time` as in any other column, and exactly: what its
+unit cannot hold is refused. Without one, timestamps of events are rounded down to the unit that is asked for.
+
 A diff of 0 says nothing, and is refused: it is most often a mistake in what made it.
 """
 
@@ -18,6 +21,7 @@ from pyspark.sql.types import StructType
 from persist.codecs import CollectionSchema, to_updates
 from persist.errors import InvalidUpdate, InvalidUsage, SchemaMismatch
 from persist.spark.types import as_collection_expects
+from persist.timeline import timeline_of
 
 UNITS = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}  # In a second.
 
@@ -29,13 +33,13 @@ class Rows:
     Attributes:
         time: of every row, if neither `_time` nor column says it.
         column: whose values are the times; stored too if the collection has a column of that name.
-        unit: of the times, where column holds timestamps.
+        unit: of the times, where column holds timestamps and the collection has no timeline; None is "us".
     """
 
     schema: CollectionSchema
     time: int | None = None
     column: str | None = None
-    unit: str = "us"
+    unit: str | None = None
 
     def check(self, schema: StructType) -> None:
         """Check the columns of a DataFrame before any of its rows is made.
@@ -61,7 +65,13 @@ class Rows:
         _check_diffs(table)
         table = as_collection_expects(table, self.schema.arrow)
         plain = self.time is not None or self.column is not None
-        return to_updates(table, self.schema, default_time=self.time, default_diff=1 if plain else None)
+        return to_updates(
+            table,
+            self.schema,
+            default_time=self.time,
+            default_diff=1 if plain else None,
+            moments=timeline_of(self.schema),
+        )
 
     def _with_times(self, table: pa.Table, column: str) -> pa.Table:
         values = table.column(column)
@@ -78,12 +88,22 @@ class Rows:
     def _times(self, values: pa.ChunkedArray, column: str) -> pa.ChunkedArray:
         if pt.is_integer(values.type):
             return values.cast(pa.int64())
+        timeline = timeline_of(self.schema)
+        if timeline is not None:
+            if self.unit not in (None, timeline.unit):
+                raise InvalidUsage(
+                    f"timeUnit={self.unit!r} is another unit than {timeline.unit!r}, in which the collection's times "
+                    "count: leave it out"
+                )
+            times = timeline.column_of_times(values, column)
+            if pt.is_integer(times.type):
+                return times
         if not pt.is_timestamp(values.type):
             raise SchemaMismatch(
                 f"timeColumn={column!r} is {values.type}: times come from a column of integers or of timestamps"
             )
         micros = values.cast(pa.timestamp("us", values.type.tz)).cast(pa.int64())
-        per_s = UNITS[self.unit]
+        per_s = UNITS[self.unit or "us"]
         if per_s >= 10**6:
             try:
                 return pc.multiply_checked(micros, per_s // 10**6)

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from functools import reduce
-from typing import Any, Literal, get_args
+from typing import Any, Literal, cast, get_args
 
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
@@ -21,6 +21,7 @@ from persist.spark.write.dataframe_write import DataFrameWrite
 from persist.spark.write.overwrite import difference, present_time
 from persist.spark.write.ranged import UploadTask, is_ranged_by_key, ranged, upload_by_tasks
 from persist.spark.write.updates import Rows
+from persist.timeline import Moment, begins_with_a_day, is_moment
 
 Mode = Literal["append", "overwrite"]
 
@@ -31,8 +32,8 @@ def write(
     collection: str,
     *,
     mode: Mode = "append",
-    time: int | None = None,
-    seal: int | Antichain | None = None,
+    time: int | Moment | None = None,
+    seal: int | Moment | Antichain | None = None,
     token: str | None = None,
     partitions: int | None = None,
     storage_options: Mapping[str, Any] | None = None,
@@ -49,7 +50,9 @@ def write(
             collection, in any order.
         mode: "append" adds the rows. "overwrite" makes the contents those of df: the difference from what was sealed
             last is written as updates at one time, and history stays. A row that df has twice has multiplicity 2.
-        time: of every row; needed to append plain rows. To overwrite, of the difference; None means upper.
+        time: of every row; needed to append plain rows. Text that does not begin with a day is the name of the column
+            with the time of each row. To overwrite, of the difference; None means upper. If the collection has a
+            timeline, times may be moments, and timestamps in columns, `_time` too; they must be exact.
         seal: the upper to seal to in the same commit, beyond all that is written; `Antichain()` is complete for ever.
             None means not to seal; to overwrite, it means time + 1.
         token: names this write, so that doing it again does nothing; see `Collection.write`. When it was done before,
@@ -86,22 +89,25 @@ def _options(
     location: str,
     collection: str,
     mode: str,
-    time: int | None,
-    seal: int | Antichain | None,
+    time: int | Moment | None,
+    seal: int | Moment | Antichain | None,
     token: str | None,
     partitions: int | None,
     storage_options: Mapping[str, Any] | None,
 ) -> WriteOptions:
     if mode not in get_args(Mode):
         raise InvalidUsage(f'mode={mode!r} is not a mode of writing: use "append" or "overwrite"')
-    for name, value, least, most in (("time", time, 0, TIME_MAX), ("partitions", partitions, 1, 100_000)):
+    column = time if isinstance(time, str) and not begins_with_a_day(time) else None
+    at = None if column is not None or is_moment(time) else time
+    for name, value, least, most in (("time", at, 0, TIME_MAX), ("partitions", partitions, 1, 100_000)):
         if value is not None and (isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most):
             raise InvalidUsage(f"{name}={value!r} is not a whole number from {least} to {most}")
     return WriteOptions(
         location=seen_by_all(location),
         collection=collection,
-        time=time,
-        seal=None if seal is None else Antichain.at(seal),
+        time=None if column is not None else time,
+        column=column,
+        seal=seal if seal is None or is_moment(seal) else Antichain.at(cast(int | Antichain, seal)),
         token=None if token is None else check_text("token", token),
         storage=dict(storage_options or {}),
     )
