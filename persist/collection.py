@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from persist.antichain import Antichain
-from persist.codecs import TIME_MAX, Part
+from persist.codecs import TIME_MAX
 from persist.compact.report import CompactionReport
 from persist.engine import CollectionHandle
 from persist.engine.holding import list_holds, take_hold
@@ -40,7 +40,7 @@ from persist.state.contents import check_changes_readable
 from persist.state.unsealed import Unsealed, unsealed
 from persist.timeline import Moment, Timeline, Times, is_moment
 from persist.write.future import CommitFuture
-from persist.write.operations import Asked, Step, check_token, note_steps, with_token
+from persist.write.operations import Step, check_token, note_steps, with_token
 
 READ_TIMEOUT_S = 30.0
 
@@ -555,26 +555,6 @@ class Collection:
             NegativeMultiplicity: of a record, at the time of a row.
         """
         return as_of_join(self.handle, frame, time, on, columns, timeout_s)
-
-    def commit_parts(
-        self,
-        parts: Sequence[Part],
-        *,
-        seal: Antichain | None = None,
-        token: str | None = None,
-        digest: int | None = None,
-    ) -> CommitFuture:
-        """Append parts that were stored with `persist.write.part_writer.PartWriter`, and perhaps seal, as one commit.
-
-        For engines whose tasks encode and upload by themselves. Parts of a commit that is rejected are deleted. With a
-        token it happens once, as `write` does; what the parts hold is compared if its digest is given: the sum of those
-        of `persist.codecs.digest_of`, by the columns of key and value, and `_time`.
-        """
-        check_token(token)
-        steps = [*self.handle.part_steps(parts), Asked(self.id, digest)]
-        if seal is not None:
-            steps.append(self.handle.seal_step(seal))
-        return self.handle.submit("commit_parts", with_token(token, [self.id], steps))
 
     def as_time(self, what: str, given: int | Moment) -> int:
         """Return a number as it is, and of a moment the last time not after it; what says in errors what it is.

@@ -86,12 +86,15 @@ class MultiWrite:
     def add_parts(
         self, collection: Collection, parts: Sequence[Part], *, keep: bool = False, digest: int | None = None
     ) -> None:
-        """Add parts to the commit, as `Collection.commit_parts`; they are deleted if the block raises.
+        """Add parts that were stored with `persist.write.part_writer.PartWriter`; they are deleted if the block raises.
+
+        This is for engines whose tasks encode and upload by themselves.
 
         Args:
             keep: do not delete them if the commit is rejected (with InvalidUsage or Conflict): the caller commits them
                 in another way, or deletes them. Those of a commit that was done before are deleted.
-            digest: as in `Collection.commit_parts`.
+            digest: of what the parts hold, to be compared if the commit has a token: the sum of those of
+                `persist.codecs.digest_of`, by the columns of key and value, and `_time`.
         """
         self._check(collection)
         self._add(collection, [*collection.handle.part_steps(parts, keep=keep), Asked(collection.id, digest)])

@@ -67,9 +67,7 @@ class Settings:
             raise InvalidUsage(f"Settings(compaction={self.compaction!r}) is not a CompactionPolicy")
         for each in fields(self):
             value, least = getattr(self, each.name), LEAST.get(each.name, 0.0)
-            if each.name in ("background", "retry", "compaction", "cache_folder") or (
-                value is None and each.default is None
-            ):
+            if each.name in OTHERS or (value is None and each.default is None):
                 continue
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not least <= value < float("inf"):
                 raise InvalidUsage(f"Settings({each.name}={value!r}) is not a number of at least {least:,}")

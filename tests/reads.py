@@ -19,7 +19,7 @@ COLLECTION_READS = {
 }  # fmt: skip
 COLLECTION_WRITES = {
     "describe", "drop_tag", "rename", "retain", "tag",
-    "allow_compaction", "commit_parts", "compact", "delete", "destroy", "follow", "hold", "overwrite", "seal", "write",
+    "allow_compaction", "compact", "delete", "destroy", "follow", "hold", "overwrite", "seal", "write",
 }  # fmt: skip
 
 KEY = {"k": pa.int64()}
@@ -101,7 +101,6 @@ def writes(client: persist.Client) -> list[Callable[[], object]]:
         lambda: orders.delete([1], time=9),
         lambda: orders.seal(9),
         lambda: orders.allow_compaction(1),
-        lambda: orders.commit_parts([]),
         lambda: orders.hold(2),
         lambda: orders.hold(2, name="mine"),
         lambda: orders.hold(name="consumer"),

@@ -47,6 +47,7 @@ from persist.replica.checkpoint import Checkpoint, StateObject
 from persist.state.location import Dropped
 from persist.write.part_writer import PartWriter
 from tests.iam import Gate
+from tests.parts import commit_parts
 from tests.reads import KEY, VALUE, table
 from tests.servers.fixtures import make_bucket
 from tests.watched import KEY as STORED_KEY
@@ -583,9 +584,9 @@ def test_parts_that_are_offered_again_are_not_deleted_when_that_is_refused(clien
     """As when a job commits twice what its tasks have uploaded."""
     orders = client.create_or_load("orders", key=KEY, value=VALUE)
     parts = PartWriter(client.engine.blob, client.engine.follower.next_seqno).upload(orders.id, orders.schema, table(5))
-    orders.commit_parts(parts, seal=persist.Antichain(6)).result()
+    commit_parts(orders, parts, seal=persist.Antichain(6)).result()
     with pytest.raises(persist.UpdateNotBeyondUpper):
-        orders.commit_parts(parts, seal=persist.Antichain(6)).result()
+        commit_parts(orders, parts, seal=persist.Antichain(6)).result()
     assert orders.snapshot(5).to_arrow().num_rows == 20_000
     with pytest.raises(persist.PersistError), client.multi_write() as multi:
         multi.write(orders, table(7))
@@ -601,7 +602,7 @@ def test_parts_with_hostile_names_are_neither_committed_nor_deleted(client: pers
     for key in (record_key(0), part.blob.replace(orders.id, OTHER), "../x", ""):
         for time in (0, 9):
             with pytest.raises(persist.InvalidUsage, match="these parts cannot be committed"):
-                orders.commit_parts([changed(part, blob=key, time_min=time, time_max=time)])
+                commit_parts(orders, [changed(part, blob=key, time_min=time, time_max=time)])
     assert everything(blob) == before
 
 
@@ -769,7 +770,7 @@ def test_nothing_that_is_read_is_executed(tmp_path: Path) -> None:
                 negatives=0,
                 diff_sum=1,
             )
-            evil.commit_parts([part], seal=persist.Antichain(1)).result()
+            commit_parts(evil, [part], seal=persist.Antichain(1)).result()
     done = subprocess.run(
         [sys.executable, "-c", READ_AND_TELL, str(location)],
         cwd=ROOT,

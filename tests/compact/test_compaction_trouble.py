@@ -20,6 +20,7 @@ from persist.state.contents import CollectionState
 from persist.write.part_writer import PartWriter
 from tests.clocks import ImpatientClock
 from tests.keyframes import add_keyframe
+from tests.parts import commit_parts
 
 KEY, VALUE = {"k": pa.int64()}, {"v": pa.string()}
 Update = tuple[tuple[Any, Any], int, int]
@@ -107,7 +108,7 @@ def test_a_part_that_was_committed_twice_stays_as_long_as_either_is_in_use() -> 
         c = client.create_or_load("c", key=KEY, value=VALUE)
         parts = uploaded(client, c, updates)
         for _ in range(2):
-            c.commit_parts(parts).result()
+            commit_parts(c, parts).result()
         c.seal(1).result()
         (one,), (other,) = c.handle.contents().history
         brought = uploaded(client, c, updates)
@@ -123,11 +124,11 @@ def test_a_part_that_compaction_has_replaced_cannot_be_committed_again() -> None
     with opened(MemoryBlob(), grace_s=3600) as client:
         c = client.create_or_load("c", key=KEY, value=VALUE)
         parts = uploaded(client, c, updates)
-        c.commit_parts(parts).result()
-        c.commit_parts(uploaded(client, c, updates)).result()
+        commit_parts(c, parts).result()
+        commit_parts(c, uploaded(client, c, updates)).result()
         assert c.compact().runs_merged == 2
         with pytest.raises(persist.PersistError, match="uploaded too long ago"):
-            c.commit_parts(parts).result()
+            commit_parts(c, parts).result()
         c.seal(1).result()
         check(c, updates * 2)
 
@@ -575,7 +576,7 @@ def test_a_region_of_a_keyframe_that_is_cut_into_slices_holds_its_own_keys_only(
 def test_slices_of_a_slice_are_within_it() -> None:
     with opened(MemoryBlob()) as client:
         c = client.create_or_load("c", key=KEY, value=VALUE)
-        c.write([((k, "v"), 0, 1) for k in range(200)], seal=1).result()
+        c.write([((k, "v"), 0, 1) for k in range(2_000)], seal=1).result()
         scan = c.snapshot(form="diff").scan
         outer = scan.slices(3)
         assert len(outer) == 3
@@ -585,4 +586,4 @@ def test_slices_of_a_slice_are_within_it() -> None:
             assert (inner[0].keys.lower, inner[-1].keys.upper) == (each.keys.lower, each.keys.upper)
         reader = PartReader(client.engine.blob)
         tables = [t for each in outer for one in each.slices(4) for t in one.updates(reader, ["k"])]
-        assert sum(map(len, tables)) == 200
+        assert sum(map(len, tables)) == 2_000

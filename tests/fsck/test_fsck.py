@@ -30,6 +30,7 @@ from persist.replica.follower import Follower
 from persist.write.part_writer import PartWriter
 from tests.clocks import DatedBlob, ImpatientClock
 from tests.golden.make import FIELDS
+from tests.parts import commit_parts
 
 KEY = {"k": pa.int64()}
 VALUE = {"v": pa.string()}
@@ -77,7 +78,7 @@ def busy(blob: Blob, rounds: int = 8) -> None:
         for time in range(rounds):
             a, b, c = (client.load(name) for name in ("a", "b", "c"))
             a.write([((time, "x"), time, 1)], token=f"token-{time}").result()
-            b.commit_parts(uploads(blob, client, b, time)).result()
+            commit_parts(b, uploads(blob, client, b, time)).result()
             c.write(rows(0, 20_000, time) if time % 6 == 0 else rows(0, 10, time)).result()
             for each in (a, b, c):
                 each.seal(time + 1).result()
@@ -291,7 +292,7 @@ def test_every_byte_of_a_small_location_is_covered() -> None:
     blob = MemoryBlob()
     with opened(blob) as client:
         c = client.create_or_load("c", key=KEY, value=VALUE)
-        c.commit_parts(uploads(blob, client, c, 1)).result()
+        commit_parts(c, uploads(blob, client, c, 1)).result()
         for time in range(16):
             c.seal(time).result()
         client.engine.pool.submit(int).result()
@@ -870,7 +871,7 @@ def test_what_was_committed_after_the_examination_is_not_deleted(dated: DatedBlo
         data = dated.get(late) or b""
         [(again, part)] = encode_parts(pq.read_table(pa.BufferReader(data)), handle.schema)
         assert again == data
-        handle.commit_parts([msgspec.structs.replace(part, blob=late)]).result()
+        commit_parts(handle, [msgspec.structs.replace(part, blob=late)]).result()
         before = everything(dated)
         assert client.engine.writer("a test").garbage.delete_leaked([late, alone]).keys == (alone,)
         assert before.keys() - everything(dated).keys() == {alone}, "only what was asked for"
@@ -892,7 +893,7 @@ def test_a_list_is_named_after_the_record_that_names_it_even_if_that_lost_a_race
     with opened(blob) as client, opened(blob) as other:
         c = client.create_or_load("c", key=KEY, value=VALUE)
         blob.race = lambda: other.load("c").seal(1).result()
-        seqno = c.commit_parts(uploads(blob, client, c, 5)).result()
+        seqno = commit_parts(c, uploads(blob, client, c, 5)).result()
         record = read_record(blob, seqno)
         assert record is not None
         [append] = record.mutations

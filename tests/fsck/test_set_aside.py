@@ -13,6 +13,7 @@ from persist.log.keys import record_key
 from persist.replica.follower import Follower
 from persist.write.part_writer import PartWriter
 from tests.clocks import ImpatientClock
+from tests.parts import commit_parts
 from tests.rollback import KEY, QUIET, copied, interrupted, made, opened, restore, rolled_back, write
 
 Blobs = dict[str, bytes]
@@ -81,11 +82,11 @@ def test_parts_that_the_collection_has_besides_are_not_set_aside() -> None:
         collection = made(client)
         rows = pa.table({"k": range(100), "_time": [9] * 100, "_diff": [1] * 100})
         parts = PartWriter(blob, client.engine.follower.next_seqno).upload(collection.id, collection.schema, rows)
-        collection.commit_parts(parts).result()
+        commit_parts(collection, parts).result()
         copy = copied(blob)
         write(collection, range(1))
         restore(blob, copy)
-        collection.commit_parts(parts).result()  # Once more, in a record beyond the hole.
+        commit_parts(collection, parts).result()  # Once more, in a record beyond the hole.
     report = persist.fsck(blob, clock=clock, settings=QUIET, repair=True, set_aside=True)
     assert [each.action for each in report.repairs_done] == ["move"]
     assert all(key.startswith("log/") for key in lost(copied(blob)))

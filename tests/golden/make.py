@@ -25,6 +25,7 @@ from persist.replica.checkpoint import write_checkpoint
 from persist.write import committer
 from persist.write.part_writer import PartWriter
 from tests.golden.kinds import SETTINGS, commit, write_compacted, write_every_kind, write_keyed
+from tests.parts import commit_parts
 
 HERE = Path(__file__).parent
 AT = datetime.datetime(2026, 1, 2, 3, 4, 5, 678901)
@@ -97,7 +98,7 @@ def main() -> None:
         table = to_updates(pa.table({"a": numbers, "b": text, "value": text, **constant}), large.schema)
         uploads = PartWriter(FileBlob(folder / "location"), client.engine.follower.next_seqno)
         halves = [uploads.upload(large.id, large.schema, half) for half in (table.slice(0, 1500), table.slice(1500))]
-        large.commit_parts([part for parts in halves for part in parts]).result()
+        commit_parts(large, [part for parts in halves for part in parts]).result()
         with client.multi_write() as multi:
             multi.seal(large, 1)
             multi.write(large, [(((0, "again"), {"n": 1}), 1, 1)])

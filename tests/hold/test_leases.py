@@ -11,6 +11,7 @@ import persist
 from persist.blob import Fault, MemoryBlob, MeteredBlob, UnreliableBlob
 from persist.write.part_writer import PartWriter
 from tests.clocks import ImpatientClock
+from tests.parts import commit_parts
 
 KEY = {"k": pa.int64()}
 QUIET = persist.Settings(background=False, hold_linger_s=0)
@@ -356,7 +357,7 @@ def test_parts_that_are_committed_twice_under_one_token_are_there_once(blob: Mem
         c = collection(client)
         table = pa.table({"k": range(100), "_time": [20] * 100, "_diff": [1] * 100})
         parts = PartWriter(blob, client.engine.follower.next_seqno).upload(c.id, c.schema, table)
-        c.commit_parts(parts, token="t").result()
-        c.commit_parts(parts, seal=persist.Antichain(21), token="t").result()
+        commit_parts(c, parts, token="t").result()
+        commit_parts(c, parts, seal=persist.Antichain(21), token="t").result()
         c.seal(21).result()
         assert c.snapshot(20).count() == 120

@@ -6,6 +6,7 @@ import pytest
 import persist
 from persist.blob import MemoryBlob
 from persist.write.part_writer import PartWriter
+from tests.parts import commit_parts
 
 SETTINGS = persist.Settings(background=False, hold_linger_s=0)
 KEY = {"k": pa.int64()}
@@ -38,10 +39,10 @@ def test_parts_that_are_committed_stay_although_they_are_submitted_again_too_lat
         c = client.create_or_load("c", key=KEY)
         table = pa.table({"k": range(100), "_time": [0] * 100, "_diff": [1] * 100})
         parts = PartWriter(blob, client.engine.follower.next_seqno).upload(c.id, c.schema, table)
-        c.commit_parts(parts, seal=persist.Antichain(1), token=token).result()
+        commit_parts(c, parts, seal=persist.Antichain(1), token=token).result()
         if token is None:
             with pytest.raises(persist.UpdateNotBeyondUpper):
-                c.commit_parts(parts).result()
+                commit_parts(c, parts).result()
         else:
-            c.commit_parts(parts, token=token).result()
+            commit_parts(c, parts, token=token).result()
         assert c.snapshot(0).to_arrow().num_rows == 100

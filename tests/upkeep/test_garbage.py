@@ -15,6 +15,7 @@ from persist.log.keys import record_key, uploaded_seqno
 from persist.replica.checkpoint import read_newest_checkpoint
 from persist.write.part_writer import PartWriter
 from tests.clocks import DatedBlob, ImpatientClock
+from tests.parts import commit_parts
 from tests.stepped import Stepped
 
 KEY = {"k": pa.int64()}
@@ -86,7 +87,7 @@ def test_a_commit_that_comes_after_its_upload_was_declared_void_is_refused(dated
         parts = orphan(dated, client, c)
         assert collector.gc().parts == 1
         with pytest.raises(persist.UploadExpired, match="uploaded too long ago"):
-            c.commit_parts(parts).result()
+            commit_parts(c, parts).result()
         c.seal(10).result()
         assert c.snapshot(9).count() == 20_000
         fresh = orphan(dated, client, c)
@@ -101,7 +102,7 @@ def test_an_upload_that_was_committed_meanwhile_is_not_deleted(dated: DatedBlob)
         submit = collector.engine.writer("a test").committer.submit
 
         def late(*args: object) -> persist.CommitFuture:
-            c.commit_parts(parts).result()  # Between the collector's listing and its declaration.
+            commit_parts(c, parts).result()  # Between the collector's listing and its declaration.
             return submit(*args)  # type: ignore[arg-type]
 
         collector.engine.writer("a test").committer.submit = late  # type: ignore[method-assign, assignment]
@@ -119,7 +120,7 @@ def test_an_upload_named_exactly_at_the_floor_may_be_committed_still_and_stays(d
         dated.clock.sleep(DAY + 60)
         assert collector.gc().parts == 0
         assert uploaded_seqno(parts[0].blob) == collector.engine.follower.state.control.upload_floor
-        c.commit_parts(parts, seal=persist.Antichain(10)).result()
+        commit_parts(c, parts, seal=persist.Antichain(10)).result()
         assert c.snapshot(9).to_arrow().num_rows == 40_000
 
 
