@@ -26,9 +26,13 @@ from persist.read.joint_listen import JointListen
 from persist.replica.history import LAST
 from persist.retention import Retention, retention_times
 from persist.settings import Settings
+from persist.state.contents import CollectionState
 from persist.storage import Location, open_storage
 from persist.timeline import Moment, Times, timeline_of
 from persist.upkeep.garbage import Deleted, GarbageReport
+from persist.upsert.keyed import Keyed, check_same, form_of
+from persist.upsert.known import machine_of
+from persist.upsert.machine import Machine
 from persist.write.future import CommitFuture
 from persist.write.operations import Step, check_token, note_steps
 
@@ -136,7 +140,7 @@ class Client:
         if name not in state.ids:
             raise CollectionNotFound(name, self.url, state.names())
         contents = self.engine.follower.known(state.ids[name], name)
-        return self._collection(contents.id, name, contents.schema)
+        return self._collection(contents, contents.schema, None)
 
     def create_or_load(
         self,
@@ -146,6 +150,7 @@ class Client:
         value: Any = None,
         timeline: str | None = None,
         retention: Retention | None = None,
+        keyed: Keyed | None = None,
     ) -> Collection:
         """Return the collection of that name; create it, empty, if there is none. Idempotent.
 
@@ -156,15 +161,22 @@ class Client:
                 wherever the collection is read as of a time; None if they are numbers of another meaning.
             retention: as for `Collection.retain`, for a collection that is made. One that is there keeps its own, which
                 must not be another.
+            keyed: makes it a keyed collection, which takes events by key (`Collection.upsert`) and no plain updates;
+                see `Keyed`.
 
         Raises:
-            SchemaMismatch, CodecMismatch: it exists with another schema; the message shows the difference.
+            SchemaMismatch, CodecMismatch: it exists with another schema, or keyed otherwise; the message shows the
+                difference. Or the declaration does not fit the schema.
             ReadOnly: it does not exist, and this client only reads.
         """
         self.engine.check_open("create_or_load")
         check_name(name)
         schema = CollectionSchema.of(key, value, timeline)
         retained = None if retention is None else retention_times(retention, timeline_of(schema))
+        if keyed is not None and not isinstance(keyed, Keyed):
+            raise InvalidUsage(f"keyed={keyed!r} is no declaration: give persist.Keyed(...)")
+        form = None if keyed is None else form_of(keyed, schema)
+        machine = None if keyed is None else keyed.machine
         while True:
             state = self.engine.follower.refresh()
             id_ = state.ids.get(name)
@@ -175,10 +187,12 @@ class Client:
                         f"collection {name!r} has the retention {contents.retention}, in times, and {retained} was "
                         "given: leave it out, or change it with retain()"
                     )
-                return self._collection(contents.id, name, schema.reconcile(contents.schema, name))
+                both = schema.reconcile(contents.schema, name)
+                check_same(form, contents.keyed, name)
+                return self._collection(contents, both, machine)
             id_ = uuid.uuid4().hex
             try:
-                create = Create(id_, name, schema.to_json())
+                create = Create(id_, name, schema.to_json(), form)
                 steps: list[Step] = [create, *([] if retained is None else [SetRetention(id_, retained)])]
                 self.engine.submit("create_or_load", steps, {id_: name}).result()
             except CollectionExists:
@@ -404,8 +418,10 @@ class Client:
     def __repr__(self) -> str:
         return f"<Client of {self.url}, mode {self.mode!r}{', closed' if self.engine.is_closed else ''}>"
 
-    def _collection(self, id_: str, name: str, schema: CollectionSchema) -> Collection:
-        return Collection(CollectionHandle(self.engine, id_, name, schema))
+    def _collection(self, contents: CollectionState, schema: CollectionSchema, machine: Machine | None) -> Collection:
+        if contents.keyed is not None:
+            machine = machine_of(contents.keyed, machine, contents.name)
+        return Collection(CollectionHandle(self.engine, contents.id, contents.name, schema, contents.keyed, machine))
 
 
 def _of_this_client(

@@ -10,8 +10,9 @@ import pyarrow.compute as pc
 from persist.antichain import Antichain
 from persist.codecs import TIME_MAX
 from persist.compact.report import CompactionReport
-from persist.engine import CollectionHandle
 from persist.engine.holding import list_holds, take_hold
+from persist.engine.keyed import AskedEvents, keyed_form
+from persist.engine.keyed import submit as submit_keyed
 from persist.engine.overwriting import delete_steps, overwrite_steps
 from persist.engine.telling import (
     About,
@@ -27,6 +28,7 @@ from persist.errors import InvalidUsage, PersistError
 from persist.follow import Following
 from persist.hold.holds import Hold, HoldInfo
 from persist.joining import as_of_join
+from persist.keyed_operations import KeyedOperations
 from persist.listening import begun_listen, begun_subscription
 from persist.log.records import AllowCompaction, Destroy, ReleaseHold, Rename
 from persist.names import check_name, view_hold
@@ -34,6 +36,7 @@ from persist.read.changes import Changes
 from persist.read.listen import Listen
 from persist.read.plan import Explanation, changes_scan, explained, snapshot_scan
 from persist.read.snapshot import Form, Snapshot, check_request, snapshot_slices
+from persist.read.upserts import Upserts
 from persist.replica.history import LAST
 from persist.retention import Retention
 from persist.state.contents import check_changes_readable
@@ -45,7 +48,7 @@ from persist.write.operations import Step, check_token, note_steps, with_token
 READ_TIMEOUT_S = 30.0
 
 
-class Collection:
+class Collection(KeyedOperations):
     """A handle on one collection; make it with `Client.create_or_load` or `Client.load`.
 
     It stands for that very collection, by id: after `destroy`, it does not turn into a new one of the same name.
@@ -56,12 +59,6 @@ class Collection:
         name: what it is called.
         schema: its key and value columns.
     """
-
-    def __init__(self, handle: CollectionHandle) -> None:
-        self.handle = handle
-        self.id = handle.id
-        self.name = handle.name
-        self.schema = handle.schema
 
     @property
     def timeline(self) -> Timeline | None:
@@ -176,8 +173,11 @@ class Collection:
     ) -> CommitFuture:
         """Retract what is there, at a time, which is sealed with it; what is not there is no error.
 
+        Of a keyed collection, add events that delete keys, as `upsert` does; nothing is sealed.
+
         Args:
-            what: keys, as `Snapshot.get` takes them: `[1, 2]`; or a filter, such as `pc.field("amount") > 5`.
+            what: keys, as `Snapshot.get` takes them: `[1, 2]`; or a filter, such as `pc.field("amount") > 5`. Of a
+                keyed collection, keys; where events are ordered, rows with the key and the columns of order_by.
             time: of the retractions; upper is just after it then.
             token: as for `overwrite`.
             message, metadata: as for `write`.
@@ -185,6 +185,8 @@ class Collection:
         Returns, raises: as `overwrite`.
         """
         self.handle.engine.writer("delete")
+        if self.handle.keyed is not None:
+            return self._delete_keyed(what, time, token, note_steps(message, metadata, [self.id]))
         check_request(self.schema, None, what if isinstance(what, pc.Expression) else None, "diff")
         check_token(token)
         notes = note_steps(message, metadata, [self.id])
@@ -201,7 +203,38 @@ class Collection:
             current one, `UpperMismatch` if that is not expected_upper. A seal to the current upper does nothing.
         """
         expected = [] if expected_upper is None else [self.handle.expect_step(expected_upper)]
+        if self.handle.keyed is not None:
+            asked = AskedEvents(None, self.handle.frontier("upper", upper), also=tuple(expected))
+            return submit_keyed(self.handle, "seal", asked)
         return self.handle.submit("seal", [*expected, self.handle.seal_step(upper)])
+
+    def upserts(
+        self,
+        lower: int | Moment | Antichain,
+        upper: int | Moment | Antichain | None = None,
+        *,
+        timeout_s: float | None = READ_TIMEOUT_S,
+    ) -> Upserts:
+        """Return the changes with `lower <= time < upper` as events: iterate over `(key, value or None, time)`.
+
+        Also as Arrow, with `_time` and `_deleted`. What another keyed collection makes of them is the same changes.
+
+        Raises:
+            NotKeyed, and what `changes` raises. InvalidUsage, when read: a key has more than one value.
+        """
+        keyed_form(self.handle)
+        return Upserts(self.changes(lower, upper, timeout_s=timeout_s))
+
+    def seal_to(self, upper: int | Moment | Antichain) -> CommitFuture:
+        """Seal a keyed collection as far as upper, if it is not sealed that far: `seal_to(max_time - lateness)`.
+
+        How many events came after that is in `late_counts`. Returns a future as `seal` does.
+        """
+        keyed_form(self.handle)
+        if isinstance(upper, int) and upper < 0:
+            upper = 0  # Lateness is greater than any time that there was.
+        asked = self.handle.frontier("upper", upper)
+        return self.seal(max(asked, self.handle.known().upper))
 
     def allow_compaction(self, since: int | Moment | Antichain) -> CommitFuture:
         """Give up telling times before since apart, as soon as no hold needs them; reads before it fail from then on.

@@ -11,7 +11,7 @@ from persist.hold.leases import WantedClaim
 from persist.read.changes import read_changes, with_moments
 from persist.read.claimed_read import ClaimedRead
 from persist.read.listen import Listen, Progress
-from persist.read.plan import snapshot_scan
+from persist.read.plan import changes_scan, snapshot_scan
 from persist.read.scan import Scan
 from persist.read.snapshot import snapshot_tables
 from persist.read.unread import UnreadParts
@@ -26,6 +26,9 @@ def listen_from(
     unread = UnreadParts()
 
     def read(reading: ClaimedRead, contents: CollectionState, lower: int, upper: int) -> pa.Table:
+        if handle.keyed is not None:
+            found = read_changes(changes_scan(handle.folded(contents), handle.schema, lower, upper, None), reading())
+            return with_moments(found, moments)
         parts = unread.at_or_after(contents, lower)
         found = read_changes(Scan(handle.schema, parts, lower, upper, handle.schema.names).pruned(), reading())
         return with_moments(found, moments)
@@ -37,7 +40,7 @@ def contents_as_of(
     handle: CollectionHandle, contents: CollectionState, time: int, reading: ClaimedRead, moments: Timeline | None
 ) -> Progress:
     """Return the contents of a collection as of a time, as the updates of that time that would make them."""
-    scan = snapshot_scan(contents, handle.schema, time, None, None)
+    scan = snapshot_scan(handle.folded(contents), handle.schema, time, None, None)
     with reading.explained():
         empty = scan.empty([*scan.columns, "_diff"])
         found = pa.concat_tables([empty, *snapshot_tables(scan, "diff", reading)])

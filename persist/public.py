@@ -46,11 +46,15 @@ from persist.errors import (
     FrontierRegression,
     HoldMoved,
     HoldNotFound,
+    KeyedCollection,
+    LateEvents,
     LeaseExpired,
     Locked,
     LogInterrupted,
     LogReplaced,
     NegativeMultiplicity,
+    NotKeyed,
+    PendingEvents,
     QueryMismatch,
     ReadOnly,
     TagMoved,
@@ -77,6 +81,7 @@ from persist.settings import Settings
 from persist.state.unsealed import Unsealed
 from persist.timeline import Timeline
 from persist.upkeep.garbage import GarbageReport
+from persist.upsert.keyed import Behind, Keyed
 from persist.write.future import CommitFuture
 
 __all__ = [
@@ -84,6 +89,7 @@ __all__ = [
     "Antichain",
     "AsOfCompacted",
     "AsOfNotSealed",
+    "Behind",
     "Binary",
     "Blob",
     "Changes",
@@ -123,6 +129,9 @@ __all__ = [
     "JointListen",
     "JointProgress",
     "Json",
+    "Keyed",
+    "KeyedCollection",
+    "LateEvents",
     "LeaseExpired",
     "Listen",
     "Locked",
@@ -133,6 +142,8 @@ __all__ = [
     "MissingBlob",
     "MultiWrite",
     "NegativeMultiplicity",
+    "NotKeyed",
+    "PendingEvents",
     "PersistError",
     "Problem",
     "Progress",

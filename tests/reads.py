@@ -13,13 +13,14 @@ CLIENT_READS = {
 }  # fmt: skip
 CLIENT_WRITES = {"create_view", "describe", "drop", "rename", "gc", "maintain", "multi_write"}
 COLLECTION_READS = {
-    "about", "comment", "history", "properties", "retention", "tags",
-    "as_bound", "as_of_join", "as_time", "changes", "holds", "listen", "needs", "since", "snapshot", "subscribe",
-    "timeline", "unsealed", "upper",
+    "about", "as_bound", "as_of_join", "as_time", "changes", "comment", "history", "holds", "late_bound",
+    "late_counts", "listen", "needs", "properties", "retention", "since", "snapshot", "subscribe", "tags", "timeline",
+    "unsealed", "upper", "upserts",
 }  # fmt: skip
 COLLECTION_WRITES = {
-    "describe", "drop_tag", "rename", "retain", "tag",
-    "allow_compaction", "compact", "delete", "destroy", "follow", "hold", "overwrite", "seal", "write",
+    "advance_late_bound", "allow_compaction", "compact", "delete", "describe", "destroy", "drop_tag",
+    "follow", "hold", "overwrite", "rename", "resolve", "retain", "seal", "seal_to", "tag", "transition", "upsert",
+    "write",
 }  # fmt: skip
 
 KEY = {"k": pa.int64()}

@@ -162,7 +162,7 @@ class Compactor:
         return found
 
     def _keyframe(self, contents: CollectionState, as_of: int, attempt: "_Attempt") -> tuple[Replace, CompactionReport]:
-        scan = snapshot_scan(contents, contents.schema, as_of, None)
+        scan = snapshot_scan(contents, contents.schema, as_of, None, raw=True)
         numbers = {part.blob: number for number, part in contents.numbered.items()}
         pieces = keyframe_pieces(scan, numbers, self._policy.part_bytes, self._maker)
         [made] = self._make(contents, [pieces], attempt)

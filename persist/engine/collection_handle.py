@@ -11,14 +11,24 @@ from typing import Any, cast, get_args
 from persist.antichain import Antichain, as_time
 from persist.codecs import TIME_MAX, CollectionSchema, Part, Stamp
 from persist.engine.engine import Engine
-from persist.errors import AsOfNotSealed, CollectionNotFound, InvalidUsage, TagNotFound, with_timeline
+from persist.errors import (
+    AsOfNotSealed,
+    CollectionNotFound,
+    InvalidUsage,
+    KeyedCollection,
+    TagNotFound,
+    with_timeline,
+)
 from persist.log.keys import check_parts
-from persist.log.records import Seal
+from persist.log.records import KeyedForm, Seal
 from persist.read.claimed_read import ClaimedRead
+from persist.read.resolving import folded, machine_needed, with_folded
 from persist.state.collection_rules import ExpectUpper
 from persist.state.contents import CollectionState, check_readable, last_sealed
 from persist.state.unsealed import unsealed
 from persist.timeline import Moment, Timeline, Times, begins_with_a_day, is_moment, is_tag, shown_time, timeline_of
+from persist.upsert.machine import Machine
+from persist.upsert.taking import EventTable
 from persist.write.future import CommitFuture
 from persist.write.operations import Asked, Step, Write
 
@@ -32,12 +42,16 @@ class CollectionHandle:
         id: unique in the location, for ever.
         name: what it was called when it was loaded; for errors.
         schema: its key and value columns.
+        keyed: how it resolves events, if it is keyed.
+        machine: which it does that with, if that is known here.
     """
 
     engine: Engine
     id: str
     name: str
     schema: CollectionSchema
+    keyed: KeyedForm | None = None
+    machine: Machine | None = None
 
     def contents(self) -> CollectionState:
         """Return its newest state. Cost: one GET.
@@ -107,10 +121,30 @@ class CollectionHandle:
             # What a claim costs no commit for may be as old as the state; blobs outlive both by the grace period.
             contents = self.known()
             check_readable(contents, time)
+            contents = self.folded(contents)
         except BaseException:
             claim.release()
             raise
         return contents, ClaimedRead(self.engine.reader, claim, self.needs)
+
+    def folded(self, contents: CollectionState) -> CollectionState:
+        """Return contents as they are once all sealed events are resolved; as they are, if they are already.
+
+        What these come to is in parts that only this client has. Cost: reading the events and what their keys hold, the
+        first time.
+        """
+        if self.keyed is None or contents.resolved_times is None:
+            return contents
+        parts = self.engine.folds.get(contents)
+        if parts is None:
+            machine = machine_needed(self.machine, self.keyed, self.name)
+            parts = folded(contents, self.schema, machine, self.engine.reader())
+            self.engine.folds.put(contents, parts)
+        return with_folded(contents, parts)
+
+    def pend_step(self, events: EventTable) -> Write:
+        """Return what adds events, of which there are some, to a commit; start their upload."""
+        return self.engine.writer("upsert").committer.events_step(self.id, events)
 
     def sealed_and_claimed(
         self, as_of: int | Moment | None, timeout_s: float | None, consumer: str = ""
@@ -150,6 +184,7 @@ class CollectionHandle:
             SchemaMismatch, InvalidUpdate, CodecMismatch: they do not fit the collection.
             ReadOnly, ClientClosed: this client cannot write.
         """
+        self.check_plain("write")
         by = () if token is None else (*self.schema.names, "_time")
         step = self.engine.writer("write").write_step(self.id, self.schema, updates, stamp, digest_by=by)
         if step is None:
@@ -169,6 +204,7 @@ class CollectionHandle:
             check_parts(self.id, parts)
         except ValueError as error:
             raise InvalidUsage(f"these parts cannot be committed: {error}. Upload them with PartWriter.") from error
+        self.check_plain("commit_parts")
         if not parts:
             return []
         uploaded: Future[tuple[Part, ...]] = Future()
@@ -259,6 +295,11 @@ class CollectionHandle:
     def frontier(self, what: str, given: int | Moment | Antichain) -> Antichain:
         """Return a frontier from what callers give for one; that of a moment has all times before the moment behind."""
         return Antichain(self.as_bound(what, given)) if is_moment(given) else Antichain.at(cast(int | Antichain, given))
+
+    def check_plain(self, action: str) -> None:
+        """Raise KeyedCollection if it takes events, and no plain updates."""
+        if self.keyed is not None:
+            raise KeyedCollection(self.name, action)
 
     def _timeline_for(self, what: str, given: Moment) -> Timeline:
         timeline = self.timeline

@@ -18,6 +18,7 @@ from persist.hold.leases import Claim, WantedClaim, no_claim
 from persist.metrics import Metrics, register
 from persist.read.part_caches import PartIndexes, decoded_rows
 from persist.read.part_reader import PartReader
+from persist.read.resolving import Folds
 from persist.replica.follower import Follower
 from persist.replica.history import log_table
 from persist.replica.pinned import PinnedFollower
@@ -37,6 +38,7 @@ class Engine:
         mode, settings, clock: as the location was opened.
         follower: the client's copy of the location's state.
         pool: a few threads for requests and for encoding.
+        folds: what sealed events come to that are not resolved yet, as it was last worked out.
     """
 
     def __init__(self, storage: Storage, options: OpenOptions) -> None:
@@ -60,6 +62,7 @@ class Engine:
         self.pool = Pool(IO_THREADS, "persist-io")
         self._indexes = PartIndexes()
         self._decoded = decoded_rows(self.settings.memory_budget // 2)
+        self.folds = Folds(self.settings.memory_budget // 4)
         self._writer: Writer | None = None
         if self.mode != "read":
             try:

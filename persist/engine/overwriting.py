@@ -57,6 +57,7 @@ def overwrite_steps(
         UpdatesBeyondUpper: somebody has written what is not sealed.
         SchemaMismatch, InvalidUpdate: the rows do not fit.
     """
+    handle.check_plain("overwrite")
     at, contents = handle.exact_time("time", time), handle.contents()
     writer = handle.engine.writer("overwrite").part_writer()
     text = None if where is None else str(where)
@@ -76,6 +77,7 @@ def delete_steps(handle: CollectionHandle, what: Any, time: int | Moment, token:
 
     Raises: as `overwrite_steps`; InvalidUsage, if what are no keys of the collection.
     """
+    handle.check_plain("a plain delete")
     at, contents = handle.exact_time("time", time), handle.contents()
     writer = handle.engine.writer("delete")
     where = what if isinstance(what, pc.Expression) else None

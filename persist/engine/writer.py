@@ -19,6 +19,7 @@ from persist.codecs import CollectionSchema, Stamp
 from persist.compact.compactor import Compactor
 from persist.compact.report import CompactionReport
 from persist.compact.rewriter import LocalPartMaker, PartMaker
+from persist.engine.keyed_queue import KeyedQueue
 from persist.engine.options import OpenOptions
 from persist.errors import WriterFenced
 from persist.hold.consumers import ConsumerLeases
@@ -46,6 +47,7 @@ class Writer:
         garbage: deletes what nobody needs.
         compactor: compacts by the policy of the settings, in this process.
         compaction: when it does so without being asked.
+        keyed: what is asked of keyed collections and resolves events.
         upkeep: what happens without being asked: leases, compaction and garbage.
     """
 
@@ -76,6 +78,7 @@ class Writer:
         stop = threading.Event()
         self.compactor = self.compactor_of(self.local_part_maker(stop), stop)
         self.compaction = CompactionSchedule(self.compactor, follower, clock, settings)
+        self.keyed = KeyedQueue(settings.memory_budget)
         self.upkeep = Upkeep(self.leases, self.consumers, self.compaction, self.garbage.collect, clock, settings)
         committer.appended = self.upkeep.committed
         self._stop_with_client(self.upkeep.request_stop)
@@ -135,6 +138,7 @@ class Writer:
 
     def close(self) -> None:
         """Finish what was asked for, give back leases and the location, and end the threads."""
+        self.keyed.close()
         self.upkeep.close()
         self.consumers.close()
         self.leases.close()

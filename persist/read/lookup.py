@@ -96,6 +96,11 @@ class Lookup:
         diff = None if "_diff" in columns else sign
         return _Source(part, tuple(columns), sign, diff, is_keyframe, cuts_time)
 
+    @property
+    def scan(self) -> Scan:
+        """What it looks up in."""
+        return self._scan
+
     def wanted(self, keys: Any) -> Wanted:
         """Return keys as the other methods take them; see `wanted_keys`."""
         return Wanted.of(wanted_keys(keys, self._keys), self._scan.schema)

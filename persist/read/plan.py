@@ -17,6 +17,7 @@ from persist.read.scan import Scan
 from persist.state.contents import CollectionState
 from persist.state.unsealed import Unsealed, unsealed
 from persist.timeline import Timeline, shown_time, timeline_of
+from persist.upsert.tombstones import live_filter
 
 MERGE_COST = 4  # Of a row that is merged, against one that is only decoded.
 
@@ -84,8 +85,11 @@ def snapshot_scan(
     as_of: int,
     columns: Sequence[str] | None,
     filter: pc.Expression | None = None,
+    *,
+    raw: bool = False,
 ) -> Scan:
-    """Return the plan to read contents as of a time that is sealed and not compacted."""
+    """Return the plan to read contents as of a time that is sealed and not compacted; raw gives tombstones, too."""
+    filter = filter if raw else _with_live(contents, schema, filter)
     names = schema.names if columns is None else tuple(columns)
     history = contents.history_parts
     candidates: list[Keyframe | None] = [*contents.keyframes]
@@ -139,8 +143,17 @@ def changes_scan(
     filter: pc.Expression | None = None,
 ) -> Scan:
     """Return the plan to read the updates with `lower <= time < upper`, which are sealed and not compacted."""
+    filter = _with_live(contents, schema, filter)
     names = schema.names if columns is None else tuple(columns)
     return Scan(schema, contents.history_parts, lower, upper, names, filter).pruned()
+
+
+def _with_live(
+    contents: CollectionState, schema: CollectionSchema, filter: pc.Expression | None
+) -> pc.Expression | None:
+    """Return a filter that passes no tombstones, either: they are rows, so what is left out is so at every time."""
+    live = live_filter(schema, contents.keyed)
+    return filter if live is None else live if filter is None else live & filter
 
 
 def _from(

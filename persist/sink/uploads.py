@@ -19,6 +19,7 @@ from persist.client import open as open_client
 from persist.codecs import DIGEST_MODULUS, CollectionSchema, Part, RunStream, digest_of
 from persist.collection import Collection
 from persist.engine import CollectionHandle
+from persist.log.records import KeyedForm
 from persist.settings import Settings
 from persist.storage import open_storage
 from persist.write.part_writer import PartWriter
@@ -39,16 +40,17 @@ class Target:
     id: str
     name: str
     schema: CollectionSchema
+    keyed: KeyedForm | None
     seqno: int
 
     @classmethod
     def of(cls, collection: Collection, location: str, storage: Mapping[str, Any]) -> "Target":
         seqno = collection.handle.engine.follower.next_seqno()
-        return cls(location, storage, collection.id, collection.name, collection.schema, seqno)
+        return cls(location, storage, collection.id, collection.name, collection.schema, collection.handle.keyed, seqno)
 
     def at(self, client: Client) -> Collection:
         """Return the collection as a handle of a client."""
-        return Collection(CollectionHandle(client.engine, self.id, self.name, self.schema))
+        return Collection(CollectionHandle(client.engine, self.id, self.name, self.schema, self.keyed))
 
     @contextmanager
     def writer(self) -> Iterator[PartWriter]:

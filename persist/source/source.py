@@ -228,14 +228,14 @@ class StreamSource:
     def _cut(self, contents: CollectionState, at: Position, limits: BatchLimits) -> Position:
         """Return the position after at, as far as contents and limits allow."""
         assert at.upper is not None, "nothing comes after the end of all"
-        upper = self._sealed(contents)
+        upper, contents = self._sealed(contents), self._collection.handle.folded(contents)
         scan = changes_scan(contents, self._collection.schema, at.upper, _end(upper), ())
         end = self._ends.end(scan, self._client.engine.reader(), limits)
         return replace(at, upper=upper.time if end == scan.time_upper else end)
 
     def _pieces(self, contents: CollectionState, at: Position, lower: int | None) -> list[PlannedSlice]:
         """Cut what is read up to a position: contents, or the updates from lower on."""
-        schema = self._collection.schema
+        schema, contents = self._collection.schema, self._collection.handle.folded(contents)
         wanted = schema.names if self._options.columns is None else schema.distinct("columns", self._options.columns)
         # With the key, how updates are consolidated does not depend on how they are cut, nor on how they are stored.
         wanted = (*wanted, *(name for name in schema.key_names if name not in wanted))

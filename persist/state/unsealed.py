@@ -12,6 +12,7 @@ class Unsealed:
 
     Attributes:
         updates: how many there are, if is_exact; otherwise at most so many, because some parts hold sealed ones, too.
+            Of a keyed collection, events are counted.
         first, last: the least and the greatest of their times; first is a bound, too, unless is_exact.
         timeline: of the collection, to show the times as moments.
     """
@@ -37,7 +38,8 @@ class Unsealed:
 def unsealed(contents: CollectionState) -> Unsealed | None:
     """Return what contents hold at times that are not sealed; None if that is nothing."""
     upper = contents.upper.time
-    parts = [part for part in contents.history_parts if upper is not None and part.time_max >= upper]
+    held = contents.history_parts if contents.keyed is None else contents.pending.values()
+    parts = [part for part in held if upper is not None and part.time_max >= upper]
     if upper is None or not parts:
         return None
     first, last = min(part.time_min for part in parts), max(part.time_max for part in parts)

@@ -54,6 +54,7 @@ from persist.replica.follower import Follower
 from persist.state.draft import Draft
 from persist.state.location import check_uploaded
 from persist.state.state import State, apply
+from persist.upsert.taking import EventTable
 from persist.write.future import CommitFuture, UnobservedErrors
 from persist.write.operations import Operation, Step, Write, merge
 from persist.write.part_writer import MEMORY_BUDGET, PartWriter
@@ -136,6 +137,14 @@ class Committer:
             self._asked.append(operation)
             self._changed.notify_all()
         return operation.future
+
+    def new_future(self) -> CommitFuture:
+        """Return the future of a commit that is still to be made of other commits; who makes it resolves it."""
+        return CommitFuture(self.unobserved, self._waited_for)
+
+    def events_step(self, collection: str, events: EventTable) -> Write:
+        """Return the step that adds events; see `WriteSteps.of_events`."""
+        return self._write_steps.of_events(collection, events)
 
     def counts(self) -> dict[str, int]:
         """Return what became of what was asked for.

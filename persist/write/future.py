@@ -13,6 +13,8 @@ from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from typing import Any
 
+import pyarrow as pa
+
 from persist.blob import InvalidUsage
 
 ERRORS_KEPT_MAX = 100
@@ -83,6 +85,9 @@ class CommitFuture(Future[int]):
 
     A commit that changed nothing (such as a seal to the current upper) resolves to the seqno of the state in which it
     was found to change nothing.
+
+    Attributes:
+        late: events that were left out because they are late, once it is resolved; see `Collection.upsert`.
     """
 
     _numbers = itertools.count()
@@ -92,6 +97,7 @@ class CommitFuture(Future[int]):
         self._number = next(self._numbers)
         self._unobserved = unobserved
         self._on_wait = on_wait
+        self.late: pa.Table | None = None
 
     def fail(self, error: BaseException) -> None:
         """Resolve to error, which stays on the ledger until somebody looks."""

@@ -102,13 +102,28 @@ class PartWriter:
                 parts += [p for write in group if isinstance(write.data, Future) for p in write.data.result()]
                 continue
             small = [*group]
-            table, schema = in_order_of_arrival(_table(small, small[0].schema)), small[0].schema
-            for data, part in encode_parts(table, schema, batch_bytes_max=_batch_room(inline_bytes)):
-                stored = self.stored(collection, data, part, inline_bytes)
-                inline_bytes += len(stored.inline)
-                parts.append(stored)
+            table = in_order_of_arrival(_table(small, small[0].schema))
+            made = self.stored_parts(collection, table, small[0].schema, inline_bytes)
+            inline_bytes += sum(len(part.inline) for part in made)
+            parts += made
         pend = Pend(collection, tuple(parts), watermarks=_watermarks(events)) if parts else None
         return [each for each in (append, pend) if each is not None]
+
+    def stored_parts(self, collection: str, table: pa.Table, schema: CollectionSchema, inline_bytes: int) -> list[Part]:
+        """Return a table as parts with their bytes, where they are few enough, or stored; none if nothing is left.
+
+        Those stored before are deleted again if one cannot be.
+        """
+        made: list[Part] = []
+        group_bytes, room = group_bytes_max(self._memory_budget, schema), _batch_room(inline_bytes)
+        try:
+            for data, part in encode_parts(table, schema, row_group_bytes_max=group_bytes, batch_bytes_max=room):
+                made.append(self.stored(collection, data, part, inline_bytes))
+                inline_bytes += len(made[-1].inline)
+        except BaseException:
+            self.discard(made)
+            raise
+        return made
 
     def stored(self, collection: str, data: bytes, part: Part, inline_bytes: int) -> Part:
         """Return an encoded part with its bytes, if they are few enough, or else stored."""

@@ -27,7 +27,9 @@ from persist.codecs import (
     streamed_updates,
     to_updates,
 )
+from persist.state.keyed_rules import PlannedPend
 from persist.timeline import timeline_of
+from persist.upsert.taking import EventTable
 from persist.write.operations import Write
 from persist.write.part_writer import PartWriter
 
@@ -63,6 +65,17 @@ class WriteSteps:
             return self._of_stream(collection, schema, pieces, by)
         table = to_updates(data, schema, moments=timeline_of(schema))
         return self._of_table(collection, schema, table, by) if len(table) else None
+
+    def of_events(self, collection: str, events: EventTable) -> Write:
+        """Return the step that adds events, of which there are some; start their upload if they are large."""
+        times = events.table["_time"].to_numpy()
+        planned = PlannedPend(collection, int(times.min()), int(times.max()), events.watermarks)
+        size = int(events.table.nbytes)
+        if size <= SMALL_WRITE_BYTES_MAX:
+            copied = events.table.take(pa.array(np.arange(len(times))))
+            return Write(collection, events.schema, planned.time_min, size, copied, events=planned)
+        upload = self._upload(collection, events.schema, events.table)
+        return Write(collection, events.schema, planned.time_min, size, upload, events=planned)
 
     def _of_table(self, collection: str, schema: CollectionSchema, table: pa.Table, by: Sequence[str]) -> Write:
         digest = _digest(table, by)

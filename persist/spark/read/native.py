@@ -125,6 +125,8 @@ def plan(
 def _why_not(spark: SparkSession, scan: Scan, form: Form, parts: Split, address: CollectionAddress) -> str | None:
     """Say why Spark's own scan cannot be part of reading this, None if it can."""
     schema = scan.schema
+    if scan.filter is not None:
+        return "tombstones, or rows that a filter does not pass, are left out"
     if not scan.columns:
         return "no columns are asked for"
     if parts.is_merged and not schema.key_names:

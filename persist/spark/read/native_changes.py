@@ -87,6 +87,8 @@ def plan_changes(
 
 
 def _why_not(spark: SparkSession, scan: Scan, address: CollectionAddress) -> str | None:
+    if scan.filter is not None:
+        return "tombstones, or rows that a filter does not pass, are left out"
     if set(scan.columns) != set(scan.schema.names):
         return "changes of some columns are sums over updates that differ in others"
     if len({name.lower() for name in scan.schema.arrow.names}) < len(scan.schema.arrow.names):

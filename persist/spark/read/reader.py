@@ -56,7 +56,10 @@ class PersistReader(DataSourceReader):
             arrow = result.scan.schema.arrow
             address = CollectionAddress(client.url, options.storage, options.collection)
             records = pa.schema([arrow.field(name) for name in result.scan.schema.names])
-            scan = replace(result.scan, filter=expression(self._filters, records)).pruned()
+            # A plan may leave rows out by itself: tombstones of a keyed collection.
+            pushed, own = expression(self._filters, records), result.scan.filter
+            both = own if pushed is None else pushed if own is None else own & pushed
+            scan = replace(result.scan, filter=both).pruned()
             # The worker that plans does not know the cluster, so this many at a time are taken to run.
             slices = scan.slices(options.slices or count_for(scan, PARALLEL_DEFAULT))
             _log(result, scan, len(slices))

@@ -136,6 +136,11 @@ class _Functions:
         contents, schema = self._contents, self._schema
         if len({name.lower() for name in schema.arrow.names}) < len(schema.arrow.names):
             raise InvalidUsage(f"columns of {self._name!r} differ by case only, which SQL cannot tell apart")
+        if contents.keyed is not None and (contents.keyed.tombstone or contents.keyed.resolve == "background"):
+            raise InvalidUsage(
+                f"the collection {self._name!r} is keyed, with tombstones or resolved in the background, which these "
+                "functions do not know of: read it by persist.spark or by the data source"
+            )
         columns = [SqlColumn(field.name, field.dataType) for field in self._fields]
         branches = self._branches()
         body = contents_sql(branches, columns, schema.key_names, contents.since, contents.upper)

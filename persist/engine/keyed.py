@@ -1,0 +1,296 @@
+"""Upserts, seals and resolutions of keyed collections: what is read, made, uploaded and committed for them, and again.
+
+With the policy "seal", whoever seals resolves: the events that are pending before the new upper, and those that come
+with the seal, become updates in the one record that advances upper. That record is refused if anything it was made of
+has changed (`persist.state.keyed_rules`); the loser deletes its parts and looks again. Nothing is claimed meanwhile:
+parts that fall out of use stay for the grace period, and a blob that is missing after that is a race that was lost,
+too.
+
+What a client asks of one collection is done in call order. Events go straight to the committer, unless a seal of the
+same collection is under way: then they come after it. One thread per client resolves (`persist.engine.keyed_queue`).
+"""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from persist.antichain import Antichain
+from persist.blob import MissingBlob
+from persist.codecs import DIGEST_MODULUS, Part, Stamp, digest_of, opened
+from persist.codecs.order.arrays import boolean_array, int64_values
+from persist.codecs.order.ordering import combined
+from persist.codecs.updates.inputs import as_table
+from persist.engine.collection_handle import CollectionHandle
+from persist.errors import (
+    Conflict,
+    FrontierRegression,
+    InvalidUsage,
+    LateEvents,
+    NotKeyed,
+    Superseded,
+    UpdateNotBeyondUpper,
+    UploadExpired,
+    with_timeline,
+)
+from persist.log.records import KeyedForm, Resolve, Seal, TokenMark, Tokens
+from persist.read.resolving import machine_needed, resolved_updates
+from persist.read.wanted_keys import keys_alone, wanted_keys
+from persist.state.contents import CollectionState
+from persist.state.keyed_rules import due, unused_after
+from persist.upsert.machine import DELETED, SEQ
+from persist.upsert.taking import EventTable, to_events, watermark_below, watermarks_of
+from persist.write.future import CommitFuture
+from persist.write.operations import Step, check_token
+
+SETTLE_S = 60.0
+ATTEMPTS_MAX = 1000  # Each of them was lost to somebody else's commit.
+
+
+Late = Literal["raise", "collect"]
+REASON = "_reason"
+
+
+@dataclass(frozen=True, slots=True)
+class AskedEvents:
+    """What somebody wants of a keyed collection as one commit: events, a seal, or both.
+
+    Attributes:
+        also: steps of the same commit: what must hold of upper, and notes.
+        late: counts the events that are late, by reason, which are left out then; None refuses all if some are.
+    """
+
+    events: EventTable | None
+    end: Antichain | None = None
+    token: str | None = None
+    also: tuple[Step, ...] = ()
+    late: Counter[str] | None = None
+
+
+def keyed_form(handle: CollectionHandle) -> KeyedForm:
+    """Return how a collection resolves events; raise NotKeyed if it does not."""
+    if handle.keyed is None:
+        raise NotKeyed(handle.name)
+    return handle.keyed
+
+
+def taken_events(handle: CollectionHandle, data: Any, stamp: Stamp | None) -> EventTable:
+    """Return events in any form, checked; see `persist.upsert.taking`."""
+    return to_events(data, handle.schema, keyed_form(handle), stamp, handle.timeline)
+
+
+def taken_keys(handle: CollectionHandle, what: Any, stamp: Stamp | None) -> EventTable:
+    """Return events that delete keys, in any form that `Snapshot.get` takes, or rows with what orders events, too."""
+    form = keyed_form(handle)
+    rows = as_table(opened(what), handle.schema)
+    if rows is None or {*rows.column_names} <= {*handle.schema.key_names}:
+        rows = wanted_keys(what, keys_alone(handle.schema)).select([*handle.schema.key_names])
+    rows = rows.append_column(DELETED, pa.array(np.ones(len(rows), np.bool_)))
+    return to_events(rows, handle.schema, form, stamp, handle.timeline)
+
+
+def submit(handle: CollectionHandle, action: str, asked: AskedEvents) -> CommitFuture:
+    """Queue events, and perhaps a seal, as one commit; see `Collection.upsert`."""
+    writer = handle.engine.writer(action)
+    check_token(asked.token)  # Before anything is uploaded.
+    if asked.events is not None and not len(asked.events.table):
+        asked = replace(asked, events=None)
+    resolves = asked.end is not None and keyed_form(handle).resolve == "seal"
+    if not resolves and asked.late is None and not writer.keyed.is_busy(handle.id):
+        return handle.submit(action, _plain_steps(handle, asked))
+    future = writer.committer.new_future()
+
+    def do() -> int:
+        seqno, late = _committed(handle, action, asked, _resolving_steps if resolves else _steps_without)
+        if asked.late is not None and late is not None:
+            asked.late.update(late[REASON].to_pylist())
+            future.late = late
+        return seqno
+
+    return writer.keyed.submit(handle.id, future, do, 0 if asked.events is None else asked.events.table.nbytes)
+
+
+def resolve(handle: CollectionHandle) -> bool:
+    """Turn the events of a collection up to its upper into updates; return whether there were any."""
+    contents = handle.contents()
+    while contents.keyed is not None and due(contents, contents.upper_times):
+        steps = _resolving(handle, contents, contents.upper, None)
+        try:
+            handle.submit("resolve", [steps]).result()
+            return True
+        except (Superseded, UploadExpired):
+            _discard(handle, steps.parts)
+            contents = handle.contents()
+        except (InvalidUsage, Conflict):
+            _discard(handle, steps.parts)
+            raise
+    return False
+
+
+StepsOf = Callable[[CollectionHandle, CollectionState, AskedEvents], list[Step]]
+
+
+def _committed(
+    handle: CollectionHandle, action: str, asked: AskedEvents, steps_of: StepsOf
+) -> tuple[int, pa.Table | None]:
+    """Make steps and commit them until that is not lost to somebody else; return the seqno, and what was late."""
+    writer = handle.engine.writer(action)
+    # Events that this client asked for before are not known yet while they are on their way.
+    writer.committer.settle(SETTLE_S)
+    writer.compaction.relieve(handle.id)
+    contents = handle.known()
+    for _ in range(ATTEMPTS_MAX):
+        made: list[Part] = []
+        try:
+            timely, late = _timely(contents, keyed_form(handle), asked)
+            steps = steps_of(handle, contents, timely)
+            made += (part for step in steps if isinstance(step, Resolve) for part in step.parts)
+            return handle.submit(action, steps).result(), late
+        except (Superseded, UploadExpired):
+            _discard(handle, made)
+            contents = handle.contents()
+        except (UpdateNotBeyondUpper, LateEvents):
+            _discard(handle, made)
+            newest = handle.contents()
+            if asked.late is None or newest == contents:
+                raise
+            contents = newest  # What is late has to be decided anew.
+        except MissingBlob:
+            newest = handle.contents()
+            if newest == contents:
+                raise
+            contents = newest
+        except (InvalidUsage, Conflict):
+            _discard(handle, made)
+            raise  # After an indeterminate commit they are left, because the record may yet appear.
+    raise Conflict(f"{action} was lost to other writers {ATTEMPTS_MAX} times; nothing of it was applied. Try it again.")
+
+
+def _timely(contents: CollectionState, form: KeyedForm, asked: AskedEvents) -> tuple[AskedEvents, pa.Table | None]:
+    """Return what is asked without the events that are late, and these, each with its reason; late as contents are."""
+    if asked.late is None or asked.events is None or asked.token in contents.tokens:
+        return asked, None
+    table, upper = asked.events.table, contents.upper.time
+    times = int64_values(combined(table["_time"]))
+    is_sealed = np.ones(len(times), np.bool_) if upper is None else times < upper
+    is_late = np.zeros(len(times), np.bool_)
+    if form.order_by and contents.late_bound is not None:
+        is_late = watermark_below(table[form.order_by[0]], contents.late_bound)
+    if not (is_sealed | is_late).any():
+        return asked, None
+    kept = table.filter(boolean_array(~(is_sealed | is_late)))
+    reasons = pa.array(np.where(is_sealed, "sealed", "late")).filter(boolean_array(is_sealed | is_late))
+    late = table.filter(boolean_array(is_sealed | is_late)).drop_columns([SEQ, "_diff"]).append_column(REASON, reasons)
+    if not len(kept):
+        return replace(asked, events=None), late
+    marks = watermarks_of(kept[form.order_by[0]]) if form.order_by else None
+    return replace(asked, events=EventTable(asked.events.schema, kept, marks)), late
+
+
+def _steps_without(handle: CollectionHandle, contents: CollectionState, asked: AskedEvents) -> list[Step]:
+    """Return what commits without resolving anything."""
+    return _plain_steps(handle, asked)
+
+
+def _resolving_steps(handle: CollectionHandle, contents: CollectionState, asked: AskedEvents) -> list[Step]:
+    """Return what commits events with a seal, against contents as they are."""
+    end = asked.end
+    assert end is not None
+    marks = _token_steps(handle, asked)
+    if asked.token in contents.tokens:
+        return [*marks]  # It was done before, which the committer will find.
+    sealing = Seal(handle.id, end.elements)
+    before, after = _cut(asked.events, end)
+    if before is not None:
+        first = pc.min(before["_time"]).as_py()
+        if not contents.upper.has_beyond(first):
+            raise with_timeline(UpdateNotBeyondUpper(first, contents.upper), contents.timeline)
+    if not contents.upper <= end:
+        raise with_timeline(FrontierRegression("upper", end, contents.upper), contents.timeline)
+    resolving: list[Step] = [sealing]
+    if before is not None or due(contents, end.elements):
+        watermarks = None if asked.events is None or before is None else asked.events.watermarks
+        resolving = [_resolving(handle, contents, end, before, watermarks)]
+    pending: list[Step] = []
+    if after is not None and asked.events is not None:
+        # What is told of watermarks is of all these events, and once.
+        watermarks = asked.events.watermarks if before is None else None
+        pending = [handle.pend_step(EventTable(asked.events.schema, after, watermarks))]
+    return [*asked.also, *resolving, *pending, *marks]
+
+
+def _plain_steps(handle: CollectionHandle, asked: AskedEvents) -> list[Step]:
+    pending: list[Step] = [] if asked.events is None else [handle.pend_step(asked.events)]
+    sealing = [] if asked.end is None else [Seal(handle.id, asked.end.elements)]
+    return [*asked.also, *pending, *sealing, *_token_steps(handle, asked)]
+
+
+def _token_steps(handle: CollectionHandle, asked: AskedEvents) -> list[Tokens]:
+    if asked.token is None:
+        return []
+    if asked.events is None:
+        return [Tokens(handle.id, (TokenMark(asked.token, 0, f"{0:016x}"),))]
+    first = pc.min(asked.events.table["_time"]).as_py()
+    columns = [name for name in asked.events.schema.names if name != SEQ]
+    digest = digest_of(asked.events.table, [*columns, "_time"]) % DIGEST_MODULUS
+    return [Tokens(handle.id, (TokenMark(asked.token, first, f"{digest:016x}"),))]
+
+
+def _cut(events: EventTable | None, end: Antichain) -> tuple[pa.Table | None, pa.Table | None]:
+    """Return the events before end, and the others."""
+    if events is None:
+        return None, None
+    if end.time is None:
+        return events.table, None
+    ends = pc.min_max(events.table["_time"]).as_py()
+    if ends["max"] < end.time:
+        return events.table, None
+    if ends["min"] >= end.time:
+        return None, events.table
+    mask = pc.less(events.table["_time"], end.time)
+    return events.table.filter(mask), events.table.filter(pc.invert(mask))
+
+
+def _resolving(
+    handle: CollectionHandle,
+    contents: CollectionState,
+    end: Antichain,
+    own: pa.Table | None,
+    watermarks: tuple[int, int] | None = None,
+) -> Resolve:
+    """Return the resolution of what is pending before end, and of own events; its updates are stored.
+
+    Memory: a slice of the events, and own.
+    """
+    reader = handle.engine.reader()
+    writer = handle.engine.writer("resolving").part_writer()
+    machine = machine_needed(handle.machine, keyed_form(handle), handle.name)
+    stored: list[Part] = []
+    inline_bytes = contents.inline_bytes
+    try:
+        for table in resolved_updates(contents, handle.schema, machine, end, reader, own):
+            made = writer.stored_parts(handle.id, table, handle.schema, inline_bytes)
+            stored += made
+            inline_bytes += sum(len(part.inline) for part in made)
+    except BaseException:
+        writer.discard(stored)
+        raise
+    return Resolve(
+        handle.id,
+        contents.resolved.elements,
+        end.elements,
+        due(contents, end.elements),
+        tuple(stored),
+        watermarks=watermarks,
+        unused=unused_after(contents, end.elements),
+    )
+
+
+def _discard(handle: CollectionHandle, parts: Sequence[Part]) -> None:
+    """Delete parts of a resolution that was refused."""
+    if parts:
+        handle.engine.writer("resolving").part_writer().discard(parts)

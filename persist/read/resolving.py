@@ -1,0 +1,168 @@
+"""What the pending events of a keyed collection amount to: read, grouped, held against what their keys hold.
+
+Whoever resolves for good, and whoever reads what is not resolved yet, works it out here; so both come to the same. The
+key space is cut so that each slice is resolved within the budget; the keys of an event are in one slice.
+"""
+
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import msgspec
+import pyarrow as pa
+
+from persist.antichain import Antichain
+from persist.codecs import TIME_MAX, CollectionSchema, Part, encode_parts
+from persist.codecs.order.search import SortedKeys
+from persist.errors import SchemaMismatch
+from persist.log.records import KeyedForm
+from persist.read.lookup import Lookup, Wanted
+from persist.read.part_reader import PartReader
+from persist.read.plan import snapshot_scan
+from persist.read.scan import Scan
+from persist.read.snapshot import repeated
+from persist.state.contents import CollectionState, appended
+from persist.state.keyed_rules import due, pending_after
+from persist.upsert.events import event_fields, events_schema
+from persist.upsert.known import described
+from persist.upsert.machine import Machine
+from persist.upsert.resolution import prepared, resolved
+
+SLICE_SHARE = 16  # Of the memory budget one slice of events takes this fraction: what they touch is read besides.
+
+
+def resolved_updates(
+    contents: CollectionState,
+    schema: CollectionSchema,
+    machine: Machine,
+    end: Antichain,
+    reader: PartReader,
+    own: pa.Table | None = None,
+) -> Iterator[pa.Table]:
+    """Yield the updates at times before end that events at times beyond `contents.resolved` amount to.
+
+    Args:
+        own: events that are not pending yet, in their order: they arrived after those that are.
+
+    Returns:
+        tables of the columns of the schema, not consolidated; no key is in two of them. Memory: a slice, and own.
+
+    Raises:
+        CorruptBlob: a part is missing or damaged.
+        PersistError: the machine does not accept an event.
+    """
+    form = contents.keyed
+    assert form is not None
+    lower, upper = contents.resolved.time, TIME_MAX + 1 if end.time is None else end.time
+    if lower is None or lower >= upper:
+        return
+    events = events_schema(schema, event_fields(schema, form))
+    parts = [contents.pending[number] for number in due(contents, end.elements)]
+    bytes_max = reader.memory_budget // SLICE_SHARE
+    if own is not None and len(own) and sum(part.memory for part in parts) > bytes_max:
+        parts += (msgspec.structs.replace(part, inline=data) for data, part in encode_parts(own, events))
+        own = None
+    scan = Scan(events, tuple(parts), lower, upper, events.names).pruned()
+    lookup = None if lower == 0 else Lookup(snapshot_scan(contents, schema, lower - 1, None, raw=True))
+    slices = scan.slices_within(bytes_max) if scan.parts else [scan]
+    assert own is None or len(slices) == 1, "events that are not cut would be in each slice"
+    for each in slices:
+        arrived = _arrived(each, events, reader, own)
+        if len(arrived):
+            yield _resolved(arrived, schema, form, machine, lookup, reader)
+
+
+def folded(
+    contents: CollectionState, schema: CollectionSchema, machine: Machine, reader: PartReader
+) -> tuple[Part, ...]:
+    """Return the updates up to upper that are not resolved yet, as parts stored nowhere. Memory: all of them."""
+    tables = resolved_updates(contents, schema, machine, contents.upper, reader)
+    encoded = (each for table in tables for each in encode_parts(table, schema))
+    return tuple(msgspec.structs.replace(part, inline=data) for data, part in encoded)
+
+
+def with_folded(contents: CollectionState, parts: Sequence[Part]) -> CollectionState:
+    """Return contents with the parts of `folded` in their history: to read, and never to commit."""
+    waiting = pending_after(contents, contents.upper_times)
+    after, upper = appended(contents, tuple(parts)), contents.upper_times
+    return msgspec.structs.replace(after, resolved_times=upper, pending=waiting)
+
+
+class Folds:
+    """What was folded lately, so that many reads of one state fold once; safe to use from many threads.
+
+    Args:
+        bytes_max: of the parts that are kept.
+    """
+
+    def __init__(self, bytes_max: int) -> None:
+        self._lock = threading.Lock()
+        self._bytes_max = bytes_max
+        self._bytes = 0
+        self._kept: OrderedDict[_Unresolved, tuple[Part, ...]] = OrderedDict()
+
+    def get(self, contents: CollectionState) -> tuple[Part, ...] | None:
+        """Return what was folded of contents; () where nothing has to be, None if that is not known."""
+        if not due(contents, contents.upper_times):
+            return ()
+        with self._lock:
+            found = self._kept.get(_unresolved(contents))
+            if found is not None:
+                self._kept.move_to_end(_unresolved(contents))
+            return found
+
+    def put(self, contents: CollectionState, parts: Sequence[Part]) -> None:
+        """Keep what was folded of contents, and forget what has not been asked for longest."""
+        with self._lock:
+            self._bytes += sum(len(part.inline) for part in parts)
+            self._kept[_unresolved(contents)] = tuple(parts)
+            while self._bytes > self._bytes_max and self._kept:
+                _, gone = self._kept.popitem(last=False)
+                self._bytes -= sum(len(part.inline) for part in gone)
+
+
+_Unresolved = tuple[str, Antichain, Antichain, tuple[int, ...]]
+
+
+def _unresolved(contents: CollectionState) -> _Unresolved:
+    """Return what decides what sealed events come to: what is sealed and resolved stays as it is."""
+    return contents.id, contents.resolved, contents.upper, due(contents, contents.upper_times)
+
+
+def machine_needed(machine: Machine | None, form: KeyedForm, collection: str) -> Machine:
+    """Return the machine of a collection; raise SchemaMismatch if it is not known here."""
+    if machine is None:
+        raise SchemaMismatch(
+            f"the collection {collection!r} has the machine {described(form.machine)}, which is not known here, and "
+            "events are to be resolved: open it with create_or_load(..., keyed=Keyed(machine=...))"
+        )
+    return machine
+
+
+def _arrived(scan: Scan, events: CollectionSchema, reader: PartReader, own: pa.Table | None) -> pa.Table:
+    """Return the events of a slice in the order in which those of each key arrived."""
+    columns = events.arrow.names
+    tables = [scan.empty(columns), *scan.updates(reader, columns)] if scan.parts else [scan.empty(columns)]
+    if own is not None:
+        tables.append(own.select(columns))
+    return pa.concat_tables(tables)
+
+
+def _resolved(
+    events: pa.Table,
+    schema: CollectionSchema,
+    form: KeyedForm,
+    machine: Machine,
+    lookup: Lookup | None,
+    reader: PartReader,
+) -> pa.Table:
+    ready = prepared(schema, form, events)
+    present = schema.arrow.empty_table()
+    if lookup is not None:
+        found = lookup.contents(Wanted(len(ready.keys), SortedKeys(ready.keys)), "rows", reader)
+        if "_diff" in found.column_names:
+            scan = replace(lookup.scan, columns=schema.names)
+            found = pa.concat_tables([scan.empty(schema.names), *repeated(found, scan)])
+        present = found
+    return resolved(ready, machine, present)

@@ -1,0 +1,102 @@
+"""Resolution: what events amount to, given what their keys hold. Pure; the reading and the committing are elsewhere.
+
+`prepared` groups events by key and puts those of a key in their order: by time, then `order_by`, then arrival, which is
+the order in which they are given. The rows that the keys hold are then looked up by whoever called, and `resolved` has
+the machine say what becomes of them. Memory and time are in proportion to the events, and sorting them is most of it.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from persist.codecs import CollectionSchema, order_keys
+from persist.codecs.order.arrays import int64_array, int64_values
+from persist.codecs.order.digits import RowSorter
+from persist.codecs.order.ordering import combined, row_sorter
+from persist.log.records import KeyedForm
+from persist.upsert.machine import GROUP, SEQ, Machine, Touched
+from persist.upsert.replacing import watermark_ranks
+
+Ints = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """Events, grouped by key and in order.
+
+    Attributes:
+        schema: of the collection.
+        keys: the distinct keys, in order.
+        events: as `Touched` has them.
+    """
+
+    schema: CollectionSchema
+    keys: pa.Table
+    events: pa.Table
+
+
+def prepared(schema: CollectionSchema, form: KeyedForm, events: pa.Table) -> Prepared:
+    """Return events ready to be resolved.
+
+    Args:
+        events: rows of `persist.upsert.events`, floats canonical, those of each key in the order of their arrival.
+    """
+    names = list(schema.key_names)
+    events = events.drop_columns([SEQ, "_diff"]).combine_chunks()
+    order, starts = row_sorter(events, names).sort()
+    groups = np.cumsum(starts) - 1
+    keys = events.select(names).take(int64_array(order[starts]))
+    times = int64_values(combined(events["_time"]))[order]
+    if form.order_by or not _ascends(groups, times):
+        ranks = watermark_ranks(events, form.order_by)[order] if form.order_by else np.zeros(len(order), np.int64)
+        within, _ = RowSorter([int64_array(groups), int64_array(times), int64_array(ranks)]).sort()
+        order, groups = order[within], groups[within]
+    if not _is_whole(order):
+        events = events.take(int64_array(order))
+    return Prepared(schema, keys, events.append_column(_GROUP_FIELD, int64_array(groups.astype(np.int64))))
+
+
+def resolved(prepared: Prepared, machine: Machine, present: pa.Table) -> pa.Table:
+    """Return the updates that events amount to, not consolidated.
+
+    Args:
+        present: the rows that the keys hold, in any order.
+    """
+    names = [*prepared.schema.names]
+    present = present.select(names)
+    groups = _groups_of(present, prepared.keys)
+    if not _ascends(groups, None):
+        order = np.argsort(groups, kind="stable")
+        present, groups = present.take(int64_array(order)), groups[order]
+    present = present.append_column(_GROUP_FIELD, int64_array(groups))
+    touched = Touched(prepared.schema, len(prepared.keys), present, prepared.events)
+    return machine.step(touched).select(prepared.schema.arrow.names).cast(prepared.schema.arrow)
+
+
+_GROUP_FIELD = pa.field(GROUP, pa.int64(), nullable=False)
+
+
+def _groups_of(rows: pa.Table, keys: pa.Table) -> Ints:
+    """Return the number of the key of each row, all of which are among the keys."""
+    if not len(rows):
+        return np.zeros(0, np.int64)
+    both = pa.concat_tables([keys, rows.select(keys.column_names)]).combine_chunks()
+    order, starts = RowSorter(order_keys(both, keys.column_names)).sort()
+    ranks = np.empty(len(order), np.int64)
+    ranks[order] = np.cumsum(starts) - 1
+    assert int(ranks.max()) + 1 == len(keys), "a row has a key that no event has"
+    return ranks[len(keys) :]
+
+
+def _ascends(groups: Ints, times: Ints | None) -> bool:
+    """Whether rows are in the order of groups, and of times within these."""
+    same = groups[1:] == groups[:-1]
+    if times is None:
+        return bool((groups[1:] >= groups[:-1]).all())
+    return bool((~same | (times[1:] >= times[:-1])).all())
+
+
+def _is_whole(order: Ints) -> bool:
+    return bool((order[1:] > order[:-1]).all())

@@ -1,0 +1,106 @@
+"""Upserts as users see them: what events become, in any order of arrival, and what is refused."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import persist
+
+FRANK = [("frank", "mcsherry"), ("frank", "zappa"), ("frank", None), ("frank", "oz"), ("frank", "oz"), ("frank", None)]
+
+
+@pytest.fixture
+def client(tmp_path: Path) -> Iterator[persist.Client]:
+    with persist.open(tmp_path) as client:
+        yield client
+
+
+def updates(collection: persist.Collection, lower: int = 0) -> list[Any]:
+    return [*collection.changes(lower).updates()]
+
+
+@pytest.mark.parametrize("resolve", ["seal", "background"])
+@pytest.mark.parametrize("order", [range(6), range(5, -1, -1), [3, 1, 5, 0, 4, 2]])
+def test_frank_becomes_what_he_is_in_whatever_order_his_events_arrive(
+    client: persist.Client, order: Any, resolve: Any
+) -> None:
+    people = client.create_or_load(
+        "people", key={"first": pa.string()}, value={"last": pa.string()}, keyed=persist.Keyed(resolve=resolve)
+    )
+    for time in order:
+        people.upsert([(*FRANK[time], time)])
+    people.seal(6).result()
+    assert updates(people) == [
+        (("frank", "mcsherry"), 0, 1),
+        (("frank", "mcsherry"), 1, -1),
+        (("frank", "zappa"), 1, 1),
+        (("frank", "zappa"), 2, -1),
+        (("frank", "oz"), 3, 1),
+        (("frank", "oz"), 5, -1),
+    ]
+    assert people.snapshot(4).get(["frank"]).to_pylist() == [{"first": "frank", "last": "oz"}]
+    assert people.snapshot(2).count() == 0
+    assert client.fsck().is_clean
+
+
+def keyed(client: persist.Client, **declared: Any) -> persist.Collection:
+    fields = {"mark": pa.int64(), "v": pa.string(), "gone": pa.bool_()}
+    return client.create_or_load("users", key={"k": pa.int64()}, value=fields, keyed=persist.Keyed(**declared))
+
+
+def rows(snapshot: Any) -> list[tuple[Any, ...]]:
+    return sorted((row["k"], row["mark"], row["v"]) for row in snapshot.to_arrow().to_pylist())
+
+
+@pytest.mark.parametrize("resolve", ["seal", "background"])
+def test_a_late_row_never_brings_back_what_was_deleted(client: persist.Client, resolve: Any) -> None:
+    users = keyed(client, order_by=["mark"], tombstone="gone", resolve=resolve)
+    users.upsert([(1, (5, "new", False))], time=0, seal=1).result()
+    users.upsert([(1, (9, None, True))], time=1, seal=2).result()
+    users.upsert([(1, (7, "late", False)), (2, (1, "other", None))], time=2, seal=3).result()
+    assert rows(users.snapshot(0)) == [(1, 5, "new")]
+    assert rows(users.snapshot(1)) == []
+    assert rows(users.snapshot(2)) == [(2, 1, "other")]
+    assert users.snapshot(2).count() == 1
+    assert users.snapshot(2).get([1, 2]).num_rows == 1
+    users.resolve()
+    users.allow_compaction(2).result()
+    users.compact()
+    users.upsert([(1, (8, "later", False))], time=3, seal=4).result()
+    assert rows(users.snapshot()) == [(2, 1, "other")]
+    users.upsert([(1, (9, "back", False))], time=4, seal=5).result()
+    assert rows(users.snapshot()) == [(1, 9, "back"), (2, 1, "other")]
+    assert client.fsck().is_clean
+
+
+def test_an_upsert_that_seals_with_nothing_pending_is_one_record(client: persist.Client) -> None:
+    users = keyed(client)
+    before = client.seqno
+    users.upsert([(k, (k, "a", None)) for k in range(1000)], time=0, seal=1).result()
+    users.upsert([(k, (k, "b", None)) for k in range(500, 1500)], time=1, seal=2).result()
+    assert client.seqno == before + 2
+    assert users.snapshot().count() == 1500
+
+
+def test_a_seal_resolves_what_other_clients_have_pending(client: persist.Client, tmp_path: Path) -> None:
+    users = keyed(client)
+    with persist.open(tmp_path) as other:
+        theirs = other.load("users")
+        theirs.upsert([(1, (1, "theirs", None), 3), (2, (1, "later", None), 9)]).result()
+        users.upsert([(1, (1, "ours", None), 2), (1, (1, "ours too", None), 3)]).result()
+        users.seal(5).result()
+        assert rows(theirs.snapshot(2)) == [(1, 1, "ours")]
+        assert rows(theirs.snapshot(4)) == [(1, 1, "ours too")]
+        theirs.seal(10).result()
+        assert rows(users.snapshot()) == [(1, 1, "ours too"), (2, 1, "later")]
+
+
+def test_events_that_change_nothing_write_nothing(client: persist.Client) -> None:
+    users = keyed(client)
+    users.upsert([(1, (1, "a", None))], time=0, seal=1).result()
+    users.upsert([(1, (1, "a", None)), (2, None)], time=1, seal=2).result()
+    assert updates(users, 1) == []
+    assert len(users.handle.contents().history_parts) == 1
