@@ -37,12 +37,24 @@ def _arithmetic(function: Callable[..., Array], one: Array, other: Array, kind: 
     if not pat.is_decimal(kind):
         return function(as_kind(one, kind), as_kind(other, kind))
     one, other = _decimal(one), _decimal(other)
-    if max(one.type.precision, other.type.precision) + min(one.type.precision, other.type.precision) >= 38:
+    if one.type.precision + other.type.precision >= 38:
         # 38 digits are not enough for what is in between.
-        one, other = (
-            pc.cast(each, pa.decimal256(min(38, each.type.precision), each.type.scale)) for each in (one, other)
-        )
+        one, other = (pc.cast(each, pa.decimal256(each.type.precision, each.type.scale)) for each in (one, other))
+    if function is pc.multiply_checked and one.type.precision + other.type.precision >= _WIDE:
+        return _product(one, other, kind)
     return as_decimal(function(one, other), kind)
+
+
+def _product(one: Array, other: Array, kind: pa.DataType) -> Array:
+    """Return the products of decimals of 38 digits, of which Arrow would want more digits than it has."""
+    try:
+        narrow = pc.cast(one, pa.decimal256(_WIDE - 1 - other.type.precision, one.type.scale))
+        return as_decimal(pc.multiply(narrow, other), kind)
+    except pa.ArrowInvalid:
+        pairs = zip(one.to_pylist(), other.to_pylist(), strict=True)
+        context = Context(prec=2 * _WIDE)
+        made = [None if a is None or b is None else context.multiply(a, b) for a, b in pairs]
+        return as_decimal(pa.array(made, pa.decimal256(_WIDE, one.type.scale + other.type.scale)), kind)
 
 
 def _decimal(value: Array) -> Array:

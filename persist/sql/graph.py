@@ -58,7 +58,7 @@ class ViewProgram(Program):
         self._ids: dict[str, str] = {}
         for view in views:
             name, definition = view.collection.name, view.definition
-            answer = Lowering(self, partial(self._stream_of, client, definition)).stream(definition.plan)
+            answer = Lowering(self, partial(self._stream_of, client, definition)).answer(definition.plan)
             columns: dict[str, Any] = {each: col(column(at)) for at, (each, _) in enumerate(definition.columns)}
             answer = answer.map(**columns).named(f"view {name}")
             self._streams[view.collection.id] = answer

@@ -33,6 +33,7 @@ from persist.sql.algebra import (
 from persist.sql.lower_aggregate import aggregated
 from persist.sql.lower_expression import column, lowered, numbered, scalar
 from persist.sql.lower_join import joined
+from persist.sql.rewrite import rewritten
 from persist.sql.types import to_arrow
 
 ALL_ROWS = 2**62
@@ -51,6 +52,10 @@ class Lowering:
         self._program = program
         self._source = source
         self._known: dict[int, Stream] = {}
+
+    def answer(self, plan: Node) -> Stream:
+        """Return the stream of a whole plan, which is rewritten first."""
+        return self.stream(rewritten(plan))
 
     def stream(self, node: Node) -> Stream:
         """Return the stream of a relation."""

@@ -22,7 +22,7 @@ from persist.dataflow.expression import col, lit
 from persist.dataflow.stream import Stream
 from persist.sql.algebra import Call, Column, Expression, Join, columns_in, moved
 from persist.sql.lower_expression import column, lowered, numbered
-from persist.sql.rewrite import unique_columns
+from persist.sql.prune import unique_columns
 
 
 @dataclass(frozen=True, slots=True)

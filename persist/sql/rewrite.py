@@ -1,29 +1,263 @@
-"""What can be told of a relation from its plan."""
+"""Rewriting of plans: the same rows, for less work. The plan is stored as it was bound; this is done at each start.
 
-from persist.sql.algebra import Aggregate, Column, Distinct, Filter, Join, Let, Node, Project
+1. *Conditions go down*, through projections, groups and set operations, to what they read. A cross product below a
+   condition becomes a join; a mark that is only asked for becomes a semijoin, its negation an antijoin.
+2. *Joins are put in an order* in which each next relation has a key in common with those before it, so that no cross
+   product is left that can be avoided.
+3. *Columns that nobody reads* are left out where they are made.
+
+A condition that may raise stays where it is, so that it sees no rows that others were meant to keep from it.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from persist.sql.algebra import (
+    Aggregate,
+    Call,
+    Column,
+    Constant,
+    Distinct,
+    Expression,
+    Filter,
+    Join,
+    Let,
+    Node,
+    Project,
+    SetOperation,
+    Window,
+    columns_in,
+    moved,
+    replaced,
+)
+from persist.sql.prune import pruned, width_of
+
+TRUE = Constant("boolean", "true")
+_MAY_RAISE = ("divide_whole", "remainder", "error", "cast", "try_cast", "date_part", "date_trunc", "date_diff")
 
 
-def unique_columns(node: Node) -> list[frozenset[int]]:
-    """Return sets of columns in which no two rows agree, as far as the plan tells."""
+def rewritten(plan: Node) -> Node:
+    """Return an equivalent plan that does less."""
+    return pruned(_ordered(_pushed(plan, [])))
+
+
+def conjuncts_of(condition: Expression) -> list[Expression]:
+    """Return the conditions that must all hold."""
+    if isinstance(condition, Call) and condition.function == "and":
+        return [found for each in condition.arguments for found in conjuncts_of(each)]
+    return [] if condition == TRUE else [condition]
+
+
+def all_of(conditions: Sequence[Expression]) -> Expression:
+    """Return the condition that all hold."""
+    return conditions[0] if len(conditions) == 1 else Call("and", "boolean", tuple(conditions))
+
+
+def _filtered(node: Node, conditions: Sequence[Expression]) -> Node:
+    return Filter(node, all_of(conditions)) if conditions else node
+
+
+def _may_raise(expression: Expression) -> bool:
+    if not isinstance(expression, Call):
+        return False
+    if expression.function == "cast" and _is_wider(expression):
+        return any(map(_may_raise, expression.arguments))
+    return expression.function in _MAY_RAISE or any(map(_may_raise, expression.arguments))
+
+
+def _is_wider(cast: Call) -> bool:
+    """Return whether a cast cannot fail: of constants, which are computed once, and to floats, texts and timestamps."""
+    return isinstance(cast.arguments[0], Constant) or cast.type in ("double", "timestamp", "hugeint", "int64")
+
+
+def _pushed(node: Node, conditions: list[Expression]) -> Node:
+    """Return a relation of which some conditions hold, which are done as far down as they can."""
+    raising = [each for each in conditions if _may_raise(each)]
+    if raising:
+        kept = conditions[conditions.index(raising[0]) :]
+        return _filtered(_pushed(node, conditions[: conditions.index(raising[0])]), kept)
     match node:
-        case Aggregate(_, keys, _, sets) if len(sets) == 1:
-            return [frozenset(range(len(keys)))]
-        case Filter(input_):
-            return unique_columns(input_)
-        case Let(_, _, body):
-            return unique_columns(body)
+        case Filter(input_, condition):
+            return _pushed(input_, [*conjuncts_of(condition), *conditions])
         case Project(input_, outputs):
-            places = {each.index: at for at, each in reversed(list(enumerate(outputs))) if isinstance(each, Column)}
-            found = unique_columns(input_)
-            return [frozenset(places[at] for at in each) for each in found if each <= places.keys()]
-        case Distinct():
-            return []
+            down = [moved(each, outputs.__getitem__) for each in conditions]
+            return Project(_pushed(input_, down), outputs)
         case Join():
-            return _of_join(node)
-    return []
+            return _pushed_into_join(node, conditions)
+        case Aggregate(input_, keys, _, sets) if len(sets) == 1 and len(sets[0]) == len(keys):
+            below = [each for each in conditions if columns_in(each) and max(columns_in(each)) < len(keys)]
+            above = [each for each in conditions if each not in below]
+            down = [moved(each, keys.__getitem__) for each in below]
+            return _filtered(replaced(node, lambda _: _pushed(input_, down)), above)
+        case Distinct() | SetOperation():
+            return replaced(node, lambda each: _pushed(each, conditions))
+        case Let(number, value, body):
+            return Let(number, _pushed(value, []), _pushed(body, conditions))
+        case Window(input_, calls):
+            fixed = set.intersection(*({e.index for e in c.partition if isinstance(e, Column)} for c in calls))
+            below = [each for each in conditions if columns_in(each) <= fixed and columns_in(each)]
+            above = [each for each in conditions if each not in below]
+            return _filtered(Window(_pushed(input_, below), calls), above)
+    return _filtered(replaced(node, lambda each: _pushed(each, [])), conditions)
 
 
-def _of_join(node: Join) -> list[frozenset[int]]:
-    if node.how in ("semi", "anti", "mark", "single", "unless"):
-        return unique_columns(node.left)
-    return []
+def _pushed_into_join(join: Join, conditions: list[Expression]) -> Node:
+    width = width_of(join.left)
+    lefts = [each for each in conditions if columns_in(each) and max(columns_in(each)) < width]
+    rest = [each for each in conditions if each not in lefts]
+    if join.how == "inner":
+        return _pushed_into_inner(join, conditions, width)
+    if join.how == "mark":
+        return _pushed_into_mark(join, lefts, rest, width)
+    if join.how in ("right", "full"):
+        lefts, rest = [], conditions
+    found = Join(
+        join.how,
+        _pushed(join.left, lefts),
+        _pushed(join.right, []),
+        join.equal,
+        join.same,
+        join.condition,
+    )
+    return _filtered(found, rest)
+
+
+def _pushed_into_inner(join: Join, conditions: list[Expression], width: int) -> Node:
+    every = [*(conjuncts_of(join.condition) if join.condition is not None else ()), *conditions]
+    lefts, rights, rest = [], [], []
+    equal = list(join.equal)
+    for each in every:
+        reads = columns_in(each)
+        if reads and max(reads) < width:
+            lefts.append(each)
+        elif reads and min(reads) >= width:
+            rights.append(moved(each, lambda index: Column(index - width)))
+        elif (pair := _equality(each, width)) is not None:
+            equal.append(pair)
+        else:
+            rest.append(each)
+    return Join(
+        "inner",
+        _pushed(join.left, lefts),
+        _pushed(join.right, rights),
+        tuple(equal),
+        join.same,
+        all_of(rest) if rest else None,
+    )
+
+
+def _equality(condition: Expression, width: int) -> tuple[Expression, Expression] | None:
+    """Return the two sides of a condition that something of the left equals something of the right."""
+    if not isinstance(condition, Call) or condition.function != "equal":
+        return None
+    one, other = condition.arguments
+    if columns_in(one) and columns_in(other):
+        if min(columns_in(one)) >= width:
+            one, other = other, one
+        if max(columns_in(one)) < width <= min(columns_in(other)):
+            return one, moved(other, lambda index: Column(index - width))
+    return None
+
+
+def _pushed_into_mark(join: Join, lefts: list[Expression], rest: list[Expression], width: int) -> Node:
+    mark = Column(width)
+    negated = [each for each in rest if isinstance(each, Call) and (each.function, each.arguments) == ("not", (mark,))]
+    how: Any = "semi" if mark in rest else "unless" if negated else "mark"
+    left, right = _pushed(join.left, lefts), _pushed(join.right, [])
+    found: Node = Join(how, left, right, join.equal, join.same, join.condition)
+    if how == "mark":
+        return _filtered(found, rest)
+    value = Constant("boolean", "true" if how == "semi" else "false")
+    above = [each for each in rest if each != mark and each not in negated]
+    found = Project(found, (*map(Column, range(width)), value))
+    return _pushed(found, above) if above else found
+
+
+def _ordered(node: Node) -> Node:
+    """Put the relations of inner joins in an order in which each has a key in common with those before it."""
+    if not isinstance(node, Join) or node.how != "inner" or node.same:
+        return replaced(node, _ordered)
+    relations: list[Node] = []
+    pairs: list[tuple[Expression, Expression]] = []
+    conditions: list[Expression] = []
+    _flatten(node, 0, relations, pairs, conditions)
+    if len(relations) < 3:
+        return replaced(node, _ordered)
+    widths = [width_of(each) for each in relations]
+    starts = [sum(widths[:at]) for at in range(len(widths))]
+
+    def owners(expression: Expression) -> set[int]:
+        return {max(at for at, start in enumerate(starts) if start <= index) for index in columns_in(expression)}
+
+    order = _order(len(relations), [(owners(one), owners(other)) for one, other in pairs])
+    place: dict[int, int] = {}
+    found: Node | None = None
+    left_pairs = list(pairs)
+    left_conditions = list(conditions)
+    for at in order:
+        relation = _ordered(relations[at])
+        known = set(place)
+        mine = {starts[at] + n for n in range(widths[at])}
+        if found is None:
+            place = {starts[at] + n: n for n in range(widths[at])}
+            found = relation
+            continue
+        equal, kept = [], []
+        for one, other in left_pairs:
+            if columns_in(one) <= mine and columns_in(other) <= known:
+                one, other = other, one
+            if columns_in(one) <= known and columns_in(other) <= mine:
+                ours = moved(one, lambda index, to=place: Column(to[index]))
+                theirs = moved(other, lambda index, start=starts[at]: Column(index - start))
+                equal.append((ours, theirs))
+            else:
+                kept.append((one, other))
+        left_pairs = kept
+        place = {**place, **{index: len(place) + n for n, index in enumerate(sorted(mine))}}
+        now = [each for each in left_conditions if columns_in(each) <= place.keys()]
+        left_conditions = [each for each in left_conditions if each not in now]
+        condition = all_of([moved(each, lambda index, to=place: Column(to[index])) for each in now]) if now else None
+        found = Join("inner", found, relation, tuple(equal), (), condition)
+    assert found is not None
+    rest = [Call("equal", "boolean", pair) for pair in left_pairs]
+    found = _filtered(found, [moved(each, lambda index: Column(place[index])) for each in rest])
+    return Project(found, tuple(Column(place[index]) for index in range(sum(widths))))
+
+
+def _flatten(
+    node: Node,
+    start: int,
+    relations: list[Node],
+    pairs: list[tuple[Expression, Expression]],
+    conditions: list[Expression],
+) -> None:
+    """Collect the relations of inner joins of inner joins, and what their rows agree in, by columns of the whole."""
+    if not isinstance(node, Join) or node.how != "inner" or node.same:
+        relations.append(node)
+        return
+    width = width_of(node.left)
+    _flatten(node.left, start, relations, pairs, conditions)
+    _flatten(node.right, start + width, relations, pairs, conditions)
+    for one, other in node.equal:
+        pairs.append((_shifted(one, start), _shifted(other, start + width)))
+    if node.condition is not None:
+        conditions += [_shifted(each, start) for each in conjuncts_of(node.condition)]
+
+
+def _shifted(expression: Expression, by: int) -> Expression:
+    return moved(expression, lambda index: Column(index + by))
+
+
+def _order(relations: int, pairs: Sequence[tuple[set[int], set[int]]]) -> list[int]:
+    """Return the relations in an order: first the one that most keys are of, then those that have one with them."""
+    degrees = [sum(at in one | other for one, other in pairs) for at in range(relations)]
+    found = [max(range(relations), key=lambda at: degrees[at])]
+    while len(found) < relations:
+        known = set(found)
+        left = [at for at in range(relations) if at not in known]
+        shared = {
+            at: sum((one <= known and other == {at}) or (other <= known and one == {at}) for one, other in pairs)
+            for at in left
+        }
+        found.append(max(left, key=lambda at: (shared[at] > 0, shared[at], degrees[at])))
+    return found

@@ -111,7 +111,9 @@ def schemas(tables: dict[str, Columns]) -> dict[str, CollectionSchema]:
     return {name: CollectionSchema.of({c: to_arrow(k) for c, k in columns}, None) for name, columns in tables.items()}
 
 
-def program_of(sql: str, tables: dict[str, Columns] = TABLES) -> tuple[Program, Stream, list[str]]:
+def program_of(
+    sql: str, tables: dict[str, Columns] = TABLES, *, is_rewritten: bool = True
+) -> tuple[Program, Stream, list[str]]:
     """Return a query as a program, its answer, and the inputs that it reads."""
     plan, columns = planned(sql, schemas(tables))
     program = Program("query")
@@ -122,15 +124,16 @@ def program_of(sql: str, tables: dict[str, Columns] = TABLES) -> tuple[Program, 
             inputs[name] = program.input(name, key={column: to_arrow(kind) for column, kind in tables[name]})
         return inputs[name]
 
-    answer = Lowering(program, source).stream(plan)
+    lowering = Lowering(program, source)
+    answer = lowering.answer(plan) if is_rewritten else lowering.stream(plan)
     expected = [to_arrow(kind) for _, kind in columns]
     assert answer.schema.types == expected, (answer.schema, expected)
     return program, answer, list(inputs)
 
 
-def check(sql: str, steps: list[Changes], tables: dict[str, Columns] = TABLES) -> None:
+def check(sql: str, steps: list[Changes], tables: dict[str, Columns] = TABLES, *, is_rewritten: bool = True) -> None:
     """Raise AssertionError unless the dataflow has DuckDB's answer after each step."""
-    program, answer, inputs = program_of(sql, tables)
+    program, answer, inputs = program_of(sql, tables, is_rewritten=is_rewritten)
     seen, duck = answer.capture(), Duck(tables)
     state: dict[str, Counter[Row]] = {name: Counter() for name in tables}
     have: Counter[Row] = Counter()

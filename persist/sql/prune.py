@@ -1,0 +1,185 @@
+"""Columns that nobody reads are left out of a plan, and what can be told of a relation's columns."""
+
+from collections.abc import Callable, Iterable, Sequence
+
+import msgspec
+
+from persist.sql.algebra import (
+    Aggregate,
+    Column,
+    Distinct,
+    Expression,
+    Filter,
+    Join,
+    Let,
+    Node,
+    Project,
+    Recursive,
+    Ref,
+    Scan,
+    SetOperation,
+    TopK,
+    Values,
+    Window,
+    columns_in,
+    moved,
+    replaced,
+)
+
+
+def width_of(node: Node) -> int:
+    """Return how many columns a relation has."""
+    match node:
+        case Scan(_, columns):
+            return len(columns)
+        case Values(types) | Ref(_, types):
+            return len(types)
+        case Project(_, outputs):
+            return len(outputs)
+        case Filter(input_) | Distinct(input_) | TopK(input_):
+            return width_of(input_)
+        case Join(how, left, right):
+            if how in ("semi", "anti", "unless"):
+                return width_of(left)
+            return width_of(left) + (1 if how == "mark" else width_of(right))
+        case Aggregate(_, keys, aggregates, _, groupings):
+            return len(keys) + len(aggregates) + len(groupings)
+        case SetOperation(_, left) | Recursive(_, _, left):
+            return width_of(left)
+        case Window(input_, calls):
+            return width_of(input_) + len(calls)
+        case Let(_, _, body):
+            return width_of(body)
+    raise AssertionError(node)
+
+
+def pruned(plan: Node) -> Node:
+    """Return a plan that makes the same columns, and leaves others out where they are made."""
+    every = list(range(width_of(plan)))
+    return _needed(plan, every)
+
+
+def _needed(node: Node, needed: Sequence[int]) -> Node:
+    """Return a relation with some columns of a node, in that order."""
+    match node:
+        case Project(input_, outputs):
+            kept = [outputs[at] for at in needed]
+            return _over(input_, kept, lambda below, made: Project(below, tuple(made)))
+        case Scan(collection, columns, types):
+            if not needed:
+                return _picked(node, needed)
+            return Scan(collection, tuple(columns[at] for at in needed), tuple(types[at] for at in needed))
+        case Filter(input_, condition):
+            wanted = _union(needed, [condition])
+            place = {index: at for at, index in enumerate(wanted)}
+            found = Filter(_needed(input_, wanted), moved(condition, lambda index: Column(place[index])))
+            return _picked(found, [place[at] for at in needed])
+        case Join():
+            return _join(node, needed)
+        case Aggregate():
+            return _picked(_aggregate(node), needed)
+        case Window(input_, calls):
+            wanted = list(range(width_of(input_)))
+            return _picked(Window(_needed(input_, wanted), calls), needed)
+        case SetOperation("union", left, right):
+            return SetOperation("union", _needed(left, needed), _needed(right, needed))
+        case Let(number, value, body):
+            return Let(number, pruned(value), _needed(body, needed))
+    return _picked(replaced(node, pruned), needed)
+
+
+def _picked(node: Node, needed: Sequence[int]) -> Node:
+    if list(needed) == list(range(width_of(node))):
+        return node
+    return Project(node, tuple(map(Column, needed)))
+
+
+def _union(needed: Iterable[int], expressions: Iterable[Expression]) -> list[int]:
+    return sorted(set(needed).union(*map(columns_in, expressions)))
+
+
+def _over(input_: Node, expressions: Sequence[Expression], make: Callable[[Node, list[Expression]], Node]) -> Node:
+    wanted = _union((), expressions)
+    if not wanted:
+        wanted = [0]
+    place = {index: at for at, index in enumerate(wanted)}
+    made = [moved(each, lambda index: Column(place[index])) for each in expressions]
+    found: Node = make(_needed(input_, wanted), made)
+    return found
+
+
+def _aggregate(node: Aggregate) -> Node:
+    reads = [
+        *node.keys,
+        *(argument for each in node.aggregates for argument in each.arguments),
+        *(each.where for each in node.aggregates if each.where is not None),
+    ]
+    wanted = _union((), reads) or [0]
+    place = {index: at for at, index in enumerate(wanted)}
+
+    def to(index: int) -> Column:
+        return Column(place[index])
+
+    return msgspec.structs.replace(
+        node,
+        input=_needed(node.input, wanted),
+        keys=tuple(moved(each, to) for each in node.keys),
+        aggregates=tuple(
+            msgspec.structs.replace(
+                each,
+                arguments=tuple(moved(argument, to) for argument in each.arguments),
+                where=None if each.where is None else moved(each.where, to),
+            )
+            for each in node.aggregates
+        ),
+    )
+
+
+def _join(node: Join, needed: Sequence[int]) -> Node:
+    width, others = width_of(node.left), width_of(node.right)
+    is_one_sided = node.how in ("semi", "anti", "unless", "mark")
+    condition = columns_in(node.condition) if node.condition is not None else set()
+    pairs = (*node.equal, *node.same)
+    lefts = _union((at for at in needed if at < width), (one for one, _ in pairs))
+    lefts = sorted({*lefts, *(at for at in condition if at < width)}) or [0]
+    rights = _union((at - width for at in needed if at >= width and not is_one_sided), (other for _, other in pairs))
+    rights = sorted({*rights, *(at - width for at in condition if at >= width)}) or [0]
+    ours = {index: at for at, index in enumerate(lefts)}
+    theirs = {index: at for at, index in enumerate(rights)}
+
+    def to(index: int) -> Column:
+        return Column(ours[index] if index < width else len(lefts) + theirs[index - width])
+
+    def both(each: tuple[Expression, Expression]) -> tuple[Expression, Expression]:
+        return moved(each[0], lambda at: Column(ours[at])), moved(each[1], lambda at: Column(theirs[at]))
+
+    found = Join(
+        node.how,
+        _needed(node.left, lefts),
+        _needed(node.right, rights),
+        tuple(map(both, node.equal)),
+        tuple(map(both, node.same)),
+        None if node.condition is None else moved(node.condition, to),
+    )
+    assert others or not is_one_sided
+    if node.how == "mark":
+        return _picked(found, [len(lefts) if at == width else ours[at] for at in needed])
+    return _picked(found, [to(at).index for at in needed])
+
+
+def unique_columns(node: Node) -> list[frozenset[int]]:
+    """Return sets of columns in which no two rows agree, as far as the plan tells."""
+    match node:
+        case Aggregate(_, keys, _, sets) if len(sets) == 1:
+            return [frozenset(range(len(keys)))]
+        case Filter(input_):
+            return unique_columns(input_)
+        case Let(_, _, body):
+            return unique_columns(body)
+        case Project(input_, outputs):
+            places = {each.index: at for at, each in reversed(list(enumerate(outputs))) if isinstance(each, Column)}
+            found = unique_columns(input_)
+            return [frozenset(places[at] for at in each) for each in found if each <= places.keys()]
+        case Join(how, left) if how in ("semi", "anti", "mark", "single", "unless"):
+            return unique_columns(left)
+    return []

@@ -1,0 +1,274 @@
+"""Random queries over the tables of the oracle: joins, subqueries, groups, set operations, windows, recursion.
+
+A query is drawn from a seed, so a failure is found again by its number; `smaller` tries seeds of less depth. Types are
+kept apart, so that DuckDB accepts nearly all of them, and what raises by design is left out.
+"""
+
+import random
+from dataclasses import dataclass
+
+from tests.sql.oracle import TABLES
+
+KINDS = {
+    "int32": "n",
+    "int64": "n",
+    "decimal(12,2)": "m",
+    "decimal(30,4)": "m",
+    "double": "f",
+    "text": "s",
+    "date": "d",
+}
+KINDS |= {"timestamp": "ts", "boolean": "p"}
+Scope = list[tuple[str, str]]  # What can be referred to, and its kind.
+
+
+@dataclass
+class Relation:
+    """Something to select from: its text, and its columns with their kinds."""
+
+    text: str
+    columns: Scope
+
+
+class Grammar:
+    """Draws one query."""
+
+    def __init__(self, seed: int, depth: int = 2) -> None:
+        self.random = random.Random(seed)
+        self.depth = depth
+        self._names = 0
+
+    def query(self) -> str:
+        relation = self.select(self.depth, [])
+        if self.random.random() < 0.12:
+            return self.recursion()
+        return relation.text
+
+    def name(self, prefix: str = "c") -> str:
+        self._names += 1
+        return f"{prefix}{self._names}"
+
+    def pick(self, scope: Scope, kind: str) -> str:
+        """Return an expression of a kind."""
+        found = [column for column, each in scope if each == kind]
+        draw = self.random.random()
+        if found and draw < 0.75:
+            return self.random.choice(found)
+        return self.constant(kind)
+
+    def constant(self, kind: str) -> str:
+        values = {
+            "n": ["0", "1", "2", "3", "NULL::INTEGER"],
+            "m": ["1.50", "0.00", "-2.25"],
+            "f": ["0.0::DOUBLE", "1.5::DOUBLE"],
+            "s": ["'x'", "'abc'", "''", "NULL::VARCHAR"],
+            "d": ["DATE '2020-02-10'"],
+            "ts": ["TIMESTAMP '2020-01-15 12:00:00'"],
+            "p": ["true", "false", "NULL::BOOLEAN"],
+        }
+        return self.random.choice(values[kind])
+
+    def expression(self, scope: Scope, kind: str, depth: int) -> str:
+        if depth <= 0 or self.random.random() < 0.5:
+            return self.pick(scope, kind)
+        one, other = (self.expression(scope, kind, depth - 1) for _ in range(2))
+        condition = self.condition(scope, depth - 1)
+        shared = [
+            f"CASE WHEN {condition} THEN {one} ELSE {other} END",
+            f"coalesce({one}, {other})",
+            f"nullif({one}, {other})",
+        ]
+        own = {
+            "n": [
+                f"({one} + {other})",
+                f"({one} - {other})",
+                f"({one} * 2)",
+                f"abs({one})",
+                f"greatest({one}, {other})",
+            ],
+            "m": [f"({one} + 1)", f"(-({one}))", f"least({one}, {other})"],
+            "f": [f"({one} + 1.5::DOUBLE)", f"({one} * 2)"],
+            "s": [f"upper({one})", f"({one} || 'z')", f"left({one}, 1)", f"concat({one}, {other})"],
+            "d": [f"({one} + 1)", f"greatest({one}, {other})"],
+            "ts": [f"({one} + INTERVAL 1 DAY)", f"date_trunc('day', {one})"],
+            "p": [condition],
+        }
+        return self.random.choice([*shared, *own[kind]])
+
+    def condition(self, scope: Scope, depth: int) -> str:
+        kind = self.random.choice(["n", "n", "n", "m", "f", "s", "d", "ts"])
+        one, other = self.expression(scope, kind, depth - 1), self.expression(scope, kind, depth - 1)
+        choices = [f"{one} {self.random.choice(['=', '<>', '<', '<=', '>', '>='])} {other}"] * 4
+        choices += [
+            f"{one} IS NULL",
+            f"{one} IS NOT DISTINCT FROM {other}",
+            f"{one} IN ({other}, {self.constant(kind)})",
+        ]
+        choices += [f"{one} BETWEEN {other} AND {self.constant(kind)}"]
+        if kind == "s":
+            choices += [f"{one} LIKE '{self.random.choice(['x%', '%y', '_', '%a%', 'a%c'])}'"] * 3
+        if depth > 0:
+            more = self.condition(scope, depth - 1)
+            choices += [f"({choices[0]} AND {more})", f"({choices[0]} OR {more})", f"NOT ({more})"]
+        return self.random.choice(choices)
+
+    def table(self) -> Relation:
+        name = self.random.choice(list(TABLES))
+        alias = self.name("t")
+        return Relation(f"{name} {alias}", [(f"{alias}.{column}", KINDS[kind]) for column, kind in TABLES[name]])
+
+    def source(self, depth: int) -> Relation:
+        if depth > 0 and self.random.random() < 0.3:
+            inner, alias = self.select(depth - 1, []), self.name("q")
+            return Relation(f"({inner.text}) {alias}", [(f"{alias}.{column}", kind) for column, kind in inner.columns])
+        return self.table()
+
+    def joined(self, depth: int) -> Relation:
+        left = self.source(depth)
+        for _ in range(self.random.choice([0, 0, 1, 1, 2])):
+            right = self.source(depth - 1)
+            both = [*left.columns, *right.columns]
+            how = self.random.choice(
+                ["JOIN", "JOIN", "LEFT JOIN", "RIGHT JOIN", "FULL JOIN", "CROSS JOIN", "SEMI JOIN", "ANTI JOIN"]
+            )
+            keys = [(one, other) for one, a in left.columns for other, b in right.columns if a == b]
+            on = []
+            for one, other in self.random.sample(keys, min(len(keys), self.random.choice([1, 1, 2]))):
+                on.append(f"{one} {self.random.choice(['=', '=', '=', 'IS NOT DISTINCT FROM'])} {other}")
+            if self.random.random() < 0.25 or not on:
+                on.append(self.condition(both, 1))
+            text = f"{left.text} {how} {right.text}" + ("" if how == "CROSS JOIN" else f" ON {' AND '.join(on)}")
+            left = Relation(text, left.columns if how in ("SEMI JOIN", "ANTI JOIN") else both)
+        return left
+
+    def subquery(self, scope: Scope, depth: int) -> str:
+        """Return a condition with a subquery, which may refer to what is outside."""
+        inner = self.source(depth - 1)
+        both = [*inner.columns, *scope]
+        kinds = {kind for _, kind in inner.columns} & {kind for _, kind in scope}
+        kind = self.random.choice(sorted(kinds)) if kinds else "n"
+        outer, own = self.pick(scope, kind), self.pick(inner.columns, kind)
+        where = f" WHERE {self.condition(both, 1)}" if self.random.random() < 0.7 else ""
+        compare = f"{self.random.choice(['<', '=', '>='])} {self.random.choice(['ANY', 'ALL'])}"
+        return self.random.choice(
+            [
+                f"{outer} IN (SELECT {own} FROM {inner.text}{where})",
+                f"{outer} NOT IN (SELECT {own} FROM {inner.text}{where})",
+                f"EXISTS (SELECT 1 FROM {inner.text}{where})",
+                f"NOT EXISTS (SELECT 1 FROM {inner.text}{where})",
+                f"{outer} {compare} (SELECT {own} FROM {inner.text}{where})",
+                f"{outer} > (SELECT {self.random.choice(['max', 'min'])}({own}) FROM {inner.text}{where})",
+                f"(SELECT count(*) FROM {inner.text}{where}) > {self.random.randint(0, 3)}",
+            ]
+        )
+
+    def select(self, depth: int, outer: Scope) -> Relation:
+        draw = self.random.random()
+        if depth > 0 and draw < 0.12:
+            return self.set_operation(depth)
+        source = self.joined(depth)
+        where = ""
+        if self.random.random() < 0.6:
+            where = f" WHERE {self.condition([*source.columns, *outer], 2)}"
+        if depth > 0 and self.random.random() < 0.35:
+            where += (" AND " if where else " WHERE ") + self.subquery(source.columns, depth)
+        if draw < 0.4:
+            return self.grouped(source, where)
+        if draw < 0.52:
+            return self.windowed(source, where)
+        columns = [
+            (self.name(), self.random.choice(["n", "n", "m", "s", "d", "f", "p", "ts"]))
+            for _ in range(self.random.randint(1, 3))
+        ]
+        shown = ", ".join(f"{self.expression(source.columns, kind, 2)} AS {name}" for name, kind in columns)
+        distinct = "DISTINCT " if self.random.random() < 0.2 else ""
+        text = f"SELECT {distinct}{shown} FROM {source.text}{where}"
+        if self.random.random() < 0.2:
+            # A total order: DuckDB breaks ties as it likes.
+            order = ", ".join(
+                f"{name} {self.random.choice(['', 'DESC'])} {self.random.choice(['', 'NULLS FIRST'])}"
+                for name, _ in columns
+            )
+            text += f" ORDER BY {order} LIMIT {self.random.randint(0, 4)}"
+            if self.random.random() < 0.4:
+                text += f" OFFSET {self.random.randint(0, 2)}"
+        return Relation(text, columns)
+
+    def aggregate(self, scope: Scope) -> tuple[str, str]:
+        kind = self.random.choice(["n", "n", "m", "f", "s", "d"])
+        of = self.expression(scope, kind, 1)
+        options = [("count(*)", "n"), (f"count({of})", "n"), (f"min({of})", kind), (f"max({of})", kind)]
+        options += [(f"count(DISTINCT {of})", "n")]
+        if kind in ("n", "m"):
+            options += [(f"sum({of})", "x"), (f"avg({of})", "f"), (f"sum(DISTINCT {of})", "x")] * 2
+        text, result = self.random.choice(options)
+        if self.random.random() < 0.2:
+            text += f" FILTER (WHERE {self.condition(scope, 1)})"
+        return text, result
+
+    def grouped(self, source: Relation, where: str) -> Relation:
+        keys = [
+            (self.name(), self.random.choice(["n", "n", "s", "d", "f", "m"]))
+            for _ in range(self.random.choice([0, 1, 1, 2]))
+        ]
+        exact = [(name, kind, self.expression(source.columns, kind, 1)) for name, kind in keys]
+        made = [(self.name(), *self.aggregate(source.columns)) for _ in range(self.random.randint(1, 3))]
+        shown = ", ".join(
+            [*(f"{text} AS {name}" for name, _, text in exact), *(f"{text} AS {name}" for name, text, _ in made)]
+        )
+        text = f"SELECT {shown} FROM {source.text}{where}"
+        if exact:
+            groups = ", ".join(str(at + 1) for at in range(len(exact)))
+            text += f" GROUP BY {self.random.choice([groups, groups, groups, f'ROLLUP ({groups})'])}"
+            if self.random.random() < 0.3:
+                least = self.random.randint(0, 2)
+                text += f" HAVING {self.aggregate(source.columns)[0]} IS NOT NULL AND count(*) > {least}"
+        columns = [(name, kind) for name, kind, _ in exact] + [(name, kind) for name, _, kind in made]
+        return Relation(text, columns)
+
+    def windowed(self, source: Relation, where: str) -> Relation:
+        every = ", ".join(name for name, _ in source.columns)
+        partition = self.random.sample([name for name, _ in source.columns], self.random.choice([0, 1, 1]))
+        by = f"PARTITION BY {', '.join(partition)} " if partition else ""
+        value = self.pick(source.columns, "n")
+        functions = [
+            f"row_number() OVER ({by}ORDER BY {every})",
+            f"rank() OVER ({by}ORDER BY {value})",
+            f"dense_rank() OVER ({by}ORDER BY {value} DESC)",
+            f"lag({value}) OVER ({by}ORDER BY {every})",
+            f"lead({value}, 2, -1) OVER ({by}ORDER BY {every})",
+            f"count(*) OVER ({by})",
+            f"max({value}) OVER ({by})",
+            f"min({value}) OVER ({by}ORDER BY {every} ROWS BETWEEN 1 PRECEDING AND 1 FOLLOWING)",
+            f"first_value({value}) OVER ({by}ORDER BY {every})",
+            f"count({value}) OVER ({by}ORDER BY {value})",
+            f"CAST(sum({value}) OVER ({by}ORDER BY {value}) AS INTEGER)",
+        ]
+        name, other = self.name(), self.name()
+        shown = f"{self.pick(source.columns, 'n')} AS {other}, {self.random.choice(functions)} AS {name}"
+        return Relation(f"SELECT {shown} FROM {source.text}{where}", [(other, "n"), (name, "n")])
+
+    def set_operation(self, depth: int) -> Relation:
+        kinds = [self.random.choice(["n", "s", "m", "d", "f"]) for _ in range(self.random.randint(1, 2))]
+        columns = [(self.name(), kind) for kind in kinds]
+        parts = []
+        for _ in range(2):
+            source = self.joined(depth - 1)
+            shown = ", ".join(f"{self.expression(source.columns, kind, 1)} AS {name}" for name, kind in columns)
+            parts.append(f"SELECT {shown} FROM {source.text} WHERE {self.condition(source.columns, 1)}")
+        how = self.random.choice(["UNION", "UNION ALL", "EXCEPT", "EXCEPT ALL", "INTERSECT", "INTERSECT ALL"])
+        return Relation(f"({parts[0]}) {how} ({parts[1]})", columns)
+
+    def recursion(self) -> str:
+        how = self.random.choice(["UNION", "UNION", "UNION ALL"])
+        step = self.random.choice(
+            [
+                "SELECT u.b, r.n + 1 FROM r JOIN u ON u.a = r.x WHERE r.n < 3",
+                "SELECT r.x + 1, r.n + 1 FROM r WHERE r.n < 3 AND r.x IN (SELECT a FROM t)",
+                "SELECT coalesce(u.b, 0), 0 + r.n + 1 FROM r LEFT JOIN u ON u.a = r.x WHERE r.n < 2",
+            ]
+        )
+        last = self.random.choice(
+            ["SELECT * FROM r", "SELECT x, count(*) AS k FROM r GROUP BY x", "SELECT max(n) AS k FROM r"]
+        )
+        return f"WITH RECURSIVE r(x, n) AS (SELECT a, 0 FROM t {how} {step}) {last}"
