@@ -33,13 +33,16 @@ class Place:
         return storage_options(self.given, self.file)
 
     @contextmanager
-    def reading(self, *, seqno: int | None = None) -> Iterator["persist.Client"]:
+    def reading(self, *, seqno: int | None = None, memory_budget: int | None = None) -> Iterator["persist.Client"]:
         """Open it to read, which writes nothing at all.
 
         Raises:
             InvalidUsage: nothing is stored there.
         """
-        with persist.open(self.location, mode="read", storage_options=self.options, seqno=seqno) as client:
+        settings = _settings(memory_budget)
+        with persist.open(
+            self.location, mode="read", storage_options=self.options, seqno=seqno, settings=settings
+        ) as client:
             if client.seqno < 0:
                 raise persist.InvalidUsage(self._nothing(client.url))
             yield client
@@ -51,9 +54,7 @@ class Place:
         Raises:
             InvalidUsage: nothing is stored there, unless it may be new.
         """
-        settings = persist.Settings(background=False)
-        if memory_budget is not None:
-            settings = persist.Settings(background=False, memory_budget=memory_budget)
+        settings = _settings(memory_budget)
         with persist.open(self.location, storage_options=self.options, settings=settings) as client:
             if client.seqno < 0 and not may_be_new:
                 raise persist.InvalidUsage(self._nothing(client.url))
@@ -72,3 +73,9 @@ class Place:
             if os.listdir(path):
                 return f"{said}: the folder holds other files, and no log of persist. Check the path"
         return f"{said}. Check the address, or make a collection with persist create"
+
+
+def _settings(memory_budget: int | None) -> "persist.Settings":
+    if memory_budget is None:
+        return persist.Settings(background=False)
+    return persist.Settings(background=False, memory_budget=memory_budget)

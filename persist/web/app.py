@@ -1,0 +1,147 @@
+"""The page's server: a few files and a few questions, all below a secret path, all GET, all read only."""
+
+import asyncio
+import hmac
+import json
+from collections.abc import AsyncIterator, Callable
+from importlib.resources import files
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+import persist
+from persist.web.explorer import Explorer
+from persist.web.limits import LISTENERS_MAX
+
+FILES = {
+    "": ("page.html", "text/html; charset=utf-8"),
+    "page.js": ("page.js", "text/javascript; charset=utf-8"),
+    "drawing.js": ("drawing.js", "text/javascript; charset=utf-8"),
+    "page.css": ("page.css", "text/css; charset=utf-8"),
+}
+HEADERS = {
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
+        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    ),
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",  # The address has the token.
+    "Cache-Control": "no-store",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+}
+POLL_S = 1.0
+Answer = Callable[[Explorer, Request], dict[str, Any]]
+
+
+def make_app(explorer: Explorer, token: str) -> Starlette:
+    """Return the application; it answers below `/<token>/` only."""
+    listeners = Listeners(explorer)
+
+    async def answer(request: Request) -> Response:
+        given, _, path = request.url.path.removeprefix("/").partition("/")
+        if not hmac.compare_digest(given.encode(), token.encode()):
+            return _with_headers(PlainTextResponse("Open the address that persist ui printed.\n", status_code=403))
+        if path in FILES:
+            name, kind = FILES[path]
+            return _with_headers(Response((files("persist.web") / name).read_bytes(), media_type=kind))
+        if path == "api/events":
+            return _with_headers(await listeners.response(request))
+        if (question := QUESTIONS.get(path)) is not None:
+            return _with_headers(await run_in_threadpool(_answered, explorer, question, request))
+        return _with_headers(JSONResponse({"error": "There is nothing at this address."}, status_code=404))
+
+    return Starlette(routes=[Route("/{path:path}", answer, methods=["GET"])])
+
+
+def _answered(explorer: Explorer, question: Answer, request: Request) -> Response:
+    try:
+        return JSONResponse(question(explorer, request))
+    except persist.CollectionNotFound as error:
+        return _refused(error, 404)
+    except persist.InvalidUsage as error:
+        return _refused(error, 400)
+    except (persist.Unavailable, persist.Indeterminate) as error:
+        return _refused(error, 503)
+    except persist.PersistError as error:
+        return _refused(error, 500)
+
+
+def _refused(error: Exception, status: int) -> Response:
+    return JSONResponse({"error": " ".join(str(error).split())}, status_code=status)
+
+
+def _with_headers(response: Response) -> Response:
+    response.headers.update(HEADERS)
+    return response
+
+
+def _text(request: Request, name: str) -> str:
+    given = request.query_params.get(name)
+    if given is None:
+        raise persist.InvalidUsage(f"the question lacks {name}")
+    return given
+
+
+def _number(request: Request, name: str, default: int) -> int:
+    given = request.query_params.get(name, str(default))
+    if not given.isascii() or not given.isdigit() or len(given) > 12:
+        raise persist.InvalidUsage(f"{name}={given!r:.50} is no number")
+    return int(given)
+
+
+QUESTIONS: dict[str, Answer] = {
+    "api/collections": lambda e, r: e.collections(
+        search=r.query_params.get("search", ""), offset=_number(r, "offset", 0), limit=_number(r, "limit", 50)
+    ),
+    "api/collection": lambda e, r: e.collection(_text(r, "name")),
+    "api/contents": lambda e, r: e.contents(
+        _text(r, "name"),
+        r.query_params.get("as_of"),
+        offset=_number(r, "offset", 0),
+        limit=_number(r, "limit", 50),
+        key=r.query_params.get("key"),
+    ),
+    "api/changes": lambda e, r: e.changes(_text(r, "name"), _text(r, "from"), _text(r, "until")),
+    "api/history": lambda e, r: e.history(_text(r, "name"), _text(r, "key")),
+    "api/difference": lambda e, r: e.difference(_text(r, "name"), _text(r, "first"), _text(r, "second")),
+    "api/plan": lambda e, r: e.plan(_text(r, "name"), r.query_params.get("as_of")),
+    "api/commits": lambda e, r: e.commits(),
+}
+
+
+class Listeners:
+    """Those who want to hear of new records, by server-sent events."""
+
+    def __init__(self, explorer: Explorer) -> None:
+        self._explorer = explorer
+        self._count = 0
+
+    async def response(self, request: Request) -> Response:
+        """Return an endless answer, or refuse it where there are too many."""
+        if self._count >= LISTENERS_MAX:
+            return JSONResponse({"error": "Too many pages follow this location already."}, status_code=503)
+        return StreamingResponse(self._events(request), media_type="text/event-stream")
+
+    async def _events(self, request: Request) -> AsyncIterator[str]:
+        self._count += 1
+        try:
+            told: dict[str, Any] | None = None
+            while not await request.is_disconnected():
+                found = await run_in_threadpool(self._look)
+                if found != told:
+                    told = found
+                    yield f"data: {json.dumps(found)}\n\n"
+                await asyncio.sleep(POLL_S)
+        finally:
+            self._count -= 1
+
+    def _look(self) -> dict[str, Any]:
+        try:
+            return {"seqno": self._explorer.seqno}
+        except persist.PersistError as error:
+            return {"error": " ".join(str(error).split())}

@@ -1,0 +1,91 @@
+// Pictures, as SVG made of elements: no text is ever parsed as markup.
+
+const SVG = "http://www.w3.org/2000/svg";
+
+export function element(name, attributes = {}, text = null) {
+  const made = document.createElementNS(SVG, name);
+  for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
+  if (text !== null) made.textContent = text;
+  return made;
+}
+
+// Parts of a collection over time (to the right) and key (upwards); `choose` is told a time that was clicked.
+export function drawPicture(box, picture, marks, textOf, choose) {
+  const width = Math.max(320, box.clientWidth || 320), height = width < 560 ? 220 : 280;
+  const left = 34, right = 12, top = 12, bottom = 30;
+  const times = [...picture.history.flatMap((p) => [p.first, p.last]), ...picture.keyframes.map((p) => p.as_of)];
+  times.push(...marks.filter((m) => m.time !== null).map((m) => m.time));
+  const numbers = times.map(Number);
+  let low = numbers.length ? Math.min(...numbers) : 0, high = (numbers.length ? Math.max(...numbers) : 1);
+  if (high <= low) high = low + 1;
+  const pad = (high - low) * 0.02;
+  low -= pad;
+  high += pad;
+  const x = (t) => left + ((Number(t) - low) / (high - low)) * (width - left - right);
+  const y = (k) => height - bottom - k * (height - top - bottom);
+  const svg = element("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": "Runs and keyframes over time and key" });
+  svg.append(element("line", { class: "axis", x1: left, x2: width - right, y1: height - bottom, y2: height - bottom }));
+  svg.append(element("line", { class: "axis", x1: left, x2: left, y1: top, y2: height - bottom }));
+  svg.append(element("text", { x: 12, y: (top + height - bottom) / 2, transform: `rotate(-90 12 ${(top + height - bottom) / 2})`, "text-anchor": "middle" }, "key"));
+  for (const part of picture.history) svg.append(rectangle(part, x(part.first), x(part.last), y, part.retracts ? "retracts" : "history", 5));
+  for (const part of picture.keyframes) svg.append(rectangle(part, x(part.as_of), x(part.as_of), y, "keyframe", 4));
+  for (const mark of marks) {
+    if (mark.time === null) continue;
+    const line = element("line", { class: `mark ${mark.kind}`, x1: x(mark.time), x2: x(mark.time), y1: top, y2: height - bottom });
+    line.append(element("title", {}, `${mark.text} ${textOf(mark.time)}`));
+    svg.append(line);
+  }
+  const first = Math.round(low + pad), last = Math.round(high - pad);
+  svg.append(element("text", { x: left, y: height - 10 }, shortened(String(first), textOf, width)));
+  svg.append(element("text", { x: width - right, y: height - 10, "text-anchor": "end" }, shortened(String(last), textOf, width)));
+  svg.addEventListener("click", (event) => {
+    const place = svg.getBoundingClientRect();
+    const at = ((event.clientX - place.left) / place.width) * width;
+    choose(low + ((at - left) / (width - left - right)) * (high - low));
+  });
+  box.replaceChildren(svg);
+}
+
+function shortened(time, textOf, width) {
+  const text = textOf(time);
+  return width < 560 && text.length > 22 ? time : text;
+}
+
+function rectangle(part, from, to, y, kind, least) {
+  const wide = Math.max(least, to - from), high = Math.max(4, y(part.low) - y(part.high));
+  const made = element("rect", { class: `part ${kind}`, x: (from + to - wide) / 2, y: y(part.high) - (high > 4 ? 0 : 2), width: wide, height: high, rx: 1.5 });
+  const when = part.as_of === undefined ? `times ${part.first} to ${part.last}` : `keyframe as of ${part.as_of}`;
+  made.append(element("title", {}, `${when}: ${part.rows.toLocaleString("en")} rows, ${part.bytes.toLocaleString("en")} bytes`));
+  return made;
+}
+
+export function drawCommits(box, counts, atLeast) {
+  const width = Math.max(320, box.clientWidth || 320), height = 110, left = 34, bottom = 22, top = 8;
+  const most = Math.max(1, ...counts), step = (width - left - 10) / counts.length;
+  const svg = element("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": "Commits per minute" });
+  svg.append(element("text", { x: left - 6, y: top + 10, "text-anchor": "end" }, String(most)));
+  svg.append(element("line", { class: "axis", x1: left, x2: width - 10, y1: height - bottom, y2: height - bottom }));
+  counts.forEach((count, i) => {
+    if (!count) return;
+    const high = (count / most) * (height - top - bottom);
+    const bar = element("rect", { class: "bar-of", x: left + i * step + 0.5, y: height - bottom - high, width: Math.max(1, step - 1), height: high });
+    const ago = counts.length - 1 - i;
+    bar.append(element("title", {}, `${count} commits ${ago ? `${ago} minutes ago` : "in this minute"}`));
+    svg.append(bar);
+  });
+  svg.append(element("text", { x: left, y: height - 6 }, atLeast ? "an hour ago (older records were not counted)" : "an hour ago"));
+  svg.append(element("text", { x: width - 10, y: height - 6, "text-anchor": "end" }, "now"));
+  box.replaceChildren(svg);
+}
+
+export function drawPlan(box, plan) {
+  const width = Math.max(320, box.clientWidth || 320), height = 66, left = 12;
+  const all = Math.max(1, plan.rows), wide = width - 2 * left;
+  const svg = element("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": "Rows that are read, of the keyframe and of history" });
+  const base = (plan.base_rows / all) * wide, rest = plan.rows - plan.base_rows;
+  svg.append(element("rect", { class: "part keyframe", x: left, y: 12, width: base, height: 20 }));
+  svg.append(element("rect", { class: "part history", x: left + base, y: 12, width: (rest / all) * wide, height: 20 }));
+  const from = plan.keyframe === null ? "no keyframe" : `${plan.base_rows.toLocaleString("en")} rows of the keyframe as of ${plan.keyframe}`;
+  svg.append(element("text", { x: left, y: 52 }, `${from}, ${rest.toLocaleString("en")} rows of history ${plan.keyframe === null ? "" : plan.direction}`));
+  box.replaceChildren(svg);
+}

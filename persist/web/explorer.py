@@ -1,0 +1,215 @@
+"""What the page asks for, as JSON: each method is one question, and reads a bounded amount."""
+
+import threading
+import time
+from collections import Counter
+from dataclasses import asdict
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+import persist
+from persist.cli.difference import difference
+from persist.cli.portrait import portrait
+from persist.cli.survey import Facts, survey
+from persist.log.commits import read_record
+from persist.web.cells import cells, first_rows, key_of
+from persist.web.limits import (
+    LIST_MAX,
+    MINUTES,
+    OFFSET_MAX,
+    RECORDS_READ_MAX,
+    ROWS_MAX,
+    UPDATES_READ_MAX,
+)
+from persist.web.picture import picture
+
+
+class Explorer:
+    """Answers the questions of the page with a client that only reads. Safe to use from many threads."""
+
+    def __init__(self, client: "persist.Client") -> None:
+        self._client = client
+        self._written_ms: dict[int, int] = {}  # Of records, by seqno: they never change.
+        self._lock = threading.Lock()
+
+    @property
+    def seqno(self) -> int:
+        """The last record of the log. Cost: one GET."""
+        return self._client.seqno
+
+    def collections(self, *, search: str = "", offset: int = 0, limit: int = 50) -> dict[str, Any]:
+        """Return a page of the collections whose names contain some text."""
+        wanted = search.casefold()
+        names = [name for name in self._client.collections() if wanted in name.casefold()]
+        now_s = time.time()
+        shown = names[max(0, offset) :][: _within(limit, LIST_MAX)]
+        items = [_listed(facts, now_s) for facts in survey(self._client, shown)]
+        return {"url": self._client.url, "seqno": self._client.seqno, "total": len(names), "items": items}
+
+    def collection(self, name: str) -> dict[str, Any]:
+        """Return all there is to say of one collection, and its picture."""
+        found = self._client.load(name)
+        told = portrait(self._client, found)
+        facts = told.facts
+        latest = facts.latest
+        return {
+            **_listed(facts, time.time()),
+            "url": self._client.url,
+            "columns": [dict(zip(("side", "name", "type"), each, strict=True)) for each in told.columns],
+            "timeline": facts.contents.timeline,
+            "unsealed": None if facts.unsealed is None else facts.unsealed.advice,
+            "latest": None if latest is None else str(latest),
+            "runs": len(facts.contents.history),
+            "keyframes": len(facts.contents.keyframes),
+            "picture": picture(facts.contents),
+        }
+
+    def contents(
+        self, name: str, as_of: str | None, *, offset: int = 0, limit: int = 50, key: str | None = None
+    ) -> dict[str, Any]:
+        """Return a page of the contents as of a time, or what they hold under one key."""
+        if not 0 <= offset <= OFFSET_MAX:
+            raise persist.InvalidUsage(f"only the first {OFFSET_MAX:,} rows can be turned to: search for a key instead")
+        found = self._client.load(name)
+        with found.snapshot(_time(as_of), form="diff", timeout_s=0) as snapshot:
+            at = snapshot.explain().as_of
+            if key:
+                rows = snapshot.lookup(key_of(key, found.schema)).slice(0, LIST_MAX)
+            else:
+                rows = first_rows(snapshot.to_batches(), snapshot.schema, offset, _within(limit, LIST_MAX))
+        return {"as_of": str(at), "moment": _moment(found, at), **cells(rows)}
+
+    def changes(self, name: str, lower: str, upper: str) -> dict[str, Any]:
+        """Return the first updates with lower <= time < upper, as far as these are sealed."""
+        found = self._client.load(name)
+        start, stop = found.as_bound("from", _required(lower)), found.as_bound("until", _required(upper))
+        facts = Facts(found.handle.contents())
+        if facts.upper is not None:
+            stop = min(stop, facts.upper)
+        start = max(start, 0 if facts.since == 0 else (facts.since or 0) + 1)
+        _check_updates(facts, start, stop)
+        if start >= stop:
+            empty = found.schema.arrow.empty_table()
+            return {"from": str(start), "until": str(stop), "more": False, **cells(empty)}
+        with found.changes(start, stop, timeout_s=0) as updates:
+            rows = first_rows(updates.to_batches(), updates.schema, 0, ROWS_MAX + 1)
+        return {"from": str(start), "until": str(stop), "more": len(rows) > ROWS_MAX, **cells(rows.slice(0, ROWS_MAX))}
+
+    def history(self, name: str, key: str) -> dict[str, Any]:
+        """Return what a key had as of since, and all its updates after that."""
+        found = self._client.load(name)
+        wanted = key_of(key, found.schema)
+        facts = Facts(found.handle.contents())
+        if facts.latest is None or facts.since is None:
+            return {"since": None, "before": None, "updates": cells(found.schema.arrow.empty_table()), "more": False}
+        with found.snapshot(facts.since, form="diff", timeout_s=0) as snapshot:
+            before = snapshot.lookup(wanted).slice(0, LIST_MAX)
+        start = facts.since + 1
+        with found.changes(start, max(start, facts.latest + 1), filter=_is_key(wanted), timeout_s=0) as updates:
+            rows = first_rows(updates.to_batches(), updates.schema, 0, ROWS_MAX + 1)
+        told = {"since": str(facts.since), "before": cells(before), "updates": cells(rows.slice(0, ROWS_MAX))}
+        return {**told, "more": len(rows) > ROWS_MAX}
+
+    def difference(self, name: str, first: str, second: str) -> dict[str, Any]:
+        """Return what turns the contents of one time into those of another."""
+        found = self._client.load(name)
+        one, two = _required(first), _required(second)
+        ends = sorted((found.as_time("first", one), found.as_time("second", two)))
+        _check_updates(Facts(found.handle.contents()), ends[0] + 1, ends[1] + 1)
+        rows = difference(found, one, two, columns=None, filter=None)
+        return {"total": len(rows), "more": len(rows) > ROWS_MAX, **cells(rows.slice(0, ROWS_MAX))}
+
+    def plan(self, name: str, as_of: str | None) -> dict[str, Any]:
+        """Return what reading the contents as of a time takes."""
+        with self._client.load(name).snapshot(_time(as_of), timeout_s=0) as snapshot:
+            told = snapshot.explain()
+        fields = asdict(told)
+        return {
+            **{name: fields[name] for name in ("direction", "parts", "bytes", "rows", "memory", "slices", "pruned")},
+            **{name: fields[name] for name in ("base_parts", "base_bytes", "base_rows")},
+            "as_of": str(told.as_of),
+            "keyframe": None if told.keyframe is None else str(told.keyframe),
+            "text": str(told),
+        }
+
+    def commits(self) -> dict[str, Any]:
+        """Return how many records each of the last minutes has, by the clocks of their writers."""
+        last = self._client.seqno
+        with self._lock:
+            known = {seqno: ms for seqno, ms in self._written_ms.items() if seqno > last - RECORDS_READ_MAX}
+        now_minute, first = int(time.time() // 60), max(0, last - RECORDS_READ_MAX + 1)
+        minutes: Counter[int] = Counter()
+        is_whole = first == 0
+        for seqno in range(last, first - 1, -1):
+            if seqno not in known:
+                record = read_record(self._client.engine.blob, seqno)
+                if record is None:
+                    is_whole = True  # It has been truncated: older ones are of no interest here.
+                    break
+                known[seqno] = record.written_ms
+            minute = known[seqno] // 60_000
+            if minute <= now_minute - MINUTES:
+                is_whole = True
+                break
+            minutes[minute] += 1
+        with self._lock:
+            self._written_ms = known
+        counts = [minutes[minute] for minute in range(now_minute - MINUTES + 1, now_minute + 1)]
+        return {"counts": counts, "at_least": not is_whole}
+
+
+def _listed(facts: Facts, now_s: float) -> dict[str, Any]:
+    hidden = facts.unsealed
+    return {
+        "name": facts.name,
+        "rows": facts.rows,
+        "bytes": facts.bytes,
+        "parts": facts.parts,
+        "since": None if facts.since is None else str(facts.since),
+        "upper": None if facts.upper is None else str(facts.upper),
+        "since_moment": facts.moment(facts.since) if facts.since else None,
+        "upper_moment": facts.moment(facts.upper) if facts.upper else None,
+        "holds": len(facts.contents.holds),
+        "waiting": 0 if hidden is None else hidden.updates,
+        "lag_s": facts.lag_s(now_s),
+    }
+
+
+def _time(text: str | None) -> int | str | None:
+    return None if text is None or not text.strip() else _required(text)
+
+
+def _required(text: str) -> int | str:
+    from persist.cli.times import time_of
+
+    return time_of(text.strip())
+
+
+def _moment(found: "persist.Collection", time: int) -> str | None:
+    return None if found.timeline is None else found.timeline.text_of(time)
+
+
+def _within(limit: int, most: int) -> int:
+    return min(max(1, limit), most)
+
+
+def _is_key(wanted: pa.Table) -> pc.Expression:
+    found: Any = None
+    for name in wanted.column_names:
+        value = wanted[name][0]
+        test = pc.field(name) == value if value.is_valid else pc.field(name).is_null()
+        found = test if found is None else found & test
+    return found
+
+
+def _check_updates(facts: Facts, start: int, stop: int) -> None:
+    """Refuse what would read and sort more updates than the page may ask for."""
+    touched = [p for p in facts.contents.history_parts if p.time_min < stop and p.time_max >= start]
+    rows = sum(part.rows for part in touched)
+    if rows > UPDATES_READ_MAX:
+        raise persist.InvalidUsage(
+            f"up to {rows:,} updates lie between these times, and the page reads {UPDATES_READ_MAX:,} at most: choose "
+            "times that are nearer to each other, or use persist changes on the command line"
+        )

@@ -1,0 +1,366 @@
+// The page. It asks its server, and nobody else; what it is told it shows as text.
+
+import { drawCommits, drawPicture, drawPlan } from "./drawing.js";
+
+const PAGE = 50;
+const main = document.getElementById("main");
+const $ = (id) => document.getElementById(id);
+let view = null; // What is shown: { refresh } of the list or of a collection.
+let asking = 0;
+
+// Asking.
+
+async function ask(question, parameters = {}) {
+  const url = new URL(`api/${question}`, document.baseURI);
+  for (const [name, value] of Object.entries(parameters)) if (value !== null && value !== undefined) url.searchParams.set(name, value);
+  busy(1);
+  try {
+    const answer = await fetch(url);
+    const told = await answer.json().catch(() => ({ error: `The server answered with status ${answer.status}.` }));
+    if (!answer.ok) throw new Error(told.error || `The server answered with status ${answer.status}.`);
+    return told;
+  } finally {
+    busy(-1);
+  }
+}
+
+function busy(by) {
+  asking += by;
+  document.body.dataset.busy = asking ? "yes" : "no";
+}
+
+function complain(error) {
+  $("error").textContent = error ? error.message || String(error) : "";
+  $("error").hidden = !error;
+}
+
+// Runs what a user asked for; what goes wrong is shown above everything.
+async function doing(what) {
+  try {
+    complain(null);
+    await what();
+  } catch (error) {
+    complain(error);
+  }
+}
+
+// Showing.
+
+function cell(text, kind = "") {
+  const made = document.createElement("td");
+  if (text === null || text === undefined) {
+    made.textContent = "NULL";
+    made.className = `${kind} null`.trim();
+  } else {
+    made.textContent = visible(text);
+    made.title = made.textContent;
+    if (kind) made.className = kind;
+  }
+  return made;
+}
+
+// Characters that do not print, or turn the direction of writing, are shown as escapes.
+function visible(text) {
+  return String(text).replace(/[\u0000-\u001f\u007f-\u009f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff]/g, (c) => `\\u${c.charCodeAt(0).toString(16).padStart(4, "0")}`);
+}
+
+function fill(id, told, { classOf = null, empty = "Nothing." } = {}) {
+  const table = $(id), head = document.createElement("tr");
+  const isNumber = told.columns.map((_, i) => told.rows.length > 0 && told.rows.every((row) => row[i] === null || /^[+-]?[\d.]+(e[+-]?\d+)?$/i.test(row[i])));
+  told.columns.forEach((name, i) => {
+    const th = document.createElement("th");
+    th.textContent = visible(name);
+    if (isNumber[i]) th.className = "n";
+    head.append(th);
+  });
+  table.tHead.replaceChildren(head);
+  const rows = told.rows.map((row) => {
+    const tr = document.createElement("tr");
+    tr.append(...row.map((text, i) => cell(text, isNumber[i] ? "n" : "")));
+    if (classOf) tr.className = classOf(row);
+    return tr;
+  });
+  if (!rows.length) {
+    const tr = document.createElement("tr"), td = cell(empty, "null");
+    td.colSpan = Math.max(1, told.columns.length);
+    tr.append(td);
+    rows.push(tr);
+  }
+  table.tBodies[0].replaceChildren(...rows);
+}
+
+function bytes(count) {
+  for (const [unit, size] of [["GiB", 2 ** 30], ["MiB", 2 ** 20], ["KiB", 2 ** 10]]) if (count >= size) return `${(count / size).toFixed(1)} ${unit}`;
+  return `${count} B`;
+}
+
+function duration(seconds) {
+  if (seconds === null) return "–";
+  const ahead = seconds < 0, s = Math.abs(seconds);
+  const [n, unit] = s >= 172800 ? [s / 86400, "days"] : s >= 7200 ? [s / 3600, "h"] : s >= 120 ? [s / 60, "min"] : [s, "s"];
+  return `${ahead ? "−" : ""}${Math.round(n)} ${unit}`;
+}
+
+function show(template) {
+  main.replaceChildren($(template).content.cloneNode(true));
+}
+
+const sum = (row) => BigInt(row[row.length - 1]);
+const signOf = (row) => (sum(row) > 0n ? "come" : "go");
+
+// The list of collections.
+
+async function openList() {
+  show("list-view");
+  document.title = "persist";
+  let offset = 0, waiting = null;
+  const refresh = async () => {
+    const told = await ask("collections", { search: $("search").value, offset, limit: PAGE });
+    $("location").textContent = visible(told.url);
+    const rows = told.items.map((item) => {
+      const tr = document.createElement("tr"), name = document.createElement("td"), link = document.createElement("a");
+      link.href = `#/${encodeURIComponent(item.name)}`;
+      link.textContent = visible(item.name);
+      name.append(link);
+      const time = (number, moment, none) => {
+        const td = cell(number ?? none, "n");
+        if (moment) {
+          const small = document.createElement("span");
+          small.className = "moment";
+          small.textContent = moment;
+          td.append(small);
+        }
+        return td;
+      };
+      tr.append(name, cell(item.rows.toLocaleString("en"), "n"), cell(bytes(item.bytes), "n"), time(item.since, item.since_moment, "–"), time(item.upper, item.upper_moment, "complete"), cell(duration(item.lag_s), "n"), cell(item.waiting ? item.waiting.toLocaleString("en") : "–", "n"));
+      return tr;
+    });
+    $("collections").tBodies[0].replaceChildren(...rows);
+    $("range").textContent = told.total ? `${offset + 1} to ${offset + told.items.length} of ${told.total.toLocaleString("en")}` : "No collection has such a name.";
+    $("before").disabled = !offset;
+    $("after").disabled = offset + PAGE >= told.total;
+    const commits = await ask("commits");
+    drawCommits($("commits"), commits.counts, commits.at_least);
+  };
+  const turn = (by) => doing(() => ((offset = Math.max(0, offset + by)), refresh()));
+  $("before").addEventListener("click", () => turn(-PAGE));
+  $("after").addEventListener("click", () => turn(PAGE));
+  $("search").addEventListener("input", () => {
+    clearTimeout(waiting);
+    waiting = setTimeout(() => doing(() => ((offset = 0), refresh())), 150);
+  });
+  view = { refresh };
+  await refresh();
+}
+
+// One collection.
+
+async function openCollection(name, wanted) {
+  show("collection-view");
+  document.title = `${visible(name)} – persist`;
+  $("name").textContent = visible(name);
+  let told = null, at = wanted, offset = 0, key = null;
+  $("follow").checked = wanted === null;
+
+  const textOf = (time) => (told && told.timeline ? `${time} (${momentOf(time, told.timeline)})` : String(time));
+  const span = () => [BigInt(told.since ?? 0), told.latest === null ? null : BigInt(told.latest)];
+
+  const refresh = async () => {
+    told = await ask("collection", { name });
+    $("location").textContent = visible(told.url);
+    facts(told, textOf);
+    if ($("follow").checked || at === null) at = told.latest;
+    draw();
+    await showContents();
+  };
+  const draw = () => {
+    const marks = [{ kind: "since", text: "since", time: told.since }, { kind: "upper", text: "upper", time: told.upper }];
+    marks.push(...told.picture.holds.map((hold) => ({ kind: "hold", text: hold.name === null ? "a reader" : `hold ${hold.name}`, time: hold.time })));
+    marks.push({ kind: "now", text: "shown", time: at });
+    drawPicture($("picture"), told.picture, marks, textOf, (time) => doing(() => move(BigInt(Math.max(0, Math.round(time))))));
+    const [low, high] = span();
+    $("slider").disabled = high === null || high <= low;
+    if (high !== null && at !== null && /^\d+$/.test(at)) $("slider").value = high > low ? Number(((BigInt(at) - low) * 1000n) / (high - low)) : 1000;
+  };
+  const showContents = async () => {
+    if (at === null) {
+      fill("contents", { columns: [], rows: [] }, { empty: "Nothing is sealed yet, so nothing can be read." });
+      $("at").textContent = "…";
+      return;
+    }
+    const found = await ask("contents", { name, as_of: at, offset, limit: PAGE, key });
+    at = found.as_of;
+    $("at").textContent = found.moment ? `${found.as_of}, ${found.moment}` : found.as_of;
+    $("time").value = found.moment || found.as_of;
+    fill("contents", found, { empty: key === null ? "It is empty then." : "Nothing has this key then." });
+    $("rows-range").textContent = found.rows.length ? `rows ${offset + 1} to ${offset + found.rows.length}` : "";
+    $("rows-before").disabled = !offset || key !== null;
+    $("rows-after").disabled = found.rows.length < PAGE || key !== null;
+    draw();
+    $("from").value = at;
+    $("until").value = String(BigInt(at) + 1n);
+    if (!$("first").value) $("first").value = told.since ?? "0";
+    if (!$("second").value) $("second").value = at;
+    await showChanges();
+    const plan = await ask("plan", { name, as_of: at });
+    drawPlan($("plan"), plan);
+    $("plan-text").textContent = visible(plan.text).replaceAll("\\u000a", "\n");
+  };
+  const showChanges = async () => {
+    const found = await ask("changes", { name, from: $("from").value, until: $("until").value });
+    fill("changes", found, { classOf: signOf, empty: "Nothing changed." });
+    $("changes-note").textContent = found.more ? "Only the first of them are shown." : "";
+  };
+  const move = async (time) => {
+    const [low, high] = span();
+    if (high === null) return;
+    at = String(time < low ? low : time > high ? high : time);
+    $("follow").checked = false;
+    offset = 0;
+    await showContents();
+    history.replaceState(null, "", `#/${encodeURIComponent(name)}?at=${at}`);
+  };
+  // To the next time at which something may have happened, as far as the runs tell; else by one.
+  const step = (forward) => {
+    const now = BigInt(at), times = told.picture.history.flatMap((p) => [BigInt(p.first), BigInt(p.last)]);
+    const others = times.filter((t) => (forward ? t > now : t < now)).sort((a, b) => (a < b ? -1 : 1));
+    const next = forward ? others[0] : others[others.length - 1];
+    return move(next === undefined ? now + (forward ? 1n : -1n) : next);
+  };
+
+  const on = (id, event, what) => $(id).addEventListener(event, (e) => (e.preventDefault(), doing(what)));
+  on("earlier", "click", () => step(false));
+  on("later", "click", () => step(true));
+  $("slider").addEventListener("keydown", (event) => {
+    const forward = { ArrowRight: true, ArrowUp: true, ArrowLeft: false, ArrowDown: false }[event.key];
+    if (forward === undefined) return;
+    event.preventDefault();
+    doing(() => step(forward));
+  });
+  on("slider", "change", () => {
+    const [low, high] = span();
+    return move(low + ((high - low) * BigInt($("slider").value)) / 1000n);
+  });
+  on("time-form", "submit", async () => {
+    const before = at;
+    at = $("time").value.trim();
+    $("follow").checked = false;
+    offset = 0;
+    try {
+      await showContents();
+    } catch (error) {
+      at = before;
+      throw error;
+    }
+  });
+  on("key-form", "submit", () => ((key = $("key").value || null), (offset = 0), showContents()));
+  on("key-clear", "click", () => ((key = null), ($("key").value = ""), ($("history-section").hidden = true), showContents()));
+  on("key-history", "click", async () => {
+    const found = await ask("history", { name, key: $("key").value });
+    $("history-section").hidden = false;
+    $("history-key").textContent = visible($("key").value);
+    const had = found.before ? found.before.rows.length : 0;
+    $("history-note").textContent = found.since === null ? "Nothing can be read yet." : `As of since=${found.since} it had ${had === 1 ? "1 record" : `${had} records`}; then came ${found.updates.rows.length} updates${found.more ? ", and more than are shown" : ""}.`;
+    fill("history", found.updates, { classOf: signOf, empty: "Nothing has changed it since." });
+    $("history-section").scrollIntoView({ block: "nearest" });
+  });
+  on("rows-before", "click", () => ((offset = Math.max(0, offset - PAGE)), showContents()));
+  on("rows-after", "click", () => ((offset += PAGE), showContents()));
+  on("show-changes", "click", showChanges);
+  $("follow").addEventListener("change", () => doing(refresh));
+  on("compare-form", "submit", async () => {
+    const first = $("first").value, second = $("second").value;
+    const found = await ask("difference", { name, first, second });
+    $("compare-note").textContent = found.total ? `${found.total.toLocaleString("en")} records differ${found.more ? "; the first of them are shown" : ""}.` : "They are the same.";
+    $("sides").hidden = !found.total;
+    $("gone-title").textContent = `Only as of ${first}`;
+    $("come-title").textContent = `Only as of ${second}`;
+    const side = (sign) => ({ columns: found.columns, rows: found.rows.filter((row) => sum(row) > 0n === sign > 0).map((row) => [...row.slice(0, -1), String(sign > 0 ? sum(row) : -sum(row))]) });
+    fill("gone", side(-1), { classOf: () => "go" });
+    fill("come", side(1), { classOf: () => "come" });
+  });
+  view = { refresh: async () => ($("follow").checked ? refresh() : ((told = await ask("collection", { name })), facts(told, textOf), draw())), redraw: draw };
+  await refresh();
+}
+
+function facts(told, textOf) {
+  const pairs = [
+    ["rows", told.rows.toLocaleString("en")],
+    ["size", bytes(told.bytes)],
+    ["parts", told.parts.toLocaleString("en")],
+    ["runs", told.runs.toLocaleString("en")],
+    ["keyframes", told.keyframes.toLocaleString("en")],
+    ["since", told.since === null ? "–" : textOf(told.since)],
+    ["upper", told.upper === null ? "complete for ever" : textOf(told.upper)],
+    ["lag", duration(told.lag_s)],
+    ["holds", String(told.holds)],
+  ];
+  $("facts").replaceChildren(
+    ...pairs.map(([name, value]) => {
+      const box = document.createElement("div"), dt = document.createElement("dt"), dd = document.createElement("dd");
+      dt.textContent = name;
+      dd.textContent = value;
+      box.append(dt, dd);
+      return box;
+    }),
+  );
+  $("unsealed").textContent = told.unsealed ? `Not sealed yet: ${told.unsealed}` : "";
+  $("unsealed").hidden = !told.unsealed;
+  fill("columns", { columns: ["side", "name", "type"], rows: told.columns.map((c) => [c.side, c.name, c.type]) });
+}
+
+function momentOf(time, unit) {
+  const perMs = { s: 0.001, ms: 1, us: 1000, ns: 1000000 }[unit];
+  const ms = Number(time) / perMs;
+  return ms > 8.64e15 ? "?" : new Date(ms).toISOString().replace(".000Z", "Z");
+}
+
+// Where to go, and what is new.
+
+function route() {
+  const [name, query] = location.hash.replace(/^#\/?/, "").split("?");
+  const at = new URLSearchParams(query || "").get("at");
+  doing(async () => {
+    try {
+      await (name ? openCollection(decodeURIComponent(name), at) : openList());
+    } finally {
+      document.body.dataset.view = name ? "collection" : "list";
+    }
+  });
+}
+
+function listen() {
+  const events = new EventSource(new URL("api/events", document.baseURI));
+  const live = $("live");
+  let seen = null;
+  events.onmessage = (event) => {
+    const told = JSON.parse(event.data);
+    live.classList.toggle("off", "error" in told);
+    live.textContent = "error" in told ? visible(told.error) : `record ${told.seqno}`;
+    if (told.seqno !== undefined && seen !== null && told.seqno !== seen && view) doing(() => view.refresh());
+    seen = told.seqno ?? seen;
+  };
+  events.onerror = () => {
+    live.classList.add("off");
+    live.textContent = "the server is gone";
+  };
+}
+
+window.addEventListener("hashchange", route);
+document.addEventListener("keydown", (event) => {
+  const typing = /^(INPUT|TEXTAREA)$/.test(event.target.tagName);
+  if (event.key === "/" && !typing && ($("search") || $("key"))) {
+    event.preventDefault();
+    ($("search") || $("key")).focus();
+  } else if (event.key === "Escape") {
+    if (typing) event.target.blur();
+    else location.hash = "#/";
+  }
+});
+let resizing = null;
+window.addEventListener("resize", () => {
+  clearTimeout(resizing);
+  resizing = setTimeout(() => view && view.redraw && view.redraw(), 100);
+});
+route();
+listen();

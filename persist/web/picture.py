@@ -1,0 +1,73 @@
+"""A collection over time and key: where the parts of its runs and keyframes lie.
+
+Keys are placed by rank among the bounds of all parts, from 0 to 1, because only their order means something. A part
+whose bounds the log does not know spans all keys. Of a collection with very many parts only as many are drawn, the
+largest.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from persist.codecs import CollectionSchema, Part, scalar_from_json
+from persist.state.contents import CollectionState
+from persist.web.limits import PARTS_DRAWN_MAX
+
+
+def picture(contents: CollectionState) -> dict[str, Any]:
+    """Return what is drawn: parts of history and of keyframes, and lines."""
+    schema = contents.schema
+    drawn = [(None, part) for run in contents.history for part in contents.parts_of(run)]
+    frames = [(frame.as_of, part) for frame in contents.keyframes for part in contents.parts_of(frame.parts)]
+    chosen: list[tuple[int | None, Part]] = sorted([*drawn, *frames], key=lambda each: -each[1].rows)[:PARTS_DRAWN_MAX]
+    rank = _ranks([bound for _, part in chosen for bound in _bounds(part, schema)])
+    chosen.sort(key=lambda each: (each[1].time_min if each[0] is None else each[0], each[1].time_max))
+    parts = [_drawn(as_of, part, [rank[_order(b)] for b in _bounds(part, schema)]) for as_of, part in chosen]
+    return {
+        "history": [each for each in parts if "as_of" not in each],
+        "keyframes": [each for each in parts if "as_of" in each],
+        "left_out": len(drawn) + len(frames) - len(chosen),
+        "holds": [
+            {"name": None if hold.lease else name, "time": str(hold.time)} for name, hold in contents.holds.items()
+        ],
+    }
+
+
+def _drawn(as_of: int | None, part: Part, bounds: list[float]) -> dict[str, Any]:
+    low, high = bounds if bounds else (0.0, 1.0)
+    told: dict[str, Any] = {
+        "first": str(part.time_min),
+        "last": str(part.time_max),
+        "low": low,
+        "high": high,
+        "rows": part.rows,
+        "bytes": part.bytes,
+        "retracts": bool(part.negatives),
+    }
+    return told if as_of is None else {**told, "as_of": str(as_of)}
+
+
+def _bounds(part: Part, schema: CollectionSchema) -> list[tuple[Any, ...]]:
+    """Return the first and the last key of a part; [] if the log does not tell."""
+    keys = part.keys
+    if not keys:
+        return []
+    types = [schema.arrow.field(name).type for name in schema.key_names]
+    return [
+        tuple(scalar_from_json(value, kind).as_py() for value, kind in zip(key, types, strict=True))
+        for key in (keys[0], keys[-1])
+    ]
+
+
+def _order(key: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return what sorts keys as collections do: NULL last, and NaN just before it."""
+    return tuple(
+        (2, 0) if value is None else (1, 0) if isinstance(value, float) and math.isnan(value) else (0, value)
+        for value in key
+    )
+
+
+def _ranks(keys: Sequence[tuple[Any, ...]]) -> dict[tuple[Any, ...], float]:
+    ordered = sorted({_order(key) for key in keys})
+    last = max(1, len(ordered) - 1)
+    return {key: index / last for index, key in enumerate(ordered)}

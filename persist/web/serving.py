@@ -1,0 +1,92 @@
+"""Serving the page: where, and until when."""
+
+import ipaddress
+import secrets
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import persist
+
+try:
+    import uvicorn
+
+    from persist.web.app import make_app
+    from persist.web.explorer import Explorer
+except ImportError as missing:
+    raise persist.InvalidUsage(
+        f"the page needs the package {missing.name}, which is not installed. pip install 'persist-collections[ui]'"
+    ) from missing
+
+GRACE_S = 1  # For answers under way when the server is stopped.
+
+
+@dataclass(frozen=True)
+class Served:
+    """A page that can be opened.
+
+    Attributes:
+        url: of the page, with its token.
+        run: serves until the process is interrupted, or stop is called.
+        stop: ends it, from another thread.
+    """
+
+    url: str
+    run: Callable[[], None]
+    stop: Callable[[], None]
+
+
+@contextmanager
+def served(client: "persist.Client", host: str, port: int, token: str | None = None) -> Iterator[Served]:
+    """Listen at an address; yield what serves the page there.
+
+    Args:
+        port: 0 for any that is free.
+        token: the secret in the URL; made here if it is not given.
+
+    Raises:
+        InvalidUsage: the address cannot be listened at.
+    """
+    token = token or secrets.token_urlsafe(16)
+    with _listening(host, port) as listener:
+        shown_host = f"[{host}]" if ":" in host else host
+        server = uvicorn.Server(
+            uvicorn.Config(
+                make_app(Explorer(client), token),
+                log_level="error",
+                access_log=False,  # It would show the token.
+                timeout_graceful_shutdown=GRACE_S,
+                lifespan="off",
+                server_header=False,
+            )
+        )
+
+        def stop() -> None:
+            server.should_exit = True
+
+        url = f"http://{shown_host}:{listener.getsockname()[1]}/{token}/"
+        yield Served(url, lambda: server.run(sockets=[listener]), stop)
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether only programs on this machine reach an address."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _listening(host: str, port: int) -> socket.socket:
+    if not 0 <= port <= 65535:
+        raise persist.InvalidUsage(f"port {port} is none: give 1 to 65535, or 0 for any that is free")
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        listener = socket.create_server((host, port), family=family)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise persist.InvalidUsage(
+            f"nothing can listen at {host}, port {port}: {reason}. Choose another --port, or 0 for any that is free"
+        ) from error
+    listener.setblocking(False)
+    return listener

@@ -1,0 +1,211 @@
+"""The page in a real browser: what it shows, by mouse and by keyboard, wide and narrow, light and dark."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import persist
+from tests.web.browser import Page, browser, find_chromium
+from tests.web.places import NASTY, fill, shown
+
+CHROMIUM = find_chromium()
+pytestmark = [
+    pytest.mark.sampled(0.34),
+    pytest.mark.skipif(CHROMIUM is None, reason="no Chromium was found: apt-get install chromium"),
+]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("page") / "shop"
+    fill(made)
+    return made
+
+
+@pytest.fixture(scope="module")
+def url(folder: Path) -> Iterator[str]:
+    with shown(folder) as url:
+        yield url
+
+
+@pytest.fixture(scope="module")
+def window(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
+    assert CHROMIUM is not None
+    with browser(CHROMIUM, tmp_path_factory.mktemp("profile")) as page:
+        yield page
+
+
+@pytest.fixture
+def page(window: Page, url: str) -> Iterator[Page]:
+    window.problems.clear()
+    window.requests.clear()
+    window.look(width=1400)
+    window.call("Page.navigate", url="about:blank")
+    yield window
+    assert window.problems == []
+    origin = url.split("/")[2]
+    assert [r for r in window.requests if r.split("/")[2:3] != [origin] and not r.startswith(("about:", "data:"))] == []
+
+
+def rows(page: Page, table: str) -> list[list[str]]:
+    found: list[list[str]] = page.evaluate(
+        f"[...document.querySelectorAll('#{table} tbody tr')].map((r) => [...r.cells].map((c) => c.textContent))"
+    )
+    return found
+
+
+@pytest.mark.parametrize("width", [1400, 400])
+@pytest.mark.parametrize("dark", [False, True])
+def test_nothing_is_wider_than_the_window_and_text_can_be_read(
+    page: Page, url: str, tmp_path: Path, width: int, dark: bool
+) -> None:
+    page.look(width=width, dark=dark)
+    for address in (url, f"{url}#/orders?at=53"):
+        page.call("Page.navigate", url="about:blank")
+        page.open(address)
+        assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
+        assert page.evaluate(CONTRAST) >= 4.5
+        page.screenshot(tmp_path / "page.png")
+        assert (tmp_path / "page.png").stat().st_size > 5000
+
+
+# The least contrast between a text and what is behind it, as WCAG counts it.
+CONTRAST = """(() => {
+    const linear = (v) => v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4;
+    const light = (text) => {
+        const [r, g, b] = text.match(/[\\d.]+/g).slice(0, 3).map((v) => linear(v / 255));
+        return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+    };
+    const behind = (e) => {
+        for (; e; e = e.parentElement) {
+            const color = getComputedStyle(e).backgroundColor;
+            if (!/, 0\\)$/.test(color)) return color;
+        }
+        return "rgb(255, 255, 255)";
+    };
+    let least = 21;
+    for (const e of document.querySelectorAll("h1, h2, th, td, a, dt, dd, p, label")) {
+        if (!e.innerText || !e.innerText.trim() || e.className === "skip") continue;
+        const [a, b] = [light(getComputedStyle(e).color), light(behind(e))].sort((x, y) => y - x);
+        least = Math.min(least, (a + 0.05) / (b + 0.05));
+    }
+    return least;
+})()"""
+
+
+def test_the_list_shows_collections_and_leads_to_them(page: Page, url: str) -> None:
+    page.open(url)
+    assert [row[0] for row in rows(page, "collections")] == ["<i>strange<i>", "empty", "orders", "shop.items"]
+    assert page.evaluate("document.querySelectorAll('#commits rect').length") >= 1
+    page.press("/")
+    assert page.evaluate("document.activeElement.id") == "search"
+    page.fill("#search", "ord")
+    page.wait("document.querySelectorAll('#collections tbody tr').length === 1")
+    page.settle()
+    page.click("#collections a")
+    page.wait("document.getElementById('name') && document.getElementById('contents').tBodies[0].rows.length > 1")
+    assert page.text("#name") == "orders"
+    page.settle()
+    page.press("Escape")
+    page.wait("document.getElementById('collections')")
+    page.settle()
+
+
+def test_the_picture_shows_runs_keyframes_and_lines(page: Page, url: str) -> None:
+    page.open(f"{url}#/orders")
+    count = "document.querySelectorAll('#picture {}').length"
+    assert page.evaluate(count.format("rect.keyframe")) == 2
+    assert page.evaluate(count.format("rect.history, #picture rect.retracts")) == 5
+    for kind in ("since", "upper", "hold", "now"):
+        assert page.evaluate(count.format(f"line.{kind}")) == 1
+    titles = page.evaluate("[...document.querySelectorAll('#picture title')].map((t) => t.textContent)")
+    assert "hold nightly-report 25" in titles
+    assert "since 20" in titles
+
+
+def test_time_moves_by_slider_by_keyboard_and_by_number(page: Page, url: str) -> None:
+    page.open(f"{url}#/orders?at=53")
+    assert page.text("#at") == "53"
+    assert page.evaluate("document.getElementById('slider').value") == str((53 - 20) * 1000 // (79 - 20))
+    page.evaluate("document.getElementById('slider').focus()")
+    page.press("ArrowLeft")
+    page.wait("document.getElementById('at').textContent === '40'")
+    page.settle()
+    page.press("ArrowRight")
+    page.wait("document.getElementById('at').textContent === '53'")
+    page.settle()
+    assert len(rows(page, "changes")) == 40
+    page.evaluate(
+        "(() => { const s = document.getElementById('slider'); s.value = 0; s.dispatchEvent(new Event('change')); })()"
+    )
+    page.wait("document.getElementById('at').textContent === '20'")
+    page.settle()
+    page.fill("#time", "79")
+    page.click("#time-form button")
+    assert page.text("#at") == "79"
+    assert page.evaluate("document.getElementById('follow').checked") is False
+
+
+@pytest.mark.parametrize(("time", "says"), [("5", "before since"), ("500", "not before upper"), ("soon", "no time")])
+def test_a_time_that_cannot_be_read_is_explained_above_everything(page: Page, url: str, time: str, says: str) -> None:
+    page.open(f"{url}#/orders?at=53")
+    page.fill("#time", time)
+    page.click("#time-form button")
+    assert says in page.text("#error")
+    assert page.text("#at") == "53"
+    page.problems[:] = [each for each in page.problems if "status of 400" not in each]
+
+
+def test_a_key_is_found_with_its_whole_history(page: Page, url: str) -> None:
+    page.open(f"{url}#/orders?at=53")
+    page.fill("#key", "165")
+    page.click("#key-form button")
+    assert rows(page, "contents") == [["165", "paid", "5.0", "1"]]
+    page.click("#key-history")
+    assert [row[1] for row in rows(page, "history")] == ["new", "new", "paid"]
+    page.click("#key-clear")
+    assert len(rows(page, "contents")) == 50
+    page.click("#rows-after")
+    assert rows(page, "contents")[0][0] == "50"
+
+
+def test_two_times_stand_side_by_side(page: Page, url: str) -> None:
+    page.open(f"{url}#/orders")
+    page.fill("#first", "52")
+    page.fill("#second", "53")
+    page.click("#compare-form button")
+    assert {row[1] for row in rows(page, "gone")} == {"new"}
+    assert {row[1] for row in rows(page, "come")} == {"paid"}
+    assert page.text("#compare-note") == "40 records differ."
+
+
+def test_names_and_values_are_shown_and_never_become_markup(page: Page, url: str) -> None:
+    page.open(f"{url}#/{'%3Ci%3Estrange%3Ci%3E'}")
+    assert page.text("#name") == "<i>strange<i>"
+    [[shown_value, _]] = rows(page, "contents")
+    assert shown_value == NASTY.replace("\u202e", "\\u202e").replace("\x1b", "\\u001b")
+    assert page.evaluate("document.querySelectorAll('#main i, #main b, #main img, #main u').length") == 0
+    assert page.evaluate("window.hacked") is None
+
+
+def test_an_empty_collection_says_that_nothing_can_be_read(page: Page, url: str) -> None:
+    page.open(f"{url}#/empty")
+    assert "Nothing is sealed yet" in page.text("#contents")
+    assert page.evaluate("document.getElementById('error').hidden")
+
+
+def test_the_page_follows_the_log(page: Page, tmp_path: Path) -> None:
+    fill(tmp_path)
+    with shown(tmp_path) as url:
+        page.open(f"{url}#/orders")
+        page.wait("/record/.test(document.getElementById('live').textContent)")
+        assert page.text("#at") == "79"
+        with persist.open(tmp_path) as client:
+            client.load("orders").seal(96).result()
+        page.wait("document.getElementById('at').textContent === '95'")
+        page.settle()
+        assert page.evaluate("document.getElementById('unsealed').hidden")
+        page.call("Page.navigate", url="about:blank")
+    page.requests.clear()
+    page.problems.clear()
