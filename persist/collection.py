@@ -1,5 +1,6 @@
 """One collection, as a client sees it: write, seal, read as of a time, follow changes."""
 
+import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
@@ -27,6 +28,7 @@ from persist.engine.telling import (
 from persist.errors import InvalidUsage, PersistError
 from persist.follow import Following
 from persist.hold.holds import Hold, HoldInfo
+from persist.importing import ImportedVersion, import_delta, import_parquet
 from persist.joining import as_of_join
 from persist.keyed_operations import KeyedOperations
 from persist.listening import begun_listen, begun_subscription
@@ -192,6 +194,61 @@ class Collection(KeyedOperations):
         notes = note_steps(message, metadata, [self.id])
         steps = delete_steps(self.handle, what, time, token)
         return self.handle.submit("delete", [*with_token(token, [self.id], steps), *notes])
+
+    def import_parquet(
+        self,
+        source: Any,
+        *,
+        time: int | Moment,
+        diff: int | None = None,
+        seal: int | Moment | Antichain | None = None,
+        token: str | None = None,
+    ) -> int:
+        """Write the rows of Parquet files: a commit for each file, and then the seal. Returns how many were read.
+
+        Nothing is visible before the seal. Memory: the client's budget.
+
+        Args:
+            source: a file or a folder, of which `name=value` in paths are columns; a list of files; or a dataset.
+            time, diff: as for `write`.
+            seal: the upper to seal to in the end; see `seal`.
+            token: names the import, so that it goes on where it ended when it is tried again, from whatever process: a
+                file of the same name is not read again. A file is told by its path below source.
+
+        Raises:
+            InvalidUsage: source is no Parquet; and what `write` raises.
+        """
+        return import_parquet(self.handle, source, time, diff, seal, token)
+
+    def import_delta(
+        self,
+        uri: str | os.PathLike[str],
+        *,
+        first: int | None = None,
+        last: int | None = None,
+        storage_options: Mapping[str, str] | None = None,
+    ) -> list[ImportedVersion]:
+        """Make the versions of a Delta table times of this collection: those that are not there yet. Needs deltalake.
+
+        The time of a version is its number or, if the collection has a timeline, the moment of its commit, in its unit;
+        it is later where something later is sealed. Each is one commit, which seals its time; tried again, from any
+        process, the import goes on after the last version. The columns of key and value are those of the table; what
+        an old version lacks is NULL. Cost: the first version is read whole, and of each other one the files that the
+        version before does not have, and the other way round. Memory: the client's budget.
+
+        Args:
+            first, last: the versions wanted, both inclusive; None for all that the table still knows.
+            storage_options: as deltalake takes them.
+
+        Returns:
+            what was imported by this call.
+
+        Raises:
+            InvalidUsage: deltalake is not installed, or cannot read a version.
+            SchemaMismatch, InvalidUpdate: its rows do not fit the collection.
+            Conflict: somebody else writes to the collection.
+        """
+        return import_delta(self.handle, uri, first, last, storage_options)
 
     def seal(
         self, upper: int | Moment | Antichain, *, expected_upper: int | Moment | Antichain | None = None

@@ -70,6 +70,7 @@ from persist.follow import Following
 from persist.fsck.examine import fsck
 from persist.fsck.report import Checked, FsckReport, Problem, Repair, Unreferenced
 from persist.hold.holds import Hold, HoldInfo
+from persist.importing import ImportedVersion
 from persist.metrics import Metrics
 from persist.multi_write import MultiWrite
 from persist.read.changes import Changes
@@ -121,6 +122,7 @@ __all__ = [
     "HoldInfo",
     "HoldMoved",
     "HoldNotFound",
+    "ImportedVersion",
     "IncompatibleVersion",
     "Indeterminate",
     "Int64",

@@ -19,8 +19,8 @@ COLLECTION_READS = {
 }  # fmt: skip
 COLLECTION_WRITES = {
     "advance_late_bound", "allow_compaction", "compact", "delete", "describe", "destroy", "drop_tag",
-    "follow", "hold", "overwrite", "rename", "resolve", "retain", "seal", "seal_to", "tag", "transition", "upsert",
-    "write",
+    "follow", "hold", "import_delta", "import_parquet", "overwrite", "rename", "resolve", "retain", "seal", "seal_to",
+    "tag", "transition", "upsert", "write",
 }  # fmt: skip
 
 KEY = {"k": pa.int64()}
@@ -102,6 +102,8 @@ def writes(client: persist.Client) -> list[Callable[[], object]]:
         lambda: orders.delete([1], time=9),
         lambda: orders.seal(9),
         lambda: orders.allow_compaction(1),
+        lambda: orders.import_parquet("nowhere", time=9),
+        lambda: orders.import_delta("nowhere"),
         lambda: orders.hold(2),
         lambda: orders.hold(2, name="mine"),
         lambda: orders.hold(name="consumer"),

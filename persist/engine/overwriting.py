@@ -61,13 +61,14 @@ def overwrite_steps(
     at, contents = handle.exact_time("time", time), handle.contents()
     writer = handle.engine.writer("overwrite").part_writer()
     text = None if where is None else str(where)
+    by = () if token is None else handle.schema.names
     with ExitStack() as stack:
         if token in contents.tokens:
-            _, rows_digest = _stored(handle, rows, at, writer, stack, token)
+            _, rows_digest = _stored(handle, rows, Stamp(at, 1), by, writer, stack)
             return [Asked(handle.id, overwrite_digest(rows_digest, at, text))]
         _check_beginning(contents, at)
         present = _present(handle, contents, where, stack)
-        new, rows_digest = _stored(handle, rows, at, writer, stack, token)
+        new, rows_digest = _stored(handle, rows, Stamp(at, 1), by, writer, stack)
         asked = Asked(handle.id, overwrite_digest(rows_digest, at, text))
         return [asked, *_alone(contents, at, _upload(handle, present, new, at, writer))]
 
@@ -98,6 +99,26 @@ def delete_steps(handle: CollectionHandle, what: Any, time: int | Moment, token:
         found = Lookup(present).contents(wanted, "diff", handle.engine.reader())
         step = writer.write_step(handle.id, handle.schema, with_time(negated(found), at, handle.schema))
         return [asked, *_alone(contents, at, [] if step is None else [step])]
+
+
+def replacement_steps(handle: CollectionHandle, updates: Any, time: int) -> list[Step]:
+    """Return what adds updates at one time, most of which may cancel out, beyond all that is there; sealed with them.
+
+    Updates may be a stream larger than memory, such as all rows of files that take the place of other files.
+
+    Raises: as `overwrite_steps`.
+    """
+    contents = handle.contents()
+    writer = handle.engine.writer("import").part_writer()
+    with ExitStack() as stack:
+        _check_beginning(contents, time)
+        by = (*handle.schema.names, "_time")
+        new, digest = _stored(handle, updates, None, by, writer, stack)
+        nothing = Scan(handle.schema, (), 0, 0, handle.schema.names)
+        return [
+            Asked(handle.id, digest),
+            *_alone(contents, time, _upload(handle, nothing, new, time, writer)),
+        ]
 
 
 def _check_beginning(contents: CollectionState, at: int) -> None:
@@ -132,11 +153,15 @@ def _present(
 
 
 def _stored(
-    handle: CollectionHandle, rows: Any, at: int, writer: PartWriter, stack: ExitStack, token: str | None
+    handle: CollectionHandle,
+    rows: Any,
+    stamp: Stamp | None,
+    by: Sequence[str],
+    writer: PartWriter,
+    stack: ExitStack,
 ) -> tuple[tuple[Part, ...], int]:
-    """Return plain rows as parts, which are deleted when the stack is left, and their digest if there is a token."""
-    by = () if token is None else handle.schema.names
-    step = handle.engine.writer("overwrite").write_step(handle.id, handle.schema, rows, Stamp(at, 1), digest_by=by)
+    """Return plain rows, or updates, as parts that are deleted when the stack is left; and their digest by columns."""
+    step = handle.engine.writer("overwrite").write_step(handle.id, handle.schema, rows, stamp, digest_by=by)
     if step is None:
         return (), 0
     assert isinstance(step, Write)

@@ -72,12 +72,12 @@ class ArrowResult:
                 everywhere in pandas; "pyarrow" tells them apart.
             options: for `pyarrow.Table.to_pandas`, such as `types_mapper` or `split_blocks`.
         """
-        _require("pandas")
+        required("pandas")
         return to_frame(self.to_arrow(), dtype_backend, options)
 
     def to_polars(self) -> Any:
         """Return the whole result as a `polars.DataFrame`."""
-        return _require("polars").from_arrow(self.to_arrow())
+        return required("polars").from_arrow(self.to_arrow())
 
     def to_pylist(self) -> list[dict[str, Any]]:
         """Return the whole result as a dict for each row."""
@@ -128,7 +128,7 @@ class ArrowResult:
 
         It reads when it is collected, as often as that is; keep this result open until then.
         """
-        polars = _require("polars")
+        polars = required("polars")
         from persist.read.polars_source import lazy_frame
 
         return lazy_frame(polars, self.schema, self.narrowed)
@@ -167,10 +167,16 @@ def rows_without_columns(rows: int) -> pa.Table:
     return pa.Table.from_struct_array(pa.StructArray.from_buffers(pa.struct([]), rows, [None]))
 
 
-def _require(package: str) -> Any:
+def required(package: str, extra: str | None = None) -> Any:
+    """Return a package that not everybody has.
+
+    Raises:
+        InvalidUsage: it is not installed; the message names the extra to install.
+    """
     try:
         return __import__(package)
     except ImportError as error:
         raise InvalidUsage(
-            f"this needs the package {package}, which is not installed. pip install 'persist-collections[{package}]'"
+            f"this needs the package {package}, which is not installed: "
+            f"pip install 'persist-collections[{extra or package}]'"
         ) from error

@@ -17,6 +17,7 @@ A `Snapshot` is a plan over immutable parts, taken at one point of the log: read
 contents whatever has been written since.
 """
 
+import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
@@ -47,6 +48,7 @@ from persist.codecs.types.values import cut
 from persist.errors import NegativeMultiplicity
 from persist.read.aggregate import Request, aggregate
 from persist.read.claimed_read import ClaimedRead
+from persist.read.export import Mode, export_delta, export_iceberg, export_parquet
 from persist.read.lookup import Lookup
 from persist.read.part_reader import PartReader, ahead
 from persist.read.plan import Explanation
@@ -471,6 +473,44 @@ class Snapshot(ArrowResult):
             return
         with self._reading.explained():
             yield from snapshot_tables(scan, self.form, self._reading)
+
+    def export_parquet(self, folder: str | os.PathLike[str], *, rows_per_file: int = 5_000_000) -> list[str]:
+        """Write the contents as a folder of Parquet files, in the order of keys; return their paths.
+
+        The folder appears when it is complete. What it holds is this one time, and no part of a collection.
+
+        Args:
+            folder: not there yet, or empty.
+
+        Raises:
+            InvalidUsage: something is there; or form "rows" cannot show a multiplicity (`NegativeMultiplicity`).
+        """
+        return export_parquet(self, self.as_of, folder, rows_per_file)
+
+    def export_delta(self, uri: str, *, mode: Mode = "error", storage_options: Mapping[str, str] | None = None) -> int:
+        """Write the contents as one version of a Delta table, with the package deltalake; return that version.
+
+        Args:
+            uri: of the table, as deltalake takes it, with its storage_options.
+            mode: "error" makes a new table; "append" and "overwrite" add to one, or replace its contents and columns.
+
+        Raises:
+            InvalidUsage: deltalake is not installed, or refuses, as it does what Delta has no type for.
+        """
+        return export_delta(self, self.as_of, uri, mode, storage_options)
+
+    def export_iceberg(self, catalog: Any, identifier: str, *, mode: Mode = "error") -> int:
+        """Write the contents as one snapshot of an Iceberg table, with the package pyiceberg; return its id.
+
+        Args:
+            catalog: of `pyiceberg.catalog.load_catalog`.
+            identifier: of the table, such as "sales.orders"; its namespace must be there.
+            mode: as in `export_delta`.
+
+        Raises:
+            InvalidUsage: pyiceberg is not installed, or refuses, as it does what Iceberg has no type for.
+        """
+        return export_iceberg(self, self.as_of, catalog, identifier, mode)
 
     def __repr__(self) -> str:
         as_of = shown_time(self.as_of, timeline_of(self.scan.schema))

@@ -1,0 +1,260 @@
+"""Contents go out as Parquet, Delta and Iceberg, and come in from Parquet and Delta, whose versions become times."""
+
+import os
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.dataset as ds
+import pyarrow.parquet as pq
+import pytest
+from deltalake import DeltaTable, write_deltalake
+from pyiceberg.catalog.sql import SqlCatalog
+
+import persist
+from persist.blob import MemoryBlob, UnreliableBlob
+
+QUIET = persist.Settings(background=False)
+ROWS = [(1, "a"), (2, "b"), (2, "b"), (3, None)]
+
+
+@pytest.fixture
+def orders(client: persist.Client) -> persist.Collection:
+    orders = client.create_or_load("orders", key={"k": pa.int64()}, value={"v": pa.string()})
+    orders.write(ROWS, time=5, seal=6).result()
+    orders.write([(9, "later")], time=6, seal=7).result()
+    return orders
+
+
+def dicts(rows: list[tuple[int, str | None]]) -> list[dict[str, Any]]:
+    return [{"k": k, "v": v} for k, v in rows]
+
+
+def test_a_folder_of_parquet_holds_the_rows_of_one_time(orders: persist.Collection, tmp_path: Path) -> None:
+    files = orders.snapshot(5).export_parquet(tmp_path / "out", rows_per_file=3)
+    assert [Path(file).name for file in files] == ["part-0.parquet", "part-1.parquet"]
+    assert ds.dataset(tmp_path / "out").to_table().to_pylist() == dicts(ROWS)
+    assert pq.read_schema(files[0]).metadata[b"persist.as_of"] == b"5"
+    assert os.listdir(tmp_path) == ["out"]
+
+
+def test_an_empty_snapshot_is_a_folder_that_knows_its_columns(orders: persist.Collection, tmp_path: Path) -> None:
+    [file] = orders.snapshot(0).export_parquet(tmp_path / "out")
+    assert pq.read_table(file).schema.names == ["k", "v"]
+
+
+def test_an_export_that_fails_leaves_nothing(orders: persist.Collection, tmp_path: Path) -> None:
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "file").touch()
+    with pytest.raises(persist.InvalidUsage, match="is there already, and is not an empty folder"):
+        orders.snapshot().export_parquet(tmp_path / "full")
+    with pytest.raises(persist.InvalidUsage, match="is no folder of this machine"):
+        orders.snapshot().export_parquet("s3://bucket/out")
+    orders.write([((4, "never"), 7, -1)], seal=8).result()
+    for export in (
+        lambda: orders.snapshot().export_parquet(tmp_path / "out"),
+        lambda: orders.snapshot().export_delta(str(tmp_path / "delta")),
+        lambda: orders.snapshot().export_iceberg(catalog(tmp_path), "shop.orders"),
+    ):
+        with pytest.raises(persist.NegativeMultiplicity):
+            export()
+    assert not (tmp_path / "out").exists()
+    assert not [path for path in tmp_path.iterdir() if ".tmp-" in path.name]
+    assert not list((tmp_path / "delta").glob("_delta_log/*.json"))
+    assert not catalog(tmp_path).table_exists("shop.orders")
+
+
+def test_a_delta_table_gets_a_version_for_each_export(orders: persist.Collection, tmp_path: Path) -> None:
+    uri = str(tmp_path / "delta")
+    assert orders.snapshot(5).export_delta(uri) == 0
+    with pytest.raises(persist.InvalidUsage, match=r"the Delta table .* was not written: .*exists"):
+        orders.snapshot(6).export_delta(uri)
+    assert orders.snapshot(6, columns=["v"]).export_delta(uri, mode="overwrite") == 1
+    assert orders.snapshot(5, columns=["v"]).export_delta(uri, mode="append") == 2
+    first = DeltaTable(uri, version=0).to_pyarrow_table().to_pylist()
+    assert sorted(first, key=str) == sorted(dicts(ROWS), key=str)
+    assert DeltaTable(uri).to_pyarrow_table().num_rows == 9
+    assert DeltaTable(uri).history(1)[0]["persist.as_of"] == "5"
+    with pytest.raises(persist.InvalidUsage, match="mode='replace' is no way to export"):
+        orders.snapshot().export_delta(uri, mode="replace")  # type: ignore[arg-type]
+
+
+def catalog(tmp_path: Path) -> SqlCatalog:
+    made = SqlCatalog("test", uri=f"sqlite:///{tmp_path}/catalog.db", warehouse=f"file://{tmp_path}/warehouse")
+    made.create_namespace_if_not_exists("shop")
+    return made
+
+
+def test_an_iceberg_table_gets_a_snapshot_for_each_export(orders: persist.Collection, tmp_path: Path) -> None:
+    shop = catalog(tmp_path)
+    first = orders.snapshot(5).export_iceberg(shop, "shop.orders")
+    table = shop.load_table("shop.orders")
+    assert table.current_snapshot().snapshot_id == first
+    assert sorted(table.scan().to_arrow().to_pylist(), key=str) == sorted(dicts(ROWS), key=str)
+    assert table.current_snapshot().summary["persist.as_of"] == "5"
+    with pytest.raises(persist.InvalidUsage, match=r"the Iceberg table shop.orders was not written: .*exists"):
+        orders.snapshot(6).export_iceberg(shop, "shop.orders")
+    orders.snapshot(6).export_iceberg(shop, "shop.orders", mode="append")
+    assert shop.load_table("shop.orders").scan().count() == 9
+    orders.snapshot(6).export_iceberg(shop, "shop.orders", mode="overwrite")
+    assert shop.load_table("shop.orders").scan().count() == 5
+    assert table.scan(snapshot_id=first).to_arrow().num_rows == 4
+    with pytest.raises(persist.InvalidUsage, match="'rest' is no catalog: give one of pyiceberg"):
+        orders.snapshot().export_iceberg("rest", "shop.orders")
+
+
+@pytest.mark.parametrize(
+    ("package", "extra", "call"),
+    [
+        ("deltalake", "delta", lambda orders: orders.snapshot().export_delta("x")),
+        ("deltalake", "delta", lambda orders: orders.import_delta("x")),
+        ("pyiceberg", "iceberg", lambda orders: orders.snapshot().export_iceberg(None, "x")),
+    ],
+)
+def test_without_its_library_the_extra_to_install_is_told(
+    orders: persist.Collection, monkeypatch: pytest.MonkeyPatch, package: str, extra: str, call: Any
+) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
+    told = rf"package {package}, .* pip install 'persist-collections\[{extra}\]'"
+    with pytest.raises(persist.InvalidUsage, match=told):
+        call(orders)
+
+
+def folder(tmp_path: Path) -> Path:
+    for day in ("2026-11-20", "2026-11-21"):
+        path = tmp_path / "in" / f"day={day}"
+        path.mkdir(parents=True)
+        pq.write_table(pa.table({"k": [1, 2], "v": [day, "x"]}), path / "a.parquet")
+    return tmp_path / "in"
+
+
+def test_a_folder_of_parquet_comes_in_at_one_time_and_goes_on_where_it_ended(tmp_path: Path) -> None:
+    store = UnreliableBlob(MemoryBlob())
+    source = folder(tmp_path)
+    with persist.open(store, settings=QUIET) as client:
+        events = client.create_or_load("events", key={"day": pa.string(), "k": pa.int64()}, value={"v": pa.string()})
+        bad = source / "day=2026-11-22"
+        bad.mkdir()
+        pq.write_table(pa.table({"k": [1], "w": [1]}), bad / "a.parquet")
+        with pytest.raises(persist.SchemaMismatch):
+            events.import_parquet(source, time=3, seal=4, token="load")
+        assert events.upper == persist.Antichain(0)
+        pq.write_table(pa.table({"k": [7], "v": ["y"]}), bad / "a.parquet")
+        assert events.import_parquet(source, time=3, seal=4, token="load") == 1
+        assert events.import_parquet(source, time=3, seal=4, token="load") == 0
+        assert sorted(events.snapshot(3).rows()) == [
+            (("2026-11-20", 1), "2026-11-20"), (("2026-11-20", 2), "x"), (("2026-11-21", 1), "2026-11-21"),
+            (("2026-11-21", 2), "x"), (("2026-11-22", 7), "y"),
+        ]  # fmt: skip
+        assert {time for _, time, _ in events.changes(0).updates()} == {3}
+        with pytest.raises(persist.InvalidUsage, match="is neither files of Parquet nor a folder of them"):
+            events.import_parquet(tmp_path / "nowhere", time=5)
+
+
+@pytest.fixture
+def delta(tmp_path: Path) -> str:
+    """A table of four versions: made, appended to, one row taken out of a file of many, and rewritten by compaction."""
+    uri = str(tmp_path / "delta")
+    keys = np.arange(1000)
+    write_deltalake(uri, pa.table({"k": keys, "v": [f"v{k % 7}" for k in keys]}))
+    write_deltalake(uri, pa.table({"k": [5000, 5000], "v": ["new", "new"]}), mode="append")
+    DeltaTable(uri).delete("k = 3")
+    DeltaTable(uri).optimize.compact()
+    return uri
+
+
+def version_rows(uri: str, version: int) -> list[tuple[int, str]]:
+    table = DeltaTable(uri, version=version).to_pyarrow_table()
+    return sorted(zip(table["k"].to_pylist(), table["v"].to_pylist(), strict=True))
+
+
+def test_versions_of_a_delta_table_become_times_with_exact_differences(client: persist.Client, delta: str) -> None:
+    copy = client.create_or_load("copy", key={"k": pa.int64()}, value={"v": pa.string()})
+    imported = copy.import_delta(delta)
+    assert [(each.version, each.time) for each in imported] == [(0, 0), (1, 1), (2, 2), (3, 3)]
+    for version in range(4):
+        assert sorted(copy.snapshot(version).rows()) == version_rows(delta, version)
+    assert list(copy.changes(1).updates()) == [((5000, "new"), 1, 2), ((3, "v3"), 2, -1)]
+    assert copy.import_delta(delta) == []
+    write_deltalake(delta, pa.table({"k": [1], "v": ["again"]}), mode="overwrite")
+    assert [each.version for each in copy.import_delta(delta)] == [4]
+    assert list(copy.snapshot(4).rows()) == [(1, "again")]
+
+
+def test_an_import_that_was_killed_goes_on_after_the_last_version(client: persist.Client, delta: str) -> None:
+    copy = client.create_or_load("copy", key={"k": pa.int64()}, value={"v": pa.string()})
+    assert len(copy.import_delta(delta, last=1)) == 2
+    assert [each.version for each in copy.import_delta(delta)] == [2, 3]
+    assert sorted(copy.snapshot(3).rows()) == version_rows(delta, 3)
+
+
+def test_what_others_have_written_in_between_is_replaced_by_the_next_version(
+    client: persist.Client, delta: str
+) -> None:
+    copy = client.create_or_load("copy", key={"k": pa.int64()}, value={"v": pa.string()})
+    copy.import_delta(delta, last=0)
+    copy.write([(7777, "other")], time=1, seal=2).result()
+    assert [(each.version, each.time) for each in copy.import_delta(delta)] == [(1, 2), (2, 3), (3, 4)]
+    assert sorted(copy.snapshot(4).rows()) == version_rows(delta, 3)
+
+
+@pytest.mark.parametrize("unit", ["s", "ms", "ns"])
+def test_with_a_timeline_versions_are_at_the_moments_of_their_commits(
+    client: persist.Client, delta: str, unit: str
+) -> None:
+    copy = client.create_or_load("copy", key={"k": pa.int64()}, value={"v": pa.string()}, timeline=unit)
+    imported = copy.import_delta(delta)
+    [first, *_] = sorted(each["timestamp"] for each in DeltaTable(delta).history())
+    assert copy.timeline is not None
+    assert copy.timeline.datetime_of(imported[0].time) == datetime.fromtimestamp(
+        first // 1000 if unit == "s" else first / 1000, UTC
+    )
+    assert len({each.time for each in imported}) == 4
+    assert sorted(copy.snapshot(imported[-1].time).rows()) == version_rows(delta, 3)
+
+
+def test_a_column_that_came_later_is_null_before(client: persist.Client, tmp_path: Path) -> None:
+    uri = str(tmp_path / "delta")
+    write_deltalake(uri, pa.table({"k": [1]}))
+    write_deltalake(uri, pa.table({"k": [2], "v": ["b"]}), mode="append", schema_mode="merge")
+    copy = client.create_or_load("copy", key={"k": pa.int64()}, value={"v": pa.string()})
+    copy.import_delta(uri)
+    assert list(copy.snapshot(0).rows()) == [(1, None)]
+    assert sorted(copy.snapshot(1).rows()) == [(1, None), (2, "b")]
+
+
+def test_a_table_that_does_not_fit_is_told(client: persist.Client, delta: str, tmp_path: Path) -> None:
+    narrow = client.create_or_load("narrow", key={"k": pa.int64()})
+    with pytest.raises(persist.SchemaMismatch, match="'v' is unexpected"):
+        narrow.import_delta(delta)
+    with pytest.raises(persist.InvalidUsage, match=r"the Delta table .*nowhere cannot be opened"):
+        narrow.import_delta(tmp_path / "nowhere")
+
+
+def test_a_partitioned_table_comes_in_with_its_partition_columns(client: persist.Client, tmp_path: Path) -> None:
+    uri = str(tmp_path / "delta")
+    write_deltalake(uri, pa.table({"k": [1, 2, 3], "p": ["a", "b", None]}), partition_by=["p"])
+    DeltaTable(uri).delete("p = 'a'")
+    copy = client.create_or_load("copy", key={"k": pa.int64()}, value={"p": pa.string()})
+    copy.import_delta(uri)
+    assert sorted(copy.snapshot(0).rows()) == [(1, "a"), (2, "b"), (3, None)]
+    assert list(copy.changes(1).updates()) == [((1, "a"), 1, -1)]
+
+
+def test_more_than_the_memory_budget_goes_out_and_comes_in(tmp_path: Path) -> None:
+    rows = 600_000
+    budget = persist.Settings(background=False, memory_budget=16 << 20)
+    text = np.char.add("a rather long text ", np.arange(rows).astype(str)).astype(object)
+    with persist.open(MemoryBlob(), settings=budget) as client:
+        large = client.create_or_load("large", key={"k": pa.int64()}, value={"v": pa.string()})
+        large.write(pa.table({"k": np.arange(rows), "v": text}), time=0, seal=1).result()
+        uri = str(tmp_path / "delta")
+        large.snapshot().export_delta(uri)
+        DeltaTable(uri).delete("k < 10")
+        copy = client.create_or_load("copy", key={"k": pa.int64()}, value={"v": pa.string()})
+        copy.import_delta(uri)
+        assert copy.snapshot(0).count() == rows
+        assert copy.changes(1).to_arrow()["_diff"].to_pylist() == [-1] * 10
