@@ -420,6 +420,8 @@ class Client:
 
     def _collection(self, contents: CollectionState, schema: CollectionSchema, machine: Machine | None) -> Collection:
         if contents.keyed is not None:
+            if machine is not None and self.mode != "read":
+                self.engine.writer("create_or_load").resolver.know(contents.id, machine)
             machine = machine_of(contents.keyed, machine, contents.name)
         return Collection(CollectionHandle(self.engine, contents.id, contents.name, schema, contents.keyed, machine))
 

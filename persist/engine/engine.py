@@ -66,7 +66,7 @@ class Engine:
         self._writer: Writer | None = None
         if self.mode != "read":
             try:
-                self._writer = Writer(blob, self.follower, self.pool, self._indexes, options)
+                self._writer = Writer(blob, self.follower, self.pool, self._indexes, options, self._decoded)
             except BaseException:
                 self.pool.shutdown(wait=True)
                 raise

@@ -11,7 +11,7 @@ same collection is under way: then they come after it. One thread per client res
 """
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -38,10 +38,10 @@ from persist.errors import (
     with_timeline,
 )
 from persist.log.records import KeyedForm, Resolve, Seal, TokenMark, Tokens
-from persist.read.resolving import machine_needed, resolved_updates
+from persist.read.resolving import machine_needed
 from persist.read.wanted_keys import keys_alone, wanted_keys
 from persist.state.contents import CollectionState
-from persist.state.keyed_rules import due, unused_after
+from persist.state.keyed_rules import due
 from persist.upsert.machine import DELETED, SEQ
 from persist.upsert.taking import EventTable, to_events, watermark_below, watermarks_of
 from persist.write.future import CommitFuture
@@ -116,19 +116,9 @@ def submit(handle: CollectionHandle, action: str, asked: AskedEvents) -> CommitF
 
 def resolve(handle: CollectionHandle) -> bool:
     """Turn the events of a collection up to its upper into updates; return whether there were any."""
-    contents = handle.contents()
-    while contents.keyed is not None and due(contents, contents.upper_times):
-        steps = _resolving(handle, contents, contents.upper, None)
-        try:
-            handle.submit("resolve", [steps]).result()
-            return True
-        except (Superseded, UploadExpired):
-            _discard(handle, steps.parts)
-            contents = handle.contents()
-        except (InvalidUsage, Conflict):
-            _discard(handle, steps.parts)
-            raise
-    return False
+    machine = machine_needed(handle.machine, keyed_form(handle), handle.name)
+    resolver = handle.engine.writer("resolve").resolver
+    return resolver.resolve(handle.id, handle.name, handle.schema, machine)
 
 
 StepsOf = Callable[[CollectionHandle, CollectionState, AskedEvents], list[Step]]
@@ -151,10 +141,10 @@ def _committed(
             made += (part for step in steps if isinstance(step, Resolve) for part in step.parts)
             return handle.submit(action, steps).result(), late
         except (Superseded, UploadExpired):
-            _discard(handle, made)
+            writer.resolver.discard(made)
             contents = handle.contents()
         except (UpdateNotBeyondUpper, LateEvents):
-            _discard(handle, made)
+            writer.resolver.discard(made)
             newest = handle.contents()
             if asked.late is None or newest == contents:
                 raise
@@ -165,7 +155,7 @@ def _committed(
                 raise
             contents = newest
         except (InvalidUsage, Conflict):
-            _discard(handle, made)
+            writer.resolver.discard(made)
             raise  # After an indeterminate commit they are left, because the record may yet appear.
     raise Conflict(f"{action} was lost to other writers {ATTEMPTS_MAX} times; nothing of it was applied. Try it again.")
 
@@ -214,7 +204,9 @@ def _resolving_steps(handle: CollectionHandle, contents: CollectionState, asked:
     resolving: list[Step] = [sealing]
     if before is not None or due(contents, end.elements):
         watermarks = None if asked.events is None or before is None else asked.events.watermarks
-        resolving = [_resolving(handle, contents, end, before, watermarks)]
+        machine = machine_needed(handle.machine, keyed_form(handle), handle.name)
+        resolver = handle.engine.writer("seal").resolver
+        resolving = [resolver.made(contents, handle.schema, machine, end, before, watermarks)]
     pending: list[Step] = []
     if after is not None and asked.events is not None:
         # What is told of watermarks is of all these events, and once.
@@ -253,44 +245,3 @@ def _cut(events: EventTable | None, end: Antichain) -> tuple[pa.Table | None, pa
         return None, events.table
     mask = pc.less(events.table["_time"], end.time)
     return events.table.filter(mask), events.table.filter(pc.invert(mask))
-
-
-def _resolving(
-    handle: CollectionHandle,
-    contents: CollectionState,
-    end: Antichain,
-    own: pa.Table | None,
-    watermarks: tuple[int, int] | None = None,
-) -> Resolve:
-    """Return the resolution of what is pending before end, and of own events; its updates are stored.
-
-    Memory: a slice of the events, and own.
-    """
-    reader = handle.engine.reader()
-    writer = handle.engine.writer("resolving").part_writer()
-    machine = machine_needed(handle.machine, keyed_form(handle), handle.name)
-    stored: list[Part] = []
-    inline_bytes = contents.inline_bytes
-    try:
-        for table in resolved_updates(contents, handle.schema, machine, end, reader, own):
-            made = writer.stored_parts(handle.id, table, handle.schema, inline_bytes)
-            stored += made
-            inline_bytes += sum(len(part.inline) for part in made)
-    except BaseException:
-        writer.discard(stored)
-        raise
-    return Resolve(
-        handle.id,
-        contents.resolved.elements,
-        end.elements,
-        due(contents, end.elements),
-        tuple(stored),
-        watermarks=watermarks,
-        unused=unused_after(contents, end.elements),
-    )
-
-
-def _discard(handle: CollectionHandle, parts: Sequence[Part]) -> None:
-    """Delete parts of a resolution that was refused."""
-    if parts:
-        handle.engine.writer("resolving").part_writer().discard(parts)

@@ -21,11 +21,12 @@ from persist.compact.report import CompactionReport
 from persist.compact.rewriter import LocalPartMaker, PartMaker
 from persist.engine.keyed_queue import KeyedQueue
 from persist.engine.options import OpenOptions
+from persist.engine.resolver import Resolver
 from persist.errors import WriterFenced
 from persist.hold.consumers import ConsumerLeases
 from persist.hold.leases import Leases
 from persist.log.records import AllowCompaction, CloseWriter, OpenWriter
-from persist.read.part_caches import PartIndexes
+from persist.read.part_caches import DecodedRows, PartIndexes
 from persist.read.part_reader import PartReader
 from persist.replica.follower import Follower
 from persist.upkeep.background import Upkeep
@@ -47,11 +48,20 @@ class Writer:
         garbage: deletes what nobody needs.
         compactor: compacts by the policy of the settings, in this process.
         compaction: when it does so without being asked.
-        keyed: what is asked of keyed collections and resolves events.
+        keyed: what is asked of keyed collections and resolves events, in call order.
+        resolver: makes the updates that events amount to.
         upkeep: what happens without being asked: leases, compaction and garbage.
     """
 
-    def __init__(self, blob: Blob, follower: Follower, pool: Pool, indexes: PartIndexes, options: OpenOptions) -> None:
+    def __init__(
+        self,
+        blob: Blob,
+        follower: Follower,
+        pool: Pool,
+        indexes: PartIndexes,
+        options: OpenOptions,
+        decoded: DecodedRows | None = None,
+    ) -> None:
         """Start to write; in mode "exclusive", take the location over first.
 
         Raises:
@@ -77,7 +87,14 @@ class Writer:
         self.garbage = Garbage(blob, follower, committer, settings)
         stop = threading.Event()
         self.compactor = self.compactor_of(self.local_part_maker(stop), stop)
-        self.compaction = CompactionSchedule(self.compactor, follower, clock, settings)
+        budget = settings.memory_budget
+        self.resolver = Resolver(
+            follower,
+            committer.submit,
+            PartWriter(blob, follower.next_seqno, budget),
+            lambda: PartReader(blob, pool, indexes, budget, decoded),
+        )
+        self.compaction = CompactionSchedule(self.compactor, follower, clock, settings, self.resolver.resolve_due)
         self.keyed = KeyedQueue(settings.memory_budget)
         self.upkeep = Upkeep(self.leases, self.consumers, self.compaction, self.garbage.collect, clock, settings)
         committer.appended = self.upkeep.committed

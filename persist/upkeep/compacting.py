@@ -9,6 +9,7 @@ waited for `CompactionPolicy.destroy_after_s`, which this client counts from whe
 import logging
 import random
 from collections import Counter
+from collections.abc import Callable
 
 from persist.blob.clock import Clock
 from persist.compact.compactor import Compactor
@@ -26,7 +27,16 @@ logger = logging.getLogger("persist")
 class CompactionSchedule:
     """Knows what is due, and since when; `tick` does it in the thread that calls it."""
 
-    def __init__(self, compactor: Compactor, follower: Follower, clock: Clock, settings: Settings) -> None:
+    def __init__(
+        self,
+        compactor: Compactor,
+        follower: Follower,
+        clock: Clock,
+        settings: Settings,
+        resolve: Callable[[CollectionState], object] = lambda contents: None,
+    ) -> None:
+        """Make one; resolve turns the sealed events of a keyed collection into updates, if that is due."""
+        self._resolve = resolve
         self._compactor = compactor
         self._follower = follower
         self._clock = clock
@@ -61,6 +71,7 @@ class CompactionSchedule:
                 continue
             try:
                 # As of the refresh above: a location of many idle collections must not cost requests for each.
+                self._resolve(self._follower.known(id_, entry.name))
                 contents = self._follower.known(id_, entry.name)
                 is_overdue = self._is_overdue(contents)
                 if self._compactor.is_due(contents, destroy=is_overdue):

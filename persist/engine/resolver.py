@@ -1,0 +1,121 @@
+"""Makes resolutions of keyed collections: updates in the place of events, stored and ready to be committed.
+
+What is made holds only for the contents it was made of; the record is refused otherwise, and its parts are to be
+deleted then. `resolve_due` is what maintenance does where resolve="background".
+"""
+
+from collections.abc import Callable, Sequence
+
+import pyarrow as pa
+
+from persist.antichain import Antichain
+from persist.blob import Conflict, InvalidUsage, MissingBlob
+from persist.codecs import CollectionSchema, Part
+from persist.errors import Superseded, UploadExpired
+from persist.log.records import Resolve, Watermarks
+from persist.read.part_reader import PartReader
+from persist.read.resolving import resolved_updates
+from persist.replica.follower import Follower
+from persist.state.contents import CollectionState
+from persist.state.keyed_rules import due, unused_after
+from persist.upsert.known import machine_of
+from persist.upsert.machine import Machine
+from persist.write.future import CommitFuture
+from persist.write.operations import Step
+from persist.write.part_writer import PartWriter
+
+Submit = Callable[[Sequence[Step], dict[str, str]], CommitFuture]
+
+
+class Resolver:
+    """Resolves collections of one client; every method may be called from any thread.
+
+    Args:
+        submit: commits steps.
+        part_writer, reader: stores parts; gives what reads them, for one read.
+    """
+
+    def __init__(
+        self,
+        follower: Follower,
+        submit: Submit,
+        part_writer: PartWriter,
+        reader: Callable[[], PartReader],
+    ) -> None:
+        self._follower = follower
+        self._submit = submit
+        self._part_writer = part_writer
+        self._reader = reader
+        self._given: dict[str, Machine] = {}
+
+    def know(self, collection: str, machine: Machine) -> None:
+        """Remember the machine that a user gave for a collection, for maintenance."""
+        self._given[collection] = machine
+
+    def made(
+        self,
+        contents: CollectionState,
+        schema: CollectionSchema,
+        machine: Machine,
+        end: Antichain,
+        own: pa.Table | None = None,
+        watermarks: Watermarks | None = None,
+    ) -> Resolve:
+        """Return the resolution of what is pending before end, and of own events; its updates are stored.
+
+        Memory: a slice of the events, and own.
+        """
+        writer = self._part_writer
+        stored: list[Part] = []
+        inline_bytes = contents.inline_bytes
+        try:
+            for table in resolved_updates(contents, schema, machine, end, self._reader(), own):
+                made = writer.stored_parts(contents.id, table, schema, inline_bytes)
+                stored += made
+                inline_bytes += sum(len(part.inline) for part in made)
+        except BaseException:
+            writer.discard(stored)
+            raise
+        return Resolve(
+            contents.id,
+            contents.resolved.elements,
+            end.elements,
+            due(contents, end.elements),
+            tuple(stored),
+            watermarks=watermarks,
+            unused=unused_after(contents, end.elements),
+        )
+
+    def discard(self, parts: Sequence[Part]) -> None:
+        """Delete the parts of a resolution that was refused."""
+        if parts:
+            self._part_writer.discard(parts)
+
+    def resolve(self, id_: str, name: str, schema: CollectionSchema, machine: Machine) -> bool:
+        """Turn the events of a collection up to its upper into updates; return whether there were any."""
+        contents = self._follower.current(id_, name)
+        while due(contents, contents.upper_times):
+            made: tuple[Part, ...] = ()
+            try:
+                step = self.made(contents, schema, machine, contents.upper)
+                made = step.parts
+                self._submit([step], {id_: name}).result()
+                return True
+            except (Superseded, UploadExpired):
+                self.discard(made)
+            except (InvalidUsage, Conflict):
+                self.discard(made)
+                raise
+            except MissingBlob:
+                if self._follower.current(id_, name) == contents:
+                    raise
+            contents = self._follower.current(id_, name)
+        return False
+
+    def resolve_due(self, contents: CollectionState) -> None:
+        """Do what maintenance does for a collection: resolve what is sealed, if its machine is known here."""
+        if contents.keyed is None or contents.keyed.resolve != "background" or not due(contents, contents.upper_times):
+            return
+        machine = machine_of(contents.keyed, self._given.get(contents.id), contents.name)
+        if machine is not None:
+            self.resolve(contents.id, contents.name, contents.schema, machine)

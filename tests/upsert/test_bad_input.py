@@ -1,0 +1,201 @@
+"""What upserts refuse: each with an error of its own, and nothing half applied."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+
+import persist
+
+KEY, VALUE = {"k": pa.int64()}, {"at": pa.int64(), "v": pa.string(), "gone": pa.bool_()}
+
+
+@pytest.fixture
+def client(tmp_path: Path) -> Iterator[persist.Client]:
+    with persist.open(tmp_path) as client:
+        yield client
+
+
+def keyed(client: persist.Client, name: str = "users", **declared: Any) -> persist.Collection:
+    return client.create_or_load(name, key=KEY, value=VALUE, keyed=persist.Keyed(**declared))
+
+
+@pytest.mark.parametrize(
+    ("events", "error", "says"),
+    [
+        ([(None, (1, "a", None), 0)], persist.InvalidUpdate, "NULL in the key column 'k'"),
+        ([(1, (1, "a", None))], persist.InvalidUpdate, "looks like"),
+        ([(1, ("x", "a", None), 0)], persist.InvalidUpdate, "update 0|at"),
+        ("text", persist.InvalidUpdate, "give tuples"),
+        (pa.table({"k": [1], "_time": [0]}), persist.SchemaMismatch, "missing"),
+        (pa.table({"k": [1], "at": [1], "v": ["a"], "gone": [None]}), persist.SchemaMismatch, "_time"),
+        (
+            pa.table({"k": [1], "at": [1], "v": ["a"], "gone": [None], "_time": [0], "_diff": [1]}),
+            persist.SchemaMismatch,
+            "_diff",
+        ),
+        (
+            pa.table({"k": [1], "at": [1], "v": ["a"], "gone": [None], "_time": [0], "_deleted": ["yes"]}),
+            persist.SchemaMismatch,
+            "_deleted",
+        ),
+        ([(1, (1, "a", None), -1)], persist.InvalidUpdate, "-1"),
+    ],
+)
+def test_events_that_do_not_fit_are_refused_at_once(client: persist.Client, events: Any, error: Any, says: str) -> None:
+    users = keyed(client)
+    with pytest.raises(error, match=says):
+        users.upsert(events)
+    assert users.handle.contents().pending == {}
+
+
+@pytest.mark.parametrize(
+    ("declared", "error", "says"),
+    [
+        ({"order_by": "at"}, persist.InvalidUsage, "list of columns"),
+        ({"order_by": ["nowhere"]}, persist.SchemaMismatch, "nowhere"),
+        ({"order_by": ["k"]}, persist.SchemaMismatch, "'k'"),
+        ({"order_by": ["at", "at"]}, persist.SchemaMismatch, "twice"),
+        ({"tombstone": ["gone", "v"]}, persist.InvalidUsage, "one column"),
+        ({"tombstone": "nowhere"}, persist.SchemaMismatch, "nowhere"),
+        ({"tombstone": "gone", "tombstone_value": "x"}, persist.SchemaMismatch, "strings"),
+        ({"tombstone_value": "x"}, persist.InvalidUsage, "tombstone="),
+        ({"late_bound": 3}, persist.InvalidUsage, "order_by"),
+        ({"late_bound": "x", "order_by": ["at"]}, persist.InvalidUsage, "watermark"),
+        ({"late_bound": persist.Behind(-1), "order_by": ["at"]}, persist.InvalidUsage, "negative"),
+        ({"late_bound": 3, "order_by": ["v"]}, persist.SchemaMismatch, "string"),
+        ({"resolve": "later"}, persist.InvalidUsage, "policy"),
+        ({"machine": object()}, persist.InvalidUsage, "machine"),
+    ],
+)
+def test_a_declaration_that_does_not_fit_is_refused(
+    client: persist.Client, declared: dict[str, Any], error: Any, says: str
+) -> None:
+    with pytest.raises(error, match=says):
+        keyed(client, **declared)
+    assert list(client.collections()) == []
+
+
+def test_a_nested_watermark_and_a_collection_without_keys_are_refused(client: persist.Client) -> None:
+    with pytest.raises(persist.SchemaMismatch, match="flat"):
+        client.create_or_load("x", key=KEY, value={"at": pa.list_(pa.int64())}, keyed=persist.Keyed(order_by=["at"]))
+    with pytest.raises(persist.SchemaMismatch, match="key"):
+        client.create_or_load("x", key=None, value=VALUE, keyed=persist.Keyed())
+    with pytest.raises(persist.SchemaMismatch, match="_deleted"):
+        client.create_or_load("x", key=KEY, value={"_deleted": pa.bool_()}, keyed=persist.Keyed())
+
+
+def test_another_declaration_of_an_existing_collection_is_refused(client: persist.Client) -> None:
+    keyed(client, order_by=["at"], tombstone="gone")
+    assert keyed(client, order_by=["at"], tombstone="gone").upper.time == 0
+    for other in ({"order_by": ["at"]}, {"order_by": ["at", "v"], "tombstone": "gone"}, {}):
+        with pytest.raises(persist.SchemaMismatch, match="stored as"):
+            keyed(client, **other)
+    with pytest.raises(persist.SchemaMismatch, match="not keyed"):
+        client.create_or_load("users", key=KEY, value=VALUE)
+    plain = client.create_or_load("plain", key=KEY, value=VALUE)
+    with pytest.raises(persist.NotKeyed, match="write"):
+        plain.upsert([(1, None, 0)])
+    with pytest.raises(persist.SchemaMismatch, match="not keyed"):
+        keyed(client, "plain")
+
+
+def test_plain_writes_are_refused_in_all_their_forms(client: persist.Client) -> None:
+    users = keyed(client)
+    row = (1, (1, "a", None))
+    with pytest.raises(persist.KeyedCollection, match="upsert"):
+        users.write([(row, 0, 1)])
+    with pytest.raises(persist.KeyedCollection, match="upsert"):
+        users.overwrite([row], time=0)
+    with pytest.raises(persist.InvalidUsage, match="keyed"):
+        users.delete(pc.field("at") > 1, time=0)
+    with pytest.raises(persist.InvalidUsage, match="keyed"), client.multi_write() as multi:
+        multi.write(users, [(row, 0, 1)])
+    users.upsert([(*row, 3)]).result()
+    with pytest.raises(persist.PendingEvents, match="pending"), client.multi_write() as multi:
+        multi.seal(users, 4)
+    with client.multi_write() as multi:
+        multi.seal(users, 3)
+    assert users.upper.time == 3
+
+
+def test_events_at_sealed_times_are_refused_whole_or_collected(client: persist.Client) -> None:
+    users = keyed(client)
+    users.upsert([(1, (1, "a", None), 0)], seal=5).result()
+    batch = [(2, (1, "late", None), 4), (3, (1, "timely", None), 5)]
+    for seal in (None, 6):
+        with pytest.raises(persist.UpdateNotBeyondUpper):
+            users.upsert(batch, seal=seal).result()
+    assert users.handle.contents().pending == {}
+    future = users.upsert(batch, seal=6, late="collect")
+    future.result()
+    assert future.late is not None
+    assert [(row["k"], row["_reason"]) for row in future.late.to_pylist()] == [(2, "sealed")]
+    assert users.late_counts == {"sealed": 1}
+    assert users.snapshot().count() == 2
+    with pytest.raises(persist.InvalidUsage, match="late="):
+        users.upsert(batch, late="drop")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("resolve", ["seal", "background"])
+def test_events_below_the_late_bound_are_refused_or_collected_and_the_bound_moves_on(
+    client: persist.Client, resolve: Any
+) -> None:
+    users = keyed(client, order_by=["at"], tombstone="gone", late_bound=persist.Behind(10), resolve=resolve)
+    assert users.late_bound is None
+    users.upsert([(1, (100, "a", None), 0)]).result()
+    assert users.late_bound == 90
+    batch = [(2, (89, "late", None), 1), (3, (90, "timely", None), 1)]
+    for seal in (None, 2):
+        with pytest.raises(persist.LateEvents, match=r"89.*90"):
+            users.upsert(batch, seal=seal).result()
+    future = users.upsert(batch, seal=2, late="collect")
+    future.result()
+    assert future.late is not None
+    assert [(row["k"], row["_reason"]) for row in future.late.to_pylist()] == [(2, "late")]
+    assert users.snapshot().count() == 2
+    users.advance_late_bound(95).result()
+    users.advance_late_bound(91).result()
+    assert users.late_bound == 95
+
+
+def test_a_deletion_that_a_late_row_would_undo_is_refused(client: persist.Client) -> None:
+    with pytest.raises(persist.InvalidUpdate, match="tombstone"):
+        keyed(client, "a", order_by=["at"]).upsert([(1, None, 0)])
+    with pytest.raises(persist.InvalidUpdate, match="watermark"):
+        keyed(client, "b", order_by=["at"], tombstone="gone").upsert([(1, None, 0)])
+    with pytest.raises(persist.InvalidUpdate, match="NULL"):
+        keyed(client, "c", tombstone="v").upsert([(1, None, 0)])
+
+
+def test_keys_are_deleted_by_themselves_or_with_their_watermark(client: persist.Client) -> None:
+    users, ordered = keyed(client), keyed(client, "ordered", order_by=["at"], tombstone="gone")
+    for each in (users, ordered):
+        each.upsert([(k, (k, "a", None), 0) for k in range(4)], seal=1).result()
+    users.delete([1, 2, 7], time=1)
+    users.delete(pa.table({"k": [3]}), time=1)
+    users.seal(2).result()
+    assert users.snapshot().to_arrow()["k"].to_pylist() == [0]
+    with pytest.raises(persist.InvalidUpdate, match="watermark"):
+        ordered.delete([1], time=1)
+    ordered.delete([{"k": 1, "at": 5}, {"k": 2, "at": 1}], time=1)
+    ordered.seal(2).result()
+    assert ordered.snapshot().to_arrow()["k"].to_pylist() == [0, 2, 3]
+
+
+def test_an_upsert_that_is_tried_again_with_its_token_happens_once(client: persist.Client, tmp_path: Path) -> None:
+    users = keyed(client)
+    users.upsert([(1, (1, "a", None), 0)], token="t", seal=1).result()
+    users.upsert([(1, (1, "b", None), 1)], token="u").result()
+    with persist.open(tmp_path) as other:
+        again = other.load("users")
+        again.upsert([(1, (1, "a", None), 0)], token="t", seal=1).result()
+        again.upsert([(1, (1, "b", None), 1)], token="u").result()
+        with pytest.raises(persist.TokenReused):
+            again.upsert([(1, (1, "other", None), 0)], token="t", seal=1).result()
+        assert len(again.handle.contents().pending) == 1
+        again.seal(2).result()
+        assert [row["v"] for row in again.snapshot().to_arrow().to_pylist()] == ["b"]
