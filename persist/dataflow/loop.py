@@ -9,7 +9,7 @@ Changes of later passes meet the iterations of earlier ones, because arrangement
 costs the iterations, and in each the keys, that it makes a difference to.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -158,3 +158,7 @@ class Loop(Operator):
 
     def bytes(self) -> int:
         return sum(each.bytes() for each in self.operators)
+
+    def state(self) -> Iterator[tuple[str, int, int]]:
+        for each in self.operators:
+            yield from each.state()

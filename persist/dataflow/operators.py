@@ -9,7 +9,7 @@ Within a pass all inputs of the dataflow have the same view of time, so no messa
 frontier of an operator is the meet of those of what it reads.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -101,6 +101,12 @@ class Operator:
     def bytes(self) -> int:
         """Return how much memory what is kept takes."""
         return 0
+
+    def state(self) -> Iterator[tuple[str, int, int]]:
+        """Yield who keeps something, how many updates, and how many bytes they take."""
+        if self.bytes():
+            rows = sum(words.shape[1] for words, _ in self.live())
+            yield self.title, rows, self.bytes()
 
     def given(self) -> Ints | None:
         """Return what the inputs gave, together."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from contextlib import suppress
+from importlib import import_module
 from typing import Any
 
 import pyarrow as pa
@@ -86,6 +87,17 @@ class Program(Draft):
         """Return records that are there from the first time on, and never change."""
         columns = record_schema(records.schema, "constant")
         return Stream(self, self.plan.add(Constant(records), (), columns).number)
+
+    def sql(self, query: str, **streams: Stream) -> Stream:
+        """Return the answer of a query in DuckDB's SQL; see `docs/views.md`.
+
+        Args:
+            streams: what the query calls by these names. Other names are those of collections, which are sources of the
+                program: `Program("name").using(client)` finds their columns.
+        """
+        # Queries stand above programs: they are translated to them.
+        found: Stream = import_module("persist.sql").answer(self, query, streams, self._client)
+        return found
 
     def using(self, client: Client) -> "Program":
         """Let `source` look the columns of collections up with a client; returns the program."""

@@ -228,6 +228,10 @@ class Running:
         """Let `run_forever` or `run` return after the step that is under way; may be called from any thread."""
         self._stopped.set()
 
+    def state(self) -> list[tuple[str, int, int]]:
+        """Return what each operator keeps: its title, how many updates, and how many bytes they take."""
+        return [found for each in self._graph.operators for found in each.state()]
+
     def metrics(self) -> dict[str, float]:
         """Return what the program holds: bytes of arrangements, of them spilled, and interned values."""
         return {

@@ -135,7 +135,9 @@ class SourceReader:
 
     def _snapshot(self, timeout_s: float) -> Listen | None:
         try:
-            snapshot = self.collection.snapshot(self._as_of, form="diff", timeout_s=timeout_s)
+            snapshot = self.collection.snapshot(
+                self._as_of, columns=self._schema.names, form="diff", timeout_s=timeout_s
+            )
         except AsOfNotSealed:
             return None
         table = snapshot.to_arrow()

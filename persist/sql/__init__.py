@@ -4,6 +4,7 @@ Promise to those above: what a view holds at a time is what its query gives on i
 semantics; its definition is stored with it, and needs no DuckDB; views that read each other move in one commit.
 """
 
+from persist.sql.inside import answer
 from persist.sql.view import View, create_view, load_view
 
-__all__ = ["View", "create_view", "load_view"]
+__all__ = ["View", "answer", "create_view", "load_view"]

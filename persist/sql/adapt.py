@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from persist.errors import InvalidUsage
-from persist.sql.adapt_expression import Expressions, Json
+from persist.sql.adapt_expression import Expressions, Json, check_members
 from persist.sql.algebra import (
     Aggregate,
     Call,
@@ -72,6 +72,7 @@ class Adapter:
         if found is None:
             name = plan["type"].removeprefix("LOGICAL_").replace("_", " ")
             raise InvalidUsage(f"{name} is not supported in a view: write it as joins, groups and set operations")
+        check_members(plan, _MEMBERS[plan["type"]].split(), plan["type"])
         node, width = found(self, plan)
         return node, width
 
@@ -130,6 +131,8 @@ class Adapter:
             else:
                 raise InvalidUsage(f"a join on {comparison} is not supported in a view")
         rest += self._of.every(plan.get("expressions"))
+        if "condition" in plan:
+            rest.append(self._of.one(plan["condition"]))
         condition = all_of(rest) if rest else None
         node: Node = Join(how, left, right, tuple(equal), tuple(same), condition)
         found = width
@@ -273,6 +276,38 @@ _ADAPTED: dict[str, Any] = {
     "LOGICAL_DUMMY_SCAN": Adapter.dummy,
     "LOGICAL_EXPRESSION_GET": Adapter.expressions,
     "LOGICAL_EMPTY_RESULT": Adapter.empty,
+}
+
+
+# What is translated of each node, and what only helps DuckDB to run it.
+_RUNS = "type children table_index column_count estimated_cardinality has_estimated_cardinality"
+_SET = f"{_RUNS} setop_all allow_out_of_order"
+_JOIN = (
+    f"{_RUNS} join_type conditions condition expressions mark_index mark_types left_projection_map right_projection_map"
+)
+_MEMBERS = {
+    "LOGICAL_GET": f"{_RUNS} column_indexes extra_info function_data has_serialize names qname returned_types "
+    "source_ordinality table_filters_by_projection",
+    "LOGICAL_PROJECTION": f"{_RUNS} expressions",
+    "LOGICAL_FILTER": f"{_RUNS} expressions projection_map",
+    "LOGICAL_CROSS_PRODUCT": _RUNS,
+    "LOGICAL_COMPARISON_JOIN": _JOIN,
+    "LOGICAL_ANY_JOIN": _JOIN,
+    "LOGICAL_AGGREGATE_AND_GROUP_BY": f"{_RUNS} expressions groups grouping_sets grouping_functions group_index "
+    "aggregate_index groupings_index distinct_validity",
+    "LOGICAL_DISTINCT": f"{_RUNS} distinct_type distinct_targets order_by",
+    "LOGICAL_ORDER_BY": f"{_RUNS} orders projection_map",
+    "LOGICAL_LIMIT": f"{_RUNS} limit_val offset_val",
+    "LOGICAL_UNION": _SET,
+    "LOGICAL_EXCEPT": _SET,
+    "LOGICAL_INTERSECT": _SET,
+    "LOGICAL_WINDOW": f"{_RUNS} expressions window_index",
+    "LOGICAL_MATERIALIZED_CTE": f"{_RUNS} ctename materialize",
+    "LOGICAL_CTE_REF": f"{_RUNS} bound_columns chunk_types cte_index is_recurring",
+    "LOGICAL_RECURSIVE_CTE": f"{_RUNS} ctename internal_types union_all key_targets payload_aggregates",
+    "LOGICAL_DUMMY_SCAN": _RUNS,
+    "LOGICAL_EXPRESSION_GET": f"{_RUNS} expr_types expressions",
+    "LOGICAL_EMPTY_RESULT": f"{_RUNS} return_types bindings",
 }
 
 

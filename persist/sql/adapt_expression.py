@@ -1,5 +1,6 @@
 """Expressions of DuckDB 2.0's bound plans, as those of our plans. What is not known is refused with its place."""
 
+from collections.abc import Collection
 from typing import Any, NoReturn
 
 from persist.errors import InvalidUsage
@@ -172,6 +173,22 @@ _NOT_DEFINITE = (
 )
 
 
+_KNOWN = (
+    *("alias", "arguments", "case_checks", "children", "else_expr", "expression_class", "function_data"),
+    *("has_serialize", "index", "is_operator", "qname", "query_location", "query_location_length", "return_type"),
+    *("type", "value", "aggregate_type", "filter", "state_export", "end", "end_expr", "exclude_clause", "orders"),
+    *("partitions", "sql_range_order_type", "start", "start_expr", "arg_orders", "distinct", "ignore_nulls"),
+    *("filter_expr", "order_bys", "input", "lower", "upper", "lower_inclusive", "upper_inclusive", "try_cast"),
+)
+
+
+def check_members(node: Json, known: Collection[str], what: str) -> None:
+    """Raise InvalidUsage if a node of DuckDB's plan has a member that is not translated, and means something."""
+    for name, value in node.items():
+        if name not in known and value not in (None, False, "", _NOWHERE) and value != [] and value != {}:
+            raise InvalidUsage(f"{what} of DuckDB's plan has a member {name!r} that is not supported in a view")
+
+
 class Expressions:
     """Translates the expressions of one query.
 
@@ -187,6 +204,13 @@ class Expressions:
         at = node.get("query_location")
         raise InvalidUsage(what + place(self.sql, None if at == _NOWHERE else at))
 
+    def check(self, node: Json) -> None:
+        """Refuse an expression that says something that is not understood here."""
+        try:
+            check_members(node, _KNOWN, "an expression")
+        except InvalidUsage as error:
+            self.refuse(str(error), node)
+
     def type_of(self, kind: Json, node: Json) -> str:
         try:
             return of_duckdb(kind)
@@ -198,6 +222,7 @@ class Expressions:
 
     def one(self, node: Json) -> Expression:
         """Return one expression."""
+        self.check(node)
         match node.get("expression_class"):
             case "BOUND_REF":
                 return Column(node["index"])
@@ -285,6 +310,7 @@ class Expressions:
 
     def aggregation(self, node: Json) -> Aggregation:
         """Return one aggregate."""
+        self.check(node)
         name = _name(node)
         if name not in AGGREGATES:
             self.refuse(f"aggregate {name}() is not supported in a view", node)
@@ -299,6 +325,7 @@ class Expressions:
 
     def window(self, node: Json) -> WindowCall:
         """Return one window function."""
+        self.check(node)
         function = WINDOWS.get(node["type"])
         if function is None:
             self.refuse(f"window function {node['type']} is not supported in a view", node)

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import pyarrow as pa
+
 from persist.client import Client
 from persist.collection import Collection
 from persist.dataflow.expression import col
@@ -21,6 +23,8 @@ from persist.sql.algebra import Node, Scan, children
 from persist.sql.definition import Definition
 from persist.sql.lower import Lowering
 from persist.sql.lower_expression import column
+from persist.sql.rewrite import rewritten
+from persist.sql.types import to_arrow
 
 
 def scans_of(plan: Node) -> dict[str, list[tuple[str, str]]]:
@@ -70,8 +74,19 @@ class ViewProgram(Program):
         if id_ not in self._streams:
             now = by_id(client, id_, name).name
             self._ids[now] = id_
-            self._streams[id_] = self.source(now)
+            self._streams[id_] = self.source(now, schema=self._read_of(id_, client))
         return self._streams[id_]
+
+    def _read_of(self, id_: str, client: Client) -> pa.Schema:
+        """Return the columns that the views read of a collection; one at least."""
+        kinds = {
+            column: to_arrow(kind)
+            for view in self._views
+            for name, columns in scans_of(rewritten(view.definition.plan)).items()
+            if view.definition.reads[name] == id_
+            for column, kind in columns
+        }
+        return pa.schema(sorted(kinds.items()))
 
     def holders(self, collection: str) -> list[str]:
         """Return what the permanent holds on a source are called: those of the views that depend on it."""

@@ -66,8 +66,16 @@ class View(Collection):
         return self.upper
 
     def explain(self, *, optimise: bool = True) -> str:
-        """Return the plan as it is run, with what its operators keep; `optimise=False`: as it was written."""
-        return self._program().explain(optimise=optimise)
+        """Return the plan as it is run; `optimise=False`: as it was written.
+
+        After a refresh of this handle, with the updates that each operator keeps, and the bytes that they take.
+        """
+        shown = self._program().explain(optimise=optimise)
+        with self._lock:
+            state = [] if self._running is None else self._running.state()
+        return "\n".join(
+            [shown, *(f"state of {title}: {rows:,} updates, {size:,} bytes" for title, rows, size in state)]
+        )
 
     def close(self) -> None:
         """Free what refreshes keep in memory; idempotent. The view can be refreshed again."""

@@ -175,6 +175,15 @@ def test_views_and_their_inputs_may_be_renamed(client: persist.Client) -> None:
     client.drop("purchases")
 
 
+def test_explain_shows_the_plan_and_what_its_operators_keep(client: persist.Client) -> None:
+    filled(client)
+    revenue = client.create_view("revenue", TOTALS)
+    assert "source['orders']() -> [amount: decimal128(12, 2), status: string]" in revenue.explain()
+    assert "state of" not in revenue.explain()
+    revenue.refresh()
+    assert "updates, " in revenue.explain().split("state of", 1)[1]
+
+
 def test_a_definition_may_be_given_again_but_not_another_one(client: persist.Client) -> None:
     filled(client)
     client.create_view("revenue", TOTALS)

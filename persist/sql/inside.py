@@ -1,0 +1,30 @@
+"""Queries inside of programs: `Program.sql`."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from persist.client import Client
+from persist.codecs import CollectionSchema
+from persist.dataflow.expression import col
+from persist.dataflow.program import Program
+from persist.dataflow.stream import Stream
+from persist.errors import InvalidUsage
+from persist.sql.compile import check_columns, mentioned, planned
+from persist.sql.lower import Lowering
+from persist.sql.lower_expression import column
+
+
+def answer(program: Program, query: str, streams: Mapping[str, Stream], client: Client | None) -> Stream:
+    """Return the answer of a query over streams and collections; see `Program.sql`."""
+    names = [*streams, *(client.collections() if client is not None else ())]
+    known: dict[str, Stream] = {}
+    for name in mentioned(query, list(dict.fromkeys(names))):
+        known[name] = streams[name] if name in streams else program.source(name)
+        if not isinstance(known[name], Stream):
+            raise InvalidUsage(f"sql: {name}={known[name]!r} is no stream of this program")
+    schemas = {name: CollectionSchema.of(each.schema, None) for name, each in known.items()}
+    plan, columns = planned(query, schemas)
+    check_columns(columns)
+    found = Lowering(program, known.__getitem__).answer(plan)
+    outputs: dict[str, Any] = {name: col(column(at)) for at, (name, _) in enumerate(columns)}
+    return found.map(**outputs)
