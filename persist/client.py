@@ -1,10 +1,12 @@
 """A client of one location: a fat client that talks to the object store itself. There is no server."""
 
+import os
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+import weakref
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib import import_module
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
@@ -22,6 +24,7 @@ from persist.log.records import Create, DescribeLocation, SetRetention
 from persist.metrics import Metrics
 from persist.multi_write import MultiWrite
 from persist.names import check_name
+from persist.notify.address import Notify
 from persist.read.joint_listen import JointListen
 from persist.replica.history import LAST
 from persist.retention import Retention, retention_times
@@ -36,6 +39,9 @@ from persist.upsert.machine import Machine
 from persist.write.future import CommitFuture
 from persist.write.operations import Step, check_token, note_steps
 
+if TYPE_CHECKING:
+    from persist.notify.server import Server
+
 
 def open(
     location: Location,
@@ -47,6 +53,7 @@ def open(
     seqno: int | None = None,
     settings: Settings | None = None,
     clock: Clock | None = None,
+    notify: str | Notify | None = None,
 ) -> "Client":
     """Open a location and return a client for it. Close it, or use it in a `with`.
 
@@ -62,6 +69,9 @@ def open(
             reads of several collections belong together. As far back as the log is kept.
         settings: times and sizes; see `Settings`.
         clock: replaces the machine's clocks, for tests.
+        notify: a server (`Client.serve`) that tells of new records, as its URL or with what it asks for, so that who
+            follows or waits need not poll for them. Only ever a hint: without it, behind it, or when it lies, the
+            same is read, only later.
 
     Cost: one page of LIST and a few GETs; nothing is created before the first write, except in mode "exclusive".
 
@@ -72,12 +82,16 @@ def open(
     """
     settings, clock = Settings() if settings is None else settings, clock or SystemClock()
     options = OpenOptions(mode, reentrance_id, force, seqno, settings, clock)
+    told_by = Notify(notify) if isinstance(notify, str) else notify
+    if told_by is not None and not isinstance(told_by, Notify):
+        raise InvalidUsage(f"notify={notify!r} is no server: give its URL, or persist.Notify(url, token=…)")
     storage = open_storage(location, storage_options, settings, clock)
     try:
-        return Client(Engine(storage, options))
+        engine = Engine(storage, options)
     except BaseException:
         storage.close()
         raise
+    return Client(engine, told_by)
 
 
 class Client:
@@ -87,8 +101,17 @@ class Client:
         engine: what it is made of, for the rest of the package.
     """
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, notify: Notify | None = None) -> None:
         self.engine = engine
+        self._pid = os.getpid()
+        self._ends: list[Callable[[], object]] = []  # What else must be closed.
+        if notify is not None:
+            from persist.notify.listener import Listener  # Here, because few need gRPC, which takes a while to load.
+
+            listener = Listener(engine.follower, notify)
+            weakref.finalize(self, listener.request_stop).atexit = False
+            self._ends.append(listener.close)
+            engine.count_also("notify", listener.counts)
 
     @property
     def url(self) -> str:
@@ -387,7 +410,53 @@ class Client:
 
         In a process that was forked off, it does nothing: all of that is the other process's.
         """
+        if os.getpid() == self._pid:
+            while self._ends:
+                self._ends.pop()()
         self.engine.close()
+
+    def serve(
+        self,
+        url: str,
+        *,
+        token: str | None = None,
+        certificate: tuple[str | bytes, str | bytes] | None = None,
+        insecure: bool = False,
+        slow_s: float = 60.0,
+    ) -> "Server":
+        """Tell others of new records and serve reads over Arrow Flight, until the server or this client is closed.
+
+        Clients that were opened with `notify=` learn of a record within milliseconds. Any Flight client can read
+        snapshots, changes and subscriptions; see `docs/operations.md`. Nothing depends on the server: it may end at
+        any time.
+
+        Args:
+            url: `grpc://host:port`, or `grpc+tls://host:port`; port 0 takes a free one, which `Server.url` tells.
+            token: what clients must send; without one, everybody who reaches the port may read everything.
+            certificate: the chain and the key of the server as PEM, for `grpc+tls://`.
+            insecure: allow an address that other machines reach without a token.
+            slow_s: a stream that its client does not read for so long is dropped.
+
+        Raises:
+            InvalidUsage: the address, token or certificate does not fit, or the port is taken.
+        """
+        self.engine.check_open("serve")
+        from persist.notify.server import Server  # As above.
+
+        if isinstance(slow_s, bool) or not isinstance(slow_s, (int, float)) or not 0 < slow_s < float("inf"):
+            raise InvalidUsage(f"slow_s={slow_s!r} is not a number of seconds above 0")
+        server = Server(
+            self,
+            self.engine.follower,
+            url,
+            token=token,
+            certificate=certificate,
+            insecure=insecure,
+            slow_s=slow_s,
+        )
+        self._ends.append(server.close)
+        self.engine.count_also("server", server.counts)
+        return server
 
     def __getitem__(self, name: str) -> Collection:
         """Do what `load` does."""

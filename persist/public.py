@@ -73,6 +73,7 @@ from persist.hold.holds import Hold, HoldInfo
 from persist.importing import ImportedVersion
 from persist.metrics import Metrics
 from persist.multi_write import MultiWrite
+from persist.notify.address import Notify
 from persist.read.changes import Changes
 from persist.read.joint_listen import JointListen, JointProgress
 from persist.read.listen import Listen, Progress
@@ -145,6 +146,7 @@ __all__ = [
     "MultiWrite",
     "NegativeMultiplicity",
     "NotKeyed",
+    "Notify",
     "PendingEvents",
     "PersistError",
     "Problem",

@@ -9,7 +9,7 @@ import persist
 
 CLIENT_READS = {
     "about", "close", "collections", "comment", "create_or_load", "follow", "fsck", "history", "load", "metrics",
-    "mode", "properties", "seqno", "url", "view",
+    "mode", "properties", "seqno", "serve", "url", "view",
 }  # fmt: skip
 CLIENT_WRITES = {"create_view", "describe", "drop", "rename", "gc", "maintain", "multi_write"}
 COLLECTION_READS = {

@@ -32,6 +32,7 @@ LAYERS: list[set[str]] = [
     {"persist.compact"},
     {"persist.upkeep"},
     {"persist.fsck", "persist.engine"},
+    {"persist.notify"},
     {"persist"},
     {"persist.source", "persist.sink"},
     {"persist.dataflow", "persist.spark"},

@@ -5,7 +5,7 @@ that belong to one collection are in `CollectionHandle`.
 """
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import pyarrow as pa
 
@@ -54,6 +54,7 @@ class Engine:
         self.settings = options.settings
         self.clock = clock = options.clock
         self._is_closed = False
+        self._counted_also: dict[str, Callable[[], Mapping[str, float]]] = {}
         self._pid = os.getpid()
         poll_s = options.settings.poll_s
         self.follower = (
@@ -174,6 +175,10 @@ class Engine:
         self.check_open("history")
         return log_table(self.blob, self.follower.refresh(), last, collection, self.pool.map)
 
+    def count_also(self, group: str, counts: Callable[[], Mapping[str, float]]) -> None:
+        """Let a group of `metrics` be what counts returns."""
+        self._counted_also[group] = counts
+
     def metrics(self) -> Metrics:
         """Return what this client did so far; also once it is closed."""
         interrupted = self.follower.interrupted
@@ -181,6 +186,7 @@ class Engine:
         groups: dict[str, Mapping[str, float]] = {"log": {"seqno": self.follower.state.seqno, "beyond_end": beyond}}
         if self._writer is not None:
             groups |= {"commits": self._writer.committer.counts(), "leases": self._lease_counts(self._writer)}
+        groups |= {name: counts() for name, counts in self._counted_also.items()}
         storage = self.storage
         return Metrics(
             store=storage.metered.counts(),

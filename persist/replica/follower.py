@@ -40,6 +40,7 @@ BEYOND_MAX = 1000  # A page of LIST.
 STALE_AFTER_S = 600.0
 FRESH_S = 60.0
 RECENT_MAX = 256  # Records kept for the next checkpoint.
+HINT_S = 1.0
 POLL_FIRST_S = 0.005
 POLL_MAX_S = 1.0  # Where a request costs money and takes a while; elsewhere the first pause stays.
 
@@ -58,6 +59,9 @@ class Follower:
         self._blob = blob
         self._clock = clock
         self.longest_pause_s = (POLL_MAX_S if is_remote(blob) else POLL_FIRST_S) if poll_s is None else poll_s
+        self.on_advance: Callable[[int], object] = lambda seqno: None  # Told of each record; must return at once.
+        self._hints = 0
+        self._hinted, self._hinted_s = -1, 0.0
         self._tickets = itertools.count(1)
         self._issued = 0
         self._served = 0
@@ -318,6 +322,20 @@ class Follower:
                     with suppress(PersistError):
                         self.load(entry.id)
             self._advanced.notify_all()
+            self.on_advance(record.seqno)
+
+    def hint(self, seqno: int) -> None:
+        """Let those who wait look now, because somebody says that there is a record at seqno.
+
+        It need not be true. While it is not, and for `HINT_S`, no other hint is taken: so a liar costs a look a second.
+        """
+        with self._lock:
+            now_s = self._clock.monotonic_s()
+            is_doubtful = self._hinted > self._state.seqno and now_s - self._hinted_s < HINT_S
+            if seqno > self._state.seqno and not is_doubtful:
+                self._hinted, self._hinted_s = seqno, now_s
+                self._hints += 1
+                self._advanced.notify_all()
 
     def _does_not_follow(self, record: Record) -> LogReplaced | LogInterrupted | CorruptBlob:
         """Return the error for a next record that was made after another one than the last that is known."""
@@ -377,8 +395,8 @@ class Follower:
     def wait_for(self, look: Callable[[], T | None], timeout_s: float | None) -> T | None:
         """Return the first answer of look that is not None, or None when timeout_s has passed.
 
-        It looks after a refresh, whenever this client commits, and at intervals that double from `POLL_FIRST_S` to
-        the longest pause while the log stands still.
+        It looks after a refresh, whenever this client commits, upon a `hint`, and at intervals that double from
+        `POLL_FIRST_S` to the longest pause while the log stands still.
 
         Raises:
             ClientClosed: `close` was called; anything that look raises.
@@ -388,6 +406,7 @@ class Follower:
         pause_s, seen = first_s, -2
         while True:
             self.check_open()
+            hints = self._hints
             seqno = self.refresh().seqno
             if (answer := look()) is not None:
                 return answer
@@ -397,7 +416,7 @@ class Follower:
             pause_s = first_s if seqno != seen else min(pause_s * 2, self.longest_pause_s)
             seen = seqno
             with self._advanced:
-                if self._state.seqno == seqno and not self._is_closed:
+                if self._state.seqno == seqno and not self._is_closed and self._hints == hints:
                     self._advanced.wait(pause_s if left_s is None else min(pause_s, left_s))
 
 

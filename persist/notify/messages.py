@@ -1,0 +1,111 @@
+"""What clients ask a server for, and what it answers: JSON in Flight's tickets and actions.
+
+    ticket  = {"get": "snapshot", "collection": name, "as_of"?: n, "columns"?: [name, …]}
+            | {"get": "changes", "collection": name, "start": n, "end": n, "columns"?: [name, …]}
+            | {"get": "subscription", "collection": name, "as_of"?: n, "contents"?: bool}
+
+    action "wait"       {"after": seqno, "waiter": text, "timeout_s": n}   answers {"location", "seqno"} once there is a
+                        newer record than after, or when the time is over
+    action "leave"      {"waiter": text}        ends its wait
+    action "committed"  {"seqno": n}            a hint that there is such a record
+
+Batches of a subscription come with the columns, `_time` and `_diff`; an empty one with the metadata {"upper": [n]} ends
+each step.
+"""
+
+from typing import Annotated, Any, TypeVar
+
+import msgspec
+
+MESSAGE_BYTES_MAX = 64 << 10
+WAIT_S_MAX = 30.0
+
+Seqno = Annotated[int, msgspec.Meta(ge=-1, le=2**63 - 1)]
+Text = Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
+
+
+class _Get(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="get"):
+    collection: str
+
+
+class GetSnapshot(_Get, frozen=True, tag="snapshot"):
+    """The contents as of a time, None for the latest sealed one."""
+
+    as_of: int | None = None
+    columns: tuple[str, ...] | None = None
+
+
+class GetChanges(_Get, frozen=True, tag="changes"):
+    """The updates in `[start, end)`."""
+
+    start: int
+    end: int
+    columns: tuple[str, ...] | None = None
+
+
+class GetSubscription(_Get, frozen=True, tag="subscription"):
+    """What follows a time; before it the contents, if they are wanted."""
+
+    as_of: int | None = None
+    contents: bool = True
+
+
+Get = GetSnapshot | GetChanges | GetSubscription
+
+
+class Wait(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Ask for the newest seqno, once it is beyond after."""
+
+    after: Seqno
+    waiter: Text
+    timeout_s: Annotated[float, msgspec.Meta(ge=0, le=WAIT_S_MAX)]
+
+
+class Leave(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """End a wait."""
+
+    waiter: Text
+
+
+class Committed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Say that there is a record."""
+
+    seqno: Seqno
+
+
+class Newest(msgspec.Struct, frozen=True):
+    """The answer to a wait."""
+
+    location: str | None
+    seqno: Seqno
+
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+
+def decode_message(data: bytes, kind: type[T]) -> T:
+    """Return a message of that kind.
+
+    Raises:
+        ValueError: it is none, or larger than any is.
+    """
+    found: T = _decoded(data, msgspec.json.Decoder(kind))
+    return found
+
+
+def decode_ticket(data: bytes) -> Get:
+    """Return what a ticket asks for. Raises ValueError as `decode_message` does."""
+    found: Get = _decoded(data, _tickets)
+    return found
+
+
+_tickets: "msgspec.json.Decoder[Get]" = msgspec.json.Decoder(Get)
+
+
+def _decoded(data: bytes, decoder: "msgspec.json.Decoder[Any]") -> Any:
+    if len(data) > MESSAGE_BYTES_MAX:
+        raise ValueError(f"a message has {len(data)} bytes, and at most {MESSAGE_BYTES_MAX} are read")
+    try:
+        return decoder.decode(data)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise ValueError(f"it is not understood: {error}") from error

@@ -1,0 +1,382 @@
+"""An Arrow Flight server of one location: it tells of new records, and serves snapshots, changes and subscriptions.
+
+It is a reader like any other, in a process of its own or of a client that writes: nothing depends on it. Whoever waits
+for a record asks again and again ("wait"), so the server never writes to somebody who does not read, and keeps nothing
+for who is slow. Streams of data may come to stand because nobody takes them. Each one that was not asked for more in
+`slow_s` is dropped: what it kept back of history is let go of, and it ends with an error.
+
+Limits: `STREAMS_MAX` streams and `WAITS_MAX` waits at a time; more are refused, and try again.
+"""
+
+import contextlib
+import hmac
+import json
+import logging
+import threading
+import time
+from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import msgspec
+import pyarrow as pa
+import pyarrow.flight as flight
+
+from persist.errors import ClientClosed, CollectionNotFound, InvalidUsage, PersistError
+from persist.notify.address import Address, check_token, parsed_address
+from persist.notify.messages import (
+    Committed,
+    Get,
+    GetChanges,
+    GetSnapshot,
+    Leave,
+    Newest,
+    Wait,
+    decode_message,
+    decode_ticket,
+)
+from persist.replica.follower import Follower
+
+STREAMS_MAX, WAITS_MAX = 64, 512
+BATCH_ROWS = 64 << 10
+LOOK_S = 1.0  # How long a wait for news may go without a look at whether anybody still wants it.
+CLOSE_S = 5.0
+
+logger = logging.getLogger("persist")
+
+
+class Face(Protocol):
+    """What the server needs of a client."""
+
+    def load(self, name: str) -> Any:
+        """Return the collection of that name."""
+        ...
+
+    def collections(self) -> Sequence[str]:
+        """Return the names of all collections."""
+        ...
+
+
+@dataclass
+class _Stream:
+    """A stream of data that is open. `waits_since_s` is when its client was given something that it has not taken."""
+
+    close: Callable[[], object]
+    waits_since_s: float | None = None
+    is_dropped: bool = False
+
+
+@dataclass
+class _Hub:
+    """What all calls share: the newest seqno, and who waits for one."""
+
+    changed: threading.Condition = field(default_factory=threading.Condition)
+    seqno: int = -1
+    waiters: set[str] = field(default_factory=set)
+    left: set[str] = field(default_factory=set)
+    streams: list[_Stream] = field(default_factory=list)
+    is_closed: bool = False
+
+
+class Server:
+    """A server that runs until it is closed, or its client is; use it in a `with`. Make it with `Client.serve`.
+
+    Attributes:
+        url: where it is, with the port that it has.
+    """
+
+    def __init__(
+        self,
+        face: Face,
+        follower: Follower,
+        url: str,
+        *,
+        token: str | None,
+        certificate: tuple[str | bytes, str | bytes] | None,
+        insecure: bool,
+        slow_s: float,
+    ) -> None:
+        """Begin to serve; see `Client.serve`."""
+        address = _checked(url, token, certificate, insecure)
+        self._follower = follower
+        self._hub = _Hub(seqno=follower.state.seqno)
+        self._slow_s = slow_s
+        try:
+            self._flight = _Flight(face, follower, self._hub, address, token, certificate)
+        except (pa.ArrowException, OSError) as error:
+            raise InvalidUsage(
+                f"{url!r} cannot be served: {error}. Is the port taken, or the certificate none? "
+                "Port 0 takes a free one."
+            ) from error
+        self.url = Address(address.host, self._flight.port, address.is_tls).url
+        self._thread = threading.Thread(target=self._run, name="persist-server", daemon=True)
+        self._thread.start()
+
+    def counts(self) -> dict[str, int]:
+        """Return how many streams are open, and how many wait for a record."""
+        with self._hub.changed:
+            return {"streams": len(self._hub.streams), "waits": len(self._hub.waiters)}
+
+    def close(self) -> None:
+        """Stop serving; idempotent. Streams end with an error, waits with an answer."""
+        with self._hub.changed:
+            if self._hub.is_closed:
+                return
+            self._hub.is_closed = True
+            streams = [*self._hub.streams]
+            self._hub.changed.notify_all()
+        for stream in streams:
+            stream.close()
+        self._thread.join()
+        ending = threading.Thread(target=self._flight.shutdown, name="persist-server-end", daemon=True)
+        ending.start()
+        ending.join(CLOSE_S)
+        if ending.is_alive():
+            logger.warning("the server at %s waits for a client that does not read what it asked for", self.url)
+
+    def __enter__(self) -> "Server":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<Server at {self.url}>"
+
+    def _run(self) -> None:
+        """Follow the log, and drop who is slow."""
+        hub = self._hub
+        while not hub.is_closed:
+            try:
+                seqno = self._follower.wait_for(self._newer, LOOK_S)
+            except ClientClosed:
+                return
+            except PersistError as error:
+                logger.warning("the server at %s cannot read the log: %s", self.url, error)
+                with hub.changed:
+                    hub.changed.wait_for(lambda: hub.is_closed, LOOK_S)
+                continue
+            if seqno is not None:
+                with hub.changed:
+                    hub.seqno = seqno
+                    hub.changed.notify_all()
+            self._drop_slow()
+
+    def _newer(self) -> int | None:
+        seqno = self._follower.state.seqno
+        return seqno if seqno > self._hub.seqno or self._hub.is_closed else None
+
+    def _drop_slow(self) -> None:
+        limit_s = time.monotonic() - self._slow_s
+        with self._hub.changed:
+            slow = [s for s in self._hub.streams if s.waits_since_s is not None and s.waits_since_s < limit_s]
+        for stream in slow:
+            stream.is_dropped = True
+            stream.close()
+
+
+class _Token(flight.ServerMiddlewareFactory):  # type: ignore[misc]
+    """Lets calls through that have the token."""
+
+    def __init__(self, token: str) -> None:
+        self._expected = f"Bearer {token}".encode()
+
+    def start_call(self, info: Any, headers: dict[str, list[Any]]) -> None:
+        given = [value for name, values in headers.items() if name.lower() == "authorization" for value in values]
+        first = given[0] if len(given) == 1 else b""
+        if not hmac.compare_digest(first.encode() if isinstance(first, str) else first, self._expected):
+            raise flight.FlightUnauthenticatedError("the token is missing or wrong: send 'authorization: Bearer TOKEN'")
+
+
+class _Flight(flight.FlightServerBase):  # type: ignore[misc]
+    """Answers the calls of Flight clients, each in a thread of gRPC."""
+
+    def __init__(
+        self,
+        face: Face,
+        follower: Follower,
+        hub: _Hub,
+        address: Address,
+        token: str | None,
+        certificate: tuple[str | bytes, str | bytes] | None,
+    ) -> None:
+        super().__init__(
+            address.url,
+            tls_certificates=None if certificate is None else [certificate],
+            middleware=None if token is None else {"token": _Token(token)},
+        )
+        self._face = face
+        self._follower = follower
+        self._hub = hub
+
+    def list_flights(self, context: Any, criteria: bytes) -> Iterator[flight.FlightInfo]:
+        with _explained():
+            names = self._face.collections()
+        for name in names:
+            with contextlib.suppress(CollectionNotFound):
+                yield self._info(name)
+
+    def get_flight_info(self, context: Any, descriptor: flight.FlightDescriptor) -> flight.FlightInfo:
+        with _explained():
+            if not descriptor.path or len(descriptor.path) != 1:
+                raise ValueError("a collection is asked for by a path of one element, its name")
+            return self._info(descriptor.path[0].decode())
+
+    def do_get(self, context: Any, ticket: flight.Ticket) -> flight.FlightDataStream:
+        with _explained():
+            wanted = decode_ticket(ticket.ticket)
+            schema, close, batches = _opened(self._face, wanted, self._hub, context)
+            try:
+                stream = self._entered(close)
+            except BaseException:
+                close()
+                raise
+            return flight.GeneratorStream(schema, _guarded(batches, stream, self._hub, context))
+
+    def do_action(self, context: Any, action: flight.Action) -> Iterator[bytes]:
+        body = action.body.to_pybytes()
+        with _explained():
+            if action.type == "wait":
+                return iter([self._waited(decode_message(body, Wait), context)])
+            if action.type == "leave":
+                waiter = decode_message(body, Leave).waiter
+                with self._hub.changed:
+                    if waiter in self._hub.waiters:
+                        self._hub.left.add(waiter)
+                    self._hub.changed.notify_all()
+            elif action.type == "committed":
+                self._follower.hint(decode_message(body, Committed).seqno)
+            else:
+                raise ValueError(f"there is no action {action.type[:200]!r}: use wait, leave or committed")
+        return iter([b"{}"])
+
+    def list_actions(self, context: Any) -> list[tuple[str, str]]:
+        return [
+            ("wait", "answers with the newest seqno, once it is beyond another"),
+            ("leave", "ends a wait"),
+            ("committed", "a hint that there is a record"),
+        ]
+
+    def _info(self, name: str) -> flight.FlightInfo:
+        schema = self._face.load(name).schema
+        columns = pa.schema([schema.arrow.field(each) for each in schema.names])
+        ticket = flight.Ticket(json.dumps({"get": "snapshot", "collection": name}).encode())
+        endpoint = flight.FlightEndpoint(ticket, [])
+        return flight.FlightInfo(columns, flight.FlightDescriptor.for_path(name), [endpoint], -1, -1)
+
+    def _entered(self, close: Callable[[], object]) -> _Stream:
+        stream = _Stream(close)
+        with self._hub.changed:
+            if len(self._hub.streams) >= STREAMS_MAX or self._hub.is_closed:
+                raise flight.FlightUnavailableError(f"{STREAMS_MAX} streams are open already: try again later")
+            self._hub.streams.append(stream)
+        return stream
+
+    def _waited(self, wait: Wait, context: Any) -> bytes:
+        hub, ends_s = self._hub, time.monotonic() + wait.timeout_s
+        with hub.changed:
+            if len(hub.waiters) >= WAITS_MAX:
+                raise flight.FlightUnavailableError(f"{WAITS_MAX} wait already: try again later")
+            hub.waiters.add(wait.waiter)
+            try:
+                while hub.seqno <= wait.after and wait.waiter not in hub.left and not hub.is_closed:
+                    left_s = ends_s - time.monotonic()
+                    if left_s <= 0 or context.is_cancelled():
+                        break
+                    hub.changed.wait(min(left_s, LOOK_S))
+            finally:
+                hub.waiters.discard(wait.waiter)
+                hub.left.discard(wait.waiter)
+            return msgspec.json.encode(Newest(self._follower.state.location, hub.seqno))
+
+
+Opened = tuple[pa.Schema, Callable[[], object], Iterator[Any]]
+
+
+def _opened(face: Face, wanted: Get, hub: _Hub, context: Any) -> Opened:
+    """Return the columns of what is asked for, what gives it up, and its batches."""
+    collection = face.load(wanted.collection)
+    if isinstance(wanted, GetSnapshot):
+        columns = None if wanted.columns is None else [*wanted.columns]
+        snapshot = collection.snapshot(wanted.as_of, columns=columns)
+        return snapshot.schema, snapshot.close, _sliced(snapshot.to_batches())
+    if isinstance(wanted, GetChanges):
+        columns = None if wanted.columns is None else [*wanted.columns]
+        changes = collection.changes(wanted.start, wanted.end, columns=columns)
+        return changes.schema, changes.close, _sliced(changes.to_batches())
+    listen = collection.subscribe(wanted.as_of) if wanted.contents else collection.listen(wanted.as_of)
+    schema = collection.schema.arrow
+    return schema, listen.close, _steps(listen, schema, hub, context)
+
+
+def _sliced(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    for batch in batches:
+        for start in range(0, max(len(batch), 1), BATCH_ROWS):
+            yield batch.slice(start, BATCH_ROWS)
+
+
+def _steps(listen: Any, schema: pa.Schema, hub: _Hub, context: Any) -> Iterator[Any]:
+    """Yield the batches of each progress, then an empty one that says how far it goes."""
+    while not hub.is_closed and not context.is_cancelled():
+        seqno = hub.seqno
+        progress = listen.poll()
+        if progress is None:
+            if listen.is_finished:
+                return
+            with hub.changed:
+                if hub.seqno == seqno and not hub.is_closed:
+                    hub.changed.wait(LOOK_S)
+            continue
+        yield from _sliced(progress.updates.cast(schema).to_batches())
+        upper = json.dumps({"upper": [*progress.upper.elements]}).encode()
+        yield pa.RecordBatch.from_pylist([], schema=schema), pa.py_buffer(upper)
+
+
+def _guarded(batches: Iterator[Any], stream: _Stream, hub: _Hub, context: Any) -> Generator[Any, None, None]:
+    """Yield batches, and note for each since when it waits to be taken."""
+    try:
+        with _explained():
+            for batch in batches:
+                stream.waits_since_s = time.monotonic()
+                yield batch
+                stream.waits_since_s = None
+                if stream.is_dropped or hub.is_closed:
+                    break
+        if stream.is_dropped or hub.is_closed:
+            raise flight.FlightUnavailableError(
+                "the server has dropped this stream: it was not read, or the server ends"
+            )
+    finally:
+        with hub.changed:
+            if stream in hub.streams:
+                hub.streams.remove(stream)
+        stream.close()
+
+
+@contextlib.contextmanager
+def _explained() -> Iterator[None]:
+    """Raise what Flight has for errors of ours."""
+    try:
+        yield
+    except CollectionNotFound as error:
+        raise pa.ArrowKeyError(str(error)) from error
+    except (InvalidUsage, ValueError) as error:
+        raise pa.ArrowInvalid(str(error)) from error
+    except PersistError as error:
+        raise flight.FlightUnavailableError(str(error)) from error
+
+
+def _checked(
+    url: str, token: str | None, certificate: tuple[str | bytes, str | bytes] | None, insecure: bool
+) -> Address:
+    """Return where to serve. Raises InvalidUsage if that does not fit, or would let strangers in."""
+    address = parsed_address(url)
+    check_token(token)
+    if (certificate is not None) != address.is_tls:
+        raise InvalidUsage("grpc+tls:// goes with certificate=(chain, key), both as PEM, and grpc:// with none")
+    if address.is_public and token is None and not insecure:
+        raise InvalidUsage(
+            f"{url!r} can be reached by other machines, and without a token everybody there could read everything: "
+            "give token=, or insecure=True if that is meant"
+        )
+    return address
