@@ -30,6 +30,7 @@ from persist.replica.history import LAST
 from persist.retention import Retention, retention_times
 from persist.settings import Settings
 from persist.state.contents import CollectionState
+from persist.state.schemas import reconciled
 from persist.storage import Location, open_storage
 from persist.timeline import Moment, Times, timeline_of
 from persist.upkeep.garbage import Deleted, GarbageReport
@@ -210,7 +211,7 @@ class Client:
                         f"collection {name!r} has the retention {contents.retention}, in times, and {retained} was "
                         "given: leave it out, or change it with retain()"
                     )
-                both = schema.reconcile(contents.schema, name)
+                both = reconciled(schema, contents, name)
                 check_same(form, contents.keyed, name)
                 return self._collection(contents, both, machine)
             id_ = uuid.uuid4().hex
@@ -347,7 +348,7 @@ class Client:
         wanted = []
         for each, as_of in _of_this_client(collections, self.engine).items():
             time = None if as_of is None else each.handle.as_time("as_of", as_of)
-            wanted.append(WantedListen(each.handle, time, each.handle.moments(times)))
+            wanted.append(WantedListen(each.handle.newest(), time, each.handle.moments(times)))
             if contents:
                 each.handle.sealed(time, timeout_s)
         listens = listens_together(wanted, contents=contents)

@@ -11,6 +11,7 @@ import pyarrow.compute as pc
 from persist.antichain import Antichain
 from persist.codecs import TIME_MAX
 from persist.compact.report import CompactionReport
+from persist.engine.evolving import WantedEvolution, evolve
 from persist.engine.holding import list_holds, take_hold
 from persist.engine.keyed import AskedEvents, keyed_form
 from persist.engine.keyed import submit as submit_keyed
@@ -344,6 +345,48 @@ class Collection(KeyedOperations):
         """Return all holds on this collection, of whatever client, least time first. Cost: one GET."""
         return list_holds(self.handle)
 
+    def evolve(
+        self,
+        *,
+        add: Mapping[str, Any] | None = None,
+        defaults: Mapping[str, Any] | None = None,
+        drop: Sequence[str] = (),
+        rename: Mapping[str, str] | None = None,
+        widen: Mapping[str, Any] | None = None,
+        reorder: Sequence[str] | None = None,
+        comments: Mapping[str, str] | None = None,
+        message: str | None = None,
+        metadata: Mapping[str, str] | None = None,
+    ) -> int:
+        """Change the schema, durably, for every reader and every time from then on; return its version.
+
+        No data is rewritten. Records of before and after cancel: a record that is older than a column has the column's
+        default. Dropping a column adds up what it told apart. This handle goes on with the new schema; others keep
+        theirs for writing, which works as long as columns are only added. Names are those of before, but in reorder and
+        comments, and in defaults, which are of columns that are added.
+
+        Args:
+            add: value columns with their types, at the end; a name that was dropped before is another column.
+            defaults: what older records have in them; NULL where none is given.
+            drop: value columns.
+            rename: old names to new ones; they may be exchanged.
+            widen: columns with wider types, which hold every value that the present ones hold.
+            reorder: all value columns in another order.
+            comments: what to say of columns, as `describe` does.
+            message, metadata: as for `write`.
+
+        Raises:
+            SchemaMismatch: a column is unknown, a name taken, a default does not fit, a type is not wider, or it is a
+                key column and may not change like that; the message says what to do instead.
+            SchemaMoved: another client has evolved the collection meanwhile.
+            ReadOnly: this client only reads.
+        """
+        wanted = WantedEvolution(add or {}, defaults or {}, drop, rename or {}, widen or {}, reorder)
+        notes = note_steps(message, metadata, [self.id])
+        self.handle = evolve(self.handle, wanted, comments, notes)
+        self.schema = self.handle.schema
+        return self.schema.version
+
     def tag(self, name: str, time: int | Moment | None = None, *, move: bool = False) -> int:
         """Name a sealed time, durably, and keep it readable until the tag is dropped; return the time.
 
@@ -481,6 +524,7 @@ class Collection(KeyedOperations):
         columns: Sequence[str] | None = None,
         filter: pc.Expression | None = None,
         form: Form = "rows",
+        schema: int | None = None,
         timeout_s: float | None = READ_TIMEOUT_S,
     ) -> Snapshot:
         """Return the contents as of a time, to be read as Arrow, pandas, Polars, batches or Python rows.
@@ -491,15 +535,23 @@ class Collection(KeyedOperations):
             columns: the columns wanted; None means all of them.
             filter: a `pyarrow.compute` expression over key and value columns.
             form: "rows" (each record as often as its multiplicity) or "diff" (once, with `_diff`).
+            schema: the version of the schema to read with, for a read that gives the same for ever; None is the newest.
             timeout_s: how long to wait for as_of to be sealed; None waits without limit.
 
         Raises:
             AsOfCompacted, AsOfNotSealed: as_of cannot be read.
-            SchemaMismatch, InvalidUsage: columns or filter do not fit.
+            SchemaMismatch, InvalidUsage: columns or filter do not fit; or a column of an older version is gone.
         """
-        check_request(self.schema, columns, filter, form)
+        check_request(self.handle.reading_schema(schema), columns, filter, form)
         contents, time, reading = self.handle.sealed_and_claimed(as_of, timeout_s)
-        scan = snapshot_scan(contents, self.schema, time, columns, filter)
+        try:
+            read_as = self.handle.schema_in(contents, schema)
+            check_request(read_as, columns, filter, form)
+            scan = snapshot_scan(contents, read_as, time, columns, filter)
+            scan.check_columns()
+        except BaseException:
+            reading.close()
+            raise
 
         def explain() -> Explanation:
             return explained(
@@ -516,6 +568,7 @@ class Collection(KeyedOperations):
         columns: Sequence[str] | None = None,
         filter: pc.Expression | None = None,
         times: Times = "int",
+        schema: int | None = None,
         timeout_s: float | None = READ_TIMEOUT_S,
     ) -> Changes:
         """Return the updates with `lower <= time < upper`, consolidated, in time order.
@@ -524,6 +577,7 @@ class Collection(KeyedOperations):
             lower, upper: the bounds, as numbers, frontiers or, if the collection has a timeline, moments. Upper None
                 means all that is sealed; then lower may be at the collection's upper, which gives no update.
             times: "timestamp" gives `_time` as timestamps in UTC of the collection's timeline, "int" as numbers.
+            schema: as for `snapshot`.
             timeout_s: how long to wait for `upper - 1` to be sealed; None waits without limit.
 
         Raises:
@@ -538,7 +592,7 @@ class Collection(KeyedOperations):
                 raise InvalidUsage(
                     f"changes({lower}, {upper}) is backwards: the interval is [lower, upper), so lower <= upper"
                 )
-        check_request(self.schema, columns, filter, "diff")
+        check_request(self.handle.reading_schema(schema), columns, filter, "diff")
         moments = self.handle.moments(times)
         contents = self.handle.contents()
         if upper is None:
@@ -554,7 +608,11 @@ class Collection(KeyedOperations):
         contents, reading = self.handle.claim(max(0, lower - 1))
         try:
             check_changes_readable(contents, lower)
-            return Changes(changes_scan(contents, self.schema, lower, upper, columns, filter), reading, moments)
+            read_as = self.handle.schema_in(contents, schema)
+            check_request(read_as, columns, filter, "diff")
+            scan = changes_scan(contents, read_as, lower, upper, columns, filter)
+            scan.check_columns()
+            return Changes(scan, reading, moments)
         except BaseException:
             reading.close()
             raise
@@ -569,7 +627,7 @@ class Collection(KeyedOperations):
         Raises:
             AsOfCompacted: as_of is before since, or None and since is not 0 any more.
         """
-        return begun_listen(self.handle, as_of, self.handle.moments(times))
+        return begun_listen(self.handle.newest(), as_of, self.handle.moments(times))
 
     def subscribe(
         self, as_of: int | Moment | None = None, *, times: Times = "int", timeout_s: float | None = READ_TIMEOUT_S
@@ -587,7 +645,7 @@ class Collection(KeyedOperations):
         Raises:
             AsOfCompacted, AsOfNotSealed: as_of cannot be read.
         """
-        return begun_subscription(self.handle, as_of, self.handle.moments(times), timeout_s)
+        return begun_subscription(self.handle.newest(), as_of, self.handle.moments(times), timeout_s)
 
     def follow(self, name: str, *, times: Times = "int") -> Following:
         """Follow the collection as a consumer that resumes: its contents, then changes, from where it left off.
@@ -644,7 +702,7 @@ class Collection(KeyedOperations):
             AsOfCompacted, AsOfNotSealed: a time cannot be read.
             NegativeMultiplicity: of a record, at the time of a row.
         """
-        return as_of_join(self.handle, frame, time, on, columns, timeout_s)
+        return as_of_join(self.handle.newest(), frame, time, on, columns, timeout_s)
 
     def as_time(self, what: str, given: int | Moment) -> int:
         """Return a number as it is, and of a moment the last time not after it; what says in errors what it is.

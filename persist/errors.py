@@ -60,6 +60,7 @@ __all__ = [
     "QueryMismatch",
     "ReadOnly",
     "SchemaMismatch",
+    "SchemaMoved",
     "TagMoved",
     "TagNotFound",
     "TokenReused",
@@ -510,6 +511,29 @@ class HoldNotFound(InvalidUsage):
     def __str__(self) -> str:
         has = f"it has {', '.join(map(repr, self.known[:8]))}" if self.known else "it has none"
         return f"this collection has no named hold {self.name!r}: {has}. Make it with hold(time, name={self.name!r})."
+
+
+class SchemaMoved(Conflict):
+    """Somebody else has evolved the collection meanwhile; nothing was changed.
+
+    Attributes:
+        expected, actual: the version that the change was made from, and the newest.
+        mine, theirs: what was to be changed, and what has been changed since.
+    """
+
+    def __init__(self, expected: int, actual: int, mine: tuple[str, ...], theirs: tuple[str, ...]) -> None:
+        super().__init__(expected, actual, mine, theirs)
+        self.expected = expected
+        self.actual = actual
+        self.mine = mine
+        self.theirs = theirs
+
+    def __str__(self) -> str:
+        return (
+            f"the change was made from version {self.expected} of the schema ({'; '.join(self.mine)}), and there is "
+            f"version {self.actual} by now ({'; '.join(self.theirs)}); nothing was changed. Load the collection again, "
+            "and decide anew."
+        )
 
 
 class TagMoved(AboutTimes, Conflict):

@@ -16,6 +16,7 @@ from persist.read.scan import Scan
 from persist.read.snapshot import snapshot_tables
 from persist.read.unread import UnreadParts
 from persist.state.contents import CollectionState, check_changes_readable, check_readable, last_sealed
+from persist.state.schemas import among_versions
 from persist.timeline import Moment, Timeline
 
 
@@ -30,7 +31,8 @@ def listen_from(
             found = read_changes(changes_scan(handle.folded(contents), handle.schema, lower, upper, None), reading())
             return with_moments(found, moments)
         parts = unread.at_or_after(contents, lower)
-        found = read_changes(Scan(handle.schema, parts, lower, upper, handle.schema.names).pruned(), reading())
+        schema = among_versions(handle.schema, contents)
+        found = read_changes(Scan(schema, parts, lower, upper, schema.names).pruned(), reading())
         return with_moments(found, moments)
 
     return Listen(handle.engine.follower, handle.id, handle.name, lower, reading, read, first)

@@ -18,7 +18,7 @@ COLLECTION_READS = {
     "unsealed", "upper", "upserts",
 }  # fmt: skip
 COLLECTION_WRITES = {
-    "advance_late_bound", "allow_compaction", "compact", "delete", "describe", "destroy", "drop_tag",
+    "advance_late_bound", "allow_compaction", "compact", "delete", "describe", "destroy", "drop_tag", "evolve",
     "follow", "hold", "import_delta", "import_parquet", "overwrite", "rename", "resolve", "retain", "seal", "seal_to",
     "tag", "transition", "upsert", "write",
 }  # fmt: skip
@@ -110,6 +110,7 @@ def writes(client: persist.Client) -> list[Callable[[], object]]:
         lambda: orders.tag("now-and-then", 2),
         lambda: orders.drop_tag("now-and-then"),
         lambda: orders.retain(3),
+        lambda: orders.evolve(add={"note": pa.string()}),
         lambda: orders.describe("all of them"),
         lambda: orders.rename("others"),
         lambda: client.describe("here"),

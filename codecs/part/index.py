@@ -48,6 +48,8 @@ from persist.codecs.part.part import (
     check_updates,
     checksum_of,
     decoded,
+    part_lift,
+    read_lifted,
 )
 from persist.codecs.types.schema import CollectionSchema
 
@@ -142,6 +144,8 @@ def read_index(footer: bytes | memoryview, part: Part, schema: CollectionSchema)
     """
     start, _ = footer_range(part)
     assert part.footer is not None, "a footer that is not known has no range"
+    lifted = part_lift(part, schema)
+    schema = schema if lifted is None else lifted.stored
     if len(footer) != part.footer.bytes:
         raise CorruptBlob(part.name, f"its footer has {len(footer)} bytes, and its descriptor says {part.footer.bytes}")
     if (found := checksum_of(footer)) != part.footer.checksum:
@@ -213,6 +217,13 @@ def decode_groups(
     """
     columns = schema.arrow.names if columns is None else list(columns)
     check_request(schema.arrow, columns, filter)
+    lifted = part_lift(part, schema)
+    if lifted is not None:
+
+        def stored(names: Sequence[str]) -> pa.Table:
+            return decode_groups(pieces, index, part, lifted.stored, columns=names, use_threads=use_threads)
+
+        return read_lifted(lifted, stored, columns, filter)
     numbers = [number for number, _ in pieces]
     if numbers != sorted({*numbers}) or not all(0 <= number < len(index.groups) for number in numbers):
         raise ValueError(f"row groups {numbers} of {len(index.groups)}: name some of these, in order and each once")

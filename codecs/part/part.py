@@ -66,9 +66,10 @@ from persist.codecs.order.consolidation import exact_sum
 from persist.codecs.order.ordering import combined
 from persist.codecs.part.batch import body_bytes, from_batch
 from persist.codecs.part.claims import footer_bytes
-from persist.codecs.part.file_reader import from_parquet, level_bytes, scan_parquet
+from persist.codecs.part.file_reader import columns_of, from_parquet, level_bytes, scan_parquet
 from persist.codecs.part.file_writer import has_nan, widened
 from persist.codecs.types.arrow_types import Json
+from persist.codecs.types.evolution import Lift, lift
 from persist.codecs.types.scalars import integers_to_json, is_flat, scalar_to_json
 from persist.codecs.types.schema import DIFF, TIME, TIME_MAX, CollectionSchema
 
@@ -130,6 +131,7 @@ class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
     time_max: Time
     negatives: Count
     diff_sum: int
+    schema: Annotated[int, msgspec.Meta(ge=1, le=2**31)] = 1
     keys_json: msgspec.Raw = msgspec.field(name="keys", default=_NO_KEYS)
     stats_json: msgspec.Raw = msgspec.field(name="stats", default=_NO_STATS)
 
@@ -212,6 +214,13 @@ def decode_part(
     """
     columns = schema.arrow.names if columns is None else list(columns)
     check_request(schema.arrow, columns, filter)
+    lifted = part_lift(part, schema)
+    if lifted is not None:
+
+        def stored(names: Sequence[str]) -> pa.Table:
+            return decode_part(data, part, lifted.stored, columns=names, within=within, use_threads=use_threads)
+
+        return read_lifted(lifted, stored, columns, filter)
     _verify(data, part)
     if part.footer is None:
         return _decoded_batch(data, part, schema, columns, filter)
@@ -248,6 +257,41 @@ def decode_part(
         raise bad_filter(filter, schema.arrow, error) from error
     check_updates(table, part)
     return table
+
+
+def part_lift(part: Part, schema: CollectionSchema) -> Lift | None:
+    """Return how a part is read under a schema; None if it was written with this version.
+
+    Raises:
+        CorruptBlob: it says that it was written with a version that there is not.
+    """
+    if part.schema == schema.version:
+        return None
+    try:
+        return lift(schema, part.schema)
+    except ValueError as error:
+        raise CorruptBlob(part.name, str(error)) from error
+
+
+def read_lifted(
+    lifted: Lift, read: Callable[[list[str]], pa.Table], columns: Sequence[str], filter: pc.Expression | None
+) -> pa.Table:
+    """Return columns of the rows that pass filter, of a part of another version of the schema.
+
+    Args:
+        read: reads columns of the part, as they are called there.
+        columns, filter: in the schema of whoever reads.
+    """
+    arrow = lifted.wanted.arrow
+    names = [*columns, *(columns_of(filter, arrow, columns) if filter is not None else ())]
+    # Where all of them are younger than the part, its times say how many rows it has.
+    table = lifted.table(read(lifted.names(names) or [TIME]), names)
+    if filter is None:
+        return table
+    try:
+        return table.filter(filter).select([*columns])
+    except UNREADABLE as error:
+        raise bad_filter(filter, arrow, error) from error
 
 
 def read_part(data: bytes | memoryview, part: Part, schema: CollectionSchema) -> pa.Table:
@@ -336,6 +380,7 @@ class Summary:
             time_max=self._time_max,
             negatives=self._negatives,
             diff_sum=self._diff_sum,
+            schema=self._schema.version,
             keys_json=_key_samples(pa.concat_tables(self._keys), self.rows, self._schema),
             stats_json=self._stats(),
         )
@@ -380,6 +425,7 @@ def describe_batch(data: bytes, table: pa.Table, schema: CollectionSchema) -> Pa
         time_max=int(times.max()),
         negatives=int(np.count_nonzero(diffs < 0)),
         diff_sum=exact_sum(diffs),
+        schema=schema.version,
         keys_json=_key_samples(table.select(schema.key_names), len(table), schema, BATCH_SAMPLES),
     )
 

@@ -7,6 +7,7 @@ part becomes a fragment without a file, guaranteed to lie within its statistics.
 from collections.abc import Sequence
 from functools import reduce
 from operator import and_
+from typing import Any
 
 import pyarrow.compute as pc
 import pyarrow.types as pt
@@ -14,8 +15,9 @@ from pyarrow.fs import LocalFileSystem
 
 from persist.blob.errors import CorruptBlob
 from persist.codecs.part.file_reader import may_compare_with_nan
-from persist.codecs.part.part import Part, Scalar
-from persist.codecs.types.scalars import scalar_from_json
+from persist.codecs.part.part import Part, Scalar, part_lift
+from persist.codecs.types.evolution import Lift, is_written_alike
+from persist.codecs.types.scalars import is_flat, scalar_from_json, scalar_to_json
 from persist.codecs.types.schema import CollectionSchema
 
 
@@ -36,9 +38,32 @@ def parts_that_may_match(parts: Sequence[Part], filter: pc.Expression, schema: C
 
 
 def _guarantee(part: Part, schema: CollectionSchema) -> pc.Expression:
+    lifted = part_lift(part, schema)
+    if lifted is not None:
+        return _lifted_guarantee(part, lifted)
     stats = part.stats
     known = (_column_guarantee(name, schema, part, *stats[name]) for name in schema.names if name in stats)
     return reduce(and_, (each for each in known if each is not None), pc.scalar(True))
+
+
+def _lifted_guarantee(part: Part, lifted: Lift) -> pc.Expression:
+    """Return the same of a part of another version of the schema, for columns that are there under any name.
+
+    What a column that is younger than the part has is known, too. Of one that was widened nothing is said, but for
+    integers and text, whose values are written alike.
+    """
+    stats, found = part.stats, []
+    for name in lifted.wanted.names:
+        source, kind = lifted.sources.get(name), lifted.wanted.arrow.field(name).type
+        if source is None:
+            if lifted.is_younger and is_flat(kind):
+                default = lifted.default(name)
+                written: Any = scalar_to_json(default)
+                nulls = 0 if default.is_valid else part.rows
+                found.append(_column_guarantee(name, lifted.wanted, part, written, written, nulls))
+        elif source in stats and is_written_alike(lifted.stored.arrow.field(source).type, kind):
+            found.append(_column_guarantee(name, lifted.wanted, part, *stats[source]))
+    return reduce(and_, (each for each in found if each is not None), pc.scalar(True))
 
 
 def _column_guarantee(

@@ -6,11 +6,13 @@ Invariants:
 - names are unique over key and value, and none of them is `_time` or `_diff`;
 - a codec side is one field, named "key" or "value", of the codec's Arrow type; a unit side has no field;
 - two schemas are equal exactly when their written forms are: codec objects are not compared, names and
-versions are.
+versions are;
+- the first version of a schema has the ids 0, 1, 2 … and no defaults, and its written form says nothing of them; what
+  later versions are is in `persist.codecs.types.evolution`.
 
 Written form, part of the storage format:
 
-    schema = {"key": side, "value": side, "timeline"?: unit}
+    schema = {"key": side, "value": side, "timeline"?: unit, "version"?: n, "ids"?: [id, ...], "defaults"?: {id: value}}
     unit   = "s" | "ms" | "us" | "ns"
     side   = null                                                       unit: no column
            | {"fields": [field, ...]}                                   structured
@@ -24,6 +26,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
+import msgspec
 import pyarrow as pa
 
 from persist.codecs.errors import CodecMismatch, SchemaMismatch
@@ -120,7 +123,10 @@ class CollectionSchema:
 
     Attributes:
         timeline: the unit of `TIME_UNITS` in which times count since 1970-01-01T00:00Z; None if they only count.
+        version: 1, and one more with each change.
         ids: of the columns, key and value; a name that is used again has another one. By default they are 0, 1, 2 ….
+        defaults: what records older than a column read as, as JSON, by id.
+        known: all versions of the collection's schema, this one too; none if there was never another one.
         key_names, value_names: column names per side, in order; `names` is both.
         required: the names of those columns that were given as not null: NULL is refused there when it is written.
         declared: the fields of key and value, as they were given.
@@ -133,7 +139,10 @@ class CollectionSchema:
     key: Side
     value: Side
     timeline: str | None = None
+    version: int = 1
     ids: tuple[int, ...] = ()
+    defaults: tuple[tuple[int, str], ...] = ()
+    known: tuple["CollectionSchema", ...] = field(default=(), repr=False, compare=False)
     key_names: tuple[str, ...] = field(init=False, repr=False, compare=False)
     value_names: tuple[str, ...] = field(init=False, repr=False, compare=False)
     names: tuple[str, ...] = field(init=False, repr=False, compare=False)
@@ -185,6 +194,13 @@ class CollectionSchema:
         check_width([*sides[0].fields, *sides[1].fields])
         return cls(*sides, timeline)
 
+    @property
+    def reading(self) -> str:
+        """What is read from the same bytes is the same where this is: a name for caches."""
+        if not self.known:
+            return str(self.types)
+        return msgspec.json.encode([self.version, *(each.to_json() for each in self.known)]).decode()
+
     def distinct(self, what: str, names: Sequence[str]) -> tuple[str, ...]:
         """Return names of some columns, key and value, which a caller gave as the argument called what.
 
@@ -210,16 +226,25 @@ class CollectionSchema:
     def to_json(self) -> dict[str, Json]:
         """Return the written form."""
         sides: dict[str, Json] = {"key": self.key.to_json(), "value": self.value.to_json()}
-        return sides if self.timeline is None else {**sides, "timeline": self.timeline}
+        if self.timeline is not None:
+            sides["timeline"] = self.timeline
+        if self.version > 1:
+            sides |= {"version": self.version, "ids": list(self.ids)}
+        if self.defaults:
+            sides["defaults"] = {str(id_): msgspec.json.decode(written) for id_, written in self.defaults}
+        return sides
 
     @classmethod
     def from_json(cls, j: Json) -> "CollectionSchema":
         """Read the written form, codecs unknown here as None; raises ValueError on anything else."""
         match j:
-            case {"key": key, "value": value, **rest} if not rest:
-                return cls(Side.from_json(key, "key"), Side.from_json(value, "value"))
-            case {"key": key, "value": value, "timeline": str(unit), **rest} if not rest and unit in TIME_UNITS:
-                return cls(Side.from_json(key, "key"), Side.from_json(value, "value"), unit)
+            case {"key": key, "value": value, **rest}:
+                sides = Side.from_json(key, "key"), Side.from_json(value, "value")
+                unit = rest.pop("timeline", None)
+                count = sum(len(side.fields) for side in sides)
+                later = _Later.of(rest, count) if rest else _Later()
+                if unit is None or unit in TIME_UNITS:
+                    return cls(*sides, unit, later.version, later.ids, later.defaults)
         raise ValueError(f"{j!r:.80} is not the written form of a schema")
 
     def reconcile(self, stored: "CollectionSchema", collection: str) -> "CollectionSchema":
@@ -246,6 +271,36 @@ class CollectionSchema:
             )
         sides = (_with_codec(stored.key, self.key), _with_codec(stored.value, self.value))
         return replace(stored, key=sides[0], value=sides[1])
+
+
+@dataclass(frozen=True, slots=True)
+class _Later:
+    """What the written form of a later version of a schema says besides."""
+
+    version: int = 1
+    ids: tuple[int, ...] = ()
+    defaults: tuple[tuple[int, str], ...] = ()
+
+    @classmethod
+    def of(cls, rest: Any, columns: int) -> "_Later":
+        match rest:
+            case {"version": int(version), "ids": [*ids], **more} if version > 1 and more.keys() <= {"defaults"}:
+                if len(ids) == columns == len({*ids}) and all(type(id_) is int and 0 <= id_ < 2**31 for id_ in ids):
+                    return cls(version, tuple(ids), _defaults_of(more.get("defaults", {}), ids))
+        raise ValueError(f"{rest!r:.80} is not what the written form of a schema may say besides")
+
+
+def _defaults_of(j: Any, ids: Sequence[int]) -> tuple[tuple[int, str], ...]:
+    known = {str(id_) for id_ in ids}
+    if not isinstance(j, dict) or not j.keys() <= known:
+        raise ValueError(f"{j!r:.80} are not the defaults of columns with the ids {sorted(known)}")
+    return tuple(sorted((int(id_), msgspec.json.encode(value).decode()) for id_, value in j.items()))
+
+
+def check_field(name: object, kind: Any, side: str) -> None:
+    """Raise SchemaMismatch if a field cannot have that name or type; side is "key" or "value"."""
+    _check_name(name, side)
+    check_type(kind, f"{side} field {name!r}")
 
 
 def check_width(fields: Sequence[pa.Field]) -> None:

@@ -5,11 +5,12 @@ It stands for that very collection, by id: after its destruction, it does not tu
 
 from collections.abc import Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast, get_args
 
 from persist.antichain import Antichain, as_time
-from persist.codecs import TIME_MAX, CollectionSchema, Part, Stamp
+from persist.codecs import TIME_MAX, CollectionSchema, Part, SchemaMismatch, Stamp
+from persist.codecs.types.evolution import changes_between
 from persist.engine.engine import Engine
 from persist.errors import (
     AsOfNotSealed,
@@ -25,6 +26,7 @@ from persist.read.claimed_read import ClaimedRead
 from persist.read.resolving import folded, machine_needed, with_folded
 from persist.state.collection_rules import ExpectUpper
 from persist.state.contents import CollectionState, check_readable, last_sealed
+from persist.state.schemas import newest_like, version_of
 from persist.state.unsealed import unsealed
 from persist.timeline import Moment, Timeline, Times, begins_with_a_day, is_moment, is_tag, shown_time, timeline_of
 from persist.upsert.machine import Machine
@@ -69,6 +71,39 @@ class CollectionHandle:
             CollectionNotFound: it was destroyed.
         """
         return self.engine.follower.known(self.id, self.name)
+
+    def reading_schema(self, version: int | None = None) -> CollectionSchema:
+        """Return the newest schema, as far as this client knows, or a version of it, with the codecs of its user.
+
+        Raises:
+            SchemaMismatch: there is no such version.
+        """
+        return self.schema_in(self.known(), version)
+
+    def schema_in(self, contents: CollectionState, version: int | None) -> CollectionSchema:
+        """Return the newest schema of a state, or a version of it, with the codecs of its user."""
+        return newest_like(self.schema, contents) if version is None else version_of(contents, version)
+
+    def newest(self) -> "CollectionHandle":
+        """Return a handle on the same collection with its newest schema: for whoever begins to follow it."""
+        schema = self.reading_schema()
+        return self if schema is self.schema else replace(self, schema=schema)
+
+    def current_schema(self, contents: CollectionState) -> CollectionSchema:
+        """Return the schema that the user has, if it is the newest: for what writes the difference to what is there.
+
+        Raises:
+            SchemaMismatch: it is not.
+        """
+        if self.schema.version != len(contents.earlier) + 1:
+            newest = contents.schema
+            base = version_of(contents, self.schema.version)
+            raise SchemaMismatch(
+                f"collection {self.name!r} was loaded with version {base.version} of its schema, and has version "
+                f"{newest.version} by now: {'; '.join(changes_between(base, newest))}. What is written would be the "
+                "difference to something else: load it again."
+            )
+        return self.schema
 
     def sealed(
         self, as_of: int | Moment | None, timeout_s: float | None, *, until: int | None = None

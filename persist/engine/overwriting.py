@@ -66,7 +66,7 @@ def overwrite_steps(
         if token in contents.tokens:
             _, rows_digest = _stored(handle, rows, Stamp(at, 1), by, writer, stack)
             return [Asked(handle.id, overwrite_digest(rows_digest, at, text))]
-        _check_beginning(contents, at)
+        _check_beginning(handle, contents, at)
         present = _present(handle, contents, where, stack)
         new, rows_digest = _stored(handle, rows, Stamp(at, 1), by, writer, stack)
         asked = Asked(handle.id, overwrite_digest(rows_digest, at, text))
@@ -90,7 +90,7 @@ def delete_steps(handle: CollectionHandle, what: Any, time: int | Moment, token:
     asked = Asked(handle.id, delete_digest(digest, at, None if where is None else str(where)))
     if token in contents.tokens:
         return [asked]
-    _check_beginning(contents, at)
+    _check_beginning(handle, contents, at)
     with ExitStack() as stack:
         present = _present(handle, contents, where, stack)
         if keys is None:
@@ -111,7 +111,7 @@ def replacement_steps(handle: CollectionHandle, updates: Any, time: int) -> list
     contents = handle.contents()
     writer = handle.engine.writer("import").part_writer()
     with ExitStack() as stack:
-        _check_beginning(contents, time)
+        _check_beginning(handle, contents, time)
         by = (*handle.schema.names, "_time")
         new, digest = _stored(handle, updates, None, by, writer, stack)
         nothing = Scan(handle.schema, (), 0, 0, handle.schema.names)
@@ -121,8 +121,9 @@ def replacement_steps(handle: CollectionHandle, updates: Any, time: int) -> list
         ]
 
 
-def _check_beginning(contents: CollectionState, at: int) -> None:
-    """Refuse a time that is sealed, and what is there and is not."""
+def _check_beginning(handle: CollectionHandle, contents: CollectionState, at: int) -> None:
+    """Refuse a time that is sealed, what is there and is not, and another schema than that of what is there."""
+    handle.current_schema(contents)
     if not contents.upper.has_beyond(at):
         raise with_timeline(UpdateNotBeyondUpper(at, contents.upper), contents.timeline)
     hidden = unsealed(contents)

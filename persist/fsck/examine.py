@@ -231,7 +231,7 @@ class _Examination:
             id_, part = loose.collection, loose.part
             is_gone = self.log.is_complete and state is not None and id_ not in state.entries
             if id_ in self.log.created and part.checksum not in known and not is_gone:
-                parts.examine_alone(loose, self.log.created[id_])
+                parts.examine_alone(loose, self.log.created[id_], self.log.evolved.get(id_, ()))
         return parts
 
     def _take_inventory(self) -> None:

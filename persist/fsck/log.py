@@ -12,7 +12,7 @@ when the end of the log has been read again: see `LogExamination.finish`.
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import msgspec
 
@@ -35,11 +35,12 @@ from persist.log.commits import read_record
 from persist.log.envelope import BlobRef, intact_kind
 from persist.log.keys import CHECKPOINTS, LOG, checkpoint_key, checkpoint_seqno, record_key, record_seqno
 from persist.log.part_lists import as_read
-from persist.log.records import BringsParts, Create, Mutation, Pend
+from persist.log.records import BringsParts, Create, Evolve, Mutation, Pend
 from persist.replica.checkpoint import Checkpoint, checkpoint_state, load_base, read_checkpoint
 from persist.replica.directory import KnownLevels
 from persist.state.contents import CollectionState, check_runs
 from persist.state.keyed_rules import check_pending
+from persist.state.schemas import check_versions
 from persist.state.state import CollectionEntry, DoesNotFollow, State, apply
 
 OBJECT_BYTES_MAX = 1 << 30
@@ -173,6 +174,7 @@ class LogExamination:
         loose: parts that are perhaps not in `state` because something damaged kept
             a record from being applied, or the contents of a collection from being read.
         created: how each collection began that was seen to begin, by id.
+        evolved: the versions of its schema after the first, likewise.
         beyond: the seqnos of the records that lie beyond the end of the log; known when the examination is finished.
     """
 
@@ -187,6 +189,7 @@ class LogExamination:
         self.named: set[str] = set()
         self.loose: list[Loose] = []
         self.created: dict[str, Create] = {}
+        self.evolved: dict[str, list[dict[str, Any]]] = {}
         self.beyond: tuple[int, ...] = ()
         self._unapplied: list[int] = []
         self._strange: dict[int, str] = {}  # Records that were made after others than are there.
@@ -323,6 +326,8 @@ class LogExamination:
                 self.named.add(mutation.parts_in.blob)
             elif isinstance(mutation, Create):
                 self.created[mutation.collection] = mutation
+            elif isinstance(mutation, Evolve):
+                self.evolved.setdefault(mutation.collection, []).append(mutation.schema)
 
     # Checkpoints.
 
@@ -476,6 +481,7 @@ def _examine_state(state: State, findings: Findings) -> None:
             findings.add("rule", key, what, collection=entry.name)
         try:
             check_runs(contents)
+            check_versions(contents)
             check_pending(contents)
         except ValueError as error:
             findings.add("rule", key, str(error), collection=entry.name)

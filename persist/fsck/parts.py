@@ -13,6 +13,8 @@ import pyarrow as pa
 from persist.blob import Blob, CorruptBlob, InvalidUsage, get_at_most
 from persist.blob.layers.checked import SMALL_BYTES
 from persist.codecs import CollectionSchema, Part, check_part, checksum_of, described_bounds, overlaps
+from persist.codecs.part.part import part_lift
+from persist.codecs.types.evolution import versions
 from persist.fsck.log import Findings, Loose
 from persist.log.records import Create, KeyedForm
 from persist.state.contents import CollectionState
@@ -45,7 +47,7 @@ class PartExamination:
 
     def examine(self, contents: CollectionState) -> None:
         """Examine all parts of one collection."""
-        owner = self._owner(contents.id, contents.name, contents.schema_json)
+        owner = self._owner(contents.id, contents.name, [*contents.earlier, contents.schema_json])
         if owner is not None and contents.keyed is not None:
             events = _of_events(owner, contents.keyed)
             for part in contents.pending.values():
@@ -55,9 +57,9 @@ class PartExamination:
             for numbers in (*contents.history, *(keyframe.parts for keyframe in contents.keyframes)):
                 self._examine_run([(contents.numbered[n], bounds[n]) for n in numbers], owner)
 
-    def examine_alone(self, loose: Loose, created: Create) -> None:
-        """Examine a part of a collection whose contents are not known."""
-        owner = self._owner(created.collection, created.name, created.schema)
+    def examine_alone(self, loose: Loose, created: Create, evolved: Sequence[dict[str, Any]] = ()) -> None:
+        """Examine a part of a collection whose contents are not known, but all versions of its schema."""
+        owner = self._owner(created.collection, created.name, [created.schema, *evolved])
         if owner is not None and loose.is_events and created.keyed is not None:
             owner = _of_events(owner, created.keyed)
         if owner is not None:
@@ -84,9 +86,9 @@ class PartExamination:
                 what += f": it holds what belongs to {other}"
             self._findings.add("damaged" if other is None else "exchanged", _name(part), what, collection=name)
 
-    def _owner(self, id_: str, name: str, schema: dict[str, Any]) -> "_Owner | None":
+    def _owner(self, id_: str, name: str, known: list[dict[str, Any]]) -> "_Owner | None":
         try:
-            return _Owner(id_, name, CollectionSchema.from_json(schema))
+            return _Owner(id_, name, versions(known[-1], known[:-1]))
         except InvalidUsage as error:
             what = f"its schema cannot be understood, so its parts were not examined: {error}"
             self._findings.add("rule", f"collection {id_}", what, collection=name)
@@ -114,10 +116,15 @@ class PartExamination:
         if (len(data), checksum := checksum_of(data)) != (part.bytes, part.checksum):
             self._mismatched.append((owner.name, part, len(data), checksum))
             return None
-        found, bounds = check_part(data, part, owner.schema)
+        try:
+            lifted = part_lift(part, owner.schema)
+        except CorruptBlob as error:
+            self._findings.add("descriptor", _name(part), error.reason, collection=owner.name)
+            return None
+        found, bounds = check_part(data, part, owner.schema if lifted is None else lifted.stored)
         for finding in found:
             self._findings.add(finding.kind, _name(part), finding.what, collection=owner.name)
-        return bounds
+        return bounds if lifted is None or bounds is None else lifted.table(bounds, owner.schema.key_names)
 
     def _data(self, part: Part, owner: "_Owner") -> bytes | None:
         """Return the bytes of a part; None if they are not there, or not to be read."""

@@ -3,7 +3,7 @@
     record   = frame "record" { location, seqno, commit, previous, writer, epoch, written_ms, mutations }
     mutation = create | append | replace | tokens | batch | seal | allow_compaction | destroy | hold | release
              | pend | resolve | late_bound
-             | rename | describe | tag | drop_tag | retention | note                                of one collection
+             | evolve | rename | describe | tag | drop_tag | retention | note                       of one collection
              | lease | end_lease | open_writer | close_writer | truncate | void_uploads | collected
              | describe_location                                                                    of the location
 
@@ -233,6 +233,12 @@ class Rename(_Mutation, frozen=True, tag="rename"):
     name: str
 
 
+class Evolve(_Mutation, frozen=True, tag="evolve"):
+    """Make the next version of the schema, from the one before it."""
+
+    schema: dict[str, Any]
+
+
 class Words(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """What is to be said of something from now on: None leaves the comment, and removes a property."""
 
@@ -356,6 +362,7 @@ CollectionMutation = (
     | Pend
     | Resolve
     | AdvanceLateBound
+    | Evolve
     | Rename
     | Describe
     | SetTag

@@ -16,7 +16,7 @@ import pyarrow.types as pat
 
 from persist.codecs import CollectionSchema, Part, PartIndex, ordered_keys
 from persist.codecs.order.search import SortedKeys
-from persist.codecs.part.part import sample_rows
+from persist.codecs.part.part import part_lift, sample_rows
 from persist.codecs.types.scalars import scalar_from_json
 
 BLOCK_BYTES = 32 << 20  # Of consecutive row groups, decoded: they are fetched, kept and searched as one.
@@ -97,7 +97,9 @@ class GroupBounds:
         """
         firsts = np.array([*(group.first_row for group in index.groups), part.rows], np.int64)
         count = max(1, block_bytes * len(index.groups) // max(part.memory, 1))
-        limits = index.first_field_limits(schema.arrow.types[0]) if schema.key_names else None
+        lifted = part_lift(part, schema)
+        stored = schema if lifted is None else lifted.stored
+        limits = index.first_field_limits(stored.arrow.types[0]) if schema.key_names else None
         if limits is None:
             return cls(firsts, count, None, None)
         kind, (leasts, greatests) = schema.arrow.types[0], limits

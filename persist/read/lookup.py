@@ -78,7 +78,7 @@ class Lookup:
         self._keeps_time = keeps_time
         self._keys = keys_alone(scan.schema)
         # Parts of two collections may be the same bytes, and stand for different types.
-        self._types = str(scan.schema.types)
+        self._types = scan.schema.reading
         self._sources = [self._source(part, is_keyframe=True) for part in scan.base]
         self._sources += [self._source(part, is_keyframe=False) for part in scan.parts]
 
@@ -94,7 +94,8 @@ class Lookup:
         if not part.is_plain or not (columns or schema.key_names):
             columns.append("_diff")
         diff = None if "_diff" in columns else sign
-        return _Source(part, tuple(columns), sign, diff, is_keyframe, cuts_time)
+        is_distinct = is_keyframe and self._scan.tells_apart(part)
+        return _Source(part, tuple(columns), sign, diff, is_distinct, cuts_time)
 
     @property
     def scan(self) -> Scan:

@@ -15,6 +15,7 @@ from persist.codecs import CollectionSchema, Part
 from persist.log.records import Keyframe
 from persist.read.scan import Scan
 from persist.state.contents import CollectionState
+from persist.state.schemas import among_versions
 from persist.state.unsealed import Unsealed, unsealed
 from persist.timeline import Timeline, shown_time, timeline_of
 from persist.upsert.tombstones import live_filter
@@ -89,6 +90,7 @@ def snapshot_scan(
     raw: bool = False,
 ) -> Scan:
     """Return the plan to read contents as of a time that is sealed and not compacted; raw gives tombstones, too."""
+    schema = among_versions(schema, contents)
     filter = filter if raw else _with_live(contents, schema, filter)
     names = schema.names if columns is None else tuple(columns)
     history = contents.history_parts
@@ -143,6 +145,7 @@ def changes_scan(
     filter: pc.Expression | None = None,
 ) -> Scan:
     """Return the plan to read the updates with `lower <= time < upper`, which are sealed and not compacted."""
+    schema = among_versions(schema, contents)
     filter = _with_live(contents, schema, filter)
     names = schema.names if columns is None else tuple(columns)
     return Scan(schema, contents.history_parts, lower, upper, names, filter).pruned()

@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 import pyarrow.types as pt
 
 from persist.codecs import CollectionSchema, KeyRange, Part, key_ranges, parts_that_may_match
+from persist.codecs.part.part import part_lift
 from persist.read.part_reader import ALL_KEYS, PartReader, memory_within
 
 SLICES_MAX = 100_000
@@ -120,6 +121,20 @@ class Scan:
                 start, passed = cut, Fraction(0)
             passed += density * (end - start)
         return [replace(self, time_lower=a, time_upper=b).pruned() for a, b in pairwise([*cuts, self.time_upper])]
+
+    def check_columns(self) -> None:
+        """Raise SchemaMismatch if a part lacks a column of an earlier version of the schema, which was dropped."""
+        if self.schema.known and self.schema.version < len(self.schema.known):
+            wanted = self.schema.names if self.filter is not None else self.columns
+            for part in self.all_parts:
+                lifted = part_lift(part, self.schema)
+                if lifted is not None:
+                    lifted.names(wanted)
+
+    def tells_apart(self, part: Part) -> bool:
+        """Whether records that are distinct in a part are distinct as they are read, if all columns are."""
+        lifted = part_lift(part, self.schema)
+        return lifted is None or lifted.is_exact
 
     def is_inside(self, part: Part) -> bool:
         """Whether all updates of a part of the history are in the interval of times."""

@@ -151,7 +151,8 @@ def split(scan: Scan, form: Form) -> Split:
     if form == "diff":
         # Records of a keyframe are distinct, unless they are told apart by what was not asked for.
         is_whole = set(scan.columns) == set(scan.schema.names)
-        base, base_rest = ([*scan.base], []) if is_whole else ([], [*scan.base])
+        base = [part for part in scan.base if is_whole and scan.tells_apart(part)]
+        base_rest = [part for part in scan.base if not (is_whole and scan.tells_apart(part))]
         return Split(base, [], base_rest, [*scan.parts])
     base = [part for part in scan.base if not part.negatives]
     history = [part for part in scan.parts if scan.sign > 0 and not part.negatives]

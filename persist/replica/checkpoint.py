@@ -59,6 +59,7 @@ from persist.replica.directory import (
 from persist.state.contents import CollectionState, check_runs
 from persist.state.keyed_rules import check_pending
 from persist.state.location import LocationState
+from persist.state.schemas import check_versions
 from persist.state.state import CollectionEntry, DoesNotFollow, State, apply
 
 INTERVAL = 16
@@ -342,6 +343,7 @@ def _check_contents(contents: CollectionState, entry: CollectionEntry) -> None:
             as_time(f"the time of tag {name[:200]!r}", time)
         check_parts(entry.id, contents.stored_parts)
         check_runs(contents)
+        check_versions(contents)
         check_pending(contents)
     except ValueError as error:
         raise CorruptBlob(entry.base.blob, f"it is not one that a writer would make: {error}") from error

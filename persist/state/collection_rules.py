@@ -22,6 +22,7 @@ from persist.errors import (
     HoldMoved,
     InvalidUsage,
     PersistError,
+    Superseded,
     TagMoved,
     UpdatesBeyondUpper,
     UpperMismatch,
@@ -36,6 +37,7 @@ from persist.log.records import (
     Create,
     Describe,
     DropTag,
+    Evolve,
     Frontier,
     Note,
     Pend,
@@ -65,6 +67,7 @@ from persist.state.keyed_rules import (
     with_late_bound,
 )
 from persist.state.queries import with_batch
+from persist.state.schemas import check_written, evolved
 
 TAGS_MAX = 1024
 TOKENS_KEPT = 4096  # Of writes whose times are sealed, so that doing them twice is refused anyway.
@@ -72,10 +75,11 @@ TOKENS_KEPT = 4096  # Of writes whose times are sealed, so that doing them twice
 
 @dataclass(frozen=True, slots=True)
 class PlannedAppend:
-    """An `Append` whose parts are not encoded yet; time_min is the least time of its updates."""
+    """An `Append` whose parts are not encoded yet; time_min is the least time of its updates, schema their version."""
 
     collection: str
     time_min: int
+    schema: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +98,15 @@ class ExpectNothingBeyondUpper:
     upper: Antichain
 
 
-Condition = ExpectUpper | ExpectNothingBeyondUpper
+@dataclass(frozen=True, slots=True)
+class ExpectParts:
+    """A condition: no part has come since the next one was to have this number."""
+
+    collection: str
+    next_number: int
+
+
+Condition = ExpectParts | ExpectUpper | ExpectNothingBeyondUpper
 Planned = PlannedAppend | PlannedPend
 CollectionStep = CollectionMutation | Planned | Condition
 
@@ -123,6 +135,7 @@ def _after(contents: CollectionState, step: CollectionStep) -> CollectionState:
     if isinstance(step, PlannedAppend):
         check_plain(contents)
         check_beyond_upper(contents, step.time_min)
+        check_written(contents, step.schema)
         return contents
     if isinstance(step, PlannedPend):
         return planned(contents, step)
@@ -133,6 +146,7 @@ def _after(contents: CollectionState, step: CollectionStep) -> CollectionState:
         check_plain(contents)
         for part in step.parts:
             check_beyond_upper(contents, part.time_min)
+            check_written(contents, part.schema)
         return appended(contents, step.parts)
     if isinstance(step, Pend):
         return pended(contents, step)
@@ -141,7 +155,10 @@ def _after(contents: CollectionState, step: CollectionStep) -> CollectionState:
     if isinstance(step, AdvanceLateBound):
         return with_late_bound(contents, step.bound)
     if isinstance(step, Replace):
-        return replaced(contents, step)
+        after = replaced(contents, step)
+        if any(part.schema > len(contents.earlier) + 1 for part in step.parts):
+            raise ValueError("it brings parts of a schema version that there is not yet")
+        return after
     if isinstance(step, Tokens):
         return change(contents, tokens=_with_tokens(contents, step))
     if isinstance(step, Batch):
@@ -161,6 +178,8 @@ def _after(contents: CollectionState, step: CollectionStep) -> CollectionState:
     if isinstance(step, Note):
         check_note(step)
         return contents
+    if isinstance(step, Evolve):
+        return evolved(contents, step)
     if isinstance(step, Rename):
         return change(contents, name=step.name)
     if isinstance(step, Describe):
@@ -233,6 +252,10 @@ def _with_tokens(contents: CollectionState, step: Tokens) -> dict[str, Remembere
 
 
 def _check_condition(contents: CollectionState, step: Condition) -> None:
+    if isinstance(step, ExpectParts):
+        if contents.next_number != step.next_number:
+            raise Superseded("something was written while what is stored was looked at: try again")
+        return
     if contents.upper != step.upper:
         raise UpperMismatch(step.upper, contents.upper)
     if isinstance(step, ExpectNothingBeyondUpper):

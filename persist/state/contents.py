@@ -24,6 +24,7 @@ all events have become updates; what is said above of sealed times holds of thes
 """
 
 from collections.abc import Iterable
+from functools import lru_cache
 from itertools import chain
 from typing import Any
 
@@ -31,6 +32,7 @@ import msgspec
 
 from persist.antichain import Antichain
 from persist.codecs import TIME_MAX, CollectionSchema, Part
+from persist.codecs.types.evolution import versions
 from persist.errors import AsOfCompacted, Superseded, with_timeline
 from persist.log.records import Digest, Frontier, KeyedForm, Keyframe, Numbers, Replace
 from persist.state.about import About
@@ -57,6 +59,7 @@ class CollectionState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     id: str
     name: str
     schema_json: dict[str, Any] = msgspec.field(name="schema")
+    earlier: tuple[dict[str, Any], ...] = ()  # The versions of the schema before this one.
     since_times: Frontier = msgspec.field(name="since", default=(0,))
     upper_times: Frontier = msgspec.field(name="upper", default=(0,))
     allowed_times: Frontier = msgspec.field(name="allowed", default=(0,))  # What since would be without holds.
@@ -98,7 +101,10 @@ class CollectionState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def schema(self) -> CollectionSchema:
-        return CollectionSchema.from_json(self.schema_json)
+        """The newest version, which knows those before it; see `persist.state.schemas`."""
+        if not self.earlier:
+            return CollectionSchema.from_json(self.schema_json)
+        return _versions(msgspec.json.encode([self.schema_json, *self.earlier]))
 
     @property
     def parts(self) -> tuple[Part, ...]:
@@ -118,6 +124,12 @@ class CollectionState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def parts_of(self, numbers: Iterable[int]) -> tuple[Part, ...]:
         """Return the parts of those numbers."""
         return tuple(self.numbered[number] for number in numbers)
+
+
+@lru_cache(maxsize=64)
+def _versions(written: bytes) -> CollectionSchema:
+    current, *earlier = msgspec.json.decode(written)
+    return versions(current, earlier)
 
 
 def last_sealed(contents: CollectionState) -> int:

@@ -30,6 +30,7 @@ from persist.log.records import (
     DescribeLocation,
     Destroy,
     DropTag,
+    Evolve,
     GrantLease,
     LocationMutation,
     Mutation,
@@ -74,6 +75,13 @@ class Write:
     events: "PlannedPend | None" = None
     digest: int | None = None
 
+    @property
+    def versions(self) -> Iterable[int]:
+        """The versions of the schema that the updates were written with."""
+        if self.events is None and isinstance(self.data, Future):
+            return sorted({part.schema for part in self.data.result()})
+        return (self.schema.version,)
+
     def upload_error(self) -> BaseException | None:
         """Return why an upload cannot be committed, None if it can or there is none; waits for it."""
         if not isinstance(self.data, Future):
@@ -102,7 +110,8 @@ class Asked:
 TOKEN_CHARS_MAX = 200
 
 Step = Write | Mutation | Condition | Asked
-Alone = Rename | Describe | SetTag | DropTag | SetRetention | DescribeLocation  # Rare, so a record each costs little.
+# Rare, so a record each costs little.
+Alone = Evolve | Rename | Describe | SetTag | DropTag | SetRetention | DescribeLocation
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -137,7 +146,8 @@ class Operation:
         """Return what `persist.state.state.Draft` needs to validate this."""
         for step in self.steps:
             if isinstance(step, Write):
-                yield step.events or PlannedAppend(step.collection, step.time_min)
+                for version in step.versions:
+                    yield step.events or PlannedAppend(step.collection, step.time_min, version)
             elif not isinstance(step, Asked):
                 yield step
 
@@ -157,7 +167,7 @@ class Change:
     holds: list[SetHold | ReleaseHold] = field(default_factory=list)
     seal: Seal | None = None
     allow_compaction: AllowCompaction | None = None
-    alone: list[Rename | Describe | SetTag | DropTag | SetRetention] = field(default_factory=list)
+    alone: list[Evolve | Rename | Describe | SetTag | DropTag | SetRetention] = field(default_factory=list)
     notes: list[Note] = field(default_factory=list)
     destroy: Destroy | None = None
 
@@ -185,7 +195,7 @@ class Change:
             before = self.allow_compaction
             if before is None or Antichain(*before.since) < Antichain(*step.since):
                 self.allow_compaction = step
-        elif isinstance(step, Rename | Describe | SetTag | DropTag | SetRetention):
+        elif isinstance(step, Evolve | Rename | Describe | SetTag | DropTag | SetRetention):
             self.alone.append(step)
         elif isinstance(step, Note):
             self.notes.append(step)

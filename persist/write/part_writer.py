@@ -181,6 +181,11 @@ def _encoded_together(writes: Sequence[Write], batch_bytes_max: int) -> list[tup
     """Encode small writes as one part, or each alone if their diffs overflow only when they are added up."""
     if not writes:
         return []
+    if any(write.schema.version != writes[0].schema.version for write in writes):
+        # Of writers with an older schema: each version is a part of its own.
+        versions = sorted({write.schema.version for write in writes})
+        groups = ([write for write in writes if write.schema.version == version] for version in versions)
+        return [part for group in groups for part in _encoded_together(group, batch_bytes_max)]
     schema = writes[0].schema
     try:
         return encode_parts(_table(writes, schema), schema, batch_bytes_max=batch_bytes_max)

@@ -1,0 +1,416 @@
+"""Schemas that change: columns with ids, numbered versions, and parts that are read as another version than theirs.
+
+A collection begins with version 1 of its schema. Each change makes the next version, and a part says which one it was
+written with. Parts are never rewritten for a change: whoever reads one under another version gets its columns by id,
+whatever they are called, wider where they were widened, and with the default of a column that is younger than the part.
+
+Invariants:
+- a column has its id for ever; a name that is used again is another column with another id, and no id comes back;
+- key columns are the same in all versions, in the same order: they may get other names, and become wider only as far
+  as their values are written in descriptors as before, so that samples and bounds of keys stay what they are;
+- a value column keeps its id and its side, and its type becomes wider or stays;
+- a default belongs to a column from its first version on, as long as it exists. It only becomes wider with it;
+- lifting never makes a value up: what a part lost, because it was written or merged after a column was dropped, is an
+  error and never NULL.
+
+Lifting does not change which records are equal, but where a column is left out: then records may become equal that the
+part tells apart (`Lift.is_exact` is False).
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as pt
+
+from persist.codecs.errors import SchemaMismatch
+from persist.codecs.types.scalars import is_flat, scalar_from_json, scalar_to_json
+from persist.codecs.types.schema import CollectionSchema, Side, check_field, check_width
+from persist.codecs.types.suggestion import did_you_mean
+
+_UNITS = ("s", "ms", "us", "ns")
+_FLOAT_BITS = {16: 11, 32: 24, 64: 53}  # How wide an integer may be that a float of so many bits holds exactly.
+
+
+@dataclass(frozen=True, slots=True)
+class Lift:
+    """How parts of one version of a schema are read under another.
+
+    Attributes:
+        stored: the schema of the parts.
+        wanted: the schema of whoever reads.
+        is_exact: whether records that the part tells apart stay apart.
+        sources: what the columns that the part has are called there.
+    """
+
+    stored: CollectionSchema
+    wanted: CollectionSchema
+    is_exact: bool
+    sources: Mapping[str, str]
+
+    @property
+    def is_younger(self) -> bool:
+        """Whether columns that the part lacks are younger than it; otherwise they had been dropped."""
+        return self.wanted.version > self.stored.version
+
+    def source(self, name: str) -> str | None:
+        """Return what a column is called in the part; None if it is younger than the part.
+
+        Raises:
+            SchemaMismatch: the part was written after the column had been dropped.
+        """
+        found = self.sources.get(name)
+        if found is None and not self.is_younger:
+            raise SchemaMismatch(
+                f"column {name!r} of schema version {self.wanted.version} is gone: rows that are to be read were "
+                f"written or compacted with version {self.stored.version}, which does not have it. Read without this "
+                "column, or with the newest schema; whoever follows changes begins again."
+            )
+        return found
+
+    def names(self, columns: Sequence[str]) -> list[str]:
+        """Return the columns of the part that some columns are made of; raises as `source`."""
+        sources = (self.source(name) for name in columns)
+        return list(dict.fromkeys(name for name in sources if name is not None))
+
+    def table(self, table: pa.Table, columns: Sequence[str]) -> pa.Table:
+        """Return columns, given those of the part that `names` tells. Cost: a pass over those whose types differ.
+
+        Raises:
+            SchemaMismatch: a value does not fit the narrower type that a column had in an earlier version.
+        """
+        arrow = self.wanted.arrow
+        fields = [arrow.field(name) for name in columns]
+        found = [self._column(table, field) for field in fields]
+        return pa.Table.from_arrays(found, schema=pa.schema(fields)) if found else table.select([])
+
+    def default(self, name: str) -> pa.Scalar:
+        """Return what records of the part have in a column that is younger than the part."""
+        return default_of(self.wanted, name)
+
+    def _column(self, table: pa.Table, field: pa.Field) -> pa.ChunkedArray:
+        source = self.source(field.name)
+        if source is None:
+            return pa.chunked_array([pa.repeat(self.default(field.name), len(table))], field.type)
+        column = table.column(source)
+        if column.type == field.type:
+            return column
+        try:
+            return widened_column(column, field.type)
+        except pa.ArrowException as error:
+            raise SchemaMismatch(
+                f"column {field.name!r} holds values that its type {field.type} of schema version "
+                f"{self.wanted.version} cannot hold: {error}. Read with the newest schema."
+            ) from error
+
+
+def lift(schema: CollectionSchema, version: int) -> Lift | None:
+    """Return how parts of a version are read under a schema; None if they are of that very version.
+
+    Raises:
+        ValueError: there is no such version.
+    """
+    if version == schema.version:
+        return None
+    stored = next((each for each in schema.known if each.version == version), None)
+    if stored is None:
+        raise ValueError(f"it has schema version {version}, and the collection has none of that number")
+    return _lift(stored, schema)
+
+
+@lru_cache(maxsize=256)
+def _lift(stored: CollectionSchema, wanted: CollectionSchema) -> Lift:
+    named = dict(zip(stored.ids, stored.names, strict=True))
+    sources = {name: named[id_] for id_, name in zip(wanted.ids, wanted.names, strict=True) if id_ in named}
+    sources |= {"_time": "_time", "_diff": "_diff"}
+    return Lift(stored, wanted, set(stored.ids) <= set(wanted.ids), sources)
+
+
+def default_of(schema: CollectionSchema, name: str) -> pa.Scalar:
+    """Return what records that are older than a column have in it."""
+    kind = schema.arrow.field(name).type
+    written = dict(schema.defaults).get(schema.ids[schema.names.index(name)])
+    return pa.scalar(None, kind) if written is None else scalar_from_json(msgspec.json.decode(written), kind)
+
+
+def widened_column(column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:
+    """Return a column in another type; raises pa.ArrowInvalid if a value would change."""
+    if pt.is_floating(column.type) and pt.is_floating(kind) and kind.bit_width < column.type.bit_width:
+        narrow = column.cast(kind, safe=False)
+        same = pc.or_kleene(pc.equal(narrow.cast(column.type), column), pc.is_nan(column))
+        if not pc.all(same, skip_nulls=True).as_py():
+            raise pa.ArrowInvalid("a float would be rounded")
+        return narrow
+    if pt.is_float16(column.type) and not pt.is_float32(kind):
+        return column.cast(pa.float32()).cast(kind)
+    return column.cast(kind)
+
+
+def is_wider(narrow: pa.DataType, wide: pa.DataType) -> bool:
+    """Return whether a type holds every value of another one, so that a column of it can be widened.
+
+    Of times in finer units, it does as long as they are not centuries away: `may_overflow`.
+    """
+    if pt.is_integer(narrow) and pt.is_integer(wide):
+        is_signed = pt.is_signed_integer(wide)
+        if pt.is_signed_integer(narrow) and not is_signed:
+            return False
+        same = pt.is_signed_integer(narrow) == is_signed
+        return bool(wide.bit_width > narrow.bit_width or (same and wide.bit_width == narrow.bit_width))
+    if pt.is_integer(narrow) and pt.is_floating(wide):
+        return bool(narrow.bit_width - pt.is_signed_integer(narrow) <= _FLOAT_BITS[wide.bit_width])
+    if pt.is_floating(narrow) and pt.is_floating(wide):
+        return bool(wide.bit_width >= narrow.bit_width)
+    if pt.is_decimal(narrow) and pt.is_decimal(wide):
+        digits = wide.precision - wide.scale >= narrow.precision - narrow.scale
+        return bool(digits and wide.scale >= narrow.scale and wide.bit_width >= narrow.bit_width)
+    if pt.is_integer(narrow) and pt.is_decimal(wide):
+        return bool(wide.precision - wide.scale >= len(str(2 ** (narrow.bit_width - pt.is_signed_integer(narrow)))))
+    if (pt.is_string(narrow) and pt.is_large_string(wide)) or (pt.is_binary(narrow) and pt.is_large_binary(wide)):
+        return True
+    return may_overflow(narrow, wide) or (pt.is_time(narrow) and pt.is_time(wide) and _is_finer(narrow, wide))
+
+
+def may_overflow(narrow: pa.DataType, wide: pa.DataType) -> bool:
+    """Return whether a type is another one in a finer unit, in which the farthest times have no place."""
+    if pt.is_timestamp(narrow) and pt.is_timestamp(wide):
+        return narrow.tz == wide.tz and _is_finer(narrow, wide)
+    return bool(pt.is_duration(narrow) and pt.is_duration(wide) and _is_finer(narrow, wide))
+
+
+def _is_finer(narrow: Any, wide: Any) -> bool:
+    return _UNITS.index(wide.unit) > _UNITS.index(narrow.unit)
+
+
+def is_written_alike(narrow: pa.DataType, wide: pa.DataType) -> bool:
+    """Return whether values of a column are written alike in descriptors before and after it was widened."""
+    if narrow == wide:
+        return True
+    if pt.is_integer(narrow) and pt.is_integer(wide):
+        return True
+    return not (pt.is_integer(narrow) or pt.is_floating(narrow) or pt.is_decimal(narrow) or pt.is_temporal(narrow))
+
+
+def check_next(before: CollectionSchema, after: CollectionSchema) -> None:
+    """Check that a schema may follow another one, whose `known` are all before it.
+
+    Raises:
+        SchemaMismatch: an invariant of the module's docstring would break.
+    """
+    if after.version != before.version + 1:
+        raise SchemaMismatch(f"version {after.version} of the schema does not follow version {before.version}")
+    if after.timeline != before.timeline:
+        raise SchemaMismatch("the timeline of a collection stays what it is: its times would mean other moments")
+    keys = len(before.key_names)
+    if after.ids[: len(after.key_names)] != before.ids[:keys]:
+        raise SchemaMismatch(
+            "the key columns of a collection stay the same, in their order: the rows of all parts are in the order of "
+            "keys. Write what has another key into another collection."
+        )
+    if _codecs(before) != _codecs(after):
+        raise SchemaMismatch("what a codec makes is one column, and stays what it is: use another collection")
+    used = {id_ for version in before.known for id_ in version.ids}
+    types = dict(zip(before.ids, before.types, strict=False))
+    defaults = dict(before.defaults)
+    if _required(after) != [id_ for id_ in _required(before) if id_ in after.ids]:
+        raise SchemaMismatch("what may be NULL stays so, and what may not be, too; columns that are added may be NULL")
+    for at, (id_, name) in enumerate(zip(after.ids, after.names, strict=True)):
+        kind = after.types[at]
+        if id_ in types:
+            _check_kept(name, types[id_], kind, is_key=at < keys)
+            if (id_ in defaults) != (id_ in dict(after.defaults)):
+                raise SchemaMismatch(f"column {name!r} keeps the default that it has")
+        elif id_ in used or id_ < 0:
+            raise SchemaMismatch(f"column {name!r} has the id {id_}, which is that of another column")
+        default_of(after, name)
+    check_width([*after.key.fields, *after.value.fields])
+
+
+def _check_kept(name: str, before: pa.DataType, after: pa.DataType, *, is_key: bool) -> None:
+    if before == after:
+        return
+    if not is_wider(before, after):
+        raise SchemaMismatch(
+            f"column {name!r} is of type {before}, and {after} does not hold all of its values: add a column of type "
+            f"{after} instead, and write the converted values there"
+        )
+    if is_key and not is_written_alike(before, after):
+        raise SchemaMismatch(
+            f"key column {name!r} is of type {before}, and cannot become {after}: key columns can be widened among "
+            "integers, and from string or binary to the large ones. Write what has such keys into another collection."
+        )
+
+
+def _required(schema: CollectionSchema) -> list[int]:
+    return sorted(i for i, name in zip(schema.ids, schema.names, strict=True) if name in schema.required)
+
+
+def _codecs(schema: CollectionSchema) -> list[tuple[Any, ...]]:
+    sides = ((side.codec_name, side.codec_version) for side in (schema.key, schema.value))
+    return [
+        (*each, [f.name for f in side.fields] if each[0] else None)
+        for each, side in zip(sides, (schema.key, schema.value), strict=True)
+    ]
+
+
+def only_adds(before: CollectionSchema, after: CollectionSchema) -> bool:
+    """Return whether all columns of a version are in a later one as they were, so that its updates mean the same."""
+    kept = dict(zip(after.ids, zip(after.names, after.types, strict=False), strict=True))
+    same = all(kept.get(i) == (n, t) for i, n, t in zip(before.ids, before.names, before.types, strict=False))
+    return same and [i for i in after.ids if i in set(before.ids)] == list(before.ids)
+
+
+def changes_between(before: CollectionSchema, after: CollectionSchema) -> list[str]:
+    """Say how a version of a schema differs from an earlier one, column by column."""
+    old = dict(zip(before.ids, zip(before.names, before.types, strict=False), strict=True))
+    new = dict(zip(after.ids, zip(after.names, after.types, strict=False), strict=True))
+    found = [f"{n!r} ({t}) was added" for i, (n, t) in new.items() if i not in old]
+    found += [f"{n!r} ({t}) was dropped" for i, (n, t) in old.items() if i not in new]
+    both = [(old[i], new[i]) for i in new if i in old]
+    found += [f"{a!r} was renamed to {b!r}" for (a, _), (b, _) in both if a != b]
+    found += [f"{b!r} was widened from {s} to {t}" for (_, s), (b, t) in both if s != t]
+    if [i for i in before.ids if i in new] != [i for i in after.ids if i in old]:
+        found.append(f"the columns are in the order {list(after.names)}")
+    return found or ["nothing"]
+
+
+class Column(NamedTuple):
+    """A column of the next version."""
+
+    id: int
+    name: str
+    kind: pa.DataType
+    nullable: bool = True
+
+
+def evolved(
+    schema: CollectionSchema,
+    *,
+    add: Mapping[str, Any],
+    defaults: Mapping[str, Any],
+    drop: Sequence[str],
+    rename: Mapping[str, str],
+    widen: Mapping[str, pa.DataType],
+    reorder: Sequence[str] | None,
+) -> CollectionSchema:
+    """Return the next version of a schema, whose `known` are all versions; arguments as of `Collection.evolve`.
+
+    Raises:
+        SchemaMismatch: something does not fit, with what to do instead.
+    """
+    for what, names in (("drop", drop), ("rename", [*rename]), ("widen", [*widen])):
+        schema.distinct(what, names)
+    _check_codec(schema)
+    if key := [name for name in drop if name in schema.key_names]:
+        raise SchemaMismatch(
+            f"drop={list(drop)} names the key column {key[0]!r}, and records would become one that are none. Drop "
+            "value columns, or write into another collection with another key."
+        )
+    if both := set(drop) & {*rename, *widen}:
+        raise SchemaMismatch(f"column {sorted(both)[0]!r} is dropped, and renamed or widened besides: do one of these")
+    columns = [
+        Column(id_, rename.get(f.name, f.name), widen.get(f.name, f.type), f.nullable)
+        for id_, f in zip(schema.ids, schema.declared, strict=True)
+        if f.name not in drop
+    ]
+    following = 1 + max(id_ for version in schema.known for id_ in version.ids) if schema.known else len(schema.ids)
+    columns += [Column(following + n, name, kind) for n, (name, kind) in enumerate(add.items())]
+    for _, name, kind, _ in columns:
+        check_field(name, kind, "value")
+    _check_names([each.name for each in columns])
+    keys, values = columns[: len(schema.key_names)], columns[len(schema.key_names) :]
+    if reorder is not None:
+        values = _reordered(values, reorder)
+    after = CollectionSchema(
+        _side(schema.key, keys),
+        _side(schema.value, values),
+        schema.timeline,
+        version=schema.version + 1,
+        ids=tuple(each.id for each in (*keys, *values)),
+        defaults=_defaults(schema, [*keys, *values], {following + n: name for n, name in enumerate(add)}, defaults),
+    )
+    check_next(schema, after)
+    return after
+
+
+def _check_codec(schema: CollectionSchema) -> None:
+    if schema.value.codec_name is not None:
+        raise SchemaMismatch(
+            f"the value of this collection is what the codec {schema.value.codec_name!r} makes, one column that stays "
+            "what it is: use a collection with columns of its own"
+        )
+
+
+def _check_names(names: list[str]) -> None:
+    twice = sorted({name for name in names if names.count(name) > 1}) if len({*names}) < len(names) else []
+    if twice:
+        raise SchemaMismatch(
+            f"two columns would be called {twice[0]!r}: choose another name, or rename or drop the one that has it"
+        )
+
+
+def _reordered(values: list[Column], reorder: Sequence[str]) -> list[Column]:
+    named = {each.name: each for each in values}
+    if isinstance(reorder, str) or sorted(reorder) != sorted(named):
+        hint = (
+            "".join(did_you_mean(name, named) for name in reorder if name not in named)
+            if not isinstance(reorder, str)
+            else ""
+        )
+        raise SchemaMismatch(
+            f"reorder={reorder!r} is not the value columns in another order{hint}: name each of {list(named)} once, "
+            "after renames. The order of key columns stays."
+        )
+    return [named[name] for name in reorder]
+
+
+def _side(before: Side, columns: list[Column]) -> Side:
+    if before.codec_name is not None:
+        return before
+    return Side(tuple(pa.field(each.name, each.kind, each.nullable) for each in columns))
+
+
+def _defaults(
+    schema: CollectionSchema, columns: list[Column], added: Mapping[int, str], given: Mapping[str, Any]
+) -> tuple[tuple[int, str], ...]:
+    if unknown := sorted({*given} - {*added.values()}):
+        raise SchemaMismatch(
+            f"defaults={dict(given)!r:.200} names {unknown[0]!r}, which is not added: a default is what records read "
+            "as that are older than a column"
+        )
+    found: dict[int, pa.Scalar] = {}
+    before = dict(schema.defaults)
+    for id_, name, kind, _ in columns:
+        if id_ in before:
+            old = default_of(schema, schema.names[schema.ids.index(id_)])
+            found[id_] = widened_column(pa.chunked_array([pa.array([old.as_py()], old.type)]), kind)[0]
+        elif id_ in added and given.get(name) is not None:
+            found[id_] = _default(name, given[name], kind)
+    return tuple((id_, msgspec.json.encode(scalar_to_json(value)).decode()) for id_, value in sorted(found.items()))
+
+
+def _default(name: str, value: Any, kind: pa.DataType) -> pa.Scalar:
+    if not is_flat(kind):
+        raise SchemaMismatch(
+            f"column {name!r} is of type {kind}, and only flat columns can have a default: leave it out"
+        )
+    try:
+        array = pa.array([value], kind)
+        if pa.array([value]).type != kind and pa.array([value]).cast(kind).to_pylist() != array.to_pylist():
+            raise pa.ArrowInvalid("it would be another value")
+        found = scalar_from_json(scalar_to_json(array[0]), kind)
+    except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+        raise SchemaMismatch(
+            f"the default {value!r:.100} does not fit column {name!r} of type {kind}: {error}"
+        ) from error
+    return found
+
+
+def versions(current: Mapping[str, Any], earlier: Sequence[Mapping[str, Any]]) -> CollectionSchema:
+    """Return a stored schema that knows all versions of it."""
+    known = [CollectionSchema.from_json({**each}) for each in (*earlier, current)]
+    return replace(known[-1], known=tuple(known)) if len(known) > 1 else known[-1]

@@ -1,0 +1,114 @@
+"""Changing the schema of a collection: from what a user asks for to a mutation, and what must be looked at for it.
+
+Times in a finer unit have less room: whether all that is stored fits is looked up in the statistics of the parts, and
+in the parts themselves where these say nothing. The commit is refused if anything was added after the look.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pyarrow as pa
+
+from persist.codecs import CollectionSchema, SchemaMismatch
+from persist.codecs.types.evolution import evolved, may_overflow, widened_column
+from persist.engine.collection_handle import CollectionHandle
+from persist.errors import InvalidUsage, Superseded
+from persist.log.records import Describe, Evolve, Note, Words
+from persist.read.scan import Scan
+from persist.state.collection_rules import ExpectParts
+from persist.state.contents import CollectionState
+from persist.state.schemas import newest_like
+from persist.write.operations import Step
+
+TRIES = 5  # While others write, if what is stored must be looked at.
+
+
+@dataclass(frozen=True, slots=True)
+class WantedEvolution:
+    """What `Collection.evolve` is asked for; checked when it is applied to a schema."""
+
+    add: Mapping[str, Any]
+    defaults: Mapping[str, Any]
+    drop: Sequence[str]
+    rename: Mapping[str, str]
+    widen: Mapping[str, Any]
+    reorder: Sequence[str] | None
+
+
+def evolve(
+    handle: CollectionHandle, wanted: WantedEvolution, comments: Mapping[str, str] | None, notes: list[Note]
+) -> CollectionHandle:
+    """Commit the next version of a schema; return a handle with it. Errors as of `Collection.evolve`."""
+    handle.engine.writer("evolve")
+    _check_given(wanted, comments)
+    for left in reversed(range(TRIES)):
+        try:
+            return _evolve(handle, wanted, comments or {}, notes)
+        except Superseded:
+            if not left:
+                raise
+    raise AssertionError("the last try returns or raises")
+
+
+def _evolve(
+    handle: CollectionHandle, wanted: WantedEvolution, comments: Mapping[str, str], notes: list[Note]
+) -> CollectionHandle:
+    contents = handle.contents()
+    before = contents.schema
+    if not any((wanted.add, wanted.drop, wanted.rename, wanted.widen, wanted.reorder)):
+        if not comments:
+            raise InvalidUsage("evolve() was asked for no change: give add=, drop=, rename=, widen= or reorder=")
+        handle.submit("evolve", [*_comment_steps(handle, before, comments), *notes]).result()
+        return handle
+    after = evolved(
+        replace(before, known=before.known or (before,)),
+        add=wanted.add,
+        defaults=wanted.defaults,
+        drop=wanted.drop,
+        rename=wanted.rename,
+        widen=wanted.widen,
+        reorder=wanted.reorder,
+    )
+    steps: list[Step] = [Evolve(handle.id, after.to_json())]
+    if risky := [n for n, kind in wanted.widen.items() if may_overflow(before.arrow.field(n).type, kind)]:
+        _check_fits(handle, contents, before, {name: wanted.widen[name] for name in risky})
+        steps.insert(0, ExpectParts(handle.id, contents.next_number))
+    steps += _comment_steps(handle, after, comments)
+    handle.submit("evolve", [*steps, *notes]).result()
+    return replace(handle, schema=newest_like(handle.schema, handle.known()))
+
+
+def _check_given(wanted: WantedEvolution, comments: Mapping[str, str] | None) -> None:
+    for what in ("add", "defaults", "rename", "widen"):
+        if not isinstance(given := getattr(wanted, what), Mapping):
+            raise InvalidUsage(f"{what}={given!r:.100} is no dict by name of column")
+    if not isinstance(comments or {}, Mapping) or not all(isinstance(text, str) for text in (comments or {}).values()):
+        raise InvalidUsage(f"comments={comments!r:.100} is no dict of texts by name of column")
+    if not all(isinstance(name, str) for name in wanted.rename.values()):
+        raise InvalidUsage(f"rename={dict(wanted.rename)!r:.200} is no dict of old names to new ones")
+
+
+def _comment_steps(handle: CollectionHandle, schema: CollectionSchema, comments: Mapping[str, str]) -> list[Describe]:
+    names = schema.distinct("comments", [*comments])
+    ids = dict(zip(schema.names, schema.ids, strict=True))
+    said = {str(ids[name]): Words(comments[name]) for name in names}
+    return [Describe(handle.id, columns=said)] if said else []
+
+
+def _check_fits(
+    handle: CollectionHandle, contents: CollectionState, schema: CollectionSchema, kinds: Mapping[str, pa.DataType]
+) -> None:
+    """Raise SchemaMismatch if a time that is stored has no place in a finer unit. Cost: reading these columns."""
+    reader = handle.engine.reader()
+    scan = Scan(schema, contents.history_parts, 0, 2**63 - 1, tuple(kinds))
+    base = tuple(part for keyframe in contents.keyframes for part in contents.parts_of(keyframe.parts))
+    for table in (*scan.base_rows(reader, [*kinds], base), *scan.updates(reader, [*kinds])):
+        for name, kind in kinds.items():
+            try:
+                widened_column(table[name], kind)
+            except pa.ArrowException as error:
+                raise SchemaMismatch(
+                    f"column {name!r} holds times that {kind} cannot hold: {error}. Keep its unit, or correct these "
+                    "times first."
+                ) from error

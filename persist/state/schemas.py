@@ -1,0 +1,132 @@
+"""The schema of a collection and how it changes: numbered versions, of which the newest is everybody's.
+
+The rules of what may follow what are those of columns (`persist.codecs.types.evolution`). Here is what a commit may do:
+make the next version, if it is made from the newest, and add parts that were written with an older one, if nothing
+but additions lies between, so that their updates mean the same under the newest.
+"""
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+
+from persist.codecs import CollectionSchema, SchemaMismatch
+from persist.codecs.types.evolution import changes_between, check_next, only_adds
+from persist.errors import InvalidUsage, SchemaMoved
+from persist.log.records import Evolve
+from persist.state.contents import CollectionState
+
+
+def version_of(contents: CollectionState, version: int) -> CollectionSchema:
+    """Return a version of a collection's schema, which knows all others.
+
+    Raises:
+        SchemaMismatch: there is none of that number.
+    """
+    newest = contents.schema
+    found = next((each for each in newest.known or (newest,) if each.version == version), None)
+    if found is None or isinstance(version, bool):
+        raise SchemaMismatch(
+            f"schema={version!r} is no version of the schema of this collection: it has 1 to {newest.version}"
+        )
+    return replace(found, known=newest.known)
+
+
+def among_versions(schema: CollectionSchema, contents: CollectionState) -> CollectionSchema:
+    """Return a version of a collection's schema with what parts of other versions need to be read under it.
+
+    Codecs stay those of the schema given.
+    """
+    if len(schema.known) == len(contents.earlier) + 1 or not contents.earlier:
+        return schema
+    return replace(schema, known=contents.schema.known)
+
+
+def newest_like(schema: CollectionSchema, contents: CollectionState) -> CollectionSchema:
+    """Return the newest version of a collection's schema, with the codecs of the one given."""
+    if schema.version == len(contents.earlier) + 1:
+        return among_versions(schema, contents)
+    newest = contents.schema
+    key = replace(newest.key, codec=schema.key.codec if newest.key.codec_name else None)
+    value = replace(newest.value, codec=schema.value.codec if newest.value.codec_name else None)
+    return replace(newest, key=key, value=value)
+
+
+def reconciled(given: CollectionSchema, contents: CollectionState, collection: str) -> CollectionSchema:
+    """Return the version of a collection's schema that a caller gave, with the codec objects given.
+
+    That is the newest, or an older one if columns were only added since: such a caller writes with the older one.
+
+    Raises:
+        CodecMismatch, SchemaMismatch: it is none of these; the message tells the difference to the newest.
+    """
+    newest = contents.schema
+    try:
+        return replace(given.reconcile(newest, collection), known=newest.known)
+    except SchemaMismatch:
+        for each in reversed(newest.known[:-1]):
+            if only_adds(each, newest):
+                with suppress(SchemaMismatch):
+                    return replace(given.reconcile(each, collection), known=newest.known)
+        raise
+
+
+def evolved(contents: CollectionState, step: Evolve) -> CollectionState:
+    """Return contents with the next version of their schema.
+
+    Raises:
+        SchemaMoved: it was made from another version than the newest: somebody else came first.
+        SchemaMismatch: it may not follow the newest.
+        ValueError: it is no schema.
+    """
+    if contents.view is not None:
+        raise InvalidUsage(
+            f"collection {contents.name!r} is a view, whose columns are those of its definition: make another view"
+        )
+    if contents.keyed is not None:
+        raise InvalidUsage(
+            f"collection {contents.name!r} is keyed, and the schema of a keyed collection stays what it is: resolve "
+            "its events into another collection"
+        )
+    after, before = CollectionSchema.from_json(step.schema), contents.schema
+    if after.version != before.version + 1:
+        base = next((each for each in before.known if each.version == after.version - 1), None)
+        mine = () if base is None else tuple(changes_between(base, after))
+        theirs = () if base is None else tuple(changes_between(base, before))
+        raise SchemaMoved(after.version - 1, before.version, mine, theirs)
+    check_next(replace(before, known=before.known or (before,)), after)
+    earlier = (*contents.earlier, contents.schema_json)
+    return msgspec.structs.replace(contents, schema_json=step.schema, earlier=earlier)
+
+
+def check_written(contents: CollectionState, written: int) -> None:
+    """Check that updates that were written with a version of the schema may be added.
+
+    Raises:
+        SchemaMismatch: they mean something else under the newest version, or nothing.
+    """
+    if written == len(contents.earlier) + 1:
+        return
+    newest = contents.schema
+    base = next((each for each in newest.known if each.version == written), None)
+    if base is None:
+        raise ValueError(f"it has schema version {written}, and the collection has 1 to {newest.version}")
+    if not only_adds(base, newest):
+        raise SchemaMismatch(
+            f"this was written with version {written} of the schema of collection {contents.name!r}, which has version "
+            f"{newest.version} by now: {'; '.join(changes_between(base, newest))}. Load the collection again, and "
+            "write with its schema; nothing was applied."
+        )
+
+
+def check_versions(contents: CollectionState) -> None:
+    """Raise ValueError if the versions of the schema do not follow each other, or a part has none of them."""
+    known: Sequence[Mapping[str, Any]] = (*contents.earlier, contents.schema_json)
+    if contents.earlier:
+        found = [CollectionSchema.from_json({**each}) for each in known]
+        for at, after in enumerate(found[1:]):
+            check_next(replace(found[at], known=tuple(found[: at + 1])), after)
+    if any(part.schema > len(known) for part in contents.parts):
+        raise ValueError(f"a part has a later schema version than there is: {len(known)}")

@@ -1,0 +1,412 @@
+"""Schemas that change: what users ask for, what they are told, and what is refused."""
+
+from collections.abc import Iterator
+from decimal import Decimal
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+
+import persist
+from persist.codecs.types.evolution import is_wider
+from persist.log.records import Evolve
+
+KEY = {"k": pa.int32()}
+VALUE = {"v": pa.int32(), "s": pa.string()}
+QUIET = persist.Settings(background=False, hold_linger_s=0)
+
+
+@pytest.fixture
+def client() -> Iterator[persist.Client]:
+    with persist.open(persist.MemoryBlob(), settings=QUIET) as client:
+        yield client
+
+
+@pytest.fixture
+def orders(client: persist.Client) -> persist.Collection:
+    orders = client.create_or_load("orders", key=KEY, value=VALUE)
+    orders.write([((k, (k, str(k))), 0, 1) for k in range(5)], seal=1).result()
+    return orders
+
+
+def rows(collection: persist.Collection, *args: Any, **options: Any) -> list[dict[str, Any]]:
+    table = collection.snapshot(*args, **options).to_arrow()
+    return sorted(table.to_pylist(), key=repr)
+
+
+# What it does.
+
+
+def test_an_added_column_is_null_or_its_default_in_older_records(orders: persist.Collection) -> None:
+    orders.evolve(add={"note": pa.string(), "currency": pa.string()}, defaults={"currency": "EUR"})
+    assert rows(orders, 0)[0] == {"k": 0, "v": 0, "s": "0", "note": None, "currency": "EUR"}
+    orders.write([((9, (9, "9", "new", "CHF")), 1, 1)], seal=2).result()
+    assert rows(orders, filter=pc.field("currency") == "CHF")[0]["k"] == 9
+    assert orders.snapshot(filter=pc.field("currency") == "EUR").count() == 5
+    assert orders.snapshot(filter=pc.field("note").is_null()).count() == 5
+    assert orders.snapshot(columns=["currency"]).to_arrow()["currency"].to_pylist().count("EUR") == 5
+
+
+def test_rule_17_records_of_before_and_after_cancel(orders: persist.Collection) -> None:
+    orders.evolve(add={"note": pa.string()})
+    orders.write([((3, (3, "3", None)), 1, -1)], seal=2).result()
+    assert [row["k"] for row in rows(orders)] == [0, 1, 2, 4]
+    assert orders.changes(1, 2).to_arrow().to_pylist() == [
+        {"k": 3, "v": 3, "s": "3", "note": None, "_time": 1, "_diff": -1}
+    ]
+
+
+def test_dropping_a_column_consolidates_what_it_told_apart(orders: persist.Collection) -> None:
+    orders.write([((1, (1, "other")), 1, 1)], seal=2).result()
+    orders.compact()
+    orders.evolve(drop=["s"])
+    assert rows(orders, form="diff")[1] == {"k": 1, "v": 1, "_diff": 2}
+    assert orders.snapshot(form="diff").get([1]).to_pylist() == [{"k": 1, "v": 1, "_diff": 2}]
+    assert orders.snapshot().count() == 6
+    orders.compact()
+    assert rows(orders, form="diff")[1] == {"k": 1, "v": 1, "_diff": 2}
+
+
+def test_a_name_that_is_used_again_is_another_column(orders: persist.Collection) -> None:
+    orders.evolve(drop=["s"])
+    orders.evolve(add={"s": pa.string()})
+    assert {row["s"] for row in rows(orders)} == {None}
+
+
+def test_names_can_be_exchanged_and_columns_reordered(client: persist.Client) -> None:
+    pairs = client.create_or_load("pairs", key=KEY, value={"a": pa.int64(), "b": pa.int64()})
+    pairs.write([((1, (10, 20)), 0, 1)], seal=1).result()
+    assert pairs.snapshot().get([1]).to_pylist() == [{"k": 1, "a": 10, "b": 20}]
+    pairs.evolve(rename={"a": "b", "b": "a"})
+    assert pairs.snapshot().get([1]).to_pylist() == [{"k": 1, "b": 10, "a": 20}]
+    pairs.evolve(reorder=["a", "b"])
+    assert list(pairs.snapshot().rows()) == [(1, (20, 10))]
+
+
+def test_widened_values_stay_what_they_are(client: persist.Client) -> None:
+    kinds = {
+        "i": (pa.int8(), pa.int64(), -5),
+        "u": (pa.uint32(), pa.int64(), 2**32 - 1),
+        "f": (pa.float32(), pa.float64(), 0.1),
+        "n": (pa.int16(), pa.float32(), 300),
+        "d": (pa.decimal128(9, 2), pa.decimal256(40, 5), Decimal("1.25")),
+        "m": (pa.int32(), pa.decimal128(12, 2), 7),
+        "s": (pa.string(), pa.large_string(), "x"),
+        "t": (pa.timestamp("s", "UTC"), pa.timestamp("us", "UTC"), 10),
+        "w": (pa.time32("ms"), pa.time64("ns"), 10),
+    }
+    wide = client.create_or_load("wide", key={"id": pa.uint8()}, value={n: k for n, (k, _, _) in kinds.items()})
+    table = pa.table(
+        {"id": pa.array([200, 201], pa.uint8()), **{n: pa.array([v, None], k) for n, (k, _, v) in kinds.items()}}
+    )
+    wide.write(table, time=0, seal=1).result()
+    before = wide.snapshot().to_arrow()
+    wide.evolve(widen={"id": pa.int16(), **{n: w for n, (_, w, _) in kinds.items()}})
+    after = wide.snapshot().to_arrow()
+    assert after.schema.types == [pa.int16(), *(w for _, w, _ in kinds.values())]
+    for name, (_, kind, _) in kinds.items():
+        assert after[name] == before[name].cast(kind)
+    assert wide.snapshot().get([200])["i"].to_pylist() == [-5]
+    wide.compact()
+    assert wide.snapshot().to_arrow().sort_by("id") == after.sort_by("id")
+    assert not client.fsck().problems
+
+
+def test_a_read_names_time_and_version_and_gives_the_same(orders: persist.Collection) -> None:
+    before = rows(orders, 0)
+    assert orders.evolve(add={"note": pa.string()}, rename={"s": "text"}) == 2
+    orders.write([((9, (9, "9", "n")), 1, 1)], seal=2).result()
+    assert orders.evolve(drop=["text"]) == 3
+    assert rows(orders, 0, schema=1) == before
+    assert [row["text"] for row in rows(orders, 1, schema=2)] == ["0", "1", "2", "3", "4", "9"]
+    assert orders.changes(1, 2, schema=2).to_arrow()["text"].to_pylist() == ["9"]
+    orders.compact()
+    with pytest.raises(persist.SchemaMismatch, match="'s' of schema version 1 is gone"):
+        orders.snapshot(0, schema=1)
+    assert orders.snapshot(0, schema=1, columns=["k", "v"]).count() == 5
+    for bad in (0, 4, True, "1"):
+        with pytest.raises(persist.SchemaMismatch, match="no version"):
+            orders.snapshot(0, schema=bad)  # type: ignore[arg-type]
+
+
+def test_comments_come_with_columns_and_stay_with_them(orders: persist.Collection) -> None:
+    orders.evolve(add={"note": pa.string()}, comments={"note": "free text", "v": "in euros"})
+    orders.evolve(rename={"note": "remark"})
+    assert {name: about.comment for name, about in orders.about.columns.items()} == {
+        "remark": "free text",
+        "v": "in euros",
+    }
+    assert orders.evolve(comments={"v": "in cents"}) == 3
+    assert orders.about.columns["v"].comment == "in cents"
+
+
+def test_history_and_fsck_know_of_schemas(client: persist.Client, orders: persist.Collection) -> None:
+    orders.evolve(add={"note": pa.string()}, message="asked for by support")
+    assert orders.history(1).to_pylist()[0]["operations"] == ["evolve"]
+    assert orders.history(1)["message"].to_pylist() == ["asked for by support"]
+    for n in range(40):  # Across checkpoints and state objects.
+        orders.write([((n, (n, "x", "y")), 1 + n, 1)], seal=2 + n).result()
+    orders.compact()
+    with persist.open(client.engine.storage.blob, settings=QUIET) as other:
+        assert other["orders"].schema.version == 2
+        assert other["orders"].snapshot().count() == 45
+        assert not other.fsck().problems
+
+
+def test_a_unit_value_becomes_columns_and_back(client: persist.Client) -> None:
+    seen = client.create_or_load("seen", key=KEY)
+    seen.write([((1, None), 0, 1)], seal=1).result()
+    seen.evolve(add={"n": pa.int64()}, defaults={"n": 1})
+    seen.write([((1, 1), 1, -1)], seal=2).result()
+    assert rows(seen) == []
+    seen.evolve(drop=["n"])
+    assert rows(seen, 0) == [{"k": 1}]
+
+
+# Who writes with an older schema.
+
+
+def test_a_writer_with_an_old_schema_is_lifted_if_columns_were_only_added(
+    client: persist.Client, orders: persist.Collection
+) -> None:
+    old = client.load("orders")
+    orders.evolve(add={"note": pa.string()}, defaults={"note": "none"})
+    old.write([((7, (7, "7")), 1, 1)]).result()
+    orders.write([((8, (8, "8", "mine")), 1, 1)]).result()
+    old.write(
+        pa.table(
+            {
+                "k": pa.array(range(100, 30_000), pa.int32()),
+                "v": pa.array([0] * 29_900, pa.int32()),
+                "s": ["x"] * 29_900,
+                "_time": [1] * 29_900,
+                "_diff": [1] * 29_900,
+            }
+        )
+    ).result()
+    orders.seal(2).result()
+    assert [row["note"] for row in rows(old, columns=["k", "note"], filter=pc.field("k").isin([7, 8]))] == [
+        "none",
+        "mine",
+    ]
+    assert old.snapshot().count() == 29_907
+    assert client.create_or_load("orders", key=KEY, value=VALUE).schema.version == 1
+    orders.compact()
+    assert not client.fsck().problems
+
+
+def test_a_writer_with_an_old_schema_is_told_the_difference(client: persist.Client, orders: persist.Collection) -> None:
+    old = client.load("orders")
+    orders.evolve(rename={"s": "text"}, drop=["v"])
+    with pytest.raises(persist.SchemaMismatch, match=r"'v' .int32. was dropped; 's' was renamed to 'text'"):
+        old.write([((7, (7, "7")), 1, 1)]).result()
+    with pytest.raises(persist.SchemaMismatch, match="load it again"):
+        old.overwrite([(1, (1, "x"))], time=1)
+    with pytest.raises(persist.SchemaMismatch, match="load it again"):
+        old.delete([1], time=1)
+    with pytest.raises(persist.SchemaMismatch, match="'text'"):
+        client.create_or_load("orders", key=KEY, value=VALUE)
+    assert rows(old)[0] == {"k": 0, "text": "0"}
+    client.load("orders").overwrite([(1, "one")], time=1).result()
+    assert rows(old) == [{"k": 1, "text": "one"}]
+
+
+def test_writes_with_old_and_new_schemas_in_one_group_are_each_what_they_say(
+    client: persist.Client, orders: persist.Collection
+) -> None:
+    old = client.load("orders")
+    orders.evolve(add={"note": pa.string()})
+    with client.multi_write() as multi:
+        multi.write(old, [((7, (7, "7")), 1, 1)])
+        multi.write(orders, [((7, (7, "7", None)), 1, -1), ((8, (8, "8", "n")), 1, 1)])
+        multi.seal(orders, 2)
+    assert [row["k"] for row in rows(orders)] == [0, 1, 2, 3, 4, 8]
+
+
+def test_an_evolve_that_another_overtook_tells_both_differences(
+    client: persist.Client, orders: persist.Collection
+) -> None:
+    mine = {"key": {"fields": [["k", "int32"]]}, "value": {"fields": [["v", "int32"]]}, "version": 2, "ids": [0, 1]}
+    orders.evolve(add={"note": pa.string()})
+    with pytest.raises(persist.SchemaMoved, match=r"'s' \(string\) was dropped.* version 2 by now .'note'") as caught:
+        orders.handle.submit("evolve", [Evolve(orders.id, mine)]).result()
+    assert (caught.value.expected, caught.value.actual) == (1, 2)
+    assert orders.handle.contents().schema.version == 2
+
+
+# Who follows.
+
+
+def test_a_listen_keeps_its_schema_until_a_column_of_it_is_gone(
+    client: persist.Client, orders: persist.Collection
+) -> None:
+    listen = orders.listen(0)
+    orders.evolve(add={"note": pa.string()}, rename={"v": "n"})
+    orders.write([((9, (9, "9", "note")), 1, 1)], seal=2).result()
+    progress = listen.poll(timeout_s=10)
+    assert progress is not None
+    assert progress.updates.to_pylist() == [{"k": 9, "v": 9, "s": "9", "_time": 1, "_diff": 1}]
+    orders.evolve(drop=["s"])
+    orders.write([((10, (10, "note")), 2, 1)], seal=3).result()
+    with pytest.raises(persist.SchemaMismatch, match=r"'s' of schema version 1 is gone.*begins again"):
+        listen.poll(timeout_s=10)
+    listen.close()
+    again = client.load("orders").listen(1)
+    progress = again.poll(timeout_s=10)
+    assert progress is not None
+    assert progress.updates.column_names == ["k", "n", "note", "_time", "_diff"]
+    again.close()
+
+
+# What is refused; nothing changes.
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({}, "no change"),
+        ({"add": {"v": pa.int64()}}, "two columns would be called 'v'"),
+        ({"add": {"k": pa.int64()}}, "two columns would be called 'k'"),
+        ({"add": {"_time": pa.int64()}}, "_time"),
+        ({"add": {"": pa.int64()}}, "not empty"),
+        ({"add": {"n": "int"}}, "pyarrow type"),
+        ({"add": {"n": pa.null()}}, "null"),
+        ({"add": ["n"]}, "no dict"),
+        ({"add": {"n": pa.int8()}, "defaults": {"n": 300}}, "default 300 does not fit"),
+        ({"add": {"n": pa.int8()}, "defaults": {"n": "x"}}, "default 'x' does not fit"),
+        ({"add": {"n": pa.int8()}, "defaults": {"n": 1.5}}, "does not fit"),
+        ({"add": {"n": pa.list_(pa.int8())}, "defaults": {"n": [1]}}, "flat"),
+        ({"add": {"n": pa.int8()}, "defaults": {"m": 3}}, "not added"),
+        ({"defaults": {"v": 3}}, "no change"),
+        ({"drop": ["x"]}, "no column"),
+        ({"drop": "v"}, "one string"),
+        ({"drop": ["k"]}, "key column 'k'"),
+        ({"drop": ["v", "v"]}, "twice"),
+        ({"drop": ["v"], "rename": {"v": "w"}}, "dropped, and renamed"),
+        ({"rename": {"v": "s"}}, "two columns would be called 's'"),
+        ({"rename": {"v": "k"}}, "two columns would be called 'k'"),
+        ({"rename": {"x": "y"}}, "no column"),
+        ({"rename": {"v": 3}}, "no dict"),
+        ({"widen": {"v": pa.int16()}}, "does not hold all of its values"),
+        ({"widen": {"v": pa.float32()}}, "does not hold all"),
+        ({"widen": {"v": pa.string()}}, "does not hold all"),
+        ({"widen": {"k": pa.float64()}}, "key column 'k'"),
+        ({"widen": {"x": pa.int64()}}, "no column"),
+        ({"widen": {"v": "int64"}}, "pyarrow type"),
+        ({"reorder": ["s"]}, "reorder"),
+        ({"reorder": ["s", "v", "k"]}, "reorder"),
+        ({"reorder": "vs"}, "reorder"),
+        ({"comments": {"x": "?"}}, "no column"),
+        ({"comments": {"v": 3}}, "no dict"),
+    ],
+)
+def test_a_change_that_cannot_be_made_is_refused(
+    orders: persist.Collection, change: dict[str, Any], message: str
+) -> None:
+    seqno = orders.handle.engine.follower.refresh().seqno
+    with pytest.raises(persist.InvalidUsage, match=message):
+        orders.evolve(**change)
+    assert orders.handle.engine.follower.refresh().seqno == seqno
+    assert (orders.schema.version, orders.handle.contents().earlier) == (1, ())
+
+
+def test_times_that_have_no_place_in_a_finer_unit_are_found_before(client: persist.Client) -> None:
+    events = client.create_or_load("events", key=KEY, value={"at": pa.timestamp("s"), "long": pa.duration("s")})
+    far = pa.table(
+        {
+            "k": pa.array([1], pa.int32()),
+            "at": pa.array([2**40], pa.timestamp("s")),
+            "long": pa.array([5], pa.duration("s")),
+        }
+    )
+    events.write(far, time=0, seal=1).result()
+    with pytest.raises(persist.SchemaMismatch, match="'at' holds times that"):
+        events.evolve(widen={"at": pa.timestamp("ns")})
+    assert events.evolve(widen={"at": pa.timestamp("ms"), "long": pa.duration("ns")}) == 2
+    assert events.snapshot().to_arrow()["long"].cast(pa.int64()).to_pylist() == [5 * 10**9]
+
+
+def test_what_a_codec_makes_stays_one_column(client: persist.Client) -> None:
+    coded = client.create_or_load("coded", key=persist.Utf8, value=persist.Json)
+    with pytest.raises(persist.SchemaMismatch, match="codec 'json'"):
+        coded.evolve(add={"n": pa.int64()})
+
+
+def test_a_client_that_only_reads_changes_nothing(client: persist.Client, orders: persist.Collection) -> None:
+    with persist.open(client.engine.storage.blob, mode="read") as reader, pytest.raises(persist.ReadOnly):
+        reader["orders"].evolve(add={"note": pa.string()})
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"version": 2, "ids": [0, 1, 1]},
+        {"version": 2, "ids": [0, 1]},
+        {"version": 1, "ids": [0, 1, 2]},
+        {"version": 2, "ids": [1, 0, 2]},
+        {"version": 2, "ids": [0, 1, 2], "defaults": {"9": 1}},
+        {"version": 2, "ids": [0, 1, 2], "defaults": {"1": 3}},
+        {"version": 2, "ids": [0, 1, -2]},
+        {"version": 2, "ids": [0, 1, 2], "more": 1},
+        {"version": 2, "ids": [0, 1, 2], "timeline": "s"},
+    ],
+)
+def test_a_record_that_no_writer_would_make_is_refused(orders: persist.Collection, schema: dict[str, Any]) -> None:
+    sides = {"key": {"fields": [["k", "int32"]]}, "value": {"fields": [["v", "int32"], ["s", "string"]]}}
+    with pytest.raises((ValueError, persist.Conflict)):
+        orders.handle.submit("evolve", [Evolve(orders.id, {**sides, **schema})]).result()
+    assert orders.handle.contents().earlier == ()
+
+
+@pytest.mark.parametrize(
+    ("narrow", "wide", "holds"),
+    [
+        (pa.int32(), pa.int64(), True),
+        (pa.int64(), pa.int32(), False),
+        (pa.uint32(), pa.int32(), False),
+        (pa.uint32(), pa.int64(), True),
+        (pa.int8(), pa.uint64(), False),
+        (pa.int32(), pa.float64(), True),
+        (pa.int64(), pa.float64(), False),
+        (pa.uint8(), pa.float16(), True),
+        (pa.int16(), pa.float16(), False),
+        (pa.float16(), pa.float32(), True),
+        (pa.float64(), pa.float32(), False),
+        (pa.decimal128(9, 2), pa.decimal128(10, 2), True),
+        (pa.decimal128(9, 2), pa.decimal128(10, 4), False),
+        (pa.decimal128(9, 2), pa.decimal128(12, 1), False),
+        (pa.decimal256(9, 2), pa.decimal128(12, 2), False),
+        (pa.int8(), pa.decimal128(3, 0), True),
+        (pa.int8(), pa.decimal128(3, 1), False),
+        (pa.timestamp("s"), pa.timestamp("ns"), True),
+        (pa.timestamp("s"), pa.timestamp("ns", "UTC"), False),
+        (pa.timestamp("ns"), pa.timestamp("s"), False),
+        (pa.bool_(), pa.int8(), False),
+        (pa.string(), pa.binary(), False),
+        (pa.list_(pa.int8()), pa.list_(pa.int16()), False),
+    ],
+)
+def test_a_type_is_wider_if_it_holds_every_value(narrow: pa.DataType, wide: pa.DataType, holds: bool) -> None:
+    assert is_wider(narrow, wide) == holds
+
+
+def test_what_may_not_be_null_stays_so_under_another_name(client: persist.Client) -> None:
+    strict = client.create_or_load(
+        "strict", key=KEY, value=pa.schema([pa.field("v", pa.int8(), nullable=False), ("w", pa.int8())])
+    )
+    strict.evolve(rename={"v": "n"}, add={"x": pa.int8()})
+    assert strict.schema.required == ("n",)
+    with pytest.raises(persist.InvalidUsage, match="n"):
+        strict.write([((1, (None, 1, 1)), 0, 1)])
+    strict.evolve(drop=["n"])
+    assert not client.load("strict").schema.required
+
+
+def test_a_follower_of_several_begins_with_the_newest_schema(
+    client: persist.Client, orders: persist.Collection
+) -> None:
+    stale = client.load("orders")
+    orders.evolve(rename={"v": "n"})
+    with client.follow({stale: 0}, contents=True) as together:
+        assert next(together)[stale].updates.column_names == ["k", "n", "s", "_time", "_diff"]
