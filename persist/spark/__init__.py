@@ -6,6 +6,7 @@ install, away from the checkout), call `register(spark)` once for a session.
 | | |
 |---|---|
 | `snapshot`, `changes`, `location`, `explain` | DataFrames by Spark's own Parquet scan, where it can be used |
+| `as_of_join` | rows with what their keys held at the times of the rows |
 | `create_views`, `register` | names for collections in SQL |
 | `columns_used`, `pruned` | what a query needs, since Spark does not tell a Python data source |
 | `write`, `foreach_batch_writer` | DataFrames ranged and sorted by key; many collections from one streaming query |
@@ -16,6 +17,7 @@ Options are in `read_options`, `write_options`, `stream_options` and `stream_wri
 
 from persist.spark.compact.compact import compact
 from persist.spark.data_source import PersistDataSource
+from persist.spark.joining import as_of_join
 from persist.spark.location import SparkLocation, changes, explain, location, snapshot
 from persist.spark.read.columns import columns_used, pruned
 from persist.spark.sql.registration import register
@@ -26,6 +28,7 @@ from persist.spark.write.writing import write
 __all__ = [
     "PersistDataSource",
     "SparkLocation",
+    "as_of_join",
     "changes",
     "columns_used",
     "compact",
