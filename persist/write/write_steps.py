@@ -57,7 +57,7 @@ class WriteSteps:
             updates = stamped(updates, schema, stamp)
         small = small_updates(updates, schema)
         if small is not None and small.diff_abs_sum < 2**63:
-            digest = _digest(gathered([small], schema), by)
+            digest = _digest(gathered([small], schema), by) if by else None  # As a table it costs more than all else.
             return Write(collection, schema, small.time_min, small.bytes, small, digest=digest)
         data = opened(updates)
         if isinstance(data, TableStream):

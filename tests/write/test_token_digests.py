@@ -162,3 +162,15 @@ def test_a_commit_to_several_collections_is_compared_for_each(
     assert held(orders) == [(2, "b"), (9, "i")]
     items.seal(4).result()
     assert held(items) == [(7, None), (8, None)]
+
+
+def test_a_tiny_write_without_a_token_is_not_made_a_table_for_a_digest(
+    orders: persist.Collection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise AssertionError("it costs more than all else that a tiny write does")
+
+    monkeypatch.setattr("persist.write.write_steps.gathered", refuse)
+    orders.write([((1, "a"), 0, 1)]).result()
+    with pytest.raises(AssertionError, match="costs more"):
+        orders.write([((1, "a"), 0, 1)], token="t")
