@@ -1,0 +1,246 @@
+"""Events of a keyed collection by many tasks: what a task does with those of some keys, and the one commit for all.
+
+A task has all events of its keys. It looks up what these hold, works out the updates, and stores them; nothing of the
+collection is shuffled, and of its parts only the row groups that may hold one of these keys are read. What comes after
+the seal is stored as events. The driver then commits all of it as one record, which is refused if anything has been
+sealed or added meanwhile that would have mattered: then all events are added as they are, and whoever seals resolves
+them (`persist.engine.keyed`).
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from persist.antichain import Antichain
+from persist.client import Client
+from persist.client import open as open_client
+from persist.codecs import DIGEST_MODULUS, Part, digest_of
+from persist.collection import Collection
+from persist.engine import CollectionHandle
+from persist.engine.keyed import AskedEvents
+from persist.engine.keyed import submit as submit_keyed
+from persist.errors import Conflict, InvalidUsage, Superseded, UpdateNotBeyondUpper, UploadExpired
+from persist.log.records import Resolve, Seal, TokenMark, Tokens, Watermarks
+from persist.read.resolving import machine_needed, resolved_updates
+from persist.sink.uploads import Target, digests_added, upload
+from persist.state.contents import CollectionState
+from persist.state.keyed_rules import PlannedPend, due, keyed_form
+from persist.upsert.events import event_fields, events_schema
+from persist.upsert.machine import SEQ, Machine
+from persist.upsert.taking import EventTable
+from persist.upsert.ties import check_told_apart
+from persist.write.operations import Step, Write
+
+ToEvents = Callable[[pa.Table], EventTable]
+
+
+@dataclass(frozen=True)
+class KeyedWork:
+    """A batch of events for one collection, as it was planned from one state.
+
+    Attributes:
+        contents: of the collection, then.
+        machine: that it has.
+        to_events: makes events of rows.
+        end: what is sealed to in the same commit; None for nothing.
+        token: names the batch; None for no name.
+    """
+
+    target: Target
+    contents: CollectionState
+    machine: Machine
+    to_events: ToEvents
+    end: Antichain | None
+    token: str | None = None
+
+    @property
+    def can_resolve(self) -> bool:
+        """Whether tasks can work out the updates: events are resolved by whoever seals, and none are waiting."""
+        form = keyed_form(self.contents)
+        return self.end is not None and form.resolve == "seal" and not due(self.contents, self.end.elements)
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the token says that it was done before."""
+        return self.token in self.contents.tokens
+
+    def checked(self, rows: pa.Table) -> EventTable:
+        """Return rows as events, whose order nothing but their columns tells.
+
+        Raises:
+            InvalidUpdate, SchemaMismatch: they do not fit; or two of them cannot be told apart in order.
+        """
+        events = self.to_events(rows)
+        check_told_apart(events.table, self.target.schema, keyed_form(self.contents))
+        return events
+
+    def stored(self, rows: pa.Table, *, resolves: bool) -> "Stored":
+        """Store what comes of rows, among which are all events of their keys.
+
+        Args:
+            resolves: work out the updates of what is sealed; otherwise all is stored as events.
+        """
+        events = self.checked(rows)
+        before, after = self._cut(events.table) if resolves else (events.table.slice(0, 0), events.table)
+        updates = self._updates(before) if len(before) else ()
+        parts = upload(self.target, updates) if len(before) else ()
+        pended = upload(replace(self.target, schema=events.schema), [after]) if len(after) else ()
+        times = pc.min_max(events.table["_time"]).as_py()
+        return Stored(parts, pended, len(before), events.watermarks, times["min"], self._digest(events))
+
+    def _cut(self, events: pa.Table) -> tuple[pa.Table, pa.Table]:
+        assert self.end is not None
+        if self.end.time is None:
+            return events, events.slice(0, 0)
+        mask = pc.less(events["_time"], self.end.time)
+        return events.filter(mask), events.filter(pc.invert(mask))
+
+    def _updates(self, events: pa.Table) -> Iterable[pa.Table]:
+        assert self.end is not None
+        target = self.target
+        with open_client(target.location, mode="read", storage_options=target.storage) as client:
+            reader = client.engine.reader()
+            machine = machine_needed(self.machine, keyed_form(self.contents), target.name)
+            yield from resolved_updates(self.contents, target.schema, machine, self.end, reader, events)
+
+    def _digest(self, events: EventTable) -> int | None:
+        if self.token is None:
+            return None
+        columns = [name for name in events.schema.names if name != SEQ]
+        return digest_of(events.table, [*columns, "_time"]) % DIGEST_MODULUS
+
+
+class Stored(msgspec.Struct, frozen=True, array_like=True):
+    """What one task has stored, or all of them.
+
+    Attributes:
+        parts: of updates.
+        pended: parts of events.
+        resolved: how many events the updates are of.
+        watermarks: of all events.
+        first: the least time of them; None if there were none.
+        digest: of all events, if that is needed.
+    """
+
+    parts: tuple[Part, ...] = ()
+    pended: tuple[Part, ...] = ()
+    resolved: int = 0
+    watermarks: Watermarks | None = None
+    first: int | None = None
+    digest: int | None = 0
+
+    @classmethod
+    def together(cls, each: Sequence["Stored"]) -> "Stored":
+        """Return what several tasks have stored."""
+        marks = [one.watermarks for one in each if one.watermarks is not None]
+        firsts = [one.first for one in each if one.first is not None]
+        return cls(
+            tuple(part for one in each for part in one.parts),
+            tuple(part for one in each for part in one.pended),
+            sum(one.resolved for one in each),
+            (min(least for least, _ in marks), max(most for _, most in marks)) if marks else None,
+            min(firsts, default=None),
+            digests_added(one.digest for one in each),
+        )
+
+    @property
+    def everything(self) -> tuple[Part, ...]:
+        return (*self.parts, *self.pended)
+
+
+def handle_of(work: KeyedWork, client: Client) -> CollectionHandle:
+    """Return the collection as a handle of a client, with its machine."""
+    handle = work.target.at(client).handle
+    return replace(handle, machine=work.machine)
+
+
+def commit_events(client: Client, work: KeyedWork, rows: pa.Table, more: tuple[Step, ...] = ()) -> None:
+    """Add events that are here, and seal, as one commit; more is committed with it.
+
+    Raises:
+        What `KeyedWork.checked` and `Collection.upsert` do.
+    """
+    asked = AskedEvents(work.checked(rows), work.end, work.token, more)
+    submit_keyed(handle_of(work, client), "upsert", asked).result()
+
+
+def commit_resolved(client: Client, work: KeyedWork, stored: Stored) -> bool:
+    """Commit what tasks have worked out, and the seal; return False if something came in between, and delete it then.
+
+    Raises:
+        UpdateNotBeyondUpper, FrontierRegression, LateEvents: an event or the seal is late; all is deleted.
+        TokenReused: the token names other events.
+    """
+    assert work.end is not None
+    contents, id_, end = work.contents, work.target.id, work.end.elements
+    steps: list[Step] = [Seal(id_, end)]
+    marks, rest = (stored.watermarks, None) if stored.resolved else (None, stored.watermarks)
+    if stored.resolved:
+        steps = [Resolve(id_, contents.resolved.elements, end, (), stored.parts, watermarks=marks)]
+    steps += _pending(work, stored, rest)
+    return _committed(client, work, stored, [*steps, *_tokens(work, stored)])
+
+
+def commit_pended(client: Client, work: KeyedWork, stored: Stored) -> None:
+    """Commit events that tasks have stored; then seal, if that is wanted, which resolves them.
+
+    Raises:
+        As `commit_resolved`.
+    """
+    if steps := [*_pending(work, stored, stored.watermarks), *_tokens(work, stored)]:
+        committed = _committed(client, work, stored, steps)
+        assert committed, "nothing comes in between events that are added"
+    seal_done(client, work)
+
+
+def seal_done(client: Client, work: KeyedWork) -> None:
+    """Seal what was committed, unless it is sealed that far."""
+    handle = handle_of(work, client)
+    if work.end is not None and not work.end <= handle.contents().upper:
+        Collection(handle).seal(work.end).result()
+
+
+def _pending(work: KeyedWork, stored: Stored, watermarks: Watermarks | None) -> list[Step]:
+    parts = stored.pended
+    if not parts:
+        return []
+    first, last = min(part.time_min for part in parts), max(part.time_max for part in parts)
+    uploaded: Future[tuple[Part, ...]] = Future()
+    uploaded.set_result(parts)
+    schema = events_schema(work.target.schema, event_fields(work.target.schema, keyed_form(work.contents)))
+    planned = PlannedPend(work.target.id, first, last, watermarks)
+    return [Write(work.target.id, schema, first, 0, uploaded, is_kept=True, events=planned)]
+
+
+def _tokens(work: KeyedWork, stored: Stored) -> list[Step]:
+    if work.token is None:
+        return []
+    digest = stored.digest or 0
+    return [Tokens(work.target.id, (TokenMark(work.token, stored.first or 0, f"{digest:016x}"),))]
+
+
+def _committed(client: Client, work: KeyedWork, stored: Stored, steps: list[Any]) -> bool:
+    try:
+        first = stored.first
+        if first is not None and not work.contents.upper.has_beyond(first):
+            raise UpdateNotBeyondUpper(first, work.contents.upper)
+        handle_of(work, client).submit("upsert", steps).result()
+    except (Superseded, UploadExpired) as error:
+        _discard(work.target, stored)
+        if isinstance(error, UploadExpired):
+            raise
+        return False
+    except (InvalidUsage, Conflict):
+        _discard(work.target, stored)
+        raise
+    return True
+
+
+def _discard(target: Target, stored: Stored) -> None:
+    with target.writer() as writer:
+        writer.discard(stored.everything)

@@ -1,0 +1,265 @@
+"""`persist.spark.upsert`: a DataFrame of events, to the driver if it is small, and resolved by tasks if it is large.
+
+A batch that fits on the driver is upserted there: a shuffle and a Python worker per task cost more than the look-ups.
+A large one is shuffled once, by ranges of keys that Spark cuts so that each has about equally many events, wherever
+these lie among the keys; each task then has all events of its keys, and reads of the collection what may hold them.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+import msgspec
+import pyarrow as pa
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import StructType
+
+from persist.antichain import Antichain
+from persist.client import open as open_client
+from persist.codecs import CollectionSchema, Side, Stamp
+from persist.errors import FrontierRegression, InvalidUsage, NotKeyed, SchemaMismatch, UpdateNotBeyondUpper
+from persist.log.records import KeyedForm
+from persist.names import check_text
+from persist.read.resolving import machine_needed
+from persist.sink.keyed_work import (
+    KeyedWork,
+    Stored,
+    commit_events,
+    commit_pended,
+    commit_resolved,
+    seal_done,
+)
+from persist.sink.uploads import Target, writing
+from persist.spark.options.parsing import seen_by_all
+from persist.spark.surfaced_errors import surfaced_errors
+from persist.spark.types import as_collection_expects
+from persist.spark.write.ranged import is_ranged_by_key, ranged
+from persist.state.contents import CollectionState
+from persist.timeline import Moment, timeline_of
+from persist.upsert.events import event_fields
+from persist.upsert.known import machine_of
+from persist.upsert.machine import Machine
+from persist.upsert.taking import EventTable, to_events
+
+PARTITIONS_MAX = 100_000
+ON_DRIVER_BYTES_MAX = 64 << 20  # Of events; a task that has more says so, and sends none.
+Where = Literal["auto", "driver", "tasks"]
+
+
+def upsert(
+    df: DataFrame,
+    location: str,
+    collection: str,
+    *,
+    time: int | Moment | None = None,
+    seal: int | Moment | Antichain | None = None,
+    token: str | None = None,
+    where: Where = "auto",
+    partitions: int | None = None,
+    machine: Machine | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+) -> None:
+    """Give the events of a DataFrame to a keyed collection, and perhaps seal; see `Collection.upsert`.
+
+    Rows have no order in a DataFrame. So of two events of one key at one time, `order_by` of the collection must tell
+    which comes later, or they must be the same; otherwise they are refused.
+
+    With a seal, it is one commit; only if somebody else adds events or seals meanwhile, or events are waiting already,
+    the events are one commit and the seal that resolves them another. To choose by size, and to choose the ranges,
+    Spark may compute df up to three times, so cache it if that is dear.
+
+    Args:
+        df: the columns of the key, those of the value or, if the collection has a machine, of its events; `_time`
+            unless time is given; and perhaps `_deleted`.
+        time: of all events; text that does not begin with a day is the name of the column with the time of each. If the
+            collection has a timeline, times may be moments, and timestamps in columns; they must be exact.
+        seal: the upper to seal to; `Antichain()` is complete for ever. None means not to seal.
+        token: names this batch, so that doing it again does nothing.
+        where: "driver" looks keys up on the driver, in memory in proportion to df; "tasks" in tasks; "auto" chooses by
+            size.
+        partitions: how many tasks there are; None lets Spark choose.
+        machine: of the collection, if it is none of those in the box.
+        storage_options: as for `persist.open`.
+
+    Raises:
+        CollectionNotFound, NotKeyed, SchemaMismatch, InvalidUsage: it does not fit; nothing was written.
+        UpdateNotBeyondUpper, FrontierRegression, LateEvents: an event or the seal is late; nothing was written.
+        Errors that tasks find, such as NULL in a key or events that cannot be told apart in order, come as Spark's,
+        with ours in its message.
+    """
+    _check(token, where, partitions)
+    storage = dict(storage_options or {})
+    work = planned(seen_by_all(location), collection, df.schema, time, seal, token, machine, storage)
+    with writing(work.target.location, storage) as client:
+        if work.is_done:
+            seal_done(client, work)
+            return
+        rows = None if where == "tasks" else gathered_rows(df, None if where == "driver" else ON_DRIVER_BYTES_MAX)
+        if rows is not None:
+            commit_events(client, work, rows)
+            return
+        frame = by_key(df, work.target.schema, partitions)
+        if work.can_resolve and commit_resolved(client, work, run(frame, work, resolves=True)):
+            return
+        commit_pended(client, work, run(frame, work, resolves=False))
+
+
+def _check(token: str | None, where: str, partitions: Any) -> None:
+    if where not in get_args(Where):
+        raise InvalidUsage(f'where={where!r} is not a place to upsert: use "auto", "driver" or "tasks"')
+    if partitions is not None and (not isinstance(partitions, int) or not 1 <= partitions <= PARTITIONS_MAX):
+        raise InvalidUsage(f"partitions={partitions!r} is not a whole number from 1 to {PARTITIONS_MAX}")
+    if token is not None:
+        check_text("token", token)
+
+
+@dataclass(frozen=True)
+class EventRows:
+    """What the rows of a DataFrame mean.
+
+    Attributes:
+        stamp: what rows without a column `_time` lack.
+    """
+
+    schema: CollectionSchema
+    form: KeyedForm
+    stamp: Stamp | None
+
+    def __call__(self, rows: pa.Table) -> EventTable:
+        """Return rows as events; raises what `to_events` does."""
+        fields = event_fields(self.schema, self.form)
+        expected = CollectionSchema(self.schema.key, Side(fields), self.schema.timeline).arrow
+        rows = as_collection_expects(rows, expected)
+        return to_events(rows, self.schema, self.form, self.stamp, timeline_of(self.schema))
+
+    def check(self, schema: StructType) -> None:
+        """Check the columns of a DataFrame before any of its rows is made.
+
+        Raises:
+            SchemaMismatch: they do not fit the collection.
+        """
+        if self.stamp is not None and "_time" in schema.names:
+            raise InvalidUsage("the DataFrame has a column _time, and the option time says it, too. Drop one of them.")
+        if self.stamp is None and "_time" not in schema.names:
+            raise SchemaMismatch("the events have no column _time, and no time is given for all of them. Give one.")
+        self(to_arrow_schema(schema, timezone="UTC").empty_table())
+
+
+def planned(
+    location: str,
+    collection: str,
+    schema: StructType,
+    time: int | Moment | None,
+    seal: int | Moment | Antichain | None,
+    token: str | None,
+    machine: Machine | None,
+    storage: Mapping[str, Any],
+) -> KeyedWork:
+    """Plan a batch of events, and check what can be checked before any task starts.
+
+    Raises:
+        CollectionNotFound, NotKeyed, SchemaMismatch, UpdateNotBeyondUpper, FrontierRegression.
+    """
+    with open_client(location, mode="read", storage_options=storage) as client:
+        found = client.load(collection)
+        contents = found.handle.contents()
+        target = Target.of(found, location, storage)
+        stamp = found.handle.stamp(time, None)
+        end = None if seal is None else found.handle.frontier("upper", seal)
+    if contents.keyed is None:
+        raise NotKeyed(collection)
+    needed = machine_needed(machine_of(contents.keyed, machine, collection), contents.keyed, collection)
+    rows = EventRows(target.schema, contents.keyed, stamp)
+    rows.check(schema)
+    work = KeyedWork(target, contents, needed, rows, end, token)
+    if not work.is_done:
+        _check_times(contents, None if stamp is None else stamp.time, end)
+    return work
+
+
+def _check_times(contents: CollectionState, time: int | str | None, end: Antichain | None) -> None:
+    if isinstance(time, int) and not contents.upper.has_beyond(time):
+        raise UpdateNotBeyondUpper(time, contents.upper)
+    if end is not None and not contents.upper <= end:
+        raise FrontierRegression("upper", end, contents.upper)
+
+
+def by_key(df: DataFrame, schema: CollectionSchema, partitions: int | None) -> DataFrame:
+    """Return df with all rows of a key in one partition, in ranges of keys with about equally many rows."""
+    if is_ranged_by_key(schema):
+        return ranged(df, schema, partitions) if _has_all(df, schema) else _only_by_key(df, schema, partitions)
+    return df.repartition(1)
+
+
+def _has_all(df: DataFrame, schema: CollectionSchema) -> bool:
+    return set(schema.names) <= set(df.columns)
+
+
+def _only_by_key(df: DataFrame, schema: CollectionSchema, partitions: int | None) -> DataFrame:
+    keys = [F.col("`" + name.replace("`", "``") + "`") for name in schema.key_names]
+    return df.repartitionByRange(*keys) if partitions is None else df.repartitionByRange(partitions, *keys)
+
+
+@dataclass(frozen=True)
+class _Task:
+    """What each task of the job does with the events of its keys. Memory: all of them, several times."""
+
+    work: KeyedWork
+    resolves: bool
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        with surfaced_errors():
+            held = [batch for batch in batches if batch.num_rows]
+            if held:
+                stored = self.work.stored(pa.Table.from_batches(held), resolves=self.resolves)
+                yield pa.record_batch({"stored": pa.array([msgspec.json.encode(stored)], pa.binary())})
+
+
+def run(df: DataFrame, work: KeyedWork, *, resolves: bool) -> Stored:
+    """Run the job that stores what comes of events; only one attempt of each task counts."""
+    rows = df.mapInArrow(_Task(work, resolves).__call__, "stored binary").collect()
+    each = [msgspec.json.decode(row.stored, type=Stored) for row in rows]
+    return Stored.together(each)
+
+
+def gathered_rows(df: DataFrame, bytes_max: int | None) -> pa.Table | None:
+    """Return all rows on the driver, or None if they are more than bytes_max."""
+    sent = df.mapInArrow(_Gathering(bytes_max).__call__, "rows binary, size long").collect()
+    if any(row.rows is None for row in sent) or (bytes_max is not None and sum(row.size for row in sent) > bytes_max):
+        return None
+    tables = [pa.ipc.open_stream(row.rows).read_all() for row in sent]
+    return pa.concat_tables([to_arrow_schema(df.schema, timezone="UTC").empty_table(), *tables][1 if tables else 0 :])
+
+
+@dataclass(frozen=True)
+class _Gathering:
+    """Sends the rows of a task to the driver, or NULL if they are too many."""
+
+    bytes_max: int | None
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        held, size = list[pa.RecordBatch](), 0
+        for batch in batches:
+            size += batch.nbytes
+            if self.bytes_max is not None and size > self.bytes_max:
+                yield _sent(None, size)
+                return
+            if batch.num_rows:
+                held.append(batch)
+        if held:
+            yield _sent(packed(held), size)
+
+
+def packed(batches: list[pa.RecordBatch]) -> bytes:
+    """Return rows as an Arrow stream."""
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batches[0].schema) as stream:
+        for batch in batches:
+            stream.write_batch(batch)
+    return bytes(sink.getvalue())
+
+
+def _sent(rows: bytes | None, size: int) -> pa.RecordBatch:
+    return pa.record_batch({"rows": pa.array([rows], pa.binary()), "size": pa.array([size], pa.int64())})
