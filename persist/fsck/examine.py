@@ -31,6 +31,7 @@ from typing import Any
 from persist.blob import Blob, BlobEntry, InvalidUsage
 from persist.blob.clock import Clock, SystemClock
 from persist.fsck.checkpoint import Renewal
+from persist.fsck.keyed import examine_values
 from persist.fsck.keyframes import examine_keyframes
 from persist.fsck.log import CountedBlob, Findings, LogExamination
 from persist.fsck.parts import PartExamination
@@ -226,6 +227,7 @@ class _Examination:
                 parts.examine(entry.contents)
                 if sizes is None:
                     examine_keyframes(self._blob, entry.contents, self.findings)
+                    examine_values(self._blob, entry.contents, self.findings)
         known = {part.checksum for e in entries if e.contents is not None for part in e.contents.stored_parts}
         for loose in self.log.loose:
             id_, part = loose.collection, loose.part

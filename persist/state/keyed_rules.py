@@ -140,8 +140,13 @@ def pended(contents: CollectionState, step: Pend) -> CollectionState:
 
 
 def due(contents: CollectionState, end: Frontier) -> tuple[int, ...]:
-    """Return the numbers of the pending parts that hold an event before end, in order of arrival."""
+    """Return the numbers of the pending parts that hold an event before end, in order of arrival; none are resolved.
+
+    Of a part that lies on both sides of what is resolved, the later events count, whose times are not known exactly.
+    """
     ends = Antichain(*end)
+    if ends <= contents.resolved:
+        return ()
     return tuple(number for number, part in contents.pending.items() if not ends.has_beyond(part.time_min))
 
 

@@ -28,7 +28,7 @@ from persist.log.records import (
 )
 from persist.state.collection_rules import CollectionStep, after_step
 from persist.state.contents import CollectionState
-from persist.state.keyed_rules import PlannedPend, check_pending
+from persist.state.keyed_rules import PlannedPend, check_pending, due
 
 ID = "c" * 32
 UPSERT = MachineForm("upsert", 1)
@@ -88,6 +88,13 @@ def test_a_seal_never_passes_events_that_are_pending() -> None:
     for upper in ((4,), ()):
         with pytest.raises(PendingEvents, match="upsert"):
             after_step(state, Seal(ID, upper))
+
+
+def test_a_seal_to_the_present_upper_does_nothing_though_a_pending_part_lies_on_both_sides_of_it() -> None:
+    state = keyed(Pend(ID, (part(1, 8),)), Resolve(ID, (0,), (5,), (0,)))
+    assert after(state, Seal(ID, (5,))) == state
+    assert due(state, (5,)) == ()
+    assert due(state, (6,)) == (0,)
 
 
 def test_plain_updates_to_a_keyed_collection_and_events_to_another_are_refused() -> None:

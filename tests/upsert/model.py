@@ -1,5 +1,6 @@
 """What keyed collections are: the events of each key folded in the order of time, watermark and arrival."""
 
+from collections import Counter
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
@@ -15,19 +16,18 @@ class Event(NamedTuple):
 
 def resolved(events: Iterable[Event], *, ordered: bool, tombstones: bool) -> set[tuple[int, Any, int, int]]:
     """Return the updates (key, (mark, value), time, diff) that events, given in order of arrival, amount to."""
-    found: set[tuple[int, Any, int, int]] = set()
+    sums: Counter[tuple[int, Any, int]] = Counter()
     present: dict[int, tuple[float | None, Any]] = {}
     for e in sorted(events, key=lambda e: (e.key, e.time, rank(e.mark) if ordered else 0)):
-        old, new = present.get(e.key), (e.mark, e.value)
+        old = present.get(e.key)
         if ordered and old is not None and rank(e.mark) < rank(old[0]):
             continue
-        found ^= {(e.key, old, e.time, -1)} if old is not None else set()
-        present.pop(e.key, None)
+        if present.pop(e.key, None) is not None:
+            sums[e.key, old, e.time] -= 1
         if e.value is not None or tombstones:
-            present[e.key] = new
-            found ^= {(e.key, new, e.time, 1)}
-        found -= {u for u in found if (u[0], u[1], u[2], -u[3]) in found}
-    return found
+            present[e.key] = (e.mark, e.value)
+            sums[e.key, present[e.key], e.time] += 1
+    return {(*update, diff) for update, diff in sums.items() if diff}
 
 
 def rank(mark: float | None) -> tuple[int, float]:

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 
 import persist
+from persist.log.records import Resolve
 from persist.upsert.machines import InsertIfAbsent, PerKey
 
 KEY, VALUE = {"k": pa.int64()}, {"v": pa.string()}
@@ -194,3 +195,20 @@ def test_what_is_pending_is_told_and_destroyed_with_the_collection(client: persi
     settings = persist.Settings(grace_s=0, orphan_grace_s=0)
     with persist.open(client.url, settings=settings) as other:
         assert other.gc().parts == 1
+
+
+@pytest.mark.parametrize("is_forgotten", [False, True])
+def test_an_examination_finds_a_key_with_two_values(client: persist.Client, is_forgotten: bool) -> None:
+    users = keyed(client)
+    users.upsert([(k, "a", 0) for k in range(9)], seal=1).result()
+    users.upsert([(2, "b", 1), (3, None, 1)], seal=2).result()
+    if is_forgotten:
+        users.allow_compaction(1).result()
+        users.compact()
+    assert client.fsck().is_clean
+    wrong = pa.table({"k": [4], "v": ["other"], "_time": [2], "_diff": [1]}, schema=users.schema.arrow)
+    parts = client.engine.writer("a test").part_writer().stored_parts(users.id, wrong, users.schema, 0)
+    step = Resolve(users.id, (2,), (3,), (), tuple(parts))
+    client.engine.submit("a test", [step], {users.id: "users"}).result()
+    problems = client.fsck().problems
+    assert [(each.kind, "(4,)" in each.what) for each in problems] == [("rule", True)]

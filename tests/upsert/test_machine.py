@@ -135,6 +135,6 @@ def names_of(updates: set[tuple[int, Any, int, int]]) -> list[Any]:
     return sorted((key, str(row), time, diff) for key, row, time, diff in updates)
 
 
-def test_both_policies_and_the_model_agree_whatever_is_done() -> None:
+def test_rule_18_both_policies_and_the_model_agree_whatever_is_done() -> None:
     wanted = settings(max_examples=examples(12), stateful_step_count=12, deadline=None)
     run_state_machine_as_test(Upserts, settings=wanted)

@@ -56,7 +56,7 @@ def rows(snapshot: Any) -> list[tuple[Any, ...]]:
 
 
 @pytest.mark.parametrize("resolve", ["seal", "background"])
-def test_a_late_row_never_brings_back_what_was_deleted(client: persist.Client, resolve: Any) -> None:
+def test_rule_18_a_late_row_never_brings_back_what_was_deleted(client: persist.Client, resolve: Any) -> None:
     users = keyed(client, order_by=["mark"], tombstone="gone", resolve=resolve)
     users.upsert([(1, (5, "new", False))], time=0, seal=1).result()
     users.upsert([(1, (9, None, True))], time=1, seal=2).result()
