@@ -40,6 +40,7 @@ class Caster:
         keys_only: whether only the key is wanted.
         ignored: columns of the file to leave out.
         upper: times before it are sealed, so no row may have them; None for no such check.
+        is_events: the rows are events of a keyed collection, which may have `_deleted` and no `_diff`.
     """
 
     schema: CollectionSchema
@@ -47,6 +48,7 @@ class Caster:
     keys_only: bool = False
     ignored: tuple[str, ...] = ()
     upper: int | None = None
+    is_events: bool = False
 
     @property
     def types(self) -> dict[str, pa.DataType]:
@@ -63,7 +65,8 @@ class Caster:
 
     def wanted(self, names: Sequence[str]) -> list[str]:
         """Return which columns of a file are wanted, in its order."""
-        return [name for name in names if name in self.types or (name == "_diff" and not self.keys_only)]
+        own = () if self.keys_only else ("_deleted",) if self.is_events else ("_diff",)
+        return [name for name in names if name in self.types or name in own]
 
     def check_names(self, names: Sequence[str], file: str) -> None:
         """Raise InvalidUsage unless a file has the columns that are wanted, once each, and no others."""
@@ -108,7 +111,7 @@ class Caster:
         return CastTable(found, misfits)
 
     def _column(self, column: pa.ChunkedArray, name: str, is_text: bool) -> tuple[pa.ChunkedArray, dict[int, str]]:
-        wanted = self.types.get(name, pa.int64())
+        wanted = self.types.get(name, pa.bool_() if name == "_deleted" else pa.int64())
         if name == self.time_column and name not in self.schema.names:
             return cast_each(column, self._time_cast(is_text), pa.int64(), name)
         if is_text:

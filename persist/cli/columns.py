@@ -9,6 +9,7 @@ import pyarrow as pa
 from persist.blob.errors import InvalidUsage
 from persist.cli.rows_in import RowFile
 from persist.codecs import did_you_mean
+from persist.codecs.types.python_types import arrow_type
 
 OWN = ("_time", "_diff")
 
@@ -31,6 +32,12 @@ def sides(key: Sequence[str], value: Sequence[str], like: str | None, format: st
     if not keys and not values:
         raise InvalidUsage("a collection needs columns: say --key id:int64 --value amount:float64, or --like FILE")
     return keys or None, values or None
+
+
+def typed(text: str) -> tuple[str, pa.DataType]:
+    """Return the name and the type of a column that is given as NAME:TYPE."""
+    name, kind = _column(text, {})
+    return name, arrow_type(kind, f"column {name!r}")
 
 
 def _column(text: str, types: dict[str, pa.DataType]) -> tuple[str, Any]:

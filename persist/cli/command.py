@@ -48,6 +48,10 @@ OptionsFile = Annotated[
         help="A JSON object of such options that only its owner can read; PERSIST_STORAGE_OPTIONS may hold one, too.",
     ),
 ]
+Timeout = Annotated[
+    float | None,
+    typer.Option("--timeout", min=0.01, metavar="SECONDS", help="How long to try where the store does not answer; 60."),
+]
 Name = Annotated[str, typer.Argument(metavar="COLLECTION", help="The name of the collection.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 
@@ -64,17 +68,19 @@ def command(function: Callable[..., int]) -> Callable[..., int]:
     kinds: dict[str, Any] = {"location": Location}
     kinds |= {each.name: hints[each.name] for each in own}
     kinds |= {"as_json": Json, "storage_option": Options, "storage_options_file": OptionsFile}
+    kinds["timeout"] = Timeout
     defaults = {each.name: each.default for each in own}
-    defaults |= {"as_json": False, "storage_option": None, "storage_options_file": None}
+    defaults |= {"as_json": False, "storage_option": None, "storage_options_file": None, "timeout": None}
 
     def run(
         location: str,
         as_json: bool = False,
         storage_option: list[str] | None = None,
         storage_options_file: str | None = None,
+        timeout: float | None = None,
         **asked: Any,
     ) -> int:
-        place = Place(location, tuple(storage_option or ()), storage_options_file, as_json)
+        place = Place(location, tuple(storage_option or ()), storage_options_file, as_json, timeout)
         try:
             return function(place, **asked)
         except BrokenPipeError:  # Whoever read the output has seen enough; Click would make that status 1.

@@ -24,7 +24,7 @@ def csv_pieces(path: str, name: str, caster: Caster, misfits: Misfits) -> Iterat
     """Yield the rows of a CSV file that fit."""
     names = _head(path, name)
     caster.check_names(names, name)
-    check_text_types({each: caster.types.get(each, pa.int64()) for each in caster.wanted(names)}, "CSV")
+    check_text_types({each: caster.types[each] for each in caster.wanted(names) if each in caster.types}, "CSV")
     wrong_width = 0
 
     def skip(row: Any) -> str:

@@ -90,8 +90,9 @@ def _schema(caster: Caster, first: bytes) -> pa.Schema:
     time = caster.time_column
     if time is not None and time not in caster.schema.names and isinstance(given.get(time), str):
         fields[time] = pa.string()
-    if "_diff" in given and not caster.keys_only:
-        fields["_diff"] = pa.int64()
+    for name, kind in (("_diff", pa.int64()), ("_deleted", pa.bool_())):
+        if caster.wanted([name]) and (name in given or name == "_deleted"):
+            fields[name] = kind
     return pa.schema(fields.items())
 
 

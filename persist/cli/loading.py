@@ -12,6 +12,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import pyarrow as pa
 import xxhash
@@ -44,6 +45,7 @@ class Plan:
         token: names the load; None: the file's contents do.
         piece_rows: rows of one commit.
         skip_bad: write what fits, if not all does.
+        late: what to do with events that come too late; None for updates, which are no events.
     """
 
     time: int | str | None = None
@@ -52,6 +54,7 @@ class Plan:
     token: str | None = None
     piece_rows: int = PIECE_ROWS
     skip_bad: bool = False
+    late: str | None = None
 
 
 @dataclass(frozen=True)
@@ -118,12 +121,18 @@ def load(collection: "persist.Collection", file: RowFile, caster: Caster, plan: 
         for n, piece in enumerate(_cut(file.pieces(caster, Misfits()), plan.piece_rows)):
             seal = plan.seal if n == pieces - 1 else None
             if not is_ours or f"{token}/{n}" not in known:
-                future = collection.write(piece, time=plan.time, diff=plan.diff, token=f"{token}/{n}", seal=seal)
-                seqno = future.result()
+                seqno = _write(collection, piece, plan, f"{token}/{n}", seal)
             done(len(piece))
     if not rows and plan.seal is not None:
         seqno = collection.seal(plan.seal).result()
     return Loaded(rows, skipped, (pieces if rows else 0) - before, before, seqno)
+
+
+def _write(collection: "persist.Collection", piece: pa.Table, plan: Plan, token: str, seal: int | str | None) -> int:
+    if plan.late is None:
+        return collection.write(piece, time=plan.time, diff=plan.diff, token=token, seal=seal).result()
+    late: Any = plan.late
+    return collection.upsert(piece, time=plan.time, token=token, seal=seal, late=late).result()
 
 
 def was_begun(collection: "persist.Collection", file: RowFile, plan: Plan) -> bool:
@@ -152,7 +161,9 @@ def _token(collection: "persist.Collection", file: RowFile, plan: Plan) -> str:
     with open(file.path, "rb") as source:
         while data := source.read(READ_BYTES):
             digest.update(data)
-    digest.update(repr((collection.id, file.format, plan.time, plan.diff, plan.piece_rows, plan.skip_bad)).encode())
+    digest.update(
+        repr((collection.id, file.format, plan.time, plan.diff, plan.piece_rows, plan.skip_bad, plan.late)).encode()
+    )
     return f"file {digest.hexdigest()}"
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import typer
 
 import persist
-from persist.cli import looking, page, reading, upkeep, writing
+from persist.cli import looking, moving, naming, page, reading, upkeep, writing
 from persist.cli.command import CONFLICT, INTERRUPTED, MISTAKE, OK, PROBLEMS, UNAVAILABLE, app, close_output
 from persist.cli.text import shown
 
@@ -20,7 +20,7 @@ __all__ = ["COMMANDS", "OK", "PROBLEMS", "entry", "main"]
 # Typer brings a Click of its own, or uses the other one: this is the base of its errors about arguments.
 _Misuse: type[Exception] = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
 
-COMMANDS = (looking, reading, writing, upkeep, page)
+COMMANDS = (looking, reading, writing, naming, moving, upkeep, page)
 
 
 def entry() -> None:

@@ -20,17 +20,30 @@ class Place:
         location: a folder or a URL.
         given, file: options of the store, and the file with more of them.
         as_json: whether the command prints JSON.
+        timeout_s: how long to try where the store does not answer; None for what the library does.
     """
 
     location: str
     given: tuple[str, ...] = ()
     file: str | None = None
     as_json: bool = False
+    timeout_s: float | None = None
 
     @property
     def options(self) -> dict[str, Any]:
         """The options of the store."""
         return storage_options(self.given, self.file)
+
+    def settings(self, memory_budget: int | None = None) -> "persist.Settings":
+        """Return how a client of a command behaves: nothing happens in the background."""
+        more: dict[str, Any] = {} if memory_budget is None else {"memory_budget": memory_budget}
+        if self.timeout_s is not None:
+            longest = max(self.timeout_s, persist.RetryPolicy().throttled_deadline_s)
+            policy = persist.RetryPolicy(
+                deadline_s=self.timeout_s, throttled_deadline_s=longest, read_timeout_s=self.timeout_s
+            )
+            more["retry"] = policy
+        return persist.Settings(background=False, **more)
 
     @contextmanager
     def reading(self, *, seqno: int | None = None, memory_budget: int | None = None) -> Iterator["persist.Client"]:
@@ -39,7 +52,7 @@ class Place:
         Raises:
             InvalidUsage: nothing is stored there.
         """
-        settings = _settings(memory_budget)
+        settings = self.settings(memory_budget)
         with persist.open(
             self.location, mode="read", storage_options=self.options, seqno=seqno, settings=settings
         ) as client:
@@ -54,7 +67,7 @@ class Place:
         Raises:
             InvalidUsage: nothing is stored there, unless it may be new.
         """
-        settings = _settings(memory_budget)
+        settings = self.settings(memory_budget)
         with persist.open(self.location, storage_options=self.options, settings=settings) as client:
             if client.seqno < 0 and not may_be_new:
                 raise persist.InvalidUsage(self._nothing(client.url))
@@ -73,9 +86,3 @@ class Place:
             if os.listdir(path):
                 return f"{said}: the folder holds other files, and no log of persist. Check the path"
         return f"{said}. Check the address, or make a collection with persist create"
-
-
-def _settings(memory_budget: int | None) -> "persist.Settings":
-    if memory_budget is None:
-        return persist.Settings(background=False)
-    return persist.Settings(background=False, memory_budget=memory_budget)

@@ -69,6 +69,7 @@ class Portrait:
             "holds": [
                 {"name": h.name, "time": h.time, "holder": h.holder, "expires_ms": h.expires_ms} for h in self.holds
             ],
+            "tags": dict(facts.contents.tags),
             "history": self.history,
             "keyframes": self.keyframes,
             "read": None if plan is None else {"as_of": plan.as_of, "parts": plan.parts, "bytes": plan.bytes},
@@ -89,6 +90,10 @@ class Portrait:
             say("\nholds")
             rows = [(h.name or "a lease", shown_time(h.time, facts.timeline), h.holder or "-") for h in self.holds]
             print_table(("hold", "time", "holder"), rows)
+        if facts.contents.tags:
+            say("\ntags")
+            tags = [(name, shown_time(time, facts.timeline)) for name, time in sorted(facts.contents.tags.items())]
+            print_table(("tag", "time"), tags)
         self._print_runs("history, runs", self.history, ("first", "last"))
         self._print_runs("keyframes", self.keyframes, ("as_of",))
 

@@ -49,9 +49,9 @@ def read(
     wanted = format_of(format, output, at.as_json)
     with at.reading() as client:
         found = client.load(collection)
-        narrowed = _narrowed(found, columns, where)
+        chosen = narrowed(found, columns, where)
         time = None if as_of is None else time_of(as_of)
-        with found.snapshot(time, form=form, timeout_s=wait, **narrowed) as snapshot:  # type: ignore[arg-type]
+        with found.snapshot(time, form=form, timeout_s=wait, **chosen) as snapshot:  # type: ignore[arg-type]
             write_rows(snapshot.schema, snapshot.to_batches(), wanted, output, limit)
     return OK
 
@@ -77,9 +77,9 @@ def changes(
     wanted = format_of(format, output, at.as_json)
     with at.reading() as client:
         found = client.load(collection)
-        narrowed = _narrowed(found, columns, where)
+        chosen = narrowed(found, columns, where)
         end = None if upper is None else time_of(upper)
-        with found.changes(time_of(lower), end, timeout_s=wait, **narrowed) as updates:
+        with found.changes(time_of(lower), end, timeout_s=wait, **chosen) as updates:
             write_rows(updates.schema, updates.to_batches(), wanted, output, limit, in_order=True)
     return OK
 
@@ -103,7 +103,7 @@ def diff(
     wanted = format_of(format, output, at.as_json)
     with at.reading() as client:
         found = client.load(collection)
-        table = difference(found, time_of(first), time_of(second), **_narrowed(found, columns, where))
+        table = difference(found, time_of(first), time_of(second), **narrowed(found, columns, where))
         write_rows(table.schema, table.to_batches(), wanted, output, limit)
     return OK
 
@@ -162,7 +162,7 @@ def sql(
     return OK
 
 
-def _narrowed(found: "persist.Collection", columns: str | None, where: str | None) -> dict[str, Any]:
+def narrowed(found: "persist.Collection", columns: str | None, where: str | None) -> dict[str, Any]:
     """Return what narrows a read, as the arguments of the library."""
     from persist.cli.where import parse_where
 

@@ -4,7 +4,12 @@ import persist
 
 
 def time_of(text: str) -> int | str:
-    """Return a time as the library takes it: a number, or the text of a moment.
+    """Return a time to read at, as the library takes it: a number, or the text of a moment or the name of a tag."""
+    return int(text) if text.lstrip("-").isdigit() else text
+
+
+def written_time_of(text: str) -> int | str:
+    """Return a time to write at: a number, or the text of a moment.
 
     Raises:
         InvalidUsage: it is neither.

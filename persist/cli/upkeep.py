@@ -121,7 +121,13 @@ def fsck(
 ) -> int:
     """Verify everything that a location holds, and repair what can be repaired; status 1 if there are problems."""
     report = persist.fsck(
-        at.location, repair=repair, dry_run=dry_run, set_aside=set_aside, deep=not shallow, storage_options=at.options
+        at.location,
+        repair=repair,
+        dry_run=dry_run,
+        set_aside=set_aside,
+        deep=not shallow,
+        storage_options=at.options,
+        settings=at.settings(),
     )
     if report.is_empty:
         raise at.nothing(report.url)

@@ -9,7 +9,7 @@ import persist
 from persist.cli.command import MISTAKE, OK, Name, Yes, command
 from persist.cli.place import Place
 from persist.cli.text import counted, print_json, say, tell
-from persist.cli.times import time_of
+from persist.cli.times import written_time_of
 
 if TYPE_CHECKING:
     from persist.cli.casting import Caster
@@ -42,16 +42,39 @@ def create(
     timeline: Annotated[
         str | None, typer.Option(metavar="UNIT", help="Times are s, ms, us or ns since 1970, not plain numbers.")
     ] = None,
+    keyed: Annotated[
+        bool, typer.Option("--keyed", help="One value per key: it takes events by upsert, and no plain updates.")
+    ] = False,
+    order_by: Annotated[
+        list[str] | None,
+        typer.Option(metavar="COLUMN", help="With --keyed: of two events of a key, the later by this."),
+    ] = None,
+    tombstone: Annotated[
+        str | None, typer.Option(metavar="COLUMN", help="With --keyed: the column that says that its key is deleted.")
+    ] = None,
+    resolve: Annotated[
+        str, typer.Option(help='With --keyed: who turns events into updates, "seal" or "background".')
+    ] = "seal",
     format: Format = None,
 ) -> int:
     """Make a collection, empty; the location, too, if it is not there."""
     from persist.cli.columns import sides
 
+    if not keyed and (order_by or tombstone is not None or resolve != "seal"):
+        raise persist.InvalidUsage("--order-by, --tombstone and --resolve go with --keyed")
+    form: Any = {"order_by": order_by or (), "tombstone": tombstone, "resolve": resolve}
+
     sides_of = sides(key or [], value or [], like, format)
     with at.writing(may_be_new=True) as client:
         if client.seqno >= 0 and collection in client:
             raise persist.InvalidUsage(f"there is a collection {collection!r} at {client.url}: choose another name")
-        made = client.create_or_load(collection, key=sides_of[0], value=sides_of[1], timeline=timeline)
+        made = client.create_or_load(
+            collection,
+            key=sides_of[0],
+            value=sides_of[1],
+            timeline=timeline,
+            keyed=persist.Keyed(**form) if keyed else None,
+        )
         columns = {name: str(made.schema.arrow.field(name).type) for name in made.schema.names}
         _done(
             at,
@@ -87,8 +110,8 @@ def write(
 
     if time is not None and time_column is not None:
         raise persist.InvalidUsage("--time and --time-column exclude each other: a row has one time")
-    when = time_column if time is None else time_of(time)
-    plan = Plan(when, diff, None if seal is None else time_of(seal), token, commit_rows, skip_bad)
+    when = time_column if time is None else written_time_of(time)
+    plan = Plan(when, diff, None if seal is None else written_time_of(seal), token, commit_rows, skip_bad)
     with spooled(file, format) as rows, at.writing() as client:
         found = client.load(collection)
         source = "_time" if when is None else time_column
@@ -100,6 +123,54 @@ def write(
             at,
             {"collection": collection, **vars_of(loaded)},
             f"wrote {counted(loaded.rows, 'row')} to {collection} in {counted(loaded.commits, 'commit')}{again}",
+        )
+    return OK
+
+
+@command
+def upsert(
+    at: Place,
+    collection: Name,
+    file: File,
+    time: Annotated[
+        str | None, typer.Option("--time", "-t", metavar="TIME", help="Of all events; a number, or a moment.")
+    ] = None,
+    time_column: Annotated[
+        str | None, typer.Option(metavar="COLUMN", help="The column with the time of each event.")
+    ] = None,
+    seal: Annotated[str | None, typer.Option(metavar="TIME", help="Seal to this time with the last of it.")] = None,
+    token: Annotated[
+        str | None, typer.Option(help="Names the load, which happens once; else the file's contents do.")
+    ] = None,
+    late: Annotated[
+        str, typer.Option(help='"raise" refuses events that come too late, "collect" leaves them out and counts them.')
+    ] = "raise",
+    ignore: Ignore = None,
+    skip_bad: SkipBad = False,
+    commit_rows: Annotated[int, typer.Option(min=1, help="Events of one commit.")] = 1_000_000,
+    format: Format = None,
+) -> int:
+    """Give keys of a keyed collection new values, or delete them where a column _deleted is true."""
+    from persist.cli.loading import Plan, load, spooled
+
+    if time is not None and time_column is not None:
+        raise persist.InvalidUsage("--time and --time-column exclude each other: an event has one time")
+    when = time_column if time is None else written_time_of(time)
+    plan = Plan(
+        when, None, None if seal is None else written_time_of(seal), token, commit_rows, skip_bad, late=late or "raise"
+    )
+    with spooled(file, format) as rows, at.writing() as client:
+        found = client.load(collection)
+        source = "_time" if when is None else time_column
+        loaded = load(found, rows, _caster(found, source, ignore, is_events=True), plan)
+        left_out = sum(found.late_counts.values())
+        was_done = not loaded.commits and loaded.done_before
+        again = " (all of it was written before: nothing was done)" if was_done else ""
+        told = f", {counted(left_out, 'late event')} left out" if left_out else ""
+        _done(
+            at,
+            {"collection": collection, **vars_of(loaded), "late": found.late_counts},
+            f"gave {counted(loaded.rows, 'event')} to {collection} in {counted(loaded.commits, 'commit')}{told}{again}",
         )
     return OK
 
@@ -124,7 +195,7 @@ def overwrite(
         caster = _caster(found, None, ignore)
         count, skipped = checked(rows, caster, skip_bad=skip_bad)
         only = None if where is None else parse_where(where, found.schema)
-        seqno = found.overwrite(rows_of(rows, caster), time=time_of(time), where=only).result()
+        seqno = found.overwrite(rows_of(rows, caster), time=written_time_of(time), where=only).result()
         _done(
             at,
             {"collection": collection, "rows": count, "skipped": skipped, "seqno": seqno},
@@ -159,13 +230,13 @@ def delete(
         what: Any
         if where is not None:
             what = parse_where(where, found.schema)
-            seqno = found.delete(what, time=time_of(time)).result()
+            seqno = found.delete(what, time=written_time_of(time)).result()
         else:
             with spooled(keys or "", format) as rows:
                 caster = Caster(found.schema, None, keys_only=True, ignored=tuple(ignore or ()))
                 checked(rows, caster, skip_bad=False)
                 what = pa.table(rows_of(rows, caster).read_all())
-            seqno = found.delete(what, time=time_of(time)).result()
+            seqno = found.delete(what, time=written_time_of(time)).result()
         _done(at, {"collection": collection, "seqno": seqno}, f"deleted from {collection} at {time}")
     return OK
 
@@ -182,7 +253,7 @@ def seal(
         raise persist.InvalidUsage("say to which time: persist seal LOCATION COLLECTION TIME, or --for-ever")
     with at.writing() as client:
         found = client.load(collection)
-        seqno = found.seal(persist.Antichain() if upper is None else time_of(upper)).result()
+        seqno = found.seal(persist.Antichain() if upper is None else written_time_of(upper)).result()
         now = found.upper.time
         _done(
             at,
@@ -221,11 +292,16 @@ def vars_of(loaded: Any) -> dict[str, Any]:
 
 
 def _caster(
-    found: "persist.Collection", time_column: str | None, ignore: list[str] | None, upper: int | None = None
+    found: "persist.Collection",
+    time_column: str | None,
+    ignore: list[str] | None,
+    upper: int | None = None,
+    *,
+    is_events: bool = False,
 ) -> "Caster":
     from persist.cli.casting import Caster
 
-    return Caster(found.schema, time_column, ignored=tuple(ignore or ()), upper=upper)
+    return Caster(found.schema, time_column, ignored=tuple(ignore or ()), upper=upper, is_events=is_events)
 
 
 def _done(at: Place, told: dict[str, Any], line: str) -> None:

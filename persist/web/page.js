@@ -175,7 +175,8 @@ async function openCollection(name, wanted) {
   };
   const draw = () => {
     const marks = [{ kind: "since", text: "since", time: told.since }, { kind: "upper", text: "upper", time: told.upper }];
-    marks.push(...told.picture.holds.map((hold) => ({ kind: "hold", text: hold.name === null ? "a reader" : `hold ${hold.name}`, time: hold.time })));
+    marks.push(...told.picture.holds.map((hold) => ({ kind: "hold", text: hold.name === null ? "a reader" : `hold ${visible(hold.name)}`, time: hold.time })));
+    marks.push(...told.picture.tags.map((tag) => ({ kind: "tag", text: `tag ${visible(tag.name)}`, time: tag.time })));
     marks.push({ kind: "now", text: "shown", time: at });
     drawPicture($("picture"), told.picture, marks, textOf, (time) => doing(() => move(BigInt(Math.max(0, Math.round(time))))));
     const [low, high] = span();

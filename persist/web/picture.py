@@ -27,6 +27,7 @@ def picture(contents: CollectionState) -> dict[str, Any]:
         "history": [each for each in parts if "as_of" not in each],
         "keyframes": [each for each in parts if "as_of" in each],
         "left_out": len(drawn) + len(frames) - len(chosen),
+        "tags": [{"name": name, "time": str(time)} for name, time in contents.tags.items()],
         "holds": [
             {"name": None if hold.lease else name, "time": str(hold.time)} for name, hold in contents.holds.items()
         ],

@@ -1,0 +1,146 @@
+"""Commands that change a schema, move data in and out, and serve it: evolve, export, import, serve."""
+
+import os
+import signal
+from typing import Annotated, Any
+
+import typer
+
+import persist
+from persist.cli.command import OK, Name, command
+from persist.cli.place import Place
+from persist.cli.reading import AsOf, Columns, Where, narrowed
+from persist.cli.text import counted, print_json, say
+from persist.cli.times import time_of, written_time_of
+
+To = Annotated[str, typer.Option("--to", help="parquet (a folder) or delta (a table).")]
+TOKEN_VARIABLE = "PERSIST_SERVE_TOKEN"
+
+
+@command
+def evolve(
+    at: Place,
+    collection: Name,
+    add: Annotated[list[str] | None, typer.Option(metavar="NAME:TYPE", help="A value column; may be repeated.")] = None,
+    drop: Annotated[list[str] | None, typer.Option(metavar="NAME", help="A value column; may be repeated.")] = None,
+    rename: Annotated[list[str] | None, typer.Option(metavar="OLD=NEW", help="A column; may be repeated.")] = None,
+    widen: Annotated[
+        list[str] | None, typer.Option(metavar="NAME:TYPE", help="To a type that holds all it held; may be repeated.")
+    ] = None,
+) -> int:
+    """Change the schema for every reader and every time from now on; no data is rewritten."""
+    from persist.cli.columns import typed
+
+    names = dict(_pair(each) for each in rename or [])
+    if not (add or drop or names or widen):
+        raise persist.InvalidUsage("say what is to change: --add, --drop, --rename or --widen")
+    with at.writing() as client:
+        found = client.load(collection)
+        version = found.evolve(
+            add=dict(map(typed, add or [])), drop=drop or [], rename=names, widen=dict(map(typed, widen or []))
+        )
+        columns = {name: str(found.schema.arrow.field(name).type) for name in found.schema.names}
+        _done(
+            at,
+            {"collection": collection, "version": version, "columns": columns},
+            f"{collection} has version {version} of its schema: {', '.join(f'{n}: {t}' for n, t in columns.items())}",
+        )
+    return OK
+
+
+@command
+def export(
+    at: Place,
+    collection: Name,
+    target: Annotated[str, typer.Argument(metavar="TARGET", help="A folder that is not there yet, or a table's URI.")],
+    as_of: AsOf = None,
+    columns: Columns = None,
+    where: Where = None,
+    to: To = "parquet",
+) -> int:
+    """Write the contents of one time as a folder of Parquet files, or as a Delta table."""
+    if to not in ("parquet", "delta"):
+        raise persist.InvalidUsage(f"--to {to!r} is no form of an export: use parquet or delta")
+    with at.reading() as client:
+        found = client.load(collection)
+        time = None if as_of is None else time_of(as_of)
+        with found.snapshot(time, timeout_s=0, **narrowed(found, columns, where)) as snapshot:
+            if to == "parquet":
+                made: Any = snapshot.export_parquet(target)
+                line = f"wrote {counted(len(made), 'file')} to {target}"
+            else:
+                made = snapshot.export_delta(target)
+                line = f"wrote version {made} of the Delta table {target}"
+        _done(at, {"collection": collection, "to": to, "target": target, "made": made}, line)
+    return OK
+
+
+@command
+def import_(
+    at: Place,
+    collection: Name,
+    source: Annotated[str, typer.Argument(metavar="SOURCE", help="A file or folder of Parquet, or a Delta table.")],
+    from_: Annotated[str, typer.Option("--from", help="parquet or delta.")] = "parquet",
+    time: Annotated[
+        str | None, typer.Option("--time", "-t", metavar="TIME", help="Of all rows; versions of Delta have their own.")
+    ] = None,
+    seal: Annotated[str | None, typer.Option(metavar="TIME", help="Seal to this time in the end.")] = None,
+    token: Annotated[
+        str | None, typer.Option(help="Names the import, which goes on where it ended if it is given again.")
+    ] = None,
+) -> int:
+    """Write the rows of many Parquet files, or make the versions of a Delta table times of a collection."""
+    if from_ not in ("parquet", "delta"):
+        raise persist.InvalidUsage(f"--from {from_!r} is no source of an import: use parquet or delta")
+    if (time is None) != (from_ == "delta") or (from_ == "delta" and (seal is not None or token is not None)):
+        raise persist.InvalidUsage("--time belongs to Parquet; a Delta table has times, seals and resumes by itself")
+    with at.writing() as client:
+        found = client.load(collection)
+        if time is not None:
+            upper = None if seal is None else written_time_of(seal)
+            rows = found.import_parquet(source, time=written_time_of(time), seal=upper, token=token)
+            told, line = {"rows": rows}, f"read {counted(rows, 'row')} of {source} into {collection}"
+        else:
+            versions = found.import_delta(source)
+            told = {"versions": len(versions)}
+            line = f"made {counted(len(versions), 'version')} of {source} times of {collection}"
+        _done(at, {"collection": collection, **told}, line)
+    return OK
+
+
+@command
+def serve(
+    at: Place,
+    url: Annotated[str, typer.Option(help="grpc://host:port; port 0 takes a free one.")] = "grpc://127.0.0.1:0",
+    insecure: Annotated[
+        bool, typer.Option("--insecure", help="Allow an address that other machines reach without a token.")
+    ] = False,
+) -> int:
+    """Tell others of new records and serve reads over Arrow Flight, until it is interrupted.
+
+    The token that clients must send comes from the environment variable PERSIST_SERVE_TOKEN.
+    """
+    token = os.environ.get(TOKEN_VARIABLE)
+    with at.reading() as client:
+        server = client.serve(url, token=token, insecure=insecure)
+        try:
+            _done(at, {"url": server.url}, f"{server.url} serves {client.url}. Ctrl-C ends it.")
+            typer.get_text_stream("stdout").flush()
+            signal.pause()
+        finally:
+            server.close()
+    return OK
+
+
+def _pair(text: str) -> tuple[str, str]:
+    old, equals, new = text.partition("=")
+    if not (old and equals and new):
+        raise persist.InvalidUsage(f"--rename {text!r} is not of the form OLD=NEW")
+    return old, new
+
+
+def _done(at: Place, told: dict[str, Any], line: str) -> None:
+    if at.as_json:
+        print_json(told)
+    else:
+        say(line)

@@ -1,0 +1,117 @@
+"""Commands that say something of collections: tag, tags, untag, rename, view, refresh."""
+
+from typing import Annotated, Any
+
+import typer
+
+import persist
+from persist.cli.command import OK, Name, command
+from persist.cli.place import Place
+from persist.cli.text import print_json, print_table, say
+from persist.cli.times import time_of
+
+Tag = Annotated[str, typer.Argument(metavar="TAG", help="A name that does not look like a time.")]
+
+
+@command
+def tag(
+    at: Place,
+    collection: Name,
+    name: Tag,
+    time: Annotated[str | None, typer.Argument(metavar="[TIME]", help="A sealed time; else the latest one.")] = None,
+    move: Annotated[bool, typer.Option("--move", help="Let a tag that is at another time move.")] = False,
+) -> int:
+    """Name a sealed time, which stays readable as long as it has a name: --as-of TAG reads it."""
+    with at.writing() as client:
+        tagged = client.load(collection).tag(name, None if time is None else time_of(time), move=move)
+        _done(at, {"collection": collection, "tag": name, "time": tagged}, f"{collection} as of {tagged} is {name!r}")
+    return OK
+
+
+@command
+def tags(at: Place, collection: Name) -> int:
+    """List the tags of a collection."""
+    with at.reading() as client:
+        found = client.load(collection)
+        rows = sorted(found.tags().items(), key=lambda each: (each[1], each[0]))
+        timeline = found.timeline
+    if at.as_json:
+        print_json(dict(rows))
+        return OK
+    moments = [(name, time, "-" if timeline is None else timeline.text_of(time)) for name, time in rows]
+    print_table(("tag", "time", "moment"), moments, right=[1])
+    return OK
+
+
+@command
+def untag(at: Place, collection: Name, name: Tag) -> int:
+    """Drop a tag; the time that it named may be compacted then."""
+    with at.writing() as client:
+        client.load(collection).drop_tag(name).result()
+        _done(at, {"collection": collection, "dropped": name}, f"dropped the tag {name!r} of {collection}")
+    return OK
+
+
+@command
+def rename(
+    at: Place, collection: Name, name: Annotated[str, typer.Argument(metavar="NEW", help="The new name.")]
+) -> int:
+    """Give a collection another name."""
+    with at.writing() as client:
+        client.load(collection).rename(name).result()
+        _done(at, {"collection": name, "was": collection}, f"{collection} is called {name} now")
+    return OK
+
+
+@command
+def view(
+    at: Place,
+    name: Annotated[str, typer.Argument(metavar="VIEW", help="What the view is called: it is a collection.")],
+    query: Annotated[
+        str | None, typer.Argument(metavar="[QUERY]", help="A SELECT of DuckDB's SQL; else the view is shown.")
+    ] = None,
+    key: Annotated[list[str] | None, typer.Option("--key", "-k", help="A column of its key; may be repeated.")] = None,
+) -> int:
+    """Keep the answer of a query as a collection; without a query, show the one that a view keeps."""
+    if query is None:
+        with at.reading() as client:
+            found = client.view(name)
+            _done(at, {"view": name, "sql": found.sql, "upper": found.upper.time}, f"{found.sql}\n\n{found.explain()}")
+        return OK
+    with at.writing() as client:
+        made = client.create_view(name, query, key=key)
+        upper = made.refresh()
+        made.close()
+        _done(at, {"view": name, "upper": upper.time}, f"{name} is up to date before {_shown(upper)}")
+    return OK
+
+
+@command
+def refresh(
+    at: Place,
+    views: Annotated[list[str], typer.Argument(metavar="VIEW...", help="Which ones, each after those that it reads.")],
+) -> int:
+    """Bring views up to the times to which what they read is sealed."""
+    told: list[dict[str, Any]] = []
+    with at.writing() as client:
+        for name in views:
+            found = client.view(name)
+            upper = found.refresh()
+            found.close()
+            told.append({"view": name, "upper": upper.time})
+            if not at.as_json:
+                say(f"{name} is up to date before {_shown(upper)}")
+    if at.as_json:
+        print_json(told)
+    return OK
+
+
+def _shown(upper: "persist.Antichain") -> str:
+    return "ever" if upper.time is None else str(upper.time)
+
+
+def _done(at: Place, told: dict[str, Any], line: str) -> None:
+    if at.as_json:
+        print_json(told)
+    else:
+        say(line)
