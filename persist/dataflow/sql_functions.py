@@ -334,6 +334,12 @@ def _fits(function: Callable[..., Any]) -> Callable[..., Array]:
     return lambda value, kind: function(value)
 
 
+def _bucket(*arguments: Any) -> Array:
+    *columns, kind = arguments
+    return pa.array(numbers.bucket(tuple(columns), BUCKETS)).cast(kind)
+
+
+BUCKETS = 64
 FUNCTIONS: dict[str, Callable[..., Array]] = {
     "add": _add,
     "subtract": _subtract,
@@ -341,6 +347,11 @@ FUNCTIONS: dict[str, Callable[..., Array]] = {
     "divide": numbers.divide,
     "divide_whole": numbers.divide_whole,
     "remainder": numbers.remainder,
+    "bucket": _bucket,
+    "lower_limb": lambda value, kind: numbers.limb(value, 0),
+    "upper_limb": lambda value, kind: numbers.limb(value, 1),
+    "joined_limbs": numbers.joined_limbs,
+    "mean_of_limbs": lambda lower, upper, count, scale, kind: numbers.mean_of_limbs(lower, upper, count, scale),
     "abs": numbers.absolute,
     "ceil": _whole(pc.ceil),
     "floor": _whole(pc.floor),

@@ -213,6 +213,91 @@ def unscaled(value: Array) -> npt.NDArray[np.int64]:
     return found
 
 
+LIMB = 62  # Bits of the lower limb of a wide decimal.
+
+
+def limb(value: Array, number: int) -> Array:
+    """Return the lower (0) or the upper (1) limb of decimals: value * 10**scale = lower + upper * 2**62.
+
+    Raises:
+        ValueError: a value is 2**125 or beyond, so that its upper limb does not fit.
+    """
+    if isinstance(value, pa.ChunkedArray):
+        value = value.combine_chunks()
+    mask = value.is_null().to_numpy(zero_copy_only=False) if value.null_count else None
+    if not len(value):
+        return pa.array([], pa.int64())
+    raw = np.frombuffer(value.buffers()[1], np.int64)[2 * value.offset : 2 * (value.offset + len(value))]
+    low, high = raw[::2], raw[1::2]
+    if number == 0:
+        return pa.array(low & np.int64(2**LIMB - 1), mask=mask)
+    if mask is not None:
+        high = np.where(mask, 0, high)
+    if len(high) and (high.max() >= 2**61 or high.min() < -(2**61)):
+        raise ValueError("a decimal of more than 37 digits is too large for a sum")
+    return pa.array((high << 2) | ((low >> LIMB) & 3), mask=mask)
+
+
+def joined_limbs(lower: Array, upper: Array, kind: pa.DataType) -> Array:
+    """Return sums of limbs as decimals.
+
+    Raises:
+        ValueError: one does not fit.
+    """
+    context, found = Context(prec=_WIDE), list[Decimal | None]()
+    for low, high in zip(lower.to_pylist(), upper.to_pylist(), strict=True):
+        if low is None:
+            found.append(None)
+            continue
+        total = int(low) + (int(high) << LIMB)
+        if abs(total) >= 10**kind.precision:
+            raise ValueError(f"a sum needs more than the {kind.precision} digits of {kind}")
+        found.append(context.scaleb(context.create_decimal(total), -kind.scale))
+    return pa.array(found, kind)
+
+
+def mean_of_limbs(lower: Array, upper: Array, counts: Array, scale: Array) -> Array:
+    """Return sums of limbs over counts, rounded once."""
+    columns = (each.to_pylist() for each in (lower, upper, counts, scale))
+    found = [
+        None if low is None or not count else (int(low) + (int(high) << LIMB)) / (count * 10**digits)
+        for low, high, count, digits in zip(*columns, strict=True)
+    ]
+    return pa.array(found, pa.float64())
+
+
+def bucket(columns: tuple[Array, ...], buckets: int) -> npt.NDArray[np.int64]:
+    """Return a number below buckets for each record, the same for equal ones."""
+    found = np.zeros(len(columns[0]), np.int64)
+    for column in columns:
+        found = found * np.int64(31) + _small(column)
+    return (found ^ (found >> 7) ^ (found >> 17)) & np.int64(buckets - 1)
+
+
+def _small(column: Array) -> npt.NDArray[np.int64]:
+    kind = column.type
+    if pat.is_string(kind) or pat.is_binary(kind):
+        if column.null_count:
+            column = column.fill_null("" if pat.is_string(kind) else b"")
+        ends = np.frombuffer(column.buffers()[1], np.int32)[column.offset : column.offset + len(column) + 1]
+        data = column.buffers()[2]
+        sums = np.concatenate(([0], np.frombuffer(data, np.uint8).cumsum() if data is not None else ()))
+        places = ends.astype(np.int64)
+        found: npt.NDArray[np.int64] = (sums[places[1:]] - sums[places[:-1]]).astype(np.int64)
+        return found
+    if pat.is_decimal128(kind):
+        return unscaled(column) if column.type.precision <= 18 else limb(column, 0).fill_null(0).to_numpy()
+    if pat.is_floating(kind):
+        return (floats(column) + 0.0).view(np.int64) >> 40
+    if pat.is_boolean(kind):
+        column = column.cast(pa.int8())
+    elif not pat.is_integer(kind):
+        column = column.view(pa.int32() if kind.bit_width == 32 else pa.int64())
+    filled = column.fill_null(pa.scalar(0, column.type)) if column.null_count else column
+    numbers: npt.NDArray[np.int64] = filled.to_numpy(zero_copy_only=False).astype(np.int64)
+    return numbers
+
+
 def of_unscaled(words: npt.NDArray[np.int64], kind: pa.DataType, mask: npt.NDArray[np.bool_] | None = None) -> Array:
     """Return whole numbers of the last digit as decimals; mask says where NULL is."""
     pairs = np.empty((len(words), 2), np.int64)

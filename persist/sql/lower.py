@@ -38,6 +38,7 @@ from persist.sql.types import to_arrow
 
 ALL_ROWS = 2**62
 ITERATIONS_MAX = 10_000
+FEW = 1000  # Up to so many first rows, finding them in parts first pays.
 
 
 class Lowering:
@@ -151,6 +152,8 @@ def _top(node: TopK, stream: Stream) -> Stream:
         if name not in order and name not in keys:
             order[name] = each
     count = ALL_ROWS if node.limit is None else node.limit
+    if not keys and count + node.offset <= FEW:
+        stream = _foremost(stream, by, node)
     keys = list(dict.fromkeys(keys))
     if not order:
         rest = [name for name in stream.columns if name not in keys]
@@ -163,6 +166,19 @@ def _top(node: TopK, stream: Stream) -> Stream:
         down = [each.descending for each in order.values()]
         found = stream.group_by(*keys).top_k(count, list(order), descending=down, skip=node.offset, nulls_first=nulls)
     return found.project(*columns)
+
+
+def _foremost(stream: Stream, by: list[str], node: TopK) -> Stream:
+    """Return the first rows of each of some parts, among which those of the whole are: a change then costs its part."""
+    columns = list(stream.columns)
+    part = DataflowCall("sql.bucket", tuple(map(col, columns)), (pa.int64(),))
+    order = dict(zip(reversed(by), reversed(node.order), strict=True))
+    names = list(dict.fromkeys(by)) or columns[:1]
+    down = [order[name].descending if name in order else False for name in names]
+    nulls = [name for name in names if name in order and order[name].nulls_first]
+    assert node.limit is not None
+    found = stream.extend(_part=part).group_by("_part")
+    return found.top_k(node.limit + node.offset, names, descending=down, nulls_first=nulls).project(*columns)
 
 
 def _counted(node: TopK, stream: Stream) -> Stream:

@@ -21,6 +21,8 @@ from persist.sql.algebra import Aggregate, Aggregation
 from persist.sql.lower_expression import lowered, numbered
 from persist.sql.types import to_arrow
 
+NARROW = 18  # Digits of a decimal that fit one word.
+
 
 def aggregated(node: Aggregate, stream: Stream, program: Program) -> Stream:
     """Return a row for each group of each grouping set."""
@@ -85,19 +87,43 @@ def _grouped(node: Aggregate, rows: Stream, keys: list[str]) -> Stream:
     plain = {f"v{at}": each for at, each in enumerate(node.aggregates) if not _is_distinct(each)}
     distinct = {f"v{at}": each for at, each in enumerate(node.aggregates) if _is_distinct(each)}
     is_global = not keys
-    found = None
-    if plain:
-        made = {name: _aggregate(name, each, rows, is_global=is_global) for name, each in plain.items()}
-        found = rows.project(*keys, *_read(made)).group_by(*keys).agg(**made)
+    found = _aggregated(plain, rows, keys, is_global=is_global) if plain else None
     for name, each in distinct.items():
         # A group of which no value is left must not be lost: NULLs stay, and count for nothing.
         values = rows.project(*keys, name).distinct()
-        made = {name: _aggregate(name, each, values, is_global=True)}
-        one = values.group_by(*keys).agg(**made)
+        one = _aggregated({name: each}, values, keys, is_global=True)
         if found is not None:
             one = found.join(one, keys, null_equals=True) if keys else found.cross(one)
         found = one
     return rows.project(*keys).distinct() if found is None else found
+
+
+def _aggregated(wanted: dict[str, Aggregation], rows: Stream, keys: list[str], *, is_global: bool) -> Stream:
+    """Return a row per key with aggregates. Sums of wide decimals are those of their limbs, put together."""
+    made: dict[str, DataflowAggregate] = {}
+    outputs: dict[str, Any] = {key: col(key) for key in keys}
+    for name, each in wanted.items():
+        kind = rows.schema.field(name).type
+        if each.function in ("sum", "avg") and pat.is_decimal(kind) and kind.precision > NARROW:
+            for number in ("lower", "upper"):
+                limb = DataflowCall(f"sql.{number}_limb", (col(name),), (pa.int64(),))
+                made[f"{name}_{number}"] = DataflowAggregate("wide_sum", limb)
+            limbs = (col(f"{name}_lower"), col(f"{name}_upper"))
+            if each.function == "sum":
+                outputs[name] = DataflowCall("sql.joined_limbs", limbs, (pa.decimal128(38, kind.scale),))
+            else:
+                made[f"{name}_count"] = DataflowAggregate(
+                    "count", DataflowCall("sql.upper_limb", (col(name),), (pa.int64(),))
+                )
+                scale = lit(kind.scale, pa.int64())
+                outputs[name] = DataflowCall(
+                    "sql.mean_of_limbs", (*limbs, col(f"{name}_count"), scale), (pa.float64(),)
+                )
+        else:
+            made[name] = _aggregate(name, each, rows, is_global=is_global)
+            outputs[name] = col(name)
+    found = rows.project(*keys, *_read(made)).group_by(*keys).agg(**made)
+    return found if all(name in made for name in wanted) else found.map(**outputs)
 
 
 def _read(made: dict[str, DataflowAggregate]) -> list[str]:
