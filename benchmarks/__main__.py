@@ -19,7 +19,7 @@ from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 
-from benchmarks import basics, compaction, dataflows, latest, lookups, points, spark, streams, travel
+from benchmarks import basics, compaction, dataflows, latest, lookups, points, spark, streams, travel, upserts
 from benchmarks.harness import Row, report
 from benchmarks.workspace import Workspace
 
@@ -39,6 +39,7 @@ MEASURES: dict[str, Callable[[Workspace], list[Row]]] = {
     "points": points.points,
     "lookups": lookups.lookups,
     "append": streams.append,
+    "upserts": upserts.upserts,
     "micro": streams.micro,
     "compaction": compaction.throughput,
     "amplification": compaction.amplification,

@@ -143,7 +143,7 @@ class KeyedOperations:
         end = None if seal is None else self.handle.frontier("upper", seal)
         taken = taken_events(self.handle, events, self.handle.stamp(time, None))
         counts = self._late_counts if late == "collect" else None
-        return submit_keyed(self.handle, action, AskedEvents(taken, end, token, tuple(notes), counts))
+        return submit_keyed(self.handle, action, AskedEvents(taken, end, token, tuple(notes), late=counts))
 
     def _delete_keyed(self, what: Any, time: int | Moment, token: str | None, notes: Sequence[Step]) -> CommitFuture:
         if isinstance(what, pc.Expression):

@@ -60,6 +60,7 @@ class AskedEvents:
     """What somebody wants of a keyed collection as one commit: events, a seal, or both.
 
     Attributes:
+        marks: what makes the collection remember the token: the digest is of all events, late ones among them.
         also: steps of the same commit: what must hold of upper, and notes.
         late: counts the events that are late, by reason, which are left out then; None refuses all if some are.
     """
@@ -69,6 +70,7 @@ class AskedEvents:
     token: str | None = None
     also: tuple[Step, ...] = ()
     late: Counter[str] | None = None
+    marks: tuple[Tokens, ...] = ()
 
 
 def keyed_form(handle: CollectionHandle) -> KeyedForm:
@@ -99,6 +101,7 @@ def submit(handle: CollectionHandle, action: str, asked: AskedEvents) -> CommitF
     check_token(asked.token)  # Before anything is uploaded.
     if asked.events is not None and not len(asked.events.table):
         asked = replace(asked, events=None)
+    asked = replace(asked, marks=tuple(_token_steps(handle, asked)))
     resolves = asked.end is not None and keyed_form(handle).resolve == "seal"
     if not resolves and asked.late is None and not writer.keyed.is_busy(handle.id):
         return handle.submit(action, _plain_steps(handle, asked))
@@ -190,9 +193,8 @@ def _resolving_steps(handle: CollectionHandle, contents: CollectionState, asked:
     """Return what commits events with a seal, against contents as they are."""
     end = asked.end
     assert end is not None
-    marks = _token_steps(handle, asked)
     if asked.token in contents.tokens:
-        return [*marks]  # It was done before, which the committer will find.
+        return [*asked.marks]  # It was done before, which the committer will find.
     sealing = Seal(handle.id, end.elements)
     before, after = _cut(asked.events, end)
     if before is not None:
@@ -212,13 +214,13 @@ def _resolving_steps(handle: CollectionHandle, contents: CollectionState, asked:
         # What is told of watermarks is of all these events, and once.
         watermarks = asked.events.watermarks if before is None else None
         pending = [handle.pend_step(EventTable(asked.events.schema, after, watermarks))]
-    return [*asked.also, *resolving, *pending, *marks]
+    return [*asked.also, *resolving, *pending, *asked.marks]
 
 
 def _plain_steps(handle: CollectionHandle, asked: AskedEvents) -> list[Step]:
     pending: list[Step] = [] if asked.events is None else [handle.pend_step(asked.events)]
     sealing = [] if asked.end is None else [Seal(handle.id, asked.end.elements)]
-    return [*asked.also, *pending, *sealing, *_token_steps(handle, asked)]
+    return [*asked.also, *pending, *sealing, *asked.marks]
 
 
 def _token_steps(handle: CollectionHandle, asked: AskedEvents) -> list[Tokens]:

@@ -162,6 +162,24 @@ def test_events_below_the_late_bound_are_refused_or_collected_and_the_bound_move
     assert users.late_bound == 95
 
 
+def test_events_that_were_late_belong_to_their_token_too(client: persist.Client) -> None:
+    users = keyed(client)
+    users.upsert([(1, (1, "a", None), 0)], seal=5).result()
+    batch = [(2, (1, "late", None), 4), (3, (1, "timely", None), 5)]
+    first = users.upsert(batch, token="t", seal=6, late="collect")
+    again = users.upsert(batch, token="t", seal=6, late="collect")
+    assert (first.exception(), again.exception()) == (None, None)
+    assert first.late is not None
+    assert again.late is None  # It was done before.
+    assert users.late_counts == {"sealed": 1}
+    all_late = users.upsert(batch, token="u", late="collect")
+    all_late.result()
+    assert all_late.late is not None
+    assert len(all_late.late) == 2
+    with pytest.raises(persist.TokenReused):
+        users.upsert(batch[:1], token="t", late="collect").result()
+
+
 def test_a_deletion_that_a_late_row_would_undo_is_refused(client: persist.Client) -> None:
     with pytest.raises(persist.InvalidUpdate, match="tombstone"):
         keyed(client, "a", order_by=["at"]).upsert([(1, None, 0)])
