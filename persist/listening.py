@@ -21,9 +21,14 @@ from persist.timeline import Moment, Timeline
 
 
 def listen_from(
-    handle: CollectionHandle, lower: int, reading: ClaimedRead, first: Progress | None, moments: Timeline | None
+    handle: CollectionHandle,
+    lower: int,
+    reading: ClaimedRead,
+    first: Progress | None,
+    moments: Timeline | None,
+    columns: Sequence[str] | None = None,
 ) -> Listen:
-    """Return what yields first, if there is something, and then the updates at times >= lower."""
+    """Return what yields first, if there is something, and then the updates at times >= lower, or columns of them."""
     unread = UnreadParts()
 
     def read(reading: ClaimedRead, contents: CollectionState, lower: int, upper: int) -> pa.Table:
@@ -32,7 +37,7 @@ def listen_from(
             return with_moments(found, moments)
         parts = unread.at_or_after(contents, lower)
         schema = among_versions(handle.schema, contents)
-        found = read_changes(Scan(schema, parts, lower, upper, schema.names).pruned(), reading())
+        found = read_changes(Scan(schema, parts, lower, upper, tuple(columns or schema.names)).pruned(), reading())
         return with_moments(found, moments)
 
     return Listen(handle.engine.follower, handle.id, handle.name, lower, reading, read, first)
@@ -52,9 +57,16 @@ def contents_as_of(
 
 
 def begun_listen(
-    handle: CollectionHandle, as_of: int | Moment | None, moments: Timeline | None, consumer: str = ""
+    handle: CollectionHandle,
+    as_of: int | Moment | None,
+    moments: Timeline | None,
+    consumer: str = "",
+    columns: Sequence[str] | None = None,
 ) -> Listen:
-    """Return what yields the updates after as_of, None for all; see `Collection.listen`, and `Engine.claim_all`."""
+    """Return what yields the updates after as_of, None for all; see `Collection.listen`, and `Engine.claim_all`.
+
+    With columns, only these are read, and whatever becomes of the others is not noticed.
+    """
     lower = 0 if as_of is None else handle.as_time("as_of", as_of) + 1
     check_changes_readable(handle.contents(), lower)
     contents, reading = handle.claim(max(0, lower - 1), consumer)
@@ -63,7 +75,7 @@ def begun_listen(
     except BaseException:
         reading.close()
         raise
-    return listen_from(handle, lower, reading, None, moments)
+    return listen_from(handle, lower, reading, None, moments, columns)
 
 
 def begun_subscription(

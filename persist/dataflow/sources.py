@@ -24,6 +24,7 @@ from persist.dataflow.types import shown
 from persist.dataflow.words import Domain
 from persist.errors import AsOfCompacted, AsOfNotSealed, CollectionNotFound, HoldMoved, LeaseExpired
 from persist.hold.holds import Hold
+from persist.listening import begun_listen
 from persist.read.listen import Listen
 
 
@@ -134,14 +135,16 @@ class SourceReader:
         self._holds = []
 
     def _snapshot(self, timeout_s: float) -> Listen | None:
+        # The schema stays the one that was checked: what becomes of columns that are not read is not noticed.
+        handle, names = self.collection.handle, self._schema.names
         try:
             snapshot = self.collection.snapshot(
-                self._as_of, columns=self._schema.names, form="diff", timeout_s=timeout_s
+                self._as_of, columns=names, form="diff", schema=handle.schema.version, timeout_s=timeout_s
             )
         except AsOfNotSealed:
             return None
         table = snapshot.to_arrow()
-        listen = self.collection.listen(self._as_of)
+        listen = begun_listen(handle, self._as_of, None, columns=names)
         self._add(table, np.full(table.num_rows, self._as_of))
         self._reach(Upper(self._as_of + 1))
         self._let_go()

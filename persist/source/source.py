@@ -245,6 +245,7 @@ class StreamSource:
         else:
             check_changes_readable(contents, lower)
             scan = changes_scan(contents, schema, lower, _end(at.frontier), wanted)
+        scan.check_columns()
         slices = scan.slices(self._options.slices) if self._options.slices else scan.slices_within(SLICE_BYTES)
         return [PlannedSlice(each, at.as_of if lower is None else None) for each in slices if each.all_parts]
 

@@ -24,6 +24,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from persist.codecs import Part
+from persist.codecs.part.part import part_lift
 from persist.errors import InvalidUsage
 from persist.read.plan import Explanation
 from persist.read.scan import Scan
@@ -138,7 +139,7 @@ def _why_not(spark: SparkSession, scan: Scan, form: Form, parts: Split, address:
     if (names := [name.lower() for name in schema.arrow.names]) and len(set(names)) < len(names):
         return "names of columns differ by case only"
     wanted = [*scan.columns, *(schema.key_names if parts.is_merged else ())]
-    if (reason := why_not_typed(schema, list(dict.fromkeys(wanted)))) is not None:
+    if (reason := why_not_typed(schema, list(dict.fromkeys(wanted)), scan.all_parts)) is not None:
         return reason
     if form == "rows" and any(part.diff_sum - part.rows > REPEATED_MAX for part in (*parts.base, *parts.history)):
         return f"some multiplicity may be over {REPEATED_MAX:,}"
@@ -251,7 +252,7 @@ class _NativeFrame:
             touched.append(self._read([only_keys], "keys", self._keys))
         aliases = [f"_touched_{number}" for number in range(len(self._keys))]
         keys = united(touched).toDF(*aliases)
-        nullable = {name for name in self._keys if any(_may_be_null(part, name) for part in parts)}
+        nullable = {name for name in self._keys if any(_may_be_null(part, scan, name) for part in parts)}
         conditions = []
         for name, alias in zip(self._keys, aliases, strict=True):
             ours, theirs = rows[quoted(name)], keys[alias]
@@ -271,8 +272,9 @@ def quoted(name: str) -> str:
     return f"`{name.replace('`', '``')}`"
 
 
-def _may_be_null(part: Part, name: str) -> bool:
-    known = part.stats.get(name)
+def _may_be_null(part: Part, scan: Scan, name: str) -> bool:
+    lifted = part_lift(part, scan.schema)
+    known = part.stats.get(name if lifted is None else lifted.source(name) or "")
     return known is None or known[2] > 0
 
 

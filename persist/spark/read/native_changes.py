@@ -93,7 +93,9 @@ def _why_not(spark: SparkSession, scan: Scan, address: CollectionAddress) -> str
         return "changes of some columns are sums over updates that differ in others"
     if len({name.lower() for name in scan.schema.arrow.names}) < len(scan.schema.arrow.names):
         return "names of columns differ by case only"
-    if (reason := why_not_typed(scan.schema, scan.columns)) is not None:
+    if not all(map(scan.tells_apart, scan.parts)):
+        return "updates that only a dropped column told apart must be merged"
+    if (reason := why_not_typed(scan.schema, scan.columns, scan.parts)) is not None:
         return reason
     if may_share_updates(scan):
         return "parts overlap in time and in key, so their updates must be merged"

@@ -4,14 +4,17 @@ Each check has an answer in words, None for yes: `explain` shows it where the an
 """
 
 from collections.abc import Sequence
+from functools import reduce
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.types as pt
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
 
 from persist.codecs import CollectionSchema, Part
+from persist.codecs.part.part import part_lift
 from persist.spark.types import spark_schema
 
 # Whatever the session is set to: what is missing or damaged is not silently left out, names are taken as they are, and
@@ -65,8 +68,12 @@ def _first_line(error: BaseException) -> str:
     return text.splitlines()[0][:300] if not isinstance(error, PySparkException) else text.splitlines()[0]
 
 
-def why_not_typed(schema: CollectionSchema, names: Sequence[str]) -> str | None:
-    """Say which column Spark's Parquet scan would read otherwise than the data source does."""
+def why_not_typed(schema: CollectionSchema, names: Sequence[str], parts: Sequence[Part] = ()) -> str | None:
+    """Say which column Spark's Parquet scan would read otherwise than the data source does, in any of some parts."""
+    for version in sorted({part.schema for part in parts} - {schema.version}):
+        lifted = part_lift(next(part for part in parts if part.schema == version), schema)
+        if lifted is not None and (reason := why_not_typed(lifted.stored, lifted.names(names))) is not None:
+            return f"{reason} of version {version} of the schema"
     wrong = [name for name in names if not _is_native(schema.arrow.field(name).type)]
     if not wrong:
         return None
@@ -97,7 +104,36 @@ def _is_native(kind: Any) -> bool:
 def part_frame(
     spark: SparkSession, url: str, schema: CollectionSchema, names: Sequence[str], parts: Sequence[Part]
 ) -> DataFrame:
-    """Return those columns of all rows of parts that are blobs, by Spark's own scan."""
-    root = native_root(url)
-    types = spark_schema(pa.schema([schema.arrow.field(name) for name in names]))
-    return spark.read.schema(types).options(**READ_OPTIONS).parquet(*(f"{root}/{part.blob}" for part in parts))
+    """Return those columns of all rows of parts that are blobs, by Spark's own scan.
+
+    Parts of other versions of the schema are projected to this one: each version is a scan of its own.
+    """
+    versions: dict[int, list[Part]] = {}
+    for part in parts:
+        versions.setdefault(part.schema, []).append(part)
+    frames = [_version_frame(spark, url, schema, names, some) for some in versions.values()]
+    return reduce(DataFrame.union, frames)
+
+
+def _version_frame(
+    spark: SparkSession, url: str, schema: CollectionSchema, names: Sequence[str], parts: Sequence[Part]
+) -> DataFrame:
+    """Return the same of parts of one version, with names and types of the schema."""
+    root, lifted = native_root(url), part_lift(parts[0], schema)
+    wanted = spark_schema(pa.schema([schema.arrow.field(name) for name in names]))
+    read = spark.read.options(**READ_OPTIONS)
+    paths = [f"{root}/{part.blob}" for part in parts]
+    if lifted is None:
+        return read.schema(wanted).parquet(*paths)
+    stored = lifted.names(names) or ["_time"]
+    types = spark_schema(pa.schema([lifted.stored.arrow.field(name) for name in stored]))
+    rows, columns = read.schema(types).parquet(*paths), []
+    for field in wanted.fields:
+        source = lifted.source(field.name)
+        column = F.lit(lifted.default(field.name).as_py()) if source is None else F.col(_quoted(source))
+        columns.append(column.cast(field.dataType).alias(field.name))
+    return rows.select(*columns)
+
+
+def _quoted(name: str) -> str:
+    return f"`{name.replace('`', '``')}`"

@@ -127,7 +127,7 @@ class _Functions:
         self._address = address
         self._name = name
         self._fields = spark_schema(pa.schema([self._schema.arrow.field(n) for n in self._schema.names])).fields
-        reason = why_not_typed(self._schema, self._schema.names)
+        reason = why_not_typed(self._schema, self._schema.names, self._contents.parts)
         if reason is None:
             reason = why_not_stored(spark, address.url, self._contents.parts)
         self._is_native = reason is None
@@ -147,7 +147,7 @@ class _Functions:
         self._function(self._name, body, columns)
         scan = Scan(schema, contents.history_parts, 0, TIME_MAX + 1, schema.names)
         history = self._view("history", scan.parts)
-        is_merged = may_share_updates(scan)
+        is_merged = may_share_updates(scan) or not all(map(scan.tells_apart, scan.parts))
         body = changes_sql(history, columns, contents.since, contents.upper, is_merged=is_merged)
         columns += [SqlColumn(name, LongType()) for name in ("_time", "_diff")]
         self._function(f"{self._name}_changes", body, columns)

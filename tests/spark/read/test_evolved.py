@@ -1,0 +1,106 @@
+"""Collections whose schema has changed read the same in Spark as in Python: natively, by the data source, in SQL."""
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+
+import persist
+import persist.spark
+from persist.spark.data_source import PersistDataSource
+from tests.spark.stream.test_stream_read import Query
+
+QUIET = persist.Settings(background=False)
+ROWS = 6_000  # Enough for a part in a blob of its own.
+
+
+def table(rows: persist.Collection, first: int, time: int, diff: int = 1, **columns: Any) -> pa.Table:
+    arrow = rows.schema.arrow
+    found = {rows.schema.key_names[0]: range(first, first + ROWS), **columns, "_time": time, "_diff": diff}
+    return pa.table(
+        {
+            name: pa.array(given if isinstance(given, range) else [given] * ROWS, arrow.field(name).type)
+            for name, given in found.items()
+        }
+    )
+
+
+@pytest.fixture(scope="module")
+def location(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A collection with parts of four versions: a key renamed and widened, names exchanged, defaults, a drop."""
+    path = str(tmp_path_factory.mktemp("evolved"))
+    with persist.open(path, settings=QUIET) as client:
+        rows = client.create_or_load(
+            "rows", key={"id": pa.int32()}, value={"a": pa.int16(), "b": pa.int16(), "told": pa.string()}
+        )
+        rows.write(table(rows, 0, 0, a=1, b=2, told="x"), seal=1).result()
+        rows.write(table(rows, 0, 1, a=1, b=2, told="y"), seal=2).result()
+        rows.evolve(rename={"a": "b", "b": "a", "id": "key"}, widen={"id": pa.int64(), "a": pa.int64()})
+        rows.write(table(rows, ROWS, 2, b=3, a=4, told="x"), seal=3).result()
+        rows.evolve(add={"unit": pa.string(), "note": pa.string()}, defaults={"unit": "kg"})
+        half = table(rows, ROWS // 2, 3, b=1, a=2, told="x", unit="kg", note=None, diff=-1)
+        rows.write(half.slice(0, ROWS // 2), seal=4).result()
+        rows.evolve(drop=["told"])
+        rows.write([((7, (1, 2, "kg", None)), 4, -1), ((-1, (0, 0, "g", "new")), 4, 1)], seal=5).result()
+    return path
+
+
+def bag(rows: Any) -> Counter[str]:
+    if isinstance(rows, DataFrame):
+        return Counter(repr(tuple(row)) for row in rows.collect())
+    return Counter(repr(tuple(row.values())) for row in rows.to_pylist())
+
+
+@pytest.mark.parametrize("native", [True, False])
+@pytest.mark.parametrize("as_of", [1, 2, 3, 4])
+def test_contents_of_an_evolved_collection_are_those_of_python(
+    spark: SparkSession, location: str, as_of: int, native: bool
+) -> None:
+    with persist.open(location, mode="read") as client:
+        expected = client["rows"].snapshot(as_of).to_arrow()
+    found = persist.spark.snapshot(spark, location, "rows", as_of=as_of, native=native)
+    assert found.columns == expected.column_names == ["key", "b", "a", "unit", "note"]
+    assert bag(found) == bag(expected)
+
+
+@pytest.mark.parametrize("native", [None, False])
+def test_changes_of_an_evolved_collection_are_those_of_python(
+    spark: SparkSession, location: str, native: bool | None
+) -> None:
+    with persist.open(location, mode="read") as client:
+        expected = client["rows"].changes(0, 5).to_arrow()
+    assert bag(persist.spark.changes(spark, location, "rows", 0, 5, native=native)) == bag(expected)
+
+
+def test_sql_functions_know_of_schemas(spark: SparkSession, location: str) -> None:
+    persist.spark.create_views(spark, location, prefix="evolved_")
+    with persist.open(location, mode="read") as client:
+        expected = client["rows"].snapshot(3).to_arrow()
+        changes = client["rows"].changes(0, 5).to_arrow()
+    assert bag(spark.sql("SELECT * FROM evolved_rows(3)")) == bag(expected)
+    assert bag(spark.sql("SELECT * FROM evolved_rows_changes(0, 5)")) == bag(changes)
+
+
+def test_a_stream_goes_on_over_additions_and_stops_when_a_column_is_gone(tmp_path: Path) -> None:
+    path = str(tmp_path)
+    with persist.open(path, settings=QUIET) as client:
+        rows = client.create_or_load("rows", key={"k": pa.int64()}, value={"a": pa.int64(), "b": pa.int64()})
+        rows.write([((1, (1, 1)), 0, 1)], seal=1).result()
+        with Query(path, {"collection": "rows", "form": "changes", "from": 0}, []) as query:
+            first = query.next()
+            assert first is not None
+            assert first.num_rows == 1
+            rows.evolve(add={"c": pa.int64()})
+            rows.write([((2, (2, 2, 2)), 1, 1)], seal=2).result()
+            second = query.next()
+            assert second is not None
+            assert second.column_names == ["k", "a", "b", "_time", "_diff"]
+            rows.evolve(drop=["a"])
+            rows.write([((3, (3, 3)), 2, 1)], seal=3).result()
+            with pytest.raises(persist.SchemaMismatch, match=r"'a' of schema version 1 is gone.*begins again"):
+                query.next()
+        again = PersistDataSource({"path": path, "collection": "rows", "form": "changes", "from": "0"})
+        assert again.schema().fieldNames() == ["k", "b", "c", "_time", "_diff"]
