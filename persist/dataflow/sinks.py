@@ -56,7 +56,11 @@ class Output:
         fields = {field.name: field.type for field in sink.schema}
         key = {name: fields[name] for name in sink.keys}
         value = {name: kind for name, kind in fields.items() if name not in key} or None
-        self.collection: Collection = client.create_or_load(sink.collection, key=key or None, value=value)
+        # A view was made with the timeline of what it reads, before the program runs.
+        unit = client.load(sink.collection).schema.timeline if sink.collection in client else None
+        self.collection: Collection = client.create_or_load(
+            sink.collection, key=key or None, value=value, timeline=unit
+        )
         self.sink = sink
         self.waiting: list[Ints] = []
         self.corrects = False

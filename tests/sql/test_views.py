@@ -272,3 +272,15 @@ def test_a_recursion_without_end_is_an_error_and_the_view_stays(client: persist.
     with pytest.raises(persist.InvalidUsage, match="iterations"):
         view.refresh()
     assert view.upper == persist.Antichain(0)
+
+
+def test_a_view_of_a_collection_with_a_timeline_has_its_moments(tmp_path: Path) -> None:
+    with persist.open(tmp_path) as client:
+        sales = client.create_or_load("sales", key={"id": pa.int64()}, value={"amount": pa.float64()}, timeline="s")
+        sales.write([((1, 2.0), "2026-01-01", 1)], seal="2026-01-02").result()
+        view = client.create_view("total", "SELECT sum(amount) AS total FROM sales")
+        view.refresh()
+        sales.write([((2, 3.0), "2026-01-03", 1)], seal="2026-01-04").result()
+        view.refresh()
+        assert view.snapshot("2026-01-02T12:00Z").to_pylist() == [{"total": 2.0}]
+        assert view.snapshot().to_pylist() == [{"total": 5.0}]

@@ -1,0 +1,93 @@
+"""The pages of the site: every block runs as it stands there, prints what stands there, and no link is loose."""
+
+import io
+import os
+import re
+import subprocess
+import sys
+from contextlib import redirect_stderr, redirect_stdout
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from persist.cli.main import main
+from tests.console import commands_of, matches
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+PAGES = ["tutorial.md", "concepts.md", "how-to.md"]
+BLOCK = re.compile(r"```(python|text|console)\n(.*?)```", re.DOTALL)
+
+
+class _Bytes(io.TextIOWrapper):
+    """What commands print into, whether as text or as bytes."""
+
+    def __init__(self) -> None:
+        super().__init__(io.BytesIO(), encoding="utf-8", write_through=True)
+
+    def taken(self) -> list[str]:
+        raw: Any = self.buffer
+        return str(raw.getvalue().decode()).splitlines()
+
+
+def ran(kind: str, block: str, names: dict[str, object]) -> list[str]:
+    """Run Python, in one namespace for the whole page; return the lines that it printed."""
+    out = _Bytes()
+    with redirect_stdout(out):
+        exec(compile(block, "<page>", "exec"), names)
+    return out.taken()
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_block_prints_what_stands_below_it(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, object] = {"__name__": "page"}
+    printed: list[str] = []
+    blocks = BLOCK.findall((DOCS / page).read_text(encoding="utf-8"))
+    assert len(blocks) >= 4
+    for kind, block in blocks:
+        if kind == "python":
+            assert not printed, f"nothing says what this prints: {printed}"
+            printed = ran(kind, block, names)
+        elif kind == "text":
+            assert matches(block.splitlines(), printed), "\n".join(["printed:", *printed, "expected:", block])
+            printed = []
+        else:
+            for command, expected in commands_of(f"```console\n{block}```"):
+                check_command(command, expected)
+    assert not printed
+
+
+def check_command(command: str, expected: list[str]) -> None:
+    import shlex
+
+    out = _Bytes()
+    with redirect_stdout(out), redirect_stderr(out):
+        main(shlex.split(command)[1:])
+    assert matches(expected, out.taken()), "\n".join([f"$ {command}", *out.taken(), "expected:", *expected])
+
+
+def test_the_site_is_built_without_a_warning_and_asks_no_other_server(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path / "site")]
+    environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    for page in (tmp_path / "site").glob("*.html"):
+        loaded = re.findall(r"<(?:script|link|img)[^>]*(?:src|href)=\"(https?://[^\"]+)\"", page.read_text())
+        assert loaded == [], page
+
+
+def test_every_page_is_in_the_menu_and_every_picture_is_a_file() -> None:
+    menu = (ROOT / "mkdocs.yml").read_text()
+    for path in DOCS.glob("*.md"):
+        assert f" {path.name}\n" in menu
+        for picture in re.findall(r"!\[[^\]]*\]\(([^)]+)\)", path.read_text(encoding="utf-8")):
+            assert (DOCS / picture).is_file(), picture
+
+
+def test_pictures_are_svg_of_their_own_or_small() -> None:
+    for path in [*DOCS.rglob("*.svg"), *DOCS.rglob("*.png")]:
+        assert path.stat().st_size < 200_000
+        if path.parent.name == "pictures":
+            assert "href" not in path.read_text()
