@@ -1,5 +1,6 @@
 """A client of one location: a fat client that talks to the object store itself. There is no server."""
 
+import asyncio
 import os
 import uuid
 import weakref
@@ -29,6 +30,7 @@ from persist.read.joint_listen import JointListen
 from persist.replica.history import LAST
 from persist.retention import Retention, retention_times
 from persist.settings import Settings
+from persist.shown import html_table
 from persist.state.contents import CollectionState
 from persist.state.schemas import reconciled
 from persist.storage import Location, open_storage
@@ -42,6 +44,8 @@ from persist.write.operations import Step, check_token, note_steps
 
 if TYPE_CHECKING:
     from persist.notify.server import Server
+
+NAMES_SHOWN = 20
 
 
 def open(
@@ -484,6 +488,26 @@ class Client:
                 raise
             # The block's own error is what its handlers wait for.
             error.add_note(f"Besides, writes failed and nobody looked at their errors: {unlooked!r}")
+
+    async def __aenter__(self) -> "Client":
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await asyncio.to_thread(self.__exit__, kind, error, traceback)
+
+    def _repr_html_(self) -> str:
+        """Say what this client knows, without asking the store for news."""
+        control = self.engine.follower.state.control
+        names = self.engine.follower.state.names()
+        told = [("mode", self.mode), ("seqno", f"{self.engine.follower.state.seqno:,}")]
+        told += [("comment", control.about.comment)] if control.about.comment else []
+        told += [*control.about.properties.items()]
+        told.append(
+            (f"{len(names):,} collections", ", ".join(names[:NAMES_SHOWN]) + (" …" if names[NAMES_SHOWN:] else ""))
+        )
+        return html_table(f"Client of {self.url}{', closed' if self.engine.is_closed else ''}", told)
 
     def __repr__(self) -> str:
         return f"<Client of {self.url}, mode {self.mode!r}{', closed' if self.engine.is_closed else ''}>"

@@ -42,6 +42,7 @@ from persist.read.snapshot import Form, Snapshot, check_request, snapshot_slices
 from persist.read.upserts import Upserts
 from persist.replica.history import LAST
 from persist.retention import Retention
+from persist.shown import html_table
 from persist.state.contents import check_changes_readable
 from persist.state.unsealed import Unsealed, unsealed
 from persist.timeline import Moment, Timeline, Times, is_moment
@@ -729,6 +730,21 @@ class Collection(KeyedOperations):
 
     def __hash__(self) -> int:
         return hash((self.id, self.handle.engine.url))
+
+    def _repr_html_(self) -> str:
+        """Say what this client knows of the collection, without asking the store for news."""
+        told = [("location", self.handle.engine.url)]
+        with suppress(PersistError):
+            contents = self.handle.known()
+            about, schema = about_collection(contents), contents.schema
+            told += [("comment", about.comment)] if about.comment else []
+            told += [*about.properties.items()]
+            told += [("since", str(contents.since)), ("upper", str(contents.upper)), ("schema", f"{schema.version}")]
+            for name in schema.names:
+                role = "key " if name in schema.key_names else ""
+                comment = f": {about.columns[name].comment}" if name in about.columns else ""
+                told.append((f"{role}{name}", f"{schema.arrow.field(name).type}{comment}"))
+        return html_table(f"Collection {self.name}", told)
 
     def __repr__(self) -> str:
         """Say what this client knows of the collection, without asking the store for news."""

@@ -23,9 +23,11 @@ from persist.errors import InvalidUsage
 from persist.log.records import SetHold
 from persist.names import check_hold_name
 from persist.read.listen import Listen, Progress
+from persist.read.stepping import AsyncSteps
+from persist.shown import ShownByRepr
 
 
-class Following:
+class Following(ShownByRepr, AsyncSteps[Progress]):
     """An iterator of `Progress`, as `Listen` is; close it, or use it in a `with`. Not for several threads at once.
 
     Attributes:

@@ -24,6 +24,7 @@ from types import MethodType
 from typing import Any, NamedTuple
 
 from persist.blob import CacheCount, Count, RetryCount
+from persist.shown import Shown
 
 METER = "persist"
 _QUANTILES = {"p50_s": "0.5", "p90_s": "0.9", "p99_s": "0.99", "max_s": "1"}
@@ -33,7 +34,7 @@ _NO_GROUPS: Mapping[str, Mapping[str, float]] = {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Metrics:
+class Metrics(Shown):
     """What a client did so far; printed, it is a table.
 
     Attributes:

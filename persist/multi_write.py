@@ -1,5 +1,6 @@
 """Several writes and seals, of one or more collections, as one commit."""
 
+import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any
@@ -156,6 +157,14 @@ class MultiWrite:
             raise InvalidUsage("this multi_write was used already; open another one with client.multi_write()")
         self._is_open = self._was_used = True
         return self
+
+    async def __aenter__(self) -> "MultiWrite":
+        return self.__enter__()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await asyncio.to_thread(self.__exit__, kind, error, traceback)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None

@@ -19,6 +19,7 @@ LAYERS: list[set[str]] = [
         "persist.antichain",
         "persist.timeline",
         "persist.retention",
+        "persist.shown",
         "persist.names",
         "persist.settings",
     }

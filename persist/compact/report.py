@@ -4,10 +4,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from persist.codecs import Part
+from persist.shown import Shown
 
 
 @dataclass(frozen=True)
-class CompactionReport:
+class CompactionReport(Shown):
     """What compaction did.
 
     Attributes:

@@ -11,6 +11,7 @@ from persist.hold.holds import HoldInfo
 from persist.log.records import Describe, DropTag, SetRetention, SetTag, Words
 from persist.names import check_tag_name
 from persist.retention import Retention, retention_text, retention_times
+from persist.shown import Shown
 from persist.state.about import About as StoredAbout
 from persist.state.contents import CollectionState
 from persist.timeline import Moment, Timeline, shown_time
@@ -35,7 +36,7 @@ class About:
 
 
 @dataclass(frozen=True, slots=True)
-class Retained:
+class Retained(Shown):
     """How much history a collection keeps readable; print it.
 
     Attributes:

@@ -21,6 +21,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from persist.shown import Shown
+
 ProblemKind = Literal[
     "beyond",
     "missing",
@@ -119,7 +121,7 @@ class Checked:
 
 
 @dataclass(frozen=True, slots=True)
-class FsckReport:
+class FsckReport(Shown):
     """All that one examination found; `str` of it is a table.
 
     Attributes:

@@ -11,7 +11,9 @@ from types import TracebackType
 from typing import Generic, TypeVar
 
 from persist.read.listen import Listen, Progress
+from persist.read.stepping import AsyncSteps
 from persist.replica.follower import Follower
+from persist.shown import ShownByRepr
 from persist.state.contents import CollectionState
 
 K = TypeVar("K")
@@ -42,7 +44,7 @@ class JointProgress(Generic[K]):
         return len(self.progress)
 
 
-class JointListen(Generic[K]):
+class JointListen(ShownByRepr, AsyncSteps[JointProgress[K]], Generic[K]):
     """An iterator of `JointProgress`; close it, or use it in a `with`. Not for several threads at once, except `close`.
 
     It ends when every collection is complete for ever.
@@ -102,6 +104,9 @@ class JointListen(Generic[K]):
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.close()
+
+    def __repr__(self) -> str:
+        return f"<JointListen to {', '.join(repr(each.name) for each in self._listens.values())}>"
 
     def _look(self) -> tuple[int, dict[K, CollectionState]] | None:
         """Return the seqno and the contents of those that have advanced at it; None if none has."""

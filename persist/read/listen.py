@@ -14,7 +14,9 @@ import pyarrow as pa
 from persist.antichain import Antichain
 from persist.codecs import TIME_MAX
 from persist.read.claimed_read import ClaimedRead
+from persist.read.stepping import AsyncSteps
 from persist.replica.follower import Follower
+from persist.shown import ShownByRepr
 from persist.state.contents import CollectionState, check_changes_readable
 
 
@@ -34,7 +36,7 @@ class Progress:
 ReadChanges = Callable[[ClaimedRead, CollectionState, int, int], pa.Table]
 
 
-class Listen:
+class Listen(ShownByRepr, AsyncSteps[Progress]):
     """An iterator of `Progress`; waits for the next seal by reading the log. Close it, or use it in a `with`.
 
     Not for use from several threads at once, except `close`.
@@ -109,6 +111,10 @@ class Listen:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.close()
+
+    def __repr__(self) -> str:
+        at = "finished" if self.is_finished else f"next time {self._lower}"
+        return f"<Listen to {self.name!r}, {at}>"
 
     def _look(self) -> CollectionState | None:
         contents = self._follower.known(self.id, self.name)

@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 from persist.codecs import CollectionSchema, Part
 from persist.log.records import Keyframe
 from persist.read.scan import Scan
+from persist.shown import Shown
 from persist.state.contents import CollectionState
 from persist.state.schemas import among_versions
 from persist.state.unsealed import Unsealed, unsealed
@@ -24,7 +25,7 @@ MERGE_COST = 4  # Of a row that is merged, against one that is only decoded.
 
 
 @dataclass(frozen=True)
-class Explanation:
+class Explanation(Shown):
     """What a snapshot will read, and what it need not; print it.
 
     Attributes:

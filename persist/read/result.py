@@ -11,11 +11,12 @@ import pyarrow.compute as pc
 from persist.blob import InvalidUsage
 from persist.read.claimed_read import ClaimedRead
 from persist.read.pandas_frame import DtypeBackend, to_frame
+from persist.shown import ShownByRepr
 
 BATCH_ROWS_MAX = 128 * 1024
 
 
-class ArrowResult:
+class ArrowResult(ShownByRepr):
     """Base of everything that can be read as Arrow; subclasses yield tables, each of bounded size.
 
     While it is open, what it reads is kept: close it, use it in a `with`, or drop it.

@@ -55,6 +55,7 @@ from persist.replica.checkpoint import checkpoint_state, load_contents, read_che
 from persist.replica.directory import KnownLevels
 from persist.replica.follower import STALE_AFTER_S, Follower
 from persist.settings import Settings
+from persist.shown import Shown
 from persist.state.frozen_map import FrozenMap
 from persist.state.location import Dropped, is_waited_for
 from persist.state.state import CollectionEntry, State
@@ -65,7 +66,7 @@ DELETE_MAX = 1000
 
 
 @dataclass(frozen=True)
-class GarbageReport:
+class GarbageReport(Shown):
     """What one collection of garbage deleted.
 
     Attributes:
@@ -82,6 +83,12 @@ class GarbageReport:
     checkpoints: int = 0
     records: int = 0
     bytes: int = 0
+
+    def __str__(self) -> str:
+        kinds = ("parts", "lists", "states", "directories", "checkpoints", "records")
+        told = [f"{getattr(self, kind):,} {kind}" for kind in kinds if getattr(self, kind)]
+        gone = f"{self.collections:,} destroyed collections, " if self.collections else ""
+        return f"deleted {gone}{', '.join(told)}: {self.bytes:,} bytes" if told or gone else "nothing to delete"
 
     @property
     def blobs(self) -> int:

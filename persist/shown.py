@@ -1,0 +1,51 @@
+"""How objects show themselves to a person: in a terminal as text, in a notebook as HTML.
+
+What is shown may come from others, such as names, comments and messages: control characters are shown as escapes, so
+that no terminal obeys them, and HTML gets everything escaped.
+"""
+
+import re
+from collections.abc import Iterable
+from html import escape
+
+_CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2028\u2029\u2066-\u2069]")
+
+
+def plain(text: str) -> str:
+    """Return a text without characters that a terminal would obey, but for the ends of lines."""
+    return _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode("ascii"), text)
+
+
+def html_table(caption: str, rows: Iterable[tuple[str, str]]) -> str:
+    """Return a table of names and values as HTML."""
+    body = "".join(
+        f'<tr><th style="text-align:left">{escape(plain(name))}</th>'
+        f'<td style="text-align:left">{escape(plain(value))}</td></tr>'
+        for name, value in rows
+    )
+    return f"<table><caption>{escape(plain(caption))}</caption>{body}</table>"
+
+
+class Shown:
+    """Mixed into what has a text for people: it is its representation, and in a notebook keeps its lines."""
+
+    __slots__ = ()
+
+    def __init_subclass__(cls) -> None:
+        # A dataclass makes a representation of its own where the class itself has none.
+        cls.__repr__ = Shown.__repr__  # type: ignore[method-assign]
+
+    def __repr__(self) -> str:
+        return plain(str(self))
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{escape(plain(str(self)))}</pre>"
+
+
+class ShownByRepr:
+    """Mixed into what has a representation for people: in a notebook it is the same."""
+
+    __slots__ = ()
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{escape(plain(repr(self)))}</pre>"

@@ -1,0 +1,106 @@
+"""What a person sees of clients, collections and reports, in a terminal and a notebook; and how event loops wait."""
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import persist
+
+QUIET = persist.Settings(background=False, hold_linger_s=0)
+HOSTILE = "<script>alert(1)</script>\x1b[2J\u202e"
+
+
+@pytest.fixture
+def client() -> Iterator[persist.Client]:
+    with persist.open(persist.MemoryBlob(), settings=QUIET) as client:
+        orders = client.create_or_load("orders", key={"k": pa.int64()}, value={"v": pa.string()})
+        orders.write([((1, "a"), 0, 1)], seal=1).result()
+        client.create_or_load("<b>bold</b>".replace("/", ""), key={"<i>": pa.int64()})
+        orders.describe(HOSTILE, properties={HOSTILE: HOSTILE}, columns={"v": HOSTILE}).result()
+        client.describe(HOSTILE).result()
+        yield client
+
+
+def everything(client: persist.Client) -> dict[str, Any]:
+    orders = client["orders"]
+    orders.retain(5).result()
+    return {
+        "client": client,
+        "collection": orders,
+        "snapshot": orders.snapshot(),
+        "explain": orders.snapshot().explain(),
+        "changes": orders.changes(0, 1),
+        "listen": orders.listen(),
+        "joint": client.follow({orders: 0}),
+        "following": orders.follow("mailer"),
+        "metrics": client.metrics(),
+        "fsck": client.fsck(),
+        "compaction": orders.compact(),
+        "garbage": client.gc(),
+        "retention": orders.retention,
+    }
+
+
+def test_everything_shows_itself_in_a_terminal_and_in_a_notebook(client: persist.Client) -> None:
+    for name, each in everything(client).items():
+        text, html = repr(each), each._repr_html_()
+        assert "object at 0x" not in text, name
+        assert text.strip(), name
+        assert html.startswith(("<table>", "<pre>")), name
+        for shown in (text, html):
+            assert not any(ord(c) < 32 and c != "\n" for c in shown), name
+            assert "\u202e" not in shown, name
+        assert "<script>" not in html, name
+        assert "<b>" not in html, name
+        assert "<i>" not in html, name
+        if hasattr(each, "close") and each is not client:
+            each.close()
+
+
+def test_what_a_notebook_shows_of_a_collection_is_what_a_person_asks_for(client: persist.Client) -> None:
+    html = client["orders"]._repr_html_()
+    for expected in ("orders", "upper", "key k", "int64", "&lt;script&gt;", "string"):
+        assert expected in html
+    assert "&lt;b&gt;bold&lt;b&gt;, orders" in client._repr_html_()
+    assert str(client.gc()) == repr(client.gc()) == "nothing to delete"
+    assert "p50 ms" in repr(client.metrics())
+    assert repr(client["orders"].listen()) == "<Listen to 'orders', next time 0>"
+
+
+def test_an_event_loop_opens_writes_and_follows() -> None:
+    async def run() -> list[int]:
+        found = []
+        async with persist.open(persist.MemoryBlob(), settings=QUIET) as client:
+            orders = client.create_or_load("orders", key={"k": pa.int64()})
+            async with client.multi_write() as multi:
+                multi.write(orders, [((1, None), 0, 1)])
+                multi.seal(orders, 1)
+            await orders.write([((2, None), 1, 1)], seal=persist.Antichain())
+            async with orders.listen() as listen:
+                async for progress in listen:
+                    found += progress.updates["k"].to_pylist()
+            async with client.follow({orders: 0}) as together:
+                found += [len(step[orders].updates) async for step in together]
+        assert client.engine.is_closed
+        return found
+
+    assert asyncio.run(run()) == [1, 2, 1]
+
+
+def test_a_cancelled_wait_loses_no_progress() -> None:
+    async def run() -> list[int]:
+        async with persist.open(persist.MemoryBlob(), settings=QUIET) as client:
+            orders = client.create_or_load("orders", key={"k": pa.int64()})
+            async with orders.listen() as listen:
+                waiting = asyncio.ensure_future(anext(listen))
+                await asyncio.sleep(0)  # So that it waits.
+                waiting.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await waiting
+                await orders.write([((1, None), 0, 1)], seal=1)
+                return (await anext(listen)).updates["k"].to_pylist()  # type: ignore[no-any-return]
+
+    assert asyncio.run(run()) == [1]
