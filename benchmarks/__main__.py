@@ -19,7 +19,7 @@ from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 
-from benchmarks import basics, compaction, dataflows, latest, lookups, points, spark, streams, travel, upserts
+from benchmarks import basics, compaction, dataflows, latest, lookups, points, spark, streams, travel, upserts, views
 from benchmarks.harness import Row, report
 from benchmarks.workspace import Workspace
 
@@ -47,6 +47,7 @@ MEASURES: dict[str, Callable[[Workspace], list[Row]]] = {
     "dataflow-state": dataflows.state,
     "dataflow-graphs": dataflows.graphs,
     "dataflow-durable": dataflows.durable,
+    "views": views.tpch,
     "spark": spark.snapshots,
     "spark-write": spark.write,
     "spark-streams": spark.streams,

@@ -14,7 +14,7 @@ from persist.engine import Engine
 from persist.engine.overwriting import delete_steps, overwrite_steps
 from persist.errors import InvalidUsage
 from persist.follow import Following
-from persist.log.records import Batch
+from persist.log.records import AllowCompaction, Batch
 from persist.names import check_text
 from persist.read.snapshot import check_request
 from persist.state.collection_rules import ExpectNothingBeyondUpper, ExpectUpper
@@ -72,6 +72,12 @@ class MultiWrite:
         """Add a seal to the commit. It comes after the writes before it and before those after it."""
         self._check(collection)
         self._add(collection, [collection.handle.seal_step(upper)])
+
+    def allow_compaction(self, collection: Collection, since: int | Moment | Antichain) -> None:
+        """Let since advance, as `Collection.allow_compaction` does."""
+        self._check(collection)
+        frontier = collection.handle.frontier("since", since)
+        self._add(collection, [AllowCompaction(collection.id, frontier.elements)])
 
     def ack(self, following: Following) -> None:
         """Add to the commit that everything `following` has given out is consumed, so that it will not come again.

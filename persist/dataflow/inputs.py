@@ -9,6 +9,7 @@ import pyarrow as pa
 from persist.blob import InvalidUsage
 from persist.codecs import CollectionSchema, to_updates
 from persist.codecs.errors import InvalidUpdate
+from persist.dataflow.batch import Layout, to_batch
 from persist.dataflow.errors import InputClosed
 from persist.dataflow.operators import EntryOperator
 from persist.dataflow.stash import Stash
@@ -21,10 +22,12 @@ class Gate:
 
     Attributes:
         frontier: no more updates come at times not beyond it.
+        consolidates: what cancels out is not let in.
     """
 
     def __init__(self, entry: EntryOperator, words: int, dimensions: int) -> None:
         self.frontier = Antichain.least(dimensions)
+        self.consolidates = False
         self._entry = entry
         self._words = words
         self._stash = Stash(words, slice(words, words + dimensions))
@@ -40,6 +43,9 @@ class Gate:
         found = self._stash.take(lambda times: ~frontier.beyond(times), bound)
         self._entry.frontier = frontier
         self._entry.out = (np.concatenate(found, axis=1) if len(found) > 1 else found[0]) if found else None
+        if self.consolidates and self._entry.out is not None:
+            dimensions = self._entry.out.shape[0] - self._words - 1
+            self._entry.out = to_batch(self._entry.out, Layout(self._words, 0, dimensions))[1:]
         return 0 if self._entry.out is None else self._entry.out.shape[1]
 
     def shut(self) -> None:

@@ -35,6 +35,8 @@ class Options:
     Attributes:
         optimise: rewrite the plan first.
         replace: of a changed program: at the first step, correct its outputs to what it now says, in one commit.
+        jump: go on at the latest time that the sources have sealed, after a failure that is over by then. The outputs
+            cannot be read at the times that are passed over.
         memory_budget: bytes of arrangements that stay in memory; what is merged beyond that goes to mapped files.
         spill_folder: where these are; None for the system's folder for temporary files.
         hold_every_s: how often the holds on the sources are moved, at most.
@@ -42,6 +44,7 @@ class Options:
 
     optimise: bool = True
     replace: bool = False
+    jump: bool = False
     memory_budget: int = 4 << 30
     spill_folder: str | None = None
     hold_every_s: float = 1.0
@@ -112,7 +115,12 @@ class Running:
         if client is None:
             return
         self._outputs = Outputs(
-            client, self.program.name, self._graph.sinks, self._domain, replace=self._options.replace
+            client,
+            self.program.name,
+            self._graph.sinks,
+            self._domain,
+            replace=self._options.replace,
+            jump=self._options.jump,
         )
         try:
             for attempt in range(OPEN_ATTEMPTS):

@@ -50,6 +50,8 @@ class Output:
         done: up to where this copy of the program has computed it, and found or written it.
         waiting: updates from done on that are not written yet.
         sealed_to: up to where they are complete.
+        corrects: the first commit makes of what the collection holds what it should hold.
+        jumps_to: the first commit passes over the times before this one, which cannot be read then.
     """
 
     def __init__(self, client: Client, sink: SinkOperator, domain: Domain) -> None:
@@ -64,6 +66,7 @@ class Output:
         self.sink = sink
         self.waiting: list[Ints] = []
         self.corrects = False
+        self.jumps_to: int | None = None
         self._domain = domain
         self._layout = Layout(len(sink.schema), 0, 1)
         self._before: list[Ints] = []
@@ -95,6 +98,19 @@ class Output:
         both[-2] = self.began_at
         self.waiting.append(to_batch(both, self._layout)[1:])
         self._before = []
+
+    def check_jump(self) -> None:
+        """Raise OutputConflict if somebody keeps times readable that are passed over."""
+        to = self.jumps_to
+        if to is None:
+            return
+        held = [f"the hold {each.name or each.holder!r}" for each in self.collection.holds() if each.time < to]
+        held += [f"the tag {name!r}" for name, time in self.collection.tags().items() if time < to]
+        if held:
+            raise OutputConflict(
+                self.collection.name,
+                f"it cannot pass over the times from {self.upper} to {to}, which {held[0]} keeps readable: release it",
+            )
 
     def updates(self, until: int) -> Ints:
         """Return what waits of times before until, consolidated."""
@@ -153,10 +169,11 @@ class Outputs:
 
     Args:
         replace: the program has changed: correct what its outputs hold.
+        jump: go on at the latest time that the sources have sealed, and pass over the times before it.
     """
 
     def __init__(
-        self, client: Client, program: str, sinks: Sequence[SinkOperator], domain: Domain, *, replace: bool
+        self, client: Client, program: str, sinks: Sequence[SinkOperator], domain: Domain, *, replace: bool, jump: bool
     ) -> None:
         self._client = client
         self._program = program
@@ -165,6 +182,7 @@ class Outputs:
             each.corrects = replace and each.upper > 0
         self.has_pending = False
         self._replays = False
+        self._jumps = jump
 
     @property
     def resume_at(self) -> int | None:
@@ -196,6 +214,8 @@ class Outputs:
                     )
             held = [time for each in sources if (time := each.held_at()) is not None]
             begin = min(held) if self._replays and held else resume_at - 1
+            if self._jumps and not self._replays:
+                self._jump(sources, min(*uppers, TIME_MAX) - 1)
         else:
             begin = asked.pop() if asked else max(0, *sinces, min(*uppers, TIME_MAX) - 1)
         for output in self.every:
@@ -203,6 +223,12 @@ class Outputs:
             if output.upper == 0 and (output.collection.since.time or 0) < begin:
                 output.collection.allow_compaction(begin).result()
         return begin
+
+    def _jump(self, sources: Sequence[SourceReader], to: int) -> None:
+        for each in sources:
+            each.coarse_to = to
+        for output in self.every:
+            output.jumps_to = to if 0 < output.upper <= to else None
 
     def refresh(self) -> None:
         """Look again how far the outputs are sealed, before anything was computed."""
@@ -246,6 +272,8 @@ class Outputs:
 
     def _write(self) -> int | None:
         due = [each for each in self.every if each.sealed_to > each.upper]
+        for each in due:
+            each.check_jump()
         with self._client.multi_write() as multi:
             for each in due:
                 multi.expect_upper(each.collection, Upper(min(each.upper, TIME_MAX + 1)), alone=True)
@@ -253,7 +281,10 @@ class Outputs:
                 if updates.shape[1]:
                     multi.write(each.collection, each.table(updates))
                 multi.seal(each.collection, Upper() if each.sealed_to >= NEVER else Upper(each.sealed_to))
+                if each.jumps_to is not None:
+                    multi.allow_compaction(each.collection, each.jumps_to)
         for each in due:
+            each.jumps_to = None
             each.upper = each.sealed_to
             each.written(each.sealed_to)
         return multi.seqno

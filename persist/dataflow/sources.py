@@ -37,6 +37,7 @@ class SourceReader:
     Attributes:
         collection: the source.
         operator: what the plan says about it.
+        coarse_to: changes before this time are taken for changes at it, so that those that cancel out are not seen.
     """
 
     def __init__(
@@ -48,6 +49,7 @@ class SourceReader:
         self._schema = schema
         self._gate = gate
         self._domain = domain
+        self.coarse_to: int | None = None
         self._as_of = 0
         self._holds: list[Hold] = []
         self._first: Hold | None = None  # Keeps the snapshot readable until it has been read.
@@ -160,7 +162,10 @@ class SourceReader:
         if progress is None:
             return False
         table = progress.updates
-        self._add(table, table["_time"].combine_chunks().to_numpy())
+        times = table["_time"].combine_chunks().to_numpy()
+        if self.coarse_to is not None:
+            times = np.maximum(times, self.coarse_to)
+        self._add(table, times)
         self._reach(progress.upper)
         return True
 
@@ -168,6 +173,7 @@ class SourceReader:
         if table.num_rows:
             rows = [self._domain.encode(table[name]) for name in self._schema.names]
             diffs = table["_diff"].combine_chunks().to_numpy()
+            self._gate.consolidates = self.coarse_to is not None
             self._gate.add(np.array([*rows, times, diffs], np.int64))
 
     def _reach(self, upper: Upper) -> None:

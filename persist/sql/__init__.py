@@ -5,6 +5,6 @@ semantics; its definition is stored with it, and needs no DuckDB; views that rea
 """
 
 from persist.sql.inside import answer
-from persist.sql.view import View, create_view, load_view
+from persist.sql.view import View, ViewsTogether, create_view, load_view, open_together
 
-__all__ = ["View", "answer", "create_view", "load_view"]
+__all__ = ["View", "ViewsTogether", "answer", "create_view", "load_view", "open_together"]

@@ -4,7 +4,7 @@ All of them are outputs of the program, so a step of it is one commit. A view th
 from the store: what is written of it is what the other one takes in.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -104,8 +104,11 @@ def by_id(client: Client, id_: str, name: str) -> Collection:
     return Collection(CollectionHandle(client.engine, id_, contents.name, contents.schema))
 
 
-def views_for(client: Client, id_: str, name: str) -> list[Defined]:
-    """Return a view and all views that it depends on, each after those that it reads.
+def views_for(client: Client, wanted: Mapping[str, str]) -> list[Defined]:
+    """Return views and all views that they depend on, each after those that it reads.
+
+    Args:
+        wanted: the names of the views, by id.
 
     Raises:
         InvalidUsage: it is no view.
@@ -123,8 +126,9 @@ def views_for(client: Client, id_: str, name: str) -> list[Defined]:
         found[collection.id] = Defined(collection, definition)
         return True
 
-    if not visit(by_id(client, id_, name)):
-        raise InvalidUsage(f"collection {name!r} is no view: it is written by its users")
+    for id_, name in wanted.items():
+        if not visit(by_id(client, id_, name)):
+            raise InvalidUsage(f"collection {name!r} is no view: it is written by its users")
     return list(found.values())
 
 

@@ -9,6 +9,7 @@ from persist.antichain import Antichain
 from persist.client import Client
 from persist.codecs import CollectionSchema
 from persist.collection import Collection
+from persist.dataflow.errors import OperatorFailed
 from persist.dataflow.running import Running
 from persist.engine import CollectionHandle
 from persist.errors import CollectionExists, InvalidUsage
@@ -29,12 +30,13 @@ class View(Collection):
 
     Attributes:
         definition: the query, its plan, and what it reads.
+        client: what it was made with.
     """
 
     def __init__(self, handle: CollectionHandle, client: Client, definition: Definition) -> None:
         super().__init__(handle)
         self.definition = definition
-        self._client = client
+        self.client = client
         self._running: Running | None = None
         self._lock = threading.Lock()
 
@@ -49,8 +51,11 @@ class View(Collection):
         All that is new is one commit. The first refresh reads the inputs as of the last time that the view has sealed;
         later ones of this handle take in what is new only. Safe to call from several processes.
 
+        If the query fails on a row, such as by an overflow, the view stays at its last time, until the row is
+        retracted: then it goes on at the latest time. The times at which the query fails cannot be read.
+
         Raises:
-            OperatorFailed: the query fails on a row, such as by an overflow: the view stays at its last time.
+            OperatorFailed: the query fails on a row, which is named, at the latest time.
             SourceLost, OutputConflict: an input cannot be read any more, or somebody else wrote the view.
             ReadOnly: this client only reads.
         """
@@ -58,12 +63,23 @@ class View(Collection):
         with self._lock:
             try:
                 if self._running is None:
-                    self._running = self._program().open(self._client)
+                    self._running = self._program().open(self.client)
                 self._running.run()
+            except OperatorFailed as error:
+                self._stop()
+                self._healed(error)
             except BaseException:
                 self._stop()
                 raise
         return self.upper
+
+    def _healed(self, failure: OperatorFailed) -> None:
+        """Go on where the query does not fail any more; raise the failure if it does at the latest time, too."""
+        try:
+            with self._program().open(self.client, jump=True) as running:
+                running.run()
+        except OperatorFailed:
+            raise failure from None
 
     def explain(self, *, optimise: bool = True) -> str:
         """Return the plan as it is run; `optimise=False`: as it was written.
@@ -91,12 +107,55 @@ class View(Collection):
         return f"<View {self.name!r}: {self.sql:.100}>"
 
     def _program(self) -> ViewProgram:
-        return ViewProgram(self._client, views_for(self._client, self.id, self.name))
+        return ViewProgram(self.client, views_for(self.client, {self.id: self.name}))
 
     def _stop(self) -> None:
         running, self._running = self._running, None
         if running is not None:
             running.close()
+
+
+class ViewsTogether:
+    """Several views that are refreshed as one: what they read is read once, and all of them move in one commit.
+
+    Make it with `persist.sql.open_together`; close it, or use it in a `with`. Not for use from several threads at once.
+    """
+
+    def __init__(self, views: Sequence[View]) -> None:
+        if not views or len({id(each.client) for each in views}) > 1:
+            raise InvalidUsage(f"open_together: {list(views)!r} are not views of one client")
+        self._views = list(views)
+        self._running: Running | None = None
+
+    def refresh(self) -> None:
+        """Bring all views up to what their inputs have sealed, in one commit; errors are those of `View.refresh`."""
+        client = self._views[0].client
+        client.engine.writer("refresh")
+        try:
+            if self._running is None:
+                wanted = {each.id: each.name for each in self._views}
+                self._running = ViewProgram(client, views_for(client, wanted)).open(client)
+            self._running.run()
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Free what refreshes keep in memory; idempotent."""
+        running, self._running = self._running, None
+        if running is not None:
+            running.close()
+
+    def __enter__(self) -> "ViewsTogether":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+
+def open_together(views: Sequence[View]) -> ViewsTogether:
+    """Refresh several views as one; see `ViewsTogether`. Each can be refreshed alone another time."""
+    return ViewsTogether(views)
 
 
 def load_view(client: Client, name: str) -> View:

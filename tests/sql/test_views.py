@@ -11,6 +11,7 @@ import pytest
 
 import persist
 from persist.collection import Collection
+from persist.sql import open_together
 
 TOTALS = "SELECT status, sum(amount) AS total, count(*) AS n FROM orders GROUP BY status"
 
@@ -184,6 +185,21 @@ def test_explain_shows_the_plan_and_what_its_operators_keep(client: persist.Clie
     assert "updates, " in revenue.explain().split("state of", 1)[1]
 
 
+def test_many_views_of_one_collection_move_in_one_commit(client: persist.Client) -> None:
+    orders = filled(client)
+    texts = [f"SELECT status, sum(amount) + {n} AS total FROM orders GROUP BY status" for n in range(20)]
+    views = [client.create_view(f"view {n}", text) for n, text in enumerate(texts)]
+    with open_together(views) as together:
+        together.refresh()
+        orders.write([((9, ("gold", Decimal("100.00"))), 2, 1)])
+        orders.seal(3).result()
+        before = client.seqno
+        together.refresh()
+        assert client.seqno == before + 1
+    assert {each.upper for each in views} == {persist.Antichain(3)}
+    assert rows(views[7])[0] == ("gold", Decimal("107.00"))
+
+
 def test_a_definition_may_be_given_again_but_not_another_one(client: persist.Client) -> None:
     filled(client)
     client.create_view("revenue", TOTALS)
@@ -220,6 +236,43 @@ def test_an_overflow_stops_the_view_at_its_last_time_and_names_the_row(client: p
         view.refresh()
     assert view.upper == persist.Antichain(1)
     assert rows(view) == [(1, 2)]
+
+
+def test_a_view_goes_on_when_the_row_that_it_failed_on_is_retracted(client: persist.Client) -> None:
+    numbers = client.create_or_load("numbers", key={"n": pa.int64()})
+    numbers.write([((1, None), 0, 1), ((2, None), 0, 1)])
+    numbers.seal(1).result()
+    view = client.create_view("doubled", "SELECT n, n * 2 AS twice FROM numbers")
+    view.refresh()
+    numbers.write([((2**62, None), 1, 1), ((3, None), 2, 1), ((1, None), 2, -1)])
+    numbers.seal(3).result()
+    with pytest.raises(persist.InvalidUsage, match=str(2**62)):
+        view.refresh()
+    numbers.write([((2**62, None), 4, -1)])
+    numbers.seal(6).result()
+    assert view.refresh() == persist.Antichain(6)
+    assert rows(view) == [(2, 4), (3, 6)]
+    with pytest.raises(persist.AsOfCompacted):
+        view.snapshot(as_of=2)
+    numbers.write([((5, None), 6, 1)])
+    numbers.seal(7).result()
+    assert view.refresh() == persist.Antichain(7)
+    assert rows(view) == [(2, 4), (3, 6), (5, 10)]
+    assert rows(view, 5) == [(2, 4), (3, 6)]
+
+
+def test_times_that_somebody_reads_are_not_passed_over(client: persist.Client) -> None:
+    numbers = client.create_or_load("numbers", key={"n": pa.int64()})
+    numbers.seal(1).result()
+    view = client.create_view("doubled", "SELECT n, n * 2 AS twice FROM numbers")
+    view.refresh()
+    reader = view.hold(0, name="reader")
+    numbers.write([((2**62, None), 1, 1), ((2**62, None), 2, -1)])
+    numbers.seal(3).result()
+    with pytest.raises(persist.Conflict, match="which the hold 'reader' keeps readable"):
+        view.refresh()
+    reader.release()
+    assert view.refresh() == persist.Antichain(3)
 
 
 @pytest.mark.parametrize(
