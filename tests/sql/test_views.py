@@ -41,7 +41,7 @@ def rows(collection: Collection, as_of: int | None = None) -> list[tuple[object,
     return sorted(zip(*(table[name].to_pylist() for name in table.column_names), strict=True), key=repr)
 
 
-def test_a_view_holds_the_answer_of_its_query_and_follows_its_input(client: persist.Client) -> None:
+def test_rule_19_a_view_holds_the_answer_of_its_query_at_every_time(client: persist.Client) -> None:
     orders = filled(client)
     revenue = client.create_view("revenue", TOTALS)
     assert revenue.refresh() == persist.Antichain(2)
