@@ -143,15 +143,16 @@ def _policies(work: Workspace, count: int) -> list[Row]:
         persist.open(str(folder / "plain"), settings=QUIET) as other,
     ):
         rows, plain = _made(client, count, background), _made(other, count, None)
-        chance, at = np.random.default_rng(9), [1]
+        chance, uppers = np.random.default_rng(9), {"ours": 1, "plain": 1}
         batch = _rows(chance.choice(count, size, replace=False) * 2, chance)
 
         def ours() -> None:
-            rows.upsert(batch, time=at[0], seal=at[0] + 1).result()
+            rows.upsert(batch, time=uppers["ours"], seal=uppers["ours"] + 1).result()
+            uppers["ours"] += 1
 
         def theirs() -> None:
-            plain.write(batch, time=at[0], seal=at[0] + 1).result()
-            at[0] += 1
+            plain.write(batch, time=uppers["plain"], seal=uppers["plain"] + 1).result()
+            uppers["plain"] += 1
 
         name = f"append and seal of {size:,} events, resolved in the background"
         found.append(
