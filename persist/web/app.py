@@ -110,6 +110,7 @@ QUESTIONS: dict[str, Answer] = {
     "api/history": lambda e, r: e.history(_text(r, "name"), _text(r, "key")),
     "api/difference": lambda e, r: e.difference(_text(r, "name"), _text(r, "first"), _text(r, "second")),
     "api/plan": lambda e, r: e.plan(_text(r, "name"), r.query_params.get("as_of")),
+    "api/lineage": lambda e, r: e.lineage(),
     "api/commits": lambda e, r: e.commits(),
 }
 

@@ -89,3 +89,27 @@ export function drawPlan(box, plan) {
   svg.append(element("text", { x: left, y: 52 }, `${from}, ${rest.toLocaleString("en")} rows of history ${plan.keyframe === null ? "" : plan.direction}`));
   box.replaceChildren(svg);
 }
+
+// Views and what they read: data that users write at the left, what is made of it to the right.
+export function drawLineage(box, told, visible) {
+  const wide = 170, high = 30, gapX = 60, gapY = 14, columns = new Map();
+  for (const node of told.nodes) columns.set(node.depth, [...(columns.get(node.depth) || []), node]);
+  const most = Math.max(...[...columns.values()].map((nodes) => nodes.length)), deepest = Math.max(...columns.keys());
+  const width = 24 + (deepest + 1) * wide + deepest * gapX, height = 20 + most * (high + gapY);
+  const svg = element("svg", { viewBox: `0 0 ${width} ${height}`, width, height, role: "img", "aria-label": "Views and the collections that they read" });
+  const places = new Map();
+  for (const [depth, nodes] of columns) nodes.forEach((node, i) => places.set(node.name, [12 + depth * (wide + gapX), 14 + i * (high + gapY)]));
+  for (const [from, to] of told.edges) {
+    const [x1, y1] = places.get(from), [x2, y2] = places.get(to);
+    const a = x1 + wide, b = y1 + high / 2, d = y2 + high / 2;
+    svg.append(element("path", { class: "edge", d: `M${a} ${b} C${a + gapX / 2} ${b} ${x2 - gapX / 2} ${d} ${x2} ${d}` }));
+  }
+  for (const node of told.nodes) {
+    const [x, y] = places.get(node.name), link = element("a", { href: `#/${encodeURIComponent(node.name)}` }), name = visible(node.name);
+    link.append(element("rect", { class: node.depth ? "node view" : "node", x, y, width: wide, height: high, rx: 5 }));
+    link.append(element("text", { x: x + 10, y: y + 20 }, name.length > 21 ? `${name.slice(0, 20)}…` : name));
+    link.append(element("title", {}, `${name}, upper ${node.upper ?? "complete"}`));
+    svg.append(link);
+  }
+  box.replaceChildren(svg);
+}

@@ -16,6 +16,7 @@ from persist.cli.survey import Facts, survey
 from persist.log.commits import read_record
 from persist.web.cells import cells, first_rows, key_of
 from persist.web.limits import (
+    LINEAGE_MAX,
     LIST_MAX,
     MINUTES,
     OFFSET_MAX,
@@ -134,6 +135,22 @@ class Explorer:
             "text": str(told),
         }
 
+    def lineage(self) -> dict[str, Any]:
+        """Return which views read which collections, with how far each is from data that users write."""
+        names = self._client.collections()
+        reads: dict[str, list[str]] = {}
+        uppers: dict[str, str | None] = {}
+        by_id: dict[str, str] = {}
+        for facts in survey(self._client, names[:LINEAGE_MAX]):
+            by_id[facts.contents.id] = facts.name
+            uppers[facts.name] = None if facts.upper is None else str(facts.upper)
+            if facts.contents.view is not None:
+                reads[facts.name] = [*facts.contents.view.get("reads", {}).values()]
+        edges = [(by_id[id_], view) for view, ids in reads.items() for id_ in ids if id_ in by_id]
+        depths = _depths(edges)
+        nodes = [{"name": name, "depth": depth, "upper": uppers[name]} for name, depth in sorted(depths.items())]
+        return {"nodes": nodes, "edges": edges, "left_out": max(0, len(names) - LINEAGE_MAX)}
+
     def commits(self) -> dict[str, Any]:
         """Return how many records each of the last minutes has, by the clocks of their writers."""
         last = self._client.seqno
@@ -160,6 +177,18 @@ class Explorer:
         return {"counts": counts, "at_least": not is_whole}
 
 
+def _depths(edges: list[tuple[str, str]]) -> dict[str, int]:
+    """Return how many steps each node is from those that read nothing; definitions go in no circle."""
+    depths = {name: 0 for edge in edges for name in edge}
+    for _ in depths:
+        before = dict(depths)
+        for source, view in edges:
+            depths[view] = max(depths[view], depths[source] + 1)
+        if depths == before:
+            break
+    return depths
+
+
 def _listed(facts: Facts, now_s: float) -> dict[str, Any]:
     hidden = facts.unsealed
     return {
@@ -172,6 +201,7 @@ def _listed(facts: Facts, now_s: float) -> dict[str, Any]:
         "since_moment": facts.moment(facts.since) if facts.since else None,
         "upper_moment": facts.moment(facts.upper) if facts.upper else None,
         "holds": len(facts.contents.holds),
+        "sql": None if facts.contents.view is None else facts.contents.view.get("sql"),
         "waiting": 0 if hidden is None else hidden.updates,
         "lag_s": facts.lag_s(now_s),
     }

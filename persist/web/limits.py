@@ -6,6 +6,7 @@ OFFSET_MAX = 100_000  # Contents are read from their beginning, so nobody turns 
 UPDATES_READ_MAX = 2_000_000  # Updates that may be read and sorted for one answer.
 MEMORY_BUDGET = 16 << 20  # Of the client: so the slices are small of which a page of contents needs the first.
 PARTS_DRAWN_MAX = 1500
+LINEAGE_MAX = 1000  # Collections whose definitions are looked at for the picture of what reads what.
 RECORDS_READ_MAX = 600  # For the picture of commits.
 MINUTES = 60
 LISTENERS_MAX = 32

@@ -1,6 +1,6 @@
 // The page. It asks its server, and nobody else; what it is told it shows as text.
 
-import { drawCommits, drawPicture, drawPlan } from "./drawing.js";
+import { drawCommits, drawLineage, drawPicture, drawPlan } from "./drawing.js";
 
 const PAGE = 50;
 const main = document.getElementById("main");
@@ -139,6 +139,10 @@ async function openList() {
     $("range").textContent = told.total ? `${offset + 1} to ${offset + told.items.length} of ${told.total.toLocaleString("en")}` : "No collection has such a name.";
     $("before").disabled = !offset;
     $("after").disabled = offset + PAGE >= told.total;
+    const lineage = await ask("lineage");
+    $("lineage-section").hidden = !lineage.edges.length;
+    if (lineage.edges.length) drawLineage($("lineage"), lineage, visible);
+    $("lineage-note").textContent = lineage.left_out ? `${lineage.left_out.toLocaleString("en")} more collections were not looked at.` : "";
     const commits = await ask("commits");
     drawCommits($("commits"), commits.counts, commits.at_least);
   };
@@ -307,6 +311,8 @@ function facts(told, textOf) {
   );
   $("unsealed").textContent = told.unsealed ? `Not sealed yet: ${told.unsealed}` : "";
   $("unsealed").hidden = !told.unsealed;
+  $("sql").textContent = told.sql ?? "";
+  $("sql").hidden = !told.sql;
   fill("columns", { columns: ["side", "name", "type"], rows: told.columns.map((c) => [c.side, c.name, c.type]) });
 }
 

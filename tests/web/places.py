@@ -42,6 +42,16 @@ def fill(folder: Path) -> None:
         client.create_or_load("empty", key={"k": pa.int64()})
 
 
+def add_views(folder: Path) -> None:
+    """Add two views to the shop, the one of the other."""
+    with persist.open(folder, settings=persist.Settings(background=False)) as client:
+        paid = client.create_view("paid", "SELECT order_id, amount FROM orders WHERE status = 'paid'")
+        total = client.create_view("total", "SELECT sum(amount) AS total FROM paid")
+        for view in (paid, total):
+            view.refresh()
+            view.close()
+
+
 @contextmanager
 def shown(folder: Path, token: str | None = None) -> Iterator[str]:
     """Serve the page of a location; yield its address."""

@@ -22,7 +22,7 @@ from persist.web.explorer import Explorer
 from persist.web.limits import MEMORY_BUDGET
 from persist.web.picture import picture
 from persist.web.serving import is_loopback, served
-from tests.web.places import NASTY, fill, shown
+from tests.web.places import NASTY, add_views, fill, shown
 
 Ask = Callable[..., Any]
 
@@ -242,6 +242,40 @@ def test_keys_that_have_no_bounds_span_the_picture(tmp_path: Path) -> None:
         for name in ("nested", "floats"):
             [part] = picture(client.load(name).handle.contents())["history"]
             assert (part["low"], part["high"]) == (0, 1)
+
+
+def test_views_are_told_with_what_they_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fill(tmp_path)
+    with persist.open(tmp_path, mode="read") as client:
+        assert Explorer(client).lineage()["edges"] == []
+    add_views(tmp_path)
+    with persist.open(tmp_path, mode="read") as client:
+        explorer = Explorer(client)
+        told = explorer.lineage()
+        assert sorted(told["edges"]) == [("orders", "paid"), ("paid", "total")]
+        assert {node["name"]: node["depth"] for node in told["nodes"]} == {"orders": 0, "paid": 1, "total": 2}
+        assert "FROM paid" in explorer.collection("total")["sql"]
+        monkeypatch.setattr("persist.web.explorer.LINEAGE_MAX", 2)
+        assert explorer.lineage()["left_out"] == 4
+
+
+def test_what_has_evolved_and_what_is_keyed_is_shown_like_all_else(tmp_path: Path) -> None:
+    with persist.open(tmp_path, settings=persist.Settings(background=False)) as client:
+        plain = client.create_or_load("plain", key={"k": pa.int64()}, value={"v": pa.int32()})
+        plain.write([((1, 5), 0, 1)], seal=1).result()
+        plain.evolve(add={"note": pa.string()}, widen={"v": pa.int64()})
+        plain.write([((2, (6, "x")), 1, 1)], seal=2).result()
+        users = client.create_or_load("users", key={"k": pa.int64()}, value={"v": pa.string()}, keyed=persist.Keyed())
+        users.upsert([(1, "a", 0), (1, "b", 1)], seal=2).result()
+        users.upsert([(1, "c", 5)]).result()
+    with persist.open(tmp_path, mode="read") as client:
+        explorer = Explorer(client)
+        assert sorted(explorer.contents("plain", "1")["rows"]) == [["1", "5", None, "1"], ["2", "6", "x", "1"]]
+        assert explorer.history("plain", "2")["updates"]["rows"] == [["2", "6", "x", "1", "1"]]
+        assert [row[1] for row in explorer.contents("users", "1")["rows"]] == ["b"]
+        for name in ("plain", "users"):
+            assert explorer.collection(name)["picture"]["history"]
+            assert explorer.difference(name, "0", "1")["total"] >= 1
 
 
 def test_a_port_in_use_is_one_line_that_says_what_to_do(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

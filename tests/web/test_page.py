@@ -7,7 +7,7 @@ import pytest
 
 import persist
 from tests.web.browser import Page, browser, find_chromium
-from tests.web.places import NASTY, fill, shown
+from tests.web.places import NASTY, add_views, fill, shown
 
 CHROMIUM = find_chromium()
 pytestmark = [
@@ -206,6 +206,22 @@ def test_the_page_follows_the_log(page: Page, tmp_path: Path) -> None:
         page.wait("document.getElementById('at').textContent === '95'")
         page.settle()
         assert page.evaluate("document.getElementById('unsealed').hidden")
+        page.call("Page.navigate", url="about:blank")
+    page.requests.clear()
+    page.problems.clear()
+
+
+def test_views_are_drawn_with_what_they_read(page: Page, tmp_path: Path) -> None:
+    fill(tmp_path)
+    add_views(tmp_path)
+    with shown(tmp_path) as url:
+        page.open(url)
+        assert page.evaluate("document.querySelectorAll('#lineage rect.view').length") == 2
+        assert page.evaluate("document.querySelectorAll('#lineage path.edge').length") == 2
+        page.evaluate("document.querySelector('#lineage a:last-of-type').dispatchEvent(new MouseEvent('click'))")
+        page.wait("document.getElementById('sql') && !document.getElementById('sql').hidden")
+        page.settle()
+        assert "FROM paid" in page.text("#sql")
         page.call("Page.navigate", url="about:blank")
     page.requests.clear()
     page.problems.clear()
