@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from persist.blob import Blob, MissingBlob, get_checked, get_range_checked
+from persist.blob.admitting import AdmittingCache
 from persist.blob.lru import ByteBoundedLru
 from persist.codecs import CollectionSchema, Part, PartIndex, footer_range, read_index
 
@@ -27,12 +28,16 @@ class Sized(Protocol):
     def nbytes(self) -> int: ...
 
 
-DecodedRows = ByteBoundedLru[Hashable, Sized]
+DecodedRows = AdmittingCache[Hashable, Sized]
 
 
 def decoded_rows(bytes_max: int) -> DecodedRows:
-    """Return a cache for what point reads decode, for all readers of one client; what takes half of it is not kept."""
-    return ByteBoundedLru(bytes_max, lambda rows: rows.nbytes, value_bytes_max=bytes_max // 2)
+    """Return a cache for what point reads decode, for all readers of one client; what takes half of it is not kept.
+
+    Look-ups of many keys touch most row groups each time, so of more of them than there is room for, those that are
+    there stay.
+    """
+    return AdmittingCache(bytes_max, lambda rows: rows.nbytes, value_bytes_max=bytes_max // 2)
 
 
 class PartIndexes:

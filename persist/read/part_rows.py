@@ -52,13 +52,13 @@ class PartRows:
         """Return whether `with_keys` has to read nothing, as far as that is known without a search."""
         kinds = [columns for columns in (self._keys, self._columns) if columns]
         if self._is_small:
-            return all(self._kept(columns, WHOLE) is not None for columns in kinds)
+            return all(self._peeked(columns, WHOLE) is not None for columns in kinds)
         if self._reader.known_index(self._part) is None:
             return False
         bounds = self._bounds()
         return all(
-            self._kept(columns, (first, end)) is not None
-            or all(self._kept(columns, (number, number + 1)) is not None for number in groups)
+            self._peeked(columns, (first, end)) is not None
+            or all(self._peeked(columns, (number, number + 1)) is not None for number in groups)
             for first, end, groups in bounds.blocks(self._hit(bounds, wanted))
             for columns in kinds
         )
@@ -167,10 +167,11 @@ class PartRows:
         block = self._kept(columns, span)
         if block is not None:
             return [(int(bounds.firsts[first]), block)]
-        kept = {number: self._kept(columns, (number, number + 1)) for number in groups}
+        look = self._peeked if end - first == 1 else self._kept  # A block of one row group was asked for above.
+        kept = {number: look(columns, (number, number + 1)) for number in groups}
         missing = [number for number, piece in kept.items() if piece is None]
         if not missing and len(kept) < end - first:  # Perhaps it is all there by now.
-            others = {number: self._kept(columns, (number, number + 1)) for number in range(first, end)}
+            others = {number: self._peeked(columns, (number, number + 1)) for number in range(first, end)}
             kept = kept if None in others.values() else others
         if len(kept) == end - first and len(kept) > 1:
             return [(int(bounds.firsts[first]), self._as_block(columns, span, kept, fetched))]
@@ -211,6 +212,11 @@ class PartRows:
 
     def _kept(self, columns: tuple[str, ...], span: Span) -> Piece | None:
         found = self._reader.decoded.get(self._name(columns, span))
+        assert found is None or isinstance(found, (SortedKeys, pa.RecordBatch))
+        return found
+
+    def _peeked(self, columns: tuple[str, ...], span: Span) -> Piece | None:
+        found = self._reader.decoded.peek(self._name(columns, span))
         assert found is None or isinstance(found, (SortedKeys, pa.RecordBatch))
         return found
 

@@ -22,8 +22,10 @@ import persist.codecs.order.search
 import persist.read.part_reader
 import persist.read.part_rows
 from persist.blob import MemoryBlob, MeteredBlob
+from persist.codecs import encode_parts
 from persist.codecs.order.search import SortedKeys
 from persist.read.part_caches import decoded_rows
+from persist.read.part_reader import PartReader
 from persist.read.snapshot import Form
 from tests.codecs.oracle import plain_values, sort_key, sort_keys
 from tests.codecs.strategies import python_values
@@ -435,10 +437,39 @@ def test_decoded_rows_are_kept_within_bounds() -> None:
         kept.put(name, rows_of(25))
         kept.get(0)
     assert kept.get(0) is not None
-    assert [name for name in range(10) if kept.get(name) is not None] == [0, 6, 7, 8, 9][-5:]
+    assert [name for name in range(10) if kept.peek(name) is not None] == [0, 1, 2, 3]
     kept.put("large", rows_of(100))
     assert kept.get("large") is None
     assert kept.bytes <= 1000
+
+
+def test_look_ups_of_more_than_there_is_room_for_decode_less_than_all_of_it(
+    client: persist.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(persist.read.part_rows, "WHOLE_BYTES_MAX", 0)
+    monkeypatch.setattr(persist.read.part_rows, "BLOCK_BYTES", 1)  # One for each row group.
+    monkeypatch.setitem(encode_parts.__kwdefaults__, "row_group_rows", ROWS // 20)
+    collection, rows = large(client, scattered("int"))
+    keys, decoded = rows.select(["k"]), []
+    before = PartReader.fetched_groups
+
+    def fetched_groups(*args: Any) -> Any:
+        decoded.append(len(args[3]))
+        return before(*args)
+
+    monkeypatch.setattr(PartReader, "fetched_groups", fetched_groups)
+
+    def decoded_by_one(room: int) -> int:
+        monkeypatch.setattr(client.engine, "_decoded", decoded_rows(room))
+        for _ in range(4):
+            decoded.clear()
+            assert len(collection.snapshot().lookup(keys)) == len(keys)
+        return sum(decoded)
+
+    everything = decoded_by_one(1)
+    assert decoded_by_one(1 << 30) == 0
+    room = client.engine._decoded.bytes * 3 // 4  # Of the keys all, and of the values some.
+    assert 0 < decoded_by_one(room) < everything
 
 
 def test_many_threads_share_what_is_kept(client: persist.Client, monkeypatch: pytest.MonkeyPatch) -> None:
