@@ -19,7 +19,20 @@ from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 
-from benchmarks import basics, compaction, dataflows, latest, lookups, points, spark, streams, travel, upserts, views
+from benchmarks import (
+    basics,
+    compaction,
+    dataflows,
+    latest,
+    lookups,
+    points,
+    spark,
+    steps,
+    streams,
+    travel,
+    upserts,
+    views,
+)
 from benchmarks.harness import Row, report
 from benchmarks.workspace import Workspace
 
@@ -38,6 +51,7 @@ MEASURES: dict[str, Callable[[Workspace], list[Row]]] = {
     "aggregates": latest.aggregates,
     "points": points.points,
     "lookups": lookups.lookups,
+    "steps": steps.steps,
     "append": streams.append,
     "upserts": upserts.upserts,
     "micro": streams.micro,

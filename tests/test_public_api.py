@@ -34,6 +34,19 @@ def test_using_persist_loads_no_optional_package() -> None:
     assert loaded & OPTIONAL == set()
 
 
+def test_small_steps_load_no_optional_package() -> None:
+    code = """
+import persist
+with persist.open("memory://there") as client:
+    orders = client.create_or_load("orders", key={"id": int}, value={"status": str})
+    listen = orders.listen()
+    orders.write([((1, "new"), 0, 1)], seal=1).result()
+    assert len(next(listen).updates) == 1
+    assert orders.snapshot().to_arrow().num_rows == 1
+"""
+    assert loaded_after(code) & OPTIONAL == set()
+
+
 @pytest.mark.parametrize("first", ["persist.client", "persist.fsck", "persist.fsck.examine", "persist.public"])
 def test_a_public_name_is_not_hidden_by_a_room_of_the_same_name(first: str) -> None:
     code = f"import {first}, persist; assert callable(persist.fsck) and persist.fsck.__name__ == 'fsck'"

@@ -3,9 +3,24 @@
 `pyarrow.array` and `to_numpy` do the same, but import pandas for that, which takes most of a second.
 """
 
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+
+
+def plain_array(values: list[Any], kind: pa.DataType) -> pa.Array:
+    """Return Python values that are certain to convert as an array: int64 and ASCII text without NULL by themselves."""
+    if None not in values:
+        if kind == pa.int64():
+            return int64_array(np.fromiter(values, np.int64, len(values)))
+        if kind == pa.string():
+            ends = np.zeros(len(values) + 1, np.int32)
+            np.cumsum([len(value) for value in values], out=ends[1:])
+            text = "".join(values).encode("ascii")
+            return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(ends), pa.py_buffer(text)])
+    return pa.array(values, kind)
 
 
 def int64_array(values: npt.NDArray[np.int64]) -> pa.Array:

@@ -17,9 +17,11 @@ import decimal
 from functools import lru_cache
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.types as pat
 
+from persist.codecs.order.arrays import int64_array
 from persist.codecs.types.arrow_types import Json, is_flat
 
 __all__ = ["is_flat", "scalar_from_json", "scalar_to_json", "written_type"]
@@ -44,7 +46,7 @@ def scalar_to_json(value: pa.Scalar) -> Json:
 
 def integers_to_json(column: pa.ChunkedArray, rows: list[int]) -> list[Json]:
     """Return the written form of some values of a column of integers or times; all at once, which is faster."""
-    taken = column.take(pa.array(rows, pa.int64())).combine_chunks()
+    taken = column.take(int64_array(np.array(rows, np.int64))).combine_chunks()
     array: pa.Array = taken.chunk(0) if isinstance(taken, pa.ChunkedArray) else taken
     if pat.is_temporal(array.type):
         array = array.view(pa.int32() if array.type.bit_width == 32 else pa.int64())

@@ -15,6 +15,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from persist.codecs.order.arrays import plain_array
 from persist.codecs.order.ordering import canonical
 from persist.codecs.types.schema import CollectionSchema
 
@@ -78,7 +79,7 @@ def gathered(batches: Sequence[SmallUpdates], schema: CollectionSchema) -> pa.Ta
     """Return all updates of some batches as one table of `schema.arrow`, in order."""
     columns = zip(*(batch.columns for batch in batches), strict=True)
     arrays = [
-        pa.array([*chain.from_iterable(column)], field.type)
+        plain_array([*chain.from_iterable(column)], field.type)
         for column, field in zip(columns, schema.arrow, strict=True)
     ]
     return canonical(pa.Table.from_arrays(arrays, schema=schema.arrow))

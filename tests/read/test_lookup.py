@@ -448,7 +448,7 @@ def test_look_ups_of_more_than_there_is_room_for_decode_less_than_all_of_it(
 ) -> None:
     monkeypatch.setattr(persist.read.part_rows, "WHOLE_BYTES_MAX", 0)
     monkeypatch.setattr(persist.read.part_rows, "BLOCK_BYTES", 1)  # One for each row group.
-    monkeypatch.setitem(encode_parts.__kwdefaults__, "row_group_rows", ROWS // 20)
+    monkeypatch.setitem(encode_parts.__kwdefaults__ or {}, "row_group_rows", ROWS // 20)
     collection, rows = large(client, scattered("int"))
     keys, decoded = rows.select(["k"]), []
     before = PartReader.fetched_groups
