@@ -166,7 +166,7 @@ class Client:
         check_name(name)
         state = self.engine.follower.refresh()
         if name not in state.ids:
-            raise CollectionNotFound(name, self.url, state.names())
+            raise CollectionNotFound(name, self.url, state.names(), self.mode == "read")
         contents = self.engine.follower.known(state.ids[name], name)
         return self._collection(contents, contents.schema, None)
 

@@ -284,13 +284,19 @@ class NegativeMultiplicity(InvalidUsage):
 
 
 class CollectionNotFound(InvalidUsage):
-    """The location has no such collection, or the one this handle stood for was destroyed."""
+    """The location has no such collection, or the one this handle stood for was destroyed.
 
-    def __init__(self, name: str, url: str, known: tuple[str, ...]) -> None:
-        super().__init__(name, url, known)
+    Attributes:
+        known: the collections that there are.
+        reads: whether it was asked for by a client that only reads, and so cannot create one.
+    """
+
+    def __init__(self, name: str, url: str, known: tuple[str, ...], reads: bool = False) -> None:
+        super().__init__(name, url, known, reads)
         self.name = name
         self.url = url
         self.known = known
+        self.reads = reads
 
     def __str__(self) -> str:
         if self.name in self.known:
@@ -299,8 +305,10 @@ class CollectionNotFound(InvalidUsage):
                 "one has its name now. Load it again."
             )
         shown = ", ".join(map(repr, self.known[:8])) + (", …" if len(self.known) > 8 else "")
-        has = f"it has {shown}" if self.known else "it has no collections at all: is the URL right?"
-        return f"no collection {self.name!r} at {self.url}: {has}. Create it with create_or_load."
+        has = f"it has {shown}." if self.known else "it has no collections at all: is the URL right?"
+        if self.reads:
+            return f"no collection {self.name!r} at {self.url}: {has} This client only reads: load one that is there."
+        return f"no collection {self.name!r} at {self.url}: {has} Create it with create_or_load."
 
 
 class CollectionExists(Conflict):
@@ -381,9 +389,11 @@ class UpdatesBeyondUpper(AboutTimes, Conflict):
 
     def __str__(self) -> str:
         until = "" if self.time is None else f", until {self.shown(self.time)},"
+        seal = "seal" if self.time is None else f"seal({self.time + 1})"
         return (
             f"updates at times beyond upper={self.shown(self.upper)}{until} are there already, so another writer "
-            "appends to this collection; nothing of this was applied. Let it finish and seal, then try again."
+            "appends to this collection, or this one has not sealed what it wrote; nothing of this was applied. Let it "
+            f"finish and {seal}, then try again."
         )
 
 

@@ -228,3 +228,11 @@ def test_overwrites_and_deletes_of_several_collections_are_one_commit(
         multi.write(sealed, [(1, "q")], time=6)
         multi.delete(sealed, [1], time=6)
     assert rows_of(sealed) == [(1, "z")]
+
+
+def test_an_overwrite_or_delete_comes_after_what_was_asked_for_before_it(orders: persist.Collection) -> None:
+    orders.write([(1, "a"), (2, "b")], time=1, seal=2)
+    orders.overwrite([(1, "A"), (2, "b"), (3, "c")], time=2)
+    orders.write([(4, "d")], time=3, seal=4)
+    orders.delete([3], time=4).result()
+    assert sorted(orders.snapshot().rows()) == [(1, "A"), (2, "b"), (4, "d")]

@@ -11,6 +11,7 @@ the key space. Memory: the client's budget. Cost: reading what is there, writing
 writing the difference.
 """
 
+import threading
 from collections.abc import Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
@@ -58,7 +59,7 @@ def overwrite_steps(
         SchemaMismatch, InvalidUpdate: the rows do not fit.
     """
     handle.check_plain("overwrite")
-    at, contents = handle.exact_time("time", time), handle.contents()
+    at, contents = handle.exact_time("time", time), _settled(handle)
     writer = handle.engine.writer("overwrite").part_writer()
     text = None if where is None else str(where)
     by = () if token is None else handle.schema.names
@@ -79,7 +80,7 @@ def delete_steps(handle: CollectionHandle, what: Any, time: int | Moment, token:
     Raises: as `overwrite_steps`; InvalidUsage, if what are no keys of the collection.
     """
     handle.check_plain("a plain delete")
-    at, contents = handle.exact_time("time", time), handle.contents()
+    at, contents = handle.exact_time("time", time), _settled(handle)
     writer = handle.engine.writer("delete")
     where = what if isinstance(what, pc.Expression) else None
     keys = wanted_keys(what, keys_alone(handle.schema)) if where is None else None
@@ -108,7 +109,7 @@ def replacement_steps(handle: CollectionHandle, updates: Any, time: int) -> list
 
     Raises: as `overwrite_steps`.
     """
-    contents = handle.contents()
+    contents = _settled(handle)
     writer = handle.engine.writer("import").part_writer()
     with ExitStack() as stack:
         _check_beginning(handle, contents, time)
@@ -119,6 +120,14 @@ def replacement_steps(handle: CollectionHandle, updates: Any, time: int) -> list
             Asked(handle.id, digest),
             *_alone(contents, time, _upload(handle, nothing, new, time, writer)),
         ]
+
+
+def _settled(handle: CollectionHandle) -> CollectionState:
+    """Return the newest state, after all that was asked of this client before: the difference is to that."""
+    committer = handle.engine.writer("overwrite").committer
+    if committer.may_wait():
+        committer.settle(threading.TIMEOUT_MAX)
+    return handle.contents()
 
 
 def _check_beginning(handle: CollectionHandle, contents: CollectionState, at: int) -> None:
