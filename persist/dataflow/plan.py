@@ -328,6 +328,22 @@ def edges_into(node: Node) -> list[int]:
     return list(node.inputs)
 
 
+def sources_of(plan: Plan, output: str) -> set[str]:
+    """Return the collections that an output is made of."""
+    left = [
+        n.number for n in plan.nodes.values() if isinstance(n.operator, Persist) and n.operator.collection == output
+    ]
+    seen, found = set[int](), set[str]()
+    while left:
+        node = plan.nodes[left.pop()]
+        if node.number not in seen:
+            seen.add(node.number)
+            left += edges_into(node)
+            if isinstance(node.operator, Source):
+                found.add(node.operator.collection)
+    return found
+
+
 def described(operator: Operator) -> str:
     """Return an operator in words, its fused stages in brackets."""
     match operator:

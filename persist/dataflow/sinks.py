@@ -23,7 +23,7 @@ from persist.collection import Collection
 from persist.dataflow.batch import Layout, to_batch
 from persist.dataflow.errors import OutputConflict
 from persist.dataflow.operators import SinkOperator
-from persist.dataflow.plan import Plan
+from persist.dataflow.plan import Plan, sources_of
 from persist.dataflow.sources import SourceReader
 from persist.dataflow.taps import to_table
 from persist.dataflow.timed import reads_time
@@ -206,12 +206,7 @@ class Outputs:
         uppers = [_end(each.collection.upper) for each in sources]
         sinces = [each.collection.since.time or 0 for each in sources]
         if resume_at is not None:
-            for output in self.every:
-                if output.upper > min(uppers):
-                    raise OutputConflict(
-                        output.collection.name,
-                        f"it is sealed to {output.upper}, and the program's sources to {min(uppers)} only",
-                    )
+            self._check_behind(sources, plan)
             held = [time for each in sources if (time := each.held_at()) is not None]
             begin = min(held) if self._replays and held else resume_at - 1
             if self._jumps and not self._replays:
@@ -223,6 +218,17 @@ class Outputs:
             if output.upper == 0 and (output.collection.since.time or 0) < begin:
                 output.collection.allow_compaction(begin).result()
         return begin
+
+    def _check_behind(self, sources: Sequence[SourceReader], plan: Plan) -> None:
+        """Raise OutputConflict if an output is sealed further than the sources that it is made of."""
+        uppers = {each.operator.collection: _end(each.collection.upper) for each in sources}
+        for output in self.every:
+            own = [uppers[name] for name in sources_of(plan, output.collection.name)]
+            if own and output.upper > min(own):
+                raise OutputConflict(
+                    output.collection.name,
+                    f"it is sealed to {output.upper}, and the sources that it is made of to {min(own)} only",
+                )
 
     def _jump(self, sources: Sequence[SourceReader], to: int) -> None:
         for each in sources:

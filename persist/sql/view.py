@@ -7,7 +7,7 @@ from typing import Any
 
 from persist.antichain import Antichain
 from persist.client import Client
-from persist.codecs import CollectionSchema
+from persist.codecs import TIME_MAX, CollectionSchema
 from persist.collection import Collection
 from persist.dataflow.errors import OperatorFailed
 from persist.dataflow.running import Running
@@ -205,8 +205,11 @@ def _created(client: Client, name: str, sql: str, key: Sequence[str] | None) -> 
     )
     id_ = uuid.uuid4().hex
     steps: list[Any] = [Create(id_, name, schema.to_json(), view=definition.to_json())]
-    for each in every.values():
-        steps.append(SetHold(each.id, view_hold(id_), _held_from(each.handle.contents())))
+    # A program begins at one time: that to which the last of them is sealed.
+    known = {each.id: each.handle.contents() for each in every.values()}
+    last = min((_last_sealed(contents) for contents in known.values()), default=0)
+    for each, contents in known.items():
+        steps.append(SetHold(each, view_hold(id_), max(last, contents.since.time or 0)))
     names = {id_: name, **{each.id: each.name for each in every.values()}}
     client.engine.submit("create_view", steps, names).result()
     return View(CollectionHandle(client.engine, id_, name, schema), client, definition)
@@ -223,11 +226,10 @@ def _transitive(client: Client, inputs: dict[str, Collection]) -> dict[str, Coll
     return found
 
 
-def _held_from(contents: CollectionState) -> int:
-    """Return the last sealed time, or the first that can be read."""
-    since, upper = contents.since.time, contents.upper.time
-    last = 2**63 - 2 if upper is None else upper - 1
-    return max(0, since or 0, last)
+def _last_sealed(contents: CollectionState) -> int:
+    """Return the last sealed time; the first of all if there is none."""
+    upper = contents.upper.time
+    return TIME_MAX if upper is None else max(0, upper - 1)
 
 
 def _timeline(inputs: dict[str, Collection]) -> str | None:

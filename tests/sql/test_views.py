@@ -135,6 +135,30 @@ def test_a_view_may_be_refreshed_further_than_the_views_on_it(client: persist.Cl
     assert [rows(best, time) for time in (2, 3, 5)] == [[("new",)], [("old",)], [("old",)]]
 
 
+def test_views_on_inputs_that_are_sealed_differently_far_belong_together(client: persist.Client) -> None:
+    orders = filled(client)
+    other = client.create_or_load("other", key={"n": pa.int64()})
+    other.write([((n, None), 0, 1) for n in range(3)], seal=1).result()
+    revenue = client.create_view("revenue", TOTALS)
+    constant = client.create_view("constant", "SELECT 7 AS n")
+    counted = client.create_view("counted", "SELECT count(*) AS n FROM other")
+    both = client.create_view(
+        "both", "SELECT n FROM revenue UNION ALL SELECT n FROM counted UNION ALL SELECT n FROM constant"
+    )
+    for view in (revenue, constant, counted):
+        view.refresh()
+        view.close()
+    assert (constant.upper, revenue.upper) == (persist.Antichain(), persist.Antichain(2))
+    both.refresh()
+    orders.write([((9, ("gold", Decimal("100.00"))), 2, 1)])
+    orders.seal(9).result()
+    revenue.refresh()
+    both.close()
+    other.seal(4).result()
+    assert both.refresh() == persist.Antichain(4)
+    assert [each[0] for each in rows(both)] == [1, 1, 2, 3, 7]
+
+
 def test_a_collection_that_a_view_reads_is_not_destroyed(client: persist.Client) -> None:
     orders = filled(client)
     revenue = client.create_view("revenue", TOTALS)
