@@ -11,7 +11,7 @@ What does not help: pyarrow writes bloom filters and page indexes, and has no wa
 sorted by key, statistics say nearly as much. Most of a first look-up is decoding one row group of all wanted columns.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
@@ -24,6 +24,7 @@ from persist.codecs import CollectionSchema, Part, consolidate
 from persist.codecs.order.arrays import boolean_array, int64_array, int64_values
 from persist.codecs.order.ordering import combined, sort_indices
 from persist.codecs.order.search import SortedKeys
+from persist.codecs.part.file_reader import columns_of
 from persist.codecs.part.part import bad_filter
 from persist.read.part_reader import PartReader
 from persist.read.part_rows import PartRows
@@ -86,8 +87,10 @@ class Lookup:
         schema = self._scan.schema
         sign = 1 if is_keyframe else self._scan.sign
         cuts_time = not (is_keyframe or self._scan.is_inside(part))
-        # Which columns a filter needs, it does not say.
-        names = schema.names if self._scan.filter is not None else self._scan.columns
+        names: Sequence[str] = self._scan.columns
+        if self._scan.filter is not None:
+            rows = pa.schema([schema.arrow.field(name) for name in schema.names])
+            names = [*names, *columns_of(self._scan.filter, rows, names)]
         columns = [name for name in names if name not in schema.key_names]
         if cuts_time or self._keeps_time:
             columns.append("_time")

@@ -212,3 +212,18 @@ def test_an_examination_finds_a_key_with_two_values(client: persist.Client, is_f
     client.engine.submit("a test", [step], {users.id: "users"}).result()
     problems = client.fsck().problems
     assert [(each.kind, "(4,)" in each.what) for each in problems] == [("rule", True)]
+
+
+def test_garbage_collection_keeps_what_is_pending(tmp_path: Path) -> None:
+    settings = persist.Settings(grace_s=0, orphan_grace_s=0, background=False)
+    with persist.open(tmp_path, settings=settings) as client:
+        users = keyed(client)
+        users.upsert([(k, "a" * 50) for k in range(5000)], time=3).result()
+        assert users.handle.contents().stored_parts[0].blob
+        client.gc()
+        users.seal(4).result()
+        client.gc()
+        assert users.snapshot().count() == 5000
+        assert client.fsck().is_clean
+    with persist.open(tmp_path, settings=settings) as client:
+        assert client.load("users").snapshot().count() == 5000
