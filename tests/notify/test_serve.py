@@ -1,5 +1,6 @@
 """A server tells of new records and serves reads; whatever becomes of it, answers are those of the store."""
 
+import itertools
 import json
 import threading
 from collections.abc import Iterator
@@ -341,3 +342,62 @@ def made_certificate() -> tuple[str, str]:
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
     return certificate.public_bytes(serialization.Encoding.PEM).decode(), private.decode()
+
+
+class Liar(flight.FlightServerBase):  # type: ignore[misc]
+    """Answers every wait at once, with whatever comes next, for ever."""
+
+    def __init__(self, answers: list[bytes]) -> None:
+        super().__init__("grpc://127.0.0.1:0")
+        self._answers = itertools.cycle(answers)
+        self.asked = 0
+
+    def do_action(self, context: Any, action: flight.Action) -> list[bytes]:
+        self.asked += 1
+        return [next(self._answers)]
+
+
+@pytest.mark.parametrize(
+    "answers",
+    [
+        [b'{"location":null,"seqno":%d}' % seqno for seqno in (5, 2**63 - 1, 0, -1, 7, 3)],
+        [b"", b"{", b'{"seqno":"x"}', b"x" * 100_000, b'{"location":null,"seqno":-5}'],
+        [b'{"location":"another","seqno":9}'],
+    ],
+    ids=["seqnos", "nonsense", "location"],
+)
+def test_rule_20_whatever_a_server_says_answers_are_those_of_the_store(
+    answers: list[bytes], serving: Client, blob: MemoryBlob
+) -> None:
+    with (
+        Liar(answers) as liar,
+        persist.open(blob, mode="read", settings=QUIET, notify=f"grpc://127.0.0.1:{liar.port}") as reader,
+    ):
+        listen = reader["orders"].listen()
+        next(listen)
+        for time in range(2, 6):
+            asked_before = liar.asked
+            serving["orders"].write([((time, "x"), time, 1)], seal=time + 1).result()
+            assert next(listen).updates["k"].to_pylist() == [time]
+            assert reader["orders"].snapshot(time).count() == time
+            while liar.asked == asked_before and time == 2:
+                assert not threading.Event().wait(0.01)
+
+
+def test_readers_find_a_server_again_that_was_killed_and_restarted(serving: Client, blob: MemoryBlob) -> None:
+    served = serving.serve(LOCAL)
+    with persist.open(blob, mode="read", settings=NEVER, notify=served.url) as reader:
+        listen = reader["orders"].listen()
+        next(listen)
+        for time in range(2, 4):
+            served.close()
+            served = serving.serve(served.url)
+            told = reader.metrics().groups["notify"]["pushes"]
+            while reader.metrics().groups["notify"]["pushes"] == told:
+                assert not threading.Event().wait(0.01)
+            threading.Timer(
+                0, lambda time=time: serving["orders"].write([((time, "x"), time, 1)], seal=time + 1)
+            ).start()
+            progress = listen.poll(timeout_s=600)
+            assert progress is not None
+            assert progress.updates["k"].to_pylist() == [time]
