@@ -14,7 +14,7 @@ from persist.cli.text import print_json, print_table, say, tell
 @command
 def ls(
     at: Place,
-    prefix: Annotated[str, typer.Argument(metavar="[PREFIX]", help="Only names that begin like this.")] = "",
+    prefix: Annotated[str, typer.Argument(metavar="PREFIX", help="Only names that begin like this.")] = "",
 ) -> int:
     """List the collections: rows, bytes, since, upper, holds, and what is not sealed yet."""
     with at.reading() as client:
@@ -53,7 +53,7 @@ def show(at: Place, collection: Name) -> int:
 def holds(
     at: Place,
     collections: Annotated[
-        list[str] | None, typer.Argument(metavar="[COLLECTION]...", help="Of which ones; all by default.")
+        list[str] | None, typer.Argument(metavar="COLLECTION", help="Of which ones; all by default.")
     ] = None,
 ) -> int:
     """List who keeps since back."""

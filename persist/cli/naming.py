@@ -18,7 +18,7 @@ def tag(
     at: Place,
     collection: Name,
     name: Tag,
-    time: Annotated[str | None, typer.Argument(metavar="[TIME]", help="A sealed time; else the latest one.")] = None,
+    time: Annotated[str | None, typer.Argument(metavar="TIME", help="A sealed time; else the latest one.")] = None,
     move: Annotated[bool, typer.Option("--move", help="Let a tag that is at another time move.")] = False,
 ) -> int:
     """Name a sealed time, which stays readable as long as it has a name: --as-of TAG reads it."""
@@ -68,7 +68,7 @@ def view(
     at: Place,
     name: Annotated[str, typer.Argument(metavar="VIEW", help="What the view is called: it is a collection.")],
     query: Annotated[
-        str | None, typer.Argument(metavar="[QUERY]", help="A SELECT of DuckDB's SQL; else the view is shown.")
+        str | None, typer.Argument(metavar="QUERY", help="A SELECT of DuckDB's SQL; else the view is shown.")
     ] = None,
     key: Annotated[list[str] | None, typer.Option("--key", "-k", help="A column of its key; may be repeated.")] = None,
 ) -> int:
@@ -89,7 +89,7 @@ def view(
 @command
 def refresh(
     at: Place,
-    views: Annotated[list[str], typer.Argument(metavar="VIEW...", help="Which ones, each after those that it reads.")],
+    views: Annotated[list[str], typer.Argument(metavar="VIEW", help="Which ones, each after those that it reads.")],
 ) -> int:
     """Bring views up to the times to which what they read is sealed."""
     told: list[dict[str, Any]] = []

@@ -62,7 +62,7 @@ def changes(
     collection: Name,
     lower: Annotated[str, typer.Argument(metavar="FROM", help="The first time of interest.")],
     upper: Annotated[
-        str | None, typer.Argument(metavar="[UNTIL]", help="The first time that is not; else all that is sealed.")
+        str | None, typer.Argument(metavar="UNTIL", help="The first time that is not; else all that is sealed.")
     ] = None,
     columns: Columns = None,
     where: Where = None,

@@ -54,7 +54,7 @@ def release(at: Place, collection: Name, hold: HoldName, yes: Yes = False) -> in
 def compact(
     at: Place,
     collections: Annotated[
-        list[str] | None, typer.Argument(metavar="[COLLECTION]...", help="Which ones; all by default.")
+        list[str] | None, typer.Argument(metavar="COLLECTION", help="Which ones; all by default.")
     ] = None,
     due: Annotated[bool, typer.Option("--due", help="Do only what is worth it by now.")] = False,
     memory_budget: Annotated[int | None, typer.Option(metavar="BYTES", help="At most about this much memory.")] = None,

@@ -245,7 +245,7 @@ def delete(
 def seal(
     at: Place,
     collection: Name,
-    upper: Annotated[str | None, typer.Argument(metavar="[TIME]", help="The first time that stays open.")] = None,
+    upper: Annotated[str | None, typer.Argument(metavar="TIME", help="The first time that stays open.")] = None,
     for_ever: Annotated[bool, typer.Option("--for-ever", help="Nothing more will ever come.")] = False,
 ) -> int:
     """Promise that no more updates come before a time, so that it can be read."""
