@@ -95,7 +95,11 @@ def test_an_overwrite_beside_what_is_not_sealed_says_how_far_that_goes(
 ) -> None:
     orders.write([(7, 7.0)], time=5).result()
     before = client.seqno
-    for call in (lambda: orders.overwrite([(1, 1.0)], time=9), lambda: orders.delete([1], time=9)):
+    calls: list[Callable[[], object]] = [
+        lambda: orders.overwrite([(1, 1.0)], time=9),
+        lambda: orders.delete([1], time=9),
+    ]
+    for call in calls:
         with pytest.raises(
             persist.UpdatesBeyondUpper, match=r"until 5, are there already, .* finish and seal\(6\), then"
         ):
