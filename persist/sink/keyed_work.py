@@ -169,7 +169,7 @@ def commit_events(client: Client, work: KeyedWork, rows: pa.Table, more: tuple[S
     submit_keyed(handle_of(work, client), "upsert", asked).result()
 
 
-def commit_resolved(client: Client, work: KeyedWork, stored: Stored) -> bool:
+def commit_resolved(client: Client, work: KeyedWork, stored: Stored, more: tuple[Step, ...] = ()) -> bool:
     """Commit what tasks have worked out, and the seal; return False if something came in between, and delete it then.
 
     Raises:
@@ -183,16 +183,16 @@ def commit_resolved(client: Client, work: KeyedWork, stored: Stored) -> bool:
     if stored.resolved:
         steps = [Resolve(id_, contents.resolved.elements, end, (), stored.parts, watermarks=marks)]
     steps += _pending(work, stored, rest)
-    return _committed(client, work, stored, [*steps, *_tokens(work, stored)])
+    return _committed(client, work, stored, [*more, *steps, *_tokens(work, stored)])
 
 
-def commit_pended(client: Client, work: KeyedWork, stored: Stored) -> None:
+def commit_pended(client: Client, work: KeyedWork, stored: Stored, more: tuple[Step, ...] = ()) -> None:
     """Commit events that tasks have stored; then seal, if that is wanted, which resolves them.
 
     Raises:
         As `commit_resolved`.
     """
-    if steps := [*_pending(work, stored, stored.watermarks), *_tokens(work, stored)]:
+    if steps := [*more, *_pending(work, stored, stored.watermarks), *_tokens(work, stored)]:
         committed = _committed(client, work, stored, steps)
         assert committed, "nothing comes in between events that are added"
     seal_done(client, work)

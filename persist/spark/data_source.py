@@ -25,11 +25,13 @@ from persist.spark.options.stream import STREAM, StreamOptions, is_only_for_stre
 from persist.spark.options.stream_write import StreamWriteOptions
 from persist.spark.options.write import WriteOptions
 from persist.spark.read.reader import PersistReader, PushingReader, planned
+from persist.spark.stream.upsert_writer import UpsertStreamWriter
 from persist.spark.stream.writer import PersistStreamWriter
 from persist.spark.surfaced_errors import surfaced_errors
 from persist.spark.types import spark_schema
 from persist.spark.write.dataframe_write import DataFrameWrite
 from persist.spark.write.overwrite import OverwritingWriter
+from persist.spark.write.upsert_writer import UpsertWriter
 from persist.spark.write.writer import PersistWriter
 
 _EXTRA: Mapping[str, tuple[str, ...]] = {"rows": (), "diff": ("_diff",), "changes": ("_time", "_diff")}
@@ -88,7 +90,11 @@ class PersistDataSource(DataSource):
         with surfaced_errors():
             options = WriteOptions.of(self.options)
             if overwrite:
+                if options.upserts:
+                    raise InvalidUsage('mode "upsert" adds events: it goes with .mode("append"), not with "overwrite"')
                 return OverwritingWriter(DataFrameWrite.overwrite(options, schema))
+            if options.upserts:
+                return UpsertWriter(options, schema)
             return PersistWriter(DataFrameWrite.append(options, schema))
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
@@ -98,7 +104,8 @@ class PersistDataSource(DataSource):
                     'outputMode("complete") would replace all contents with every batch. Use outputMode("append") with '
                     'updates; or foreachBatch with persist.spark.write(…, mode="overwrite"), which writes differences.'
                 )
-            return PersistStreamWriter(StreamWriteOptions.of(self.options), schema)
+            streamed = StreamWriteOptions.of(self.options)
+            return UpsertStreamWriter(streamed, schema) if streamed.upserts else PersistStreamWriter(streamed, schema)
 
 
 def source_reader(spark: SparkSession) -> DataFrameReader:

@@ -31,6 +31,7 @@ from persist.spark.write.updates import UNITS
 
 STREAM_WRITE = {
     "collection": "name of the collection",
+    "mode": '"append" (default), or "upsert": rows are events for a keyed collection',
     "time": '"batch" (default for rows without times): one time for each micro-batch',
     "timeColumn": "name of a column with the times of events",
     "timeUnit": '"s", "ms", "us" or "ns": what timestamps in timeColumn become; the unit of the timeline, or "us"',
@@ -56,6 +57,7 @@ class StreamWriteOptions:
     late: str | None = None
     seal: str | None = None
     first_batch: int = 0
+    upserts: bool = False
     storage: dict[str, str] = field(default_factory=dict)
 
     @classmethod
@@ -63,6 +65,7 @@ class StreamWriteOptions:
         """Check what Spark was given; raises as `ReadOptions.of`."""
         location, storage, options = split_options(given, STREAM_WRITE, "streaming to")
         check_one_of("time", options.get("time"), ("batch",))
+        check_one_of("mode", options.get("mode"), ("append", "upsert"))
         check_one_of("timeUnit", options.get("timeunit"), tuple(UNITS))
         delay = options.get("watermark")
         return cls(
@@ -75,6 +78,7 @@ class StreamWriteOptions:
             late=options.get("late"),
             seal=options.get("seal"),
             first_batch=number("firstBatch", options.get("firstbatch", "0"), int, 0, 2**63 - 1),
+            upserts=options.get("mode") == "upsert",
             storage=storage,
         )
 

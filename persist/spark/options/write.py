@@ -8,11 +8,13 @@ from persist.codecs import TIME_MAX
 from persist.errors import InvalidUsage
 from persist.names import check_text
 from persist.sink.planned_write import SinkOptions
+from persist.sink.times import check_one_of
 from persist.spark.options.parsing import split_options, time_or_moment
 from persist.timeline import is_tag
 
 WRITE = {
     "collection": "name of the collection",
+    "mode": '"append" (default), or "upsert": rows are events for a keyed collection',
     "time": "time (or timestamp) of every row, if the DataFrame has no column _time; overwriting, of the difference",
     "timeColumn": "name of a column with the time (or timestamp) of each row, instead of time",
     "seal": 'upper to seal to in the same commit: a time (or timestamp) beyond all that is written, or "end" for ever',
@@ -22,13 +24,21 @@ WRITE = {
 
 @dataclass(frozen=True, kw_only=True)
 class WriteOptions(SinkOptions):
-    """What to write; time is None when the DataFrame has a column `_time`, or for overwriting at upper."""
+    """What to write; time is None when the DataFrame has a column `_time`, or for overwriting at upper.
+
+    Attributes:
+        upserts: rows are events for a keyed collection.
+    """
+
+    upserts: bool = False
 
     @classmethod
     def of(cls, given: Mapping[str, str]) -> "WriteOptions":
         """Check what Spark was given; raises as `ReadOptions.of`."""
         location, storage, options = split_options(given, WRITE, "writing")
+        check_one_of("mode", options.get("mode"), ("append", "upsert"))
         return cls(
+            upserts=options.get("mode") == "upsert",
             location=location,
             collection=options["collection"],
             time=_moment("time", options["time"], TIME_MAX) if "time" in options else None,

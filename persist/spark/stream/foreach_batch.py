@@ -7,6 +7,7 @@ from typing import Any
 
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
 
 from persist.client import Client
 from persist.client import open as open_client
@@ -15,12 +16,15 @@ from persist.collection import Collection
 from persist.errors import InvalidUsage, UpdateNotBeyondUpper
 from persist.names import check_text
 from persist.sink.batch_commit import Mark, Share, commit_batch, report_late
+from persist.sink.keyed_batch import commit_keyed_batch, commit_large_batch
 from persist.sink.times import BatchTimes
 from persist.sink.uploads import Target
 from persist.spark.options.parsing import seen_by_all
 from persist.spark.workers import check_workers
+from persist.spark.write.event_rows import Replanning, planned
 from persist.spark.write.ranged import UploadTask, ranged, upload_by_tasks
 from persist.spark.write.updates import Rows
+from persist.spark.write.upserting import ON_DRIVER_BYTES_MAX, by_key, gathered_rows, run
 from persist.state.contents import CollectionState
 
 Frames = Callable[[DataFrame], DataFrame]
@@ -43,6 +47,9 @@ def foreach_batch_writer(
     step: plain rows get one time in all of them, the least that is beyond every upper; and all of them are sealed to
     the same time, by the largest one of the batch. What is noticed of copied checkpoints and the like is what
     `persist.spark.stream.writer` says. A batch that is run again does nothing, if any of the collections has it.
+
+    A keyed collection takes events; it is then the only one. Large batches of events are resolved by tasks, as by
+    `persist.spark.upsert`.
 
     Args:
         location: where the collections are.
@@ -91,6 +98,9 @@ class _Writer:
             contents = {name: _load(client, name) for name in self.writes}
             targets = {name: Target.of(each, self.location, self.storage) for name, (each, _) in contents.items()}
         states = [state for _, state in contents.values()]
+        if any(state.keyed is not None for state in states):
+            self._upsert(df, mark, states)
+            return
         if mark.is_done(states):
             commit_batch(mark, [Share(target, []) for target in targets.values()], BatchTimes(is_plain=True))
             return
@@ -103,6 +113,31 @@ class _Writer:
         finally:
             if len(self.writes) > 1:
                 df.unpersist()
+
+    def _upsert(self, df: DataFrame, mark: Mark, states: list[CollectionState]) -> None:
+        """Write one batch of events: from the driver, or by tasks if it is large."""
+        if len(states) > 1:
+            raise InvalidUsage(
+                f"the writes are to {', '.join(map(repr, self.writes))}, of which some are keyed: events for a keyed "
+                "collection are written by a query, or a foreach_batch_writer with a query_id, of its own."
+            )
+        ((name, of),) = self.writes.items()
+        frame = of(df)
+        times = self._times({name: frame})
+        work = planned(self.location, name, frame.schema, None, None, None, None, self.storage, is_plain=times.is_plain)
+        plan = Replanning(work)
+        rows = gathered_rows(frame, ON_DRIVER_BYTES_MAX)
+        if rows is not None:
+            commit_keyed_batch(mark, work, rows, times, plan)
+            return
+        if times.late == "drop":
+            raise InvalidUsage(
+                f'late="drop" goes with batches of events that fit on the driver ({ON_DRIVER_BYTES_MAX:,} bytes): make '
+                "batches smaller."
+            )
+        latest = None if times.is_plain else frame.agg(F.max("_time")).collect()[0][0]
+        by_keys = by_key(frame, work.target.schema, None)
+        commit_large_batch(mark, work, latest, times, plan, lambda w, resolves: run(by_keys, w, resolves=resolves))
 
     def _uploaded(
         self,

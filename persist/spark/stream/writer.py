@@ -60,7 +60,7 @@ class PersistStreamWriter(DataSourceStreamArrowWriter):
         with surfaced_errors():
             late = LateFilter(self._lower)
             tables = (late.kept(self._rows.updates(table)) for table in gathered(iterator))
-            return Batched(upload(self._target, tables), self._target, self._mark(), late.count)
+            return Batched(upload(self._target, tables), self._target, mark_of_task(self._first), late.count)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         """Commit a batch, unless it was committed before; raises what rejects it."""
@@ -86,10 +86,12 @@ class PersistStreamWriter(DataSourceStreamArrowWriter):
         with surfaced_errors(), self._target.writer() as writer:
             writer.discard(part for each in messages if isinstance(each, Batched) for part in each.parts)
 
-    def _mark(self) -> Mark:
-        context = TaskContext.get()
-        names = ("sql.streaming.queryId", "streaming.sql.batchId", "spark.jobGroup.id")
-        query, batch, run = (context.getLocalProperty(name) if context is not None else None for name in names)
-        if query is None or batch is None:
-            raise InvalidUsage("a streaming write runs outside a streaming query: Spark says neither query nor batch")
-        return Mark(query, int(batch), run or query, self._first)
+
+def mark_of_task(first: int) -> Mark:
+    """Return which batch of which query, in which run, a task works for; first as `Mark` has it."""
+    context = TaskContext.get()
+    names = ("sql.streaming.queryId", "streaming.sql.batchId", "spark.jobGroup.id")
+    query, batch, run = (context.getLocalProperty(name) if context is not None else None for name in names)
+    if query is None or batch is None:
+        raise InvalidUsage("a streaming write runs outside a streaming query: Spark says neither query nor batch")
+    return Mark(query, int(batch), run or query, first)

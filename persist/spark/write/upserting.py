@@ -13,16 +13,11 @@ import msgspec
 import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
-from pyspark.sql.pandas.types import to_arrow_schema
-from pyspark.sql.types import StructType
 
 from persist.antichain import Antichain
-from persist.client import open as open_client
-from persist.codecs import CollectionSchema, Side, Stamp
-from persist.errors import FrontierRegression, InvalidUsage, NotKeyed, SchemaMismatch, UpdateNotBeyondUpper
-from persist.log.records import KeyedForm
+from persist.codecs import CollectionSchema
+from persist.errors import InvalidUsage
 from persist.names import check_text
-from persist.read.resolving import machine_needed
 from persist.sink.keyed_work import (
     KeyedWork,
     Stored,
@@ -31,17 +26,13 @@ from persist.sink.keyed_work import (
     commit_resolved,
     seal_done,
 )
-from persist.sink.uploads import Target, writing
+from persist.sink.uploads import writing
 from persist.spark.options.parsing import seen_by_all
 from persist.spark.surfaced_errors import surfaced_errors
-from persist.spark.types import as_collection_expects
+from persist.spark.write.event_rows import packed, planned, rows_of
 from persist.spark.write.ranged import is_ranged_by_key, ranged
-from persist.state.contents import CollectionState
-from persist.timeline import Moment, timeline_of
-from persist.upsert.events import event_fields
-from persist.upsert.known import machine_of
+from persist.timeline import Moment
 from persist.upsert.machine import Machine
-from persist.upsert.taking import EventTable, to_events
 
 PARTITIONS_MAX = 100_000
 ON_DRIVER_BYTES_MAX = 64 << 20  # Of events; a task that has more says so, and sends none.
@@ -115,77 +106,6 @@ def _check(token: str | None, where: str, partitions: Any) -> None:
         check_text("token", token)
 
 
-@dataclass(frozen=True)
-class EventRows:
-    """What the rows of a DataFrame mean.
-
-    Attributes:
-        stamp: what rows without a column `_time` lack.
-    """
-
-    schema: CollectionSchema
-    form: KeyedForm
-    stamp: Stamp | None
-
-    def __call__(self, rows: pa.Table) -> EventTable:
-        """Return rows as events; raises what `to_events` does."""
-        fields = event_fields(self.schema, self.form)
-        expected = CollectionSchema(self.schema.key, Side(fields), self.schema.timeline).arrow
-        rows = as_collection_expects(rows, expected)
-        return to_events(rows, self.schema, self.form, self.stamp, timeline_of(self.schema))
-
-    def check(self, schema: StructType) -> None:
-        """Check the columns of a DataFrame before any of its rows is made.
-
-        Raises:
-            SchemaMismatch: they do not fit the collection.
-        """
-        if self.stamp is not None and "_time" in schema.names:
-            raise InvalidUsage("the DataFrame has a column _time, and the option time says it, too. Drop one of them.")
-        if self.stamp is None and "_time" not in schema.names:
-            raise SchemaMismatch("the events have no column _time, and no time is given for all of them. Give one.")
-        self(to_arrow_schema(schema, timezone="UTC").empty_table())
-
-
-def planned(
-    location: str,
-    collection: str,
-    schema: StructType,
-    time: int | Moment | None,
-    seal: int | Moment | Antichain | None,
-    token: str | None,
-    machine: Machine | None,
-    storage: Mapping[str, Any],
-) -> KeyedWork:
-    """Plan a batch of events, and check what can be checked before any task starts.
-
-    Raises:
-        CollectionNotFound, NotKeyed, SchemaMismatch, UpdateNotBeyondUpper, FrontierRegression.
-    """
-    with open_client(location, mode="read", storage_options=storage) as client:
-        found = client.load(collection)
-        contents = found.handle.contents()
-        target = Target.of(found, location, storage)
-        stamp = found.handle.stamp(time, None)
-        end = None if seal is None else found.handle.frontier("upper", seal)
-    if contents.keyed is None:
-        raise NotKeyed(collection)
-    needed = machine_needed(machine_of(contents.keyed, machine, collection), contents.keyed, collection)
-    rows = EventRows(target.schema, contents.keyed, stamp)
-    rows.check(schema)
-    work = KeyedWork(target, contents, needed, rows, end, token)
-    if not work.is_done:
-        _check_times(contents, None if stamp is None else stamp.time, end)
-    return work
-
-
-def _check_times(contents: CollectionState, time: int | str | None, end: Antichain | None) -> None:
-    if isinstance(time, int) and not contents.upper.has_beyond(time):
-        raise UpdateNotBeyondUpper(time, contents.upper)
-    if end is not None and not contents.upper <= end:
-        raise FrontierRegression("upper", end, contents.upper)
-
-
 def by_key(df: DataFrame, schema: CollectionSchema, partitions: int | None) -> DataFrame:
     """Return df with all rows of a key in one partition, in ranges of keys with about equally many rows."""
     if is_ranged_by_key(schema):
@@ -229,8 +149,7 @@ def gathered_rows(df: DataFrame, bytes_max: int | None) -> pa.Table | None:
     sent = df.mapInArrow(_Gathering(bytes_max).__call__, "rows binary, size long").collect()
     if any(row.rows is None for row in sent) or (bytes_max is not None and sum(row.size for row in sent) > bytes_max):
         return None
-    tables = [pa.ipc.open_stream(row.rows).read_all() for row in sent]
-    return pa.concat_tables([to_arrow_schema(df.schema, timezone="UTC").empty_table(), *tables][1 if tables else 0 :])
+    return rows_of(df.schema, [row.rows for row in sent])
 
 
 @dataclass(frozen=True)
@@ -250,15 +169,6 @@ class _Gathering:
                 held.append(batch)
         if held:
             yield _sent(packed(held), size)
-
-
-def packed(batches: list[pa.RecordBatch]) -> bytes:
-    """Return rows as an Arrow stream."""
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, batches[0].schema) as stream:
-        for batch in batches:
-            stream.write_batch(batch)
-    return bytes(sink.getvalue())
 
 
 def _sent(rows: bytes | None, size: int) -> pa.RecordBatch:

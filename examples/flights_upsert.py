@@ -1,0 +1,69 @@
+"""The same year of departures, told as events: "this aircraft was sent there", and nothing about where it was before.
+
+`examples/flights.py` works out by hand what each departure retracts. Here the collections are keyed, so a departure is
+an upsert, and what it replaces is looked up when its day is sealed. Both come to the same contents at every time.
+
+    python examples/flights_upsert.py LOCATION --like OTHER   write the year, and compare it with what is at OTHER
+"""
+
+import argparse
+import sys
+import time
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from tqdm import tqdm
+
+import persist
+
+sys.path.insert(0, str(Path(__file__).parent.parent))  # As a script, it finds the checkout.
+from examples.flights import DAY, NOON_4_JULY, VALUE_FIELDS, clock, digest, year_of_updates
+
+
+def open_keyed(client: persist.Client) -> tuple[persist.Collection, persist.Collection]:
+    """Return the collections `aircraft` and `airports`, which take events by key here."""
+    keyed = persist.Keyed()
+    aircraft = client.create_or_load("aircraft", key={"tailnum": pa.string()}, value=VALUE_FIELDS, keyed=keyed)
+    airports = client.create_or_load("airports", key={"dest": pa.string()}, value={"aircraft": pa.int64()}, keyed=keyed)
+    return aircraft, airports
+
+
+def events(updates: pa.Table) -> pa.Table:
+    """Return what is inserted, without what that retracts."""
+    return updates.filter(pc.greater(updates["_diff"], 0)).drop_columns(["_diff"])
+
+
+def run(location: str, like: str, days: int | None) -> None:
+    """Upsert the year day by day, and compare."""
+    count, began, end = 0, time.perf_counter(), 0
+    with persist.open(location) as client:
+        aircraft, airports = open_keyed(client)
+        for end, moves, counts in tqdm(
+            [*year_of_updates().days()][:days], desc="upserting", unit="day", file=sys.stdout
+        ):
+            for collection, table in ((aircraft, events(moves)), (airports, events(counts))):
+                collection.upsert(table, seal=end).result()
+                count += len(table)
+        print(f"{count:,} events in {time.perf_counter() - began:.1f} s, in {location}")
+        with persist.open(like, mode="read") as other:
+            for as_of in [t for t in (DAY - 1, NOON_4_JULY, end - 1) if t < end]:
+                here, there = digest(client, as_of), digest(other, as_of)
+                print(f"\nContents as of {clock(as_of)}, SHA-256:")
+                print(f"  {there}  of updates, with retractions by hand")
+                print(f"  {here}  of upserts")
+                assert here == there, "upserts and updates have come to different contents"
+    print("Identical.")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("location", help="a folder or URL; the year is written there")
+    parser.add_argument("--like", required=True, help="where examples/flights.py has written it")
+    parser.add_argument("--days", type=int, help="only so many days of it")
+    arguments = parser.parse_args()
+    run(arguments.location, arguments.like, arguments.days)
+
+
+if __name__ == "__main__":
+    main()

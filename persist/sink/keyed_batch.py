@@ -1,0 +1,132 @@
+"""One micro-batch of events for a keyed collection as one commit, once; for updates there is `batch_commit.py`.
+
+The record that holds the events, what they amount to and the seal says which batch it was, too. So a batch that is run
+again, because nobody knows whether it was committed, does nothing.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from persist.antichain import Antichain
+from persist.client import Client
+from persist.codecs import Stamp
+from persist.errors import FrontierRegression, UpdateNotBeyondUpper
+from persist.sink.batch_commit import ATTEMPTS, Mark, Share, commit_batch, report_late
+from persist.sink.keyed_work import (
+    KeyedWork,
+    Stored,
+    commit_events,
+    commit_pended,
+    commit_resolved,
+    handle_of,
+    seal_done,
+)
+from persist.sink.times import BatchTimes
+from persist.sink.uploads import writing
+from persist.state.contents import CollectionState
+from persist.state.keyed_rules import due
+
+Planning = Callable[[Stamp | None, Antichain | None, CollectionState], KeyedWork]
+Storing = Callable[[KeyedWork, bool], Stored]
+
+
+def commit_keyed_batch(mark: Mark, work: KeyedWork, rows: pa.Table, times: BatchTimes, plan: Planning) -> None:
+    """Commit the events of a batch that are here, unless it was committed before.
+
+    Args:
+        work: as it was planned for the batch.
+        plan: plans it again, with the time of rows that have none, a seal, and contents as they are.
+
+    Raises:
+        QueryMismatch: it is not the next batch of the query; nothing was written.
+        UpdateNotBeyondUpper, LateEvents: an event is late.
+        What `KeyedWork.checked` does.
+    """
+    with writing(work.target.location, work.target.storage) as client:
+        for attempt in range(ATTEMPTS):
+            contents = handle_of(work, client).contents()
+            if taken_over(client, mark, work, contents, times):
+                return
+            kept = rows if times.is_plain else _without_late(rows, contents.upper, mark, work, times)
+            stamp = Stamp(_upper_of(contents)) if times.is_plain else None
+            end = _end(kept, contents.upper, times)
+            try:
+                commit_events(client, plan(stamp, end, contents), kept, (mark.of(work.target.id),))
+                return
+            except (UpdateNotBeyondUpper, FrontierRegression):
+                # Another writer has sealed meanwhile. What has a time of its own stays late.
+                if attempt == ATTEMPTS - 1 or not (times.is_plain or times.late == "drop"):
+                    raise
+
+
+def commit_large_batch(
+    mark: Mark, work: KeyedWork, latest: int | None, times: BatchTimes, plan: Planning, store: Storing
+) -> None:
+    """Commit a batch of events that tasks store, unless it was committed before.
+
+    Args:
+        latest: the greatest time of the events; not needed where they have none.
+        store: has tasks store the events, or what they amount to.
+
+    Raises:
+        As `commit_keyed_batch`.
+    """
+    with writing(work.target.location, work.target.storage) as client:
+        contents = handle_of(work, client).contents()
+        if taken_over(client, mark, work, contents, times):
+            return
+        time = _upper_of(contents) if times.is_plain else None
+        end = _end_after(time if times.is_plain else latest, contents.upper, times)
+        planned = plan(None if time is None else Stamp(time), end, contents)
+        more = (mark.of(work.target.id),)
+        if planned.can_resolve and commit_resolved(client, planned, store(planned, True), more):
+            return
+        commit_pended(client, planned, store(planned, False), more)
+
+
+def taken_over(client: Client, mark: Mark, work: KeyedWork, contents: CollectionState, times: BatchTimes) -> bool:
+    """If the batch was committed before, say that this run goes on from it, and return True.
+
+    A large batch may have been committed without its seal. Rows without times of their own are at upper then, and
+    sealed here; others are sealed with the next batch.
+    """
+    if not mark.is_done([contents]):
+        return False
+    commit_batch(mark, [Share(work.target, [])], BatchTimes(is_plain=True))
+    if times.is_plain and contents.upper.time is not None:
+        end = Antichain(contents.upper.time + 1)
+        if due(contents, end.elements):
+            seal_done(client, replace(work, end=end))
+    return True
+
+
+def _upper_of(contents: CollectionState) -> int:
+    if contents.upper.time is None:
+        raise UpdateNotBeyondUpper(0, contents.upper)
+    return contents.upper.time
+
+
+def _without_late(rows: pa.Table, upper: Antichain, mark: Mark, work: KeyedWork, times: BatchTimes) -> pa.Table:
+    if times.late != "drop" or not len(rows):
+        return rows
+    mask = pa.repeat(pa.scalar(False), len(rows)) if upper.time is None else pc.greater_equal(rows["_time"], upper.time)
+    kept = rows.filter(mask)
+    report_late(work.target, mark, len(rows) - len(kept))
+    return kept
+
+
+def _end(rows: pa.Table, upper: Antichain, times: BatchTimes) -> Antichain | None:
+    if not len(rows):
+        return None
+    latest = upper.time if times.is_plain else pc.max(rows["_time"]).as_py()
+    return _end_after(latest, upper, times)
+
+
+def _end_after(latest: int | None, upper: Antichain, times: BatchTimes) -> Antichain | None:
+    if latest is None or times.seal == "none":
+        return None
+    end = Antichain(latest + 1 if times.is_plain or times.seal == "max" else max(latest - times.delay, 0))
+    return end if upper < end else None

@@ -1,0 +1,128 @@
+"""What the rows of a DataFrame mean as events of a keyed collection, and how few of them travel to the driver."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import StructType
+
+from persist.antichain import Antichain
+from persist.client import open as open_client
+from persist.codecs import CollectionSchema, Side, Stamp
+from persist.errors import FrontierRegression, InvalidUsage, NotKeyed, SchemaMismatch, UpdateNotBeyondUpper
+from persist.log.records import KeyedForm
+from persist.read.resolving import machine_needed
+from persist.sink.keyed_work import KeyedWork
+from persist.sink.uploads import Target
+from persist.spark.types import as_collection_expects
+from persist.state.contents import CollectionState
+from persist.timeline import Moment, timeline_of
+from persist.upsert.events import event_fields
+from persist.upsert.known import machine_of
+from persist.upsert.machine import Machine
+from persist.upsert.taking import EventTable, to_events
+
+
+@dataclass(frozen=True)
+class EventRows:
+    """What the rows of a DataFrame mean.
+
+    Attributes:
+        stamp: what rows without a column `_time` lack.
+    """
+
+    schema: CollectionSchema
+    form: KeyedForm
+    stamp: Stamp | None
+
+    def __call__(self, rows: pa.Table) -> EventTable:
+        """Return rows as events; raises what `to_events` does."""
+        fields = event_fields(self.schema, self.form)
+        expected = CollectionSchema(self.schema.key, Side(fields), self.schema.timeline).arrow
+        rows = as_collection_expects(rows, expected)
+        return to_events(rows, self.schema, self.form, self.stamp, timeline_of(self.schema))
+
+    def check(self, schema: StructType) -> None:
+        """Check the columns of a DataFrame before any of its rows is made.
+
+        Raises:
+            SchemaMismatch: they do not fit the collection.
+        """
+        if self.stamp is not None and "_time" in schema.names:
+            raise InvalidUsage("the DataFrame has a column _time, and the option time says it, too. Drop one of them.")
+        if self.stamp is None and "_time" not in schema.names:
+            raise SchemaMismatch("the events have no column _time, and no time is given for all of them. Give one.")
+        self(to_arrow_schema(schema, timezone="UTC").empty_table())
+
+
+def planned(
+    location: str,
+    collection: str,
+    schema: StructType,
+    time: int | Moment | None,
+    seal: int | Moment | Antichain | None,
+    token: str | None,
+    machine: Machine | None,
+    storage: Mapping[str, Any],
+    *,
+    is_plain: bool = False,
+) -> KeyedWork:
+    """Plan a batch of events, and check what can be checked before any task starts.
+
+    Args:
+        is_plain: rows have no times yet, and get one when they are committed.
+
+    Raises:
+        CollectionNotFound, NotKeyed, SchemaMismatch, UpdateNotBeyondUpper, FrontierRegression.
+    """
+    with open_client(location, mode="read", storage_options=storage) as client:
+        found = client.load(collection)
+        contents = found.handle.contents()
+        target = Target.of(found, location, storage)
+        stamp = Stamp(contents.upper.time or 0) if is_plain else found.handle.stamp(time, None)
+        end = None if seal is None else found.handle.frontier("upper", seal)
+    if contents.keyed is None:
+        raise NotKeyed(collection)
+    needed = machine_needed(machine_of(contents.keyed, machine, collection), contents.keyed, collection)
+    rows = EventRows(target.schema, contents.keyed, stamp)
+    rows.check(schema)
+    work = KeyedWork(target, contents, needed, rows, end, token)
+    if not work.is_done:
+        _check_times(contents, None if stamp is None else stamp.time, end)
+    return work
+
+
+def _check_times(contents: CollectionState, time: int | str | None, end: Antichain | None) -> None:
+    if isinstance(time, int) and not contents.upper.has_beyond(time):
+        raise UpdateNotBeyondUpper(time, contents.upper)
+    if end is not None and not contents.upper <= end:
+        raise FrontierRegression("upper", end, contents.upper)
+
+
+def packed(batches: list[pa.RecordBatch]) -> bytes:
+    """Return rows as an Arrow stream."""
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batches[0].schema) as stream:
+        for batch in batches:
+            stream.write_batch(batch)
+    return bytes(sink.getvalue())
+
+
+def rows_of(schema: StructType, streams: Sequence[bytes]) -> pa.Table:
+    """Return the rows of Arrow streams as one table, with the columns of a DataFrame."""
+    tables = [pa.ipc.open_stream(stream).read_all() for stream in streams]
+    return pa.concat_tables(tables) if tables else to_arrow_schema(schema, timezone="UTC").empty_table()
+
+
+@dataclass(frozen=True)
+class Replanning:
+    """Plans work again, with the time of rows that have none, a seal, and contents as they are."""
+
+    work: KeyedWork
+
+    def __call__(self, stamp: Stamp | None, end: Antichain | None, contents: CollectionState) -> KeyedWork:
+        rows = self.work.to_events
+        assert isinstance(rows, EventRows), "it was planned here"
+        return replace(self.work, to_events=replace(rows, stamp=stamp or rows.stamp), end=end, contents=contents)
