@@ -5,6 +5,7 @@ memory holds. CPU time of the library alone, in alternation.
 """
 
 import time
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -22,7 +23,7 @@ def overwrites(work: Workspace) -> list[Row]:
     chance = np.random.default_rng(3)
     ours, least = [], []
     with persist.open(str(work.folder / "overwrites"), settings=persist.Settings(background=False)) as client:
-        schema = {"key": {"k": int}, "value": {"a": int, "b": float, "name": str}}
+        schema: dict[str, Any] = {"key": {"k": int}, "value": {"a": int, "b": float, "name": str}}
         orders = client.create_or_load("orders", **schema)
         rows = _rows(count)
         orders.overwrite(rows, time=0).result()
