@@ -22,7 +22,7 @@ FIELDS = ("time", "upper", "frontier", "asked", "current", "expected", "actual",
 ROWS_RECORDED_MAX = 100_000  # After so many, a process takes no more snapshots: the history must fit into memory.
 SLOW_DOWN_S = 0.002
 ANSWER_TIMEOUT_S = 120
-TOKENS = 200
+TOKENS = 20
 CALLS_MIN = 30  # On a machine that is busy with other things, a race of seconds may be none.
 PATIENCE = 4
 
@@ -324,8 +324,8 @@ class Racer:
             return [["expect", collection, upper], self.write(client, collection), ["seal", collection, upper + 1]]
         if kind < 0.92:
             # The same write by whoever comes first.
-            token = f"t{chance.randrange(TOKENS)}"
             time_ = self.near_upper(client, collection, chance.randint(0, 2))
+            token = f"t{chance.randrange(TOKENS)}at{time_}"  # With other data, it is refused.
             return [["token", collection, token], ["write", collection, [[token, time_, 1]]]]
         both = chance.sample(self.plan.collections, 2)
         steps = [self.write(client, name) for name in both]
