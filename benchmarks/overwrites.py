@@ -24,7 +24,7 @@ def overwrites(work: Workspace) -> list[Row]:
     ours, least = [], []
     with persist.open(str(work.folder / "overwrites"), settings=persist.Settings(background=False)) as client:
         schema: dict[str, Any] = {"key": {"k": int}, "value": {"a": int, "b": float, "name": str}}
-        orders = client.create_or_load("orders", key=key, value=value)
+        orders = client.create_or_load("orders", **schema)
         rows = _rows(count)
         orders.overwrite(rows, time=0).result()
         for turn in range(1, max(work.rounds, 2) + 1):
@@ -36,7 +36,7 @@ def overwrites(work: Workspace) -> list[Row]:
             orders.overwrite(rows, time=turn).result()
             ours.append(time.process_time() - began)
             assert orders.changes(turn).to_arrow().num_rows == 2 * len(changed), "the difference is wrong"
-            other = client.create_or_load(f"other {turn}", key=key, value=value)
+            other = client.create_or_load(f"other {turn}", **schema)
             began = time.process_time()
             assert len(orders.snapshot(turn - 1).to_arrow()) == count
             other.write(rows, time=0, seal=1).result()
