@@ -19,7 +19,8 @@ from persist.compact.planner import Forget, MakeKeyframe, MergeRuns, Thin, Work,
 from persist.compact.report import CompactionReport, with_read, with_written
 from persist.compact.rewriter import MadeRun, PartMaker, Rewrite, RunPiece
 from persist.compaction_policy import CompactionPolicy
-from persist.errors import ClientClosed, CollectionNotFound, PersistError, Superseded, UploadExpired
+from persist.errors import ClientClosed, CollectionNotFound, PersistError, UploadExpired
+from persist.errors.conflicts import Superseded
 from persist.log.records import Keyframe, Numbers, Replace
 from persist.read.plan import snapshot_scan
 from persist.read.scan import Scan

@@ -12,14 +12,8 @@ from persist.antichain import Antichain, as_time
 from persist.codecs import TIME_MAX, CollectionSchema, Part, SchemaMismatch, Stamp
 from persist.codecs.types.evolution import changes_between
 from persist.engine.engine import Engine
-from persist.errors import (
-    AsOfNotSealed,
-    CollectionNotFound,
-    InvalidUsage,
-    KeyedCollection,
-    TagNotFound,
-    with_timeline,
-)
+from persist.errors import AsOfNotSealed, CollectionNotFound, InvalidUsage, KeyedCollection, TagNotFound
+from persist.errors.times import with_timeline
 from persist.log.keys import check_parts
 from persist.log.records import KeyedForm, Seal
 from persist.read.claimed_read import ClaimedRead

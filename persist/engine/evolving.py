@@ -13,7 +13,8 @@ import pyarrow as pa
 from persist.codecs import CollectionSchema, SchemaMismatch
 from persist.codecs.types.evolution import evolved, may_overflow, widened_column
 from persist.engine.collection_handle import CollectionHandle
-from persist.errors import InvalidUsage, Superseded
+from persist.errors import InvalidUsage
+from persist.errors.conflicts import Superseded
 from persist.log.records import Describe, Evolve, Note, Words
 from persist.read.scan import Scan
 from persist.state.collection_rules import ExpectParts

@@ -32,11 +32,11 @@ from persist.errors import (
     InvalidUsage,
     LateEvents,
     NotKeyed,
-    Superseded,
     UpdateNotBeyondUpper,
     UploadExpired,
-    with_timeline,
 )
+from persist.errors.conflicts import Superseded
+from persist.errors.times import with_timeline
 from persist.log.records import KeyedForm, Resolve, Seal, TokenMark, Tokens
 from persist.read.resolving import machine_needed
 from persist.read.wanted_keys import keys_alone, wanted_keys

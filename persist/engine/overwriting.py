@@ -26,7 +26,8 @@ from persist.codecs import Part, PartStream, SmallUpdates, Stamp, digest_of, enc
 from persist.codecs.order.arrays import int64_array
 from persist.codecs.updates.plain import with_time
 from persist.engine.collection_handle import CollectionHandle
-from persist.errors import UpdateNotBeyondUpper, UpdatesBeyondUpper, with_timeline
+from persist.errors import UpdateNotBeyondUpper, UpdatesBeyondUpper
+from persist.errors.times import with_timeline
 from persist.log.records import Seal
 from persist.read.difference import differences
 from persist.read.lookup import Lookup, Wanted

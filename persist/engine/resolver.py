@@ -11,7 +11,8 @@ import pyarrow as pa
 from persist.antichain import Antichain
 from persist.blob import Conflict, InvalidUsage, MissingBlob
 from persist.codecs import CollectionSchema, Part
-from persist.errors import Superseded, UploadExpired
+from persist.errors import UploadExpired
+from persist.errors.conflicts import Superseded
 from persist.log.records import Resolve, Watermarks
 from persist.read.part_reader import PartReader
 from persist.read.resolving import resolved_updates

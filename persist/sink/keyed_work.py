@@ -24,7 +24,8 @@ from persist.collection import Collection
 from persist.engine import CollectionHandle
 from persist.engine.keyed import AskedEvents
 from persist.engine.keyed import submit as submit_keyed
-from persist.errors import Conflict, InvalidUsage, Superseded, UpdateNotBeyondUpper, UploadExpired
+from persist.errors import Conflict, InvalidUsage, UpdateNotBeyondUpper, UploadExpired
+from persist.errors.conflicts import Superseded
 from persist.log.records import Resolve, Seal, TokenMark, Tokens, Watermarks
 from persist.read.resolving import machine_needed, resolved_updates
 from persist.sink.uploads import Target, digests_added, upload

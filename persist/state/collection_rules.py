@@ -22,12 +22,12 @@ from persist.errors import (
     HoldMoved,
     InvalidUsage,
     PersistError,
-    Superseded,
     TagMoved,
     UpdatesBeyondUpper,
     UpperMismatch,
-    with_timeline,
 )
+from persist.errors.conflicts import Superseded
+from persist.errors.times import with_timeline
 from persist.log.records import (
     AdvanceLateBound,
     AllowCompaction,

@@ -33,7 +33,9 @@ import msgspec
 from persist.antichain import Antichain
 from persist.codecs import TIME_MAX, CollectionSchema, Part
 from persist.codecs.types.evolution import versions
-from persist.errors import AsOfCompacted, Superseded, with_timeline
+from persist.errors import AsOfCompacted
+from persist.errors.conflicts import Superseded
+from persist.errors.times import with_timeline
 from persist.log.records import Digest, Frontier, KeyedForm, Keyframe, Numbers, Replace
 from persist.state.about import About
 from persist.state.queries import LastBatch

@@ -29,9 +29,9 @@ from persist.errors import (
     LateEvents,
     NotKeyed,
     PendingEvents,
-    Superseded,
     UpdateNotBeyondUpper,
 )
+from persist.errors.conflicts import Superseded
 from persist.log.records import Create, Frontier, KeyedForm, Pend, Resolve, Watermarks
 from persist.state.contents import CollectionState, appended
 

@@ -12,7 +12,8 @@ import persist
 from persist.blob import Fault, MemoryBlob, UnreliableBlob
 from persist.codecs import Part, to_updates
 from persist.compact.planner import Forget, MakeKeyframe, Thin, Work
-from persist.errors import Superseded, UploadExpired
+from persist.errors import UploadExpired
+from persist.errors.conflicts import Superseded
 from persist.log.records import Replace
 from persist.read.part_caches import SliceLeftovers
 from persist.read.part_reader import PartReader

@@ -12,9 +12,9 @@ from persist.errors import (
     LateEvents,
     NotKeyed,
     PendingEvents,
-    Superseded,
     UpdateNotBeyondUpper,
 )
+from persist.errors.conflicts import Superseded
 from persist.log.records import (
     AdvanceLateBound,
     AllowCompaction,

@@ -1,0 +1,104 @@
+"""Every error of the library, grouped by what a handler does about it.
+
+    PersistError
+    ├── InvalidUsage (also ValueError)  the caller's mistake; fix the call
+    ├── Conflict                        someone else was first; read again, then retry
+    ├── Unavailable                     the store did nothing; retry with back-off
+    ├── Indeterminate                   the write may have landed; read back before trying again
+    └── Corruption                      bytes contradict themselves; stop, naming the blob
+
+Errors that speak of storage or of columns are defined in the layer that raises them and re-exported here.
+All of them survive pickling, because they cross process boundaries in Spark.
+"""
+
+from persist.blob import (
+    Conflict,
+    CorruptBlob,
+    Corruption,
+    IncompatibleVersion,
+    Indeterminate,
+    InvalidUsage,
+    PersistError,
+    Unavailable,
+)
+from persist.codecs import CodecMismatch, DiffOverflow, InvalidUpdate, SchemaMismatch
+from persist.errors.conflicts import (
+    CollectionExists,
+    DescriptionMoved,
+    LeaseExpired,
+    Locked,
+    QueryMismatch,
+    SchemaMoved,
+    UploadExpired,
+    WriterFenced,
+)
+from persist.errors.log import LogInterrupted, LogReplaced
+from persist.errors.times import (
+    AsOfCompacted,
+    AsOfNotSealed,
+    FrontierRegression,
+    HoldMoved,
+    PendingEvents,
+    TagMoved,
+    UpdateNotBeyondUpper,
+    UpdatesBeyondUpper,
+    UpperMismatch,
+)
+from persist.errors.usage import (
+    ClientClosed,
+    CollectionNeeded,
+    CollectionNotFound,
+    HoldNotFound,
+    KeyedCollection,
+    LateEvents,
+    NegativeMultiplicity,
+    NotKeyed,
+    ReadOnly,
+    TagNotFound,
+    TokenReused,
+)
+
+__all__ = [
+    "AsOfCompacted",
+    "AsOfNotSealed",
+    "ClientClosed",
+    "CodecMismatch",
+    "CollectionExists",
+    "CollectionNeeded",
+    "CollectionNotFound",
+    "Conflict",
+    "CorruptBlob",
+    "Corruption",
+    "DescriptionMoved",
+    "DiffOverflow",
+    "FrontierRegression",
+    "HoldMoved",
+    "HoldNotFound",
+    "IncompatibleVersion",
+    "Indeterminate",
+    "InvalidUpdate",
+    "InvalidUsage",
+    "KeyedCollection",
+    "LateEvents",
+    "LeaseExpired",
+    "Locked",
+    "LogInterrupted",
+    "LogReplaced",
+    "NegativeMultiplicity",
+    "NotKeyed",
+    "PendingEvents",
+    "PersistError",
+    "QueryMismatch",
+    "ReadOnly",
+    "SchemaMismatch",
+    "SchemaMoved",
+    "TagMoved",
+    "TagNotFound",
+    "TokenReused",
+    "Unavailable",
+    "UpdateNotBeyondUpper",
+    "UpdatesBeyondUpper",
+    "UploadExpired",
+    "UpperMismatch",
+    "WriterFenced",
+]

@@ -1,0 +1,61 @@
+"""The log contradicts itself, or what this client knows of it."""
+
+from persist.blob import Corruption
+
+
+class LogReplaced(Corruption):
+    """The log is not the one that this client has read: what it knows is gone, or something else is in its place.
+
+    The client stops for good. Nothing that it was asked for since it last looked is acknowledged.
+
+    Attributes:
+        url: of the location.
+        seqno: of a record that the client knows.
+        known: the commit id that it knows the record by.
+        found: the one that is there now; None if there is no record.
+    """
+
+    def __init__(self, url: str, seqno: int, known: str, found: str | None) -> None:
+        super().__init__(url, seqno, known, found)
+        self.url = url
+        self.seqno = seqno
+        self.known = known
+        self.found = found
+
+    def __str__(self) -> str:
+        now = "is gone" if self.found is None else f"is commit {self.found} now"
+        return (
+            f"the log of {self.url} is not the one that this client has read: the record at seqno {self.seqno}, which "
+            f"it knows as commit {self.known}, {now}. Perhaps a backup was restored in place while this client was "
+            "open; then what was committed since the backup is lost. A client goes on only after the log that it has "
+            "read, so this one reads and writes nothing any more. Close it, run fsck, open a new one, and write again "
+            "what is missing."
+        )
+
+
+class LogInterrupted(Corruption):
+    """Records lie beyond the end of the log, after a hole, or made after records that are not there; nobody may write.
+
+    Attributes:
+        url: of the location.
+        end: the seqno of the last record that follows from those before it; -1 if there is none.
+        first: the seqno of the first record beyond it.
+        last: that of the last one that was seen.
+    """
+
+    def __init__(self, url: str, end: int, first: int, last: int) -> None:
+        super().__init__(url, end, first, last)
+        self.url = url
+        self.end = end
+        self.first = first
+        self.last = last
+
+    def __str__(self) -> str:
+        what = f"a record at seqno {self.first}" if self.first == self.last else f"records {self.first} to {self.last}"
+        hole = "" if self.first == self.end + 1 else f", and those from {self.end + 1} to {self.first - 1} are missing"
+        return (
+            f"the log of {self.url} ends at seqno {self.end}, and beyond that lies {what}, made after others than are "
+            f"here{hole}. What was committed up to seqno {self.end} can be read in a newly opened client; nothing can "
+            "be written. If records were lost, restore them from a copy. If a backup was restored in place, run fsck "
+            "with repair and set_aside, which moves what lies beyond to lost/, and open new clients."
+        )

@@ -1,0 +1,181 @@
+"""Mistakes of the caller that have nothing to do with times: the call is to be changed."""
+
+from persist.blob import InvalidUsage
+
+
+class KeyedCollection(InvalidUsage):
+    """A keyed collection was asked for what it cannot do, because only resolved events become its updates."""
+
+    def __init__(self, name: str, action: str) -> None:
+        super().__init__(name, action)
+        self.name = name
+        self.action = action
+
+    def __str__(self) -> str:
+        if self.action == "late_bound":
+            return (
+                f"the events of the keyed collection {self.name!r} have no watermark, so none of them is late: it was "
+                "created without order_by. A late bound needs one."
+            )
+        return (
+            f"the collection {self.name!r} is keyed, so {self.action} is refused: what it adds would depend on events "
+            "that are not resolved yet. Use upsert(), transition() or delete(keys), and seal()."
+        )
+
+
+class NotKeyed(InvalidUsage):
+    """Events were given to a collection that is not keyed."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.name = name
+
+    def __str__(self) -> str:
+        return (
+            f"the collection {self.name!r} is not keyed, so it takes updates and no events. Use write(), or create a "
+            "collection with keyed=persist.Keyed()."
+        )
+
+
+class LateEvents(InvalidUsage):
+    """Events came whose watermark is below the late bound; all of what came with them was refused."""
+
+    def __init__(self, watermark: int, bound: int) -> None:
+        super().__init__(watermark, bound)
+        self.watermark = watermark
+        self.bound = bound
+
+    def __str__(self) -> str:
+        least = "NULL" if self.watermark == -(2**63) else self.watermark
+        return (
+            f"an event has the watermark {least}, below the late bound {self.bound}: it is late, and nothing of this "
+            'was applied. Leave late events out, or have them collected with late="collect".'
+        )
+
+
+class NegativeMultiplicity(InvalidUsage):
+    """Rows were asked for, but some record has a negative multiplicity, which rows cannot show (rule 13)."""
+
+    def __init__(self, example: str, multiplicity: int, as_of: int) -> None:
+        super().__init__(example, multiplicity, as_of)
+        self.example = example
+        self.multiplicity = multiplicity
+        self.as_of = as_of
+
+    def __str__(self) -> str:
+        return (
+            f"the record {self.example} has multiplicity {self.multiplicity} as of {self.as_of}, and rows cannot show "
+            'that. Ask for form="diff" to see multiplicities, or write the missing insertion.'
+        )
+
+
+class CollectionNotFound(InvalidUsage):
+    """The location has no such collection, or the one this handle stood for was destroyed.
+
+    Attributes:
+        known: the collections that there are.
+        reads: whether it was asked for by a client that only reads, and so cannot create one.
+    """
+
+    def __init__(self, name: str, url: str, known: tuple[str, ...], reads: bool = False) -> None:
+        super().__init__(name, url, known, reads)
+        self.name = name
+        self.url = url
+        self.known = known
+        self.reads = reads
+
+    def __str__(self) -> str:
+        if self.name in self.known:
+            return (
+                f"the collection {self.name!r} at {self.url} that this handle stands for was destroyed, and another "
+                "one has its name now. Load it again."
+            )
+        shown = ", ".join(map(repr, self.known[:8])) + (", …" if len(self.known) > 8 else "")
+        has = f"it has {shown}." if self.known else "it has no collections at all: is the URL right?"
+        if self.reads:
+            return f"no collection {self.name!r} at {self.url}: {has} This client only reads: load one that is there."
+        return f"no collection {self.name!r} at {self.url}: {has} Create it with create_or_load."
+
+
+class CollectionNeeded(InvalidUsage):
+    """A collection was to be destroyed that views read."""
+
+    def __init__(self, name: str, views: list[str]) -> None:
+        super().__init__(name, views)
+        self.name = name
+        self.views = views
+
+    def __str__(self) -> str:
+        return (
+            f"collection {self.name!r} cannot be destroyed: the views {', '.join(map(repr, self.views))} read it. "
+            "Destroy these first."
+        )
+
+
+class ReadOnly(InvalidUsage):
+    """A client opened with mode="read" was asked to write (rule 12)."""
+
+    def __init__(self, action: str) -> None:
+        super().__init__(action)
+        self.action = action
+
+    def __str__(self) -> str:
+        return (
+            f'{self.action} needs a writing client, and this one was opened with mode="read". Open with mode="shared".'
+        )
+
+
+class ClientClosed(InvalidUsage):
+    """The client was closed before the call."""
+
+    def __init__(self, action: str) -> None:
+        super().__init__(action)
+        self.action = action
+
+    def __str__(self) -> str:
+        return f"{self.action} came after close(), and nothing was done. Open a new client with persist.open."
+
+
+class TokenReused(InvalidUsage):
+    """The token of a write names another one, of other data, that was done before (rule 7)."""
+
+    def __init__(self, token: str, collection: str) -> None:
+        super().__init__(token, collection)
+        self.token = token
+        self.collection = collection
+
+    def __str__(self) -> str:
+        return (
+            f"the token {self.token!r} was used before, for a write of other data to the collection "
+            f"{self.collection!r}: this is not a repetition of it, and nothing was written. Give each write a token of "
+            "its own, and the same one only when the same data is tried again, at the same times."
+        )
+
+
+class HoldNotFound(InvalidUsage):
+    """The collection has no hold of that name."""
+
+    def __init__(self, name: str, known: tuple[str, ...]) -> None:
+        super().__init__(name, known)
+        self.name = name
+        self.known = known
+
+    def __str__(self) -> str:
+        has = f"it has {', '.join(map(repr, self.known[:8]))}" if self.known else "it has none"
+        return f"this collection has no named hold {self.name!r}: {has}. Make it with hold(time, name={self.name!r})."
+
+
+class TagNotFound(InvalidUsage):
+    """The collection has no tag of that name."""
+
+    def __init__(self, name: str, known: tuple[str, ...]) -> None:
+        super().__init__(name, known)
+        self.name = name
+        self.known = known
+
+    def __str__(self) -> str:
+        has = f"it has {', '.join(map(repr, self.known[:8]))}" if self.known else "it has none"
+        return (
+            f"{self.name!r} is no time, no moment, and no tag of this collection: {has}. Make one with "
+            f"tag({self.name!r}, time)."
+        )
