@@ -55,7 +55,10 @@ class Rows:
                 f"the DataFrame has a column _time, and {other} says the times, too. Drop the column, or the option."
             )
         if self.column is not None and self.column not in names:
-            raise SchemaMismatch(f"timeColumn={self.column!r} is not a column of the DataFrame, which has {names}")
+            raise SchemaMismatch(
+                f"{self.column!r}, which is to say the times, is not a column of the DataFrame, which has {names}. A "
+                "time that all rows have is a number, or a moment such as 2026-11-20T12:00:00Z."
+            )
         self.updates(to_arrow_schema(schema, timezone="UTC").empty_table())
 
     def updates(self, table: pa.Table) -> pa.Table:

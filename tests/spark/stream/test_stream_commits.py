@@ -296,7 +296,7 @@ def test_late_updates_are_dropped_counted_and_logged(location: str, caplog: pyte
         (UPDATES, {"watermark": -1}, "option watermark='-1' is not a number from 0"),
         (UPDATES, {"timeUnit": "s"}, "timeUnit='s' says what the timestamps in timeColumn become"),
         (UPDATES, {"timeColumn": "k"}, "has a column _time, and timeColumn='k' says the times, too"),
-        (EVENTS, {"timeColumn": "when"}, "timeColumn='when' is not a column of the DataFrame"),
+        (EVENTS, {"timeColumn": "when"}, "'when', which is to say the times, is not a column of the DataFrame"),
         (EVENTS, {"timeColumn": "v"}, "timeColumn='v' is string: times come from a column of integers"),
         (EVENTS, {"timeColumn": "at", "timeUnit": "h"}, "timeUnit='h' is none of 's', 'ms', 'us', 'ns'"),
         (EVENTS, {}, "'at' is unexpected"),

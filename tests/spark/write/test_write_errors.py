@@ -116,7 +116,7 @@ def test_rows_that_do_not_fit_are_refused_by_tasks_or_commit(
     ("arguments", "message"),
     [
         ({"mode": "replace"}, "mode='replace' is not a mode of writing"),
-        ({"time": "noon"}, "time='noon' is not a whole number from 0"),
+        ({"time": "noon"}, "'noon', which is to say the times, is not a column of the DataFrame"),
         ({"time": 13, "partitions": 0}, "partitions=0 is not a whole number from 1"),
         ({"time": 13, "token": ""}, "token='' is not a text"),
         ({"time": 13, "seal": 13}, "seal=13 is not beyond the data"),
