@@ -1,18 +1,19 @@
 """The streaming writer's own calls, as Spark makes them, with what Spark does not make happen on demand."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
+from pyspark import TaskContext
 from pyspark.sql.types import LongType, StringType, StructField, StructType, TimestampType
 
 import persist
 from persist.blob import FileBlob
 from persist.sink import batch_commit
-from persist.sink.batch_commit import Mark
 from persist.sink.uploads import writing
 from persist.spark.options.stream_write import StreamWriteOptions
 from persist.spark.stream.writer import PersistStreamWriter
@@ -30,6 +31,22 @@ def location(tmp_path: Path) -> str:
     return str(tmp_path)
 
 
+@contextmanager
+def in_task(query: str, batch: int, run: str) -> Iterator[None]:
+    """Let this process be a task of a batch, with the properties that Spark gives to one."""
+    before, context = TaskContext.get(), object.__new__(TaskContext)
+    context._localProperties = {
+        "sql.streaming.queryId": query,
+        "streaming.sql.batchId": str(batch),
+        "spark.jobGroup.id": run,
+    }
+    TaskContext._setTaskContext(context)
+    try:
+        yield
+    finally:
+        TaskContext._setTaskContext(before)
+
+
 class Query:
     """A query with two tasks, of which each batch is planned, written and committed as Spark does it."""
 
@@ -45,12 +62,10 @@ class Query:
         return PersistStreamWriter(StreamWriteOptions.of(self._given), self._schema)
 
     def write(self, writer: PersistStreamWriter, batch: int, rows: list[dict[str, Any]]) -> list[Any]:
-        options = StreamWriteOptions.of(self._given)
-        mark = Mark(self.query, batch, self.run, options.first_batch)
-        setattr(writer, "_mark", lambda: mark)  # noqa: B010
         schema = pa.schema([ARROW.field(name) for name in self._schema.names])
         tables = [pa.Table.from_pylist(rows[at::2], schema=schema) for at in (0, 1)]
-        return [writer.write(iter(table.to_batches())) for table in tables]
+        with in_task(self.query, batch, self.run):
+            return [writer.write(iter(table.to_batches())) for table in tables]
 
     def batch(
         self, batch: int, rows: list[dict[str, Any]], meanwhile: Callable[[], object] = lambda: None
