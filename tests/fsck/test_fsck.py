@@ -28,6 +28,7 @@ from persist.replica.checkpoint import Checkpoint, StateObject, read_checkpoint,
 from persist.replica.directory import DirectoryEntry
 from persist.replica.follower import Follower
 from persist.write.part_writer import PartWriter
+from tests.checkpoints import wait_for_checkpoint
 from tests.clocks import DatedBlob, ImpatientClock
 from tests.golden.make import FIELDS
 from tests.parts import commit_parts
@@ -82,7 +83,7 @@ def busy(blob: Blob, rounds: int = 8) -> None:
             c.write(rows(0, 20_000, time) if time % 6 == 0 else rows(0, 10, time)).result()
             for each in (a, b, c):
                 each.seal(time + 1).result()
-        client.engine.pool.submit(int).result()
+        wait_for_checkpoint(client)
 
 
 def contents_of(blob: Blob) -> dict[str, list[dict[str, Any]]]:
@@ -148,7 +149,7 @@ def healthy(blob: Blob, clock: ImpatientClock | None) -> persist.Client:
     for time in range(14, 40):
         a.seal(time).result()
     if clock is not None:
-        client.engine.pool.submit(int).result()
+        wait_for_checkpoint(client)
         clock.sleep(2 * HOUR)
         client.gc()
     return client
@@ -295,7 +296,7 @@ def test_every_byte_of_a_small_location_is_covered() -> None:
         commit_parts(c, uploads(blob, client, c, 1)).result()
         for time in range(16):
             c.seal(time).result()
-        client.engine.pool.submit(int).result()
+        wait_for_checkpoint(client)
     chance = random.Random(5)
     assert {key.split("/")[0] for key in keys(blob, "")} == {"log", "part", "list", "checkpoint"}
     for key, data in everything(blob).items():
@@ -691,7 +692,7 @@ def with_leaks(blob: DatedBlob) -> dict[str, str]:
         handle = client.load("b")
         for time in range(13, 31):
             handle.seal(time).result()
-        client.engine.pool.submit(int).result()
+        wait_for_checkpoint(client)
         old = uploads(blob, client, handle, 100, 2)
         [old_list] = [f"list/{handle.id}/{3:020d}-{uuid.uuid4().hex}.json"]
         [young_list] = [f"list/{handle.id}/{client.engine.follower.next_seqno():020d}-{uuid.uuid4().hex}.json"]
@@ -702,7 +703,7 @@ def with_leaks(blob: DatedBlob) -> dict[str, str]:
         blob.clock.sleep(2 * HOUR)
         for time in range(31, 49):
             handle.seal(time).result()
-        client.engine.pool.submit(int).result()
+        wait_for_checkpoint(client)
         # Old, and begun after all that is known to be old: it cannot be declared void yet.
         current = f"part/{handle.id}/{client.engine.follower.next_seqno():020d}-{uuid.uuid4().hex}.parquet"
         blob.set(current, b"left behind")
@@ -777,7 +778,7 @@ def broken_at_the_end(blob: Blob) -> list[str]:
         handle = client.load("a")
         while checkpoint_seqno(keys(blob, "checkpoint/")[0]) != client.engine.follower.state.seqno:
             handle.seal((handle.upper.time or 0) + 1).result()
-            client.engine.pool.submit(int).result()
+            wait_for_checkpoint(client)
     [key, *_] = keys(blob, "checkpoint/")
     flip(blob, key, "")
     return [key]
@@ -830,7 +831,7 @@ def test_bad_checkpoints_are_made_again_from_the_log(dated: DatedBlob, breaks: C
     assert contents_of(dated) == expected
     with opened(dated) as client:
         client.load("a").seal(1000).result()
-        client.engine.pool.submit(int).result()
+        wait_for_checkpoint(client)
     assert fsck(dated).is_clean
 
 

@@ -14,6 +14,7 @@ from persist.log.envelope import encode_framed
 from persist.log.keys import record_key
 from persist.replica.checkpoint import INTERVAL
 from persist.replica.past import PROVE_AFTER_S, PROVE_READS_AFTER_S
+from tests.checkpoints import wait_for_checkpoint
 from tests.clocks import DatedBlob, ImpatientClock
 from tests.rollback import QUIET, copied, interrupted, made, opened, restore, rolled_back, write
 
@@ -70,7 +71,7 @@ def test_a_client_that_never_pauses_bridges_no_hole_with_a_checkpoint() -> None:
     with client, pytest.raises(LogReplaced):
         for time in range(36, 36 + 3 * INTERVAL):
             write(collection, range(time, time + 1))
-            client.engine.pool.submit(int).result()  # Checkpoints are made by the pool.
+            wait_for_checkpoint(client)  # Checkpoints are made by the pool.
     assert [entry.key for entry in blob.list("checkpoint/")] == checkpoints
 
 
@@ -89,7 +90,7 @@ def test_a_client_that_wrote_where_the_next_checkpoint_is_due_bridges_no_hole(
     with client, pytest.raises(LogReplaced):
         for later in range(time, time + 2 * INTERVAL):
             write(collection, range(later, later + 1))
-            client.engine.pool.submit(int).result()  # Checkpoints are made by the pool.
+            wait_for_checkpoint(client)  # Checkpoints are made by the pool.
     assert upper_of(blob, clock) == 6
 
 
@@ -107,7 +108,7 @@ def test_a_checkpoint_is_no_bridge_over_a_hole_between_two_of_them_either() -> N
     with client, pytest.raises(LogReplaced):
         for time in range(9, 2 * INTERVAL):
             write(collection, range(time, time + 1))
-            client.engine.pool.submit(int).result()
+            wait_for_checkpoint(client)
     assert list(blob.list("checkpoint/")) == []
 
 
@@ -127,7 +128,7 @@ def test_a_hole_that_comes_while_the_client_writes_is_noticed_at_the_next_checkp
         with pytest.raises(LogReplaced):
             for time in range(40, 40 + 2 * INTERVAL):
                 write(collection, range(time, time + 1))
-                client.engine.pool.submit(int).result()
+                wait_for_checkpoint(client)
     assert list(blob.list("checkpoint/")) == []
 
 
@@ -190,7 +191,7 @@ def test_a_client_does_not_jump_to_a_checkpoint_of_another_past() -> None:
     blob, clock, client, _ = rolled_back(3)
     with opened(blob, clock) as other:
         write(made(other), range(6, 6 + 2 * INTERVAL))
-        other.engine.pool.submit(int).result()
+        wait_for_checkpoint(other)
     assert list(blob.list("checkpoint/"))
     with client, pytest.raises(LogReplaced):
         client.engine.follower.restart()
@@ -215,7 +216,7 @@ def test_a_checkpoint_tells_that_the_record_it_was_made_after_is_another_one() -
     blob, clock = MemoryBlob(), ImpatientClock()
     with opened(blob, clock) as client:
         write(made(client), range(INTERVAL - 1))
-        client.engine.pool.submit(int).result()
+        wait_for_checkpoint(client)
         last = log(blob)[-1]
         record = read_record(blob, INTERVAL - 1)
         assert record is not None
