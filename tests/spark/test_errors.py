@@ -24,7 +24,7 @@ ROWS = "id long, status string, amount double"
             {**SNAPSHOT, "as_of": 13, "wait": 0},
             "persist.AsOfNotSealed: as_of=13 is not before upper=Antichain(13)",
         ),
-        ({**SNAPSHOT, "as_of": "noon"}, "option as_of='noon' is not a number from 0 to"),
+        ({**SNAPSHOT, "as_of": "noon"}, "'noon' is no time, no moment, and no tag of this collection"),
         ({**SNAPSHOT, "asof": 3}, "option 'asof' is not an option for reading"),
         ({**SNAPSHOT, "form": "pivot"}, "option form='pivot' is none of"),
         ({**SNAPSHOT, "form": "changes"}, "needs the options from and until"),
