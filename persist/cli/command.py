@@ -13,6 +13,7 @@ from typing import Annotated, Any, get_type_hints
 import typer
 
 from persist.cli.place import Place
+from persist.cli.text import tell
 
 OK, PROBLEMS, MISTAKE, CONFLICT, UNAVAILABLE, INTERRUPTED = 0, 1, 2, 3, 4, 130
 
@@ -77,6 +78,14 @@ Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 def close_output() -> None:
     """Keep the interpreter from flushing into a pipe that nobody reads."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def agreed(question: str) -> bool:
+    """Return whether a person says yes; where nobody can be asked, say how to do without."""
+    if not sys.stdin.isatty():
+        tell(f"persist: {question} Nobody can be asked here: say --yes")
+        return False
+    return typer.confirm(question)
 
 
 def command(function: Callable[..., int]) -> Callable[..., int]:

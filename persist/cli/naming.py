@@ -1,13 +1,13 @@
-"""Commands that say something of collections: tag, tags, untag, rename, view, refresh."""
+"""Commands that say something of collections: tag, tags, untag, rename, view, refresh, apply."""
 
 from typing import Annotated, Any
 
 import typer
 
 import persist
-from persist.cli.command import OK, Name, command
+from persist.cli.command import MISTAKE, OK, Name, Yes, agreed, command
 from persist.cli.place import Place
-from persist.cli.text import print_json, print_table, say
+from persist.cli.text import print_json, print_table, say, tell
 from persist.cli.times import time_of
 
 Tag = Annotated[str, typer.Argument(metavar="TAG", help="A name that does not look like a time.")]
@@ -103,6 +103,45 @@ def refresh(
                 say(f"{name} is up to date before {_shown(upper)}")
     if at.as_json:
         print_json(told)
+    return OK
+
+
+@command
+def apply(
+    at: Place,
+    folder: Annotated[str, typer.Argument(metavar="FOLDER", help="With a file NAME.sql for each view.")],
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be done.")] = False,
+    prune: Annotated[bool, typer.Option("--prune", help="Destroy views that have no file, too.")] = False,
+    no_refresh: Annotated[bool, typer.Option("--no-refresh", help="Leave new views empty for now.")] = False,
+    yes: Yes = False,
+) -> int:
+    """Make the views of a location what a folder of queries says: a plan first, then one commit, then one refresh.
+
+    A view whose query has changed is destroyed and made anew, and so are those that read it; this is asked about.
+    A file may begin with `-- key: A, B`. A file in a folder below is the view FOLDER.NAME.
+    """
+    from persist.cli.definitions import definitions_in
+    from persist.sql.apply import plan_views
+
+    wanted = definitions_in(folder)
+    opened = at.reading() if dry_run else at.writing()
+    with opened as client:
+        plan = plan_views(client, wanted, prune=prune)
+        changes = [{"view": c.view, "action": c.action, "why": c.why} for c in plan.changes]
+        lost = [c.view for c in plan.changes if c.action in ("replace", "destroy")]
+        if not at.as_json:
+            print_table(("view", "action", "why"), [(c.view, c.action, c.why) for c in plan.changes])
+        if dry_run:
+            _done(at, {"changes": changes, "seqno": None}, "nothing was done: this is the plan")
+            return OK
+        if lost and not yes and not agreed(f"Destroy {', '.join(lost)} at {client.url} with all their history?"):
+            tell("persist: nothing was done")
+            return MISTAKE
+        seqno = plan.commit()
+        if not no_refresh:
+            plan.refresh()
+        done = "all is as defined" if seqno is None else f"done in record {seqno}"
+        _done(at, {"changes": changes, "seqno": seqno}, done + ("" if no_refresh else ", and refreshed"))
     return OK
 
 

@@ -6,11 +6,10 @@ from typing import Annotated, Any
 import typer
 
 import persist
-from persist.cli.command import MISTAKE, OK, PROBLEMS, Name, Yes, command
+from persist.cli.command import MISTAKE, OK, PROBLEMS, Name, Yes, agreed, command
 from persist.cli.place import Place
 from persist.cli.text import print_json, say, tell
 from persist.cli.times import time_of
-from persist.cli.writing import agreed
 
 HoldName = Annotated[str, typer.Argument(metavar="HOLD", help="Its name, as `holds` shows it.")]
 

@@ -1,12 +1,11 @@
 """Commands that write: create, write, overwrite, delete, seal, destroy."""
 
-import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 import persist
-from persist.cli.command import MISTAKE, OK, Name, Yes, command
+from persist.cli.command import MISTAKE, OK, Name, Yes, agreed, command
 from persist.cli.place import Place
 from persist.cli.text import counted, print_json, say, tell
 from persist.cli.times import written_time_of
@@ -274,14 +273,6 @@ def destroy(at: Place, collection: Name, yes: Yes = False) -> int:
         seqno = found.destroy().result()
         _done(at, {"destroyed": collection, "seqno": seqno}, f"destroyed {collection}")
     return OK
-
-
-def agreed(question: str) -> bool:
-    """Return whether a person says yes; where nobody can be asked, say how to do without."""
-    if not sys.stdin.isatty():
-        tell(f"persist: {question} Nobody can be asked here: say --yes")
-        return False
-    return typer.confirm(question)
 
 
 def vars_of(loaded: Any) -> dict[str, Any]:

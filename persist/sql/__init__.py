@@ -4,7 +4,19 @@ Promise to those above: what a view holds at a time is what its query gives on i
 semantics; its definition is stored with it, and needs no DuckDB; views that read each other move in one commit.
 """
 
+from persist.sql.apply import Change, ViewsPlan, Wanted, plan_views
 from persist.sql.inside import answer
 from persist.sql.view import View, ViewsTogether, create_view, load_view, open_together
 
-__all__ = ["View", "ViewsTogether", "answer", "create_view", "load_view", "open_together"]
+__all__ = [
+    "Change",
+    "View",
+    "ViewsPlan",
+    "ViewsTogether",
+    "Wanted",
+    "answer",
+    "create_view",
+    "load_view",
+    "open_together",
+    "plan_views",
+]

@@ -1,25 +1,19 @@
 """A view: a collection that holds the answer of a query at every time, and is brought up to date by `refresh`."""
 
 import threading
-import uuid
 from collections.abc import Sequence
-from typing import Any
 
 from persist.antichain import Antichain
 from persist.client import Client
-from persist.codecs import TIME_MAX, CollectionSchema
 from persist.collection import Collection
 from persist.dataflow.errors import OperatorFailed
 from persist.dataflow.running import Running
 from persist.engine import CollectionHandle
 from persist.errors import CollectionExists, InvalidUsage
-from persist.log.records import Create, SetHold
-from persist.names import check_name, view_hold
-from persist.sql.compile import check_columns, key_of, mentioned, planned
-from persist.sql.definition import VERSION, Definition
-from persist.sql.graph import ViewProgram, by_id, definition_of, views_for
-from persist.sql.types import to_arrow
-from persist.state.contents import CollectionState
+from persist.names import check_name
+from persist.sql.definition import Definition
+from persist.sql.draft import Catalog, drafted
+from persist.sql.graph import ViewProgram, definition_of, views_for
 from persist.write.future import CommitFuture
 
 
@@ -189,50 +183,7 @@ def _existing(client: Client, name: str, sql: str, key: Sequence[str] | None) ->
 
 
 def _created(client: Client, name: str, sql: str, key: Sequence[str] | None) -> View:
-    inputs = {each: client.load(each) for each in mentioned(sql, client.collections())}
-    plan, columns = planned(sql, {each: collection.schema for each, collection in inputs.items()})
-    check_columns(columns)
-    keys = key_of(plan, columns, key)
-    every = _transitive(client, inputs)
-    definition = Definition(
-        VERSION, sql, tuple(every), {each: c.id for each, c in inputs.items()}, tuple(columns), keys, plan
-    )
-    kinds = {name: to_arrow(kind) for name, kind in columns}
-    schema = CollectionSchema.of(
-        {each: kinds[each] for each in keys},
-        {each: kind for each, kind in kinds.items() if each not in keys} or None,
-        _timeline(inputs),
-    )
-    id_ = uuid.uuid4().hex
-    steps: list[Any] = [Create(id_, name, schema.to_json(), view=definition.to_json())]
-    # A program begins at one time: that to which the last of them is sealed.
-    known = {each.id: each.handle.contents() for each in every.values()}
-    last = min((_last_sealed(contents) for contents in known.values()), default=0)
-    for each, contents in known.items():
-        steps.append(SetHold(each, view_hold(id_), max(last, contents.since.time or 0)))
-    names = {id_: name, **{each.id: each.name for each in every.values()}}
-    client.engine.submit("create_view", steps, names).result()
-    return View(CollectionHandle(client.engine, id_, name, schema), client, definition)
-
-
-def _transitive(client: Client, inputs: dict[str, Collection]) -> dict[str, Collection]:
-    """Return all collections that some depend on, and these, by id."""
-    found: dict[str, Collection] = {}
-    for each in inputs.values():
-        found[each.id] = each
-        definition = definition_of(each)
-        for id_ in definition.inputs if definition else ():
-            found[id_] = by_id(client, id_, id_)
-    return found
-
-
-def _last_sealed(contents: CollectionState) -> int:
-    """Return the last sealed time; the first of all if there is none."""
-    upper = contents.upper.time
-    return TIME_MAX if upper is None else max(0, upper - 1)
-
-
-def _timeline(inputs: dict[str, Collection]) -> str | None:
-    """Return the timeline that all inputs share; times count only if they do not."""
-    found = {each.handle.contents().timeline for each in inputs.values()}
-    return found.pop() if len(found) == 1 else None
+    draft = drafted(Catalog(client), name, sql, key)
+    client.engine.submit("create_view", draft.steps, dict(draft.names)).result()
+    handle = CollectionHandle(client.engine, draft.made.id, name, draft.made.schema)
+    return View(handle, client, draft.definition)

@@ -14,6 +14,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "command-line.md"
 FILES = {
     "orders.csv": "order_id,status,amount\n1,new,9.5\n2,new,3.0\n3,paid,12.0\n",
     "late.csv": "order_id,status,amount\n4,new,seven\n5,new\n",
+    "views/counts.sql": "-- key: status\nSELECT status, count(*) AS n FROM orders GROUP BY status\n",
     "day2.csv": "order_id,status,amount\n1,paid,9.5\n3,paid,12.0\n",
 }
 
@@ -22,6 +23,7 @@ def test_every_command_of_the_page_prints_what_stands_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "views").mkdir()
     for name, text in FILES.items():
         (tmp_path / name).write_text(text)
     assert run_page(PAGE, capsys) >= 15

@@ -1,0 +1,136 @@
+"""A view before it is there: what it is bound to, and the steps of the commit that makes it.
+
+A view may read what the same commit makes, so that a folder of views that read each other is one commit.
+"""
+
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from persist.client import Client
+from persist.codecs import TIME_MAX, CollectionSchema
+from persist.log.records import Create, SetHold
+from persist.names import view_hold
+from persist.sql.compile import check_columns, key_of, mentioned, planned
+from persist.sql.definition import VERSION, Definition
+from persist.sql.graph import by_id, definition_of
+from persist.sql.types import to_arrow
+from persist.state.contents import CollectionState
+
+
+@dataclass(frozen=True, slots=True)
+class Readable:
+    """A collection that a view may read.
+
+    Attributes:
+        last, since: its last sealed time, the first of all if there is none, and its since.
+        inputs: the ids of all that it depends on itself.
+    """
+
+    id: str
+    name: str
+    schema: CollectionSchema
+    timeline: str | None
+    last: int
+    since: int
+    inputs: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A view that can be made: submit the steps, with the names, as one commit or as a part of one."""
+
+    made: Readable
+    definition: Definition
+    steps: tuple[Any, ...]
+    names: Mapping[str, str]
+
+
+class Catalog:
+    """What a view may read: the collections of a location, as a commit that is planned leaves them."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._by_name: dict[str, Readable | None] = {}  # None: it will be gone.
+        self._by_id: dict[str, Readable] = {}
+
+    @property
+    def names(self) -> list[str]:
+        """The names of all."""
+        kept = [name for name in self._client.collections() if name not in self._by_name]
+        return [*kept, *(name for name, each in self._by_name.items() if each is not None)]
+
+    def remove(self, name: str) -> None:
+        """Plan without a collection."""
+        self._by_name[name] = None
+
+    def add(self, made: Readable) -> None:
+        """Plan with a collection more."""
+        self._by_name[made.name] = self._by_id[made.id] = made
+
+    def named(self, name: str) -> Readable:
+        """Return the collection of a name, which is among the names."""
+        return self._by_name.get(name) or self._stored(self._client.load(name).id, name)
+
+    def by_id(self, id_: str) -> Readable:
+        """Return the collection of an id.
+
+        Raises:
+            CollectionNotFound: it was destroyed.
+        """
+        return self._by_id.get(id_) or self._stored(id_, id_)
+
+    def _stored(self, id_: str, name: str) -> Readable:
+        found = by_id(self._client, id_, name)
+        contents, definition = found.handle.contents(), definition_of(found)
+        inputs = () if definition is None else definition.inputs
+        since = contents.since.time or 0
+        readable = Readable(id_, found.name, found.schema, contents.timeline, _last_sealed(contents), since, inputs)
+        self._by_id[id_] = readable
+        return readable
+
+
+def drafted(catalog: Catalog, name: str, sql: str, key: Sequence[str] | None) -> Draft:
+    """Return what makes a view.
+
+    Raises:
+        InvalidUsage: as `Client.create_view`.
+    """
+    reads = {each: catalog.named(each) for each in mentioned(sql, catalog.names)}
+    plan, columns = planned(sql, {each: readable.schema for each, readable in reads.items()})
+    check_columns(columns)
+    keys = key_of(plan, columns, key)
+    every = {id_: catalog.by_id(id_) for each in reads.values() for id_ in (each.id, *each.inputs)}
+    definition = Definition(
+        VERSION, sql, tuple(every), {each: r.id for each, r in reads.items()}, tuple(columns), keys, plan
+    )
+    schema = _schema_of(columns, keys, reads.values())
+    id_ = uuid.uuid4().hex
+    # A program begins at one time: that to which the last of them is sealed.
+    last = min((each.last for each in every.values()), default=0)
+    holds = [SetHold(each.id, view_hold(id_), max(last, each.since)) for each in every.values()]
+    made = Readable(id_, name, schema, _timeline(reads.values()), 0, 0, tuple(every))
+    steps = (Create(id_, name, schema.to_json(), view=definition.to_json()), *holds)
+    return Draft(made, definition, steps, {id_: name, **{each.id: each.name for each in every.values()}})
+
+
+def _schema_of(columns: Sequence[tuple[str, str]], keys: Sequence[str], reads: Any) -> CollectionSchema:
+    kinds = {name: to_arrow(kind) for name, kind in columns}
+    return CollectionSchema.of(
+        {each: kinds[each] for each in keys},
+        {each: kind for each, kind in kinds.items() if each not in keys} or None,
+        _timeline(reads),
+    )
+
+
+def _last_sealed(contents: CollectionState) -> int:
+    """Return the last sealed time; the first of all if there is none."""
+    upper = contents.upper.time
+    return TIME_MAX if upper is None else max(0, upper - 1)
+
+
+def _timeline(reads: Any) -> str | None:
+    """Return the timeline that all inputs share; times count only if they do not."""
+    found = {each.timeline for each in reads}
+    return found.pop() if len(found) == 1 else None
