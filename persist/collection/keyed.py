@@ -7,7 +7,8 @@ from typing import Any, get_args
 import pyarrow.compute as pc
 
 from persist.antichain import Antichain
-from persist.codecs import CollectionSchema, scalar_from_json
+from persist.codecs import scalar_from_json
+from persist.collection.base import CollectionBase
 from persist.engine import CollectionHandle
 from persist.engine.keyed import AskedEvents, Late, keyed_form, taken_events, taken_keys
 from persist.engine.keyed import resolve as resolve_keyed
@@ -21,14 +22,11 @@ from persist.write.future import CommitFuture
 from persist.write.operations import Step, check_token, note_steps
 
 
-class KeyedOperations:
+class KeyedCalls(CollectionBase):
     """The part of `Collection` that is about events by key; on any other collection it raises `NotKeyed`."""
 
     def __init__(self, handle: CollectionHandle) -> None:
-        self.handle = handle
-        self.id = handle.id
-        self.name = handle.name
-        self.schema: CollectionSchema = handle.schema
+        super().__init__(handle)
         self._late_counts: Counter[str] = Counter()
 
     def upsert(

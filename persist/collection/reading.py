@@ -1,0 +1,233 @@
+"""Reading a collection: as of a time, changes between times, following, and the times of a frame's rows."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from persist.antichain import Antichain
+from persist.codecs import TIME_MAX
+from persist.collection.base import CollectionBase
+from persist.engine.keyed import keyed_form
+from persist.errors import InvalidUsage
+from persist.follow import Following
+from persist.joining import as_of_join
+from persist.listening import begun_listen, begun_subscription
+from persist.read.changes import Changes
+from persist.read.listen import Listen
+from persist.read.plan import Explanation, changes_scan, explained, snapshot_scan
+from persist.read.snapshot import Form, Snapshot, check_request, snapshot_slices
+from persist.read.upserts import Upserts
+from persist.state.contents import check_changes_readable
+from persist.timeline import Moment, Times
+
+READ_TIMEOUT_S = 30.0
+
+
+class ReadingCalls(CollectionBase):
+    """The part of `Collection` that reads."""
+
+    def snapshot(
+        self,
+        as_of: int | Moment | None = None,
+        *,
+        columns: Sequence[str] | None = None,
+        filter: pc.Expression | None = None,
+        form: Form = "rows",
+        schema: int | None = None,
+        timeout_s: float | None = READ_TIMEOUT_S,
+    ) -> Snapshot:
+        """Return the contents as of a time, to be read as Arrow, pandas, Polars, batches or Python rows.
+
+        Args:
+            as_of: the time; None means the latest sealed one, and is not waited for. If the collection has a timeline
+                it may be a moment: its contents are those of the last time that is not after it.
+            columns: the columns wanted; None means all of them.
+            filter: a `pyarrow.compute` expression over key and value columns.
+            form: "rows" (each record as often as its multiplicity) or "diff" (once, with `_diff`).
+            schema: the version of the schema to read with, for a read that gives the same for ever; None is the newest.
+            timeout_s: how long to wait for as_of to be sealed; None waits without limit.
+
+        Raises:
+            AsOfCompacted, AsOfNotSealed: as_of cannot be read.
+            SchemaMismatch, InvalidUsage: columns or filter do not fit; or a column of an older version is gone.
+        """
+        check_request(self.handle.reading_schema(schema), columns, filter, form)
+        contents, time, reading = self.handle.sealed_and_claimed(as_of, timeout_s)
+        try:
+            read_as = self.handle.schema_in(contents, schema)
+            check_request(read_as, columns, filter, form)
+            scan = snapshot_scan(contents, read_as, time, columns, filter)
+            scan.check_columns()
+        except BaseException:
+            reading.close()
+            raise
+
+        def explain() -> Explanation:
+            return explained(
+                contents, scan, form, len(snapshot_slices(scan, form, self.handle.engine.reader().slice_bytes))
+            )
+
+        return Snapshot(scan, form, reading, explain)
+
+    def changes(
+        self,
+        lower: int | Moment | Antichain,
+        upper: int | Moment | Antichain | None = None,
+        *,
+        columns: Sequence[str] | None = None,
+        filter: pc.Expression | None = None,
+        times: Times = "int",
+        schema: int | None = None,
+        timeout_s: float | None = READ_TIMEOUT_S,
+    ) -> Changes:
+        """Return the updates with `lower <= time < upper`, consolidated, in time order.
+
+        Args:
+            lower, upper: the bounds, as numbers, frontiers or, if the collection has a timeline, moments. Upper None
+                means all that is sealed; then lower may be at the collection's upper, which gives no update.
+            times: "timestamp" gives `_time` as timestamps in UTC of the collection's timeline, "int" as numbers.
+            schema: as for `snapshot`.
+            timeout_s: how long to wait for `upper - 1` to be sealed; None waits without limit.
+
+        Raises:
+            AsOfCompacted: history between `lower - 1` and since has been compacted.
+            AsOfNotSealed: upper is beyond the collection's upper.
+            InvalidUsage: the interval is not `0 <= lower <= upper`.
+        """
+        lower = self.handle.as_bound("lower", lower)
+        if upper is not None:
+            upper = self.handle.as_bound("upper", upper, most=TIME_MAX + 1)
+            if lower > upper:
+                raise InvalidUsage(
+                    f"changes({lower}, {upper}) is backwards: the interval is [lower, upper), so lower <= upper"
+                )
+        check_request(self.handle.reading_schema(schema), columns, filter, "diff")
+        moments = self.handle.moments(times)
+        contents = self.handle.contents()
+        if upper is None:
+            # What begins beyond upper is waited for, as far as that.
+            upper = max(lower, self.handle.as_bound("upper", contents.upper))
+            is_short = contents.upper < lower
+        else:
+            is_short = upper > lower
+        check_changes_readable(contents, lower)
+        if is_short and contents.upper.has_beyond(upper - 1):
+            contents, _ = self.handle.sealed(upper - 1, timeout_s, until=upper)
+            check_changes_readable(contents, lower)
+        contents, reading = self.handle.claim(max(0, lower - 1))
+        try:
+            check_changes_readable(contents, lower)
+            read_as = self.handle.schema_in(contents, schema)
+            check_request(read_as, columns, filter, "diff")
+            scan = changes_scan(contents, read_as, lower, upper, columns, filter)
+            scan.check_columns()
+            return Changes(scan, reading, moments)
+        except BaseException:
+            reading.close()
+            raise
+
+    def upserts(
+        self,
+        lower: int | Moment | Antichain,
+        upper: int | Moment | Antichain | None = None,
+        *,
+        timeout_s: float | None = READ_TIMEOUT_S,
+    ) -> Upserts:
+        """Return the changes with `lower <= time < upper` as events: iterate over `(key, value or None, time)`.
+
+        Also as Arrow, with `_time` and `_deleted`. What another keyed collection makes of them is the same changes.
+
+        Raises:
+            NotKeyed, and what `changes` raises. InvalidUsage, when read: a key has more than one value.
+        """
+        keyed_form(self.handle)
+        return Upserts(self.changes(lower, upper, timeout_s=timeout_s))
+
+    def listen(self, as_of: int | Moment | None = None, *, times: Times = "int") -> Listen:
+        """Follow the updates after as_of, with progress; since waits for how far that has come.
+
+        Args:
+            as_of: the last time of which nothing is wanted; None leaves nothing out, from the very first time on.
+            times: as in `changes`.
+
+        Raises:
+            AsOfCompacted: as_of is before since, or None and since is not 0 any more.
+        """
+        return begun_listen(self.handle.newest(), as_of, self.handle.moments(times))
+
+    def subscribe(
+        self, as_of: int | Moment | None = None, *, times: Times = "int", timeout_s: float | None = READ_TIMEOUT_S
+    ) -> Listen:
+        """Return the contents as of a time as the first progress (at time as_of), then what `listen` returns.
+
+        Both are taken at one point of the log, so that no update is seen twice or missed. Where nothing may be sealed
+        yet, `listen()` gives everything from the first time on, as soon as it is sealed.
+
+        Args:
+            as_of: the time; None means the latest sealed one.
+            times: as in `changes`.
+            timeout_s: how long to wait for as_of to be sealed; None waits without limit.
+
+        Raises:
+            AsOfCompacted, AsOfNotSealed: as_of cannot be read.
+        """
+        return begun_subscription(self.handle.newest(), as_of, self.handle.moments(times), timeout_s)
+
+    def follow(self, name: str, *, times: Times = "int") -> Following:
+        """Follow the collection as a consumer that resumes: its contents, then changes, from where it left off.
+
+        How far the consumer has come is the permanent hold of that name; see `persist.follow`. Where there is none yet,
+        the contents as of the latest sealed time come first. Acknowledge with `Following.ack`, or exactly once, in the
+        commit that writes the output, with `MultiWrite.ack`. Whoever follows by this name next takes over at once what
+        this one held besides; this one then gets `LeaseExpired` when it polls, if it lives.
+
+        Args:
+            name: the consumer's; a hold of that name that was taken by hand counts as acknowledged up to its time.
+            times: as in `changes`.
+
+        Raises:
+            ReadOnly: this client only reads, so it cannot acknowledge.
+        """
+
+        moments = self.handle.moments(times)
+
+        def start(held: int | None) -> Listen:
+            consumer = f"{self.id}/{name}"
+            contents = self.handle.contents()
+            if held is not None or (contents.since == Antichain(0) and contents.upper == Antichain(0)):
+                return begun_listen(self.handle, held, moments, consumer)  # The contents come with the first seal.
+            latest = None if contents.since < contents.upper else contents.since.time
+            return begun_subscription(self.handle, latest, moments, None, consumer)
+
+        return Following(self.handle, name, start)
+
+    def as_of_join(
+        self,
+        frame: Any,
+        *,
+        time: str = "at",
+        on: Sequence[str] | None = None,
+        columns: Sequence[str] | None = None,
+        timeout_s: float | None = READ_TIMEOUT_S,
+    ) -> pa.Table:
+        """Return a frame with the value that the key of each row had at the time of that row.
+
+        A row whose key had nothing then has NULLs, and one whose key had several records comes once for each. Cost: the
+        history of the frame's keys, between its times; of other keys only what shares row groups with these.
+
+        Args:
+            frame: anything Arrow, a frame of pandas or Polars, a dict of columns, or a list of dicts.
+            time: its column of times, or of timestamps, if the collection has a timeline: what held at a moment is what
+                held at the last time not after it.
+            on: its columns that stand for the key fields, in their order; None for those of the same names.
+            columns: the value columns wanted; None means all of them.
+            timeout_s: how long to wait for the last of the times to be sealed.
+
+        Raises:
+            SchemaMismatch: a column is missing, of another type, or in both.
+            AsOfCompacted, AsOfNotSealed: a time cannot be read.
+            NegativeMultiplicity: of a record, at the time of a row.
+        """
+        return as_of_join(self.handle.newest(), frame, time, on, columns, timeout_s)

@@ -1,0 +1,221 @@
+"""Writing a collection: updates, plain rows, overwrites, retractions, seals and imports."""
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import pyarrow.compute as pc
+
+from persist.antichain import Antichain
+from persist.collection.keyed import KeyedCalls
+from persist.engine.keyed import AskedEvents, keyed_form
+from persist.engine.keyed import submit as submit_keyed
+from persist.engine.overwriting import delete_steps, overwrite_steps
+from persist.importing import ImportedVersion, import_delta, import_parquet
+from persist.read.snapshot import check_request
+from persist.timeline import Moment
+from persist.write.future import CommitFuture
+from persist.write.operations import check_token, note_steps, with_token
+
+
+class WritingCalls(KeyedCalls):
+    """The part of `Collection` that writes."""
+
+    def write(
+        self,
+        updates: Any,
+        *,
+        time: int | Moment | None = None,
+        diff: int | None = None,
+        token: str | None = None,
+        expected_upper: int | Moment | Antichain | None = None,
+        seal: int | Moment | Antichain | None = None,
+        message: str | None = None,
+        metadata: Mapping[str, str] | None = None,
+    ) -> CommitFuture:
+        """Append updates, and perhaps seal, as one commit: all of it or nothing.
+
+        Args:
+            updates: `((key, value), time, diff)` tuples, or anything Arrow (`pa.Table`, `pa.RecordBatch`, an object
+                with `__arrow_c_stream__`) that has the key and value columns, `_time` and `_diff`. Updates with diff 0
+                are dropped. If the collection has a timeline, times may be moments, which must be exact.
+            time: that of all updates, which are plain rows then: `(key, value)` tuples, or tables without `_time`. Text
+                that does not begin with a day is the name of the column with the time of each row; the column is kept
+                if the collection has it, and dropped otherwise.
+            diff: of all plain rows; 1 if it is left out and they have no `_diff`.
+            token: names this write, so that trying it again, in whatever process, does nothing if it was done before.
+                Used again for other updates, it is refused (`TokenReused`); in what order or batches they come does not
+                matter, and neither do seal and expected_upper. Remembered while the updates' times are not sealed, and
+                of the last `persist.state.collection_rules.TOKENS_KEPT` writes after that; a repetition of an older one
+                is refused, because its times are sealed.
+            expected_upper: the upper that the collection must have (compare-and-append).
+            seal: the upper to seal to; see `seal`.
+            message, metadata: a text, and texts by name, that the log keeps with the commit; see `history`.
+
+        Returns:
+            a future that resolves when all is durable, or to `UpdateNotBeyondUpper` if an update is at a sealed time,
+            `UpperMismatch` if upper is not the expected one, `FrontierRegression` if seal is behind upper, `Locked` or
+            `WriterFenced` if another client has the location exclusively, `TokenReused`.
+
+        Raises:
+            SchemaMismatch, InvalidUpdate, CodecMismatch: they do not fit the collection; nothing was written.
+            ReadOnly, ClientClosed: this client cannot write.
+        """
+        handle = self.handle
+        expected = [] if expected_upper is None else [handle.expect_step(expected_upper)]
+        sealing = [] if seal is None else [handle.seal_step(seal)]
+        check_token(token)  # Before anything is uploaded.
+        notes = note_steps(message, metadata, [self.id])
+        writes = handle.write_steps(updates, handle.stamp(time, diff), token=token)
+        return handle.submit("write", [*with_token(token, [self.id], [*expected, *writes, *sealing]), *notes])
+
+    def overwrite(
+        self,
+        rows: Any,
+        *,
+        time: int | Moment,
+        where: pc.Expression | None = None,
+        token: str | None = None,
+        message: str | None = None,
+        metadata: Mapping[str, str] | None = None,
+    ) -> CommitFuture:
+        """Make plain rows the contents from a time on: the difference to what is there is written and sealed.
+
+        Records that are there already are not touched. Cost and memory: see `persist.engine.overwriting`.
+
+        Args:
+            rows: as for `write` with a time.
+            time: of the difference; upper is just after it then.
+            where: replace only the records for which this filter is true, as it must be for all rows.
+            token: as for `write`: of an overwrite that was done before, with the same rows, time and filter, nothing is
+                done again, though its time is sealed.
+            message, metadata: as for `write`.
+
+        Returns:
+            a future that resolves when all is durable; or to `UpperMismatch` or `UpdatesBeyondUpper` if somebody else
+            has sealed or written meanwhile. Then nothing was written: read again, and decide anew.
+
+        Raises:
+            UpdatesBeyondUpper: somebody has written what is not sealed yet, so what is there is not known.
+            UpdateNotBeyondUpper: the time is sealed already.
+            SchemaMismatch, InvalidUpdate, InvalidUsage: rows or filter do not fit.
+            ReadOnly, ClientClosed: this client cannot write.
+        """
+        self.handle.engine.writer("overwrite")
+        check_request(self.schema, None, where, "diff")
+        check_token(token)
+        notes = note_steps(message, metadata, [self.id])
+        steps = overwrite_steps(self.handle, rows, time, where, token)
+        return self.handle.submit("overwrite", [*with_token(token, [self.id], steps), *notes])
+
+    def delete(
+        self,
+        what: Any,
+        *,
+        time: int | Moment,
+        token: str | None = None,
+        message: str | None = None,
+        metadata: Mapping[str, str] | None = None,
+    ) -> CommitFuture:
+        """Retract what is there, at a time, which is sealed with it; what is not there is no error.
+
+        Of a keyed collection, add events that delete keys, as `upsert` does; nothing is sealed.
+
+        Args:
+            what: keys, as `Snapshot.get` takes them: `[1, 2]`; or a filter, such as `pc.field("amount") > 5`. Of a
+                keyed collection, keys; where events are ordered, rows with the key and the columns of order_by.
+            time: of the retractions; upper is just after it then.
+            token: as for `overwrite`.
+            message, metadata: as for `write`.
+
+        Returns, raises: as `overwrite`.
+        """
+        self.handle.engine.writer("delete")
+        if self.handle.keyed is not None:
+            return self._delete_keyed(what, time, token, note_steps(message, metadata, [self.id]))
+        check_request(self.schema, None, what if isinstance(what, pc.Expression) else None, "diff")
+        check_token(token)
+        notes = note_steps(message, metadata, [self.id])
+        steps = delete_steps(self.handle, what, time, token)
+        return self.handle.submit("delete", [*with_token(token, [self.id], steps), *notes])
+
+    def seal(
+        self, upper: int | Moment | Antichain, *, expected_upper: int | Moment | Antichain | None = None
+    ) -> CommitFuture:
+        """Promise that no more updates will come at times not beyond upper; `Antichain()` completes it for ever.
+
+        Returns:
+            a future that resolves when the seal is durable, or to `FrontierRegression` if upper is behind the
+            current one, `UpperMismatch` if that is not expected_upper. A seal to the current upper does nothing.
+        """
+        expected = [] if expected_upper is None else [self.handle.expect_step(expected_upper)]
+        if self.handle.keyed is not None:
+            asked = AskedEvents(None, self.handle.frontier("upper", upper), also=tuple(expected))
+            return submit_keyed(self.handle, "seal", asked)
+        return self.handle.submit("seal", [*expected, self.handle.seal_step(upper)])
+
+    def seal_to(self, upper: int | Moment | Antichain) -> CommitFuture:
+        """Seal a keyed collection as far as upper, if it is not sealed that far: `seal_to(max_time - lateness)`.
+
+        How many events came after that is in `late_counts`. Returns a future as `seal` does.
+        """
+        keyed_form(self.handle)
+        if isinstance(upper, int) and upper < 0:
+            upper = 0  # Lateness is greater than any time that there was.
+        asked = self.handle.frontier("upper", upper)
+        return self.seal(max(asked, self.handle.known().upper))
+
+    def import_parquet(
+        self,
+        source: Any,
+        *,
+        time: int | Moment,
+        diff: int | None = None,
+        seal: int | Moment | Antichain | None = None,
+        token: str | None = None,
+    ) -> int:
+        """Write the rows of Parquet files: a commit for each file, and then the seal. Returns how many were read.
+
+        Nothing is visible before the seal. Memory: the client's budget.
+
+        Args:
+            source: a file or a folder, of which `name=value` in paths are columns; a list of files; or a dataset.
+            time, diff: as for `write`.
+            seal: the upper to seal to in the end; see `seal`.
+            token: names the import, so that it goes on where it ended when it is tried again, from whatever process: a
+                file of the same name is not read again. A file is told by its path below source.
+
+        Raises:
+            InvalidUsage: source is no Parquet; and what `write` raises.
+        """
+        return import_parquet(self.handle, source, time, diff, seal, token)
+
+    def import_delta(
+        self,
+        uri: str | os.PathLike[str],
+        *,
+        first: int | None = None,
+        last: int | None = None,
+        storage_options: Mapping[str, str] | None = None,
+    ) -> list[ImportedVersion]:
+        """Make the versions of a Delta table times of this collection: those that are not there yet. Needs deltalake.
+
+        The time of a version is its number or, if the collection has a timeline, the moment of its commit, in its unit;
+        it is later where something later is sealed. Each is one commit, which seals its time; tried again, from any
+        process, the import goes on after the last version. The columns of key and value are those of the table; what
+        an old version lacks is NULL. Cost: the first version is read whole, and of each other one the files that the
+        version before does not have, and the other way round. Memory: the client's budget.
+
+        Args:
+            first, last: the versions wanted, both inclusive; None for all that the table still knows.
+            storage_options: as deltalake takes them.
+
+        Returns:
+            what was imported by this call.
+
+        Raises:
+            InvalidUsage: deltalake is not installed, or cannot read a version.
+            SchemaMismatch, InvalidUpdate: its rows do not fit the collection.
+            Conflict: somebody else writes to the collection.
+        """
+        return import_delta(self.handle, uri, first, last, storage_options)
