@@ -1,7 +1,7 @@
 """A new version of everything: an overwrite of 1M rows of which 1% changed, against what it must at least do.
 
-The least is to read what is there, and to write as many new rows and read them back, because they may be more than
-memory holds. CPU time of the library alone, in alternation.
+What it must at least do: read what is there, and write as many new rows and read them, as whoever compares two tables
+of files would. CPU time of the library alone, in alternation.
 """
 
 import time

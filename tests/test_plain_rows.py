@@ -3,13 +3,14 @@
 from datetime import UTC, datetime
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
 import persist
-from persist.blob import MemoryBlob
+from persist.blob import MemoryBlob, MeteredBlob
 
 NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
 NOON_MS = 1795262400_000
@@ -134,7 +135,7 @@ def test_overwriting_an_empty_collection_inserts_all(orders: persist.Collection)
 def test_overwriting_where_a_filter_is_true_leaves_the_rest_alone(sealed: persist.Collection) -> None:
     sealed.overwrite([(2, "x"), (4, "d")], time=5, where=pc.field("k") >= 2).result()
     assert rows_of(sealed) == [(1, "a"), (2, "x"), (4, "d")]
-    with pytest.raises(persist.InvalidUsage, match=r"is not true for 1 of the 2 distinct rows.*widen the filter"):
+    with pytest.raises(persist.InvalidUsage, match=r"is not true for 1 of the 2 rows.*widen the filter"):
         sealed.overwrite([(1, "y"), (9, "z")], time=6, where=pc.field("k") >= 2)
     with pytest.raises(persist.InvalidUsage, match="did you mean 'v'"):
         sealed.overwrite([], time=6, where=pc.field("V") == "a")
@@ -214,6 +215,33 @@ def test_a_difference_larger_than_the_memory_budget_is_made_in_slices(blob: Memo
         assert sorted(wide.snapshot().to_arrow()["k"].to_pylist()) == list(range(10))
     report = persist.fsck(blob)
     assert (report.problems, report.unreferenced) == ((), ())
+
+
+@pytest.mark.parametrize("is_sorted", [True, False])
+def test_rows_that_fit_in_memory_are_not_stored_to_be_compared(is_sorted: bool) -> None:
+    blob = MeteredBlob(MemoryBlob())
+    count = 100_000
+    keys = [None if n == count // 2 else f"key {n:08}" for n in range(count)]
+    rows = pa.table({"k": keys, "v": pa.array(range(count), pa.float64())})
+    order = range(count) if is_sorted else np.random.default_rng(1).permutation(count)
+    changed_at = [5, count // 2, count - 1]
+    values = rows["v"].to_numpy().copy()
+    values[changed_at] = float("nan")
+    after = pa.table({"k": rows["k"], "v": values}).take(pa.array(order))
+    with persist.open(blob, settings=persist.Settings(background=False, memory_budget=16 << 20)) as client:
+        c = client.create_or_load("c", key={"k": str}, value={"v": float})
+        c.overwrite(rows, time=0).result()
+        assert c.snapshot().scan.memory + rows.nbytes > (16 << 20) // 4, "one slice would do"
+        before = blob.counts()["set"].requests
+        c.overwrite(after, time=1).result()
+        assert blob.counts()["set"].requests - before <= 1, "more was stored than the difference"
+        found = c.changes(1).to_arrow()
+        assert sorted(found["_diff"].to_pylist()) == [-1] * 3 + [1] * 3
+        assert {*found["k"].to_pylist()} == {keys[at] for at in changed_at}
+        c.overwrite(rows.slice(0, 50_000), time=2, where=pc.field("v") >= 0).result()
+        where = pc.field("k") == "none of these"
+        with pytest.raises(persist.InvalidUsage, match="is not true for 50,000 of the 50,000 rows"):
+            c.overwrite(after.slice(0, 50_000), time=3, where=where)
 
 
 def test_overwrites_and_deletes_of_several_collections_are_one_commit(

@@ -430,6 +430,27 @@ def describe_batch(data: bytes, table: pa.Table, schema: CollectionSchema) -> Pa
     )
 
 
+def describe_held(keys: pa.Table, memory: int, schema: CollectionSchema) -> Part:
+    """The descriptor of rows that are in memory, at least one, by which slices are cut; it stands for no bytes.
+
+    Args:
+        keys: the key columns, in order.
+        memory: what all columns take.
+    """
+    return Part(
+        bytes=0,
+        rows=len(keys),
+        memory=memory,
+        checksum="",
+        time_min=0,
+        time_max=0,
+        negatives=0,
+        diff_sum=0,
+        schema=schema.version,
+        keys_json=_key_samples(keys, len(keys), schema),
+    )
+
+
 def footer_of(data: bytes | memoryview) -> Footer:
     """What a descriptor says of the footer of a Parquet file."""
     size = footer_bytes(data)

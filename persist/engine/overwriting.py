@@ -5,31 +5,29 @@ not touched, others are retracted or inserted at the new time. The commit is alo
 sealed or added anything since, sealed or not, because then the difference would be to something else. It seals the new
 time, so that the next difference is to what this one left.
 
-New rows are stored as parts that no record names, so that a stream of them may be larger than memory, and are deleted
-when the difference is known; a crash leaves them to garbage collection. The difference is then made slice by slice of
-the key space. Memory: the client's budget. Cost: reading what is there, writing and reading the new rows once, and
-writing the difference.
+New rows that fit in memory are compared as they are. More of them are stored as parts that no record names, so that a
+stream may be larger than memory, and are deleted when the difference is known; a crash leaves them to garbage
+collection. The difference is made slice by slice of the key space. Memory: the client's budget. Cost: reading what is
+there, writing the difference and, of new rows that do not fit, writing and reading them once.
 """
 
 import threading
 from collections.abc import Sequence
-from concurrent.futures import Future
 from contextlib import ExitStack
 from typing import Any
 
-import msgspec
 import numpy as np
 import pyarrow.compute as pc
 
 from persist.antichain import Antichain
-from persist.codecs import Part, PartStream, SmallUpdates, Stamp, digest_of, encode_parts, gathered
+from persist.codecs import Part, PartStream, Stamp, digest_of
 from persist.codecs.order.arrays import int64_array
 from persist.codecs.updates.plain import with_time
 from persist.engine.collection_handle import CollectionHandle
 from persist.errors import UpdateNotBeyondUpper, UpdatesBeyondUpper
 from persist.errors.times import with_timeline
 from persist.log.records import Seal
-from persist.read.difference import differences
+from persist.read.difference import NewRows, differences
 from persist.read.lookup import Lookup, Wanted
 from persist.read.plan import snapshot_scan
 from persist.read.scan import Scan, negated
@@ -38,7 +36,7 @@ from persist.state.collection_rules import ExpectNothingBeyondUpper
 from persist.state.contents import CollectionState
 from persist.state.unsealed import unsealed
 from persist.timeline import Moment
-from persist.write.operations import Asked, Step, Write, delete_digest, overwrite_digest
+from persist.write.operations import Asked, Step, delete_digest, overwrite_digest
 from persist.write.part_writer import PartWriter, group_bytes_max
 
 
@@ -66,11 +64,11 @@ def overwrite_steps(
     by = () if token is None else handle.schema.names
     with ExitStack() as stack:
         if token in contents.tokens:
-            _, rows_digest = _stored(handle, rows, Stamp(at, 1), by, writer, stack)
+            _, rows_digest = _held_or_stored(handle, rows, Stamp(at, 1), by, writer, stack)
             return [Asked(handle.id, overwrite_digest(rows_digest, at, text))]
         _check_beginning(handle, contents, at)
         present = _present(handle, contents, where, stack)
-        new, rows_digest = _stored(handle, rows, Stamp(at, 1), by, writer, stack)
+        new, rows_digest = _held_or_stored(handle, rows, Stamp(at, 1), by, writer, stack)
         asked = Asked(handle.id, overwrite_digest(rows_digest, at, text))
         return [asked, *_alone(contents, at, _upload(handle, present, new, at, writer))]
 
@@ -115,7 +113,7 @@ def replacement_steps(handle: CollectionHandle, updates: Any, time: int) -> list
     with ExitStack() as stack:
         _check_beginning(handle, contents, time)
         by = (*handle.schema.names, "_time")
-        new, digest = _stored(handle, updates, None, by, writer, stack)
+        new, digest = _held_or_stored(handle, updates, None, by, writer, stack)
         nothing = Scan(handle.schema, (), 0, 0, handle.schema.names)
         return [
             Asked(handle.id, digest),
@@ -163,30 +161,26 @@ def _present(
     return snapshot_scan(newest, schema, as_of, None, filter)
 
 
-def _stored(
+def _held_or_stored(
     handle: CollectionHandle,
     rows: Any,
     stamp: Stamp | None,
     by: Sequence[str],
     writer: PartWriter,
     stack: ExitStack,
-) -> tuple[tuple[Part, ...], int]:
-    """Return plain rows, or updates, as parts that are deleted when the stack is left; and their digest by columns."""
-    step = handle.engine.writer("overwrite").write_step(handle.id, handle.schema, rows, stamp, digest_by=by)
-    if step is None:
-        return (), 0
-    assert isinstance(step, Write)
-    if isinstance(step.data, Future):
-        parts: tuple[Part, ...] = step.data.result()
-    else:
-        table = gathered([step.data], handle.schema) if isinstance(step.data, SmallUpdates) else step.data
-        encoded = encode_parts(table, handle.schema)
-        parts = tuple(msgspec.structs.replace(part, inline=data) for data, part in encoded)
-    stack.callback(writer.discard, parts)
-    return parts, step.digest or 0
+) -> tuple[NewRows, int]:
+    """Return plain rows, or updates, as a table, or as parts that are deleted when the stack is left; and their digest.
+
+    A digest is taken by some columns; there is none without any.
+    """
+    committer = handle.engine.writer("overwrite").committer
+    new, digest = committer.held_or_stored(handle.id, handle.schema, rows, stamp, digest_by=by)
+    if isinstance(new, tuple):
+        stack.callback(writer.discard, new)
+    return new, digest
 
 
-def _upload(handle: CollectionHandle, present: Scan, new: Sequence[Part], at: int, writer: PartWriter) -> list[Step]:
+def _upload(handle: CollectionHandle, present: Scan, new: NewRows, at: int, writer: PartWriter) -> list[Step]:
     """Store the updates that turn what is present into the new rows; return what adds them to a commit."""
     reader = handle.engine.reader()
     stream = PartStream(handle.schema, row_group_bytes_max=group_bytes_max(reader.memory_budget, handle.schema))

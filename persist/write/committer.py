@@ -31,6 +31,8 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, TypeVar
 
+import pyarrow as pa
+
 from persist.blob import Blob
 from persist.blob.clock import Clock
 from persist.codecs import CollectionSchema, Part, Stamp
@@ -117,6 +119,18 @@ class Committer:
     ) -> Write | None:
         """Return the step that adds updates; see `WriteSteps.of`."""
         return self._write_steps.of(collection, schema, updates, stamp, by=digest_by)
+
+    def held_or_stored(
+        self,
+        collection: str,
+        schema: CollectionSchema,
+        updates: Any,
+        stamp: Stamp | None,
+        *,
+        digest_by: Sequence[str] = (),
+    ) -> tuple[pa.Table | tuple[Part, ...], int]:
+        """Return updates in memory or as parts, and their digest; see `WriteSteps.held_or_stored`."""
+        return self._write_steps.held_or_stored(collection, schema, updates, stamp, by=digest_by)
 
     def submit(self, steps: Sequence[Step], names: dict[str, str]) -> CommitFuture:
         """Queue an operation; return at once, or as soon as there is room for it.

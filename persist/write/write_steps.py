@@ -66,6 +66,34 @@ class WriteSteps:
         table = to_updates(data, schema, moments=timeline_of(schema))
         return self._of_table(collection, schema, table, by) if len(table) else None
 
+    def held_or_stored(
+        self, collection: str, schema: CollectionSchema, updates: Any, stamp: Stamp | None, *, by: Sequence[str] = ()
+    ) -> tuple[pa.Table | tuple[Part, ...], int]:
+        """Return updates in memory, if there is room for them, or else as parts that no record names; and their digest.
+
+        A table may take half of the budget, for it is mostly the caller's anyway; of a stream, one piece is held. What
+        is held is not sorted, and may share the caller's buffers. Raises what `of` raises, and what an upload does.
+        """
+        if stamp is not None:
+            updates = stamped(updates, schema, stamp)
+        data = opened(updates)
+        if isinstance(data, TableStream):
+            pieces = gathered_pieces(
+                streamed_updates(data, schema, moments=timeline_of(schema)), self._parts.piece_bytes
+            )
+            first, second = next(pieces, None), next(pieces, None)
+            if second is not None:
+                assert first is not None
+                write = self._of_pieces(collection, schema, chain((first, second), pieces), by)
+                return _stored_by(write), write.digest or 0
+            table = schema.arrow.empty_table() if first is None else first
+        else:
+            table = to_updates(data, schema, moments=timeline_of(schema))
+        if table.nbytes <= 2 * self._parts.piece_bytes:
+            return table, _digest(table, by) or 0
+        write = self._of_table(collection, schema, table, by)
+        return _stored_by(write), write.digest or 0
+
     def of_events(self, collection: str, events: EventTable) -> Write:
         """Return the step that adds events, of which there are some; start their upload if they are large."""
         times = events.table["_time"].to_numpy()
@@ -100,11 +128,16 @@ class WriteSteps:
         first, second = next(pieces, None), next(pieces, None)
         if first is None or second is None:
             return None if first is None else self._of_table(collection, schema, first, by)
+        return self._of_pieces(collection, schema, chain((first, second), pieces), by)
+
+    def _of_pieces(
+        self, collection: str, schema: CollectionSchema, pieces: Iterator[pa.Table], by: Sequence[str]
+    ) -> Write:
         uploads: list[Upload] = []
         time_min = TIME_MAX
         digest = 0
         try:
-            for piece in chain((first, second), pieces):
+            for piece in pieces:
                 if uploads and uploads[-1].exception() is not None:
                     break  # The commit will be rejected with that, so there is no need to read on.
                 time_min = min(time_min, _time_min(piece))
@@ -147,6 +180,11 @@ def gathered_pieces(tables: Iterable[pa.Table], bytes_max: int) -> Iterator[pa.T
             held, size = [], 0
     if held:
         yield pa.concat_tables(held)
+
+
+def _stored_by(write: Write) -> tuple[Part, ...]:
+    assert isinstance(write.data, Future), "what is not held is uploaded"
+    return write.data.result()
 
 
 def _stored(uploads: Sequence[Upload]) -> list[Part]:
