@@ -157,6 +157,7 @@ def test_standard_sets_have_the_sizes_their_names_say() -> None:
         data_set("cdc")
 
 
+@pytest.mark.sampled(0.15, group="long")
 @pytest.mark.parametrize("data", TINY, ids=lambda data: data.name)
 def test_every_target_gets_the_same_contents(data: DataSet, tmp_path: Path) -> None:
     key = list(data.key)

@@ -105,6 +105,7 @@ def test_an_open_client_does_not_hang_at_a_fifo_in_the_place_of_the_next_record(
         assert orders.snapshot().count() == 2
 
 
+@pytest.mark.sampled(0.15, group="long")
 def test_a_record_with_very_many_fields_is_read_in_time_proportional_to_them() -> None:
     def seconds(fields: int) -> float:
         schema = CollectionSchema.of({"k": pa.int64()}, {"v": pa.string()}).to_json()

@@ -154,6 +154,7 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> Gate:
     return Gate(monkeypatch)
 
 
+@pytest.mark.sampled(0.34)
 @pytest.mark.parametrize("prefix", ["loc/%2e%2e/x", "a\\..\\b", "%2e%2e%2fx", "loc/...", "loc/#x", "lo c+d"])
 def test_odd_prefixes_are_taken_literally_on_the_wire(prefix: str, s3_options: dict[str, Any], gate: Gate) -> None:
     bucket = make_bucket(s3_options)
@@ -508,6 +509,7 @@ def test_a_checkpoint_that_no_writer_would_make_is_refused(victim: Victim) -> No
             raise
 
 
+@pytest.mark.sampled(0.25)
 @pytest.mark.parametrize("victim", [True], indirect=True, ids=[""])
 def test_a_live_client_deletes_nothing_on_the_word_of_a_hostile_checkpoint(victim: Victim) -> None:
     """It knows better than the checkpoint, and reads it only to collect garbage."""
@@ -622,6 +624,7 @@ INNER = [
 ]
 
 
+@pytest.mark.sampled(0.34)
 def test_neighbours_and_nested_locations_do_not_touch_each_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -679,6 +682,7 @@ def life(folder: str, commits: int) -> None:
         gone.destroy().result()
 
 
+@pytest.mark.sampled(0.34)
 def test_neighbours_in_a_bucket_do_not_see_each_other(s3_options: dict[str, Any], gate: Gate) -> None:
     bucket = make_bucket(s3_options)
     prefixes = ["loc", "loc2", "loc/inner", "lo"]

@@ -61,6 +61,7 @@ def everything_shown(error: BaseException) -> list[str]:
     return [str(error), repr(error), repr(error.args), "".join(traceback.format_exception(error))]
 
 
+@pytest.mark.sampled(0.34)
 @pytest.mark.parametrize("trouble", Trouble)
 def test_no_error_log_line_or_repr_shows_a_credential(trouble: Trouble, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG, logger="persist")

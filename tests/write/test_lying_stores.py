@@ -166,6 +166,7 @@ def test_rule_15_a_store_that_overwrites_is_refused_before_the_first_acknowledge
                 client.create_or_load("orders", key=KEY).seal(1).result()
 
 
+@pytest.mark.sampled(0.25)
 @names("lie", [*UNDERSTOOD, *STORED], ids=lambda lie: lie.name)
 def test_an_odd_answer_is_settled_at_once_by_reading_the_slot(ways: Ways, lie: Lie) -> None:
     acknowledged = two_clients_write(ways.telling(lie).lying)
