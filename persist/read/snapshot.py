@@ -42,7 +42,7 @@ from persist.codecs import (
     to_tuples,
 )
 from persist.codecs.order.arrays import int64_values
-from persist.codecs.order.contents_digest import Digest
+from persist.codecs.order.digest import Digest
 from persist.codecs.order.ordering import combined
 from persist.codecs.types.values import cut
 from persist.errors import NegativeMultiplicity
@@ -333,7 +333,7 @@ class Snapshot(ArrowResult):
         """Return the digest of the contents: the same for equal contents, whatever parts or batches they come in.
 
         The order of columns, their widths and whatever happened before play no part. How another implementation can
-        compute it is in `persist.codecs.order.contents_digest`. With columns or a filter it is of what these leave.
+        compute it is in `persist.codecs.order.digest`. With columns or a filter it is of what these leave.
 
         Cost: it is linear in the diffs, so nothing is merged: all parts are read one after the other.
         """
