@@ -162,8 +162,8 @@ class WritingCalls(KeyedCalls):
         keyed_form(self.handle)
         if isinstance(upper, int) and upper < 0:
             upper = 0  # Lateness is greater than any time that there was.
-        asked = self.handle.frontier("upper", upper)
-        return self.seal(max(asked, self.handle.known().upper))
+        asked = AskedEvents(None, self.handle.frontier("upper", upper), is_least=True)
+        return submit_keyed(self.handle, "seal", asked)
 
     def import_parquet(
         self,

@@ -32,6 +32,7 @@ from persist.errors import (
     InvalidUsage,
     LateEvents,
     NotKeyed,
+    PendingEvents,
     UpdateNotBeyondUpper,
     UploadExpired,
 )
@@ -63,6 +64,7 @@ class AskedEvents:
         marks: what makes the collection remember the token: the digest is of all events, late ones among them.
         also: steps of the same commit: what must hold of upper, and notes.
         late: counts the events that are late, by reason, which are left out then; None refuses all if some are.
+        is_least: the seal asks for end or farther, so that one who sealed farther has done it.
     """
 
     events: EventTable | None
@@ -71,6 +73,11 @@ class AskedEvents:
     also: tuple[Step, ...] = ()
     late: Counter[str] | None = None
     marks: tuple[Tokens, ...] = ()
+    is_least: bool = False
+
+    def against(self, contents: CollectionState) -> "AskedEvents":
+        """Return what is asked of contents as they are."""
+        return replace(self, end=max(self.end, contents.upper)) if self.is_least and self.end is not None else self
 
 
 def keyed_form(handle: CollectionHandle) -> KeyedForm:
@@ -103,7 +110,8 @@ def submit(handle: CollectionHandle, action: str, asked: AskedEvents) -> CommitF
         asked = replace(asked, events=None)
     asked = replace(asked, marks=tuple(_token_steps(handle, asked)))
     resolves = asked.end is not None and keyed_form(handle).resolve == "seal"
-    if not resolves and asked.late is None and not writer.keyed.is_busy(handle.id):
+    is_decided = asked.late is None and not asked.is_least
+    if not resolves and is_decided and not writer.keyed.is_busy(handle.id):
         return handle.submit(action, _plain_steps(handle, asked))
     future = writer.committer.new_future()
 
@@ -139,7 +147,7 @@ def _committed(
     for _ in range(ATTEMPTS_MAX):
         made: list[Part] = []
         try:
-            timely, late = _timely(contents, keyed_form(handle), asked)
+            timely, late = _timely(contents, keyed_form(handle), asked.against(contents))
             steps = steps_of(handle, contents, timely)
             made += (part for step in steps if isinstance(step, Resolve) for part in step.parts)
             return handle.submit(action, steps).result(), late
@@ -152,6 +160,13 @@ def _committed(
             if asked.late is None or newest == contents:
                 raise
             contents = newest  # What is late has to be decided anew.
+        except (PendingEvents, FrontierRegression) as error:
+            # Where nothing waited, events came meanwhile; where upper was asked to be reached, somebody went beyond it.
+            writer.resolver.discard(made)
+            newest = handle.contents()
+            if newest == contents or (isinstance(error, FrontierRegression) and not asked.is_least):
+                raise
+            contents = newest
         except MissingBlob:
             newest = handle.contents()
             if newest == contents:

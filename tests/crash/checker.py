@@ -16,8 +16,8 @@ import persist
 from persist.blob import Blob
 from persist.log.commits import read_record
 from persist.log.keys import record_key
-from persist.log.records import Append, Replace
-from tests.crash.story import KEY, ROWS_MAX, Held, Model, Op, Teller
+from persist.log.records import BringsParts, Replace, Resolve
+from tests.crash.story import KEY, KEYED, ROWS_MAX, Held, Model, Op, Teller
 
 BARRIER = "barrier"
 Frontiers = dict[str, tuple[int | None, int | None, bool]]  # Upper, since, and whether nobody holds it back.
@@ -112,9 +112,11 @@ def check_records(client: persist.Client, blob: Blob) -> int:
     for before, record in pairwise(records):
         if record.previous != before.commit:
             raise Violation(f"{record_key(record.seqno)} follows {record.previous}, and {before.commit} is before it")
-    replaced = {key for record in records for m in record.mutations if isinstance(m, Replace) for key in m.unused}
+    replaced = {
+        key for record in records for m in record.mutations if isinstance(m, Replace | Resolve) for key in m.unused
+    }
     for seqno, record in zip(seqnos, records, strict=True):
-        brings = [m for m in record.mutations if isinstance(m, Append | Replace) and m.collection in present]
+        brings = [m for m in record.mutations if isinstance(m, BringsParts) and m.collection in present]
         named = {part.blob for each in brings for part in each.parts if part.blob} - replaced
         if not named <= parts:
             raise Violation(f"{record_key(seqno)} names parts that are not there: {sorted(named - parts)}")
@@ -145,7 +147,12 @@ def _candidates(
     """
     names = [name for name in client.collections() if name != BARRIER]
     collections = {name: client.load(name) for name in names}
-    frontiers = {name: (c.upper.time, c.since.time, not c.holds()) for name, c in collections.items()}
+    # What is sealed and not resolved holds since back, too.
+    free = {
+        name: not c.holds() and getattr(KEYED.get(name), "resolve", "") != "background"
+        for name, c in collections.items()
+    }
+    frontiers = {name: (c.upper.time, c.since.time, free[name]) for name, c in collections.items()}
     prefixes = [(before.after(list(asked[:n])), n) for n in range(acknowledged, len(asked) + 1)]
     fitting = [(model, n) for model, n in prefixes if _fits(frontiers, model)]
     if not fitting:

@@ -4,7 +4,7 @@ An `Op` is data, so that it can be sent between processes, be made again, and be
 writes follows from its number: row i of operation n has the key `n * ROWS_MAX + i`. So the contents of a
 collection tell which operations they come from, whether all of each is there, and whether any is there twice.
 Besides, it writes a *ghost* with the key `-1 - n`, which is there at the time of the operation only: at the next time
-it is retracted. So there is something to compact.
+it is retracted. So there is something to compact. In keyed collections the same comes about by upserts and a deletion.
 
 A client applies what it is asked in call order, and commits groups of it atomically. After a crash a location must
 therefore hold a *prefix* of what its last client was asked for, with all that was acknowledged in it.
@@ -30,7 +30,9 @@ from tests.model import Collection, contents
 ROWS_MAX = 1_000_000
 LARGE_ROWS = 2_500  # About 100 KB as Arrow, so it is uploaded; four parts at PART_BYTES.
 PART_BYTES = 8 << 10
-NAMES = ("apples", "pears", "plums")
+# Those that are not plain take what is written as events, in each of the two ways to resolve them.
+KEYED = {"dates": persist.Keyed(resolve="background"), "figs": persist.Keyed()}
+NAMES = ("apples", "pears", "plums", *KEYED)
 KEY, VALUE = {"k": pa.int64()}, {"v": pa.string()}
 
 Kind = Literal["create", "write", "multi", "seal", "allow_compaction", "destroy", "compact", "gc"]
@@ -142,6 +144,7 @@ def _random_op(chance: random.Random, model: Model, number: int) -> Op:
     if missing and (len(missing) == len(NAMES) or chance.random() < 0.3):
         return Op(number, "create", (chance.choice(missing),))
     name = chance.choice([name for name in NAMES if name in model.collections])
+    plain = [name for name in model.collections if name not in KEYED]
     held = model.collections[name]
     beyond = held.state.upper + chance.randrange(4)
     pick = chance.random()
@@ -149,15 +152,16 @@ def _random_op(chance: random.Random, model: Model, number: int) -> Op:
         return Op(number, "write", (name,), beyond, chance.randint(1, 5))
     if pick < 0.46:
         return Op(number, "write", (name,), beyond, LARGE_ROWS)
-    if pick < 0.65:
-        names = tuple(chance.sample(sorted(model.collections), k=len(model.collections)))
+    if pick < 0.65 and plain:
+        names = tuple(chance.sample(sorted(plain), k=len(plain)))
         time = max(model.collections[n].state.upper for n in names) + chance.randrange(4)
         rows = chance.choice([1, 3, LARGE_ROWS])
         return Op(number, "multi", names, time, rows, time + 1 if chance.random() < 0.5 else -1)
     if pick < 0.80:
         return Op(number, "seal", (name,), beyond)
     if pick < 0.87:
-        return Op(number, "allow_compaction", (name,), max(held.state.since, held.state.upper - chance.randrange(3)))
+        since = held.state.upper - chance.randrange(3) - (name in KEYED)  # Which keep the last time that is resolved.
+        return Op(number, "allow_compaction", (name,), max(held.state.since, since))
     if pick < 0.89 and sum(n for _, what, _, n in held.updates if what == "rows") > 2 * LARGE_ROWS:
         return Op(number, "destroy", (name,))
     if pick < 0.93:
@@ -186,6 +190,15 @@ def updates_of(op: Op) -> Any:
     )
 
 
+def events_of(op: Op) -> pa.Table:
+    """Return the events that come to the same updates."""
+    data = updates_of(op)
+    if not isinstance(data, pa.Table):
+        columns = list(zip(*((k, v, time, diff) for (k, v), time, diff in data), strict=True))
+        data = pa.table(dict(zip(["k", "v", "_time", "_diff"], columns, strict=True)))
+    return data.drop_columns(["_diff"]).append_column("_deleted", pa.array(data["_diff"].to_numpy() < 0))
+
+
 class Teller:
     """Makes calls with one client, and knows the collections by name."""
 
@@ -196,7 +209,8 @@ class Teller:
     def ask(self, op: Op) -> "persist.CommitFuture | None":
         """Make a call; return its future, or None if it was over when it returned."""
         if op.kind == "create":
-            self._handles[op.names[0]] = self._client.create_or_load(op.names[0], key=KEY, value=VALUE)
+            keyed = KEYED.get(op.names[0])
+            self._handles[op.names[0]] = self._client.create_or_load(op.names[0], key=KEY, value=VALUE, keyed=keyed)
         elif op.kind == "multi":
             with self._client.multi_write(token=op.token) as multi:
                 for name in op.names:
@@ -210,6 +224,8 @@ class Teller:
         return None
 
     def _ask_one(self, op: Op, collection: persist.Collection) -> "persist.CommitFuture | None":
+        if op.kind == "write" and op.names[0] in KEYED:
+            return collection.upsert(events_of(op), token=op.token)
         if op.kind == "write":
             return collection.write(updates_of(op), token=op.token)
         if op.kind == "seal":
@@ -220,6 +236,8 @@ class Teller:
             del self._handles[op.names[0]]
             return collection.destroy()
         assert op.kind == "compact"
+        if op.names[0] in KEYED:
+            collection.resolve()
         collection.compact()
         return None
 

@@ -1,0 +1,61 @@
+"""What somebody else commits between looking and committing: who seals looks again, and is not refused for it."""
+
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import persist
+from persist.blob import MemoryBlob
+from tests.stepped import Stepped
+
+KEY, VALUE = {"k": pa.int64()}, {"v": pa.string()}
+
+
+@pytest.fixture
+def store() -> Stepped:
+    return Stepped(MemoryBlob())
+
+
+def opened(store: Stepped) -> persist.Client:
+    return persist.open(store, settings=persist.Settings(background=False))
+
+
+def keyed(client: persist.Client, **declared: Any) -> persist.Collection:
+    return client.create_or_load("users", key=KEY, value=VALUE, keyed=persist.Keyed(**declared))
+
+
+@pytest.mark.parametrize("seals", ["seal", "upsert", "seal_to"])
+def test_a_seal_that_found_nothing_pending_resolves_what_came_meanwhile(store: Stepped, seals: str) -> None:
+    with opened(store) as client, opened(store) as other:
+        ours, theirs = keyed(client), keyed(other)
+        store.before("create", "log/", lambda: theirs.upsert([(1, "theirs", 1)]).result())
+        if seals == "upsert":
+            ours.upsert([(2, "ours", 5)], seal=2).result()
+        else:
+            getattr(ours, seals)(2).result()
+        assert store.is_done
+        assert [*ours.upserts(0, 2)] == [(1, "theirs", 1)]
+
+
+@pytest.mark.parametrize("resolve", ["seal", "background"])
+def test_seal_to_is_done_when_somebody_has_sealed_farther_meanwhile(store: Stepped, resolve: Any) -> None:
+    with opened(store) as client, opened(store) as other:
+        ours, theirs = keyed(client, resolve=resolve), keyed(other, resolve=resolve)
+        store.before("create", "log/", lambda: theirs.seal(9).result())
+        ours.seal_to(2).result()
+        assert store.is_done
+        assert ours.upper.time == 9
+        with pytest.raises(persist.FrontierRegression):
+            ours.seal(2).result()
+
+
+@pytest.mark.parametrize("resolve", ["seal", "background"])
+def test_seal_to_comes_after_what_the_same_client_has_asked_for(store: Stepped, resolve: Any) -> None:
+    with opened(store) as client:
+        users = keyed(client, resolve=resolve)
+        first = users.upsert([(1, "a", 4)], seal=5)
+        second = users.seal_to(3)
+        third = users.seal_to(-2)
+        assert [each.exception() for each in (first, second, third)] == [None] * 3
+        assert users.upper.time == 5
