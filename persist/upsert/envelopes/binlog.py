@@ -20,9 +20,10 @@ from persist.codecs.order.arrays import boolean_array, boolean_values, int64_arr
 from persist.upsert.envelopes.assembly import Changes, Mask, Problem, assembled, refused
 from persist.upsert.envelopes.columns import reader, samples_of, values_at
 from persist.upsert.envelopes.inference import merged
-from persist.upsert.envelopes.json_rows import Bad, parse, sifted
+from persist.upsert.envelopes.json_rows import Bad, in_order, parse, sifted
 from persist.upsert.envelopes.messages import Messages
 from persist.upsert.envelopes.rows import How, RowPlan, inferred
+from persist.upsert.envelopes.suspects import suspects
 from persist.upsert.envelopes.wanted import TIME, Events, Wanted, delivered, one_array
 
 PLACES = ("data", "old")
@@ -84,16 +85,26 @@ def events_of(messages: Any, wanted: Wanted, table: str | None, dialect: Dialect
     paths = wanted.paths(given)
     path_types = {name: wanted.path_type(name, stream.samples) for name in paths}
     plan = RowPlan(PLACES, types, _how(dialect), paths, path_types, dialect.listed)
-    found = sifted(stream.texts, plan.read, stream.rows)
+    found = sifted(stream.texts, plan, stream.rows)
     row = pa.struct(list(types.items()))
     place = pa.list_(row) if dialect.listed else row
     empty = pa.record_batch([pa.array([], t) for t in (place, place, *path_types.values())], [*PLACES, *paths])
     columns = pa.Table.from_batches([batch for _, batch in found.pieces] or [empty]).combine_chunks()
-    rows = np.concatenate([np.empty(0, np.int64), *(rows for rows, _ in found.pieces)])
+    rows, columns = in_order(found.pieces, columns)
     deletes = stream.deletes[np.searchsorted(stream.rows, rows)]
     changes, more = _changes(rows, deletes, columns, given, wanted, key, dialect.listed)
     events = assembled(changes, key)
     return delivered(wanted, given, lambda: events.table, [*stream.bad, *found.bad, *more, *events.bad])
+
+
+class _Heads:
+    """Reads what all messages say besides their rows."""
+
+    def read(self, texts: pa.Array) -> pa.Table:
+        return parse(texts, HEAD)
+
+    def suspects(self, texts: pa.Array) -> Mask:
+        return suspects(texts, HEAD)
 
 
 def _of_one_table(given: Messages, table: str | None, dialect: Dialect) -> _Stream:
@@ -101,9 +112,9 @@ def _of_one_table(given: Messages, table: str | None, dialect: Dialect) -> _Stre
     bad = [Bad(int(row), f"it is empty, which {dialect.name} does not send") for row in np.flatnonzero(~there)]
     rows = np.flatnonzero(there)
     values = given.values if len(rows) == len(given) else given.values.take(int64_array(rows))
-    found = sifted(values, lambda piece: parse(piece, HEAD), rows)
+    found = sifted(values, _Heads(), rows)
     heads = pa.concat_tables([HEAD.empty_table(), *(piece for _, piece in found.pieces)])
-    rows = np.concatenate([np.empty(0, np.int64), *(rows for rows, _ in found.pieces)])
+    rows, heads = in_order(found.pieces, heads)
     mine = _is_of(heads, table, dialect)
     kinds = heads["type"].combine_chunks()
     deletes = _in(kinds, (dialect.deletes,))

@@ -25,7 +25,7 @@ from persist.upsert.envelopes.assembly import Changes, Mask, Problem, assembled,
 from persist.upsert.envelopes.columns import samples_of, values_at
 from persist.upsert.envelopes.connect import UNAVAILABLE, Described
 from persist.upsert.envelopes.inference import merged
-from persist.upsert.envelopes.json_rows import Bad, sifted
+from persist.upsert.envelopes.json_rows import Bad, in_order, sifted
 from persist.upsert.envelopes.messages import Messages
 from persist.upsert.envelopes.rows import RowPlan, described_types, doubt, how_described, inferred
 from persist.upsert.envelopes.unwrapping import Group, unwrapped
@@ -54,7 +54,7 @@ def debezium(
     """Read Debezium's change events as events for `Collection.upsert`.
 
     Vectorised, by `pyarrow.json`; memory in proportion to the messages given, so give those of one poll or file at a
-    time. Bad messages cost a pass over a part of the others for each.
+    time. Where messages are bad, those around them are read twice.
 
     Args:
         messages: record batches, a table or a frame with the column "value" and, if the messages have keys, "key", as
@@ -128,7 +128,7 @@ def _keys(given: Messages, wanted: Wanted) -> _Keys:
     pieces, bad = list[tuple[np.ndarray, pa.RecordBatch]](), list(apart.bad)
     for group in groups:
         plan = RowPlan((), types, how_described(group.described, wanted.logical))
-        found = sifted(group.texts, plan.read, group.rows)
+        found = sifted(group.texts, plan, group.rows)
         pieces += found.pieces
         bad += found.bad
     empty = pa.record_batch([pa.array([], pa.struct(list(types.items())))], ["row"])
@@ -191,7 +191,7 @@ def _values(given: Messages, wanted: Wanted, keys: _Keys) -> _Values:
         _check_told(group, types, wanted)
         how = how_described(_described_row(group.described, PLACES), wanted.logical)
         plan = RowPlan(PLACES, types, how, {OP: "op", **paths}, {OP: pa.string(), **path_types})
-        found = sifted(group.texts, plan.read, group.rows)
+        found = sifted(group.texts, plan, group.rows)
         pieces += found.pieces
         bad += found.bad
     row = pa.struct(list(types.items()))
@@ -223,11 +223,7 @@ def _in_order(
     pieces: list[tuple[np.ndarray, pa.RecordBatch]], empty: pa.RecordBatch
 ) -> tuple[np.ndarray, dict[str, pa.Array]]:
     """Return the numbers of all messages that were read, ascending, and their columns."""
-    rows = np.concatenate([_none(), *(rows for rows, _ in pieces)])
-    table = pa.Table.from_batches([batch for _, batch in pieces] or [empty]).combine_chunks()
-    if (np.diff(rows) < 0).any():
-        order = np.argsort(rows, kind="stable")
-        rows, table = rows[order], table.take(int64_array(order))
+    rows, table = in_order(pieces, pa.Table.from_batches([batch for _, batch in pieces] or [empty]).combine_chunks())
     return rows, {name: one_array(table[name]) for name in table.column_names}
 
 

@@ -7,26 +7,29 @@ documents are joined into one stream, and what makes a document hold exactly one
   between two documents may not stand in one: so no two documents can become one object;
 - there are as many rows as documents: so none was two objects.
 
-Where reading fails, the documents are halved until the bad ones are alone. This costs a pass over a piece for each
-bad message and each halving: nothing while all are good, and n log n in the worst case.
+Where reading fails, the documents that look bad are put aside (`persist.upsert.envelopes.suspects`), all in one pass,
+and both sides are read again. What looks good and cannot be read together is halved until the bad ones are alone: that
+costs a pass over a piece for each of these and each halving, n log n in the worst case.
 """
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from persist.codecs import InvalidUpdate
-from persist.codecs.order.arrays import int64_values
+from persist.codecs.order.arrays import boolean_array, int64_array, int64_values
 from persist.upsert.envelopes.errors import Unreadable
 
 PIECE_BYTES = 8 << 20  # What is read in one go: large enough for 0.1 ms of preparations, small enough for the caches.
 REASON_CHARS_MAX = 500
 T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,10 +42,22 @@ class Bad:
 
 @dataclass(frozen=True, slots=True)
 class Sifted(Generic[T]):
-    """What was read of some documents: the good ones in pieces, each with the numbers of its rows; and the bad ones."""
+    """What was read of some documents: the good ones in pieces, each with the numbers of its rows; and the bad ones.
+
+    Where documents were bad, pieces may lie between each other's rows.
+    """
 
     pieces: list[tuple[np.ndarray, T]]
     bad: list[Bad]
+
+
+def in_order(pieces: list[tuple[np.ndarray, T]], table: pa.Table) -> tuple[np.ndarray, pa.Table]:
+    """Return the numbers of the rows of pieces, ascending, and the table that was made of these, in the same order."""
+    rows = np.concatenate([np.empty(0, np.int64), *(rows for rows, _ in pieces)])
+    if (np.diff(rows) < 0).any():
+        order = np.argsort(rows, kind="stable")
+        rows, table = rows[order], table.take(int64_array(order))
+    return rows, table
 
 
 def parse(texts: pa.Array, fields: pa.Schema | None) -> pa.Table:
@@ -67,31 +82,48 @@ def parse(texts: pa.Array, fields: pa.Schema | None) -> pa.Table:
     return table
 
 
-def sifted(texts: pa.Array, read: Callable[[pa.Array], T], rows: np.ndarray | None = None) -> Sifted[T]:
+class Reading(Protocol[T_co]):
+    """Reads documents that belong together."""
+
+    def read(self, texts: pa.Array) -> T_co:
+        """Return what documents hold; raise Unreadable, InvalidUpdate or what Arrow does where one is bad."""
+
+    def suspects(self, texts: pa.Array) -> npt.NDArray[np.bool_]:
+        """Return which of some documents, one of which is bad, look bad."""
+
+
+def sifted(texts: pa.Array, reading: Reading[T], rows: np.ndarray | None = None) -> Sifted[T]:
     """Read documents piece by piece, and find out which of them are bad.
 
     Args:
         texts: large_binary without NULL.
-        read: makes something of some documents, and raises where one is bad.
         rows: the numbers that the documents have; their places if None.
     """
     numbers = np.arange(len(texts)) if rows is None else rows
     found: Sifted[T] = Sifted([], [])
     for start, stop in pieces(texts):
-        _sift(texts.slice(start, stop - start), numbers[start:stop], read, found)
+        _sift(texts.slice(start, stop - start), numbers[start:stop], reading, found)
     return found
 
 
-def _sift(texts: pa.Array, rows: np.ndarray, read: Callable[[pa.Array], T], found: Sifted[T]) -> None:
+def _sift(
+    texts: pa.Array, rows: np.ndarray, reading: Reading[T], found: Sifted[T], *, looks_alike: bool = False
+) -> None:
+    """Read documents, or parts of them; looks_alike: as far as suspicion goes they are all good, or all bad."""
     try:
-        found.pieces.append((rows, read(texts)))
+        found.pieces.append((rows, reading.read(texts)))
     except (Unreadable, InvalidUpdate, pa.ArrowException, UnicodeDecodeError) as error:
         if len(texts) == 1:
             found.bad.append(Bad(int(rows[0]), reason_of(error)))
             return
+        odd = None if looks_alike else reading.suspects(texts)
+        if odd is not None and odd.any() and not odd.all():
+            for mask in (~odd, odd):
+                _sift(texts.filter(boolean_array(mask)), rows[mask], reading, found, looks_alike=True)
+            return
         middle = len(texts) // 2
-        _sift(texts.slice(0, middle), rows[:middle], read, found)
-        _sift(texts.slice(middle), rows[middle:], read, found)
+        _sift(texts.slice(0, middle), rows[:middle], reading, found, looks_alike=True)
+        _sift(texts.slice(middle), rows[middle:], reading, found, looks_alike=True)
 
 
 def reason_of(error: Exception) -> str:

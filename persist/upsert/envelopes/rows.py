@@ -7,16 +7,20 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
 from persist.blob import InvalidUsage
+from persist.codecs.order.arrays import boolean_array
 from persist.upsert.envelopes.columns import Reader, list_reader, reader, row_reader, samples_of, values_at
 from persist.upsert.envelopes.connect import NAMES, Described, described_reader
 from persist.upsert.envelopes.errors import Unreadable
 from persist.upsert.envelopes.inference import as_sent, merged
 from persist.upsert.envelopes.json_rows import parse, pieces
+from persist.upsert.envelopes.suspects import suspects
 
 How = Callable[[str, pa.DataType, list[object]], Reader]
 
@@ -47,6 +51,20 @@ class RowPlan:
         Raises:
             Unreadable, InvalidUpdate, pa.ArrowException: some message is bad.
         """
+        how = self._how_read(texts)
+        whole = parse(texts, how.fields).to_struct_array().combine_chunks()
+        columns = {place: how.rows.convert(_at(whole, (place,))) for place in self.places}
+        if not self.places:
+            columns["row"] = how.row.convert(_picked(whole, how.row.wire))
+        for name, one in how.extra.items():
+            columns[name] = one.convert(_at(whole, tuple(self.paths[name].split("."))))
+        return pa.RecordBatch.from_pydict(columns)
+
+    def suspects(self, texts: pa.Array) -> npt.NDArray[np.bool_]:
+        """Return which of some messages look bad."""
+        return suspects(texts, self._how_read(texts).fields)
+
+    def _how_read(self, texts: pa.Array) -> "_HowRead":
         samples = samples_of(texts)
         found = [row for place in self.places for row in values_at(samples, place)] if self.places else list(samples)
         if self.listed:
@@ -57,14 +75,17 @@ class RowPlan:
         wires: list[tuple[tuple[str, ...], pa.DataType]] = [((place,), rows.wire) for place in self.places]
         wires += [((name,), f.wire) for name, f in zip(row.wire.names, _columns(row), strict=True) if not self.places]
         wires += [(tuple(self.paths[name].split(".")), one.wire) for name, one in extra.items()]
-        table = parse(texts, pa.schema(_nested(wires)))
-        whole = table.to_struct_array().combine_chunks()
-        columns = {place: rows.convert(_at(whole, (place,))) for place in self.places}
-        if not self.places:
-            columns["row"] = row.convert(_picked(whole, row.wire))
-        for name, one in extra.items():
-            columns[name] = one.convert(_at(whole, tuple(self.paths[name].split("."))))
-        return pa.RecordBatch.from_pydict(columns)
+        return _HowRead(row, rows, extra, pa.schema(_nested(wires)))
+
+
+@dataclass(frozen=True, slots=True)
+class _HowRead:
+    """How some messages are read: a row, what each place holds, what is beside these, and the fields of a message."""
+
+    row: Reader
+    rows: Reader
+    extra: Mapping[str, Reader]
+    fields: pa.Schema
 
 
 def _columns(row: Reader) -> list[Reader]:
@@ -109,6 +130,9 @@ def _wholes(texts: pa.Array, places: tuple[str, ...]) -> list[pa.StructType]:
     try:
         return [pa.struct(list(parse(texts, None).schema))]
     except (Unreadable, pa.ArrowException, UnicodeDecodeError):
+        odd = suspects(texts, pa.schema([]))
+        if odd.any():  # No JSON, which tells nothing.
+            return _wholes(texts.filter(boolean_array(~odd)), places) if not odd.all() else []
         return [t for text in texts.to_pylist() if (t := _whole(text, places)) is not None]
 
 
