@@ -32,7 +32,7 @@ def listen_from(
     unread = UnreadParts()
 
     def read(reading: ClaimedRead, contents: CollectionState, lower: int, upper: int) -> pa.Table:
-        if handle.keyed is not None:
+        if contents.keyed is not None:
             found = read_changes(changes_scan(handle.folded(contents), handle.schema, lower, upper, None), reading())
             return with_moments(found, moments)
         parts = unread.at_or_after(contents, lower)

@@ -11,6 +11,7 @@ from persist.engine.telling import About, about_collection, describe_step
 from persist.log.records import Destroy, ReleaseHold, Rename
 from persist.names import check_name, view_hold
 from persist.replica.history import LAST
+from persist.upsert.keyed import Keyed
 from persist.write.future import CommitFuture
 from persist.write.operations import Step, note_steps
 
@@ -28,6 +29,7 @@ class DescribingCalls(CollectionBase):
         widen: Mapping[str, Any] | None = None,
         reorder: Sequence[str] | None = None,
         comments: Mapping[str, str] | None = None,
+        keyed: Keyed | None = None,
         message: str | None = None,
         metadata: Mapping[str, str] | None = None,
     ) -> int:
@@ -46,15 +48,19 @@ class DescribingCalls(CollectionBase):
             widen: columns with wider types, which hold every value that the present ones hold.
             reorder: all value columns in another order.
             comments: what to say of columns, as `describe` does.
+            keyed: make the collection keyed: from now on it takes events, and no updates. It must have one value per
+                key at every time that can be read, and nothing that is not sealed. Cost: reading it.
             message, metadata: as for `write`.
 
         Raises:
             SchemaMismatch: a column is unknown, a name taken, a default does not fit, a type is not wider, or it is a
                 key column and may not change like that; the message says what to do instead.
+            NotOneValue: it is to become keyed, and some keys have several values; the first ten are named.
+            UpdatesBeyondUpper: it is to become keyed, and holds updates that are not sealed.
             SchemaMoved: another client has evolved the collection meanwhile.
             ReadOnly: this client only reads.
         """
-        wanted = WantedEvolution(add or {}, defaults or {}, drop, rename or {}, widen or {}, reorder)
+        wanted = WantedEvolution(add or {}, defaults or {}, drop, rename or {}, widen or {}, reorder, keyed)
         notes = note_steps(message, metadata, [self.id])
         self.handle = evolve(self.handle, wanted, comments, notes)
         self.schema = self.handle.schema

@@ -149,9 +149,10 @@ class WritingCalls(KeyedCalls):
             current one, `UpperMismatch` if that is not expected_upper. A seal to the current upper does nothing.
         """
         expected = [] if expected_upper is None else [self.handle.expect_step(expected_upper)]
-        if self.handle.keyed is not None:
-            asked = AskedEvents(None, self.handle.frontier("upper", upper), also=tuple(expected))
-            return submit_keyed(self.handle, "seal", asked)
+        handle = self.handle.as_keyed()
+        if handle.keyed is not None:
+            asked = AskedEvents(None, handle.frontier("upper", upper), also=tuple(expected))
+            return submit_keyed(handle, "seal", asked)
         return self.handle.submit("seal", [*expected, self.handle.seal_step(upper)])
 
     def seal_to(self, upper: int | Moment | Antichain) -> CommitFuture:

@@ -23,6 +23,7 @@ from persist.state.contents import CollectionState, check_readable, last_sealed
 from persist.state.schemas import newest_like, version_of
 from persist.state.unsealed import unsealed
 from persist.timeline import Moment, Timeline, Times, begins_with_a_day, is_moment, is_tag, shown_time, timeline_of
+from persist.upsert.known import machine_of
 from persist.upsert.machine import Machine
 from persist.upsert.taking import EventTable
 from persist.write.future import CommitFuture
@@ -79,9 +80,21 @@ class CollectionHandle:
         return newest_like(self.schema, contents) if version is None else version_of(contents, version)
 
     def newest(self) -> "CollectionHandle":
-        """Return a handle on the same collection with its newest schema: for whoever begins to follow it."""
-        schema = self.reading_schema()
-        return self if schema is self.schema else replace(self, schema=schema)
+        """Return a handle on the same collection as it is now, with its newest schema."""
+        contents = self.known()
+        schema = newest_like(self.schema, contents)
+        if schema is self.schema and contents.keyed == self.keyed:
+            return self
+        machine = self.machine
+        if contents.keyed is not None:
+            machine = machine_of(contents.keyed, machine, contents.name)
+        return replace(self, schema=schema, keyed=contents.keyed, machine=machine)
+
+    def as_keyed(self) -> "CollectionHandle":
+        """Return the newest handle, if the collection is known to have become keyed since it was loaded."""
+        entry = None if self.keyed is not None else self.engine.follower.state.entries.get(self.id)
+        is_later = entry is not None and entry.contents is not None and entry.contents.keyed is not None
+        return self.newest() if is_later else self
 
     def current_schema(self, contents: CollectionState) -> CollectionSchema:
         """Return the schema that the user has, if it is the newest: for what writes the difference to what is there.
@@ -162,14 +175,22 @@ class CollectionHandle:
         What these come to is in parts that only this client has. Cost: reading the events and what their keys hold, the
         first time.
         """
-        if self.keyed is None or contents.resolved_times is None:
+        if contents.keyed is None or contents.resolved_times is None:
             return contents
         parts = self.engine.folds.get(contents)
         if parts is None:
-            machine = machine_needed(self.machine, self.keyed, self.name)
-            parts = folded(contents, self.schema, machine, self.engine.reader())
+            parts = folded(contents, contents.schema, self.machine_in(contents), self.engine.reader())
             self.engine.folds.put(contents, parts)
         return with_folded(contents, parts)
+
+    def machine_in(self, contents: CollectionState) -> Machine:
+        """Return what a keyed collection, in some state, resolves events with.
+
+        Raises:
+            SchemaMismatch: it is not known here.
+        """
+        assert contents.keyed is not None
+        return machine_needed(machine_of(contents.keyed, self.machine, self.name), contents.keyed, self.name)
 
     def pend_step(self, events: EventTable) -> Write:
         """Return what adds events, of which there are some, to a commit; start their upload."""

@@ -12,14 +12,15 @@ import pyarrow as pa
 
 from persist.codecs import CollectionSchema, SchemaMismatch
 from persist.codecs.types.evolution import evolved, may_overflow, widened_column
+from persist.engine.becoming_keyed import checked, declared
 from persist.engine.collection_handle import CollectionHandle
-from persist.errors import InvalidUsage
+from persist.errors import InvalidUsage, UpperMismatch
 from persist.errors.conflicts import Superseded
 from persist.log.records import Describe, Evolve, Note, Words
 from persist.read.scan import Scan
-from persist.state.collection_rules import ExpectParts
+from persist.state.collection_rules import ExpectParts, after_step
 from persist.state.contents import CollectionState
-from persist.state.schemas import newest_like
+from persist.upsert.known import machine_of
 from persist.write.operations import Step
 
 TRIES = 5  # While others write, if what is stored must be looked at.
@@ -35,6 +36,12 @@ class WantedEvolution:
     rename: Mapping[str, str]
     widen: Mapping[str, Any]
     reorder: Sequence[str] | None
+    keyed: Any = None
+
+    @property
+    def changes_columns(self) -> bool:
+        """Whether anything is asked for but how events are resolved."""
+        return any((self.add, self.drop, self.rename, self.widen, self.reorder))
 
 
 def evolve(
@@ -46,7 +53,7 @@ def evolve(
     for left in reversed(range(TRIES)):
         try:
             return _evolve(handle, wanted, comments or {}, notes)
-        except Superseded:
+        except (Superseded, UpperMismatch):
             if not left:
                 raise
     raise AssertionError("the last try returns or raises")
@@ -57,12 +64,34 @@ def _evolve(
 ) -> CollectionHandle:
     contents = handle.contents()
     before = contents.schema
-    if not any((wanted.add, wanted.drop, wanted.rename, wanted.widen, wanted.reorder)):
+    if not wanted.changes_columns and wanted.keyed is None:
         if not comments:
-            raise InvalidUsage("evolve() was asked for no change: give add=, drop=, rename=, widen= or reorder=")
+            raise InvalidUsage(
+                "evolve() was asked for no change: give add=, drop=, rename=, widen=, reorder= or keyed="
+            )
         handle.submit("evolve", [*_comment_steps(handle, before, comments), *notes]).result()
         return handle
-    after = evolved(
+    after = _after(before, wanted)
+    _check_machine(handle, contents, after)
+    form = None if wanted.keyed is None else declared(wanted.keyed, after)
+    step = Evolve(handle.id, after.to_json(), form)
+    after_step(contents, step)  # What it may not do is said before anything is read.
+    steps: list[Step] = [step] if form is None else [checked(handle, contents, wanted.keyed, form), step]
+    if risky := [n for n, kind in wanted.widen.items() if may_overflow(before.arrow.field(n).type, kind)]:
+        _check_fits(handle, contents, before, {name: wanted.widen[name] for name in risky})
+        steps.insert(0, ExpectParts(handle.id, contents.next_number))
+    steps += _comment_steps(handle, after, comments)
+    handle.submit("evolve", [*steps, *notes]).result()
+    if wanted.keyed is not None and wanted.keyed.machine is not None:
+        handle.engine.writer("evolve").resolver.know(handle.id, wanted.keyed.machine)
+        handle = replace(handle, machine=wanted.keyed.machine)
+    return handle.newest()
+
+
+def _after(before: CollectionSchema, wanted: WantedEvolution) -> CollectionSchema:
+    if not wanted.changes_columns:
+        return replace(before, version=before.version + 1, known=())
+    return evolved(
         replace(before, known=before.known or (before,)),
         add=wanted.add,
         defaults=wanted.defaults,
@@ -71,13 +100,18 @@ def _evolve(
         widen=wanted.widen,
         reorder=wanted.reorder,
     )
-    steps: list[Step] = [Evolve(handle.id, after.to_json())]
-    if risky := [n for n, kind in wanted.widen.items() if may_overflow(before.arrow.field(n).type, kind)]:
-        _check_fits(handle, contents, before, {name: wanted.widen[name] for name in risky})
-        steps.insert(0, ExpectParts(handle.id, contents.next_number))
-    steps += _comment_steps(handle, after, comments)
-    handle.submit("evolve", [*steps, *notes]).result()
-    return replace(handle, schema=newest_like(handle.schema, handle.known()))
+
+
+def _check_machine(handle: CollectionHandle, contents: CollectionState, after: CollectionSchema) -> None:
+    """Raise SchemaMismatch if the machine of a keyed collection cannot go on with another schema."""
+    if contents.keyed is None:
+        return
+    machine = machine_of(contents.keyed, handle.machine, handle.name)
+    if machine is not None and contents.keyed.fields is None and machine.event_fields(after) != after.value.fields:
+        raise SchemaMismatch(
+            f"the events of {handle.name!r} would not have the columns of its schema any more, because of its machine "
+            f"{machine.name!r}: write upserts() into a collection with the new schema"
+        )
 
 
 def _check_given(wanted: WantedEvolution, comments: Mapping[str, str] | None) -> None:

@@ -39,10 +39,11 @@ from persist.errors import (
 from persist.errors.conflicts import Superseded
 from persist.errors.times import with_timeline
 from persist.log.records import KeyedForm, Resolve, Seal, TokenMark, Tokens
-from persist.read.resolving import machine_needed
 from persist.read.wanted_keys import keys_alone, wanted_keys
 from persist.state.contents import CollectionState
 from persist.state.keyed_rules import due
+from persist.state.schemas import check_written
+from persist.upsert.events import events_schema, lifted_events
 from persist.upsert.machine import DELETED, SEQ
 from persist.upsert.taking import EventTable, to_events, watermark_below, watermarks_of
 from persist.write.future import CommitFuture
@@ -127,9 +128,9 @@ def submit(handle: CollectionHandle, action: str, asked: AskedEvents) -> CommitF
 
 def resolve(handle: CollectionHandle) -> bool:
     """Turn the events of a collection up to its upper into updates; return whether there were any."""
-    machine = machine_needed(handle.machine, keyed_form(handle), handle.name)
+    handle.machine_in(handle.contents())
     resolver = handle.engine.writer("resolve").resolver
-    return resolver.resolve(handle.id, handle.name, handle.schema, machine)
+    return resolver.resolve(handle.id, handle.name, handle.machine)
 
 
 StepsOf = Callable[[CollectionHandle, CollectionState, AskedEvents], list[Step]]
@@ -147,7 +148,7 @@ def _committed(
     for _ in range(ATTEMPTS_MAX):
         made: list[Part] = []
         try:
-            timely, late = _timely(contents, keyed_form(handle), asked.against(contents))
+            timely, late = _timely(contents, keyed_form(handle), _lifted(contents, asked.against(contents)))
             steps = steps_of(handle, contents, timely)
             made += (part for step in steps if isinstance(step, Resolve) for part in step.parts)
             return handle.submit(action, steps).result(), late
@@ -176,6 +177,21 @@ def _committed(
             writer.resolver.discard(made)
             raise  # After an indeterminate commit they are left, because the record may yet appear.
     raise Conflict(f"{action} was lost to other writers {ATTEMPTS_MAX} times; nothing of it was applied. Try it again.")
+
+
+def _lifted(contents: CollectionState, asked: AskedEvents) -> AskedEvents:
+    """Return what is asked with its events as the newest schema has them.
+
+    Raises:
+        SchemaMismatch: more than additions lies between that and the schema they were given in.
+    """
+    events = asked.events
+    if events is None or events.schema.version == len(contents.earlier) + 1:
+        return asked
+    check_written(contents, events.schema.version)
+    newest = contents.schema
+    table = lifted_events(events.table, events.schema, newest)
+    return replace(asked, events=EventTable(events_schema(newest, newest.value.fields), table, events.watermarks))
 
 
 def _timely(contents: CollectionState, form: KeyedForm, asked: AskedEvents) -> tuple[AskedEvents, pa.Table | None]:
@@ -221,9 +237,8 @@ def _resolving_steps(handle: CollectionHandle, contents: CollectionState, asked:
     resolving: list[Step] = [sealing]
     if before is not None or due(contents, end.elements):
         watermarks = None if asked.events is None or before is None else asked.events.watermarks
-        machine = machine_needed(handle.machine, keyed_form(handle), handle.name)
         resolver = handle.engine.writer("seal").resolver
-        resolving = [resolver.made(contents, handle.schema, machine, end, before, watermarks)]
+        resolving = [resolver.made(contents, contents.schema, handle.machine_in(contents), end, before, watermarks)]
     pending: list[Step] = []
     if after is not None and asked.events is not None:
         # What is told of watermarks is of all these events, and once.

@@ -15,10 +15,10 @@ from persist.errors import UploadExpired
 from persist.errors.conflicts import Superseded
 from persist.log.records import Resolve, Watermarks
 from persist.read.part_reader import PartReader
-from persist.read.resolving import resolved_updates
+from persist.read.resolving import machine_needed, resolved_updates
 from persist.replica.follower import Follower
 from persist.state.contents import CollectionState
-from persist.state.keyed_rules import due, unused_after
+from persist.state.keyed_rules import due, keyed_form, unused_after
 from persist.upsert.known import machine_of
 from persist.upsert.machine import Machine
 from persist.write.future import CommitFuture
@@ -92,13 +92,20 @@ class Resolver:
         if parts:
             self._part_writer.discard(parts)
 
-    def resolve(self, id_: str, name: str, schema: CollectionSchema, machine: Machine) -> bool:
-        """Turn the events of a collection up to its upper into updates; return whether there were any."""
+    def resolve(self, id_: str, name: str, given: Machine | None) -> bool:
+        """Turn the events of a collection up to its upper into updates; return whether there were any.
+
+        Args:
+            given: the machine that the user brought, if it is none of those that are known.
+        """
         contents = self._follower.current(id_, name)
         while due(contents, contents.upper_times):
             made: tuple[Part, ...] = ()
             try:
-                step = self.made(contents, schema, machine, contents.upper)
+                machine = machine_of(keyed_form(contents), given, name)
+                step = self.made(
+                    contents, contents.schema, machine_needed(machine, keyed_form(contents), name), contents.upper
+                )
                 made = step.parts
                 self._submit([step], {id_: name}).result()
                 return True
@@ -117,6 +124,6 @@ class Resolver:
         """Do what maintenance does for a collection: resolve what is sealed, if its machine is known here."""
         if contents.keyed is None or contents.keyed.resolve != "background" or not due(contents, contents.upper_times):
             return
-        machine = machine_of(contents.keyed, self._given.get(contents.id), contents.name)
-        if machine is not None:
-            self.resolve(contents.id, contents.name, contents.schema, machine)
+        given = self._given.get(contents.id)
+        if machine_of(contents.keyed, given, contents.name) is not None:
+            self.resolve(contents.id, contents.name, given)

@@ -1,5 +1,8 @@
 """Mistakes of the caller that have nothing to do with times: the call is to be changed."""
 
+from collections.abc import Sequence
+from typing import Any
+
 from persist.blob import InvalidUsage
 
 
@@ -21,6 +24,37 @@ class KeyedCollection(InvalidUsage):
             f"the collection {self.name!r} is keyed, so {self.action} is refused: what it adds would depend on events "
             "that are not resolved yet. Use upsert(), transition() or delete(keys), and seal()."
         )
+
+
+class NotOneValue(InvalidUsage):
+    """A collection was to become keyed, and some keys have more than one value at some time, or contain NULL.
+
+    keys are the first of them, each with a time at which that is so.
+    """
+
+    def __init__(self, name: str, keys: Sequence[tuple[tuple[Any, ...], int]], *, are_null: bool) -> None:
+        super().__init__(name, keys, are_null)
+        self.name = name
+        self.keys = tuple(keys)
+        self.are_null = are_null
+
+    def __str__(self) -> str:
+        shown = ", ".join(f"{_shown_key(key)} at {time}" for key, time in self.keys)
+        if self.are_null:
+            return (
+                f"the collection {self.name!r} cannot become keyed, because NULL is part of some keys, and no event "
+                f"can be about these: {shown}. Retract them first."
+            )
+        return (
+            f"the collection {self.name!r} cannot become keyed, because some keys have more than one value, or less "
+            f"than none: the first are {shown}. Retract what is too much. If that is so at old times only, have "
+            "them forgotten: allow_compaction(), then compact()."
+        )
+
+
+def _shown_key(key: tuple[Any, ...]) -> str:
+    text = repr(key[0] if len(key) == 1 else key)
+    return text if len(text) <= 100 else text[:99] + "…"
 
 
 class NotKeyed(InvalidUsage):

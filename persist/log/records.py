@@ -234,9 +234,14 @@ class Rename(_Mutation, frozen=True, tag="rename"):
 
 
 class Evolve(_Mutation, frozen=True, tag="evolve"):
-    """Make the next version of the schema, from the one before it."""
+    """Make the next version of the schema, from the one before it.
+
+    Attributes:
+        keyed: how the collection resolves events from now on, if it was not keyed before.
+    """
 
     schema: dict[str, Any]
+    keyed: KeyedForm | None = None
 
 
 class Words(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):

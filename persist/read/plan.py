@@ -16,6 +16,7 @@ from persist.log.records import Keyframe
 from persist.read.scan import Scan
 from persist.shown import Shown
 from persist.state.contents import CollectionState
+from persist.state.keyed_rules import form_in
 from persist.state.schemas import among_versions
 from persist.state.unsealed import Unsealed, unsealed
 from persist.timeline import Timeline, shown_time, timeline_of
@@ -156,7 +157,7 @@ def _with_live(
     contents: CollectionState, schema: CollectionSchema, filter: pc.Expression | None
 ) -> pc.Expression | None:
     """Return a filter that passes no tombstones, either: they are rows, so what is left out is so at every time."""
-    live = live_filter(schema, contents.keyed)
+    live = live_filter(schema, form_in(contents, schema, resolves=False))
     return filter if live is None else live if filter is None else live & filter
 
 

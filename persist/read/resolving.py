@@ -23,7 +23,8 @@ from persist.read.plan import snapshot_scan
 from persist.read.scan import Scan
 from persist.read.snapshot import repeated
 from persist.state.contents import CollectionState, appended
-from persist.state.keyed_rules import due, pending_after
+from persist.state.keyed_rules import due, form_in, pending_after
+from persist.state.schemas import among_versions
 from persist.upsert.events import event_fields, events_schema
 from persist.upsert.known import described
 from persist.upsert.machine import Machine
@@ -52,7 +53,8 @@ def resolved_updates(
         CorruptBlob: a part is missing or damaged.
         PersistError: the machine does not accept an event.
     """
-    form = contents.keyed
+    schema = among_versions(schema, contents)
+    form = form_in(contents, schema)
     assert form is not None
     lower, upper = contents.resolved.time, TIME_MAX + 1 if end.time is None else end.time
     if lower is None or lower >= upper:
@@ -122,12 +124,13 @@ class Folds:
                 self._bytes -= sum(len(part.inline) for part in gone)
 
 
-_Unresolved = tuple[str, Antichain, Antichain, tuple[int, ...]]
+_Unresolved = tuple[str, int, Antichain, Antichain, tuple[int, ...]]
 
 
 def _unresolved(contents: CollectionState) -> _Unresolved:
     """Return what decides what sealed events come to: what is sealed and resolved stays as it is."""
-    return contents.id, contents.resolved, contents.upper, due(contents, contents.upper_times)
+    waiting = due(contents, contents.upper_times)
+    return contents.id, len(contents.earlier), contents.resolved, contents.upper, waiting
 
 
 def machine_needed(machine: Machine | None, form: KeyedForm, collection: str) -> Machine:

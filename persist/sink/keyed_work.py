@@ -26,12 +26,13 @@ from persist.engine.keyed import AskedEvents
 from persist.engine.keyed import submit as submit_keyed
 from persist.errors import Conflict, InvalidUsage, UpdateNotBeyondUpper, UploadExpired
 from persist.errors.conflicts import Superseded
-from persist.log.records import Resolve, Seal, TokenMark, Tokens, Watermarks
+from persist.log.records import KeyedForm, Resolve, Seal, TokenMark, Tokens, Watermarks
 from persist.read.resolving import machine_needed, resolved_updates
 from persist.sink.uploads import Target, digests_added, upload
 from persist.state.contents import CollectionState
-from persist.state.keyed_rules import PlannedPend, due, keyed_form
+from persist.state.keyed_rules import PlannedPend, due, form_in
 from persist.upsert.events import event_fields, events_schema
+from persist.upsert.known import machine_of
 from persist.upsert.machine import SEQ, Machine
 from persist.upsert.taking import EventTable
 from persist.upsert.ties import check_told_apart
@@ -60,9 +61,16 @@ class KeyedWork:
     token: str | None = None
 
     @property
+    def form(self) -> KeyedForm:
+        """How the collection resolves events, as the schema of the target has it."""
+        form = form_in(self.contents, replace(self.target.schema, known=self.contents.schema.known))
+        assert form is not None, "work is planned for keyed collections"
+        return form
+
+    @property
     def can_resolve(self) -> bool:
         """Whether tasks can work out the updates: events are resolved by whoever seals, and none are waiting."""
-        form = keyed_form(self.contents)
+        form = self.form
         return self.end is not None and form.resolve == "seal" and not due(self.contents, self.end.elements)
 
     @property
@@ -77,7 +85,7 @@ class KeyedWork:
             InvalidUpdate, SchemaMismatch: they do not fit; or two of them cannot be told apart in order.
         """
         events = self.to_events(rows)
-        check_told_apart(events.table, self.target.schema, keyed_form(self.contents))
+        check_told_apart(events.table, self.target.schema, self.form)
         return events
 
     def stored(self, rows: pa.Table, *, resolves: bool) -> "Stored":
@@ -106,7 +114,7 @@ class KeyedWork:
         target = self.target
         with open_client(target.location, mode="read", storage_options=target.storage) as client:
             reader = client.engine.reader()
-            machine = machine_needed(self.machine, keyed_form(self.contents), target.name)
+            machine = machine_needed(machine_of(self.form, self.machine, target.name), self.form, target.name)
             yield from resolved_updates(self.contents, target.schema, machine, self.end, reader, events)
 
     def _digest(self, events: EventTable) -> int | None:
@@ -213,8 +221,8 @@ def _pending(work: KeyedWork, stored: Stored, watermarks: Watermarks | None) -> 
     first, last = min(part.time_min for part in parts), max(part.time_max for part in parts)
     uploaded: Future[tuple[Part, ...]] = Future()
     uploaded.set_result(parts)
-    schema = events_schema(work.target.schema, event_fields(work.target.schema, keyed_form(work.contents)))
-    planned = PlannedPend(work.target.id, first, last, watermarks)
+    schema = events_schema(work.target.schema, event_fields(work.target.schema, work.form))
+    planned = PlannedPend(work.target.id, first, last, watermarks, schema.version)
     return [Write(work.target.id, schema, first, 0, uploaded, is_kept=True, events=planned)]
 
 

@@ -138,6 +138,7 @@ def _after(contents: CollectionState, step: CollectionStep) -> CollectionState:
         check_written(contents, step.schema)
         return contents
     if isinstance(step, PlannedPend):
+        check_written(contents, step.schema)
         return planned(contents, step)
     if isinstance(step, Condition):
         _check_condition(contents, step)
@@ -149,8 +150,11 @@ def _after(contents: CollectionState, step: CollectionStep) -> CollectionState:
             check_written(contents, part.schema)
         return appended(contents, step.parts)
     if isinstance(step, Pend):
+        for part in step.parts:
+            check_written(contents, part.schema)
         return pended(contents, step)
     if isinstance(step, Resolve):
+        _check_resolved(contents, step)
         return _with_since(resolved(contents, step))
     if isinstance(step, AdvanceLateBound):
         return with_late_bound(contents, step.bound)
@@ -194,6 +198,15 @@ def _after(contents: CollectionState, step: CollectionStep) -> CollectionState:
     if held is not None and step.expected not in (None, held.time):
         raise HoldMoved(step.hold, step.expected, held.time)
     return _with_since(change(contents, holds={name: h for name, h in contents.holds.items() if name != step.hold}))
+
+
+def _check_resolved(contents: CollectionState, step: Resolve) -> None:
+    """Raise Superseded if a resolution was made under another version of the schema: events may mean less by now."""
+    newest = len(contents.earlier) + 1
+    if any(part.schema > newest for part in step.parts):
+        raise ValueError("it brings parts of a schema version that there is not yet")
+    if any(part.schema < newest for part in step.parts):
+        raise Superseded("the collection has evolved since its events were resolved")
 
 
 def _with_since(contents: CollectionState) -> CollectionState:

@@ -19,23 +19,28 @@ from dataclasses import dataclass
 from typing import Any
 
 import msgspec
+import pyarrow.types as pat
 
 from persist.antichain import Antichain
 from persist.codecs import TIME_MAX, CollectionSchema, Part, is_flat, scalar_from_json, type_from_json
 from persist.codecs.part.part import Footer
 from persist.errors import (
     FrontierRegression,
+    InvalidUsage,
     KeyedCollection,
     LateEvents,
     NotKeyed,
     PendingEvents,
+    SchemaMismatch,
     UpdateNotBeyondUpper,
+    UpdatesBeyondUpper,
 )
 from persist.errors.conflicts import Superseded
 from persist.log.records import Create, Frontier, KeyedForm, Pend, Resolve, Watermarks
 from persist.state.contents import CollectionState, appended
 
 WATERMARK_OF_NULL = -(2**63)
+RESERVED = ("_deleted", "_seq")  # Columns of events, see `persist.upsert.events`.
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +51,7 @@ class PlannedPend:
     time_min: int
     time_max: int
     watermarks: Watermarks | None
+    schema: int = 1
 
 
 def created(step: Create) -> CollectionState:
@@ -84,6 +90,108 @@ def check_form(keyed: KeyedForm, schema: CollectionSchema) -> None:
         raise ValueError(f"its late bound lies {keyed.late_by} behind the greatest watermark")
     if not 0 < len(keyed.machine.name) <= 128 or keyed.machine.version < 0:
         raise ValueError(f"{keyed.machine.name[:200]!r} version {keyed.machine.version} is no machine")
+
+
+def form_in(contents: CollectionState, schema: CollectionSchema, *, resolves: bool = True) -> KeyedForm | None:
+    """Return how contents resolve events, with the names that columns have in a version of their schema.
+
+    Args:
+        resolves: whether events are to be resolved. Who only reads needs no watermarks.
+
+    Raises:
+        SchemaMismatch: that version lacks a column that is needed.
+    """
+    if contents.keyed is None or schema.version == len(contents.earlier) + 1:
+        return contents.keyed
+    form = contents.keyed if resolves else msgspec.structs.replace(contents.keyed, order_by=())
+    return _form_under(form, contents.schema, schema)
+
+
+def _form_under(form: KeyedForm, before: CollectionSchema, after: CollectionSchema) -> KeyedForm:
+    if form.fields is not None:
+        return form  # Its events have columns of their own.
+    named = dict(zip(after.ids, after.names, strict=True))
+    ids = dict(zip(before.names, before.ids, strict=True))
+
+    def name_of(what: str, name: str) -> str:
+        if (found := named.get(ids[name])) is None:
+            raise SchemaMismatch(
+                f"column {name!r} is the {what} of a keyed collection, and version {after.version} of its schema does "
+                "not have it: what its keys hold could not be told"
+            )
+        return found
+
+    order_by = tuple(name_of("order_by", name) for name in form.order_by)
+    tombstone = None if form.tombstone is None else name_of("tombstone", form.tombstone)
+    return msgspec.structs.replace(form, order_by=order_by, tombstone=tombstone)
+
+
+def evolved_form(contents: CollectionState, after: CollectionSchema) -> KeyedForm | None:
+    """Return how contents resolve events when their schema is another version.
+
+    Raises:
+        SchemaMismatch: the declaration does not fit it.
+        InvalidUsage: the events have columns of their own, which are not in the schema.
+    """
+    form = contents.keyed
+    if form is None:
+        return None
+    if form.fields is not None:
+        raise InvalidUsage(
+            f"the events of {contents.name!r} have columns of their own, because its machine {form.machine.name!r} "
+            "asks for them: events that are pending could not be read under another schema. Write upserts() into a "
+            "collection with the new schema."
+        )
+    if reserved := [name for name in after.names if name in RESERVED]:
+        raise SchemaMismatch(f"column {reserved[0]!r} means something else in events of a keyed collection. Rename it.")
+    before = contents.schema
+    found = _form_under(form, before, after)
+    if form.order_by and (form.late_by is not None or contents.late_bound is not None):
+        was, is_ = before.arrow.field(form.order_by[0]).type, after.arrow.field(found.order_by[0]).type
+        if was != is_ and not (pat.is_integer(was) and pat.is_integer(is_)):
+            raise SchemaMismatch(
+                f"column {found.order_by[0]!r} is what the late bound is of, a number of {was}, and would mean "
+                f"something else as {is_}: of such a column, only integers can be widened"
+            )
+    try:
+        check_form(found, after)
+    except ValueError as error:
+        raise SchemaMismatch(f"the collection {contents.name!r} is keyed, and {error}") from error
+    return found
+
+
+def keyed_from(contents: CollectionState, form: KeyedForm) -> CollectionState:
+    """Return contents that have been plain as those of a keyed collection, with their newest schema.
+
+    What they hold is not looked at here: whoever asks for it has checked that (`persist.engine.becoming_keyed`).
+
+    Raises:
+        InvalidUsage: they are keyed, or since is not before upper.
+        UpdatesBeyondUpper: there are updates that are not sealed, which no event tells.
+        ValueError: the declaration does not fit the schema.
+    """
+    if contents.keyed is not None:
+        raise InvalidUsage(
+            f"the collection {contents.name!r} is keyed already: how it resolves events stays what it is, because the "
+            "same events would amount to something else. Write upserts() into a collection that is keyed otherwise."
+        )
+    check_form(form, contents.schema)
+    latest = max((part.time_max for part in contents.history_parts), default=-1)
+    if contents.upper.has_beyond(latest):
+        raise UpdatesBeyondUpper(contents.upper, latest)
+    is_background = form.resolve == "background"
+    after = msgspec.structs.replace(
+        contents,
+        keyed=form,
+        late_bound=form.late_bound,
+        resolved_times=contents.upper_times if is_background else None,
+    )
+    if not all(contents.since <= most for most in since_max(after)):
+        raise InvalidUsage(
+            f"since={contents.since} of {contents.name!r} is not before upper={contents.upper}, and a keyed collection "
+            "needs what was sealed last: seal it further first"
+        )
+    return after
 
 
 def keyed_form(contents: CollectionState) -> KeyedForm:

@@ -17,6 +17,7 @@ from persist.codecs.types.evolution import changes_between, check_next, only_add
 from persist.errors import InvalidUsage, SchemaMoved
 from persist.log.records import Evolve
 from persist.state.contents import CollectionState
+from persist.state.keyed_rules import evolved_form, keyed_from
 
 
 def version_of(contents: CollectionState, version: int) -> CollectionSchema:
@@ -79,16 +80,12 @@ def evolved(contents: CollectionState, step: Evolve) -> CollectionState:
     Raises:
         SchemaMoved: it was made from another version than the newest: somebody else came first.
         SchemaMismatch: it may not follow the newest.
+        InvalidUsage: it is a view; or what `evolved_form` and `keyed_from` raise.
         ValueError: it is no schema.
     """
     if contents.view is not None:
         raise InvalidUsage(
             f"collection {contents.name!r} is a view, whose columns are those of its definition: make another view"
-        )
-    if contents.keyed is not None:
-        raise InvalidUsage(
-            f"collection {contents.name!r} is keyed, and the schema of a keyed collection stays what it is: resolve "
-            "its events into another collection"
         )
     after, before = CollectionSchema.from_json(step.schema), contents.schema
     if after.version != before.version + 1:
@@ -97,8 +94,10 @@ def evolved(contents: CollectionState, step: Evolve) -> CollectionState:
         theirs = () if base is None else tuple(changes_between(base, before))
         raise SchemaMoved(after.version - 1, before.version, mine, theirs)
     check_next(replace(before, known=before.known or (before,)), after)
+    form = evolved_form(contents, after)
     earlier = (*contents.earlier, contents.schema_json)
-    return msgspec.structs.replace(contents, schema_json=step.schema, earlier=earlier)
+    evolved = msgspec.structs.replace(contents, schema_json=step.schema, earlier=earlier, keyed=form)
+    return evolved if step.keyed is None else keyed_from(evolved, step.keyed)
 
 
 def check_written(contents: CollectionState, written: int) -> None:
@@ -128,5 +127,5 @@ def check_versions(contents: CollectionState) -> None:
         found = [CollectionSchema.from_json({**each}) for each in known]
         for at, after in enumerate(found[1:]):
             check_next(replace(found[at], known=tuple(found[: at + 1])), after)
-    if any(part.schema > len(known) for part in contents.parts):
+    if any(part.schema > len(known) for part in (*contents.parts, *contents.pending.values())):
         raise ValueError(f"a part has a later schema version than there is: {len(known)}")

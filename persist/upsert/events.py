@@ -6,8 +6,13 @@
 event fields hold; `_diff` is 1. A part of events is a part like any other, of the schema whose value is all that is
 between the key and `_time`: so its rows are in the order of (key, arrival), and are checked, pruned and read like those
 of updates.
+
+That schema has the versions of the collection's, and the ids of its columns, so that events which wait while the
+collection evolves are read as the newest version like any other part. `_seq` and `_deleted` have ids that no column of
+a collection can have.
 """
 
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -16,10 +21,12 @@ import pyarrow as pa
 
 from persist.codecs import CollectionSchema, Side, type_from_json
 from persist.codecs.order.arrays import int64_array
+from persist.codecs.types.evolution import lift
 from persist.log.records import KeyedForm
 from persist.upsert.machine import DELETED, SEQ
 
 _LEADING = (pa.field(SEQ, pa.int64()), pa.field(DELETED, pa.bool_()))
+_LEADING_IDS = (2**31, 2**31 + 1)
 
 
 def event_fields(schema: CollectionSchema, form: KeyedForm) -> tuple[pa.Field, ...]:
@@ -30,13 +37,44 @@ def event_fields(schema: CollectionSchema, form: KeyedForm) -> tuple[pa.Field, .
 
 
 def events_schema(schema: CollectionSchema, fields: tuple[pa.Field, ...]) -> CollectionSchema:
-    """Return the schema of parts that hold events of a collection."""
-    return _events_schema(schema.key, fields, schema.timeline)
+    """Return the schema of parts that hold events of a collection.
+
+    Args:
+        fields: of an event besides its key. Of a collection that has evolved these are its value fields.
+    """
+    if schema.version == 1 and not schema.known:
+        return _events_schema(schema.key, fields, schema.timeline)
+    return _evolved_events(schema, schema.known)
 
 
 @lru_cache(maxsize=256)
 def _events_schema(key: Side, fields: tuple[pa.Field, ...], timeline: Any) -> CollectionSchema:
     return CollectionSchema(key, Side((*_LEADING, *fields)), timeline)
+
+
+@lru_cache(maxsize=256)
+def _evolved_events(schema: CollectionSchema, known: tuple[CollectionSchema, ...]) -> CollectionSchema:
+    return replace(_version(schema), known=tuple(_version(each) for each in known))
+
+
+def _version(schema: CollectionSchema) -> CollectionSchema:
+    keys, fields = len(schema.key_names), (field.with_nullable(True) for field in schema.value.fields)
+    ids = (*schema.ids[:keys], *_LEADING_IDS, *schema.ids[keys:])
+    return CollectionSchema(
+        schema.key,
+        Side((*_LEADING, *fields)),
+        schema.timeline,
+        version=schema.version,
+        ids=ids,
+        defaults=schema.defaults,
+    )
+
+
+def lifted_events(events: pa.Table, written: CollectionSchema, schema: CollectionSchema) -> pa.Table:
+    """Return events of one version of a collection's schema as those of another, which knows it."""
+    newest = events_schema(schema, schema.value.fields)
+    lifted = lift(newest, written.version)
+    return events if lifted is None else lifted.table(events, newest.arrow.names)
 
 
 def in_order_of_arrival(events: pa.Table) -> pa.Table:

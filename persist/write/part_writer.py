@@ -97,7 +97,7 @@ class PartWriter:
         inline_bytes += sum(len(part.inline) for part in append.parts) if append is not None else 0
         events = [write for write in writes if write.events is not None]
         parts: list[Part] = []
-        for is_small, group in groupby(events, lambda write: not isinstance(write.data, Future)):
+        for (is_small, _), group in groupby(events, _how_encoded):
             if not is_small:
                 parts += [p for write in group if isinstance(write.data, Future) for p in write.data.result()]
                 continue
@@ -204,3 +204,8 @@ def _table(writes: Sequence[Write], schema: CollectionSchema) -> pa.Table:
 def _watermarks(writes: Sequence[Write]) -> Watermarks | None:
     known = [write.events.watermarks for write in writes if write.events is not None and write.events.watermarks]
     return (min(least for least, _ in known), max(greatest for _, greatest in known)) if known else None
+
+
+def _how_encoded(events: Write) -> tuple[bool, int]:
+    """Return whether events are encoded with those that follow them, and with which version of the schema."""
+    return not isinstance(events.data, Future), events.schema.version

@@ -97,7 +97,7 @@ class WriteSteps:
     def of_events(self, collection: str, events: EventTable) -> Write:
         """Return the step that adds events, of which there are some; start their upload if they are large."""
         times = events.table["_time"].to_numpy()
-        planned = PlannedPend(collection, int(times.min()), int(times.max()), events.watermarks)
+        planned = PlannedPend(collection, int(times.min()), int(times.max()), events.watermarks, events.schema.version)
         size = int(events.table.nbytes)
         if size <= SMALL_WRITE_BYTES_MAX:
             copied = events.table.take(pa.array(np.arange(len(times))))

@@ -151,6 +151,17 @@ def write_keyed(client: Client) -> None:
             writer.committer.submit([step, AdvanceLateBound(id_, 4)], names).result()
 
 
+def write_evolved_keyed(client: Client) -> None:
+    """Make a collection `became keyed` that was written by updates first, and evolved while events were waiting."""
+    became = client.create_or_load("became keyed", key={"k": pa.int32()}, value={"v": pa.string()})
+    became.write([((1, "a"), 0, 1), ((2, "b"), 0, 1)], seal=1).result()
+    became.evolve(add={"at": pa.int32()}, keyed=persist.Keyed(order_by=["at"]))
+    became.upsert([(1, ("c", 5)), (3, ("d", 5))], time=1).result()
+    became.upsert([(2, ("e", 5))], time=2).result()
+    became.evolve(rename={"at": "seen"}, widen={"k": pa.int64(), "at": pa.int64()}, add={"n": pa.int8()})
+    became.seal(2).result()  # What is at 2 stays, of the version before.
+
+
 def commit(client: Client, *mutations: LocationMutation) -> None:
     """Commit what else only leases and the collection of garbage commit, when time has passed."""
     client.engine.writer("a test").committer.submit(mutations, {}).result()

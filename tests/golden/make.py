@@ -24,7 +24,7 @@ from persist.replica import directory
 from persist.replica.checkpoint import write_checkpoint
 from persist.write import committer
 from persist.write.part_writer import PartWriter
-from tests.golden.kinds import SETTINGS, commit, write_compacted, write_every_kind, write_keyed
+from tests.golden.kinds import SETTINGS, commit, write_compacted, write_every_kind, write_evolved_keyed, write_keyed
 from tests.parts import commit_parts
 
 HERE = Path(__file__).parent
@@ -103,6 +103,7 @@ def main() -> None:
             multi.seal(large, 1)
             multi.write(large, [(((0, "again"), {"n": 1}), 1, 1)])
         write_keyed(client)
+        write_evolved_keyed(client)
         slow = large.hold(0, name="slow")
         with large.hold(0):
             write_compacted(client)

@@ -80,7 +80,7 @@ def planned(
     with open_client(location, mode="read", storage_options=storage) as client:
         found = client.load(collection)
         contents = found.handle.contents()
-        target = Target.of(found, location, storage)
+        target = replace(Target.of(found, location, storage), schema=contents.schema, keyed=contents.keyed)
         stamp = Stamp(contents.upper.time or 0) if is_plain else found.handle.stamp(time, None)
         end = None if seal is None else found.handle.frontier("upper", seal)
     if contents.keyed is None:
