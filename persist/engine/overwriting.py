@@ -32,6 +32,7 @@ from persist.read.lookup import Lookup, Wanted
 from persist.read.plan import snapshot_scan
 from persist.read.scan import Scan, negated
 from persist.read.wanted_keys import keys_alone, wanted_keys
+from persist.replica.unsealed_writes import say_whose
 from persist.state.collection_rules import ExpectNothingBeyondUpper
 from persist.state.contents import CollectionState
 from persist.state.unsealed import unsealed
@@ -134,9 +135,24 @@ def _check_beginning(handle: CollectionHandle, contents: CollectionState, at: in
     handle.current_schema(contents)
     if not contents.upper.has_beyond(at):
         raise with_timeline(UpdateNotBeyondUpper(at, contents.upper), contents.timeline)
+    refused = refused_beside(handle, contents, handle.engine.writer("overwrite").committer.writer_name)
+    if refused is not None:
+        raise refused
+
+
+def refused_beside(handle: CollectionHandle, contents: CollectionState, own: str = "") -> UpdatesBeyondUpper | None:
+    """Return why nothing can be written as the difference to contents, saying whose they are; None if all is sealed.
+
+    Args:
+        own: the name of the client that is told.
+    """
     hidden = unsealed(contents)
-    if hidden is not None:
-        raise with_timeline(UpdatesBeyondUpper(contents.upper, hidden.last), contents.timeline)
+    if hidden is None:
+        return None
+    first = hidden.first if hidden.is_exact else None
+    error = UpdatesBeyondUpper(contents.upper, hidden.last, first=first, updates=hidden.updates)
+    say_whose(error, handle.engine.blob, handle.engine.follower.state, handle.id, own)
+    return with_timeline(error, contents.timeline)
 
 
 def _alone(contents: CollectionState, at: int, writes: Sequence[Step]) -> list[Step]:

@@ -22,6 +22,7 @@ from persist.blob import (
     Unavailable,
 )
 from persist.codecs import CodecMismatch, DiffOverflow, InvalidUpdate, SchemaMismatch
+from persist.errors.beyond_upper import UnsealedWrites, UpdatesBeyondUpper
 from persist.errors.conflicts import (
     CollectionExists,
     DescriptionMoved,
@@ -41,7 +42,6 @@ from persist.errors.times import (
     PendingEvents,
     TagMoved,
     UpdateNotBeyondUpper,
-    UpdatesBeyondUpper,
     UpperMismatch,
 )
 from persist.errors.usage import (
@@ -98,6 +98,7 @@ __all__ = [
     "TagNotFound",
     "TokenReused",
     "Unavailable",
+    "UnsealedWrites",
     "UpdateNotBeyondUpper",
     "UpdatesBeyondUpper",
     "UploadExpired",

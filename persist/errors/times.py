@@ -166,27 +166,6 @@ class UpperMismatch(AboutTimes, Conflict):
         )
 
 
-class UpdatesBeyondUpper(AboutTimes, Conflict):
-    """A commit was to be alone in what it adds to the sealed contents, and somebody else has added updates, too.
-
-    time is the latest of theirs, None if they come with the same record of the log.
-    """
-
-    def __init__(self, upper: Antichain, time: int | None) -> None:
-        super().__init__(upper, time)
-        self.upper = upper
-        self.time = time
-
-    def __str__(self) -> str:
-        until = "" if self.time is None else f", until {self.shown(self.time)},"
-        seal = "seal" if self.time is None else f"seal({self.time + 1})"
-        return (
-            f"updates at times beyond upper={self.shown(self.upper)}{until} are there already, so another writer "
-            "appends to this collection, or this one has not sealed what it wrote; nothing of this was applied. Let it "
-            f"finish and {seal}, then try again."
-        )
-
-
 class HoldMoved(AboutTimes, Conflict):
     """A named hold is not where its owner left it: another process moves it too, or has taken the name."""
 

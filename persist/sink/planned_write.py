@@ -12,6 +12,7 @@ from typing import Any
 from persist.antichain import Antichain
 from persist.client import open as open_client
 from persist.codecs import Part
+from persist.engine.overwriting import refused_beside
 from persist.errors import FrontierRegression, InvalidUsage, UpdateNotBeyondUpper, UpdatesBeyondUpper
 from persist.sink.uploads import Target, writing
 from persist.state.contents import CollectionState
@@ -52,7 +53,7 @@ class PlannedWrite:
         overwrites_at: for the digest of an overwrite, the time that was asked for; None for upper.
         replaces: the updates are the difference from the contents of the last sealed time, so that nobody else may have
             added anything to these.
-        latest: the latest time of all updates that the collection held when this was planned, -1 for none.
+        refused: why the contents cannot be replaced: somebody had added updates that were not sealed.
     """
 
     target: Target
@@ -63,7 +64,7 @@ class PlannedWrite:
     is_done: bool
     is_compared: bool
     replaces: bool
-    latest: int
+    refused: UpdatesBeyondUpper | None
     overwrites_at: int | None = None
 
     @classmethod
@@ -73,7 +74,7 @@ class PlannedWrite:
         Raises:
             CollectionNotFound.
         """
-        target, contents, time, seal = _found(options)
+        target, contents, time, seal, _ = _found(options)
         return cls._of(target, contents, options.token, time, seal, replaces=False)
 
     @classmethod
@@ -83,13 +84,13 @@ class PlannedWrite:
         Raises:
             CollectionNotFound; UpdateNotBeyondUpper: the collection is complete for ever.
         """
-        target, contents, asked, seal = _found(options)
+        target, contents, asked, seal, refused = _found(options, replaces=True)
         time = contents.upper.time if asked is None else asked
         if time is None and options.token not in contents.tokens:
             raise UpdateNotBeyondUpper(asked or 0, contents.upper)
         time = time or 0
         seal = Antichain(time + 1) if seal is None else seal
-        planned = cls._of(target, contents, options.token, time, seal, replaces=True)
+        planned = cls._of(target, contents, options.token, time, seal, replaces=True, refused=refused)
         return replace(planned, overwrites_at=asked)
 
     @classmethod
@@ -102,11 +103,11 @@ class PlannedWrite:
         seal: Antichain | None,
         *,
         replaces: bool,
+        refused: UpdatesBeyondUpper | None = None,
     ) -> "PlannedWrite":
-        latest = max((part.time_max for part in contents.history_parts), default=-1)
         is_done, is_compared = token in contents.tokens, token is not None
         token = token or uuid.uuid4().hex
-        return cls(target, time, seal, token, contents.upper, is_done, is_compared, replaces, latest)
+        return cls(target, time, seal, token, contents.upper, is_done, is_compared, replaces, refused)
 
     @property
     def digest_by(self) -> tuple[str, ...]:
@@ -123,8 +124,8 @@ class PlannedWrite:
         """
         if self.is_done:
             return
-        if self.replaces and self.upper.has_beyond(self.latest):
-            raise UpdatesBeyondUpper(self.upper, self.latest)
+        if self.refused is not None:
+            raise self.refused
         if self.time is not None and not self.upper.has_beyond(self.time):
             raise UpdateNotBeyondUpper(self.time, self.upper)
         if self.seal is not None:
@@ -160,11 +161,15 @@ class PlannedWrite:
             )
 
 
-def _found(options: SinkOptions) -> tuple[Target, CollectionState, int | None, Antichain | None]:
-    """Return what to write to, its newest state, and time and seal as numbers of its timeline."""
+def _found(
+    options: SinkOptions, *, replaces: bool = False
+) -> tuple[Target, CollectionState, int | None, Antichain | None, UpdatesBeyondUpper | None]:
+    """Return what to write to, its newest state, time and seal as numbers of its timeline, and why it is refused."""
     with open_client(options.location, mode="read", storage_options=options.storage) as client:
         collection = client.load(options.collection)
         handle = collection.handle
         time = None if options.time is None else handle.exact_time("time", options.time)
         seal = None if options.seal is None else handle.frontier("seal", options.seal)
-        return Target.of(collection, options.location, options.storage), handle.contents(), time, seal
+        contents = handle.contents()
+        refused = refused_beside(handle, contents) if replaces and options.token not in contents.tokens else None
+        return Target.of(collection, options.location, options.storage), contents, time, seal, refused

@@ -68,6 +68,7 @@ from persist.state.keyed_rules import (
 )
 from persist.state.queries import with_batch
 from persist.state.schemas import check_written, evolved
+from persist.state.unsealed import unsealed
 
 TAGS_MAX = 1024
 TOKENS_KEPT = 4096  # Of writes whose times are sealed, so that doing them twice is refused anyway.
@@ -272,9 +273,10 @@ def _check_condition(contents: CollectionState, step: Condition) -> None:
     if contents.upper != step.upper:
         raise UpperMismatch(step.upper, contents.upper)
     if isinstance(step, ExpectNothingBeyondUpper):
-        latest = max((part.time_max for part in contents.history_parts), default=-1)
-        if contents.upper.has_beyond(latest):
-            raise UpdatesBeyondUpper(step.upper, latest)
+        hidden = None if contents.keyed is not None else unsealed(contents)
+        if hidden is not None:
+            first = hidden.first if hidden.is_exact else None
+            raise UpdatesBeyondUpper(step.upper, hidden.last, first=first, updates=hidden.updates)
 
 
 def _check_forward(which: str, current: Antichain, asked: Frontier) -> None:

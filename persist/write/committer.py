@@ -46,6 +46,7 @@ from persist.errors import (
     InvalidUsage,
     PersistError,
     Unavailable,
+    UpdatesBeyondUpper,
 )
 from persist.log.commits import create_record
 from persist.log.keys import is_upload, record_key, record_seqno
@@ -53,6 +54,8 @@ from persist.log.part_lists import move_out
 from persist.log.records import Append, BringsParts, Mutation, Pend, Record, Replace, Resolve
 from persist.replica.checkpoint import checkpoint_due, write_checkpoint
 from persist.replica.follower import Follower
+from persist.replica.unsealed_writes import say_whose
+from persist.state.collection_rules import ExpectNothingBeyondUpper
 from persist.state.draft import Draft
 from persist.state.location import check_uploaded
 from persist.state.state import State, apply
@@ -87,7 +90,7 @@ class Committer:
         self._follower = follower
         self._pool = pool
         self._clock = clock
-        self._writer_name = writer_name
+        self.writer_name = writer_name
         self._proof = StoreProof(blob, clock)
         self._parts = PartWriter(blob, follower.next_seqno, memory_budget)
         self._write_steps = WriteSteps(self._parts, pool)
@@ -360,7 +363,7 @@ class Committer:
             seqno=state.seqno + 1,
             commit=uuid.uuid4().hex,
             previous=state.commit,
-            writer=self._writer_name,
+            writer=self.writer_name,
             epoch=self.epoch,
             written_ms=self._clock.wall_ms(),
             mutations=mutations,
@@ -454,8 +457,15 @@ class Committer:
         self.abandon([step for step in operation.steps if not (isinstance(step, Write) and step.is_kept)])
         if isinstance(error, CollectionNotFound):
             error = CollectionNotFound(operation.names.get(error.name, error.name), self._blob.url, error.known)
+        if isinstance(error, UpdatesBeyondUpper):
+            self._say_whose(operation, error)
         self._counts["rejected"] += 1
         operation.future.fail(error)
+
+    def _say_whose(self, operation: Operation, error: UpdatesBeyondUpper) -> None:
+        for step in operation.steps:
+            if isinstance(step, ExpectNothingBeyondUpper) and not error.writes:
+                say_whose(error, self._blob, self._follower.state, step.collection, self.writer_name)
 
     def _discard_upload(self, collection: str, upload: "Future[tuple[Part, ...]]") -> None:
         """Delete parts, except those that were committed nevertheless, such as by a commit that was tried again."""
