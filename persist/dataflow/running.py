@@ -139,7 +139,15 @@ class Running:
         assert self._outputs is not None
         resume_at = self._outputs.resume_at
         self._sources = [
-            SourceReader(client, self.program.holders(each.collection), each, schema, gate, self._domain)
+            SourceReader(
+                client,
+                self.program.holders(each.collection),
+                each,
+                schema,
+                gate,
+                self._domain,
+                renews=self._options.replace,
+            )
             for each, schema, gate in sources
         ]
         try:

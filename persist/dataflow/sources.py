@@ -8,13 +8,15 @@ what the outputs have sealed, because that is where the program would be resumed
 import time as clock
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pyarrow as pa
 
 from persist.antichain import Antichain as Upper
 from persist.client import Client
-from persist.codecs import SchemaMismatch
+from persist.codecs import CollectionSchema, SchemaMismatch
 from persist.collection import Collection
 from persist.dataflow.errors import SourceLost
 from persist.dataflow.inputs import Gate
@@ -22,10 +24,12 @@ from persist.dataflow.plan import Source
 from persist.dataflow.times import Antichain
 from persist.dataflow.types import shown
 from persist.dataflow.words import Domain
+from persist.engine.holding import held_schema, hold_with_schema, take_hold
 from persist.errors import AsOfCompacted, AsOfNotSealed, CollectionNotFound, HoldMoved, LeaseExpired
 from persist.hold.holds import Hold
 from persist.listening import begun_listen
 from persist.read.listen import Listen
+from persist.state.schemas import version_of
 
 
 class SourceReader:
@@ -33,6 +37,7 @@ class SourceReader:
 
     Args:
         holders: what the permanent holds that it needs are called.
+        renews: the program has changed: it reads with the newest schema from now on.
 
     Attributes:
         collection: the source.
@@ -41,7 +46,15 @@ class SourceReader:
     """
 
     def __init__(
-        self, client: Client, holders: Sequence[str], operator: Source, schema: pa.Schema, gate: Gate, domain: Domain
+        self,
+        client: Client,
+        holders: Sequence[str],
+        operator: Source,
+        schema: pa.Schema,
+        gate: Gate,
+        domain: Domain,
+        *,
+        renews: bool = False,
     ) -> None:
         self.operator = operator
         self._client = client
@@ -57,7 +70,38 @@ class SourceReader:
         self._listen: Listen | None = None
         with self._explained():
             self.collection: Collection = client.load(operator.collection)
+            if not renews:
+                self._keep_schema()
         self._check_schema()
+        self._renews = renews
+
+    def _keep_schema(self) -> None:
+        """Read with the version of the schema with which the outputs were begun, if there are any.
+
+        What they hold was computed from these columns. Another one that has got the name of one of them would be taken
+        for it otherwise.
+
+        Raises:
+            SchemaMismatch: they were begun with different versions, in which a column that is read is not the same.
+        """
+        handle = self.collection.handle
+        contents = handle.contents()
+        found = sorted({v for name in self._holders if (v := held_schema(contents, name)) is not None})
+        known = [version_of(contents, version) for version in found]
+        for earlier, later in pairwise(known):
+            told = [self._column(each) for each in (earlier, later)]
+            if told[0] != told[1]:
+                raise SchemaMismatch(
+                    f"source {self.operator.collection!r}: of what is refreshed together, one part began with version "
+                    f"{earlier.version} of its schema and another with {later.version}, in which the columns "
+                    f"{self._schema.names} are not the same. Refresh them one by one, or make them anew."
+                )
+        if known:
+            self.collection = Collection(replace(handle, schema=known[-1]))
+
+    def _column(self, schema: CollectionSchema) -> list[tuple[int, pa.DataType] | None]:
+        ids = dict(zip(schema.names, zip(schema.ids, schema.types, strict=False), strict=True))
+        return [ids.get(name) for name in self._schema.names]
 
     def _check_schema(self) -> None:
         actual = self.collection.schema
@@ -89,7 +133,10 @@ class SourceReader:
                 self._first = self.collection.hold(as_of)
                 # A permanent one may be further already, because another copy of the program has moved it.
                 names: list[str | None] = [*self._holders] or [None]
-                self._holds = [self.collection.hold(as_of, name=name) for name in names]
+                handle = self.collection.handle
+                self._holds = [take_hold(handle, as_of, name, handle.schema.version) for name in names]
+                for name in self._holders if self._renews else ():
+                    hold_with_schema(handle, name, handle.schema.version)
 
     def held_at(self) -> int | None:
         """Return where the first of the permanent holds on this source is; None if there is none."""
@@ -184,6 +231,11 @@ class SourceReader:
         name = self.operator.collection
         try:
             yield
+        except SchemaMismatch as error:
+            raise SchemaMismatch(
+                f"source {name!r} has evolved in what the program reads: {error} Of a program, drop its outputs or "
+                "open it with replace=True; of a view, make another one."
+            ) from error
         except CollectionNotFound as error:
             raise SourceLost(
                 name, "the collection is not there (any more)", "Create it again, or drop the program."

@@ -8,18 +8,24 @@ from persist.errors import HoldMoved, HoldNotFound, InvalidUsage
 from persist.hold.holds import Hold, HoldInfo, LeasedHold, NamedHold
 from persist.log.records import ReleaseHold, SetHold
 from persist.names import check_hold_name
-from persist.state.contents import check_readable
+from persist.state.contents import CollectionState, check_readable
 from persist.timeline import Moment
 
 
-def take_hold(handle: CollectionHandle, time: int | Moment | Antichain | None, name: str | None) -> Hold:
-    """Keep since at or before a time, durably; arguments, cost and errors are those of `Collection.hold`."""
+def take_hold(
+    handle: CollectionHandle, time: int | Moment | Antichain | None, name: str | None, schema: int | None = None
+) -> Hold:
+    """Keep since at or before a time, durably; arguments, cost and errors are those of `Collection.hold`.
+
+    Args:
+        schema: the version of the schema that the owner of a new named hold stays with.
+    """
     leases = handle.engine.writer("hold").leases
     if isinstance(time, Antichain) and time.time is not None:
         time = time.time  # That of since, say: what is readable from there on stays so.
     time = None if time is None else handle.as_time("hold time", time)
     if name is not None:
-        return _named_hold(handle, check_hold_name(name), time)
+        return _named_hold(handle, check_hold_name(name), time, schema)
     if time is None:
         raise InvalidUsage("hold() needs the time that since must not pass: hold(time), or hold(name=…)")
     check_readable(handle.contents(), time)
@@ -41,9 +47,23 @@ def list_holds(handle: CollectionHandle) -> list[HoldInfo]:
     return sorted(found, key=lambda hold: hold.time)
 
 
-def _named_hold(handle: CollectionHandle, name: str, time: int | None) -> NamedHold:
+def held_schema(contents: CollectionState, name: str) -> int | None:
+    """Return the version of the schema that the owner of a named hold stays with; None if nobody has said so."""
+    held = contents.holds.get(name)
+    return None if held is None else held.schema
+
+
+def hold_with_schema(handle: CollectionHandle, name: str, schema: int) -> None:
+    """Let the owner of a named hold, if there is one, stay with another version of the schema."""
+    held = handle.contents().holds.get(name)
+    if held is not None and held.schema != schema:
+        handle.submit("hold", [SetHold(handle.id, name, held.time, None, held.time, schema)]).result()
+
+
+def _named_hold(handle: CollectionHandle, name: str, time: int | None, schema: int | None) -> NamedHold:
     def move(expected: int | None, to: int) -> None:
-        handle.submit("hold", [SetHold(handle.id, name, to, None, expected)]).result()
+        step = SetHold(handle.id, name, to, None, expected, schema if expected is None else None)
+        handle.submit("hold", [step]).result()
 
     def give_up(expected: int) -> None:
         handle.submit("release", [ReleaseHold(handle.id, name, expected)]).result()

@@ -212,12 +212,16 @@ class SetHold(_Mutation, frozen=True, tag="hold"):
 
     hold is 32 hex digits for one that lives as long as a lease; it is a name for a permanent one, which is moved from
     its expected time (None: it does not exist yet) by compare-and-set.
+
+    Attributes:
+        schema: the version of the schema under which its owner reads, if it stays with that; None leaves what it is.
     """
 
     hold: str
     time: int
     lease: str | None = None
     expected: int | None = None
+    schema: int | None = None
 
 
 class ReleaseHold(_Mutation, frozen=True, tag="release"):

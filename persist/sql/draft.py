@@ -109,7 +109,9 @@ def drafted(catalog: Catalog, name: str, sql: str, key: Sequence[str] | None) ->
     id_ = uuid.uuid4().hex
     # A program begins at one time: that to which the last of them is sealed.
     last = min((each.last for each in every.values()), default=0)
-    holds = [SetHold(each.id, view_hold(id_), max(last, each.since)) for each in every.values()]
+    holds = [
+        SetHold(each.id, view_hold(id_), max(last, each.since), schema=each.schema.version) for each in every.values()
+    ]
     made = Readable(id_, name, schema, _timeline(reads.values()), 0, 0, tuple(every))
     steps = (Create(id_, name, schema.to_json(), view=definition.to_json()), *holds)
     return Draft(made, definition, steps, {id_: name, **{each.id: each.name for each in every.values()}})

@@ -178,8 +178,7 @@ def _after(contents: CollectionState, step: CollectionStep) -> CollectionState:
         allowed = max(Antichain(*contents.allowed_times), Antichain(*step.since))
         return _with_since(change(contents, allowed_times=allowed.elements))
     if isinstance(step, SetHold):
-        _check_hold(contents, step)
-        return _with_since(change(contents, holds={**contents.holds, step.hold: Held(step.time, step.lease)}))
+        return _with_since(change(contents, holds={**contents.holds, step.hold: _held(contents, step)}))
     if isinstance(step, Note):
         check_note(step)
         return contents
@@ -282,6 +281,15 @@ def _check_condition(contents: CollectionState, step: Condition) -> None:
 def _check_forward(which: str, current: Antichain, asked: Frontier) -> None:
     if not current <= Antichain(*asked):
         raise FrontierRegression(which, Antichain(*asked), current)
+
+
+def _held(contents: CollectionState, step: SetHold) -> Held:
+    _check_hold(contents, step)
+    if step.schema is not None and not 1 <= step.schema <= len(contents.earlier) + 1:
+        raise ValueError(f"a hold names version {step.schema} of a schema that has {len(contents.earlier) + 1}")
+    before = contents.holds.get(step.hold)
+    known = before.schema if before is not None and step.schema is None else step.schema
+    return Held(step.time, step.lease, known)
 
 
 def _check_hold(contents: CollectionState, step: SetHold) -> None:

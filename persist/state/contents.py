@@ -42,10 +42,15 @@ from persist.state.queries import LastBatch
 
 
 class Held(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """A hold: since stays at or before time. It lives as long as its lease, or is permanent if it has none."""
+    """A hold: since stays at or before time. It lives as long as its lease, or is permanent if it has none.
+
+    Attributes:
+        schema: the version of the schema that its owner stays with; None if it does not say.
+    """
 
     time: int
     lease: str | None = None
+    schema: int | None = None
 
 
 class Remembered(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
