@@ -31,8 +31,8 @@ class Settings:
         cache_memory_bytes: room for blobs kept in memory; None for 64 MiB if the store is remote, and none else.
         memory_budget: bytes that writing, merging, compaction and `to_batches` may take each, at least 16 MiB; whoever
             asks for a whole result in memory takes the room of that besides.
-        cache_folder, cache_folder_bytes: where to keep blobs on disk, for all processes that name the same folder, and
-            the room for them; None for nowhere.
+        cache_folder, cache_folder_bytes: where to keep blobs on disk, and what look-ups have decoded, mapped, for all
+            processes that name the same folder; and the room for both together. None for nowhere.
 
     A grace of 0 is for locations that nobody else uses at the time.
 

@@ -76,7 +76,7 @@ class CachedBlob:
             are kept.
         memory_bytes: room for values in memory; 0 for none.
         folder: where to keep values on disk, for several clients, processes and runs; made if it is not there.
-        folder_bytes: room in the folder; see `persist.blob.layers.cache_folder` for how exactly it is kept.
+        folder_bytes: room in the folder; see `persist.blob.layers.bounded_folder` for how exactly it is kept.
         clock: replaces the machine's, for tests.
     """
 
@@ -123,11 +123,11 @@ class CachedBlob:
                 folder_hits=self._folder_hits,
                 shared=self._shared,
                 misses=self._misses,
-                evictions=memory.evictions + (folder.evictions if folder else 0),
+                evictions=memory.evictions + (folder.room.evictions if folder else 0),
                 corrupt=self._corrupt + (folder.corrupt if folder else 0),
-                disk_errors=folder.disk_errors if folder else 0,
+                disk_errors=folder.room.disk_errors if folder else 0,
                 memory_bytes=memory.bytes,
-                folder_bytes=folder.bytes if folder else 0,
+                folder_bytes=folder.room.bytes if folder else 0,
             )
 
     def get(self, key: str, range: tuple[int, int] | None = None) -> bytes | None:

@@ -7,25 +7,16 @@
         name      the location's URL, a line feed and the key, UTF-8
         value     to the end of the file
 
-An entry is written to a temporary file and renamed, without fsync: what a crash, a bad disk or another program makes
-of it is found by the checksum, and what belongs to another key or location by the name. Either is dropped and counts
-as not there. The modification time is that of the last use. When the folder is too large, the entries used longest
-ago are removed, whoever wrote them, down to 90% of the room; a file that another process removed first is no error.
-
-A process looks at the whole folder at its first write, and again when it has written a sixteenth of the room. With n
-processes, the folder can therefore exceed its room by n sixteenths. Only files with names of this form are counted
-and removed.
-
-When the disk refuses a write, none is tried for ten seconds; the values are fetched instead.
+What a crash, a bad disk or another program makes of an entry is found by the checksum, and what belongs to another key
+or location by the name. Either is dropped and counts as not there. How the folder is bounded is told in
+`persist.blob.layers.bounded_folder`. When the disk refuses a write, the values are fetched instead.
 """
 
 import io
 import os
-import re
 import struct
 import threading
 import time
-import uuid
 from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
 from stat import S_ISREG
@@ -33,16 +24,13 @@ from stat import S_ISREG
 import xxhash
 
 from persist.blob.clock import Clock
+from persist.blob.layers.bounded_folder import BoundedFolder
 
-PAUSE_S = 10.0
 ENTRY_SHARE_MAX = 8  # A value may take an eighth of the room, or it would drive out too many others.
-TEMPORARY_AGE_MAX_S = 3600.0
 _MAGIC = b"pcache1\n"
 _PREFACE = struct.Struct("<8s16s")
 _LENGTH = struct.Struct("<I")
 _NAME_BYTES_MAX = 4096
-_OURS = re.compile(r"[0-9a-f]{32}\.cached")
-_OUR_TEMPORARY = re.compile(r"\.tmp-[0-9a-f]{32}\.cached")
 
 
 class CacheFolder:
@@ -51,20 +39,16 @@ class CacheFolder:
     Folder and files are for their owner only (0700, 0600).
 
     Attributes:
-        evictions, corrupt, disk_errors, bytes: see `persist.blob.layers.cache.CacheCount`.
+        room: what keeps the folder within its bounds.
+        corrupt: see `persist.blob.layers.cache.CacheCount`.
     """
 
     def __init__(self, folder: str | os.PathLike[str], bytes_max: int, location: str, clock: Clock) -> None:
-        self._root = os.path.abspath(os.path.expanduser(folder))
-        self._bytes_max = bytes_max
+        self.room = BoundedFolder(folder, bytes_max, clock)
         self._location = location
-        self._clock = clock
         self._lock = threading.Lock()
-        self._scanning = threading.Lock()
-        self._until_scan = 0
-        self._paused_until_s = float("-inf")
         self._is_off = False
-        self.evictions = self.corrupt = self.disk_errors = self.bytes = 0
+        self.corrupt = 0
 
     def get(self, key: str) -> bytes | None:
         """Return the value at key if it is here and is what was put."""
@@ -86,32 +70,19 @@ class CacheFolder:
         except FileNotFoundError:
             return None
         except OSError:
-            self._count_error()
+            self.room.count_error()
             return None
 
     def put(
         self, key: str, value: bytes, *, lock: AbstractContextManager[object], may_keep: Callable[[], bool]
     ) -> None:
         """Keep value, unless it is too large or may_keep says no; that is asked under the lock, as the last step."""
-        if len(value) > self._bytes_max // ENTRY_SHARE_MAX or self._is_off:
-            return
-        if self._clock.monotonic_s() < self._paused_until_s:
+        if len(value) > self.room.bytes_max // ENTRY_SHARE_MAX or self._is_off:
             return
         name, path = self._place(key)
-        temporary = os.path.join(self._root, f".tmp-{uuid.uuid4().hex}.cached")
-        try:
-            size = self._fill(temporary, name, value)
-            with lock:
-                if not may_keep():
-                    return
-                os.rename(temporary, path)
-            self._grew(size)
-        except OSError:
-            self._paused_until_s = self._clock.monotonic_s() + PAUSE_S
-            self._count_error()
-        finally:
-            with suppress(OSError):
-                os.unlink(temporary)
+        head = _LENGTH.pack(len(name)) + name
+        pieces = _PREFACE.pack(_MAGIC, _digest(head, value)), head, value
+        self.room.write(path, pieces, lock=lock, may_keep=may_keep)
 
     def drop(self, key: str) -> None:
         """Forget the value at key. If the disk refuses, this object no longer uses the folder at all."""
@@ -121,86 +92,20 @@ class CacheFolder:
             pass
         except OSError:
             self._is_off = True
-            self._count_error()
+            self.room.count_error()
 
     def _place(self, key: str) -> tuple[bytes, str]:
         name = f"{self._location}\n{key}".encode()
-        return name, os.path.join(self._root, f"{xxhash.xxh3_128_hexdigest(name)}.cached")
+        return name, self.room.path(xxhash.xxh3_128_hexdigest(name), "cached")
 
     def _file_bytes_max(self) -> int:
-        return self._bytes_max // ENTRY_SHARE_MAX + _PREFACE.size + _LENGTH.size + _NAME_BYTES_MAX
-
-    def _fill(self, temporary: str, name: bytes, value: bytes) -> int:
-        """Write an entry and return its length."""
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
-        try:
-            descriptor = os.open(temporary, flags, 0o600)
-        except FileNotFoundError:
-            os.makedirs(self._root, mode=0o700, exist_ok=True)
-            descriptor = os.open(temporary, flags, 0o600)
-        head = _LENGTH.pack(len(name)) + name
-        preface = _PREFACE.pack(_MAGIC, _digest(head, value))
-        with open(descriptor, "wb", buffering=0) as file:
-            for piece in (preface, head, value):
-                view = memoryview(piece)
-                while view:
-                    view = view[file.write(view) :]  # A raw write may take less than all.
-        return len(preface) + len(head) + len(value)
+        return self.room.bytes_max // ENTRY_SHARE_MAX + _PREFACE.size + _LENGTH.size + _NAME_BYTES_MAX
 
     def _drop_corrupt(self, path: str) -> None:
         with self._lock:
             self.corrupt += 1
         with suppress(OSError):
             os.unlink(path)
-
-    def _count_error(self) -> None:
-        with self._lock:
-            self.disk_errors += 1
-
-    def _grew(self, size: int) -> None:
-        with self._lock:
-            self.bytes += size
-            self._until_scan -= size
-            is_due = self._until_scan <= 0 or self.bytes > self._bytes_max
-        if is_due and self._scanning.acquire(blocking=False):
-            try:
-                self._make_room()
-            finally:
-                self._scanning.release()
-
-    def _make_room(self) -> None:
-        """Count what is there, whoever wrote it, and remove what was used longest ago if it is too much."""
-        entries = self._entries()
-        total, evictions = sum(size for _, size, _ in entries), 0
-        if total > self._bytes_max:
-            for _, size, path in sorted(entries):
-                if total <= self._bytes_max * 9 // 10:
-                    break
-                total -= size
-                with suppress(FileNotFoundError):  # Another process was faster.
-                    os.unlink(path)
-                    evictions += 1
-        with self._lock:
-            self.bytes = total
-            self.evictions += evictions
-            self._until_scan = self._bytes_max // 16
-
-    def _entries(self) -> list[tuple[int, int, str]]:
-        """Return time of last use, bytes and path of each entry; remove temporary files that were left behind."""
-        entries = []
-        oldest_s = time.time() - TEMPORARY_AGE_MAX_S
-        with os.scandir(self._root) as found:
-            for each in found:
-                is_temporary = _OUR_TEMPORARY.fullmatch(each.name)
-                if not is_temporary and not _OURS.fullmatch(each.name):
-                    continue
-                with suppress(FileNotFoundError):  # Another process was faster.
-                    stat = each.stat(follow_symlinks=False)
-                    if is_temporary and stat.st_mtime < oldest_s:
-                        os.unlink(each.path)
-                    elif not is_temporary:
-                        entries.append((stat.st_mtime_ns, stat.st_size, each.path))
-        return entries
 
 
 def _read(file: io.FileIO, name: bytes) -> bytes | None:

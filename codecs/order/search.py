@@ -32,11 +32,12 @@ class SortedKeys:
 
     Attributes:
         batch: the key columns, floats canonical.
+        packs: whether a search may take memory besides that of the batch.
     """
 
-    def __init__(self, keys: pa.Table) -> None:
-        """keys are sorted by all of their columns, of which there is at least one."""
-        found = keys.combine_chunks().to_batches()
+    def __init__(self, keys: pa.Table | pa.RecordBatch) -> None:
+        """keys are sorted by all of their columns, of which there is at least one. A batch is not copied."""
+        found = [keys] if isinstance(keys, pa.RecordBatch) else keys.combine_chunks().to_batches()
         self.batch: pa.RecordBatch = found[0] if found else empty_batch(keys.schema)
         self._arrays = self.batch.columns
         self._layout = layout_of(self._arrays)
@@ -44,8 +45,10 @@ class SortedKeys:
         self._columns: list[_Column] | None = None
         self._first: SortedKeys | None = None
         self._searched = 0
-        # Keys that are numbers are packed as they are stored.
-        room = 0 if self._layout is None or self._layout.is_number else self._layout.row_bytes
+        # Integers and times are packed as they are stored.
+        is_stored = self._layout is None or (self._layout.is_number and not pat.is_floating(self._arrays[0].type))
+        self.packs = not is_stored
+        room = self._layout.row_bytes if self._layout is not None and self.packs else 0
         self._nbytes = int(self.batch.nbytes) + room * len(self)
 
     @property

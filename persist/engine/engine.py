@@ -19,11 +19,13 @@ from persist.metrics import Metrics, register
 from persist.read.part_caches import PartIndexes, decoded_rows
 from persist.read.part_reader import PartReader
 from persist.read.resolving import Folds
+from persist.read.spilled_rows import SpilledRows
 from persist.replica.follower import Follower
 from persist.replica.history import log_table
 from persist.replica.pinned import PinnedFollower
 from persist.storage import Storage
 from persist.write.future import CommitFuture
+from persist.write.hand_over import HandOver
 from persist.write.operations import Step
 from persist.write.unclosed import Unclosed
 
@@ -38,6 +40,8 @@ class Engine:
         mode, settings, clock: as the location was opened.
         follower: the client's copy of the location's state.
         pool: a few threads for requests and for encoding.
+        spilled: what point reads have decoded, in the cache folder; None without one.
+        hand_over: the rows of what this client has just written, for its own reads.
         folds: what sealed events come to that are not resolved yet, as it was last worked out.
     """
 
@@ -63,11 +67,18 @@ class Engine:
         self.pool = Pool(IO_THREADS, "persist-io")
         self._indexes = PartIndexes()
         self._decoded = decoded_rows(self.settings.memory_budget // 2)
+        folder = self.settings.cache_folder
+        self.spilled = (
+            None if folder is None else SpilledRows(folder, self.settings.cache_folder_bytes, blob.url, clock)
+        )
+        self.hand_over = HandOver(self.settings.memory_budget)
         self.folds = Folds(self.settings.memory_budget // 4)
         self._writer: Writer | None = None
         if self.mode != "read":
             try:
-                self._writer = Writer(blob, self.follower, self.pool, self._indexes, options, self._decoded)
+                self._writer = Writer(
+                    blob, self.follower, self.pool, self._indexes, options, self._decoded, self.hand_over, self.spilled
+                )
             except BaseException:
                 self.pool.shutdown(wait=True)
                 raise
@@ -119,7 +130,8 @@ class Engine:
             ClientClosed, InvalidUsage: as `check_open`.
         """
         self.check_open("reading")
-        return PartReader(self.blob, self.pool, self._indexes, self.settings.memory_budget, self._decoded)
+        budget = self.settings.memory_budget
+        return PartReader(self.blob, self.pool, self._indexes, budget, self._decoded, self.hand_over, self.spilled)
 
     def submit(self, action: str, steps: Sequence[Step], names: dict[str, str]) -> CommitFuture:
         """Queue steps as one commit, after all that was queued before; return at once, or as soon as there is room.
@@ -186,6 +198,8 @@ class Engine:
         groups: dict[str, Mapping[str, float]] = {"log": {"seqno": self.follower.state.seqno, "beyond_end": beyond}}
         if self._writer is not None:
             groups |= {"commits": self._writer.committer.counts(), "leases": self._lease_counts(self._writer)}
+        if self.spilled is not None:
+            groups["spilled"] = self.spilled.counts()
         groups |= {name: counts() for name, counts in self._counted_also.items()}
         storage = self.storage
         return Metrics(
@@ -218,5 +232,7 @@ class Engine:
         self.follower.close()
         self.pool.shutdown(wait=True)
         self.storage.close()
+        if self.spilled is not None:
+            self.spilled.close()
         if self._writer is not None:
             self._writer.committer.unobserved.raise_all()

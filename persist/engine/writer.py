@@ -28,12 +28,14 @@ from persist.hold.leases import Leases
 from persist.log.records import AllowCompaction, CloseWriter, OpenWriter
 from persist.read.part_caches import DecodedRows, PartIndexes
 from persist.read.part_reader import PartReader
+from persist.read.spilled_rows import SpilledRows
 from persist.replica.follower import Follower
 from persist.upkeep.background import Upkeep
 from persist.upkeep.compacting import CompactionSchedule
 from persist.upkeep.garbage import Garbage, GarbageReport
 from persist.write.committer import Committer
 from persist.write.future import CommitFuture
+from persist.write.hand_over import HandOver
 from persist.write.operations import Write
 from persist.write.part_writer import PartWriter
 
@@ -61,6 +63,8 @@ class Writer:
         indexes: PartIndexes,
         options: OpenOptions,
         decoded: DecodedRows | None = None,
+        hand_over: HandOver | None = None,
+        spilled: SpilledRows | None = None,
     ) -> None:
         """Start to write; in mode "exclusive", take the location over first.
 
@@ -74,7 +78,7 @@ class Writer:
         self._indexes = indexes
         self._settings = settings
         name = f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:8]}"
-        self.committer = committer = Committer(blob, follower, pool, clock, name, settings.memory_budget)
+        self.committer = committer = Committer(blob, follower, pool, clock, name, settings.memory_budget, hand_over)
         self._stop_with_client(committer.request_stop)
         if options.mode == "exclusive":
             self._take_over(options, name)
@@ -91,8 +95,8 @@ class Writer:
         self.resolver = Resolver(
             follower,
             committer.submit,
-            PartWriter(blob, follower.next_seqno, budget),
-            lambda: PartReader(blob, pool, indexes, budget, decoded),
+            PartWriter(blob, follower.next_seqno, budget, hand_over),
+            lambda: PartReader(blob, pool, indexes, budget, decoded, hand_over, spilled),
         )
         self.compaction = CompactionSchedule(self.compactor, follower, clock, settings, self.resolver.resolve_due)
         self.keyed = KeyedQueue(settings.memory_budget)

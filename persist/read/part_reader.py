@@ -28,7 +28,10 @@ from persist.codecs import (
     decode_part,
     ordered_keys,
 )
+from persist.codecs.part.part import UNREADABLE, bad_filter
 from persist.read.part_caches import DecodedRows, PartIndexes, SliceLeftovers, decoded_rows, fetched
+from persist.read.spilled_rows import SpilledRows
+from persist.write.hand_over import HandOver
 from persist.write.part_writer import MEMORY_BUDGET
 
 S = TypeVar("S")
@@ -47,6 +50,8 @@ class PartReader:
         indexes: of parts read lately, shared with other readers; None for its own.
         memory_budget: what a read may take; see `Settings.memory_budget`.
         decoded: what point reads keep, shared with other readers; None for its own.
+        hand_over: the rows of what the same client has just written; None for nothing.
+        spilled: where point reads keep what is large, in files; None for nowhere.
     """
 
     def __init__(
@@ -56,12 +61,16 @@ class PartReader:
         indexes: PartIndexes | None = None,
         memory_budget: int = MEMORY_BUDGET,
         decoded: DecodedRows | None = None,
+        hand_over: HandOver | None = None,
+        spilled: SpilledRows | None = None,
     ) -> None:
         self.blob = blob
         self.memory_budget = memory_budget
         self.decoded = decoded_rows(memory_budget // 2) if decoded is None else decoded
         self._executor = executor
         self._indexes = PartIndexes() if indexes is None else indexes
+        self._hand_over = hand_over
+        self.spilled = spilled
         self._leftovers = SliceLeftovers(memory_budget // 4)
 
     @property
@@ -92,7 +101,7 @@ class PartReader:
         def pieces() -> Iterator[_PartSection]:
             for part in parts:
                 size = memory_within(part, keys, schema)
-                if part.inline or size + part.bytes <= room // 2:
+                if part.inline or size + part.bytes <= room // 2 or self._is_handed_over(part, schema):
                     yield _PartSection(part, size + part.bytes, None)
                     continue
                 groups = self.index(part, schema).groups_within(*keys.bracket(part, schema))
@@ -123,6 +132,9 @@ class PartReader:
             CorruptBlob: the part is missing or not what its descriptor says.
             InvalidUsage: the filter does not fit the columns, or the budget is too small for a row group.
         """
+        rows = None if self._hand_over is None else self._hand_over.take(part, schema)
+        if rows is not None:
+            return _cut_out(rows, schema, columns, filter, keys)
         if keys.is_all or keys.covers(part, schema):
             if part.inline:
                 return decode_part(part.inline, part, schema, columns=columns, filter=filter)
@@ -130,6 +142,9 @@ class PartReader:
                 self.blob, part, lambda data: decode_part(data, part, schema, columns=columns, filter=filter)
             )
         return self._cut(part, schema, columns, filter, keys)
+
+    def _is_handed_over(self, part: Part, schema: CollectionSchema) -> bool:
+        return self._hand_over is not None and self._hand_over.has(part, schema)
 
     def _cut(
         self,
@@ -274,6 +289,25 @@ class PartReader:
         start = index.groups[groups[0]].start
         pieces = [(n, view[index.groups[n].start - start : index.groups[n].end - start]) for n in wanted]
         return decode_groups(pieces, index, part, schema, columns=columns, filter=filter)
+
+
+def _cut_out(
+    rows: pa.Table,
+    schema: CollectionSchema,
+    columns: Sequence[str],
+    filter: pc.Expression | None,
+    keys: KeyRange,
+) -> pa.Table:
+    """Return those columns of all rows of a part whose keys are inside and which pass filter."""
+    if not keys.is_all:
+        first, last = keys.rows(rows, schema)
+        rows = rows.slice(first, last - first)
+    if filter is not None:
+        try:
+            rows = rows.filter(filter)
+        except UNREADABLE as error:
+            raise bad_filter(filter, schema.arrow, error) from error
+    return rows.select([*columns])
 
 
 def memory_within(part: Part, keys: KeyRange, schema: CollectionSchema) -> int:

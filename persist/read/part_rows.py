@@ -3,8 +3,12 @@
 Keys are decoded first; other columns, of those row groups that have a wanted key. Each is kept by itself (snapshots
 with other columns have the keys in common): by row group, or as a block of them once all of it was wanted. Bytes that
 were fetched for the keys serve for the other columns.
+
+Where a client has a cache folder, what is large enough is kept in mapped files (`persist.read.spilled_rows`), and in
+memory only what cannot go there. Rows of a file are used only after these very rows have been checked.
 """
 
+import json
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from itertools import pairwise
 from typing import TypeAlias
@@ -52,13 +56,13 @@ class PartRows:
         """Return whether `with_keys` has to read nothing, as far as that is known without a search."""
         kinds = [columns for columns in (self._keys, self._columns) if columns]
         if self._is_small:
-            return all(self._peeked(columns, WHOLE) is not None for columns in kinds)
+            return all(self._is_here(columns, WHOLE) for columns in kinds)
         if self._reader.known_index(self._part) is None:
             return False
         bounds = self._bounds()
         return all(
-            self._peeked(columns, (first, end)) is not None
-            or all(self._peeked(columns, (number, number + 1)) is not None for number in groups)
+            self._is_here(columns, (first, end))
+            or all(self._is_here(columns, (number, number + 1)) for number in groups)
             for first, end, groups in bounds.blocks(self._hit(bounds, wanted))
             for columns in kinds
         )
@@ -66,11 +70,12 @@ class PartRows:
     def with_keys(self, wanted: SortedKeys | None) -> Iterator[pa.Table]:
         """Yield the rows with a wanted key: the key columns and the others; None wants all rows."""
         if self._is_small:
-            keys, values = self._whole(self._keys), self._whole(self._columns)
+            keys = self._whole(self._keys, None)
             if wanted is None or keys is None:
+                values = self._whole(self._columns, None)
                 yield from self._tables([] if values is None else [(0, values)])
             else:
-                yield from self._matching(wanted, 0, keys, lambda _: [] if values is None else [(0, values)])
+                yield from self._matching(wanted, 0, keys, self._whole_values)
             return
         bounds = self._bounds()
         for first, end, groups in bounds.blocks(self._hit(bounds, wanted)):
@@ -78,14 +83,14 @@ class PartRows:
             span = (first, end)
 
             if wanted is None:
-                yield from self._tables(self._pieces(self._columns, span, groups, bounds, fetched))
+                yield from self._tables(self._pieces(self._columns, span, groups, bounds, fetched, None))
                 continue
 
             def values(rows: Numbers, span: Span = span, fetched: Fetched = fetched) -> list[tuple[int, Piece]]:
                 groups = np.unique(bounds.firsts.searchsorted(rows, "right") - 1).tolist()
-                return self._pieces(self._columns, span, groups, bounds, fetched)
+                return self._pieces(self._columns, span, groups, bounds, fetched, rows)
 
-            for start, keys in self._pieces(self._keys, span, groups, bounds, fetched):
+            for start, keys in self._pieces(self._keys, span, groups, bounds, fetched, None):
                 yield from self._matching(wanted, start, keys, values)
 
     def _matching(
@@ -122,9 +127,13 @@ class PartRows:
         """Yield all rows of some pieces of a collection without keys."""
         return (pa.Table.from_batches([_batch(piece)]) for _, piece in pieces)
 
-    def _whole(self, columns: tuple[str, ...]) -> Piece | None:
+    def _whole_values(self, rows: Numbers) -> list[tuple[int, Piece]]:
+        values = self._whole(self._columns, rows)
+        return [] if values is None else [(0, values)]
+
+    def _whole(self, columns: tuple[str, ...], touched: Numbers | None) -> Piece | None:
         """Return columns of all rows of a small part; None if there are no such columns."""
-        found = self._kept(columns, WHOLE) if columns else None
+        found = self._kept(columns, WHOLE, self._part.rows, touched) if columns else None
         if columns and found is None:
             table = self._reader.table(self._part, self._schema, [*self._keys, *self._columns])
             for each in filter(None, (self._keys, self._columns)):
@@ -160,36 +169,59 @@ class PartRows:
         return bounds.hit(self._samples(), wanted)
 
     def _pieces(
-        self, columns: tuple[str, ...], span: Span, groups: Sequence[int], bounds: GroupBounds, fetched: Fetched
+        self,
+        columns: tuple[str, ...],
+        span: Span,
+        groups: Sequence[int],
+        bounds: GroupBounds,
+        fetched: Fetched,
+        touched: Numbers | None,
     ) -> list[tuple[int, Piece]]:
-        """Return columns of some row groups of a block, in order, each piece with its first row in the part."""
+        """Return columns of some row groups of a block, in order, each piece with its first row in the part.
+
+        Args:
+            touched: the rows of the part that will be looked at, ascending; None stands for all of these row groups.
+        """
         first, end = span
-        block = self._kept(columns, span)
+        firsts = bounds.firsts
+
+        def kept_of(first: int, end: int) -> Piece | None:
+            inside = touched
+            if touched is not None:
+                cuts = touched.searchsorted([firsts[first], firsts[end]])
+                inside = touched[cuts[0] : cuts[1]] - firsts[first]
+            return self._kept(columns, (first, end), int(firsts[end] - firsts[first]), inside)
+
+        block = kept_of(first, end)
         if block is not None:
-            return [(int(bounds.firsts[first]), block)]
-        look = self._peeked if end - first == 1 else self._kept  # A block of one row group was asked for above.
-        kept = {number: look(columns, (number, number + 1)) for number in groups}
+            return [(int(firsts[first]), block)]
+        # A block of one row group was asked for above.
+        kept = {number: kept_of(number, number + 1) if end - first > 1 else None for number in groups}
         missing = [number for number, piece in kept.items() if piece is None]
-        if not missing and len(kept) < end - first:  # Perhaps it is all there by now.
-            others = {number: self._peeked(columns, (number, number + 1)) for number in range(first, end)}
-            kept = kept if None in others.values() else others
-        if len(kept) == end - first and len(kept) > 1:
-            return [(int(bounds.firsts[first]), self._as_block(columns, span, kept, fetched))]
+        is_wanted = len(kept) == end - first
+        if not missing and not is_wanted:  # Perhaps it is all there by now.
+            is_wanted = all(self._is_here(columns, (number, number + 1)) for number in range(first, end))
+        if is_wanted and end - first > 1:
+            return [(int(firsts[first]), self._as_block(columns, span, bounds, fetched))]
         for run in _consecutive(missing):
             table, at = self._read(columns, run, fetched), 0
             for number in run:
-                rows = int(bounds.firsts[number + 1] - bounds.firsts[number])
+                rows = int(firsts[number + 1] - firsts[number])
                 kept[number] = self._keep(columns, (number, number + 1), table.slice(at, rows))
                 at += rows
-        return [(int(bounds.firsts[number]), piece) for number, piece in kept.items() if piece is not None]
+        return [(int(firsts[number]), piece) for number, piece in kept.items() if piece is not None]
 
-    def _as_block(self, columns: tuple[str, ...], span: Span, kept: dict[int, Piece | None], fetched: Fetched) -> Piece:
+    def _as_block(self, columns: tuple[str, ...], span: Span, bounds: GroupBounds, fetched: Fetched) -> Piece:
         """Make one piece of all row groups of a block, and keep it in place of theirs."""
-        pieces = [_batch(piece) for piece in kept.values() if piece is not None]
-        table = pa.Table.from_batches(pieces) if len(pieces) == len(kept) else self._read(columns, [*kept], fetched)
-        for number in kept:
-            self._reader.decoded.take(self._name(columns, (number, number + 1)))
-        return self._keep(columns, span, table)
+        groups = [*range(*span)]
+        lengths = np.diff(bounds.firsts).tolist()
+        pieces = [self._peeked(columns, (number, number + 1), lengths[number]) for number in groups]
+        found = [_batch(piece) for piece in pieces if piece is not None]
+        table = pa.Table.from_batches(found) if len(found) == len(groups) else self._read(columns, groups, fetched)
+        block = self._keep(columns, span, table)
+        for number in groups:
+            self._drop(columns, (number, number + 1))
+        return block
 
     def _read(self, columns: tuple[str, ...], run: list[int], fetched: Fetched) -> pa.Table:
         """Return columns of consecutive row groups. Cost: one GET of a range, unless they are among those fetched."""
@@ -201,27 +233,62 @@ class PartRows:
         return table
 
     def _keep(self, columns: tuple[str, ...], span: Span, table: pa.Table) -> Piece:
-        piece: Piece
-        if columns == self._keys:
-            piece = SortedKeys(table)
-        else:
-            batches = table.combine_chunks().to_batches()
-            piece = batches[0] if batches else empty_batch(table.schema)
+        batches = table.combine_chunks().to_batches()
+        batch = batches[0] if batches else empty_batch(table.schema)
+        spilled = self._reader.spilled
+        if spilled is not None and spilled.put(self._file_name(columns, span), batch):
+            # From here on the file is used, and what was decoded is let go of.
+            found = self._kept(columns, span, len(batch), None)
+            if found is not None:
+                return found
+        piece: Piece = SortedKeys(batch) if columns == self._keys else batch
         self._reader.decoded.put(self._name(columns, span), piece)
         return piece
 
-    def _kept(self, columns: tuple[str, ...], span: Span) -> Piece | None:
+    def _kept(self, columns: tuple[str, ...], span: Span, rows: int, touched: Numbers | None) -> Piece | None:
+        """Return columns of a number of rows, of which only those that are touched will be looked at."""
         found = self._reader.decoded.get(self._name(columns, span))
         assert found is None or isinstance(found, (SortedKeys, pa.RecordBatch))
-        return found
+        spilled = self._reader.spilled
+        if found is not None or spilled is None:
+            return found
+        fields, name = self._fields(columns), self._file_name(columns, span)
+        if columns != self._keys:
+            return spilled.get(name, fields, rows, touched)
+        keys = spilled.keys(name, fields, rows)
+        if keys is not None and keys.packs:  # That takes memory, which is bounded there.
+            self._reader.decoded.put(self._name(columns, span), keys)
+        return keys
 
-    def _peeked(self, columns: tuple[str, ...], span: Span) -> Piece | None:
+    def _is_here(self, columns: tuple[str, ...], span: Span) -> bool:
+        """Return whether columns of some rows are in memory or mapped; what is mapped may yet prove to be damaged."""
+        if self._reader.decoded.peek(self._name(columns, span)) is not None:
+            return True
+        spilled = self._reader.spilled
+        return spilled is not None and spilled.is_mapped(self._file_name(columns, span))
+
+    def _peeked(self, columns: tuple[str, ...], span: Span, rows: int) -> Piece | None:
+        """Return all of a number of rows, without counting as a use."""
         found = self._reader.decoded.peek(self._name(columns, span))
         assert found is None or isinstance(found, (SortedKeys, pa.RecordBatch))
-        return found
+        spilled = self._reader.spilled
+        if found is not None or spilled is None:
+            return found
+        return spilled.get(self._file_name(columns, span), self._fields(columns), rows, None)
+
+    def _fields(self, columns: tuple[str, ...]) -> pa.Schema:
+        return pa.schema([self._schema.arrow.field(name) for name in columns])
+
+    def _drop(self, columns: tuple[str, ...], span: Span) -> None:
+        self._reader.decoded.take(self._name(columns, span))
+        if self._reader.spilled is not None:
+            self._reader.spilled.drop(self._file_name(columns, span))
 
     def _name(self, columns: tuple[str, ...], span: Span) -> Hashable:
         return self._part.checksum, span, columns, self._types
+
+    def _file_name(self, columns: tuple[str, ...], span: Span) -> str:
+        return json.dumps([self._part.checksum, *span, columns, self._types])
 
 
 def _batch(piece: Piece) -> pa.RecordBatch:

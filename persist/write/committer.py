@@ -61,6 +61,7 @@ from persist.state.location import check_uploaded
 from persist.state.state import State, apply
 from persist.upsert.taking import EventTable
 from persist.write.future import CommitFuture, UnobservedErrors
+from persist.write.hand_over import HandOver
 from persist.write.operations import Operation, Step, Write, merge
 from persist.write.part_writer import MEMORY_BUDGET, PartWriter
 from persist.write.proof import StoreProof
@@ -84,6 +85,7 @@ class Committer:
         clock: Clock,
         writer_name: str,
         memory_budget: int = MEMORY_BUDGET,
+        hand_over: HandOver | None = None,
     ) -> None:
         self.epoch: int | None = None  # Set once, by whoever opened the location exclusively.
         self._blob = blob
@@ -92,7 +94,7 @@ class Committer:
         self._clock = clock
         self.writer_name = writer_name
         self._proof = StoreProof(blob, clock)
-        self._parts = PartWriter(blob, follower.next_seqno, memory_budget)
+        self._parts = PartWriter(blob, follower.next_seqno, memory_budget, hand_over)
         self._write_steps = WriteSteps(self._parts, pool)
         self._in_flight_bytes_max = memory_budget
         self.unobserved = UnobservedErrors(blob.url)

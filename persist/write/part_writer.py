@@ -22,13 +22,14 @@ from persist.codecs import (
     DiffOverflow,
     Part,
     SmallUpdates,
-    encode_parts,
     gathered,
     leaf_count,
 )
+from persist.codecs.part.stream import encode_with_rows
 from persist.log.keys import part_key
 from persist.log.records import Append, Pend, Watermarks
 from persist.upsert.events import in_order_of_arrival
+from persist.write.hand_over import HandOver
 from persist.write.operations import Write
 
 INLINE_PART_MAX = 64 << 10
@@ -45,17 +46,25 @@ class PartWriter:
         piece_bytes: about how large a table is that is sorted at once.
     """
 
-    def __init__(self, blob: Blob, next_seqno: Callable[[], int], memory_budget: int = MEMORY_BUDGET) -> None:
+    def __init__(
+        self,
+        blob: Blob,
+        next_seqno: Callable[[], int],
+        memory_budget: int = MEMORY_BUDGET,
+        hand_over: HandOver | None = None,
+    ) -> None:
         """Make one that uploads to blob.
 
         Args:
             next_seqno: gives the next seqno of the log, as of not long ago.
             memory_budget: what encoding may take besides what it is given; see `Settings.memory_budget`.
+            hand_over: takes the rows of what is encoded, for readers in the same process; None for nobody.
         """
         self._blob = blob
         self._next_seqno = next_seqno
         self.piece_bytes = memory_budget // 4
         self._memory_budget = memory_budget
+        self._hand_over = hand_over
 
     def upload(self, collection: str, schema: CollectionSchema, table: pa.Table) -> tuple[Part, ...]:
         """Encode table and store its parts; return their descriptors. Cost: one PUT for each part.
@@ -72,7 +81,7 @@ class PartWriter:
         seqno = self._next_seqno()
         try:
             for piece in _pieces(table, self.piece_bytes):
-                for data, part in encode_parts(piece, schema, row_group_bytes_max=group_bytes):
+                for data, part in self._encoded(piece, schema, row_group_bytes_max=group_bytes):
                     stored.append(self._put(collection, seqno, data, part))
         except BaseException:
             self.discard(stored)
@@ -83,7 +92,7 @@ class PartWriter:
         """Return the mutation that adds all writes to a collection that has inline_bytes already; None if empty."""
         parts = [part for write in writes if isinstance(write.data, Future) for part in write.data.result()]
         small = [write for write in writes if not isinstance(write.data, Future)]
-        for data, part in _encoded_together(small, _batch_room(inline_bytes)):
+        for data, part in self._encoded_together(small, _batch_room(inline_bytes)):
             parts.append(self.stored(collection, data, part, inline_bytes))
             inline_bytes += len(parts[-1].inline)
         return Append(collection, tuple(parts)) if parts else None
@@ -117,7 +126,7 @@ class PartWriter:
         made: list[Part] = []
         group_bytes, room = group_bytes_max(self._memory_budget, schema), _batch_room(inline_bytes)
         try:
-            for data, part in encode_parts(table, schema, row_group_bytes_max=group_bytes, batch_bytes_max=room):
+            for data, part in self._encoded(table, schema, row_group_bytes_max=group_bytes, batch_bytes_max=room):
                 made.append(self.stored(collection, data, part, inline_bytes))
                 inline_bytes += len(made[-1].inline)
         except BaseException:
@@ -153,6 +162,38 @@ class PartWriter:
             raise Unavailable(f"a part could not be stored, so nothing was written: {error}") from error
         return msgspec.structs.replace(part, blob=key)
 
+    def _encoded(
+        self,
+        table: pa.Table,
+        schema: CollectionSchema,
+        *,
+        row_group_bytes_max: int = ROW_GROUP_BYTES_MAX,
+        batch_bytes_max: int = 0,
+    ) -> list[tuple[bytes, Part]]:
+        """Do what `encode_parts` does, and hand over the rows."""
+        room = 0 if self._hand_over is None else self._hand_over.part_bytes_max
+        encoded, rows = encode_with_rows(
+            table, schema, room, row_group_bytes_max=row_group_bytes_max, batch_bytes_max=batch_bytes_max
+        )
+        if self._hand_over is not None and rows is not None:
+            self._hand_over.give(encoded[0][1], schema, rows)
+        return encoded
+
+    def _encoded_together(self, writes: Sequence[Write], batch_bytes_max: int) -> list[tuple[bytes, Part]]:
+        """Encode small writes as one part, or each alone if their diffs overflow only when they are added up."""
+        if not writes:
+            return []
+        if any(write.schema.version != writes[0].schema.version for write in writes):
+            # Of writers with an older schema: each version is a part of its own.
+            versions = sorted({write.schema.version for write in writes})
+            groups = ([write for write in writes if write.schema.version == version] for version in versions)
+            return [part for group in groups for part in self._encoded_together(group, batch_bytes_max)]
+        schema = writes[0].schema
+        try:
+            return self._encoded(_table(writes, schema), schema, batch_bytes_max=batch_bytes_max)
+        except DiffOverflow:  # Rare, and each takes of the room: as files, which may go anywhere.
+            return [encoded for write in writes for encoded in self._encoded(_table([write], schema), schema)]
+
 
 def group_bytes_max(memory_budget: int, schema: CollectionSchema) -> int:
     """Return how large the row groups may be that are written within a budget, so that many can be read within it.
@@ -175,22 +216,6 @@ def _batch_room(inline_bytes: int) -> int:
     """Return how large a batch may be that is added to so many inline bytes; 0 for none, as it could not be a blob."""
     bytes_max = min(BATCH_BYTES_MAX, INLINE_PART_MAX)
     return bytes_max if inline_bytes + bytes_max <= INLINE_TOTAL_MAX else 0
-
-
-def _encoded_together(writes: Sequence[Write], batch_bytes_max: int) -> list[tuple[bytes, Part]]:
-    """Encode small writes as one part, or each alone if their diffs overflow only when they are added up."""
-    if not writes:
-        return []
-    if any(write.schema.version != writes[0].schema.version for write in writes):
-        # Of writers with an older schema: each version is a part of its own.
-        versions = sorted({write.schema.version for write in writes})
-        groups = ([write for write in writes if write.schema.version == version] for version in versions)
-        return [part for group in groups for part in _encoded_together(group, batch_bytes_max)]
-    schema = writes[0].schema
-    try:
-        return encode_parts(_table(writes, schema), schema, batch_bytes_max=batch_bytes_max)
-    except DiffOverflow:  # Rare, and each takes of the room: as files, which may go anywhere.
-        return [encoded for write in writes for encoded in encode_parts(_table([write], schema), schema)]
 
 
 def _table(writes: Sequence[Write], schema: CollectionSchema) -> pa.Table:

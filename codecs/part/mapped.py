@@ -1,0 +1,183 @@
+"""Decoded rows as a file that can be mapped: what is touched of it is checked, and nothing else is read.
+
+    mapped =
+        8 bytes   b"prows01\n"
+        16 bytes  xxh3_128 of the head
+        8 bytes   length of the head, little-endian
+        head      4 bytes length of the name, the name; 8 bytes length of the message, 8 bytes its xxh3_64; for each
+                  `CHUNK_BYTES` of the message 8 bytes, their xxh3_64. All integers are little-endian
+        zeros     to a multiple of 64, as Arrow wants its buffers
+        message   an encapsulated Arrow IPC message: a RecordBatch, not compressed and without a schema; the file's end
+
+Such a file is a copy that may be lost. The name says what it is a copy of, and the reader knows its schema from there.
+Whatever disagrees with a checksum or with the name makes the file worthless (`ValueError`), and the rows are decoded
+again. A chunk is checked before the first of its rows is used, once for each mapping: nobody writes to such a file
+after it has got its name.
+
+Rejected: one checksum for all (a look-up of some keys would read every byte), Arrow's IPC file format (its footer says
+nothing that the name does not, and is parsed before anything could have been checked), compression (it cannot be
+mapped).
+"""
+
+import struct
+from collections.abc import Iterator
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.types as pat
+import xxhash
+
+from persist.codecs.types.arrow_types import is_flat, is_text
+
+CHUNK_BYTES = 4096
+_MAGIC = b"prows01\n"
+_PREFACE = struct.Struct("<8s16sQ")
+_NAME, _LENGTHS = struct.Struct("<I"), struct.Struct("<QQ")
+_MESSAGE_PREFIX = struct.Struct("<Ii")
+_ALIGNMENT = 64
+
+Rows = npt.NDArray[np.int64]
+
+
+def mapped_file(batch: pa.RecordBatch, name: bytes) -> list[bytes | memoryview]:
+    """Return what a file that holds rows consists of. Cost: one copy of the rows, and their checksums."""
+    message = memoryview(batch.serialize())
+    checksums = [xxhash.xxh3_64_intdigest(chunk) for chunk in _chunks(message)]
+    head = b"".join(
+        [
+            _NAME.pack(len(name)),
+            name,
+            _LENGTHS.pack(len(message), xxhash.xxh3_64_intdigest(message)),
+            np.array(checksums, "<u8").tobytes(),
+        ]
+    )
+    preface = _PREFACE.pack(_MAGIC, xxhash.xxh3_128_digest(head), len(head))
+    return [preface + head + bytes(-(len(preface) + len(head)) % _ALIGNMENT), message]
+
+
+class MappedRows:
+    """The rows of one file, of which only what was checked may be used; safe to share between threads.
+
+    Attributes:
+        batch: the rows. Whoever looks at one of them has asked `check` before.
+        nbytes: how long the file is.
+    """
+
+    def __init__(self, file: pa.Buffer, name: bytes, schema: pa.Schema, rows: int) -> None:
+        """Take over the bytes of a file that should hold so many rows of a schema under a name.
+
+        Cost: about what it takes to read the head.
+
+        Raises:
+            ValueError, pa.ArrowException, OSError: it is another one, or damaged.
+        """
+        self.nbytes = int(file.size)
+        data = memoryview(file)
+        if len(data) < _PREFACE.size:
+            raise ValueError("it is shorter than its first fields")
+        magic, digest, length = _PREFACE.unpack_from(data)
+        head = data[_PREFACE.size : _PREFACE.size + length]
+        if magic != _MAGIC or len(head) != length or xxhash.xxh3_128_digest(head) != digest:
+            raise ValueError("its head is not what it was")
+        at = _NAME.size + len(name)
+        if bytes(head[:at]) != _NAME.pack(len(name)) + name:
+            raise ValueError("it is a copy of something else")
+        size, self._whole = _LENGTHS.unpack_from(head, at)
+        start = -(-(_PREFACE.size + length) // _ALIGNMENT) * _ALIGNMENT
+        if any(data[_PREFACE.size + length : start]):
+            raise ValueError("there is something before its message")
+        self._message = data[start:]
+        if len(self._message) != size:
+            raise ValueError(f"it ends after {len(self._message)} of {size} bytes")
+        self._checksums = np.frombuffer(head[at + _LENGTHS.size :], "<u8").tolist()
+        self._is_checked = np.zeros(len(self._checksums), np.bool_)
+        self._is_whole = False
+        self._address = int(file.address) + start
+        self._check_chunks(0, 1)
+        _, header = _MESSAGE_PREFIX.unpack_from(self._message)
+        self._check_chunks(1, min(-(-(_MESSAGE_PREFIX.size + header) // CHUNK_BYTES), len(self._checksums)))
+        self.batch: pa.RecordBatch = pa.ipc.read_record_batch(file.slice(start), schema)
+        if self.batch.num_rows != rows:
+            raise ValueError(f"it has {self.batch.num_rows} rows instead of {rows}")
+
+    def check(self, rows: Rows | None) -> None:
+        """Make sure that some rows are what was written; None stands for all.
+
+        Cost: the checksums of the chunks they are in, about 1 µs for each that no one has checked before.
+
+        Raises:
+            ValueError: they are not.
+        """
+        if self._is_whole:
+            return
+        if rows is None:
+            if xxhash.xxh3_64_intdigest(self._message) != self._whole:
+                raise ValueError("its rows are not what they were")
+            self._is_whole = True
+            return
+        if not len(rows):
+            return
+        marks = np.zeros(len(self._checksums) + 1, np.int64)
+        for column in self.batch.columns:
+            self._mark(marks, column, rows)
+        for chunk in np.flatnonzero((np.cumsum(marks[:-1]) > 0) & ~self._is_checked).tolist():
+            self._check_chunks(chunk, chunk + 1)
+
+    @property
+    def message_bytes(self) -> int:
+        """How long the message is, with which the file ends."""
+        return len(self._message)
+
+    def unchecked(self) -> list[int]:
+        """Return the numbers of the chunks of the message that nothing is known of yet."""
+        return [] if self._is_whole else np.flatnonzero(~self._is_checked).tolist()
+
+    def _check_chunks(self, first: int, end: int) -> None:
+        for chunk in range(first, end):
+            data = self._message[chunk * CHUNK_BYTES : (chunk + 1) * CHUNK_BYTES]
+            if xxhash.xxh3_64_intdigest(data) != self._checksums[chunk]:
+                raise ValueError(f"its bytes from {chunk * CHUNK_BYTES} on are not what they were")
+            self._is_checked[chunk] = True
+
+    def _mark(self, marks: Rows, column: pa.Array, rows: Rows) -> None:
+        """Mark the chunks that hold some rows of a column: +1 where they begin, -1 after they end."""
+        kind, rows = column.type, rows + column.offset
+        buffers = column.buffers()
+        if not is_text(kind) and not _has_whole_bytes(kind):
+            self._mark_all(marks, buffers)
+            return
+        if buffers[0] is not None:
+            self._mark_bytes(marks, buffers[0], rows >> 3, (rows >> 3) + 1)
+        if not is_text(kind):
+            width = kind.bit_width // 8
+            self._mark_bytes(marks, buffers[1], rows * width, (rows + 1) * width)
+            return
+        width = 8 if pat.is_large_string(kind) or pat.is_large_binary(kind) else 4
+        self._mark_bytes(marks, buffers[1], rows * width, (rows + 2) * width)
+        for chunk in np.flatnonzero((np.cumsum(marks[:-1]) > 0) & ~self._is_checked).tolist():
+            self._check_chunks(chunk, chunk + 1)  # What says where the values are is used here already.
+        ends = np.frombuffer(buffers[1], f"<i{width}", len(column) + column.offset + 1)
+        if buffers[2] is not None:
+            self._mark_bytes(marks, buffers[2], ends[rows].astype(np.int64), ends[rows + 1].astype(np.int64))
+
+    def _mark_all(self, marks: Rows, buffers: list[pa.Buffer | None]) -> None:
+        for buffer in buffers:
+            if buffer is not None and buffer.size:
+                self._mark_bytes(marks, buffer, np.zeros(1, np.int64), np.array([buffer.size], np.int64))
+
+    def _mark_bytes(self, marks: Rows, buffer: pa.Buffer, starts: Rows, ends: Rows) -> None:
+        some = ends > starts
+        at = int(buffer.address) - self._address
+        np.add.at(marks, (starts[some] + at) // CHUNK_BYTES, 1)
+        np.add.at(marks, (ends[some] + at - 1) // CHUNK_BYTES + 1, -1)
+
+
+def _has_whole_bytes(kind: pa.DataType) -> bool:
+    """Return whether values take the same number of bytes each, one after the other in one buffer."""
+    is_fixed = pat.is_primitive(kind) or pat.is_decimal(kind) or pat.is_fixed_size_binary(kind)
+    return is_flat(kind) and is_fixed and not pat.is_boolean(kind)
+
+
+def _chunks(message: memoryview) -> Iterator[memoryview]:
+    return (message[at : at + CHUNK_BYTES] for at in range(0, len(message), CHUNK_BYTES))
