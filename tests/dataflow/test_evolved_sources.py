@@ -118,5 +118,5 @@ def test_an_output_may_get_columns_that_the_program_does_not_write() -> None:
             assert copy.snapshot().to_arrow().to_pylist() == [{"k": 2, "v": 20, "note": None}]
             copy.evolve(drop=["v"])
             rows.write([((2, 20), 2, -1)], seal=3).result()
-            with pytest.raises(persist.SchemaMismatch, match="'v' .int64. was dropped"):
+            with pytest.raises(persist.SchemaMismatch, match=r"'v' .int64. was dropped"):
                 running.run(until=2)

@@ -26,7 +26,6 @@ from persist.log.records import (
     LocationMutation,
     MachineForm,
     Resolve,
-    SetHold,
     TruncateLog,
     VoidUploads,
 )
@@ -58,7 +57,6 @@ def write_every_kind(location: Path | Blob) -> None:
             multi.mark_batch(kinds, "a query", 7, "another run", again=True)
         kinds.hold(1, name="a consumer").advance(2)
         kinds.hold(2, name="released").release()
-        kinds.handle.submit("hold", [SetHold(kinds.id, "stays", 2, None, None, 1)]).result()
         kinds.tag("a tag", 2)
         kinds.tag("a tag", 3, move=True)
         kinds.tag("dropped", 3)

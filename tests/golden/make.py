@@ -140,7 +140,7 @@ def write_view(client: persist.Client) -> None:
     """Make a view with so many holds on it that the next checkpoint gives it a state object."""
     view = client.create_view("done, counted", "SELECT count(*) AS n FROM done WHERE key > 0")
     view.refresh()
-    holds = [SetHold(view.id, f"reader {n}", view.since.time or 0) for n in range(40)]
+    holds = [SetHold(view.id, f"reader {n}", view.since.time or 0, schema=1) for n in range(40)]
     client.engine.submit("hold", holds, {view.id: view.name}).result()
 
 
