@@ -27,6 +27,7 @@ from persist.engine.overwriting import overwrite_steps, replacement_steps
 from persist.errors import InvalidUsage
 from persist.read.result import required
 from persist.timeline import Moment
+from persist.work import Done, task
 from persist.write.operations import check_token, with_token
 
 BATCH_ROWS = 64 * 1024
@@ -55,13 +56,14 @@ def import_parquet(
     stamp = handle.stamp(time, diff)
     sealing = [] if seal is None else [handle.seal_step(seal)]
     read = 0
-    for name, batches in _files(source):
-        mark = None if token is None else _file_token(token, name)
-        if mark is not None and mark in handle.contents().tokens:
-            continue
-        steps = handle.write_steps(batches(), stamp, token=mark)
-        handle.submit("import_parquet", with_token(mark, [handle.id], steps)).result()
-        read += 1
+    with task("import", handle.name) as done:
+        for name, batches in _files(source):
+            mark = None if token is None else _file_token(token, name)
+            if mark is not None and mark in handle.contents().tokens:
+                continue
+            steps = handle.write_steps(_told(batches(), done), stamp, token=mark)
+            handle.submit("import_parquet", with_token(mark, [handle.id], steps)).result()
+            read += 1
     if sealing:
         handle.submit("import_parquet", sealing).result()
     return read
@@ -216,6 +218,12 @@ def _files(source: Any) -> Iterator[tuple[str, Callable[[], Iterator[pa.RecordBa
         columns = pa.schema([*own, *(field for field in in_paths if field.name not in own.names)])
         whole = ds.FileSystemDataset([fragment], columns, source.format, source.filesystem)
         yield name, _Files(whole, {path: fragment}).batches
+
+
+def _told(batches: Iterator[pa.RecordBatch], done: Done) -> Iterator[pa.RecordBatch]:
+    for batch in batches:
+        done(batch.num_rows)
+        yield batch
 
 
 def _file_token(token: str, name: str) -> str:

@@ -80,7 +80,7 @@ def register(metrics: Callable[[], Metrics], attributes: Mapping[str, str]) -> C
     return _exporter.add(api, metrics, attributes)
 
 
-class _Reading(NamedTuple):
+class Reading(NamedTuple):
     name: str
     value: float
     is_counter: bool
@@ -102,7 +102,7 @@ class _Exporter:
         with self._lock:
             number = next(self._numbers)
             self._sources[number] = (self._weak(metrics, number), dict(attributes))
-            new = {each.name: each for each in _readings(first) if each.name not in self._names}
+            new = {each.name: each for each in readings(first) if each.name not in self._names}
             self._names.update(new)
         meter = api.get_meter(METER)
         for each in new.values():
@@ -130,7 +130,7 @@ class _Exporter:
             sources = [*self._sources.values()]
         for metrics, attributes in sources:
             found = metrics()
-            for each in _readings(found) if found is not None else ():
+            for each in readings(found) if found is not None else ():
                 if each.name == name:
                     yield observation(each.value, {**attributes, **each.attributes})
 
@@ -139,24 +139,24 @@ class _Exporter:
 _exporter = _Exporter()
 
 
-def _readings(metrics: Metrics) -> Iterator[_Reading]:
+def readings(metrics: Metrics) -> Iterator[Reading]:
     for operation, store in metrics.store.items():
         by_operation = {"operation": operation}
         for name, value in asdict(store).items():
             if name in _QUANTILES:
                 labels = {**by_operation, "quantile": _QUANTILES[name]}
-                yield _Reading("persist.store.latency_s", value, False, "s", labels)
+                yield Reading("persist.store.latency_s", value, False, "s", labels)
             else:
-                yield _Reading(f"persist.store.{name}", value, True, _UNITS.get(name, ""), by_operation)
+                yield Reading(f"persist.store.{name}", value, True, _UNITS.get(name, ""), by_operation)
     for operation, retry in metrics.retries.items():
         for name, value in asdict(retry).items():
-            yield _Reading(f"persist.retries.{name}", value, True, "", {"operation": operation})
+            yield Reading(f"persist.retries.{name}", value, True, "", {"operation": operation})
     if metrics.cache is not None:
         for name, value in asdict(metrics.cache).items():
-            yield _Reading(f"persist.cache.{name}", value, name not in _LEVELS, _UNITS.get(name, ""))
+            yield Reading(f"persist.cache.{name}", value, name not in _LEVELS, _UNITS.get(name, ""))
     for group, numbers in metrics.groups.items():
         for name, value in numbers.items():
-            yield _Reading(f"persist.{group}.{name}", value, False)
+            yield Reading(f"persist.{group}.{name}", value, False)
 
 
 def _lines(metrics: Metrics) -> Iterator[str]:

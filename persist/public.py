@@ -76,6 +76,7 @@ from persist.importing import ImportedVersion
 from persist.metrics import Metrics
 from persist.multi_write import MultiWrite
 from persist.notify.address import Notify
+from persist.progress_bars import Work, progress
 from persist.read.changes import Changes
 from persist.read.joint_listen import JointListen, JointProgress
 from persist.read.listen import Listen, Progress
@@ -177,7 +178,9 @@ __all__ = [
     "UploadExpired",
     "UpperMismatch",
     "Utf8",
+    "Work",
     "WriterFenced",
     "fsck",
     "open",
+    "progress",
 ]

@@ -23,7 +23,8 @@ LAYERS: list[set[str]] = [
         "persist.names",
         "persist.settings",
     }
-    | {"persist.metrics", "persist.storage", "persist.compaction_policy", "persist.log"},
+    | {"persist.metrics", "persist.storage", "persist.compaction_policy", "persist.log"}
+    | {"persist.work", "persist.progress_bars"},
     {"persist.state"},
     {"persist.upsert"},
     {"persist.replica"},

@@ -108,8 +108,11 @@ def command(function: Callable[..., int]) -> Callable[..., int]:
         **asked: Any,
     ) -> int:
         place = Place(location, tuple(storage_option or ()), storage_options_file, as_json, timeout)
+        from persist.progress_bars import progress  # Here, because it loads what the help of a command does without.
+
         try:
-            return function(place, **asked)
+            with progress():
+                return function(place, **asked)
         except BrokenPipeError:  # Whoever read the output has seen enough; Click would make that status 1.
             close_output()
             return OK

@@ -20,9 +20,9 @@ import xxhash
 import persist
 from persist.cli.casting import Caster
 from persist.cli.misfits import Misfits
-from persist.cli.progress import progress
 from persist.cli.rows_in import RowFile
 from persist.cli.text import tell
+from persist.work import task
 
 PIECE_ROWS = 1_000_000
 READ_BYTES = 1 << 20
@@ -93,7 +93,7 @@ def checked(file: RowFile, caster: Caster, *, skip_bad: bool) -> tuple[int, int]
         DoesNotFit: some do not, and this is not allowed; the message has the first reasons.
     """
     misfits, rows = Misfits(), 0
-    with progress(f"Checking {file.name}") as done:
+    with task("check", file.name) as done:
         for piece in file.pieces(caster, misfits):
             rows += len(piece)
             done(len(piece))
@@ -117,7 +117,7 @@ def load(collection: "persist.Collection", file: RowFile, caster: Caster, plan: 
     if is_ours and f"{token}/{pieces - 1}" in known:
         return Loaded(rows, skipped, 0, pieces, None)
     before, seqno = sum(f"{token}/{n}" in known for n in range(pieces)), None
-    with progress(f"Writing {file.name}", rows) as done:
+    with task("write", file.name, total=rows) as done:
         for n, piece in enumerate(_cut(file.pieces(caster, Misfits()), plan.piece_rows)):
             seal = plan.seal if n == pieces - 1 else None
             if not is_ours or f"{token}/{n}" not in known:

@@ -2,6 +2,7 @@
 
 import os
 import signal
+from contextlib import ExitStack
 from typing import Annotated, Any
 
 import typer
@@ -115,20 +116,29 @@ def serve(
     insecure: Annotated[
         bool, typer.Option("--insecure", help="Allow an address that other machines reach without a token.")
     ] = False,
+    metrics: Annotated[
+        str | None,
+        typer.Option(metavar="HOST:PORT", help="Serve metrics there, too: http, for Prometheus and Grafana."),
+    ] = None,
 ) -> int:
     """Tell others of new records and serve reads over Arrow Flight, until it is interrupted.
 
     The token that clients must send comes from the environment variable PERSIST_SERVE_TOKEN.
     """
     token = os.environ.get(TOKEN_VARIABLE)
-    with at.reading() as client:
-        server = client.serve(url, token=token, insecure=insecure)
-        try:
-            _done(at, {"url": server.url}, f"{server.url} serves {client.url}. Ctrl-C ends it.")
-            typer.get_text_stream("stdout").flush()
-            signal.pause()
-        finally:
-            server.close()
+    with at.reading() as client, ExitStack() as stack:
+        server = stack.enter_context(client.serve(url, token=token, insecure=insecure))
+        told = {"url": server.url}
+        line = f"{server.url} serves {client.url}. Ctrl-C ends it."
+        if metrics is not None:
+            from persist.cli.exposition import MetricsServer
+
+            shown = stack.enter_context(MetricsServer(client, metrics, token=token, insecure=insecure))
+            told["metrics"] = shown.url
+            line += f"\nMetrics are at {shown.url}"
+        _done(at, told, line)
+        typer.get_text_stream("stdout").flush()
+        signal.pause()
     return OK
 
 

@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from persist.blob.errors import InvalidUsage
 from persist.cli.text import cell, print_table, tell
+from persist.work import watched
 
 FORMATS = ("table", "csv", "json", "parquet", "arrow")
 SUFFIXES = {
@@ -65,6 +66,20 @@ def write_rows(
     Args:
         in_order: the order of rows means something, so that a table on the screen is not sorted.
     """
+    if output is None and sys.stdout.isatty():
+        with watched(None):  # Rows and bars would write over each other.
+            return _written(schema, batches, format, output, limit, in_order)
+    return _written(schema, batches, format, output, limit, in_order)
+
+
+def _written(
+    schema: pa.Schema,
+    batches: Iterable[pa.RecordBatch],
+    format: str,
+    output: str | None,
+    limit: int | None,
+    in_order: bool,
+) -> int:
     if format == "table" and output is None:
         return _show(schema, batches, SHOWN_MAX if limit is None else limit, in_order)
     if format in ("parquet", "arrow") and output is None and sys.stdout.isatty():

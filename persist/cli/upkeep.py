@@ -59,12 +59,12 @@ def compact(
     memory_budget: Annotated[int | None, typer.Option(metavar="BYTES", help="At most about this much memory.")] = None,
 ) -> int:
     """Make reading cheap, and destroy what may not be read any more."""
-    from persist.cli.progress import progress
+    from persist.work import task
 
     told: list[dict[str, Any]] = []
     with at.writing(memory_budget=memory_budget) as client:
         names = collections or client.collections()
-        with progress("Compacting", len(names)) as done:
+        with task("compact", total=len(names), unit="collections") as done:
             for name in names:
                 try:
                     report = client.load(name).compact(only_due=due)

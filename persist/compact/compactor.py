@@ -26,6 +26,7 @@ from persist.read.plan import snapshot_scan
 from persist.read.scan import Scan
 from persist.replica.follower import Follower
 from persist.state.contents import CollectionState, with_replaced
+from persist.work import task
 from persist.write.future import CommitFuture
 from persist.write.operations import Step
 
@@ -76,7 +77,7 @@ class Compactor:
         """
         report = CompactionReport()
         failed: dict[Work, DiffOverflow] = {}
-        with self._one_at_a_time:
+        with self._one_at_a_time, task("compact", name, unit="pieces of work") as done:
             while True:
                 contents = self._contents(id_, name)
                 work = next_work(
@@ -95,6 +96,7 @@ class Compactor:
                     report += CompactionReport(superseded=1)
                 except DiffOverflow as error:
                     failed[work] = error
+                done(1)
         if failed:
             raise next(iter(failed.values()))
         return report

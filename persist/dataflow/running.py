@@ -23,6 +23,7 @@ from persist.dataflow.sources import SourceReader
 from persist.dataflow.spill import Spill
 from persist.dataflow.times import Antichain, Time, as_given, meet_of
 from persist.dataflow.words import Domain
+from persist.work import task
 
 POLL_S = 0.02
 OPEN_ATTEMPTS = 5
@@ -217,15 +218,17 @@ class Running:
             InvalidUsage: an input was not advanced that far, so it would never be done; or the time is over.
         """
         deadline = None if timeout_s is None else clock.monotonic() + timeout_s
-        while True:
-            done = self.step()
-            if until is None:
-                if not done.updates and not self._is_behind():
+        with task("refresh", self.program.name, unit="updates") as tell:
+            while True:
+                done = self.step()
+                tell(done.updates)
+                if until is None:
+                    if not done.updates and not self._is_behind():
+                        return
+                elif not self.frontier.has_beyond(until) or self._stopped.is_set():
                     return
-            elif not self.frontier.has_beyond(until) or self._stopped.is_set():
-                return
-            else:
-                self._wait(until, deadline)
+                else:
+                    self._wait(until, deadline)
 
     def run_forever(self, *, backoff_s: float = 0.1, backoff_max_s: float = 30.0) -> None:
         """Step whenever something is complete, until `stop` is called; while the store is unavailable, wait and

@@ -167,7 +167,7 @@ class CollectionHandle:
         except BaseException:
             claim.release()
             raise
-        return contents, ClaimedRead(self.engine.reader, claim, self.needs)
+        return contents, ClaimedRead(self.engine.reader, claim, self.needs, self.name)
 
     def folded(self, contents: CollectionState) -> CollectionState:
         """Return contents as they are once all sealed events are resolved; as they are, if they are already.

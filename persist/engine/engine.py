@@ -24,6 +24,7 @@ from persist.replica.follower import Follower
 from persist.replica.history import log_table
 from persist.replica.pinned import PinnedFollower
 from persist.storage import Storage
+from persist.work import commit_span
 from persist.write.future import CommitFuture
 from persist.write.hand_over import HandOver
 from persist.write.operations import Step
@@ -144,10 +145,12 @@ class Engine:
             ReadOnly, ClientClosed, InvalidUsage: as `writer`. What was uploaded for the steps is deleted then.
         """
         try:
-            return self.writer(action).committer.submit(steps, names)
+            future = self.writer(action).committer.submit(steps, names)
         except ClientClosed:
             self.abandon(steps)
             raise
+        commit_span(future, action, self.url, names)
+        return future
 
     def abandon(self, steps: Sequence[Step]) -> None:
         """Delete what has been uploaded for steps that will not be submitted after all."""

@@ -54,6 +54,7 @@ from persist.settings import Settings
 from persist.state.state import State
 from persist.storage import Location, open_storage
 from persist.upkeep.garbage import Deleted, Garbage, void_floor
+from persist.work import task
 from persist.write.committer import Committer
 
 OVERDUE_INTERVALS = 4
@@ -222,12 +223,14 @@ class _Examination:
         parts = PartExamination(self._blob, self.findings, sizes)
         state = self.log.state
         entries = tuple(state.entries.values()) if state is not None else ()
-        for entry in entries:
-            if entry.contents is not None:
-                parts.examine(entry.contents)
-                if sizes is None:
-                    examine_keyframes(self._blob, entry.contents, self.findings)
-                    examine_values(self._blob, entry.contents, self.findings)
+        with task("check", self._url, total=len(entries), unit="collections") as done:
+            for entry in entries:
+                if entry.contents is not None:
+                    parts.examine(entry.contents)
+                    if sizes is None:
+                        examine_keyframes(self._blob, entry.contents, self.findings)
+                        examine_values(self._blob, entry.contents, self.findings)
+                done(1)
         known = {part.checksum for e in entries if e.contents is not None for part in e.contents.stored_parts}
         for loose in self.log.loose:
             id_, part = loose.collection, loose.part

@@ -56,7 +56,7 @@ from persist.write.operations import Step
 Commit = Callable[[Sequence[Step], dict[str, str]], CommitFuture]
 SEQNO_MAX = 2**63 - 1
 
-logger = logging.getLogger("persist")
+logger = logging.getLogger(__name__)
 
 
 class OwnLease:

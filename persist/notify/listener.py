@@ -28,7 +28,7 @@ ANSWER_S = 5.0  # What an answer may take beyond that.
 RETRY_S_MIN, RETRY_S_MAX = 0.2, 30.0
 _FAILED = (pa.ArrowException, OSError, ValueError, StopIteration)
 
-logger = logging.getLogger("persist")
+logger = logging.getLogger(__name__)
 
 
 class Listener:

@@ -42,7 +42,7 @@ BATCH_ROWS = 64 << 10
 LOOK_S = 1.0  # How long a wait for news may go without a look at whether anybody still wants it.
 CLOSE_S = 5.0
 
-logger = logging.getLogger("persist")
+logger = logging.getLogger(__name__)
 
 
 class Face(Protocol):

@@ -17,6 +17,7 @@ class ClaimedRead:
         source: gives what reads parts for the client; raises ClientClosed after its close.
         claim: released when this is closed, or dropped.
         is_needed: tells whether the collection, as it is now, refers to the blob of that key.
+        name: of the collection, to tell of the read.
     """
 
     def __init__(
@@ -24,7 +25,9 @@ class ClaimedRead:
         source: Callable[[], PartReader],
         claim: Claim,
         is_needed: Callable[[str], bool],
+        name: str = "",
     ) -> None:
+        self.name = name
         self._source = source
         self._claim = claim
         self._is_needed = is_needed

@@ -12,6 +12,7 @@ from persist.blob import InvalidUsage
 from persist.read.claimed_read import ClaimedRead
 from persist.read.pandas_frame import DtypeBackend, to_frame
 from persist.shown import ShownByRepr
+from persist.work import task
 
 BATCH_ROWS_MAX = 128 * 1024
 
@@ -46,8 +47,10 @@ class ArrowResult(ShownByRepr):
         raise NotImplementedError
 
     def _tables(self) -> Generator[pa.Table, None, None]:
-        with self._reading.explained():
-            yield from self._read()
+        with self._reading.explained(), task("read", self._reading.name, streams=True) as done:
+            for table in self._read():
+                done(table.num_rows)
+                yield table
 
     def to_arrow(self) -> pa.Table:
         """Return the whole result as one table."""

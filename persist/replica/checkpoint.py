@@ -67,7 +67,7 @@ CHECKPOINT_BYTES_MAX = 1 << 30  # With its directory objects. Of those larger no
 STORED_PENDING_MAX = 32  # Mutations, and bytes of parts inside them, that a checkpoint keeps beside a base.
 STORED_PENDING_BYTES_MAX = 64 * 1024
 
-logger = logging.getLogger("persist")
+logger = logging.getLogger(__name__)
 
 
 class Checkpoint(Framed, frozen=True, kw_only=True, tag="checkpoint"):

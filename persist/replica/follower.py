@@ -34,7 +34,7 @@ from persist.state.state import PENDING_MAX, DoesNotFollow, State, apply
 
 T = TypeVar("T")
 
-logger = logging.getLogger("persist")
+logger = logging.getLogger(__name__)
 
 BEYOND_MAX = 1000  # A page of LIST.
 STALE_AFTER_S = 600.0

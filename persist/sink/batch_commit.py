@@ -29,7 +29,7 @@ from persist.state.queries import is_repeated
 
 ATTEMPTS = 10
 
-logger = logging.getLogger("persist")
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)

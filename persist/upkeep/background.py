@@ -20,7 +20,7 @@ from persist.upkeep.compacting import CompactionSchedule
 WAKE_MAX_S = 30.0
 WAKE_MIN_S = 0.05
 
-logger = logging.getLogger("persist")
+logger = logging.getLogger(__name__)
 
 
 class Upkeep:

@@ -21,7 +21,7 @@ from persist.state.contents import CollectionState
 
 COMMITS_MAX = 16  # Of one collection, before it is looked at without waiting for the interval.
 
-logger = logging.getLogger("persist")
+logger = logging.getLogger(__name__)
 
 
 class CompactionSchedule:

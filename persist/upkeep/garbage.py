@@ -59,6 +59,7 @@ from persist.shown import Shown
 from persist.state.frozen_map import FrozenMap
 from persist.state.location import Dropped, is_waited_for
 from persist.state.state import CollectionEntry, State
+from persist.work import Done, task
 from persist.write.committer import Committer
 
 CHECKPOINTS_MIN = 2
@@ -139,7 +140,9 @@ class Garbage:
             if state.location is None:
                 return GarbageReport()
             self._follower.prove_now()
-            return _Round(self._blob, self._follower, self._committer, self._settings).run(before)
+            with task("collect", self._blob.url, unit="blobs") as done:
+                report = _Round(self._blob, self._follower, self._committer, self._settings, done=done).run(before)
+            return report
 
     def plan(self) -> GarbageReport:
         """Return what `collect` would delete now, changing nothing. Cost: its reads.
@@ -178,7 +181,9 @@ class _Round:
         only: frozenset[str] | None = None,
         *,
         is_dry: bool = False,
+        done: Done = lambda count: None,
     ) -> None:
+        self._done = done
         self._blob = blob
         self._follower = follower
         self._committer = committer
@@ -442,6 +447,7 @@ class _Round:
             self._deleted += [entry.key for entry in some]
             self._counts[kind] = self._counts.get(kind, 0) + len(some)
             self._bytes += sum(entry.bytes for entry in some)
+            self._done(len(some))
 
 
 def void_floor(state: State, checkpoints: Iterable[tuple[int, float]], now_s: float, grace_s: float) -> int:

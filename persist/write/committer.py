@@ -70,7 +70,7 @@ from persist.write.write_steps import WriteSteps
 GROUP_BYTES_MAX = 16 << 20
 LINGER_S = 0.01
 
-logger = logging.getLogger("persist")
+logger = logging.getLogger(__name__)
 B = TypeVar("B", bound=BringsParts)
 
 

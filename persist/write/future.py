@@ -20,7 +20,7 @@ from persist.blob import InvalidUsage
 ERRORS_KEPT_MAX = 100
 
 
-logger = logging.getLogger("persist")
+logger = logging.getLogger(__name__)
 
 
 @contextmanager

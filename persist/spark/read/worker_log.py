@@ -7,7 +7,7 @@ With `spark.sql.pyspark.worker.logging.enabled`, Spark keeps what its Python wor
 import logging
 import os
 
-logger = logging.getLogger("persist.spark")
+logger = logging.getLogger(__name__)
 
 _KEPT = "PYSPARK_SPARK_SESSION_UUID"  # Set by Spark in workers whose log it keeps.
 

@@ -34,7 +34,7 @@ from persist.spark.surfaced_errors import surfaced_errors
 
 Json = dict[str, Any]
 
-logger = logging.getLogger("persist")
+logger = logging.getLogger(__name__)
 
 
 @dataclass
