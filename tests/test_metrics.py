@@ -163,7 +163,8 @@ def test_a_function_is_kept(meter: Meter) -> None:
 
 
 def test_without_the_package_nothing_happens(monkeypatch: pytest.MonkeyPatch, source: Source) -> None:
-    monkeypatch.setitem(sys.modules, "opentelemetry", None)
+    for name in ("opentelemetry", "opentelemetry.metrics"):
+        monkeypatch.setitem(sys.modules, name, None)
 
     def metrics() -> Metrics:
         raise AssertionError("nobody asks for it")
