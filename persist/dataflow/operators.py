@@ -33,6 +33,7 @@ class Operator:
         frontier: how far its inputs are complete, in the program's dimensions.
         rounds: the iterations that are under way, outermost first.
         out: what it gave in this pass; None for nothing.
+        given_out, seconds: updates that it gave, and the time that it took, in all passes.
     """
 
     def __init__(self, title: str, inputs: Sequence["Operator"], outer: int, depth: int) -> None:
@@ -44,6 +45,8 @@ class Operator:
         self.frontier = Antichain.least(outer)
         self.rounds: tuple[int, ...] = ()
         self.out: Ints | None = None
+        self.given_out = 0
+        self.seconds = 0.0
 
     def advance(self) -> None:
         """Take the frontier over from the inputs."""

@@ -18,6 +18,7 @@ from persist.dataflow.graph import Builder
 from persist.dataflow.inputs import Gate, InputHandle
 from persist.dataflow.optimise import optimised
 from persist.dataflow.plan import Constant, Input, Plan, Source
+from persist.dataflow.report import OperatorReport, drawn, reports_of
 from persist.dataflow.sinks import Outputs
 from persist.dataflow.sources import SourceReader
 from persist.dataflow.spill import Spill
@@ -250,6 +251,13 @@ class Running:
     def state(self) -> list[tuple[str, int, int]]:
         """Return what each operator keeps: its title, how many updates, and how many bytes they take."""
         return [found for each in self._graph.operators for found in each.state()]
+
+    def operators(self) -> list[OperatorReport]:
+        """Return all operators, in the order in which they run, with what they read, keep and did so far."""
+        return reports_of(self._graph.operators)
+
+    def _repr_html_(self) -> str:
+        return drawn(self.program.name, self.operators())
 
     def metrics(self) -> dict[str, float]:
         """Return what the program holds: bytes of arrangements, of them spilled, and interned values."""

@@ -52,9 +52,10 @@ class ViewProgram(Program):
 
     Args:
         views: each after those that it reads.
+        is_rehearsal: keep what they hold nowhere, only compute it.
     """
 
-    def __init__(self, client: Client, views: Sequence[Defined]) -> None:
+    def __init__(self, client: Client, views: Sequence[Defined], *, is_rehearsal: bool = False) -> None:
         super().__init__(f"view {views[-1].collection.name}"[:100])
         self.using(client)
         self._views = views
@@ -66,7 +67,10 @@ class ViewProgram(Program):
             columns: dict[str, Any] = {each: col(column(at)) for at, (each, _) in enumerate(definition.columns)}
             answer = answer.map(**columns).named(f"view {name}")
             self._streams[view.collection.id] = answer
-            answer.persist(name, key=definition.key)
+            if is_rehearsal:
+                answer.probe()
+            else:
+                answer.persist(name, key=definition.key)
 
     def _stream_of(self, client: Client, definition: Definition, name: str) -> Stream:
         """Return the stream of what a view calls by a name: another view of the program, or a source."""
@@ -74,7 +78,7 @@ class ViewProgram(Program):
         if id_ not in self._streams:
             now = by_id(client, id_, name).name
             self._ids[now] = id_
-            self._streams[id_] = self.source(now, schema=self._read_of(id_, client))
+            self._streams[id_] = self.source(now, schema=self._read_of(id_, client)).named(f"read {now}")
         return self._streams[id_]
 
     def _read_of(self, id_: str, client: Client) -> pa.Schema:

@@ -7,6 +7,7 @@ from persist.antichain import Antichain
 from persist.client import Client
 from persist.collection import Collection
 from persist.dataflow.errors import OperatorFailed
+from persist.dataflow.report import OperatorReport
 from persist.dataflow.running import Running
 from persist.engine import CollectionHandle
 from persist.errors import CollectionExists, InvalidUsage
@@ -86,6 +87,21 @@ class View(Collection):
         return "\n".join(
             [shown, *(f"state of {title}: {rows:,} updates, {size:,} bytes" for title, rows, size in state)]
         )
+
+    def rehearse(self) -> list[OperatorReport]:
+        """Compute the view from what its inputs hold, write nothing, and return what its operators did and keep.
+
+        This is what the first refresh of a handle does, and what it then keeps in memory. A client that only reads may.
+        """
+        views = views_for(self.client, {self.id: self.name})
+        with ViewProgram(self.client, views, is_rehearsal=True).open(self.client) as running:
+            running.run()
+            return running.operators()
+
+    def operators(self) -> list[OperatorReport]:
+        """Return what the operators of this handle keep and did since its first refresh; nothing before that."""
+        with self._lock:
+            return [] if self._running is None else self._running.operators()
 
     def close(self) -> None:
         """Free what refreshes keep in memory; idempotent. The view can be refreshed again."""

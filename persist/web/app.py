@@ -3,6 +3,7 @@
 import asyncio
 import hmac
 import json
+import logging
 from collections.abc import AsyncIterator, Callable
 from importlib.resources import files
 from typing import Any
@@ -35,6 +36,7 @@ HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",
 }
 POLL_S = 1.0
+logger = logging.getLogger(__name__)
 Answer = Callable[[Explorer, Request], dict[str, Any]]
 
 
@@ -68,6 +70,9 @@ def _answered(explorer: Explorer, question: Answer, request: Request) -> Respons
     except (persist.Unavailable, persist.Indeterminate) as error:
         return _refused(error, 503)
     except persist.PersistError as error:
+        return _refused(error, 500)
+    except Exception as error:  # The page says what went wrong, and goes on; the log has the rest.
+        logger.exception("the page could not answer %s", request.url.path.rpartition("/")[2])
         return _refused(error, 500)
 
 
@@ -110,6 +115,7 @@ QUESTIONS: dict[str, Answer] = {
     "api/history": lambda e, r: e.history(_text(r, "name"), _text(r, "key")),
     "api/difference": lambda e, r: e.difference(_text(r, "name"), _text(r, "first"), _text(r, "second")),
     "api/plan": lambda e, r: e.plan(_text(r, "name"), r.query_params.get("as_of")),
+    "api/dataflow": lambda e, r: e.dataflow(_text(r, "name")),
     "api/lineage": lambda e, r: e.lineage(),
     "api/commits": lambda e, r: e.commits(),
 }

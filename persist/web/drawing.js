@@ -79,14 +79,42 @@ export function drawCommits(box, counts, atLeast) {
 }
 
 export function drawPlan(box, plan) {
-  const width = Math.max(320, box.clientWidth || 320), height = 66, left = 12;
+  const width = Math.max(320, box.clientWidth || 320), height = 44, left = 12;
   const all = Math.max(1, plan.rows), wide = width - 2 * left;
   const svg = element("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": "Rows that are read, of the keyframe and of history" });
   const base = (plan.base_rows / all) * wide, rest = plan.rows - plan.base_rows;
   svg.append(element("rect", { class: "part keyframe", x: left, y: 12, width: base, height: 20 }));
   svg.append(element("rect", { class: "part history", x: left + base, y: 12, width: (rest / all) * wide, height: 20 }));
   const from = plan.keyframe === null ? "no keyframe" : `${plan.base_rows.toLocaleString("en")} rows of the keyframe as of ${plan.keyframe}`;
-  svg.append(element("text", { x: left, y: 52 }, `${from}, ${rest.toLocaleString("en")} rows of history ${plan.keyframe === null ? "" : plan.direction}`));
+  box.replaceChildren(svg);
+  return `${from}, ${rest.toLocaleString("en")} rows of history ${plan.keyframe === null ? "" : plan.direction}`;
+}
+
+// The operators of a view, from the left to the right: what each gave, how fast, and what it keeps.
+export function drawDataflow(box, operators, visible) {
+  const wide = 215, high = 54, gapX = 46, gapY = 14, rows = new Map();
+  const places = operators.map((each) => {
+    const row = rows.get(each.depth) || 0;
+    rows.set(each.depth, row + 1);
+    return [4 + each.depth * (wide + gapX), 4 + row * (high + gapY)];
+  });
+  const width = 8 + rows.size * (wide + gapX) - gapX, height = 8 + Math.max(1, ...rows.values()) * (high + gapY) - gapY;
+  const svg = element("svg", { viewBox: `0 0 ${width} ${height}`, width, height, role: "img", "aria-label": "The operators of the view" });
+  operators.forEach((each, at) => {
+    for (const from of each.inputs) {
+      const x1 = places[from][0] + wide, y1 = places[from][1] + high / 2, [x2, y] = places[at], y2 = y + high / 2;
+      svg.append(element("path", { class: "edge", d: `M${x1} ${y1} C${x1 + gapX / 2} ${y1} ${x2 - gapX / 2} ${y2} ${x2} ${y2}` }));
+    }
+  });
+  operators.forEach((each, at) => {
+    const [x, y] = places[at], made = element("g"), title = visible(each.title), number = (n) => Math.round(n).toLocaleString("en");
+    made.append(element("title", {}, `${title}: ${each.kind}`));
+    made.append(element("rect", { class: each.kept_bytes ? "node keeps" : "node", x, y, width: wide, height: high, rx: 5 }));
+    made.append(element("text", { x: x + 9, y: y + 17 }, title.length > 28 ? `${title.slice(0, 27)}…` : title));
+    made.append(element("text", { x: x + 9, y: y + 32 }, `${number(each.updates)} updates${each.rate === null ? "" : `, ${number(each.rate)}/s`}`));
+    made.append(element("text", { x: x + 9, y: y + 47 }, each.kept_bytes ? `keeps ${number(each.kept_updates)} in ${number(each.kept_bytes)} B` : each.kind));
+    svg.append(made);
+  });
   box.replaceChildren(svg);
 }
 

@@ -13,6 +13,7 @@ import persist
 from persist.cli.difference import difference
 from persist.cli.portrait import portrait
 from persist.cli.survey import Facts, survey
+from persist.dataflow.report import depths
 from persist.log.commits import read_record
 from persist.web.cells import cells, first_rows, key_of
 from persist.web.limits import (
@@ -150,6 +151,22 @@ class Explorer:
         depths = _depths(edges)
         nodes = [{"name": name, "depth": depth, "upper": uppers[name]} for name, depth in sorted(depths.items())]
         return {"nodes": nodes, "edges": edges, "left_out": max(0, len(names) - LINEAGE_MAX)}
+
+    def dataflow(self, name: str) -> dict[str, Any]:
+        """Return the operators of a view: what they keep, and what they do to compute it from what its inputs hold."""
+        view = self._client.view(name)
+        known = self._client.engine.follower
+        rows = sum(Facts(known.current(id_, id_)).rows for id_ in view.definition.inputs)
+        if rows > UPDATES_READ_MAX:
+            raise persist.InvalidUsage(
+                f"what the view reads holds {rows:,} rows, and the page computes {UPDATES_READ_MAX:,} at most: "
+                "call view.refresh() and view.operators() in Python"
+            )
+        found = view.rehearse()
+        operators = [
+            {**asdict(each), "rate": each.rate, "depth": at} for each, at in zip(found, depths(found), strict=True)
+        ]
+        return {"operators": operators, "rows": rows}
 
     def commits(self) -> dict[str, Any]:
         """Return how many records each of the last minutes has, by the clocks of their writers."""

@@ -1,22 +1,30 @@
 // The page. It asks its server, and nobody else; what it is told it shows as text.
 
-import { drawCommits, drawLineage, drawPicture, drawPlan } from "./drawing.js";
+import { drawCommits, drawDataflow, drawLineage, drawPicture, drawPlan } from "./drawing.js";
 
 const PAGE = 50;
 const main = document.getElementById("main");
 const $ = (id) => document.getElementById(id);
 let view = null; // What is shown: { refresh } of the list or of a collection.
 let asking = 0;
+let opened = 0; // Counts the views that were opened: an answer for one before is of no use.
+const newest = new Map(); // Of each question, the number of the last time that it was asked.
+const STALE = new Error("another answer is wanted by now");
 
 // Asking.
 
 async function ask(question, parameters = {}) {
   const url = new URL(`api/${question}`, document.baseURI);
   for (const [name, value] of Object.entries(parameters)) if (value !== null && value !== undefined) url.searchParams.set(name, value);
+  const mine = opened, number = (newest.get(question) || 0) + 1;
+  newest.set(question, number);
   busy(1);
   try {
-    const answer = await fetch(url);
+    const answer = await fetch(url).catch(() => {
+      throw new Error("The server of this page does not answer. Is persist ui still running?");
+    });
     const told = await answer.json().catch(() => ({ error: `The server answered with status ${answer.status}.` }));
+    if (mine !== opened || newest.get(question) !== number) throw STALE;
     if (!answer.ok) throw new Error(told.error || `The server answered with status ${answer.status}.`);
     return told;
   } finally {
@@ -27,6 +35,7 @@ async function ask(question, parameters = {}) {
 function busy(by) {
   asking += by;
   document.body.dataset.busy = asking ? "yes" : "no";
+  main.setAttribute("aria-busy", asking ? "true" : "false");
 }
 
 function complain(error) {
@@ -40,7 +49,9 @@ async function doing(what) {
     complain(null);
     await what();
   } catch (error) {
+    if (error === STALE) return;
     complain(error);
+    giveUp();
   }
 }
 
@@ -102,7 +113,30 @@ function duration(seconds) {
 }
 
 function show(template) {
+  opened += 1;
   main.replaceChildren($(template).content.cloneNode(true));
+  // Until an answer is there, or instead of one that does not come.
+  for (const chart of main.querySelectorAll(".chart:not([hidden])")) wait(chart);
+  for (const id of ["collections", "contents", "changes"]) if ($(id)) fillRow($(id), "Loading…");
+}
+
+function wait(chart) {
+  const note = document.createElement("p");
+  note.className = "waits";
+  note.textContent = "Loading…";
+  chart.replaceChildren(note);
+}
+
+// What still says that it is loading when nothing is loading any more says that nothing came.
+function giveUp() {
+  for (const each of main.querySelectorAll(".waits")) each.textContent = "It could not be loaded.";
+}
+
+function fillRow(table, text) {
+  const row = document.createElement("tr"), td = cell(text, "null waits");
+  td.colSpan = Math.max(1, table.tHead.rows.length ? table.tHead.rows[0].cells.length : 1);
+  row.append(td);
+  table.tBodies[0].replaceChildren(row);
 }
 
 const sum = (row) => BigInt(row[row.length - 1]);
@@ -189,8 +223,12 @@ async function openCollection(name, wanted) {
   };
   const showContents = async () => {
     if (at === null) {
-      fill("contents", { columns: [], rows: [] }, { empty: "Nothing is sealed yet, so nothing can be read." });
+      const nothing = "Nothing is sealed yet, so nothing can be read.";
+      fill("contents", { columns: [], rows: [] }, { empty: nothing });
+      fill("changes", { columns: [], rows: [] }, { empty: nothing });
       $("at").textContent = "…";
+      $("plan").replaceChildren();
+      $("plan-note").textContent = nothing;
       return;
     }
     const found = await ask("contents", { name, as_of: at, offset, limit: PAGE, key });
@@ -208,7 +246,7 @@ async function openCollection(name, wanted) {
     if (!$("second").value) $("second").value = at;
     await showChanges();
     const plan = await ask("plan", { name, as_of: at });
-    drawPlan($("plan"), plan);
+    $("plan-note").textContent = drawPlan($("plan"), plan);
     $("plan-text").textContent = visible(plan.text).replaceAll("\\u000a", "\n");
   };
   const showChanges = async () => {
@@ -254,7 +292,7 @@ async function openCollection(name, wanted) {
     try {
       await showContents();
     } catch (error) {
-      at = before;
+      if (error !== STALE) at = before;
       throw error;
     }
   });
@@ -268,6 +306,14 @@ async function openCollection(name, wanted) {
     $("history-note").textContent = found.since === null ? "Nothing can be read yet." : `As of since=${found.since} it had ${had === 1 ? "1 record" : `${had} records`}; then came ${found.updates.rows.length} updates${found.more ? ", and more than are shown" : ""}.`;
     fill("history", found.updates, { classOf: signOf, empty: "Nothing has changed it since." });
     $("history-section").scrollIntoView({ block: "nearest" });
+  });
+  on("show-dataflow", "click", async () => {
+    $("dataflow").hidden = false;
+    wait($("dataflow"));
+    $("dataflow-note").textContent = "";
+    const found = await ask("dataflow", { name });
+    drawDataflow($("dataflow"), found.operators, visible);
+    $("dataflow-note").textContent = `Computed here from the ${found.rows.toLocaleString("en")} rows that it reads; nothing was written. What an operator keeps is what a process that refreshes the view has in memory.`;
   });
   on("rows-before", "click", () => ((offset = Math.max(0, offset - PAGE)), showContents()));
   on("rows-after", "click", () => ((offset += PAGE), showContents()));
@@ -313,6 +359,7 @@ function facts(told, textOf) {
   $("unsealed").hidden = !told.unsealed;
   $("sql").textContent = told.sql ?? "";
   $("sql").hidden = !told.sql;
+  $("dataflow-section").hidden = !told.sql;
   fill("columns", { columns: ["side", "name", "type"], rows: told.columns.map((c) => [c.side, c.name, c.type]) });
 }
 

@@ -195,6 +195,39 @@ def test_an_empty_collection_says_that_nothing_can_be_read(page: Page, url: str)
     assert page.evaluate("document.getElementById('error').hidden")
 
 
+def test_what_is_not_there_yet_is_loading_and_what_does_not_come_is_said(page: Page, tmp_path: Path) -> None:
+    fill(tmp_path)
+    with shown(tmp_path) as url:
+        page.call("Fetch.enable", patterns=[{"urlPattern": "*api/contents*"}])
+        page.call("Page.navigate", url=f"{url}#/orders")
+        page.wait("document.querySelectorAll('#picture rect').length")
+        for part in ("#contents", "#changes", "#plan"):
+            assert page.text(part).endswith("Loading…"), part
+        assert page.evaluate("document.getElementById('main').getAttribute('aria-busy')") == "true"
+        page.call("Fetch.disable")
+        page.settle()
+        assert len(rows(page, "contents")) == 50
+        assert page.evaluate("document.querySelectorAll('.waits').length") == 0
+        assert page.evaluate("[...document.querySelectorAll('#sides')].map((e) => e.offsetHeight)") == [0]
+    page.click("#rows-after")
+    assert "does not answer" in page.text("#error")
+    page.call("Page.navigate", url="about:blank")
+    page.requests.clear()
+    page.problems.clear()
+
+
+def test_an_answer_for_another_collection_is_not_shown(page: Page, url: str) -> None:
+    page.call("Fetch.enable", patterns=[{"urlPattern": "*api/contents?name=orders*"}])
+    page.call("Page.navigate", url=f"{url}#/orders")
+    page.wait("document.querySelectorAll('#picture rect').length")
+    page.evaluate("location.hash = '#/shop.items'")
+    page.wait("document.getElementById('contents').tHead.textContent.includes('stock')")
+    page.call("Fetch.disable")
+    page.settle()
+    assert page.text("#name") == "shop.items"
+    assert "stock" in page.text("#contents thead")
+
+
 def test_the_page_follows_the_log(page: Page, tmp_path: Path) -> None:
     fill(tmp_path)
     with shown(tmp_path) as url:
@@ -222,6 +255,11 @@ def test_views_are_drawn_with_what_they_read(page: Page, tmp_path: Path) -> None
         page.wait("document.getElementById('sql') && !document.getElementById('sql').hidden")
         page.settle()
         assert "FROM paid" in page.text("#sql")
+        page.click("#show-dataflow")
+        texts = page.evaluate("[...document.querySelectorAll('#dataflow text')].map((t) => t.textContent)")
+        assert {"read orders", "view paid", "view total"} <= {*texts}
+        assert page.evaluate("document.querySelectorAll('#dataflow rect.keeps').length") == 1
+        assert page.evaluate("document.querySelectorAll('#dataflow path.edge').length") >= 6
         page.call("Page.navigate", url="about:blank")
     page.requests.clear()
     page.problems.clear()

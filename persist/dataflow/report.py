@@ -1,0 +1,107 @@
+"""The operators of a running program for people: what each reads, keeps, and did so far; as values and as a picture."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+
+from persist.dataflow.loop import Loop
+from persist.dataflow.operators import Operator
+from persist.shown import plain
+
+WIDE, HIGH, GAP_X, GAP_Y = 210, 52, 46, 14
+TITLE_CHARS_MAX = 26
+_STYLE = (
+    "rect{fill:none;stroke:#4c86d6}text{font:12px system-ui,sans-serif;fill:currentColor}"
+    "path{fill:none;stroke:#8a92a0}.keeps{stroke:#3a9d6e;stroke-width:2}"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorReport:
+    """One operator.
+
+    Attributes:
+        title, kind: how messages call it, and what it is, such as "join".
+        inputs: the places, in the list of all, of the operators that it reads.
+        updates, seconds: it gave out so many, and took so long, since the program was opened.
+        kept_updates, kept_bytes: its state.
+    """
+
+    title: str
+    kind: str
+    inputs: tuple[int, ...]
+    updates: int
+    seconds: float
+    kept_updates: int
+    kept_bytes: int
+
+    @property
+    def rate(self) -> float | None:
+        """Updates given out per second of its own work; None where there was none."""
+        works = self.updates and self.seconds > 0 and self.kind != "entry"
+        return self.updates / self.seconds if works else None
+
+
+def reports_of(operators: Sequence[Operator]) -> list[OperatorReport]:
+    """Return a report of each operator of the outermost scope; an iteration is one."""
+    places = {id(each): place for place, each in enumerate(operators)}
+    return [_report(each, places) for each in operators]
+
+
+def _report(operator: Operator, places: dict[int, int]) -> OperatorReport:
+    state = [*operator.state()]
+    return OperatorReport(
+        title=operator.title,
+        kind="iteration" if isinstance(operator, Loop) else type(operator).__name__.removesuffix("Operator").lower(),
+        inputs=tuple(dict.fromkeys(places[id(each)] for each in operator.inputs if id(each) in places)),
+        updates=operator.given_out,
+        seconds=operator.seconds,
+        kept_updates=sum(rows for _, rows, _ in state),
+        kept_bytes=sum(size for _, _, size in state),
+    )
+
+
+def depths(reports: Sequence[OperatorReport]) -> list[int]:
+    """Return how many steps each operator is from those that read nothing."""
+    found: list[int] = []
+    for place, each in enumerate(reports):
+        found.append(max((found[i] + 1 for i in each.inputs if i < place), default=0))
+    return found
+
+
+def drawn(name: str, reports: Sequence[OperatorReport]) -> str:
+    """Return the operators as a picture in HTML, from the left to the right; nothing in names is interpreted."""
+    columns: dict[int, list[int]] = {}
+    for place, depth in enumerate(depths(reports)):
+        columns.setdefault(depth, []).append(place)
+    at = {
+        place: (depth * (WIDE + GAP_X) + 4, row * (HIGH + GAP_Y) + 4)
+        for depth, places in columns.items()
+        for row, place in enumerate(places)
+    }
+    width = (max(columns, default=0) + 1) * (WIDE + GAP_X)
+    height = max(map(len, columns.values()), default=1) * (HIGH + GAP_Y) + 8
+    lines = [
+        f'<path d="M{at[i][0] + WIDE} {at[i][1] + HIGH / 2} C{at[i][0] + WIDE + GAP_X / 2} {at[i][1] + HIGH / 2} '
+        f'{at[p][0] - GAP_X / 2} {at[p][1] + HIGH / 2} {at[p][0]} {at[p][1] + HIGH / 2}"/>'
+        for p, each in enumerate(reports)
+        for i in each.inputs
+    ]
+    boxes = [_box(each, *at[place]) for place, each in enumerate(reports)]
+    return (
+        f'<figure><figcaption>{escape(plain(name))}</figcaption><div style="overflow-x:auto"><svg width="{width}" '
+        f'height="{height}" role="img"><style>{_STYLE}</style>{"".join(lines)}{"".join(boxes)}</svg></div></figure>'
+    )
+
+
+def _box(each: OperatorReport, x: int, y: int) -> str:
+    title = each.title if len(each.title) <= TITLE_CHARS_MAX else each.title[: TITLE_CHARS_MAX - 1] + "…"
+    rate = "" if each.rate is None else f", {each.rate:,.0f}/s"
+    kept = f"keeps {each.kept_updates:,} ({each.kept_bytes:,} B)" if each.kept_bytes else each.kind
+    css = ' class="keeps"' if each.kept_bytes else ""
+    texts = ((plain(title), 15), (f"{each.updates:,} updates{rate}", 30), (kept, 45))
+    shown = "".join(f'<text x="{x + 8}" y="{y + dy}">{escape(text)}</text>' for text, dy in texts)
+    return (
+        f"<g><title>{escape(plain(each.title))}</title>"
+        f'<rect{css} x="{x}" y="{y}" width="{WIDE}" height="{HIGH}" rx="5"/>{shown}</g>'
+    )
