@@ -6,9 +6,10 @@ from persist.codecs.order.digest import DIGEST_MODULUS, digest_of, digest_of_tex
 from persist.codecs.order.ordering import canonical, order_keys, sort_indices
 from persist.codecs.order.touching import Touching
 from persist.codecs.part.check import check_part, described_bounds, overlaps
+from persist.codecs.part.decoding import decode_part
 from persist.codecs.part.index import Group, PartIndex, decode_groups, footer_range, read_index
 from persist.codecs.part.key_range import KeyRange, key_ranges, ordered_keys
-from persist.codecs.part.part import Part, checksum_of, decode_part
+from persist.codecs.part.part import Part, checksum_of
 from persist.codecs.part.pruning import parts_that_may_match
 from persist.codecs.part.run_stream import RunStream
 from persist.codecs.part.stream import PART_BYTES_TARGET, ROW_GROUP_BYTES_MAX, ROW_GROUP_ROWS, PartStream, encode_parts

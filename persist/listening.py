@@ -11,9 +11,9 @@ from persist.hold.leases import WantedClaim
 from persist.read.changes import read_changes, with_moments
 from persist.read.claimed_read import ClaimedRead
 from persist.read.listen import Listen, Progress
+from persist.read.merging import snapshot_tables
 from persist.read.plan import changes_scan, snapshot_scan
 from persist.read.scan import Scan
-from persist.read.snapshot import snapshot_tables
 from persist.read.unread import UnreadParts
 from persist.state.contents import CollectionState, check_changes_readable, check_readable, last_sealed
 from persist.state.schemas import among_versions

@@ -8,8 +8,9 @@ import pyarrow.compute as pc
 import persist
 from persist.codecs import Part, consolidate
 from persist.log.records import Keyframe, Replace
+from persist.read.merging import Form
 from persist.read.plan import _from, explained
-from persist.read.snapshot import Form, Snapshot
+from persist.read.snapshot import Snapshot
 from persist.write.part_writer import PartWriter
 
 

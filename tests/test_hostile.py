@@ -24,7 +24,7 @@ import xxhash
 import persist
 from persist.blob import Blob, FileBlob, MemoryBlob
 from persist.codecs import Part
-from persist.codecs.part.part import footer_of
+from persist.codecs.part.describing import footer_of
 from persist.log.envelope import BlobRef, decode_framed, encode_framed, put_framed
 from persist.log.keys import checkpoint_key, record_key
 from persist.log.part_lists import PartList

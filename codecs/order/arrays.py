@@ -52,3 +52,8 @@ def boolean_values(array: pa.Array) -> npt.NDArray[np.bool_]:
     stored = bits.buffers()[1] if len(array) else b""
     values: npt.NDArray[np.bool_] = np.frombuffer(stored, np.bool_, len(array), bits.offset)
     return values
+
+
+def int_ends(values: npt.NDArray[np.int64]) -> tuple[int, int]:
+    """The least and the greatest of a row group's values: while they are in the processor's cache."""
+    return int(values.min()), int(values.max())

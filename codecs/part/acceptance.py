@@ -18,8 +18,9 @@ import msgspec
 
 from persist.blob.errors import Corruption
 from persist.codecs.errors import InvalidUpdate
+from persist.codecs.part.decoding import decode_part
 from persist.codecs.part.index import check_index
-from persist.codecs.part.part import Part, decode_part
+from persist.codecs.part.part import Part
 from persist.codecs.types.schema import CollectionSchema
 
 _descriptor = msgspec.json.Decoder(Part)

@@ -16,8 +16,10 @@ import pyarrow.types as pt
 from persist.blob.errors import CorruptBlob, IncompatibleVersion
 from persist.codecs.order.digits import dense_ranks
 from persist.codecs.order.ordering import canonical, order_keys, row_sorter
+from persist.codecs.part.decoding import read_part
+from persist.codecs.part.describing import describe_batch, describe_part, footer_of
 from persist.codecs.part.index import check_index
-from persist.codecs.part.part import Part, describe_batch, describe_part, footer_of, read_part
+from persist.codecs.part.part import Part
 from persist.codecs.types.arrow_types import leaf_arrays
 from persist.codecs.types.scalars import scalar_from_json
 from persist.codecs.types.schema import DIFF, TIME, TIME_MAX, CollectionSchema

@@ -31,6 +31,15 @@ import xxhash
 
 from persist.blob.errors import CorruptBlob, IncompatibleVersion
 from persist.codecs.part.claims import MAGIC
+from persist.codecs.part.decoding import (
+    UNREADABLE,
+    bad_filter,
+    check_request,
+    check_updates,
+    decoded,
+    part_lift,
+    read_lifted,
+)
 from persist.codecs.part.file_reader import (
     CheckedFooter,
     check_headers,
@@ -40,17 +49,7 @@ from persist.codecs.part.file_reader import (
 )
 from persist.codecs.part.file_reader import read_groups as _read_groups
 from persist.codecs.part.file_writer import GROUPS_KEY, GROUPS_VERSION
-from persist.codecs.part.part import (
-    UNREADABLE,
-    Part,
-    bad_filter,
-    check_request,
-    check_updates,
-    checksum_of,
-    decoded,
-    part_lift,
-    read_lifted,
-)
+from persist.codecs.part.part import Part, checksum_of
 from persist.codecs.types.schema import CollectionSchema
 
 # What Arrow's and our own form of a footer take at most, for each byte of it: 4 to 8 were measured.

@@ -169,8 +169,8 @@ class MappedRows:
     def _mark_bytes(self, marks: Rows, buffer: pa.Buffer, starts: Rows, ends: Rows) -> None:
         some = ends > starts
         at = int(buffer.address) - self._address
-        np.add.at(marks, (starts[some] + at) // CHUNK_BYTES, 1)
-        np.add.at(marks, (ends[some] + at - 1) // CHUNK_BYTES + 1, -1)
+        np.add.at(marks, (starts[some] + at) // CHUNK_BYTES, np.int64(1))
+        np.add.at(marks, (ends[some] + at - 1) // CHUNK_BYTES + 1, np.int64(-1))
 
 
 def _has_whole_bytes(kind: pa.DataType) -> bool:

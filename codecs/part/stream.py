@@ -39,8 +39,9 @@ from persist.codecs.order.ordering import order_keys
 from persist.codecs.part.acceptance import check_accepted
 from persist.codecs.part.batch import has_batch_form, to_batch
 from persist.codecs.part.claims import GROUP_ROWS_MIN, GROUPS_MAX
+from persist.codecs.part.describing import Summary, describe_batch
 from persist.codecs.part.file_writer import FileWriter, misled_columns
-from persist.codecs.part.part import Part, Summary, describe_batch
+from persist.codecs.part.part import Part
 from persist.codecs.types.schema import TIME, CollectionSchema
 
 PART_BYTES_TARGET = 64 << 20

@@ -16,8 +16,9 @@ from persist.joining import as_of_join
 from persist.listening import begun_listen, begun_subscription
 from persist.read.changes import Changes
 from persist.read.listen import Listen
+from persist.read.merging import Form, snapshot_slices
 from persist.read.plan import Explanation, changes_scan, explained, snapshot_scan
-from persist.read.snapshot import Form, Snapshot, check_request, snapshot_slices
+from persist.read.snapshot import Snapshot, check_request
 from persist.read.upserts import Upserts
 from persist.state.contents import check_changes_readable
 from persist.timeline import Moment, Times

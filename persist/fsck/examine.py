@@ -31,9 +31,10 @@ from typing import Any
 from persist.blob import Blob, BlobEntry, InvalidUsage
 from persist.blob.clock import Clock, SystemClock
 from persist.fsck.checkpoint import Renewal
+from persist.fsck.findings import CountedBlob, Findings
 from persist.fsck.keyed import examine_values
 from persist.fsck.keyframes import examine_keyframes
-from persist.fsck.log import CountedBlob, Findings, LogExamination
+from persist.fsck.log import LogExamination
 from persist.fsck.parts import PartExamination
 from persist.fsck.report import FsckReport, Problem, Repair, Unreferenced, UnreferencedKind
 from persist.fsck.set_aside import LOST, SettingAside

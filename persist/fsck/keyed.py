@@ -6,7 +6,7 @@ No checksum tells: it would be wrong if a resolution was made of something else 
 
 from persist.blob import Blob, CorruptBlob
 from persist.codecs import DiffOverflow
-from persist.fsck.log import Findings
+from persist.fsck.findings import Findings
 from persist.log.keys import PARTS
 from persist.read.part_reader import PartReader
 from persist.read.values_per_key import keys_with_several

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from persist.blob import Blob, CorruptBlob
 from persist.codecs import DiffOverflow, consolidate
-from persist.fsck.log import Findings
+from persist.fsck.findings import Findings
 from persist.log.keys import PARTS
 from persist.log.records import Keyframe
 from persist.read.part_reader import PartReader

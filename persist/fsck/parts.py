@@ -13,9 +13,10 @@ import pyarrow as pa
 from persist.blob import Blob, CorruptBlob, InvalidUsage, get_at_most
 from persist.blob.layers.checked import SMALL_BYTES
 from persist.codecs import CollectionSchema, Part, check_part, checksum_of, described_bounds, overlaps
-from persist.codecs.part.part import part_lift
+from persist.codecs.part.decoding import part_lift
 from persist.codecs.types.evolution import versions
-from persist.fsck.log import Findings, Loose
+from persist.fsck.findings import Findings
+from persist.fsck.log import Loose
 from persist.log.records import Create, KeyedForm
 from persist.state.contents import CollectionState
 from persist.state.state import State

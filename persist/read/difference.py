@@ -15,7 +15,7 @@ from persist.codecs import Part, consolidate
 from persist.codecs.order.arrays import int64_array, int64_values
 from persist.codecs.order.ordering import sort_indices
 from persist.codecs.order.pairs import without_pairs
-from persist.codecs.part.part import describe_held
+from persist.codecs.part.describing import describe_held
 from persist.errors import InvalidUsage
 from persist.read.part_reader import PartReader
 from persist.read.scan import Scan, negated

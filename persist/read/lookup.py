@@ -24,8 +24,8 @@ from persist.codecs import CollectionSchema, Part, consolidate
 from persist.codecs.order.arrays import boolean_array, int64_array, int64_values
 from persist.codecs.order.ordering import combined, sort_indices
 from persist.codecs.order.search import SortedKeys
+from persist.codecs.part.decoding import bad_filter
 from persist.codecs.part.file_reader import columns_of
-from persist.codecs.part.part import bad_filter
 from persist.read.part_reader import PartReader
 from persist.read.part_rows import PartRows
 from persist.read.scan import Scan, cheap_first, negated

@@ -28,7 +28,7 @@ from persist.codecs import (
     decode_part,
     ordered_keys,
 )
-from persist.codecs.part.part import UNREADABLE, bad_filter
+from persist.codecs.part.decoding import UNREADABLE, bad_filter
 from persist.read.part_caches import DecodedRows, PartIndexes, SliceLeftovers, decoded_rows, fetched
 from persist.read.spilled_rows import SpilledRows
 from persist.write.hand_over import HandOver

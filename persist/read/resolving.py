@@ -18,10 +18,10 @@ from persist.codecs.order.search import SortedKeys
 from persist.errors import SchemaMismatch
 from persist.log.records import KeyedForm
 from persist.read.lookup import Lookup, Wanted
+from persist.read.merging import repeated
 from persist.read.part_reader import PartReader
 from persist.read.plan import snapshot_scan
 from persist.read.scan import Scan
-from persist.read.snapshot import repeated
 from persist.state.contents import CollectionState, appended
 from persist.state.keyed_rules import due, form_in, pending_after
 from persist.state.schemas import among_versions

@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 import pyarrow.types as pt
 
 from persist.codecs import CollectionSchema, KeyRange, Part, key_ranges, parts_that_may_match
-from persist.codecs.part.part import part_lift
+from persist.codecs.part.decoding import part_lift
 from persist.read.part_reader import ALL_KEYS, PartReader, memory_within
 
 SLICES_MAX = 100_000

@@ -26,7 +26,8 @@ from persist.collection import READ_TIMEOUT_S, Collection
 from persist.compaction_policy import CompactionPolicy
 from persist.errors import CollectionNotFound, InvalidUsage
 from persist.read.changes import Changes
-from persist.read.snapshot import Form, Snapshot
+from persist.read.merging import Form
+from persist.read.snapshot import Snapshot
 from persist.settings import Settings
 from persist.source.address import CollectionAddress
 from persist.spark.read.native import PlannedSnapshot, plan

@@ -17,8 +17,9 @@ import xxhash
 import persist
 from persist.blob import Blob, FileBlob, MemoryBlob, MeteredBlob
 from persist.codecs import Part, check_part, encode_parts, to_updates
+from persist.codecs.part.describing import footer_of
 from persist.codecs.part.file_writer import FileWriter
-from persist.codecs.part.part import checksum_of, footer_of
+from persist.codecs.part.part import checksum_of
 from persist.log import part_lists
 from persist.log.commits import read_record
 from persist.log.envelope import FORMAT, encode_framed, put_framed

@@ -13,9 +13,11 @@ import pyarrow.parquet as pq
 import xxhash
 
 from persist.codecs import CollectionSchema, Part, encode_parts, to_updates
+from persist.codecs.part.decoding import decoded
+from persist.codecs.part.describing import footer_of
 from persist.codecs.part.file_reader import read_footer
 from persist.codecs.part.index import Group, PartIndex, footer_range
-from persist.codecs.part.part import Footer, checksum_of, decoded, footer_of
+from persist.codecs.part.part import Footer, checksum_of
 
 Random = random.Random
 INT64 = 2**63

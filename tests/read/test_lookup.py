@@ -24,9 +24,9 @@ import persist.read.part_rows
 from persist.blob import MemoryBlob, MeteredBlob
 from persist.codecs import encode_parts
 from persist.codecs.order.search import SortedKeys
+from persist.read.merging import Form
 from persist.read.part_caches import decoded_rows
 from persist.read.part_reader import PartReader
-from persist.read.snapshot import Form
 from tests.codecs.oracle import plain_values, sort_key, sort_keys
 from tests.codecs.strategies import python_values
 from tests.keyframes import add_keyframe, snapshots

@@ -14,7 +14,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from persist.codecs import CollectionSchema, Part
-from persist.codecs.part.part import part_lift
+from persist.codecs.part.decoding import part_lift
 from persist.spark.types import spark_schema
 
 # Whatever the session is set to: what is missing or damaged is not silently left out, names are taken as they are, and

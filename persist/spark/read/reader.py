@@ -15,8 +15,9 @@ from persist.client import open as open_client
 from persist.collection import Collection
 from persist.errors import CollectionNotFound
 from persist.read.changes import Changes
+from persist.read.merging import Form
 from persist.read.scan import Scan
-from persist.read.snapshot import Form, Snapshot
+from persist.read.snapshot import Snapshot
 from persist.source.address import CollectionAddress
 from persist.spark.options.read import ReadOptions
 from persist.spark.read.filters import expression

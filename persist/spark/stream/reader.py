@@ -21,9 +21,9 @@ from pyspark.sql.types import StructType
 
 from persist.errors import InvalidUsage, PersistError
 from persist.read.changes import read_changes
+from persist.read.merging import Form, read_snapshot, repeated
 from persist.read.part_reader import PartReader
 from persist.read.scan import Scan
-from persist.read.snapshot import Form, read_snapshot, repeated
 from persist.source.limits import NO_LIMITS
 from persist.source.offset import Offset
 from persist.source.source import StreamSource

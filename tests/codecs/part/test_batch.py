@@ -13,8 +13,9 @@ from persist.blob.errors import CorruptBlob
 from persist.codecs import CollectionSchema, InvalidUpdate, Part, check_part, decode_part, encode_parts, to_updates
 from persist.codecs.part import acceptance
 from persist.codecs.part.batch import to_batch
+from persist.codecs.part.describing import describe_batch
 from persist.codecs.part.index import footer_range
-from persist.codecs.part.part import checksum_of, describe_batch
+from persist.codecs.part.part import checksum_of
 from tests.fuzz.part_cases import SCHEMAS, _mutated, rows_of
 from tests.sampling import examples
 

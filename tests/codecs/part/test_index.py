@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 
 from persist.blob.errors import CorruptBlob, IncompatibleVersion, InvalidUsage
 from persist.codecs import CollectionSchema, Part, check_part, decode_part, encode_parts
+from persist.codecs.part.describing import footer_of
 from persist.codecs.part.index import PartIndex, decode_groups, footer_range, read_index
-from persist.codecs.part.part import Footer, checksum_of, footer_of
+from persist.codecs.part.part import Footer, checksum_of
 from tests.codecs.oracle import sort_keys
 from tests.codecs.part.test_part import ORDERS, batches, only, orders
 from tests.sampling import examples

@@ -8,8 +8,9 @@ import pyarrow as pa
 import pytest
 from hypothesis import assume, given, settings
 
+from persist.codecs.part.decoding import decode_part
 from persist.codecs.part.key_range import KeyRange, key_order, key_ranges
-from persist.codecs.part.part import Part, decode_part, sample_rows
+from persist.codecs.part.part import Part, sample_rows
 from persist.codecs.part.stream import encode_parts
 from persist.codecs.types.scalars import scalar_to_json
 from persist.codecs.types.schema import CollectionSchema

@@ -18,7 +18,8 @@ from hypothesis import given, settings
 
 from persist.blob.errors import CorruptBlob, InvalidUsage
 from persist.codecs.errors import InvalidUpdate
-from persist.codecs.part.part import Part, checksum_of, decode_part
+from persist.codecs.part.decoding import decode_part
+from persist.codecs.part.part import Part, checksum_of
 from persist.codecs.part.stream import encode_parts
 from persist.codecs.types.scalars import is_flat, scalar_from_json
 from persist.codecs.types.schema import CollectionSchema

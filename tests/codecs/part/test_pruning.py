@@ -13,7 +13,8 @@ import pyarrow.compute as pc
 import pytest
 from hypothesis import given, settings
 
-from persist.codecs.part.part import Part, decode_part
+from persist.codecs.part.decoding import decode_part
+from persist.codecs.part.part import Part
 from persist.codecs.part.pruning import parts_that_may_match
 from persist.codecs.part.stream import encode_parts
 from persist.codecs.types.schema import CollectionSchema

@@ -1,0 +1,249 @@
+"""The bytes of a part, read: checked against its descriptor, decoded, and lifted to the schema of whoever reads.
+
+What must be checked before a row is believed is in `persist.codecs.part.part`.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from persist.blob.errors import CorruptBlob, InvalidUsage
+from persist.codecs.order.arrays import int_ends
+from persist.codecs.order.consolidation import exact_sum
+from persist.codecs.part.batch import from_batch
+from persist.codecs.part.file_reader import columns_of, from_parquet, scan_parquet
+from persist.codecs.part.part import Part, checksum_of
+from persist.codecs.types.evolution import Lift, lift
+from persist.codecs.types.schema import DIFF, TIME, CollectionSchema
+
+T = TypeVar("T")
+# What pyarrow raises on bad bytes. RuntimeError is any C++ exception that it does not know.
+UNREADABLE = (pa.ArrowException, OSError, ValueError, LookupError, OverflowError, MemoryError, RuntimeError)
+
+
+def decode_part(
+    data: bytes | memoryview,
+    part: Part,
+    schema: CollectionSchema,
+    *,
+    columns: Sequence[str] | None = None,
+    filter: pc.Expression | None = None,
+    within: tuple[int, int] | None = None,
+    use_threads: bool = True,
+) -> pa.Table:
+    """Verify a part's bytes, then read its updates.
+
+    Args:
+        data: the bytes of the blob.
+        part: its descriptor.
+        schema: the collection's.
+        columns: which of `schema.arrow`'s columns to return, in this order; all by default. No others are
+            read.
+        filter: keeps the rows for which it is true; over any columns of the schema. Row groups whose
+            statistics exclude it are not read.
+        within: an interval `[start, end)` of rows outside of which nothing is wanted; a hint, more may be returned.
+        use_threads: whether Arrow may decode columns in parallel.
+
+    Raises:
+        CorruptBlob: data is not what the descriptor says, or not a part of this collection.
+        InvalidUsage: an unknown column, or a filter that does not fit the schema.
+    """
+    columns = schema.arrow.names if columns is None else list(columns)
+    check_request(schema.arrow, columns, filter)
+    lifted = part_lift(part, schema)
+    if lifted is not None:
+
+        def stored(names: Sequence[str]) -> pa.Table:
+            return decode_part(data, part, lifted.stored, columns=names, within=within, use_threads=use_threads)
+
+        return read_lifted(lifted, stored, columns, filter)
+    _verify(data, part)
+    if part.footer is None:
+        return _decoded_batch(data, part, schema, columns, filter)
+    buffer = pa.py_buffer(data)
+
+    def read(names: Sequence[str], within: tuple[int, int] | None = None) -> pa.Table:
+        return from_parquet(
+            buffer,
+            schema.arrow,
+            columns=names,
+            rows=part.rows,
+            memory=part.memory,
+            use_threads=use_threads,
+            within=within,
+        )
+
+    if filter is None:
+        table = decoded(part, lambda: read(columns, within))
+        check_updates(table, part)
+        return table
+    try:
+        table = scan_parquet(
+            buffer,
+            schema.arrow,
+            columns=columns,
+            filter=filter,
+            rows=part.rows,
+            memory=part.memory,
+            use_threads=use_threads,
+        )
+    except UNREADABLE as error:
+        # Bad bytes make this read fail too; else the filter failed on a value, as in a division by zero.
+        decoded(part, lambda: read(schema.arrow.names))
+        raise bad_filter(filter, schema.arrow, error) from error
+    check_updates(table, part)
+    return table
+
+
+def part_lift(part: Part, schema: CollectionSchema) -> Lift | None:
+    """Return how a part is read under a schema; None if it was written with this version.
+
+    Raises:
+        CorruptBlob: it says that it was written with a version that there is not.
+    """
+    if part.schema == schema.version:
+        return None
+    try:
+        return lift(schema, part.schema)
+    except ValueError as error:
+        raise CorruptBlob(part.name, str(error)) from error
+
+
+def read_lifted(
+    lifted: Lift, read: Callable[[list[str]], pa.Table], columns: Sequence[str], filter: pc.Expression | None
+) -> pa.Table:
+    """Return columns of the rows that pass filter, of a part of another version of the schema.
+
+    Args:
+        read: reads columns of the part, as they are called there.
+        columns, filter: in the schema of whoever reads.
+    """
+    arrow = lifted.wanted.arrow
+    names = [*columns, *(columns_of(filter, arrow, columns) if filter is not None else ())]
+    # Where all of them are younger than the part, its times say how many rows it has.
+    table = lifted.table(read(lifted.names(names) or [TIME]), names)
+    if filter is None:
+        return table
+    try:
+        return table.filter(filter).select([*columns])
+    except UNREADABLE as error:
+        raise bad_filter(filter, arrow, error) from error
+
+
+def read_part(data: bytes | memoryview, part: Part, schema: CollectionSchema) -> pa.Table:
+    """Read all of a part whose bytes are those of its descriptor, however little they agree in what they say.
+
+    Raises:
+        CorruptBlob: it does not hold the columns of this collection, or not as many rows.
+    """
+
+    def read() -> pa.Table:
+        if part.footer is None:
+            return from_batch(data, schema.arrow, rows=part.rows, memory=part.memory)
+        buffer, names = pa.py_buffer(data), schema.arrow.names
+        return from_parquet(buffer, schema.arrow, columns=names, rows=part.rows, memory=part.memory, use_threads=True)
+
+    return decoded(part, read)
+
+
+def _decoded_batch(
+    data: bytes | memoryview,
+    part: Part,
+    schema: CollectionSchema,
+    columns: Sequence[str],
+    filter: pc.Expression | None,
+) -> pa.Table:
+    table = decoded(part, lambda: from_batch(data, schema.arrow, rows=part.rows, memory=part.memory))
+    check_updates(table, part)
+    if filter is not None:
+        try:
+            table = table.filter(filter)
+        except UNREADABLE as error:
+            raise bad_filter(filter, schema.arrow, error) from error
+    return table if columns == schema.arrow.names else table.select(columns)
+
+
+def _verify(data: bytes | memoryview, part: Part) -> None:
+    if len(data) != part.bytes:
+        raise CorruptBlob(part.name, f"it has {len(data)} bytes, and its descriptor says {part.bytes}")
+    if (found := checksum_of(data)) != part.checksum:
+        raise CorruptBlob(part.name, f"its checksum is {found}, and its descriptor says {part.checksum}")
+
+
+def decoded(part: Part, read: Callable[[], T]) -> T:
+    try:
+        return read()
+    except UNREADABLE as error:
+        raise CorruptBlob(
+            part.name, f"its checksum is right, but it is not a part of this collection: {error}"
+        ) from error
+
+
+def check_updates(table: pa.Table, part: Part) -> None:
+    """Check times and diffs, as far as they were read, against what the descriptor says of all of them."""
+    if not table.num_rows:
+        return
+    if TIME in table.column_names:
+        ends = [int_ends(times) for times in _int64_chunks(table, TIME, part)]
+        least, greatest = min(least for least, _ in ends), max(greatest for _, greatest in ends)
+        if least < part.time_min or greatest > part.time_max:
+            raise CorruptBlob(
+                part.name,
+                f"it holds times from {least} to {greatest}, and its descriptor says "
+                f"{part.time_min} to {part.time_max}",
+            )
+    if DIFF in table.column_names:
+        total = negatives = 0
+        has_zeros = False
+        for diffs in _int64_chunks(table, DIFF, part):
+            least, greatest = int_ends(diffs)
+            total += exact_sum(diffs, least, greatest)
+            if least <= 0:
+                negatives += int(np.count_nonzero(diffs < 0))
+                has_zeros |= not diffs.all()
+        if negatives > part.negatives or has_zeros:
+            raise CorruptBlob(
+                part.name, f"it holds {negatives} negative diffs, or zeros; its descriptor says {part.negatives}"
+            )
+        if table.num_rows == part.rows and total != part.diff_sum:
+            raise CorruptBlob(part.name, f"its diffs sum to {total}, and its descriptor says {part.diff_sum}")
+
+
+def _int64_chunks(table: pa.Table, name: str, part: Part) -> list[npt.NDArray[np.int64]]:
+    column = table.column(name)
+    if column.null_count:
+        raise CorruptBlob(part.name, f"{column.null_count} of its rows have NULL for {name}")
+    return [_values(chunk) for chunk in column.chunks if len(chunk)]
+
+
+def _values(chunk: pa.Array) -> npt.NDArray[np.int64]:
+    """What `to_numpy` gives, in a third of the time."""
+    return np.frombuffer(chunk.buffers()[1], np.int64, len(chunk), chunk.offset * 8)
+
+
+def check_request(arrow: pa.Schema, columns: Sequence[str], filter: pc.Expression | None) -> None:
+    known = frozenset(arrow.names)
+    for name, times in Counter(columns).items():
+        if name not in known or times > 1:
+            problem = "is asked for twice" if name in known else "does not exist"
+            raise InvalidUsage(f"column {name!r} {problem}: choose from {arrow.names}, each once")
+    if filter is None:
+        return
+    try:
+        arrow.empty_table().filter(filter)
+    except (pa.ArrowException, TypeError, ValueError) as error:
+        raise bad_filter(filter, arrow, error) from error
+
+
+def bad_filter(filter: pc.Expression, arrow: pa.Schema, error: Exception) -> InvalidUsage:
+    fields = ", ".join(f"{field.name}: {field.type}" for field in arrow)
+    reason = " ".join(str(error).split())
+    return InvalidUsage(
+        f"filter {str(filter)[:200]} cannot be applied: {reason:.200}. It must be true or false for every "
+        f"row, over the columns {fields}."
+    )
