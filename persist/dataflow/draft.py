@@ -4,6 +4,7 @@ from typing import Any
 
 from persist.blob import InvalidUsage
 from persist.codecs import CollectionSchema
+from persist.collection import Collection
 from persist.dataflow.plan import Persist, Plan, Source
 from persist.dataflow.taps import Captured, Probed
 
@@ -42,6 +43,14 @@ class Draft:
         """Return what the permanent holds on a source are called: none if the program has no outputs."""
         has_outputs = any(isinstance(node.operator, Persist) for node in self.plan.nodes.values())
         return [hold_name(self.name)] if has_outputs else []
+
+    def makes_holds(self) -> bool:
+        """Return whether holds that are not there are made; of views they are made, and released, with the view."""
+        return True
+
+    def output(self, collection: str) -> Collection | None:
+        """Return the collection of an output that is there already; None if it is made where it is missing."""
+        return None
 
     def add_probe(self, number: int) -> Probed:
         """Return the probe of a node."""

@@ -119,7 +119,7 @@ class Running:
         self._outputs = Outputs(
             client,
             self.program.name,
-            self._graph.sinks,
+            [(each, self.program.output(each.collection)) for each in self._graph.sinks],
             self._domain,
             replace=self._options.replace,
             jump=self._options.jump,
@@ -149,6 +149,7 @@ class Running:
                 gate,
                 self._domain,
                 renews=self._options.replace,
+                makes_holds=self.program.makes_holds(),
             )
             for each, schema, gate in sources
         ]

@@ -29,7 +29,7 @@ from persist.dataflow.taps import to_table
 from persist.dataflow.timed import reads_time
 from persist.dataflow.times import Antichain, Ints
 from persist.dataflow.words import Domain
-from persist.errors import UpdatesBeyondUpper, UpperMismatch
+from persist.errors import AsOfCompacted, UpdatesBeyondUpper, UpperMismatch
 
 NEVER = TIME_MAX + 2  # After every time: the upper of what is complete for ever.
 
@@ -54,15 +54,8 @@ class Output:
         jumps_to: the first commit passes over the times before this one, which cannot be read then.
     """
 
-    def __init__(self, client: Client, sink: SinkOperator, domain: Domain) -> None:
-        fields = {field.name: field.type for field in sink.schema}
-        key = {name: fields[name] for name in sink.keys}
-        value = {name: kind for name, kind in fields.items() if name not in key} or None
-        # A view was made with the timeline of what it reads, before the program runs.
-        unit = client.load(sink.collection).schema.timeline if sink.collection in client else None
-        self.collection: Collection = client.create_or_load(
-            sink.collection, key=key or None, value=value, timeline=unit
-        )
+    def __init__(self, client: Client, sink: SinkOperator, known: Collection | None, domain: Domain) -> None:
+        self.collection = _made(client, sink) if known is None else known
         self.sink = sink
         self.waiting: list[Ints] = []
         self.corrects = False
@@ -70,6 +63,7 @@ class Output:
         self._domain = domain
         self._layout = Layout(len(sink.schema), 0, 1)
         self._before: list[Ints] = []
+        self._is_new = False
         self.begin(_end(self.collection.upper))
 
     def begin(self, upper: int) -> None:
@@ -79,11 +73,15 @@ class Output:
     def take(self) -> None:
         """Take what the last pass has completed."""
         if self.sink.out is not None:
-            times = self.sink.out[-2]
-            late = times >= self.done
-            self.waiting.append(self.sink.out[:, late])
+            found = self.sink.out
+            if self._is_new:
+                # What comes of constants is there from the beginning, and that is where the output begins.
+                found = found.copy()
+                np.maximum(found[-2], self.done, out=found[-2])
+            late = found[-2] >= self.done
+            self.waiting.append(found[:, late])
             if self.corrects:
-                self._before.append(self.sink.out[:, ~late])
+                self._before.append(found[:, ~late])
         self.sealed_to = max(self.sealed_to, _end(self.sink.frontier))
 
     def correct(self) -> None:
@@ -102,15 +100,35 @@ class Output:
     def check_jump(self) -> None:
         """Raise OutputConflict if somebody keeps times readable that are passed over."""
         to = self.jumps_to
-        if to is None:
-            return
-        held = [f"the hold {each.name or each.holder!r}" for each in self.collection.holds() if each.time < to]
-        held += [f"the tag {name!r}" for name, time in self.collection.tags().items() if time < to]
+        held = [] if to is None else self._kept_before(to)
         if held:
             raise OutputConflict(
                 self.collection.name,
                 f"it cannot pass over the times from {self.upper} to {to}, which {held[0]} keeps readable: release it",
             )
+
+    def begin_readable(self, at: int) -> None:
+        """Of a new output: let nobody read it before a time, because the program says nothing about what was then.
+
+        Raises:
+            OutputConflict: somebody keeps such a time readable.
+        """
+        if self.upper > 0:
+            return
+        self.done, self._is_new = at, True
+        if (self.collection.since.time or 0) >= at:
+            return
+        held = self._kept_before(at)
+        if held:
+            raise OutputConflict(
+                self.collection.name,
+                f"the program says nothing about the times before {at}, which {held[0]} keeps readable: release it",
+            )
+        self.collection.allow_compaction(at).result()
+
+    def _kept_before(self, to: int) -> list[str]:
+        held = [f"the hold {each.name or each.holder!r}" for each in self.collection.holds() if each.time < to]
+        return held + [f"the tag {name!r}" for name, time in self.collection.tags().items() if time < to]
 
     def updates(self, until: int) -> Ints:
         """Return what waits of times before until, consolidated."""
@@ -123,7 +141,7 @@ class Output:
 
     def written(self, upper: int) -> None:
         """Forget what is written before upper, which the collection has been sealed to."""
-        self.done = upper
+        self.done, self._is_new = upper, False
         self.waiting = [kept for each in self.waiting if (kept := each[:, each[-2] >= upper]).shape[1]]
 
     def follow(self, actual: int) -> None:
@@ -138,8 +156,9 @@ class Output:
         until = min(actual, self.sealed_to)
         if until <= self.done:
             return
-        theirs = self._words(self.collection.changes(self.done, min(until, TIME_MAX + 1)).to_arrow())
+        since, theirs = self._theirs(min(until, TIME_MAX + 1))
         ours = self.updates(until)
+        ours[-2] = np.maximum(ours[-2], since)
         ours[-1] *= -1
         rest = to_batch(np.concatenate((ours, theirs), axis=1), self._layout)[1:]
         if rest.shape[1]:
@@ -151,6 +170,30 @@ class Output:
                 f"what this program gives, for example by {self.table(rest[:, :1]).to_pylist()[0]}",
             )
         self.written(until)
+
+    def _theirs(self, until: int) -> tuple[int, Ints]:
+        """Return what the collection holds of the times from done to until, and before when these are not told apart.
+
+        Raises:
+            OutputConflict: that has been compacted.
+        """
+        try:
+            since = self.collection.since.time or 0
+            if since < self.done:
+                return 0, self._words(self.collection.changes(self.done, until).to_arrow())
+            if not self._is_new:
+                raise AsOfCompacted(self.done - 1, Upper(since))
+            # The first updates of a new output are its contents at the time at which it begins.
+            contents = self._words(self.collection.snapshot(since, form="diff").to_arrow())
+            contents[-2] = since
+            after = [self._words(self.collection.changes(since + 1, until).to_arrow())] if since + 1 < until else []
+            return since, np.concatenate([contents, *after], axis=1)
+        except AsOfCompacted as error:
+            raise OutputConflict(
+                self.collection.name,
+                f"another copy of the program has sealed it to {self.upper}, and what it wrote since {self.done} has "
+                "been compacted: open the program again",
+            ) from error
 
     def live(self) -> list[tuple[Ints, pa.Schema]]:
         return [(each[: self._layout.words], self.sink.schema) for each in (*self.waiting, *self._before)]
@@ -164,20 +207,36 @@ class Output:
         return found
 
 
+def _made(client: Client, sink: SinkOperator) -> Collection:
+    fields = {field.name: field.type for field in sink.schema}
+    key = {name: fields[name] for name in sink.keys}
+    value = {name: kind for name, kind in fields.items() if name not in key} or None
+    unit = client.load(sink.collection).schema.timeline if sink.collection in client else None
+    return client.create_or_load(sink.collection, key=key or None, value=value, timeline=unit)
+
+
 class Outputs:
     """All outputs of a program.
 
     Args:
+        sinks: with the collection of each, if it is there already and is not to be made.
         replace: the program has changed: correct what its outputs hold.
         jump: go on at the latest time that the sources have sealed, and pass over the times before it.
     """
 
     def __init__(
-        self, client: Client, program: str, sinks: Sequence[SinkOperator], domain: Domain, *, replace: bool, jump: bool
+        self,
+        client: Client,
+        program: str,
+        sinks: Sequence[tuple[SinkOperator, Collection | None]],
+        domain: Domain,
+        *,
+        replace: bool,
+        jump: bool,
     ) -> None:
         self._client = client
         self._program = program
-        self.every = [Output(client, sink, domain) for sink in sinks]
+        self.every = [Output(client, sink, known, domain) for sink, known in sinks]
         for each in self.every:
             each.corrects = replace and each.upper > 0
         self.has_pending = False
@@ -211,12 +270,14 @@ class Outputs:
             begin = min(held) if self._replays and held else resume_at - 1
             if self._jumps and not self._replays:
                 self._jump(sources, min(*uppers, TIME_MAX) - 1)
+        elif asked:
+            begin = asked.pop()
         else:
-            begin = asked.pop() if asked else max(0, *sinces, min(*uppers, TIME_MAX) - 1)
+            # Holds that are there already are of a view that was made then, or of an attempt that wrote nothing.
+            held = [time for each in sources if (time := each.held_at()) is not None]
+            begin = max(0, *sinces, min(held, default=min(*uppers, TIME_MAX) - 1))
         for output in self.every:
-            # Before that time the program says nothing about a new output, so nobody may read it there.
-            if output.upper == 0 and (output.collection.since.time or 0) < begin:
-                output.collection.allow_compaction(begin).result()
+            output.begin_readable(begin)
         return begin
 
     def _check_behind(self, sources: Sequence[SourceReader], plan: Plan) -> None:

@@ -7,7 +7,7 @@ what the outputs have sealed, because that is where the program would be resumed
 
 import time as clock
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from itertools import pairwise
 
@@ -25,7 +25,7 @@ from persist.dataflow.times import Antichain
 from persist.dataflow.types import shown
 from persist.dataflow.words import Domain
 from persist.engine.holding import held_schema, hold_with_schema, take_hold
-from persist.errors import AsOfCompacted, AsOfNotSealed, CollectionNotFound, HoldMoved, LeaseExpired
+from persist.errors import AsOfCompacted, AsOfNotSealed, CollectionNotFound, HoldMoved, HoldNotFound, LeaseExpired
 from persist.hold.holds import Hold
 from persist.listening import begun_listen
 from persist.read.listen import Listen
@@ -38,6 +38,7 @@ class SourceReader:
     Args:
         holders: what the permanent holds that it needs are called.
         renews: the program has changed: it reads with the newest schema from now on.
+        makes_holds: make those that are not there; otherwise they went with what they were for.
 
     Attributes:
         collection: the source.
@@ -55,10 +56,12 @@ class SourceReader:
         domain: Domain,
         *,
         renews: bool = False,
+        makes_holds: bool = True,
     ) -> None:
         self.operator = operator
         self._client = client
         self._holders = list(holders)
+        self._makes_holds = makes_holds
         self._schema = schema
         self._gate = gate
         self._domain = domain
@@ -126,17 +129,25 @@ class SourceReader:
             return None if as_of is None else self.collection.as_time("as_of", as_of)
 
     def start(self, as_of: int) -> None:
-        """Begin with the contents as of a time, which need not be sealed yet."""
+        """Begin with the contents as of a time, which need not be sealed yet.
+
+        Raises:
+            HoldNotFound: a hold is not there (any more) that is not made here.
+        """
         self._as_of = as_of
         if self._client.mode != "read":
             with self._explained():
                 self._first = self.collection.hold(as_of)
                 # A permanent one may be further already, because another copy of the program has moved it.
                 names: list[str | None] = [*self._holders] or [None]
+                self._holds = [self._hold(as_of, name) for name in names]
                 handle = self.collection.handle
-                self._holds = [take_hold(handle, as_of, name, handle.schema.version) for name in names]
                 for name in self._holders if self._renews else ():
                     hold_with_schema(handle, name, handle.schema.version)
+
+    def _hold(self, time: int, name: str | None) -> Hold:
+        handle = self.collection.handle
+        return take_hold(handle, time if name is None or self._makes_holds else None, name, handle.schema.version)
 
     def held_at(self) -> int | None:
         """Return where the first of the permanent holds on this source is; None if there is none."""
@@ -170,8 +181,10 @@ class SourceReader:
             try:
                 hold.advance(time)
             except HoldMoved:
-                # Another copy of the program moves it, too: it is where that one would begin again.
-                self._holds[at] = self.collection.hold(time, name=self._holders[at])
+                # Another copy of the program moves it, too: it is where that one would begin again. If it is gone,
+                # then so is the output, and the next commit says that.
+                with suppress(HoldNotFound):
+                    self._holds[at] = self._hold(time, self._holders[at])
 
     def close(self) -> None:
         """Stop reading. A permanent hold stays."""

@@ -24,7 +24,8 @@ class Readable:
     """A collection that a view may read.
 
     Attributes:
-        last, since: its last sealed time, the first of all if there is none, and its since.
+        last: its last sealed time, the first of all if there is none; None of a view that was never refreshed.
+        since: the first time that can be read.
         inputs: the ids of all that it depends on itself.
     """
 
@@ -32,9 +33,10 @@ class Readable:
     name: str
     schema: CollectionSchema
     timeline: str | None
-    last: int
+    last: int | None
     since: int
     inputs: tuple[str, ...]
+    is_view: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +88,8 @@ class Catalog:
         contents, definition = found.handle.contents(), definition_of(found)
         inputs = () if definition is None else definition.inputs
         since = contents.since.time or 0
-        readable = Readable(id_, found.name, found.schema, contents.timeline, _last_sealed(contents), since, inputs)
+        last, is_view = _last_sealed(contents), definition is not None
+        readable = Readable(id_, found.name, found.schema, contents.timeline, last, since, inputs, is_view)
         self._by_id[id_] = readable
         return readable
 
@@ -107,14 +110,23 @@ def drafted(catalog: Catalog, name: str, sql: str, key: Sequence[str] | None) ->
     )
     schema = _schema_of(columns, keys, reads.values())
     id_ = uuid.uuid4().hex
-    # A program begins at one time: that to which the last of them is sealed.
-    last = min((each.last for each in every.values()), default=0)
-    holds = [
-        SetHold(each.id, view_hold(id_), max(last, each.since), schema=each.schema.version) for each in every.values()
-    ]
-    made = Readable(id_, name, schema, _timeline(reads.values()), 0, 0, tuple(every))
-    steps = (Create(id_, name, schema.to_json(), view=definition.to_json()), *holds)
+    made = Readable(id_, name, schema, _timeline(reads.values()), None, 0, tuple(every), is_view=True)
+    steps = (Create(id_, name, schema.to_json(), view=definition.to_json()), *_holds(id_, list(every.values())))
     return Draft(made, definition, steps, {id_: name, **{each.id: each.name for each in every.values()}})
+
+
+def _holds(view: str, inputs: Sequence[Readable]) -> list[SetHold]:
+    """Return the holds of a new view on all that it depends on.
+
+    Its program begins at one time: that to which the last of them is sealed, if it can be read. What views hold is
+    computed again, and not read, so their history is not kept; the hold says only that they are needed.
+    """
+    last = min((each.last for each in inputs if each.last is not None), default=0)
+    at = max([last, *(each.since for each in inputs if not each.is_view)])
+    return [
+        SetHold(each.id, view_hold(view), TIME_MAX if each.is_view else at, schema=each.schema.version)
+        for each in inputs
+    ]
 
 
 def _schema_of(columns: Sequence[tuple[str, str]], keys: Sequence[str], reads: Any) -> CollectionSchema:
@@ -126,9 +138,11 @@ def _schema_of(columns: Sequence[tuple[str, str]], keys: Sequence[str], reads: A
     )
 
 
-def _last_sealed(contents: CollectionState) -> int:
-    """Return the last sealed time; the first of all if there is none."""
+def _last_sealed(contents: CollectionState) -> int | None:
+    """Return the last sealed time, the first of all if there is none; None of a view that was never refreshed."""
     upper = contents.upper.time
+    if contents.view is not None and upper == 0:
+        return None
     return TIME_MAX if upper is None else max(0, upper - 1)
 
 

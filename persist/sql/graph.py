@@ -92,6 +92,12 @@ class ViewProgram(Program):
         }
         return pa.schema(sorted(kinds.items()))
 
+    def makes_holds(self) -> bool:
+        return False
+
+    def output(self, collection: str) -> Collection | None:
+        return next(each.collection for each in self._views if each.collection.name == collection)
+
     def holders(self, collection: str) -> list[str]:
         """Return what the permanent holds on a source are called: those of the views that depend on it."""
         id_ = self._ids[collection]

@@ -10,11 +10,11 @@ from persist.dataflow.errors import OperatorFailed
 from persist.dataflow.report import OperatorReport
 from persist.dataflow.running import Running
 from persist.engine import CollectionHandle
-from persist.errors import CollectionExists, InvalidUsage
+from persist.errors import CollectionExists, HoldNotFound, InvalidUsage
 from persist.names import check_name
 from persist.sql.definition import Definition
 from persist.sql.draft import Catalog, drafted
-from persist.sql.graph import ViewProgram, definition_of, views_for
+from persist.sql.graph import ViewProgram, by_id, definition_of, views_for
 from persist.write.future import CommitFuture
 
 
@@ -51,6 +51,7 @@ class View(Collection):
 
         Raises:
             OperatorFailed: the query fails on a row, which is named, at the latest time.
+            CollectionNotFound: the view was destroyed.
             SourceLost, OutputConflict: an input cannot be read any more, or somebody else wrote the view.
             ReadOnly: this client only reads.
         """
@@ -63,6 +64,10 @@ class View(Collection):
             except OperatorFailed as error:
                 self._stop()
                 self._healed(error)
+            except HoldNotFound:
+                self._stop()
+                by_id(self.client, self.id, self.name)  # Raises, because the view was destroyed meanwhile.
+                raise
             except BaseException:
                 self._stop()
                 raise

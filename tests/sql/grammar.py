@@ -65,6 +65,7 @@ class Grammar:
             "d": ["DATE '2020-02-10'"],
             "ts": ["TIMESTAMP '2020-01-15 12:00:00'"],
             "p": ["true", "false", "NULL::BOOLEAN"],
+            "x": ["2::HUGEINT", "NULL::HUGEINT"],
         }
         return self.random.choice(values[kind])
 

@@ -37,6 +37,8 @@ def main() -> None:
     first, count = int(sys.argv[1]), int(sys.argv[2])
     done = 0
     for seed in range(first, first + count):
+        if seed % 500 == 0:
+            print(f"-- at seed {seed}: {done} queries agree", flush=True)
         try:
             done += tried(seed)
         except Exception as error:

@@ -119,6 +119,58 @@ def test_views_on_views_move_in_one_commit(client: persist.Client) -> None:
     assert rows(best, 2) == [("gold",)]
 
 
+def test_views_begin_where_they_were_made_however_late_their_first_refresh_is(client: persist.Client) -> None:
+    orders = filled(client)
+    revenue = client.create_view("revenue", TOTALS)
+    best = client.create_view("best", "SELECT status FROM revenue ORDER BY total DESC LIMIT 1")
+    for time in range(2, 6):
+        orders.write([((10 + time, ("old", Decimal("5.00"))), time, 1)])
+    orders.seal(6).result()
+    best.refresh()
+    assert [rows(best, time) for time in (1, 2, 3, 5)] == [[("new",)], [("new",)], [("old",)], [("old",)]]
+    assert rows(revenue, 1) == [("new", Decimal("10.75"), 2), ("old", Decimal("2.00"), 1)]
+    with pytest.raises(persist.AsOfCompacted):
+        revenue.snapshot(as_of=0)
+
+
+def test_a_new_view_is_not_readable_before_it_begins_and_a_hold_there_is_refused(client: persist.Client) -> None:
+    orders = filled(client)
+    revenue = client.create_view("revenue", TOTALS)
+    reader = revenue.hold(0, name="reader")
+    with pytest.raises(persist.Conflict, match="times before 1, which the hold 'reader' keeps readable"):
+        revenue.refresh()
+    reader.release()
+    revenue.refresh()
+    assert revenue.since == persist.Antichain(1)
+    orders.seal(3).result()
+    assert revenue.refresh() == persist.Antichain(3)
+
+
+def test_a_view_does_not_keep_the_history_of_the_views_that_it_reads(client: persist.Client) -> None:
+    orders = filled(client)
+    revenue = client.create_view("revenue", TOTALS)
+    best = client.create_view("best", "SELECT status FROM revenue ORDER BY total DESC LIMIT 1")
+    best.refresh()
+    orders.write([((12, ("old", Decimal("50.00"))), 2, 1)])
+    orders.seal(9).result()
+    best.refresh()
+    revenue.allow_compaction(8).result()
+    assert revenue.since == persist.Antichain(8)
+    with pytest.raises(persist.CollectionNeeded, match="the views 'best' read it"):
+        client.load("revenue").destroy().result()
+
+
+def test_a_view_on_a_view_goes_on_when_the_row_that_it_failed_on_is_retracted(client: persist.Client) -> None:
+    numbers = client.create_or_load("numbers", key={"n": pa.int64()})
+    numbers.write([((1, None), 0, 1)], seal=1).result()
+    client.create_view("same", "SELECT n FROM numbers")
+    doubled = client.create_view("doubled", "SELECT n, n * 2 AS twice FROM same")
+    doubled.refresh()
+    numbers.write([((2**62, None), 1, 1), ((2**62, None), 2, -1)], seal=3).result()
+    assert doubled.refresh() == persist.Antichain(3)
+    assert rows(doubled) == [(1, 2)]
+
+
 def test_a_view_may_be_refreshed_further_than_the_views_on_it(client: persist.Client) -> None:
     orders = filled(client)
     revenue = client.create_view("revenue", TOTALS)
