@@ -8,6 +8,7 @@ import pyarrow as pa
 
 from persist.engine import Engine
 from persist.errors import CollectionNotFound
+from persist.read.record_count import record_count
 
 COLUMNS = pa.schema(
     [
@@ -34,7 +35,8 @@ class Collections(list[str]):
         """Return a row for each collection that still exists.
 
         `rows` is what the diffs of all updates sum to, sealed or not: the number of records, while none is retracted
-        more often than it was there. `bytes` is what its parts take, history and keyframes. `since` and `upper` are
+        more often than it was there; NULL where only reading tells, because of tombstones or events that are not
+        resolved. `bytes` is what its parts take, history, keyframes and pending events. `since` and `upper` are
         NULL where the frontier is empty.
 
         Cost: a GET for each collection that this client has not used yet.
@@ -48,10 +50,8 @@ class Collections(list[str]):
                     contents = self._engine.follower.known(id_, name)
                 except CollectionNotFound:
                     continue  # It was destroyed just now.
-                # The history begins after the first keyframe, if there is one that it was cut off at.
-                base = contents.parts_of(contents.keyframes[0].parts) if contents.history_from else ()
-                rows = sum(part.diff_sum for part in (*base, *contents.history_parts))
-                size = sum(part.bytes for part in contents.parts)
+                rows = record_count(contents)
+                size = sum(part.bytes for part in contents.stored_parts)
                 found.append(
                     dict(zip(COLUMNS.names, (name, rows, size, contents.since.time, contents.upper.time), strict=True))
                 )

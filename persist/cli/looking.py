@@ -29,7 +29,8 @@ def ls(
     for facts in found:
         hidden = facts.unsealed
         updates = "-" if hidden is None else f"{hidden.updates:,}"
-        sizes = (f"{facts.rows:,}", f"{facts.bytes:,}", facts.time(facts.since), facts.time(facts.upper))
+        rows_told = "?" if facts.rows is None else f"{facts.rows:,}"
+        sizes = (rows_told, f"{facts.bytes:,}", facts.time(facts.since), facts.time(facts.upper))
         rows.append((facts.name, *sizes, f"{facts.parts:,}", len(facts.contents.holds), updates))
     print_table(head, rows, right=range(1, 8))
     return OK

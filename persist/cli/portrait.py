@@ -84,7 +84,8 @@ class Portrait:
         say(f"since     {facts.time(facts.since)}")
         say(f"upper     {'none: complete for ever' if facts.upper is None else facts.time(facts.upper)}")
         say(f"unsealed  {facts.unsealed.advice if facts.unsealed else 'nothing'}")
-        say(f"size      {counted(facts.rows, 'row')}, {facts.bytes:,} bytes in {counted(facts.parts, 'part')}")
+        rows_told = counted(facts.rows, "row") if facts.rows is not None else "rows that only reading counts"
+        say(f"size      {rows_told}, {facts.bytes:,} bytes in {counted(facts.parts, 'part')}")
         self._print_cost()
         if self.holds:
             say("\nholds")

@@ -12,6 +12,7 @@ from typing import Any
 
 import persist
 from persist.blob.errors import MissingBlob
+from persist.read.record_count import record_count
 from persist.replica.checkpoint import load_contents
 from persist.state.contents import CollectionState, last_sealed
 from persist.state.state import CollectionEntry
@@ -41,11 +42,17 @@ class Facts:
         return None if self.contents.timeline is None else Timeline(self.contents.timeline)
 
     @property
-    def rows(self) -> int:
-        """What all diffs sum to, sealed or not: the number of records, while no multiplicity is negative."""
-        contents = self.contents
-        base = contents.parts_of(contents.keyframes[0].parts) if contents.history_from else ()
-        return sum(part.diff_sum for part in (*base, *contents.history_parts))
+    def rows(self) -> int | None:
+        """What all diffs sum to, sealed or not: the number of records, while no multiplicity is negative.
+
+        None where only reading tells; see `record_count`.
+        """
+        return record_count(self.contents)
+
+    @property
+    def rows_about(self) -> int:
+        """The number of records where it is known, and else of all rows that are stored."""
+        return sum(part.rows for part in self.contents.stored_parts) if self.rows is None else self.rows
 
     @property
     def bytes(self) -> int:

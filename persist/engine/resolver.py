@@ -5,6 +5,7 @@ deleted then. `resolve_due` is what maintenance does where resolve="background".
 """
 
 from collections.abc import Callable, Sequence
+from itertools import chain
 
 import pyarrow as pa
 
@@ -15,6 +16,7 @@ from persist.errors import UploadExpired
 from persist.errors.conflicts import Superseded
 from persist.log.records import Resolve, Watermarks
 from persist.read.part_reader import PartReader
+from persist.read.purging import Purging
 from persist.read.resolving import machine_needed, resolved_updates
 from persist.replica.follower import Follower
 from persist.state.contents import CollectionState
@@ -48,6 +50,7 @@ class Resolver:
         self._part_writer = part_writer
         self._reader = reader
         self._given: dict[str, Machine] = {}
+        self._purging = Purging()
 
     def know(self, collection: str, machine: Machine) -> None:
         """Remember the machine that a user gave for a collection, for maintenance."""
@@ -64,16 +67,23 @@ class Resolver:
     ) -> Resolve:
         """Return the resolution of what is pending before end, and of own events; its updates are stored.
 
-        Memory: a slice of the events, and own.
+        Tombstones that are not needed any more go with it. Memory: a slice of the events, and own.
         """
-        writer = self._part_writer
+        writer, reader = self._part_writer, self._reader()
         stored: list[Part] = []
         inline_bytes = contents.inline_bytes
+        purged = self._purging.purged(contents, schema, end, reader)
+        on_keys = (lambda keys: None) if purged is None else purged.touched
+        updates = resolved_updates(contents, schema, machine, end, reader, own, on_keys)
+        gone = iter(()) if purged is None else (purged.updates(schema) for _ in range(1))
         try:
-            for table in resolved_updates(contents, schema, machine, end, self._reader(), own):
+            for table in chain(updates, gone):
+                if not len(table):
+                    continue
                 made = writer.stored_parts(contents.id, table, schema, inline_bytes)
                 stored += made
                 inline_bytes += sum(len(part.inline) for part in made)
+                self._purging.resolved(contents.id, len(table))
         except BaseException:
             writer.discard(stored)
             raise

@@ -6,7 +6,7 @@ key space is cut so that each slice is resolved within the budget; the keys of a
 
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 import msgspec
@@ -28,7 +28,7 @@ from persist.state.schemas import among_versions
 from persist.upsert.events import event_fields, events_schema
 from persist.upsert.known import described
 from persist.upsert.machine import Machine
-from persist.upsert.resolution import prepared, resolved
+from persist.upsert.resolution import Prepared, prepared, resolved
 
 SLICE_SHARE = 16  # Of the memory budget one slice of events takes this fraction: what they touch is read besides.
 
@@ -40,11 +40,13 @@ def resolved_updates(
     end: Antichain,
     reader: PartReader,
     own: pa.Table | None = None,
+    on_keys: Callable[[pa.Table], object] = lambda keys: None,
 ) -> Iterator[pa.Table]:
     """Yield the updates at times before end that events at times beyond `contents.resolved` amount to.
 
     Args:
         own: events that are not pending yet, in their order: they arrived after those that are.
+        on_keys: is told the keys that have events, each once.
 
     Returns:
         tables of the columns of the schema, not consolidated; no key is in two of them. Memory: a slice, and own.
@@ -72,7 +74,9 @@ def resolved_updates(
     for each in slices:
         arrived = _arrived(each, events, reader, own)
         if len(arrived):
-            yield _resolved(arrived, schema, form, machine, lookup, reader)
+            ready = prepared(schema, form, arrived)
+            on_keys(ready.keys)
+            yield _resolved(ready, schema, machine, lookup, reader)
 
 
 def folded(
@@ -153,14 +157,8 @@ def _arrived(scan: Scan, events: CollectionSchema, reader: PartReader, own: pa.T
 
 
 def _resolved(
-    events: pa.Table,
-    schema: CollectionSchema,
-    form: KeyedForm,
-    machine: Machine,
-    lookup: Lookup | None,
-    reader: PartReader,
+    ready: Prepared, schema: CollectionSchema, machine: Machine, lookup: Lookup | None, reader: PartReader
 ) -> pa.Table:
-    ready = prepared(schema, form, events)
     present = schema.arrow.empty_table()
     if lookup is not None:
         found = lookup.contents(Wanted(len(ready.keys), SortedKeys(ready.keys)), "rows", reader)

@@ -33,6 +33,17 @@ def live_filter(schema: CollectionSchema, form: KeyedForm | None) -> pc.Expressi
     return column.is_null()
 
 
+def dead_filter(schema: CollectionSchema, form: KeyedForm) -> pc.Expression:
+    """Return the filter that passes tombstones alone."""
+    assert form.tombstone is not None
+    kind, column = schema.arrow.field(form.tombstone).type, pc.field(form.tombstone)
+    if pat.is_boolean(kind):
+        return column == pa.scalar(True)
+    if form.tombstone_value is not None:
+        return column == scalar_from_json(form.tombstone_value, kind)
+    return column.is_valid()
+
+
 def marked(events: pa.Table, form: KeyedForm, deleted: pa.ChunkedArray) -> pa.ChunkedArray | None:
     """Return the tombstone column of events, where those that are deleted say so; None if some cannot.
 

@@ -156,7 +156,7 @@ class Explorer:
         """Return the operators of a view: what they keep, and what they do to compute it from what its inputs hold."""
         view = self._client.view(name)
         known = self._client.engine.follower
-        rows = sum(Facts(known.current(id_, id_)).rows for id_ in view.definition.inputs)
+        rows = sum(Facts(known.current(id_, id_)).rows_about for id_ in view.definition.inputs)
         if rows > UPDATES_READ_MAX:
             raise persist.InvalidUsage(
                 f"what the view reads holds {rows:,} rows, and the page computes {UPDATES_READ_MAX:,} at most: "

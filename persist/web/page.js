@@ -166,7 +166,7 @@ async function openList() {
         }
         return td;
       };
-      tr.append(name, cell(item.rows.toLocaleString("en"), "n"), cell(bytes(item.bytes), "n"), time(item.since, item.since_moment, "–"), time(item.upper, item.upper_moment, "complete"), cell(duration(item.lag_s), "n"), cell(item.waiting ? item.waiting.toLocaleString("en") : "–", "n"));
+      tr.append(name, cell(item.rows === null ? "?" : item.rows.toLocaleString("en"), "n"), cell(bytes(item.bytes), "n"), time(item.since, item.since_moment, "–"), time(item.upper, item.upper_moment, "complete"), cell(duration(item.lag_s), "n"), cell(item.waiting ? item.waiting.toLocaleString("en") : "–", "n"));
       return tr;
     });
     $("collections").tBodies[0].replaceChildren(...rows);
@@ -336,7 +336,7 @@ async function openCollection(name, wanted) {
 
 function facts(told, textOf) {
   const pairs = [
-    ["rows", told.rows.toLocaleString("en")],
+    ["rows", told.rows === null ? "?" : told.rows.toLocaleString("en")],
     ["size", bytes(told.bytes)],
     ["parts", told.parts.toLocaleString("en")],
     ["runs", told.runs.toLocaleString("en")],

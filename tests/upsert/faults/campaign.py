@@ -63,7 +63,6 @@ class Campaign:
         self._world = World()
         self._tap = Tap(MemoryBlob(), Moments(), self._world.now_s)
         self._faults: Counter[str] = Counter()
-        self._stores: list[ClientStore] = []
         self._lines: list[Line] = []
         with self._opened(self._tap_of("first"), ClientClock(self._world, 0)) as client:
             made = {
@@ -81,8 +80,6 @@ class Campaign:
                 self._chance.choice(lives).step()
         for life in lives:
             life.end()
-        for store in self._stores:
-            store.deliver()
         wrong = self._read_everything()
         landed = sorted(self._tap.landed, key=lambda each: each.key)
         records: list[list[Mutation]] = [json.loads(each.value)["mutations"] for each in landed]
@@ -116,8 +113,7 @@ class Campaign:
         return self._deaths
 
     def _tap_of(self, name: str) -> ClientStore:
-        self._stores.append(ClientStore(self._tap, name))
-        return self._stores[-1]
+        return ClientStore(self._tap, name)
 
     def _opened(self, blob: persist.Blob, clock: ClientClock) -> persist.Client:
         settings = persist.Settings(background=False, compaction=small_policy(), **({} if self._at_once else SETTINGS))
@@ -140,10 +136,13 @@ class _Life:
         self._name = name
         self._chance = chance
         self._births = 0
+        self._last: ClientStore | None = None
         self._alive: tuple[RandomClient, ClientStore, UnreliableBlob, ClientClock] | None = None
 
     def step(self) -> None:
+        # What the one before had sent when it died arrives now: after steps of others, and before its time is up.
         if self._alive is None:
+            self._deliver()
             self._births += 1
             try:
                 self._alive = self._campaign.born(f"{self._name}.{self._births}", self._chance)
@@ -157,13 +156,20 @@ class _Life:
             self.end()
 
     def end(self) -> None:
+        self._deliver()
         if self._alive is None:
             return
         _, store, unreliable, clock = self._alive
+        self._last = store
         store.cut()
         clock.die()
         self._campaign.add_faults(unreliable)
         self._alive = None
+
+    def _deliver(self) -> None:
+        if self._last is not None:
+            self._last.deliver()
+            self._last = None
 
 
 def _all_at_once(works: Sequence[Callable[[], object]]) -> None:
