@@ -1,7 +1,9 @@
 """Contents go out as Parquet, Delta and Iceberg, and come in from Parquet and Delta, whose versions become times."""
 
+import json
 import os
 import sys
+import uuid
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,8 @@ from deltalake import DeltaTable, write_deltalake
 from pyiceberg.catalog.sql import SqlCatalog
 
 import persist
-from persist.blob import MemoryBlob, UnreliableBlob
+from persist.blob import MemoryBlob, UnreliableBlob, open_blob
+from persist.read.export_blobs import export_to_store
 
 QUIET = persist.Settings(background=False)
 ROWS = [(1, "a"), (2, "b"), (2, "b"), (3, None)]
@@ -51,8 +54,6 @@ def test_an_export_that_fails_leaves_nothing(orders: persist.Collection, tmp_pat
     (tmp_path / "full" / "file").touch()
     with pytest.raises(persist.InvalidUsage, match="is there already, and is not an empty folder"):
         orders.snapshot().export_parquet(tmp_path / "full")
-    with pytest.raises(persist.InvalidUsage, match="is no folder of this machine"):
-        orders.snapshot().export_parquet("s3://bucket/out")
     orders.write([((4, "never"), 7, -1)], seal=8).result()
     for export in (
         lambda: orders.snapshot().export_parquet(tmp_path / "out"),
@@ -65,6 +66,103 @@ def test_an_export_that_fails_leaves_nothing(orders: persist.Collection, tmp_pat
     assert not [path for path in tmp_path.iterdir() if ".tmp-" in path.name]
     assert not list((tmp_path / "delta").glob("_delta_log/*.json"))
     assert not catalog(tmp_path).table_exists("shop.orders")
+
+
+def stored(url: str) -> list[str]:
+    return [entry.key for entry in open_blob(url).list("")]
+
+
+def test_parquet_goes_to_any_store_as_a_whole(orders: persist.Collection) -> None:
+    url = f"memory://{uuid.uuid4().hex}"
+    files = orders.snapshot(5).export_parquet(url, rows_per_file=3)
+    assert files == [f"{url}/part-0.parquet", f"{url}/part-1.parquet"]
+    assert stored(url) == ["_SUCCESS", "part-0.parquet", "part-1.parquet"]
+    store = open_blob(url)
+    tables = [pq.read_table(pa.BufferReader(store.get(f"part-{at}.parquet") or b"")) for at in range(2)]
+    assert pa.concat_tables(tables).to_pylist() == dicts(ROWS)
+    assert tables[0].schema.metadata[b"persist.as_of"] == b"5"
+    assert json.loads(store.get("_SUCCESS") or b"") == {
+        "as_of": 5,
+        "rows": 4,
+        "files": ["part-0.parquet", "part-1.parquet"],
+    }
+    with pytest.raises(persist.InvalidUsage, match=r"is not empty: '_SUCCESS' is there already"):
+        orders.snapshot().export_parquet(url)
+    empty = f"memory://{uuid.uuid4().hex}"
+    assert orders.snapshot(0).export_parquet(empty) == [f"{empty}/part-0.parquet"]
+    assert pq.read_table(pa.BufferReader(open_blob(empty).get("part-0.parquet") or b"")).schema.names == ["k", "v"]
+
+
+def test_an_export_to_a_store_that_fails_leaves_nothing(orders: persist.Collection, tmp_path: Path) -> None:
+    orders.write([((4, "never"), 7, -1)], seal=8).result()
+    url = f"memory://{uuid.uuid4().hex}"
+    with pytest.raises(persist.NegativeMultiplicity):
+        orders.snapshot().export_parquet(url, rows_per_file=1)
+    assert stored(url) == []
+    for folder, options, message in (
+        ("nonsense://bucket/out", None, "unknown scheme"),
+        (tmp_path / "out", {"region": "x"}, "region"),
+        (f"fsspec+memory://{uuid.uuid4().hex}", None, "no atomic create"),
+    ):
+        with pytest.raises(persist.PersistError, match=message):
+            orders.snapshot(5).export_parquet(folder, storage_options=options)
+    with pytest.raises(persist.InvalidUsage, match="rows_per_file=0"):
+        orders.snapshot(5).export_parquet(url, rows_per_file=0)
+
+
+def test_half_an_export_to_a_store_is_marked_as_such(orders: persist.Collection) -> None:
+    """At every call of the store an export is killed, or fails for good: what is there never looks whole."""
+    for at in range(1, 100):
+        killed = Killed(MemoryBlob(), at)
+        snapshot = orders.snapshot(5)
+        schema = snapshot.schema.with_metadata({"persist.as_of": "5"})
+        try:
+            export_to_store(snapshot.to_batches(), schema, killed, 1)
+        except Dead:
+            keys = [entry.key for entry in killed.inner.list("")]
+            parts = [key for key in keys if key.startswith("part-")]
+            assert "_INCOMPLETE" in keys or not parts or "_SUCCESS" in keys
+            assert "_SUCCESS" not in keys or len(parts) == len(ROWS)
+            if "_INCOMPLETE" in keys:
+                with pytest.raises(persist.InvalidUsage, match=r"another export is under way there, or one was killed"):
+                    export_to_store(snapshot.to_batches(), schema, killed.inner, 1)
+        else:
+            assert at > len(ROWS) + 4
+            return
+    raise AssertionError("it never came to an end")
+
+
+class Dead(BaseException):
+    """The process is no more: nothing is cleaned up."""
+
+
+class Killed:
+    """A store of which the nth call and all after it do not happen."""
+
+    def __init__(self, inner: MemoryBlob, at: int) -> None:
+        self.inner = inner
+        self._left = at
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self.inner, name)
+        if name not in ("list", "create", "set", "delete", "get", "delete_page"):
+            return found
+
+        def call(*given: Any, **named: Any) -> Any:
+            self._left -= 1
+            if self._left <= 0:
+                raise Dead
+            return found(*given, **named)
+
+        return call
+
+
+def test_parquet_goes_to_s3(orders: persist.Collection, s3_location: tuple[str, dict[str, Any]]) -> None:
+    url, options = s3_location
+    files = orders.snapshot(5).export_parquet(url, storage_options=options)
+    assert files == [f"{url}/part-0.parquet"]
+    data = open_blob(url, options).get("part-0.parquet")
+    assert pq.read_table(pa.BufferReader(data or b"")).to_pylist() == dicts(ROWS)
 
 
 def test_a_delta_table_gets_a_version_for_each_export(orders: persist.Collection, tmp_path: Path) -> None:

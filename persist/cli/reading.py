@@ -164,7 +164,7 @@ def sql(
 
 def narrowed(found: "persist.Collection", columns: str | None, where: str | None) -> dict[str, Any]:
     """Return what narrows a read, as the arguments of the library."""
-    from persist.cli.where import parse_where
+    from persist.read.where import parse_where
 
     names = None if columns is None else [name.strip() for name in columns.split(",")]
     return {"columns": names, "filter": None if where is None else parse_where(where, found.schema)}

@@ -187,7 +187,7 @@ def overwrite(
 ) -> int:
     """Make the rows of a file the contents from a time on, or of those for which a condition is true; and seal it."""
     from persist.cli.loading import checked, rows_of, spooled
-    from persist.cli.where import parse_where
+    from persist.read.where import parse_where
 
     with spooled(file, format) as rows, at.writing() as client:
         found = client.load(collection)
@@ -220,7 +220,7 @@ def delete(
 
     from persist.cli.casting import Caster
     from persist.cli.loading import checked, rows_of, spooled
-    from persist.cli.where import parse_where
+    from persist.read.where import parse_where
 
     if (where is None) == (keys is None):
         raise persist.InvalidUsage("say what to delete: --where CONDITION, or --keys FILE")

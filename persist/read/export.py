@@ -2,7 +2,8 @@
 
 Each format is written by its own library, which is an extra of this one. Rows go through as a stream, so memory is that
 of a slice of the snapshot, and of what the library buffers. An export appears as a whole: a folder is written beside
-its place and renamed, and tables have commits of their own. The time is told with it, as `persist.as_of`.
+its place and renamed, tables have commits of their own, and files in a store are marked (`persist.read.export_blobs`).
+The time is told with it, as `persist.as_of`.
 
 What the other format has no type for is refused by its library, and nothing is written.
 """
@@ -11,11 +12,13 @@ import os
 import shutil
 import uuid
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
 from typing import Any, Literal, TypeVar, get_args
 
 import pyarrow as pa
 
-from persist.blob import InvalidUsage
+from persist.blob import FileBlob, InvalidUsage, open_blob
+from persist.read.export_blobs import export_to_store
 from persist.read.result import ArrowResult, required
 
 Mode = Literal["error", "append", "overwrite"]
@@ -52,19 +55,31 @@ class _Batches:
             raise InvalidUsage(f"{what} was not written: {error}") from error
 
 
-def export_parquet(result: ArrowResult, as_of: int, folder: str | os.PathLike[str], rows_per_file: int) -> list[str]:
+def export_parquet(
+    result: ArrowResult,
+    as_of: int,
+    folder: str | os.PathLike[str],
+    rows_per_file: int,
+    storage_options: Mapping[str, Any] | None,
+) -> list[str]:
     """Write a folder that is not there yet, or empty; return the paths of its files. See `Snapshot.export_parquet`."""
+    if isinstance(rows_per_file, bool) or not isinstance(rows_per_file, int) or rows_per_file < 1:
+        raise InvalidUsage(f"rows_per_file={rows_per_file!r} is not a whole number from 1 on")
+    text = os.fspath(folder)
+    store = open_blob(text, storage_options)  # Which refuses what is neither a path nor a URL.
+    if not isinstance(store, FileBlob):
+        with closing(store):
+            schema = result.schema.with_metadata({"persist.as_of": str(as_of)})
+            return export_to_store(result.to_batches(), schema, store, rows_per_file)
+    if storage_options:
+        raise InvalidUsage(f"storage_options go with the URL of a store, and {text!r} is a folder of this machine")
+    return _to_folder(result, as_of, store.url, rows_per_file)
+
+
+def _to_folder(result: ArrowResult, as_of: int, path: str, rows_per_file: int) -> list[str]:
     import pyarrow.dataset as ds
     import pyarrow.parquet as pq
 
-    path = os.path.abspath(os.path.expanduser(os.fspath(folder)))
-    if "://" in os.fspath(folder):
-        raise InvalidUsage(
-            f"{os.fspath(folder)!r} is no folder of this machine: export there, and copy it; or write batches with a "
-            "library that knows the store"
-        )
-    if isinstance(rows_per_file, bool) or not isinstance(rows_per_file, int) or rows_per_file < 1:
-        raise InvalidUsage(f"rows_per_file={rows_per_file!r} is not a whole number from 1 on")
     if os.path.lexists(path) and not (os.path.isdir(path) and not os.listdir(path)):
         raise InvalidUsage(f"{path} is there already, and is not an empty folder: export to another place")
     beside = f"{path}.tmp-{uuid.uuid4().hex}"

@@ -264,18 +264,28 @@ class Snapshot(ArrowResult):
         with self._reading.explained():
             yield from snapshot_tables(scan, self.form, self._reading)
 
-    def export_parquet(self, folder: str | os.PathLike[str], *, rows_per_file: int = 5_000_000) -> list[str]:
+    def export_parquet(
+        self,
+        folder: str | os.PathLike[str],
+        *,
+        rows_per_file: int = 5_000_000,
+        storage_options: Mapping[str, Any] | None = None,
+    ) -> list[str]:
         """Write the contents as a folder of Parquet files, in the order of keys; return their paths.
 
-        The folder appears when it is complete. What it holds is this one time, and no part of a collection.
+        The folder appears when it is complete. What it holds is this one time, and no part of a collection. A store has
+        no way to make many files appear at once: there, `_INCOMPLETE` stands beside them until all are there, and
+        `_SUCCESS` then. An export that fails deletes what it has stored.
 
         Args:
-            folder: not there yet, or empty.
+            folder: not there yet, or empty; or a URL, as `persist.open` takes it, where nothing is yet.
+            rows_per_file: at most so many; files in a store end at 64 MiB, too.
+            storage_options: as for `persist.open`, for a URL.
 
         Raises:
             InvalidUsage: something is there; or form "rows" cannot show a multiplicity (`NegativeMultiplicity`).
         """
-        return export_parquet(self, self.as_of, folder, rows_per_file)
+        return export_parquet(self, self.as_of, folder, rows_per_file, storage_options)
 
     def export_delta(self, uri: str, *, mode: Mode = "error", storage_options: Mapping[str, str] | None = None) -> int:
         """Write the contents as one version of a Delta table, with the package deltalake; return that version.

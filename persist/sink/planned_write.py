@@ -17,7 +17,7 @@ from persist.errors import FrontierRegression, InvalidUsage, UpdateNotBeyondUppe
 from persist.sink.uploads import Target, writing
 from persist.state.contents import CollectionState
 from persist.timeline import Moment
-from persist.write.operations import overwrite_digest
+from persist.write.operations import delete_digest, overwrite_digest
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,6 +51,7 @@ class PlannedWrite:
         is_done: whether the token says that it was done before: then nothing is uploaded any more.
         is_compared: whether the token may name something else, so that the digest of the rows must be known.
         overwrites_at: for the digest of an overwrite, the time that was asked for; None for upper.
+        where: the text of the condition on the records that are replaced; None for all of them.
         replaces: the updates are the difference from the contents of the last sealed time, so that nobody else may have
             added anything to these.
         refused: why the contents cannot be replaced: somebody had added updates that were not sealed.
@@ -66,6 +67,7 @@ class PlannedWrite:
     replaces: bool
     refused: UpdatesBeyondUpper | None
     overwrites_at: int | None = None
+    where: str | None = None
 
     @classmethod
     def append(cls, options: SinkOptions) -> "PlannedWrite":
@@ -78,7 +80,7 @@ class PlannedWrite:
         return cls._of(target, contents, options.token, time, seal, replaces=False)
 
     @classmethod
-    def overwrite(cls, options: SinkOptions) -> "PlannedWrite":
+    def overwrite(cls, options: SinkOptions, where: str | None = None) -> "PlannedWrite":
         """Plan to write what makes the contents those that are given: by default at upper, sealed.
 
         Raises:
@@ -91,7 +93,7 @@ class PlannedWrite:
         time = time or 0
         seal = Antichain(time + 1) if seal is None else seal
         planned = cls._of(target, contents, options.token, time, seal, replaces=True, refused=refused)
-        return replace(planned, overwrites_at=asked)
+        return replace(planned, overwrites_at=asked, where=where)
 
     @classmethod
     def _of(
@@ -141,7 +143,18 @@ class PlannedWrite:
             digest: the sum of those of the rows that were given to all tasks, by `digest_by`; None if unknown.
         """
         if digest is not None and self.replaces:
-            digest = overwrite_digest(digest, self.overwrites_at)
+            digest = overwrite_digest(digest, self.overwrites_at, self.where)
+        self._commit(parts, digest)
+
+    def commit_deletion(self, parts: Sequence[Part], digest: int) -> None:
+        """Commit the retractions of what has certain keys, or fulfils the condition where; otherwise as `commit`.
+
+        Args:
+            digest: that of the keys, each once; 0 if there is a condition.
+        """
+        self._commit(parts, delete_digest(digest, self.overwrites_at, self.where))
+
+    def _commit(self, parts: Sequence[Part], digest: int | None) -> None:
         with writing(self.target.location, self.target.storage) as client:
             collection = self.target.at(client)
             with client.multi_write(token=self.token) as multi:

@@ -10,6 +10,7 @@ install, away from the checkout), call `register(spark)` once for a session.
 | `create_views`, `register` | names for collections in SQL |
 | `columns_used`, `pruned` | what a query needs, since Spark does not tell a Python data source |
 | `write`, `foreach_batch_writer` | DataFrames ranged and sorted by key; many collections from one streaming query |
+| `delete` | retractions of what a condition finds, or of keys |
 | `upsert` | events by key, looked up on the driver or in tasks |
 | `compact` | maintenance by the tasks of a cluster |
 
@@ -24,6 +25,7 @@ from persist.spark.read.columns import columns_used, pruned
 from persist.spark.sql.registration import register
 from persist.spark.sql.views import create_views
 from persist.spark.stream.foreach_batch import foreach_batch_writer
+from persist.spark.write.deleting import delete
 from persist.spark.write.upserting import upsert
 from persist.spark.write.writing import write
 
@@ -35,6 +37,7 @@ __all__ = [
     "columns_used",
     "compact",
     "create_views",
+    "delete",
     "explain",
     "foreach_batch_writer",
     "location",

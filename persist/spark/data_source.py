@@ -92,7 +92,11 @@ class PersistDataSource(DataSource):
             if overwrite:
                 if options.upserts:
                     raise InvalidUsage('mode "upsert" adds events: it goes with .mode("append"), not with "overwrite"')
-                return OverwritingWriter(DataFrameWrite.overwrite(options, schema))
+                return OverwritingWriter(DataFrameWrite.overwrite(options, schema, options.where))
+            if options.where is not None:
+                raise InvalidUsage(
+                    f'option where={options.where!r} goes with .mode("overwrite"), and not with "append"'
+                )
             if options.upserts:
                 return UpsertWriter(options, schema)
             return PersistWriter(DataFrameWrite.append(options, schema))

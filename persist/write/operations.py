@@ -247,9 +247,9 @@ def overwrite_digest(rows: int, time: int | None, where: str | None = None) -> i
     return rows + digest_of_text(f"overwrite at {'upper' if time is None else time} where {where}")
 
 
-def delete_digest(keys: int, time: int, where: str | None = None) -> int:
+def delete_digest(keys: int, time: int | None, where: str | None = None) -> int:
     """Return the digest of a deletion, given that of its distinct keys, each with a diff of 1, or 0 for a filter."""
-    return keys + digest_of_text(f"delete at {time} where {where}")
+    return keys + digest_of_text(f"delete at {'upper' if time is None else time} where {where}")
 
 
 def with_token(token: str | None, collections: Iterable[str], steps: Sequence[Step]) -> list[Step]:

@@ -18,6 +18,7 @@ WRITE = {
     "time": "time (or timestamp) of every row, if the DataFrame has no column _time; overwriting, of the difference",
     "timeColumn": "name of a column with the time (or timestamp) of each row, instead of time",
     "seal": 'upper to seal to in the same commit: a time (or timestamp) beyond all that is written, or "end" for ever',
+    "where": "with mode(\"overwrite\"): replace only records for which this is true, such as status = 'new' and id > 5",
     "token": "names this write, so that doing it again does nothing",
 }
 
@@ -28,9 +29,11 @@ class WriteOptions(SinkOptions):
 
     Attributes:
         upserts: rows are events for a keyed collection.
+        where: the condition on the records that an overwrite replaces, as `persist.read.where` reads it.
     """
 
     upserts: bool = False
+    where: str | None = None
 
     @classmethod
     def of(cls, given: Mapping[str, str]) -> "WriteOptions":
@@ -39,6 +42,7 @@ class WriteOptions(SinkOptions):
         check_one_of("mode", options.get("mode"), ("append", "upsert"))
         return cls(
             upserts=options.get("mode") == "upsert",
+            where=options.get("where"),
             location=location,
             collection=options["collection"],
             time=_moment("time", options["time"], TIME_MAX) if "time" in options else None,

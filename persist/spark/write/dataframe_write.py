@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pyspark.sql.types import StructType
 
 from persist.errors import InvalidUsage
+from persist.read.where import parse_where
 from persist.sink.planned_write import PlannedWrite
 from persist.spark.options.write import WriteOptions
 from persist.spark.write.updates import Rows
@@ -29,8 +30,11 @@ class DataFrameWrite:
         return cls._checked(PlannedWrite.append(options), schema, options.column)
 
     @classmethod
-    def overwrite(cls, options: WriteOptions, schema: StructType) -> "DataFrameWrite":
+    def overwrite(cls, options: WriteOptions, schema: StructType, where: str | None = None) -> "DataFrameWrite":
         """Plan to write what makes the contents those of a DataFrame: by default at upper, sealed.
+
+        Args:
+            where: the text of a condition: only records that fulfil it are replaced.
 
         Raises:
             UpdatesBeyondUpper: somebody appends to the collection.
@@ -45,7 +49,10 @@ class DataFrameWrite:
             raise InvalidUsage(
                 f"timeColumn={options.column!r} does not go with overwriting: the difference is at one time"
             )
-        return cls._checked(PlannedWrite.overwrite(options), schema, None)
+        planned = PlannedWrite.overwrite(options, where)
+        if options.where is not None:  # Read it here, before any task starts.
+            parse_where(options.where, planned.target.schema)
+        return cls._checked(planned, schema, None)
 
     @classmethod
     def _checked(cls, planned: PlannedWrite, schema: StructType, column: str | None) -> "DataFrameWrite":

@@ -18,6 +18,7 @@ from persist.codecs import Part, PartStream
 from persist.codecs.updates.plain import with_time
 from persist.read.difference import differences
 from persist.read.scan import Scan
+from persist.read.where import parse_where
 from persist.sink.planned_write import PlannedWrite
 from persist.sink.uploads import Uploads, writing
 from persist.spark.surfaced_errors import surfaced_errors
@@ -57,10 +58,11 @@ def difference(client: Client, planned: PlannedWrite, parts: list[Part]) -> tupl
     assert time is not None, "an overwrite has one time"
     collection = target.at(client)
     with ExitStack() as stack:
-        present = Scan(target.schema, (), 0, 0, target.schema.names)
+        where = None if planned.where is None else parse_where(planned.where, target.schema)
+        present = Scan(target.schema, (), 0, 0, target.schema.names, where)
         as_of = present_time(planned)
         if as_of is not None:
-            present = stack.enter_context(collection.snapshot(as_of, form="diff")).scan
+            present = stack.enter_context(collection.snapshot(as_of, form="diff", filter=where)).scan
         reader = client.engine.reader()
         writer = stack.enter_context(target.writer())
         uploads = stack.enter_context(Uploads(writer, target.id))

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from functools import reduce
 from typing import Any, Literal, cast, get_args
 
-from pyspark.sql import DataFrame
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from persist.antichain import Antichain
@@ -13,12 +13,12 @@ from persist.errors import InvalidUsage
 from persist.names import check_text
 from persist.sink.planned_write import PlannedWrite
 from persist.sink.uploads import writing
-from persist.spark.data_source import source_reader
 from persist.spark.options.parsing import seen_by_all
 from persist.spark.options.write import WriteOptions
 from persist.spark.workers import check_workers
 from persist.spark.write.dataframe_write import DataFrameWrite
-from persist.spark.write.overwrite import difference, present_time
+from persist.spark.write.overwrite import difference
+from persist.spark.write.present import Condition, retracted
 from persist.spark.write.ranged import UploadTask, is_ranged_by_key, ranged, upload_by_tasks
 from persist.spark.write.updates import Rows
 from persist.timeline import Moment, begins_with_a_day, is_moment
@@ -32,6 +32,7 @@ def write(
     collection: str,
     *,
     mode: Mode = "append",
+    where: str | Column | None = None,
     time: int | Moment | None = None,
     seal: int | Moment | Antichain | None = None,
     token: str | None = None,
@@ -50,6 +51,8 @@ def write(
             collection, in any order.
         mode: "append" adds the rows. "overwrite" makes the contents those of df: the difference from what was sealed
             last is written as updates at one time, and history stays. A row that df has twice has multiplicity 2.
+        where: to overwrite only the records for which this condition is true, as it must be for all rows of df: SQL
+            text, such as "day = '2026-11-21'", or a column.
         time: of every row; needed to append plain rows. Text that does not begin with a day is the name of the column
             with the time of each row. To overwrite, of the difference; None means upper. If the collection has a
             timeline, times may be moments, and timestamps in columns, `_time` too; they must be exact.
@@ -67,7 +70,10 @@ def write(
         UpperMismatch, UpdatesBeyondUpper: overwriting, and another writer has sealed or added updates meanwhile.
         Errors that tasks find, such as `_diff` 0 or NULL in `_time`, come as Spark's, with ours in its message.
     """
-    options = _options(location, collection, mode, time, seal, token, partitions, storage_options)
+    options = write_options(location, collection, mode, time, seal, token, partitions, storage_options)
+    condition = None if where is None else Condition.of(where)
+    if condition is not None and mode != "overwrite":
+        raise InvalidUsage(f'where={condition.text!r} goes with mode="overwrite": to append, filter the DataFrame')
     check_workers(df.sparkSession)
     if mode == "append":
         write = DataFrameWrite.append(options, df.schema)
@@ -76,7 +82,8 @@ def write(
         uploaded = upload_by_tasks(frame, task)
         planned.commit(uploaded.parts, uploaded.digest)
     else:
-        _overwrite(df, DataFrameWrite.overwrite(options, df.schema), options, partitions)
+        text = None if condition is None else condition.text
+        _overwrite(df, DataFrameWrite.overwrite(options, df.schema, text), options, partitions, condition)
 
 
 def _task(write: DataFrameWrite) -> UploadTask:
@@ -85,7 +92,7 @@ def _task(write: DataFrameWrite) -> UploadTask:
     return UploadTask(planned.target, write.rows, digest_by=planned.digest_by, only_digest=planned.is_done)
 
 
-def _options(
+def write_options(
     location: str,
     collection: str,
     mode: str,
@@ -95,6 +102,7 @@ def _options(
     partitions: int | None,
     storage_options: Mapping[str, Any] | None,
 ) -> WriteOptions:
+    """Check what was given to a function that writes, and return it as options."""
     if mode not in get_args(Mode):
         raise InvalidUsage(f'mode={mode!r} is not a mode of writing: use "append" or "overwrite"')
     column = time if isinstance(time, str) and not begins_with_a_day(time) else None
@@ -113,7 +121,13 @@ def _options(
     )
 
 
-def _overwrite(df: DataFrame, write: DataFrameWrite, options: WriteOptions, partitions: int | None) -> None:
+def _overwrite(
+    df: DataFrame,
+    write: DataFrameWrite,
+    options: WriteOptions,
+    partitions: int | None,
+    condition: Condition | None,
+) -> None:
     planned = write.planned
     if planned.is_done:
         planned.commit([], upload_by_tasks(df, _task(write)).digest)
@@ -123,10 +137,15 @@ def _overwrite(df: DataFrame, write: DataFrameWrite, options: WriteOptions, part
         # New rows count +1, present ones -1: tasks, which sum equal rows, are left with the difference.
         marker = _new_name(schema) if planned.digest_by else None
         task = UploadTask(planned.target, Rows(schema), digest_by=planned.digest_by, marker=marker)
-        both = _with_present(df, planned, options, marker).withColumn("_time", F.lit(time).cast("long"))
+        both = _with_present(df, planned, options, marker, condition).withColumn("_time", F.lit(time).cast("long"))
         uploaded = upload_by_tasks(ranged(both, schema, partitions), task)
         planned.commit(uploaded.parts, uploaded.digest)
         return
+    if condition is not None:
+        raise InvalidUsage(
+            f"where={condition.text!r} cannot be used here: Spark has no ranges of keys of this collection, whose "
+            "first key field is nested or whose columns differ by case only. Use Collection.overwrite(rows, where=…)."
+        )
     new = upload_by_tasks(df, _task(write))
     with writing(planned.target.location, planned.target.storage) as client, planned.target.writer() as writer:
         try:
@@ -143,19 +162,17 @@ def _new_name(schema: CollectionSchema) -> str:
     return name
 
 
-def _with_present(df: DataFrame, planned: PlannedWrite, options: WriteOptions, marker: str | None) -> DataFrame:
+def _with_present(
+    df: DataFrame, planned: PlannedWrite, options: WriteOptions, marker: str | None, condition: Condition | None
+) -> DataFrame:
     """Return new rows counted 1 and present ones counted -1; marker names a column that tells them apart."""
-    new = df.withColumn("_diff", F.lit(1).cast("long"))
+    one = F.lit(1).cast("long")
+    new = df.withColumn(
+        "_diff", one if condition is None else F.when(condition.column, one).otherwise(condition.raised(df))
+    )
     new = new if marker is None else new.withColumn(marker, F.lit(True))
-    as_of = present_time(planned)
-    if as_of is None:
+    present = retracted(df.sparkSession, planned, options, condition)
+    if present is None:
         return new
-    spark = df.sparkSession
-    storage = {f"storage.{name}": value for name, value in options.storage.items()}
-    reader = source_reader(spark).options(collection=options.collection, as_of=as_of, form="diff", **storage)
-    present = reader.load(options.location)
-    # The least diff has no opposite: as two halves.
-    halves = F.when(F.col("_diff") == -(2**63), F.array(F.lit(2**62), F.lit(2**62))).otherwise(F.array(-F.col("_diff")))
-    present = present.withColumn("_diff", F.explode(halves))
     present = present if marker is None else present.withColumn(marker, F.lit(False))
     return reduce(DataFrame.unionByName, [new, present])

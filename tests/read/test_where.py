@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import persist
-from persist.cli.where import parse_where
 from persist.codecs import CollectionSchema
+from persist.read.where import parse_where
 
 UTC = datetime.UTC
 TYPES = {
