@@ -1,17 +1,19 @@
 """Small steps: what one row costs to write, to seal and to read, and how soon a follower sees it.
 
     python -m benchmarks steps
-    python -m benchmarks.steps LOCATION [NOTIFY]      what the measure starts as the other process
+    python -m benchmarks.steps LOCATION NOTIFY OPTIONS    what the measure starts as the other process
 
 There is no peer: CPU time of the library alone, and wall time from a resolved seal to what follows it in this
 process, in another one, and in one that is told by a server and never polls.
 """
 
+import json
 import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pyarrow as pa
 
@@ -19,6 +21,7 @@ import persist
 from benchmarks.harness import Row, duration
 from benchmarks.workspace import Workspace
 from persist.codecs import CollectionSchema, decode_part, encode_parts, to_updates
+from tests.servers.fixtures import make_bucket, options_of, running_moto
 
 KEY, VALUE = {"k": pa.int64()}, {"a": pa.int64(), "b": pa.string()}
 BLOCK = 100
@@ -76,33 +79,44 @@ def _polls(work: Workspace) -> Iterator[Row]:
 
 
 def _seen(work: Workspace) -> Iterator[Row]:
-    """Follow in another process, one that polls a folder and one that is told."""
-    for what, reach in (("polling a folder", "<= 10 ms, 30 ms"), ("told by a server, never polling", "<= 15 ms")):
-        location = str(work.folder / f"steps-{len(what)}")
-        with persist.open(location, settings=QUIET) as client:
-            source = client.create_or_load("c", key=KEY, value=VALUE)
-            _write(client, source, 0)
-            url = client.serve("grpc://127.0.0.1:0").url if "server" in what else ""
-            child = subprocess.Popen(
-                [sys.executable, "-m", "benchmarks.steps", location, url], stdout=subprocess.PIPE, text=True
-            )
-            assert child.stdout is not None
-            taken = []
-            with child:
-                child.stdout.readline()
-                for step in range(1, STEPS):
-                    time.sleep(0.05)
-                    _write(client, source, step)
-                    sealed = time.time()
-                    taken.append(float(child.stdout.readline()) - sealed)
-                source.seal(persist.Antichain()).result()
-        yield Row(f"sealed to seen, other process {what}", "-", reach, _spread(taken))
+    """Follow in another process: one that polls a folder, and those that are told, on a folder and on S3."""
+    folder = str(work.folder / "steps")
+    yield Row("sealed to seen, other process polling a folder", "-", "<= 10 ms, 30 ms", _spread(_delays(folder, False)))
+    told = "sealed to seen, other process told by a server, never polling"
+    yield Row(f"{told}, on a folder", "-", "<= 15 ms", _spread(_delays(f"{folder}-told", True)))
+    with running_moto() as endpoint:
+        options = options_of(endpoint)
+        location = f"s3://{make_bucket(options)}/told"
+        yield Row(f"{told}, on S3 (moto)", "-", "<= 15 ms", _spread(_delays(location, True, options)))
 
 
-def follow(location: str, notify: str) -> None:
+def _delays(location: str, is_told: bool, options: dict[str, Any] | None = None) -> list[float]:
+    """Return the seconds from each resolved seal to when another process had what was sealed."""
+    taken = []
+    with persist.open(location, settings=QUIET, storage_options=options) as client:
+        source = client.create_or_load("c", key=KEY, value=VALUE)
+        _write(client, source, 0)
+        url = client.serve("grpc://127.0.0.1:0").url if is_told else ""
+        command = [sys.executable, "-m", "benchmarks.steps", location, url, json.dumps(options)]
+        child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        assert child.stdout is not None
+        with child:
+            child.stdout.readline()
+            for step in range(1, STEPS):
+                time.sleep(0.05)
+                _write(client, source, step)
+                sealed = time.time()
+                taken.append(float(child.stdout.readline()) - sealed)
+            source.seal(persist.Antichain()).result()
+    return taken
+
+
+def follow(location: str, notify: str, options: str) -> None:
     """Print when each step was seen."""
     settings = persist.Settings(background=False, poll_s=3600 if notify else None)
-    with persist.open(location, mode="read", settings=settings, notify=notify or None) as client:
+    with persist.open(
+        location, mode="read", settings=settings, notify=notify or None, storage_options=json.loads(options)
+    ) as client:
         for progress in client["c"].listen():
             if progress.upper.time is not None:
                 print(time.time(), flush=True)
@@ -132,4 +146,4 @@ def _spread(taken: list[float]) -> str:
 
 
 if __name__ == "__main__":
-    follow(*sys.argv[1:3])
+    follow(*sys.argv[1:4])

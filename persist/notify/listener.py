@@ -89,6 +89,7 @@ class Listener:
                 is_known = True
             finally:
                 self._client = None
+                self._follower.is_told = False
             self._stop.wait(pause_s)
             pause_s = min(2 * pause_s, RETRY_S_MAX)
 
@@ -101,6 +102,7 @@ class Listener:
             if newest.location not in (None, self._follower.state.location or newest.location):
                 raise ValueError(f"it serves the location {newest.location}, which is another one")
             self._counts["connected"] = 1
+            self._follower.is_told = True
             if newest.seqno > after:
                 after = newest.seqno
                 yield newest.seqno

@@ -12,6 +12,7 @@ time is the longer one of the monotonic and the wall clock's, so that a machine 
 
 import itertools
 import logging
+import math
 import os
 import threading
 from collections import OrderedDict
@@ -42,6 +43,7 @@ FRESH_S = 60.0
 RECENT_MAX = 256  # Records kept for the next checkpoint.
 HINT_S = 1.0
 POLL_FIRST_S = 0.005
+TOLD_FIRST_S = 0.25  # A GET that is under way when a hint comes would only delay the one that finds the record.
 POLL_MAX_S = 1.0  # Where a request costs money and takes a while; elsewhere the first pause stays.
 
 
@@ -60,6 +62,7 @@ class Follower:
         self._clock = clock
         self.longest_pause_s = (POLL_MAX_S if is_remote(blob) else POLL_FIRST_S) if poll_s is None else poll_s
         self.on_advance: Callable[[int], object] = lambda seqno: None  # Told of each record; must return at once.
+        self.is_told = False  # Whether somebody has promised to tell of each record.
         self._hints = 0
         self._hinted, self._hinted_s = -1, 0.0
         self._tickets = itertools.count(1)
@@ -156,9 +159,12 @@ class Follower:
                 self._served, self._seen_end = serves, began
             return self._state
 
-    def _read_on(self) -> None:
+    def _read_on(self, last: float = math.inf) -> None:
         try:
-            while (record := read_record(self._blob, self._state.seqno + 1)) is not None:
+            while self._state.seqno < last:
+                record = read_record(self._blob, self._state.seqno + 1)
+                if record is None:
+                    return
                 self.advance(record)
         except LogInterrupted:
             # Who was told so when the location was opened goes on reading what is there.
@@ -337,6 +343,11 @@ class Follower:
                 self._hints += 1
                 self._advanced.notify_all()
 
+    @property
+    def first_pause_s(self) -> float:
+        """How long who waits does so after a look that found nothing new, for the first time."""
+        return min(TOLD_FIRST_S if self.is_told else POLL_FIRST_S, self.longest_pause_s)
+
     def _does_not_follow(self, record: Record) -> LogReplaced | LogInterrupted | CorruptBlob:
         """Return the error for a next record that was made after another one than the last that is known."""
         seqno, commit = self._state.seqno, self._state.commit
@@ -396,16 +407,19 @@ class Follower:
         """Return the first answer of look that is not None, or None when timeout_s has passed.
 
         It looks after a refresh, whenever this client commits, upon a `hint`, and at intervals that double from
-        `POLL_FIRST_S` to the longest pause while the log stands still.
+        `first_pause_s` to the longest pause while the log stands still.
 
         Raises:
             ClientClosed: `close` was called; anything that look raises.
         """
         ends_s = None if timeout_s is None else self._clock.monotonic_s() + timeout_s
-        first_s = min(POLL_FIRST_S, self.longest_pause_s)
-        pause_s, seen = first_s, -2
+        pause_s, seen, is_hinted = self.first_pause_s, -2, False
         while True:
             self.check_open()
+            if is_hinted:
+                self._read_hinted()
+                if (answer := look()) is not None:
+                    return answer
             hints = self._hints
             seqno = self.refresh().seqno
             if (answer := look()) is not None:
@@ -413,11 +427,22 @@ class Follower:
             left_s = None if ends_s is None else ends_s - self._clock.monotonic_s()
             if left_s is not None and left_s <= 0:
                 return None
-            pause_s = first_s if seqno != seen else min(pause_s * 2, self.longest_pause_s)
+            pause_s = self.first_pause_s if seqno != seen else min(pause_s * 2, self.longest_pause_s)
             seen = seqno
             with self._advanced:
                 if self._state.seqno == seqno and not self._is_closed and self._hints == hints:
                     self._advanced.wait(pause_s if left_s is None else min(pause_s, left_s))
+            is_hinted = self._hints != hints
+
+    def _read_hinted(self) -> None:
+        """Read up to the record that a hint spoke of, and do not ask for the one after it as `refresh` does.
+
+        Who waits has refreshed before, so nothing is missed: where there is more, the next refresh finds it.
+        """
+        with self._lock:
+            self._past.check_stopped()
+            if not self._is_stale():
+                self._read_on(self._hinted)
 
 
 def _contradicted(record: Record, newest: State) -> CorruptBlob:

@@ -15,8 +15,9 @@ import persist
 from persist.blob import MemoryBlob
 from persist.client import Client
 from persist.notify import server
-from persist.replica.follower import HINT_S
+from persist.replica.follower import HINT_S, POLL_FIRST_S, TOLD_FIRST_S
 from tests.clocks import ImpatientClock
+from tests.stepped import wait_until
 
 LOCAL = "grpc://127.0.0.1:0"
 NEVER = persist.Settings(background=False, poll_s=3600)  # Who is not told looks once an hour.
@@ -86,6 +87,21 @@ def test_who_commits_tells_the_server_which_tells_others(blob: MemoryBlob, servi
                 assert not threading.Event().wait(0.01)
         writer["orders"].write([((9, "z"), 2, 1)], seal=3).result()
         assert len(next(listen).updates) == 1
+
+
+def test_who_is_told_asks_the_store_less_and_as_before_when_the_server_is_gone(
+    serving: Client, blob: MemoryBlob
+) -> None:
+    served = serving.serve(LOCAL)
+    settings = persist.Settings(background=False, poll_s=1.0)
+    with persist.open(blob, mode="read", settings=settings, notify=served.url) as reader:
+        follower = reader.engine.follower
+        wait_until(lambda: follower.first_pause_s == TOLD_FIRST_S)
+        served.close()
+        wait_until(lambda: follower.first_pause_s == POLL_FIRST_S)
+    with persist.open(blob, mode="read", settings=persist.Settings(poll_s=0.005), notify=served.url) as reader:
+        reader.engine.follower.is_told = True
+        assert reader.engine.follower.first_pause_s == 0.005, "never longer than what was asked for"
 
 
 def test_without_a_server_or_when_it_dies_readers_poll(serving: Client, blob: MemoryBlob) -> None:

@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pyarrow as pa
 
 import persist
-from persist.blob import MemoryBlob
+from persist.blob import MemoryBlob, MeteredBlob
 from persist.replica.follower import Follower
 from tests.clocks import ImpatientClock
 from tests.stepped import Stepped, wait_until
@@ -30,3 +30,32 @@ def test_who_asks_while_another_thread_reads_is_not_served_by_what_that_had_read
         first = follower.refresh()
         assert store.is_done
         assert asked[0].result().seqno == first.seqno + 1 == writer.seqno
+
+
+def test_who_is_told_of_a_record_reads_that_one_and_asks_for_no_other(blob: MemoryBlob) -> None:
+    metered = MeteredBlob(blob)
+    store = Stepped(metered)
+    with persist.open(blob, settings=persist.Settings(background=False)) as writer:
+        c = writer.create_or_load("c", key={"k": pa.int64()})
+        follower = Follower(store, ImpatientClock(), poll_s=3600.0)
+        gets = []
+
+        def sealed_and_told() -> None:
+            seqno = c.seal(1).result()
+            gets.append(metered.counts()["get"].requests)
+            follower.hint(seqno)
+
+        store.after("get", "log/", sealed_and_told)  # When the one who waits has found nothing, and before it waits.
+        seqno = follower.wait_for(lambda: follower.state.seqno if follower.state.seqno == writer.seqno else None, 60.0)
+        assert seqno == writer.seqno
+        assert metered.counts()["get"].requests - gets[0] == 1
+
+
+def test_a_hint_of_what_is_not_there_changes_no_answer(blob: MemoryBlob) -> None:
+    with persist.open(blob, settings=persist.Settings(background=False)) as writer:
+        c = writer.create_or_load("c", key={"k": pa.int64()})
+        follower = Follower(blob, ImpatientClock())
+        for liar in (2**62, -5, follower.state.seqno):
+            follower.hint(liar)
+            seqno = c.seal(c.upper.time + 1).result()
+            assert follower.wait_for(lambda: follower.state.seqno, 60.0) == seqno
