@@ -26,6 +26,7 @@ from persist.codecs.order.ordering import combined, sort_indices
 from persist.codecs.order.search import SortedKeys
 from persist.codecs.part.decoding import bad_filter
 from persist.codecs.part.file_reader import columns_of
+from persist.read.joined_rows import PART_BYTES_MAX, PARTS_MAX, JoinedRows
 from persist.read.part_reader import PartReader
 from persist.read.part_rows import PartRows
 from persist.read.scan import Scan, cheap_first, negated
@@ -48,7 +49,7 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class _Source:
-    """A part, and what to read of it.
+    """A part, or several that are read as one, and what to read of it.
 
     Attributes:
         columns: besides those of keys.
@@ -58,7 +59,7 @@ class _Source:
         cuts_time: whether some of its updates may be at other times than those wanted.
     """
 
-    part: Part
+    parts: tuple[Part, ...]
     columns: tuple[str, ...]
     sign: int
     diff: int | None
@@ -80,13 +81,13 @@ class Lookup:
         self._keys = keys_alone(scan.schema)
         # Parts of two collections may be the same bytes, and stand for different types.
         self._types = scan.schema.reading
-        self._sources = [self._source(part, is_keyframe=True) for part in scan.base]
-        self._sources += [self._source(part, is_keyframe=False) for part in scan.parts]
+        self._sources = [self._source((part,), is_keyframe=True) for part in scan.base]
+        self._sources += [self._source(group, is_keyframe=False) for group in _groups(scan)]
 
-    def _source(self, part: Part, *, is_keyframe: bool) -> _Source:
+    def _source(self, parts: tuple[Part, ...], *, is_keyframe: bool) -> _Source:
         schema = self._scan.schema
         sign = 1 if is_keyframe else self._scan.sign
-        cuts_time = not (is_keyframe or self._scan.is_inside(part))
+        cuts_time = not (is_keyframe or all(map(self._scan.is_inside, parts)))
         names: Sequence[str] = self._scan.columns
         if self._scan.filter is not None:
             rows = pa.schema([schema.arrow.field(name) for name in schema.names])
@@ -94,11 +95,17 @@ class Lookup:
         columns = [name for name in names if name not in schema.key_names]
         if cuts_time or self._keeps_time:
             columns.append("_time")
-        if not part.is_plain or not (columns or schema.key_names):
+        if not all(part.is_plain for part in parts) or not (columns or schema.key_names):
             columns.append("_diff")
         diff = None if "_diff" in columns else sign
-        is_distinct = is_keyframe and self._scan.tells_apart(part)
-        return _Source(part, tuple(columns), sign, diff, is_distinct, cuts_time)
+        is_distinct = is_keyframe and self._scan.tells_apart(parts[0])
+        return _Source(parts, tuple(columns), sign, diff, is_distinct, cuts_time)
+
+    def _rows(self, source: _Source, reader: PartReader) -> PartRows | JoinedRows:
+        schema = self._scan.schema
+        if len(source.parts) > 1:
+            return JoinedRows(source.parts, schema, self._types, source.columns, reader)
+        return PartRows(source.parts[0], schema, self._types, source.columns, reader)
 
     @property
     def scan(self) -> Scan:
@@ -142,9 +149,9 @@ class Lookup:
     def _found(self, wanted: Wanted, reader: PartReader) -> list[Found]:
         """Return the updates with a wanted key, of each part that has some: first of those that are in memory."""
         found: list[Found] = []
-        cold: list[tuple[_Source, PartRows]] = []
+        cold: list[tuple[_Source, PartRows | JoinedRows]] = []
         for source in self._sources:
-            rows = PartRows(source.part, self._scan.schema, self._types, source.columns, reader)
+            rows = self._rows(source, reader)
             if rows.are_in_memory(wanted.keys):
                 found += self._matching(source, rows, wanted)
             elif rows.may_hold(wanted.keys):
@@ -152,7 +159,7 @@ class Lookup:
         read = reader.map(lambda each: list(self._matching(*each, wanted)), cold)
         return [*found, *chain.from_iterable(read)]
 
-    def _matching(self, source: _Source, rows: PartRows, wanted: Wanted) -> Iterator[Found]:
+    def _matching(self, source: _Source, rows: PartRows | JoinedRows, wanted: Wanted) -> Iterator[Found]:
         """Yield the updates with a wanted key at the scan's times that pass its filter, as the scan counts them."""
         scan = self._scan
         for table in rows.with_keys(wanted.keys):
@@ -173,6 +180,22 @@ class Lookup:
             return table.filter(filter)
         except (pa.ArrowException, ValueError) as error:
             raise bad_filter(filter, self._scan.schema.arrow, error) from error
+
+
+def _groups(scan: Scan) -> Iterator[tuple[Part, ...]]:
+    """Yield the parts of the history, in order, tiny ones that follow each other together."""
+    tiny: list[Part] = []
+    for part in scan.parts:
+        is_tiny = bool(scan.schema.key_names) and part.memory <= PART_BYTES_MAX
+        if tiny and (not is_tiny or len(tiny) == PARTS_MAX):
+            yield tuple(tiny)
+            tiny = []
+        if is_tiny:
+            tiny.append(part)
+        else:
+            yield (part,)
+    if tiny:
+        yield tuple(tiny)
 
 
 def _counted(table: pa.Table, diff: int | None) -> pa.Table:

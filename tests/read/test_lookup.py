@@ -19,6 +19,7 @@ from hypothesis import example, given, settings
 
 import persist
 import persist.codecs.order.search
+import persist.read.lookup
 import persist.read.part_reader
 import persist.read.part_rows
 from persist.blob import MemoryBlob, MeteredBlob
@@ -135,6 +136,7 @@ def test_rows_with_some_keys_are_found_as_a_filter_would(
         patch.setattr(persist.codecs.order.search, "FEW_KEYS", searching[0])
         patch.setattr(persist.codecs.order.search, "ROWS_PER_SEARCH", searching[1])
         patch.setattr(persist.read.part_rows, "WHOLE_BYTES_MAX", 0)  # Keyframes are blobs, and read in pieces.
+        patch.setattr(persist.read.lookup, "PARTS_MAX", (1, 2, 64)[len(updates) % 3])  # Of tiny ones, read as one.
         for time in keyframes:
             add_keyframe(collection, time)
         records = expected(types, updates, wanted, as_of, columns, is_filtered)
@@ -344,6 +346,44 @@ def test_other_columns_are_decoded_only_where_a_key_is_found(monkeypatch: pytest
         assert keys_alone > 65536 * 8
         assert kept.bytes - keys_alone > 65536 * 8, "the values come besides, and not the keys once more"
         assert kept.bytes - keys_alone < 1.2 * keys_alone
+
+
+def test_many_tiny_runs_are_looked_into_together_and_stay_right_as_they_change(client: persist.Client) -> None:
+    c = client.create_or_load("c", key={"k": pa.int64(), "t": pa.string()}, value={"v": pa.int64()})
+    held: dict[int, int] = {}
+    for time in range(200):
+        key = time * 7 % 40
+        rows = [(((key, "x"), time), time, 1)]
+        if key in held:
+            rows.append((((key, "x"), held[key]), time, -1))
+        held[key] = time
+        c.write(rows, seal=time + 1).result()
+        if time % 20 == 0 or time > 190:
+            found = c.snapshot().get([(k, "x") for k in range(50)])
+            assert dict(zip(found["k"].to_pylist(), found["v"].to_pylist(), strict=True)) == held
+        if time == 150:
+            c.compact()
+    assert len(c.snapshot(100).get([(7 * 100 % 40, "x")])) == 1, "the interval of times cuts through the groups"
+    assert c.snapshot(100).get([(7 * 100 % 40, "x")])["v"].to_pylist() == [100]
+    fewer = c.snapshot(columns=["v"], filter=pc.field("v") > 190).get([(k, "x") for k in range(50)])
+    assert sorted(fewer["v"].to_pylist()) == list(range(191, 200))
+
+
+def test_tiny_runs_that_are_blobs_are_fetched_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("persist.write.part_writer.INLINE_PART_MAX", 0)
+    store = MeteredBlob(MemoryBlob())
+    settings = persist.Settings(background=False)
+    with persist.open(store, settings=settings) as client:
+        c = client.create_or_load("c", key={"k": pa.int64()}, value={"v": pa.string()})
+        for time in range(3):
+            c.write([((key, str(time)), time, 1) for key in range(time * 50, time * 50 + 50)], seal=time + 1).result()
+    with persist.open(store, settings=settings, mode="read") as other:
+        snapshot = other.load("c").snapshot()
+        opened = store.counts()["get"].requests
+        assert len(snapshot.get([1, 51, 101, 5000])) == 3
+        assert store.counts()["get"].requests - opened == 3
+        assert len(snapshot.get([2, 52, 102])) == 3
+        assert store.counts()["get"].requests - opened == 3
 
 
 def test_keys_go_through_the_codec_of_the_collection(client: persist.Client) -> None:
