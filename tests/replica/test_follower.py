@@ -55,7 +55,7 @@ def test_a_hint_of_what_is_not_there_changes_no_answer(blob: MemoryBlob) -> None
     with persist.open(blob, settings=persist.Settings(background=False)) as writer:
         c = writer.create_or_load("c", key={"k": pa.int64()})
         follower = Follower(blob, ImpatientClock())
-        for liar in (2**62, -5, follower.state.seqno):
+        for upper, liar in enumerate((2**62, -5, follower.state.seqno), start=1):
             follower.hint(liar)
-            seqno = c.seal(c.upper.time + 1).result()
+            seqno = c.seal(upper).result()
             assert follower.wait_for(lambda: follower.state.seqno, 60.0) == seqno
