@@ -262,7 +262,7 @@ def _within(stage: TemporalFilter, frame: Frame, operator: str) -> Frame:
     if stage.upper is not None:
         words = _integers(stage.upper, frame, operator)
         end = np.where(words == NULL, TIME_MAX + 1, words)
-    starts = np.flatnonzero((begin <= TIME_MAX) & ((end is None) | (begin < end)))
+    starts = np.flatnonzero((begin <= TIME_MAX) if end is None else (begin <= TIME_MAX) & (begin < end))
     found = frame.take(starts)
     found.times[stage.dimension] = begin[starts]
     if end is None:

@@ -292,6 +292,15 @@ def _date_diff(unit: Array, start: Array, end: Array, kind: pa.DataType) -> Arra
     return times.difference(_constant(unit, "the unit of date_diff"), start, end, kind)
 
 
+def _time_from(*, after: bool) -> Callable[..., Array]:
+    def time_from(value: Array, unit: Array, kind: pa.DataType) -> Array:
+        if not len(unit):
+            return pa.nulls(0, kind)
+        return times.time_from(value, _constant(unit, "the unit of a timeline"), after=after)
+
+    return time_from
+
+
 def _interval(unit: str) -> Callable[..., Array]:
     months = {"years": 12, "quarters": 3, "months": 1}.get(unit)
 
@@ -418,6 +427,8 @@ FUNCTIONS: dict[str, Callable[..., Array]] = {
     "date_part": _date_part,
     "date_trunc": _date_trunc,
     "date_diff": _date_diff,
+    "time_from": _time_from(after=False),
+    "time_after": _time_from(after=True),
     "last_day": lambda value, kind: times.last_day(value, kind),
     **{name: _part(name) for name in ("year", "month", "day", "hour", "minute", "second", "quarter", "week")},
     **{name: _part(name) for name in ("dayofyear", "dayofweek", "isodow", "isoyear")},

@@ -56,6 +56,29 @@ def as_micros(value: Array) -> Ints:
     return found
 
 
+def time_from(value: Array, unit: str, *, after: bool) -> Array:
+    """Return the first time that is not before moments, or with after the first that is after them.
+
+    Args:
+        value: timestamps or dates, and a unit "s", "ms", "us" or "ns"; or, with the unit "", numbers that are times.
+    """
+    mask = value.is_null().to_numpy(zero_copy_only=False) if value.null_count else None
+    if not unit:
+        found = value.fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
+    elif unit == "ns":
+        limit = np.iinfo(np.int64).max // 1000
+        found = np.clip(as_micros(value), -limit, limit) * 1000
+    else:
+        size = {"s": 1_000_000, "ms": 1_000, "us": 1}[unit]
+        micros = as_micros(value)
+        found = micros // size
+        if not after:
+            found = found + (micros % size != 0)
+    if after:
+        found = np.minimum(found, np.iinfo(np.int64).max - 1) + 1
+    return pa.array(found, mask=mask)
+
+
 def _months_later(day: Ints, months: int) -> Ints:
     dates = day.astype("datetime64[D]")
     begun = dates.astype("datetime64[M]")

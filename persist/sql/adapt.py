@@ -26,10 +26,14 @@ from persist.sql.algebra import (
     Ref,
     Scan,
     SetOperation,
+    Temporal,
     TopK,
     Values,
     Window,
+    children,
+    expressions_of,
 )
+from persist.sql.temporal import bounded, check_without_now, reads_now
 
 _ROW_ID = 2**63  # Column numbers from here on are no columns: the query reads none.
 _HOW = {
@@ -60,10 +64,13 @@ class Adapter:
     Args:
         sql: its text, for messages.
         tables: the columns of each collection, with their types.
+        unit: of the timeline that all of them have; None if times are numbers.
     """
 
-    def __init__(self, sql: str, tables: dict[str, Sequence[tuple[str, str]]]) -> None:
+    def __init__(self, sql: str, tables: dict[str, Sequence[tuple[str, str]]], unit: str | None = None) -> None:
+        self._sql = sql
         self._tables = tables
+        self._unit = unit
         self._of = Expressions(sql)
 
     def adapted(self, plan: Json) -> tuple[Node, int]:
@@ -74,6 +81,8 @@ class Adapter:
             raise InvalidUsage(f"{name} is not supported in a view: write it as joins, groups and set operations")
         check_members(plan, _MEMBERS[plan["type"]].split(), plan["type"])
         node, width = found(self, plan)
+        for each in expressions_of(node):
+            check_without_now(each, self._sql)
         return node, width
 
     def _child(self, plan: Json, at: int = 0) -> tuple[Node, int]:
@@ -102,7 +111,11 @@ class Adapter:
 
     def filter(self, plan: Json) -> tuple[Node, int]:
         node, width = self._child(plan)
-        return _mapped(Filter(node, all_of(self._of.every(plan["expressions"]))), width, plan.get("projection_map"))
+        conditions = [each for found in self._of.every(plan["expressions"]) for each in _conjuncts(found)]
+        timed = [each for each in conditions if reads_now(each)]
+        rest = [each for each in conditions if each not in timed]
+        node = bounded(Filter(node, all_of(rest)) if rest else node, timed, self._unit, self._sql)
+        return _mapped(node, width, plan.get("projection_map"))
 
     def cross(self, plan: Json) -> tuple[Node, int]:
         left, width = self._child(plan)
@@ -236,6 +249,8 @@ class Adapter:
             raise InvalidUsage("WITH RECURSIVE … USING KEY is not supported in a view")
         anchor, width = self._child(plan)
         step, _ = self._child(plan, 1)
+        if _has_temporal(step):
+            raise InvalidUsage("_now() is not supported in the step of WITH RECURSIVE: compare it before, or after")
         return Recursive(plan["table_index"], bool(plan.get("union_all")), anchor, step), width
 
     def dummy(self, plan: Json) -> tuple[Node, int]:
@@ -314,6 +329,16 @@ _MEMBERS = {
 def all_of(conditions: Sequence[Expression]) -> Expression:
     """Return the conjunction of conditions."""
     return conditions[0] if len(conditions) == 1 else Call("and", "boolean", tuple(conditions))
+
+
+def _conjuncts(condition: Expression) -> list[Expression]:
+    if isinstance(condition, Call) and condition.function == "and":
+        return [found for each in condition.arguments for found in _conjuncts(each)]
+    return [condition]
+
+
+def _has_temporal(node: Node) -> bool:
+    return isinstance(node, Temporal) or any(map(_has_temporal, children(node)))
 
 
 def shifted(expression: Expression, by: int) -> Expression:

@@ -120,6 +120,14 @@ class Filter(_Node, frozen=True, tag="filter"):
     condition: Expression
 
 
+class Temporal(_Node, frozen=True, tag="temporal"):
+    """Each row at the times in [lower, upper), which it says itself; NULL is no bound."""
+
+    input: "Node"
+    lower: Expression | None = None
+    upper: Expression | None = None
+
+
 class Join(_Node, frozen=True, tag="join"):
     """Pairs of rows that agree.
 
@@ -217,6 +225,7 @@ Node = (
     | Values
     | Project
     | Filter
+    | Temporal
     | Join
     | Aggregate
     | Distinct
@@ -240,6 +249,25 @@ def replaced(node: Node, by: Any) -> Node:
     names = ("input", "left", "right", "value", "body", "anchor", "step")
     changes = {name: by(getattr(node, name)) for name in names if getattr(node, name, None) is not None}
     return msgspec.structs.replace(node, **changes) if changes else node
+
+
+def expressions_of(node: Node) -> list[Expression]:
+    """Return the expressions of a node itself, without those of the relations that it is made of."""
+    found: list[Expression] = []
+
+    def collect(value: Any) -> None:
+        if isinstance(value, Column | Constant | Call):
+            found.append(value)
+        elif isinstance(value, Aggregation | WindowCall | Order):
+            for name in value.__struct_fields__:
+                collect(getattr(value, name))
+        elif isinstance(value, tuple):
+            for each in value:
+                collect(each)
+
+    for name in node.__struct_fields__:
+        collect(getattr(node, name))
+    return found
 
 
 def columns_in(expression: Expression) -> set[int]:

@@ -6,8 +6,9 @@ from difflib import get_close_matches
 from persist.codecs import CollectionSchema
 from persist.errors import InvalidUsage
 from persist.sql.adapt import Adapter
-from persist.sql.algebra import Aggregate, Column, Filter, Node, Project, TopK
+from persist.sql.algebra import Aggregate, Column, Filter, Node, Project, Temporal, TopK
 from persist.sql.duck import bound, place, tables_of
+from persist.sql.temporal import MARK
 from persist.sql.types import of_arrow
 
 Tables = dict[str, Sequence[tuple[str, str]]]
@@ -53,8 +54,10 @@ def planned(sql: str, schemas: Mapping[str, CollectionSchema]) -> tuple[Node, li
     for name, columns in tables.items():
         if not columns:
             raise InvalidUsage(f"collection {name!r} has no column of a type that queries can read")
-    found = bound(sql, tables)
-    plan, width = Adapter(sql, tables).adapted(found.plan)
+    units = {schema.timeline for schema in schemas.values()}
+    unit = units.pop() if len(units) == 1 else None
+    found = bound(sql, tables, f"CAST(error('{MARK}') AS {'BIGINT' if unit is None else 'TIMESTAMP'})")
+    plan, width = Adapter(sql, tables, unit).adapted(found.plan)
     assert width == len(found.names), (width, found.names)
     return plan, list(zip(found.names, found.types, strict=True))
 
@@ -82,7 +85,7 @@ def key_of(plan: Node, columns: Sequence[tuple[str, str]], asked: Sequence[str] 
         return given
     places: dict[int, int] = {at: at for at in range(len(names))}
     node = plan
-    while isinstance(node, Project | Filter | TopK):
+    while isinstance(node, Project | Filter | Temporal | TopK):
         if isinstance(node, Project):
             columns_at = {at: each.index for at, each in enumerate(node.outputs) if isinstance(each, Column)}
             places = {columns_at[at]: to for at, to in places.items() if at in columns_at}

@@ -24,11 +24,12 @@ class Bound:
     types: tuple[str, ...]
 
 
-def bound(sql: str, tables: Mapping[str, Sequence[tuple[str, str]]]) -> Bound:
+def bound(sql: str, tables: Mapping[str, Sequence[tuple[str, str]]], now: str) -> Bound:
     """Return the plan of a query.
 
     Args:
         tables: the columns of each, with their types (`persist.sql.types`).
+        now: what `_now()` stands for.
 
     Raises:
         InvalidUsage: the query is not one, or names what is not there; or DuckDB is missing or of another version.
@@ -39,6 +40,7 @@ def bound(sql: str, tables: Mapping[str, Sequence[tuple[str, str]]]) -> Bound:
     with duckdb.connect(":memory:", config={"enable_external_access": "false"}) as connection:
         connection.execute("SET threads = 1")
         connection.execute("PRAGMA disable_optimizer")
+        connection.execute(f"CREATE MACRO _now() AS {now}")
         for name, columns in tables.items():
             shown = ", ".join(f"{_quoted(column)} {to_duckdb(kind)}" for column, kind in columns)
             connection.execute(f"CREATE TABLE {_quoted(name)} ({shown})")

@@ -25,6 +25,7 @@ from persist.sql.algebra import (
     Ref,
     Scan,
     SetOperation,
+    Temporal,
     TopK,
     Values,
     Window,
@@ -69,6 +70,9 @@ class Lowering:
                 return numbered(self.stream(input_), [lowered(each) for each in outputs])
             case Filter(input_, condition):
                 return self.stream(input_).filter(lowered(condition))
+            case Temporal(input_, lower, upper):
+                bounds = [None if each is None else lowered(each) for each in (lower, upper)]
+                return self.stream(input_).temporal_filter(*bounds)
             case Join(_, left, right):
                 return joined(node, self.stream(left), self.stream(right))
             case Aggregate(input_):

@@ -18,6 +18,7 @@ from persist.sql.algebra import (
     Ref,
     Scan,
     SetOperation,
+    Temporal,
     TopK,
     Values,
     Window,
@@ -36,7 +37,7 @@ def width_of(node: Node) -> int:
             return len(types)
         case Project(_, outputs):
             return len(outputs)
-        case Filter(input_) | Distinct(input_) | TopK(input_):
+        case Filter(input_) | Temporal(input_) | Distinct(input_) | TopK(input_):
             return width_of(input_)
         case Join(how, left, right):
             if how in ("semi", "anti", "unless"):
@@ -74,6 +75,11 @@ def _needed(node: Node, needed: Sequence[int]) -> Node:
             place = {index: at for at, index in enumerate(wanted)}
             found = Filter(_needed(input_, wanted), moved(condition, lambda index: Column(place[index])))
             return _picked(found, [place[at] for at in needed])
+        case Temporal(input_, lower, upper):
+            wanted = _union(needed, [each for each in (lower, upper) if each is not None])
+            place = {index: at for at, index in enumerate(wanted)}
+            bounds = [None if e is None else moved(e, lambda index: Column(place[index])) for e in (lower, upper)]
+            return _picked(Temporal(_needed(input_, wanted), *bounds), [place[at] for at in needed])
         case Join():
             return _join(node, needed)
         case Aggregate():
@@ -172,7 +178,7 @@ def unique_columns(node: Node) -> list[frozenset[int]]:
     match node:
         case Aggregate(_, keys, _, sets) if len(sets) == 1:
             return [frozenset(range(len(keys)))]
-        case Filter(input_):
+        case Filter(input_) | Temporal(input_):
             return unique_columns(input_)
         case Let(_, _, body):
             return unique_columns(body)

@@ -5,12 +5,15 @@
 2. *Joins are put in an order* in which each next relation has a key in common with those before it, so that no cross
    product is left that can be avoided.
 3. *Columns that nobody reads* are left out where they are made.
+4. *Bounds of time* go below joins, so that these forget what is over.
 
 A condition that may raise stays where it is, so that it sees no rows that others were meant to keep from it.
 """
 
 from collections.abc import Sequence
 from typing import Any
+
+import msgspec
 
 from persist.sql.algebra import (
     Aggregate,
@@ -25,6 +28,7 @@ from persist.sql.algebra import (
     Node,
     Project,
     SetOperation,
+    Temporal,
     Window,
     columns_in,
     moved,
@@ -100,6 +104,8 @@ def _pushed(node: Node, conditions: list[Expression]) -> Node:
     match node:
         case Filter(input_, condition):
             return _pushed(input_, [*conjuncts_of(condition), *conditions])
+        case Temporal(input_, lower, upper):
+            return _sunk(_pushed(input_, conditions), lower, upper)
         case Project(input_, outputs):
             down = [moved(each, outputs.__getitem__) for each in conditions]
             return Project(_pushed(input_, down), outputs)
@@ -120,6 +126,20 @@ def _pushed(node: Node, conditions: list[Expression]) -> Node:
             above = [each for each in conditions if each not in below]
             return _filtered(Window(_pushed(input_, below), calls), above)
     return _filtered(replaced(node, lambda each: _pushed(each, [])), conditions)
+
+
+def _sunk(node: Node, lower: Expression | None, upper: Expression | None) -> Node:
+    """Return a relation at times that its rows say, which are kept as far down as can be: less is arranged then."""
+    bounds = [each for each in (lower, upper) if each is not None]
+    reads = set().union(*map(columns_in, bounds))
+    if isinstance(node, Join) and node.how in ("inner", "left", "semi", "anti") and reads:
+        width = width_of(node.left)
+        if max(reads) < width:
+            return msgspec.structs.replace(node, left=_sunk(node.left, lower, upper))
+        if min(reads) >= width and node.how == "inner":
+            below = [None if e is None else moved(e, lambda index: Column(index - width)) for e in (lower, upper)]
+            return msgspec.structs.replace(node, right=_sunk(node.right, *below))
+    return Temporal(node, lower, upper)
 
 
 def _pushed_into_join(join: Join, conditions: list[Expression]) -> Node:
