@@ -39,6 +39,7 @@ class Collection:
         since: the time from which on it can be read; see `_moved`.
         holds: by name, the time that a reader needs and the lease that it has it for, or None.
         tokens: of the writes that had one.
+        columns: that the collection has got since it was created, and still has.
     """
 
     upper: int = 0
@@ -46,12 +47,20 @@ class Collection:
     since: int = 0
     holds: Mapping[Any, tuple[int, Any]] = field(default_factory=dict)
     tokens: frozenset[str] = field(default=frozenset(), repr=False)
+    columns: frozenset[str] = frozenset()
 
     def after(self, kind: str, argument: Any) -> "Collection":
         """Return the collection after one step of a commit.
 
-        Steps are ("write", updates), ("seal", upper), ("allow_compaction", since), ("expect", upper), ("token", token).
+        Steps are ("write", updates), ("seal", upper), ("allow_compaction", since), ("expect", upper), ("token", token);
+        ("evolve", ("add" or "drop", column)), and ("columns", those that a writer knows of).
         """
+        if kind == "evolve":
+            return self._evolved(*argument)
+        if kind == "columns":
+            if not self.columns.issuperset(argument):
+                raise Refused("SchemaMismatch")
+            return self
         if kind == "write":
             self.check_write(argument)
             return self
@@ -69,6 +78,11 @@ class Collection:
         if argument < self.upper:
             raise Refused("FrontierRegression", frontier="upper", asked=argument, current=self.upper)
         return replace(self, upper=argument)
+
+    def _evolved(self, how: str, column: str) -> "Collection":
+        if (column in self.columns) == (how == "add"):
+            raise Refused("SchemaMismatch")
+        return replace(self, columns=self.columns ^ {column})
 
     def check_write(self, updates: Iterable[Update]) -> None:
         """Raise Refused if an update is at a sealed time; those whose diff is 0 are none."""

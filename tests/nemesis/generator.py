@@ -34,6 +34,7 @@ WEIGHTS = {
     "allow_compaction": 4,
     "multi": 6,
     "destroy": 1.2,
+    "evolve": 4,
     "snapshot": 9,
     "read": 8,
     "close_snapshot": 3,
@@ -83,6 +84,7 @@ class _Belief:
         self.exists = False
         self.upper = 0
         self.since = 0
+        self.columns: list[str] = []  # That it got, dropped ones too.
 
 
 def generate(seed: int, size: int, features: Collection[str] = (), *, flat_out: bool = False) -> list[Step]:
@@ -272,6 +274,23 @@ class _Generator:
     def _write_bad(self, step: Step, belief: _Belief) -> None:
         step["bad"] = self.chance.choice(sorted(BAD_WRITES))
         step["updates"] = []
+
+    def _evolve(self, step: Step, belief: _Belief) -> None:
+        self.next_marker += 1
+        drops = bool(belief.columns) and self.chance.random() < 0.5
+        step["how"] = "drop" if drops else "add"
+        # Sometimes one that is there, or is not there any more.
+        again = [each for each in belief.columns if self.chance.random() < 0.1]
+        step["column"] = self.chance.choice(belief.columns[-2:]) if drops else (again or [f"x{self.next_marker}"])[0]
+        if not drops:
+            belief.columns.append(step["column"])
+        # Handles that know another schema write soon after, with what they know.
+        for slot, names in self.handles.items():
+            if step["name"] in names and slot in self.modes and self.chance.random() < 0.7:
+                if not drops and slot != step["slot"]:
+                    self.planned.append({"op": "load", "slot": slot, "name": step["name"]})
+                written: Step = {"op": "write", "slot": slot, "name": step["name"], "updates": self._updates(belief)}
+                self.planned.append({**written, "wait": "now"})
 
     def _seal(self, step: Step, belief: _Belief) -> None:
         self._wait(step)

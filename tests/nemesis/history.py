@@ -22,11 +22,12 @@ Ops, their arguments (`c` is the id of a collection) and the value of "ok":
     load            name                                              id
     collections                                                       names
     upper, since    c                                                 frontier
-    write           c, updates, marker?, token?, expected_upper?, seal?, bad?   seqno
+    write           c, updates, columns, marker?, token?, expected_upper?, seal?, bad?   seqno
+    evolve          c, how ("add" | "drop"), column                   None
     seal            c, upper, expected_upper?                         seqno
     allow_compaction  c, since                                        seqno
     destroy         c                                                 seqno
-    multi           steps ([["write", c, updates, marker] | ["seal", c, upper]]), token?, raises   None
+    multi           steps ([["write", c, updates, marker] | ["seal", c, upper]]), columns by c, token?, raises   None
     snapshot        c, as_of (None: latest)                           as_of
     read            snapshot (id of its event), how, columns, above   [[columns …, n]], or a number for how="count"
     changes         c, lower, upper                                   updates, in the order given
@@ -43,6 +44,9 @@ Ops, their arguments (`c` is the id of a collection) and the value of "ok":
     fsck                                                              list of what it found wrong
 
 A mutating call has `looked`: False says that nobody looked at its error before its client was closed.
+
+`columns` are those that the handle of a writer knows of and the collection got later. They hold their default in all
+records, and the updates here are without them.
 
 The first update of a write is its marker: a record `[marker, "m", time, 1]` that no other write holds, except a
 repetition of this one with the same token.

@@ -16,15 +16,14 @@ import pyarrow.parquet as pq
 from tests.model import EMPTY
 from tests.nemesis.history import Commit
 
-# Of every collection here, whatever its key is called. A batch has no schema in it.
-COLUMNS = pa.schema({"k": pa.int64(), "v": pa.string(), "_time": pa.int64(), "_diff": pa.int64()})
+Added = dict[str, list[list[str]]]  # Of each version of the schema of a collection, the columns that it got later.
 PADDED = "~"  # Ends the part of a long value that history keeps.
 
 
-def read_commit(value: bytes, at: int, client: str, clock_s: float, blobs: Mapping[str, bytes]) -> Commit:
-    """Return a record as a commit, given all blobs that were ever stored."""
+def read_commit(value: bytes, at: int, client: str, clock_s: float, blobs: Mapping[str, bytes], added: Added) -> Commit:
+    """Return a record as a commit, given all blobs that were ever stored, and what the records before it added."""
     record = json.loads(value)
-    mutations = [_mutation(each, blobs) for each in record["mutations"]]
+    mutations = [_mutation(each, blobs, added) for each in record["mutations"]]
     return Commit(record["seqno"], at, client, mutations, clock_s, record["commit"], record["previous"])
 
 
@@ -43,16 +42,20 @@ def shorten(value: str) -> str:
     return head if mark and tail.count(".") == len(tail) and len(tail) % 1000 == 0 else value
 
 
-def _mutation(mutation: dict[str, Any], blobs: Mapping[str, bytes]) -> dict[str, Any]:
+def _mutation(mutation: dict[str, Any], blobs: Mapping[str, bytes], added: Added) -> dict[str, Any]:
     plain = {name: value for name, value in mutation.items() if name in ("kind", "collection", "name")}
     kind = mutation["kind"]
     if kind == "create":
         plain["schema"] = mutation["schema"]["key"]["fields"][0][0]
+        added[mutation["collection"]] = [[]]
+    elif kind == "evolve":
+        plain["columns"] = [name for name, *_ in mutation["schema"]["value"]["fields"]][1:]
+        added[mutation["collection"]].append(plain["columns"])
     elif kind == "append":
-        _read_parts(mutation, blobs, plain)
+        _read_parts(mutation, blobs, plain, added)
         plain["updates"] = [update for part in plain["parts"] for update in part]
     elif kind == "replace":
-        _read_parts(mutation, blobs, plain)
+        _read_parts(mutation, blobs, plain, added)
         for name in ("removed_runs", "runs", "removed_keyframes", "unused"):
             plain[name] = mutation.get(name, [])
         plain["keyframes"] = [[keyframe["as_of"], keyframe["parts"]] for keyframe in mutation.get("keyframes", [])]
@@ -67,10 +70,10 @@ def _mutation(mutation: dict[str, Any], blobs: Mapping[str, bytes]) -> dict[str,
     return plain
 
 
-def _read_parts(mutation: dict[str, Any], blobs: Mapping[str, bytes], plain: dict[str, Any]) -> None:
+def _read_parts(mutation: dict[str, Any], blobs: Mapping[str, bytes], plain: dict[str, Any], added: Added) -> None:
     """Add the updates of each part that a mutation brings, and the key of its blob, if it has one."""
-    parts = _parts(mutation, blobs)
-    plain["parts"] = [_updates(part, blobs) for part in parts]
+    parts, versions = _parts(mutation, blobs), added[mutation["collection"]]
+    plain["parts"] = [_updates(part, blobs, versions[part.get("schema", 1) - 1]) for part in parts]
     plain["blobs"] = [part.get("blob", "") for part in parts]
 
 
@@ -80,8 +83,12 @@ def _parts(mutation: dict[str, Any], blobs: Mapping[str, bytes]) -> list[dict[st
     return list(mutation.get("parts", ()))
 
 
-def _updates(part: dict[str, Any], blobs: Mapping[str, bytes]) -> list[list[Any]]:
+def _updates(part: dict[str, Any], blobs: Mapping[str, bytes], more: list[str]) -> list[list[Any]]:
+    """Return the updates of a part without the columns that the collection got later, which tell nothing apart."""
     data = base64.b64decode(part["inline"]) if "inline" in part else blobs[part["blob"]]
-    rows = pq.read_table(BytesIO(data)) if "footer" in part else pa.ipc.read_record_batch(pa.py_buffer(data), COLUMNS)
-    ks, vs, times, diffs = rows.to_pydict().values()
+    # A batch has no schema in it. This is that of every collection here, whatever its key is called.
+    texts = {name: pa.string() for name in ("v", *more)}
+    columns = pa.schema({"k": pa.int64(), **texts, "_time": pa.int64(), "_diff": pa.int64()})
+    rows = pq.read_table(BytesIO(data)) if "footer" in part else pa.ipc.read_record_batch(pa.py_buffer(data), columns)
+    ks, vs, *_, times, diffs = rows.to_pydict().values()
     return [[k, shorten(v), t, d] for k, v, t, d in zip(ks, vs, times, diffs, strict=True)]

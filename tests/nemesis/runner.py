@@ -23,7 +23,7 @@ from tests.model import EMPTY
 from tests.nemesis.clocks import BEGAN_MS, ClientClock, World
 from tests.nemesis.generator import SKEW_MAX_S, Step
 from tests.nemesis.history import Event, History
-from tests.nemesis.log_reader import frontier, pad, read_commit, shorten
+from tests.nemesis.log_reader import Added, frontier, pad, read_commit, shorten
 from tests.nemesis.stores import ClientStore, Moments, Tap
 
 PATIENCE_S = 60.0  # A call that takes longer in real time hangs.
@@ -39,6 +39,7 @@ SETTINGS: dict[str, Any] = {
     "log_retention_records": 16,
     "gc_interval_s": 100.0,
 }
+DEFAULT = "default"
 DOUBTS = ("Unavailable", "Indeterminate", "NotDeleted")
 FRONTIERS = ("upper", "since", "asked", "current", "expected", "actual")
 PLAIN = ("time", "as_of", "lower")
@@ -120,7 +121,10 @@ class Run:
         self._read_everything()
         self._await(self.gone)
         blobs = self.tap.values
-        commits = [read_commit(each.value, each.at, each.client, each.clock_s, blobs) for each in self.tap.landed]
+        added: Added = {}
+        commits = [
+            read_commit(each.value, each.at, each.client, each.clock_s, blobs, added) for each in self.tap.landed
+        ]
         return History(
             self.events,
             commits,
@@ -305,12 +309,22 @@ class Run:
     def _write(self, slot: Slot, step: Step) -> None:
         options: dict[str, Any] = {name: step[name] for name in ("token", "expected_upper", "seal") if name in step}
         given: dict[str, Any] = {n: v if n == "token" else _antichain(v) for n, v in options.items()}
-        self._submit(slot, step, {"updates": step["updates"], **options}, lambda c: c.write(_tuples(step), **given))
+        args = {"updates": step["updates"], "columns": _added(slot.handles.get(step["name"])), **options}
+        self._submit(slot, step, args, lambda c: c.write(_tuples(step, c), **given))
 
     def _write_bad(self, slot: Slot, step: Step) -> None:
         args = {"updates": [], "bad": step["bad"]}
         write = {**step, "op": "write", "wait": "now"}
-        self._submit(slot, write, args, lambda c: c.write(_bad_updates(step["bad"])))
+        self._submit(slot, write, args, lambda c: c.write(_bad_updates(step["bad"], c)))
+
+    def _evolve(self, slot: Slot, step: Step) -> None:
+        def call(c: persist.Collection) -> None:
+            if step["how"] == "add":
+                c.evolve(add={step["column"]: pa.string()}, defaults={step["column"]: DEFAULT})
+            else:
+                c.evolve(drop=[step["column"]])
+
+        self._on_handle(slot, step, {"how": step["how"], "column": step["column"]}, call)
 
     def _seal(self, slot: Slot, step: Step) -> None:
         options = {name: step[name] for name in ("expected_upper",) if name in step}
@@ -331,13 +345,14 @@ class Run:
         options = {"token": step["token"]} if "token" in step else {}
         pairs = list(zip(step["steps"], handles, strict=True))
         args = {"steps": [[kind, c.id, what] for (kind, _, what), c in pairs if c], "raises": step["raises"], **options}
+        args["columns"] = {c.id: _added(c) for c in handles if c}
 
         def call() -> None:
             with slot.client.multi_write(**options) as multi:
                 for (kind, _, what), collection in pairs:
                     assert collection is not None
                     if kind == "write":
-                        multi.write(collection, _tuples({"updates": what}))
+                        multi.write(collection, _tuples({"updates": what}, collection))
                     else:
                         multi.seal(collection, _antichain(what))
                 if step["raises"]:
@@ -381,7 +396,8 @@ class Run:
 
     def _changes(self, slot: Slot, step: Step) -> None:
         def call(c: persist.Collection) -> list[list[Any]]:
-            return _updates(c.changes(step["lower"], step["upper"], timeout_s=0).to_arrow())
+            names = [_real(c, name) for name in "kv"]
+            return _updates(c.changes(step["lower"], step["upper"], columns=names, timeout_s=0).to_arrow())
 
         self._on_handle(slot, step, {"lower": step["lower"], "upper": step["upper"]}, call)
 
@@ -539,18 +555,32 @@ def _times(events: list[Event]) -> list[int]:
     return [time for updates in written for _, _, time, _ in updates]
 
 
-def _tuples(step: Step) -> list[Any]:
-    return [((k, pad(v, int(v[3:])) if v.startswith("big") else v), t, d) for k, v, t, d in step["updates"]]
+def _added(collection: persist.Collection | None) -> list[str]:
+    """Return the columns that a handle knows of, and that its collection got later."""
+    return [] if collection is None else list(collection.schema.value_names[1:])
 
 
-def _bad_updates(kind: str) -> list[Any]:
-    good: list[Any] = [(1, "x"), 0, 1]
+def _value(value: str, collection: persist.Collection) -> Any:
+    """Return a value with the defaults of all columns that the collection got later: so they tell nothing apart."""
+    more = _added(collection)
+    return (value, *[DEFAULT] * len(more)) if more else value
+
+
+def _tuples(step: Step, collection: persist.Collection) -> list[Any]:
+    def padded(v: str) -> str:
+        return pad(v, int(v[3:])) if v.startswith("big") else v
+
+    return [((k, _value(padded(v), collection)), t, d) for k, v, t, d in step["updates"]]
+
+
+def _bad_updates(kind: str, collection: persist.Collection) -> list[Any]:
+    good: list[Any] = [(1, _value("x", collection)), 0, 1]
     changed: dict[str, list[Any]] = {
         "time below 0": [good[0], -1, 1],
         "time too large": [good[0], 2**63 - 1, 1],
         "diff too large": [good[0], 0, 2**63],
         "no tuple": [good[0], 0],
-        "wrong type": [("one", "x"), 0, 1],
+        "wrong type": [("one", _value("x", collection)), 0, 1],
         "wrong columns": [(1, "x", "y"), 0, 1],
     }
     return [tuple(changed[kind])]
@@ -576,7 +606,8 @@ def _contents(snapshot: persist.Snapshot, columns: str) -> list[list[Any]]:
 
 
 def _updates(table: pa.Table) -> list[list[Any]]:
-    return [[_plain(value) for value in row] for row in zip(*table.to_pydict().values(), strict=True)]
+    rows = zip(*table.to_pydict().values(), strict=True)
+    return [[_plain(value) for value in (*row[:2], *row[-2:])] for row in rows]
 
 
 def _plain(value: Any) -> Any:

@@ -29,7 +29,8 @@ from tests.nemesis.versions import Location, View
 TIME_MAX = 2**63 - 2
 ROWS_MAX = 2**31 - 1  # More are not given out one by one.
 DOUBTS = ("Unavailable", "Indeterminate", "NotDeleted")
-MUTATING = ("write", "seal", "allow_compaction", "destroy", "multi")
+MUTATING = ("write", "seal", "allow_compaction", "destroy", "multi", "evolve")
+UNPLACED = ("multi", "evolve")  # Their answers do not say in which record they are.
 BAD_WRITES = {
     "time below 0": ("InvalidUpdate",),
     "time too large": ("InvalidUpdate",),
@@ -43,6 +44,7 @@ BAD_WRITES = {
 REFUSED_BY = {
     "CollectionNotFound": "destroy",
     "FrontierRegression": "frontier",
+    "SchemaMismatch": "schema",
     "UpdateNotBeyondUpper": "late",
     "UpperMismatch": "expected_upper",
 }
@@ -160,6 +162,7 @@ class _Judgement:
         self.evicted: dict[str, list[int]] = {}  # When others ended a client's lease.
         self.physical: dict[str, Physical] = {}
         self.replaced_s: dict[str, list[float]] = {}  # When blobs of a collection were replaced.
+        self.evolved: dict[str, list[Commit]] = {}
         self.named: dict[str, Commit] = {}  # Which record brought a blob.
         self.dropped: dict[str, Dropped] = {}
         self.ended: dict[str, int] = {}  # When leases ended.
@@ -233,6 +236,9 @@ class _Judgement:
                 view.step("seal", id_, mutation["upper"])
         elif kind == "allow_compaction":
             view.allow(id_, mutation["since"])
+        elif kind == "evolve":
+            self.evolved.setdefault(id_, []).append(commit)
+            view.step(*_said_effect(mutation, view))
         elif kind == "destroy":
             self._drop(commit, id_, self.physical[id_].blobs, view)
             view.step("destroy", id_, None)
@@ -334,9 +340,9 @@ class _Judgement:
     def _explain(self, commit: Commit, view: View) -> list[Event]:
         """Apply to view the calls that are in commit; return them."""
         markers = _markers(commit)
-        wanted = [_said_effect(mutation) for mutation in commit.mutations if mutation["kind"] in _EXPLAINED]
+        wanted = [_said_effect(mutation, view) for mutation in commit.mutations if mutation["kind"] in _EXPLAINED]
         events = [e for e in self.of_client.get(commit.client, []) if e.invoked < commit.at]
-        sure = [e for e in events if e.op in MUTATING and self._is_acknowledged_in(e, commit, markers)]
+        sure = [e for e in events if e.op in MUTATING and self._is_acknowledged_in(e, commit, markers, wanted)]
         doubtful = [e for e in events if _may_have_happened(e) and e.id not in self.happened]
         doubtful = [e for e in doubtful if e.returned is None or e.returned > commit.at or e.error == "Indeterminate"]
         chosen = sure + [e for e in doubtful if any(marker in markers for marker in _effect_markers(e))]
@@ -385,9 +391,14 @@ class _Judgement:
         args = (event if event.op == "hold" else self.by_id[event.args["hold"]]).args
         return args["c"], args["name"]
 
-    def _is_acknowledged_in(self, event: Event, commit: Commit, markers: Counter[tuple[str, int]]) -> bool:
+    def _is_acknowledged_in(
+        self, event: Event, commit: Commit, markers: Counter[tuple[str, int]], wanted: list[Effect]
+    ) -> bool:
         if not event.ok:
             return False
+        if event.op == "evolve":
+            is_during = event.returned is not None and event.returned > commit.at
+            return is_during and event.id not in self.happened and _effects(event)[0] in wanted
         if event.op == "multi":  # Its answer does not say where it is.
             return any(marker in markers for marker in _effect_markers(event)) and event.id not in self.happened
         return bool(event.outcome[1] == commit.seqno)
@@ -447,7 +458,7 @@ class _Judgement:
             if event.op == "multi" and event.id in self.happened and len(places) > 1:
                 self.blame("atomic", f"a part of it is in {places} each: {event}")
         for client, events in self.of_client.items():
-            seqnos = [e.outcome[1] for e in events if e.op in MUTATING and e.op != "multi" and e.ok]
+            seqnos = [e.outcome[1] for e in events if e.op in MUTATING and e.op not in UNPLACED and e.ok]
             if seqnos != sorted(seqnos):
                 self.blame("order", f"{client} got its writes committed out of call order: {seqnos}")
 
@@ -521,7 +532,7 @@ class _Judgement:
             return
         if event.id in self.done:
             return
-        seen = range(first, last + 1) if event.op == "multi" else [event.outcome[1] + 1]
+        seen = range(first, last + 1) if event.op in UNPLACED else [event.outcome[1] + 1]
         for version in seen:
             view = View(self.location, min(version, last))
             if version <= last and _is_done(event, view):
@@ -665,7 +676,11 @@ class _Judgement:
         if any(_seen(event, view)):
             if not _is_done(event, view):
                 expected.fail("once", "InvalidUsage")
+            elif any(self.evolved.get(id_) for _, id_, _ in _effects(event)):
+                expected.may_fail("once", "TokenReused")  # With another schema it is not the same that is written.
             return
+        if event.op == "evolve" and self._was_overtaken(event):
+            expected.may_fail("schema", "SchemaMoved")
         draft = view.child()
         for effect in _effects(event):
             kind, id_, value = effect
@@ -675,6 +690,11 @@ class _Judgement:
                 attributes = {name: found for name, found in refused.fields.items() if name != "frontier"}
                 expected.fail(REFUSED_BY[refused.error], refused.error, **attributes)
                 return
+
+    def _was_overtaken(self, event: Event) -> bool:
+        """Tell whether another client changed the schema during a call."""
+        others = [each for each in self.evolved.get(event.args["c"], []) if each.client != event.client]
+        return any(event.invoked < each.at and (event.returned is None or each.at < event.returned) for each in others)
 
     def _expect_open(self, event: Event, view: View, expected: Expected) -> None:
         if event.args["mode"] != "exclusive":
@@ -831,6 +851,8 @@ class _Judgement:
             return
         if feed.lower >= EMPTY or not self._expect_alive(feed.collection, view, expected):
             return
+        if any(commit.at < (event.returned or commit.at) for commit in self.evolved.get(feed.collection, [])):
+            expected.may_fail("schema", "SchemaMismatch")  # A column of the schema that it began with may be gone.
         upper, since = view.upper(feed.collection), view.since(feed.collection)
         if upper <= feed.lower:
             return
@@ -914,12 +936,16 @@ class _Judgement:
         expected.check = lambda found: None if not found else f"it found {found}"
 
 
-_EXPLAINED = ("create", "seal", "allow_compaction", "destroy")
+_EXPLAINED = ("create", "seal", "allow_compaction", "destroy", "evolve")
 HOLD_ID_CHARS = 32  # Names of leased holds have so many; the named ones of a run are shorter.
 
 
-def _said_effect(mutation: dict[str, Any]) -> Effect:
+def _said_effect(mutation: dict[str, Any], before: View) -> Effect:
     kind = mutation["kind"]
+    if kind == "evolve":
+        known, columns = before.columns(mutation["collection"]), frozenset(mutation["columns"])
+        how = "add" if columns > known else "drop" if columns < known else "neither"
+        return kind, mutation["collection"], (how, *sorted(known ^ columns))
     value = {"create": "name", "seal": "upper", "allow_compaction": "since"}.get(kind)
     return kind, mutation["collection"], mutation[value] if value else None
 
@@ -928,7 +954,12 @@ def _effects(event: Event) -> list[Effect]:
     """Return what a call wants to have done, in order, with the conditions it makes."""
     args = event.args
     if event.op == "multi":
-        return [(kind, id_, value) for kind, id_, value in args["steps"] if kind != "write" or _is_something(value)]
+        found: list[Effect] = []
+        for kind, id_, value in args["steps"]:
+            if kind != "write" or _is_something(value):
+                found.append((kind, id_, value))
+                found += [("columns", id_, args["columns"][id_])] if kind == "write" and "columns" in args else []
+        return found
     if event.op == "create_or_load":
         return [("create", event.outcome[1], args["name"])] if event.ok else []
     if event.op not in MUTATING:
@@ -939,10 +970,13 @@ def _effects(event: Event) -> list[Effect]:
     if event.op == "write":
         if _is_something(args["updates"]):
             effects.append(("write", args["c"], args["updates"]))
+            effects.append(("columns", args["c"], args.get("columns", ())))
         if args.get("seal") is not None:
             effects.append(("seal", args["c"], args["seal"]))
     elif event.op == "destroy":
         effects.append(("destroy", args["c"], None))
+    elif event.op == "evolve":
+        effects.append(("evolve", args["c"], (args["how"], args["column"])))
     else:
         effects.append((event.op, args["c"], args["upper" if event.op == "seal" else "since"]))
     return effects
@@ -993,7 +1027,7 @@ def _changes_nothing(event: Event, view: View) -> bool:
             return False
         if kind == "allow_compaction" and view.allowed(id_) < value:
             return False
-        if kind == "destroy":
+        if kind in ("destroy", "evolve"):
             return False
     return True
 

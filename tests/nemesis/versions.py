@@ -78,6 +78,9 @@ class View:
     def tokens(self, id_: str) -> frozenset[str]:
         return self.state.collections[id_].tokens
 
+    def columns(self, id_: str) -> frozenset[str]:
+        return self.state.collections[id_].columns
+
     def names(self) -> dict[str, str]:
         return {self.contents(id_).name: id_ for id_ in self.state.collections}
 
