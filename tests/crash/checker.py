@@ -20,7 +20,8 @@ from persist.log.records import BringsParts, Replace, Resolve
 from tests.crash.story import KEY, KEYED, ROWS_MAX, Held, Model, Op, Teller
 
 BARRIER = "barrier"
-Frontiers = dict[str, tuple[int | None, int | None, bool]]  # Upper, since, and whether nobody holds it back.
+# Upper, since, whether nobody holds it back, and the columns that the collection got later.
+Frontiers = dict[str, tuple[int | None, int | None, bool, frozenset[str]]]
 
 
 class Violation(AssertionError):
@@ -152,17 +153,20 @@ def _candidates(
         name: not c.holds() and getattr(KEYED.get(name), "resolve", "") != "background"
         for name, c in collections.items()
     }
-    frontiers = {name: (c.upper.time, c.since.time, free[name]) for name, c in collections.items()}
+    frontiers = {
+        name: (c.upper.time, c.since.time, free[name], frozenset(c.schema.value_names[1:]))
+        for name, c in collections.items()
+    }
     prefixes = [(before.after(list(asked[:n])), n) for n in range(acknowledged, len(asked) + 1)]
     fitting = [(model, n) for model, n in prefixes if _fits(frontiers, model)]
     if not fitting:
         raise Violation(
-            f"the collections with their (upper, since, nobody holds it), {frontiers}, agree with no prefix of the "
-            f"calls. Those that were "
+            f"the collections with their (upper, since, nobody holds it, columns), {frontiers}, agree with no prefix "
+            f"of the calls. Those that were "
             f"acknowledged give {_shown(prefixes[0][0])}, and then came {list(asked[acknowledged:])}"
         )
     for model, _ in fitting:
-        for name, (_, since, _) in frontiers.items():
+        for name, (_, since, _, _) in frontiers.items():
             assert since is not None
             model.collections[name].since_seen = since
     return fitting
@@ -172,9 +176,11 @@ def _fits(frontiers: Frontiers, model: Model) -> bool:
     """Tell whether the model has these collections and frontiers."""
     if frontiers.keys() != model.collections.keys():
         return False
-    for name, (upper, since, is_free) in frontiers.items():
+    for name, (upper, since, is_free, columns) in frontiers.items():
         held = model.collections[name]
         least = held.state.since if is_free else held.since_seen
+        if columns != held.state.columns:
+            return False
         if upper != held.state.upper or since is None or not least <= since <= held.state.since:
             return False
     return True
@@ -221,9 +227,12 @@ def _check_earlier_times(collection: persist.Collection, held: Held) -> None:
 def _rows(collection: persist.Collection, as_of: int) -> dict[tuple[int, str], int]:
     """Return how many rows of each operation a collection holds, and its ghosts, as `Held.as_of` does.
 
-    Checks that each row is there once and none is foreign.
+    Checks that each row is there once and none is foreign, and that columns which came later have their defaults.
     """
-    table = collection.snapshot(as_of=as_of, form="diff", columns=["k"]).to_arrow()
+    table = collection.snapshot(as_of=as_of, form="diff").to_arrow()
+    for name in (each for each in table.column_names if each.startswith("x")):
+        if wrong := {*table[name].to_pylist()} - {int(name[1:])}:
+            raise Violation(f"{collection.name} has {wrong} in the column {name!r}, whose default is its number")
     keys, diffs = table["k"].to_numpy(), table["_diff"].to_numpy()
     if (diffs != 1).any():
         raise Violation(f"{collection.name} has rows more than once: keys {keys[diffs != 1][:10]}")

@@ -35,7 +35,7 @@ KEYED = {"dates": persist.Keyed(resolve="background"), "figs": persist.Keyed()}
 NAMES = ("apples", "pears", "plums", *KEYED)
 KEY, VALUE = {"k": pa.int64()}, {"v": pa.string()}
 
-Kind = Literal["create", "write", "multi", "seal", "allow_compaction", "destroy", "compact", "gc"]
+Kind = Literal["create", "write", "multi", "seal", "allow_compaction", "evolve", "destroy", "compact", "gc"]
 UNLOGGED: tuple[Kind, ...] = ("compact", "gc")  # They change nothing that a reader sees.
 
 
@@ -61,6 +61,11 @@ class Op(msgspec.Struct, frozen=True):
     def token(self) -> str:
         """What makes a repetition of this write harmless."""
         return f"operation-{self.number}"
+
+    @property
+    def column(self) -> str:
+        """What an "evolve" adds; its default is the number, which all rows have there."""
+        return f"x{self.number}"
 
 
 class Held(msgspec.Struct):
@@ -104,6 +109,8 @@ class Model:
             del self.collections[op.names[0]]
         elif op.kind in ("seal", "allow_compaction"):
             self.collections[op.names[0]].step(op.kind, op.time)
+        elif op.kind == "evolve":
+            self.collections[op.names[0]].step("evolve", ("add", op.column))
         elif op.kind in ("write", "multi"):
             self._write(op)
 
@@ -164,7 +171,9 @@ def _random_op(chance: random.Random, model: Model, number: int) -> Op:
         return Op(number, "allow_compaction", (name,), max(held.state.since, since))
     if pick < 0.89 and sum(n for _, what, _, n in held.updates if what == "rows") > 2 * LARGE_ROWS:
         return Op(number, "destroy", (name,))
-    if pick < 0.93:
+    if pick < 0.91:
+        return Op(number, "evolve", (name,))
+    if pick < 0.94:
         return Op(number, "gc")
     return Op(number, "compact", (name,))
 
@@ -232,6 +241,10 @@ class Teller:
             return collection.seal(op.time)
         if op.kind == "allow_compaction":
             return collection.allow_compaction(op.time)
+        if op.kind == "evolve":
+            collection.evolve(add={op.column: pa.int64()}, defaults={op.column: op.number})
+            del self._handles[op.names[0]]  # Who writes goes on with the schema that it knows, and is lifted.
+            return None
         if op.kind == "destroy":
             del self._handles[op.names[0]]
             return collection.destroy()
@@ -242,9 +255,9 @@ class Teller:
         return None
 
     def collection(self, name: str) -> persist.Collection:
-        """Return the handle of a collection that exists."""
+        """Return the handle of a collection that exists, with the schema that it was created with."""
         if name not in self._handles:
-            self._handles[name] = self._client.load(name)
+            self._handles[name] = self._client.create_or_load(name, key=KEY, value=VALUE, keyed=KEYED.get(name))
         return self._handles[name]
 
 
