@@ -32,7 +32,8 @@ class Settings:
         memory_budget: bytes that writing, merging, compaction and `to_batches` may take each, at least 16 MiB; whoever
             asks for a whole result in memory takes the room of that besides.
         cache_folder, cache_folder_bytes: where to keep blobs on disk, and what look-ups have decoded, mapped, for all
-            processes that name the same folder; and the room for both together. None for nowhere.
+            processes that name the same folder; and the room for both together. On a disk of this machine: a process
+            ends if what it has mapped cannot be read any more. None for nowhere.
 
     A grace of 0 is for locations that nobody else uses at the time.
 

@@ -12,6 +12,7 @@ import pyarrow as pa
 import pytest
 
 import persist
+import persist.read.part_rows
 from persist.blob import StoreFull
 from persist.cli.main import main
 from tests.clocks import DatedBlob, ImpatientClock
@@ -217,3 +218,24 @@ def test_maintenance_collects_garbage_though_it_cannot_renew_its_lease(small: Sm
         client.maintain()  # There is room now.
         assert len(list(small.list("part/"))) == 1
         hold.release()
+
+
+def test_look_ups_go_on_where_a_full_disk_has_no_room_for_what_they_decode(
+    disk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(persist.read.part_rows, "WHOLE_BYTES_MAX", 0)
+    settings = persist.Settings(background=False, memory_budget=16 << 20, cache_folder=disk / "cache")
+    with persist.open(DatedBlob(ImpatientClock()), settings=settings) as client:
+        c = client.create_or_load("c", key=KEY)
+        keys = np.arange(800_000)
+        c.write(pa.table({"k": keys, "_time": keys * 0, "_diff": keys * 0 + 1}), seal=1).result()
+        spilled = client.engine.spilled
+        assert spilled is not None
+        wanted = keys[::1000].tolist()
+        for _ in range(3):
+            assert c.snapshot().get(wanted)["k"].to_pylist() == wanted
+        assert spilled.room.disk_errors > 0, "6.4 MB of keys are more than the disk holds"
+        assert list((disk / "cache").glob("*.rows")), "some had room"
+        assert not list((disk / "cache").glob(".tmp-*"))
+        fill(disk)
+        assert c.snapshot().get(wanted)["k"].to_pylist() == wanted

@@ -120,7 +120,8 @@ def encode_with_rows(
     is_wanted = 0 < summed.nbytes <= rows_bytes_max
     if is_wanted:
         (batch,) = summed.combine_chunks().to_batches()
-        summed = _from_message(batch.serialize(), schema.arrow)
+        # Read-only: several readers get these very buffers.
+        summed = _from_message(pa.py_buffer(memoryview(batch.serialize()).toreadonly()), schema.arrow)
     stream = PartStream(
         schema,
         part_bytes_target=part_bytes_target,

@@ -218,9 +218,13 @@ class PartRows:
         pieces = [self._peeked(columns, (number, number + 1), lengths[number]) for number in groups]
         found = [_batch(piece) for piece in pieces if piece is not None]
         table = pa.Table.from_batches(found) if len(found) == len(groups) else self._read(columns, groups, fetched)
+        for number in groups:  # Beforehand, so that their room is the block's.
+            self._reader.decoded.take(self._name(columns, (number, number + 1)))
         block = self._keep(columns, span, table)
-        for number in groups:
-            self._drop(columns, (number, number + 1))
+        spilled = self._reader.spilled
+        if spilled is not None and self._is_here(columns, span):
+            for number in groups:
+                spilled.drop(self._file_name(columns, (number, number + 1)))
         return block
 
     def _read(self, columns: tuple[str, ...], run: list[int], fetched: Fetched) -> pa.Table:
@@ -278,11 +282,6 @@ class PartRows:
 
     def _fields(self, columns: tuple[str, ...]) -> pa.Schema:
         return pa.schema([self._schema.arrow.field(name) for name in columns])
-
-    def _drop(self, columns: tuple[str, ...], span: Span) -> None:
-        self._reader.decoded.take(self._name(columns, span))
-        if self._reader.spilled is not None:
-            self._reader.spilled.drop(self._file_name(columns, span))
 
     def _name(self, columns: tuple[str, ...], span: Span) -> Hashable:
         return self._part.checksum, span, columns, self._types

@@ -339,5 +339,8 @@ def test_files_that_were_used_lately_are_not_the_first_to_go(tmp_path: Path) -> 
     os.utime(next(tmp_path.glob("*.rows")), ns=(0, 0))
     assert spilled.get("one", batch.schema, 1000, None) is not None
     assert next(tmp_path.glob("*.rows")).stat().st_mtime_ns > 0
+    found = spilled.get("one", batch.schema, 1000, None)
+    assert found is not None
+    assert not found.column(0).buffers()[1].is_mutable, "to write there would end the process"
     assert spilled.get("two", batch.schema, 1000, None) is None
     assert spilled.get("one", batch.schema, 999, None) is not None, "it is mapped already, and that is what it holds"

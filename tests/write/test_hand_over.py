@@ -99,6 +99,15 @@ def test_a_caller_who_uses_the_buffers_again_changes_nothing() -> None:
         assert source.snapshot().to_arrow().sort_by("k")["k"].to_pylist() == list(range(ROWS))
 
 
+@pytest.mark.parametrize("rows", [1, ROWS])
+def test_no_reader_can_change_what_another_is_given(rows: int) -> None:
+    schema = CollectionSchema.of(KEY, VALUE)
+    _, given = encode_with_rows(table(rows=rows), schema, 1 << 30, batch_bytes_max=1 << 14)
+    assert given is not None
+    for column in given.combine_chunks().to_batches()[0].columns:
+        assert not any(buffer.is_mutable for buffer in column.buffers() if buffer is not None)
+
+
 def test_what_an_evolved_collection_hands_over_is_read_by_its_new_schema() -> None:
     with persist.open(MemoryBlob(), settings=QUIET) as client:
         source = client.create_or_load("c", key=KEY, value=VALUE)
