@@ -5,18 +5,20 @@ import os
 import re
 import subprocess
 import sys
+import tomllib
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import persist
 from persist.cli.main import main
 from tests.console import commands_of, matches
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
-PAGES = ["tutorial.md", "concepts.md", "how-to.md"]
+PAGES = ["tutorial.md", "concepts.md", "how-to.md", "kafka.md"]
 BLOCK = re.compile(r"```(python|text|console)\n(.*?)```", re.DOTALL)
 
 
@@ -77,6 +79,33 @@ def test_the_site_is_built_without_a_warning_and_asks_no_other_server(tmp_path: 
     for page in (tmp_path / "site").glob("*.html"):
         loaded = re.findall(r"<(?:script|link|img)[^>]*(?:src|href)=\"(https?://[^\"]+)\"", page.read_text())
         assert loaded == [], page
+
+
+def test_the_reference_has_every_public_name_once() -> None:
+    there = re.findall(r"^::: (\S+)$", (DOCS / "reference.md").read_text(), re.MULTILINE)
+    public = {f"{each.__module__}.{each.__qualname__}" for each in (getattr(persist, n) for n in persist.__all__)}
+    assert len(there) == len(set(there))
+    assert public - set(there) == set()
+
+
+def test_the_table_of_versions_says_what_the_package_asks_for() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    wanted = [
+        *project["dependencies"],
+        *(each for extra in project["optional-dependencies"].values() for each in extra),
+    ]
+    table = (DOCS / "compatibility.md").read_text()
+    for package, shown in (
+        ("pyarrow", "PyArrow | {}"),
+        ("numpy", "NumPy | {}"),
+        ("pyspark", "`spark`) | {}"),
+        ("duckdb", "`sql`) | {}"),
+    ):
+        [floor] = {match[1] for each in wanted if (match := re.match(rf"{package}(?:\[\w+\])?>=([\d.]+)", each))}
+        assert shown.format(floor) in table
+    assert project["requires-python"] == ">=3.11"
+    pythons = [each.rsplit(" ", 1)[1] for each in project["classifiers"] if re.search(r":: 3\.\d+$", each)]
+    assert f"Python | {pythons[0]} | {pythons[-1]} |" in table
 
 
 def test_every_page_is_in_the_menu_and_every_picture_is_a_file() -> None:

@@ -1,0 +1,127 @@
+"""The slider of a notebook, and the notebook among the examples: its cells run one after the other in IPython."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import persist
+from tests.web.browser import browser, find_chromium
+from tests.web.places import NASTY, fill
+
+pytest.importorskip("anywidget")
+ROOT = Path(__file__).parents[2]
+CHROMIUM = find_chromium()
+
+
+@pytest.fixture
+def client(tmp_path: Path) -> Iterator[persist.Client]:
+    fill(tmp_path / "shop")
+    with persist.open(tmp_path / "shop", mode="read") as client:
+        yield client
+
+
+def test_a_slider_shows_what_was_there_and_what_changed(client: persist.Client) -> None:
+    slider = client.load("orders").slider(as_of=53)
+    assert slider.shown["as_of"] == "53"
+    assert (len(slider.shown["rows"]), len(slider.changed["rows"])) == (50, 40)
+    slider.at = "20"
+    assert (slider.shown["as_of"], slider.changed) == ("20", {})
+    slider.at = "5"
+    assert "before since" in slider.error
+    assert slider.shown["as_of"] == "20"
+    slider.at = "soon"
+    assert "no time" in slider.error
+    slider.at = "79"
+    assert slider.error == ""
+
+
+def test_a_slider_of_what_nobody_can_read_yet_is_empty(client: persist.Client) -> None:
+    assert client.load("empty").slider().shown == {}
+
+
+def test_without_the_package_the_extra_is_named(client: persist.Client) -> None:
+    code = (
+        "import sys; sys.modules['anywidget'] = None\n"
+        "import persist\n"
+        "with persist.open('memory://x') as client:\n"
+        "    try: client.create_or_load('a', key={'k': int}).slider()\n"
+        "    except persist.InvalidUsage as error: print(error)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert "persist-collections[notebook]" in done.stdout, done.stderr
+
+
+RUN = """
+import json, sys
+from IPython.core.interactiveshell import InteractiveShell
+shell = InteractiveShell.instance()
+for cell in json.load(open(sys.argv[1]))["cells"]:
+    if cell["cell_type"] == "code":
+        done = shell.run_cell("".join(cell["source"]))
+        done.raise_error()
+        if done.result is not None:
+            shell.display_formatter.format(done.result)
+            print("RESULT", type(done.result).__name__)
+"""
+
+
+@pytest.mark.sampled(0.34)
+def test_each_cell_of_the_example_runs(tmp_path: Path) -> None:
+    path = ROOT / "examples" / "through_time.ipynb"
+    done = subprocess.run([sys.executable, "-c", RUN, str(path)], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = [line.split()[1] for line in done.stdout.splitlines() if line.startswith("RESULT")]
+    assert found[0] == "Collection"
+    assert found[-1] == "Slider"
+
+
+def test_the_example_is_kept_without_outputs() -> None:
+    for cell in json.loads((ROOT / "examples" / "through_time.ipynb").read_text())["cells"]:
+        assert not cell.get("outputs")
+
+
+HOST = """<!doctype html><meta charset="utf-8"><style>CSS</style><div id="el"></div><script type="module">
+ESM_URL
+const state = STATE;
+const model = {
+  get: (name) => state[name],
+  set: (name, value) => { state[name] = value; },
+  on: () => {},
+  save_changes: () => { document.title = state.at; },
+};
+const found = await import(URL.createObjectURL(new Blob([source], { type: "text/javascript" })));
+found.default.render({ model, el: document.getElementById("el") });
+document.body.dataset.view = "notebook";
+document.body.dataset.busy = "no";
+</script>"""
+
+
+@pytest.mark.sampled(0.34)
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium was found: apt-get install chromium")
+def test_a_slider_is_drawn_with_names_as_text_and_tells_what_was_chosen(client: persist.Client, tmp_path: Path) -> None:
+    assert CHROMIUM is not None
+    slider = client.load("<i>strange<i>").slider()
+    orders = client.load("orders").slider(as_of=53)
+    with browser(CHROMIUM, tmp_path / "profile") as page:
+        for each in (slider, orders):
+            names = ("told", "shown", "changed", "error", "at")
+            state = json.dumps({name: getattr(each, name) for name in names}).replace("<", "\\u003c")
+            source = f"const source = {json.dumps(each._esm)};".replace("</", "<\\/")
+            html = HOST.replace("CSS", each._css).replace("ESM_URL", source).replace("STATE", state)
+            (tmp_path / "host.html").write_text(html, encoding="utf-8")
+            page.look(width=1000)
+            page.open((tmp_path / "host.html").as_uri())
+            if each is slider:
+                assert page.evaluate("document.querySelectorAll('#el i, #el b, #el img').length") == 0
+                assert page.text(".contents td") == NASTY.replace("\u202e", "\\u202e").replace("\x1b", "\\u001b")
+        assert page.evaluate("document.querySelectorAll('#el rect.keyframe').length") == 2
+        assert len(page.text(".contents").splitlines()) > 40
+        page.evaluate("document.querySelector('#el input').value = 0")
+        page.evaluate("document.querySelector('#el input').dispatchEvent(new Event('change'))")
+        page.screenshot(tmp_path / "slider.png")
+        assert page.evaluate("document.title") == "20"
+        assert page.problems == []
