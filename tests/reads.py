@@ -14,8 +14,8 @@ CLIENT_READS = {
 CLIENT_WRITES = {"create_view", "describe", "drop", "rename", "gc", "maintain", "multi_write"}
 COLLECTION_READS = {
     "about", "as_bound", "as_of_join", "as_time", "changes", "comment", "history", "holds", "late_bound",
-    "late_counts", "listen", "needs", "properties", "retention", "since", "snapshot", "subscribe", "tags", "timeline",
-    "unsealed", "upper", "upserts",
+    "late_counts", "listen", "needs", "properties", "retention", "since", "slider", "snapshot", "subscribe", "tags",
+    "timeline", "unsealed", "upper", "upserts",
 }  # fmt: skip
 COLLECTION_WRITES = {
     "advance_late_bound", "allow_compaction", "compact", "delete", "describe", "destroy", "drop_tag", "evolve",
@@ -59,6 +59,7 @@ def read_everything(client: persist.Client) -> None:
     assert (orders.tags(), orders.retention) == ({}, None)
     assert client.history().num_rows >= orders.history().num_rows > 0
     assert orders.unsealed is None
+    assert orders.slider(2).shown["as_of"] == "2"
     assert (orders.as_time("time", 3), orders.as_bound("time", 3)) == (3, 3)
     assert orders.as_of_join({"k": [5], "at": [2]})["v"].to_pylist() == [f"{5:032}"]
     for form in ("rows", "diff"):

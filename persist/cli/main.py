@@ -4,6 +4,7 @@ Errors of the library, of the network and of files are one line on standard erro
 (`persist.cli.command`). A traceback is a fault of ours.
 """
 
+import os
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -25,12 +26,23 @@ COMMANDS = (looking, reading, writing, naming, moving, upkeep, page)
 
 def entry() -> None:
     """Run the command of this process, and end the process with its status."""
+    _open_streams()
     status = main()
     try:
         sys.stdout.flush()
     except BrokenPipeError:
         close_output()
     sys.exit(status)
+
+
+def _open_streams() -> None:
+    """Put nothing in the place of a stream that whoever started the process has closed, and of its descriptor.
+
+    The next file to be opened would get that descriptor, and what is printed would end up in it.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115 It stays open as long as the process lives.
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

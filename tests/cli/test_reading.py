@@ -262,6 +262,21 @@ def test_an_output_that_nobody_reads_is_no_error(place: str) -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_a_stream_that_is_closed_is_like_one_that_leads_nowhere(place: str, closed: str) -> None:
+    command = f'"$0" -m persist ls "$1" {closed}'
+    done = subprocess.run(["sh", "-c", command, sys.executable, place], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert ("orders" in done.stdout) == (">&-" not in closed.replace("2>&-", ""))
+
+
+def test_standard_input_that_is_closed_is_an_empty_file(place: str) -> None:
+    command = '"$0" -m persist write "$1" orders - --format csv --time 90 <&-'
+    done = subprocess.run(["sh", "-c", command, sys.executable, place], capture_output=True, text=True)
+    assert done.returncode == 2
+    assert done.stderr.startswith("persist: ")
+
+
 def test_what_would_be_deleted_is_told_without_deleting_it(tmp_path: Path, capsys: Printed) -> None:
     place = tmp_path / "location"
     settings = persist.Settings(background=False, grace_s=0, orphan_grace_s=0, log_retention_records=16)
