@@ -291,6 +291,9 @@ class Client:
             key: columns of the answer that become the collection's key; None for what the query groups by, if that is
                 among its columns, or else all of them.
 
+        Warns:
+            persist.sql.UnboundedState: it joins two inputs that grow without a key; with how many pairs there are.
+
         Raises:
             InvalidUsage: the query is not one, names what is not there, or needs what is not supported; or there is a
                 collection of that name that is no view, or another view.

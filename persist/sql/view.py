@@ -1,7 +1,9 @@
 """A view: a collection that holds the answer of a query at every time, and is brought up to date by `refresh`."""
 
 import threading
+import warnings
 from collections.abc import Sequence
+from functools import partial
 
 from persist.antichain import Antichain
 from persist.client import Client
@@ -12,9 +14,11 @@ from persist.dataflow.running import Running
 from persist.engine import CollectionHandle
 from persist.errors import CollectionExists, HoldNotFound, InvalidUsage
 from persist.names import check_name
+from persist.read.record_count import record_count
 from persist.sql.definition import Definition
 from persist.sql.draft import Catalog, drafted
 from persist.sql.graph import ViewProgram, by_id, definition_of, views_for
+from persist.sql.growth import UnboundedState, unbounded
 from persist.write.future import CommitFuture
 
 
@@ -173,6 +177,13 @@ def open_together(views: Sequence[View]) -> ViewsTogether:
     return ViewsTogether(views)
 
 
+def _records(client: Client, collection: str) -> int:
+    """Return how many records a collection has; of one for which only reading tells that, how many updates."""
+    contents = client.load(collection).handle.contents()
+    count = record_count(contents)
+    return sum(part.rows for part in contents.parts) if count is None else count
+
+
 def load_view(client: Client, name: str) -> View:
     """Return the view of a name; see `Client.view`."""
     collection = client.load(name)
@@ -205,6 +216,8 @@ def _existing(client: Client, name: str, sql: str, key: Sequence[str] | None) ->
 
 def _created(client: Client, name: str, sql: str, key: Sequence[str] | None) -> View:
     draft = drafted(Catalog(client), name, sql, key)
+    for each in unbounded(draft.definition.plan, partial(_records, client)):
+        warnings.warn(f"view {name!r}: {each}.", UnboundedState, stacklevel=4)  # Of whoever calls the client.
     client.engine.submit("create_view", draft.steps, dict(draft.names)).result()
     handle = CollectionHandle(client.engine, draft.made.id, name, draft.made.schema)
     return View(handle, client, draft.definition)
