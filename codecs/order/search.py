@@ -137,6 +137,9 @@ def _found(keys: Packed, wanted: Packed) -> Rows:
     """Return, ascending, the positions in keys, which ascend, of all that are in wanted, which ascends, too."""
     if not len(keys):
         return NO_ROWS
+    if len(wanted) == 1:  # A quarter of what follows costs.
+        start, end = int(keys.searchsorted(wanted)[0]), int(keys.searchsorted(wanted, "right")[0])
+        return np.arange(start, end, dtype=np.int64)
     wanted = wanted[wanted.searchsorted(keys[0]) : wanted.searchsorted(keys[-1], "right")]
     if not len(wanted):
         return NO_ROWS

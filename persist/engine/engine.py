@@ -55,6 +55,7 @@ class Engine:
         """
         self.storage = storage
         self.blob = blob = storage.blob
+        self._url = blob.url  # Each wrapper asks the one inside it, and every commit wants to know.
         self.mode: Mode = options.mode
         self.settings = options.settings
         self.clock = clock = options.clock
@@ -90,7 +91,7 @@ class Engine:
     @property
     def url(self) -> str:
         """Where the location is."""
-        return self.blob.url
+        return self._url
 
     @property
     def is_closed(self) -> bool:

@@ -25,6 +25,7 @@ from persist.read.part_reader import WHOLE_BYTES_MAX, PartReader
 Piece: TypeAlias = SortedKeys | pa.RecordBatch
 Fetched: TypeAlias = list[tuple[list[int], bytes]]  # Numbers of consecutive row groups, and their bytes.
 Span: TypeAlias = tuple[int, int]  # Of row groups.
+Blocks: TypeAlias = list[tuple[int, int, list[int]]]
 WHOLE: Span = (0, -1)  # Of a part that is fetched whole.
 
 
@@ -46,6 +47,8 @@ class PartRows:
         self._columns = columns
         self._reader = reader
         self._is_small = bool(part.inline) or part.bytes <= WHOLE_BYTES_MAX
+        self._known_bounds: GroupBounds | None = None
+        self._looked: tuple[SortedKeys | None, Blocks] | None = None  # Where to look for what was wanted last.
 
     def may_hold(self, wanted: SortedKeys | None) -> bool:
         """Return False only if the part has none of the wanted keys, as its descriptor says."""
@@ -63,7 +66,7 @@ class PartRows:
         return all(
             self._is_here(columns, (first, end))
             or all(self._is_here(columns, (number, number + 1)) for number in groups)
-            for first, end, groups in bounds.blocks(self._hit(bounds, wanted))
+            for first, end, groups in self._blocks(bounds, wanted)
             for columns in kinds
         )
 
@@ -78,7 +81,7 @@ class PartRows:
                 yield from self._matching(wanted, 0, keys, self._whole_values)
             return
         bounds = self._bounds()
-        for first, end, groups in bounds.blocks(self._hit(bounds, wanted)):
+        for first, end, groups in self._blocks(bounds, wanted):
             fetched: Fetched = []
             span = (first, end)
 
@@ -87,7 +90,8 @@ class PartRows:
                 continue
 
             def values(rows: Numbers, span: Span = span, fetched: Fetched = fetched) -> list[tuple[int, Piece]]:
-                groups = np.unique(bounds.firsts.searchsorted(rows, "right") - 1).tolist()
+                found = bounds.firsts.searchsorted(rows, "right") - 1
+                groups = found.tolist() if len(found) == 1 else np.unique(found).tolist()
                 return self._pieces(self._columns, span, groups, bounds, fetched, rows)
 
             for start, keys in self._pieces(self._keys, span, groups, bounds, fetched, None):
@@ -152,6 +156,11 @@ class PartRows:
         return found
 
     def _bounds(self) -> GroupBounds:
+        if self._known_bounds is None:
+            self._known_bounds = self._kept_bounds()
+        return self._known_bounds
+
+    def _kept_bounds(self) -> GroupBounds:
         name = (self._part.checksum, "bounds", self._types)
         found = self._reader.decoded.get(name)
         if found is None:
@@ -161,6 +170,24 @@ class PartRows:
             found = GroupBounds.of(self._part, index, self._schema, room)
             self._reader.decoded.put(name, found)
         assert isinstance(found, GroupBounds)
+        return found
+
+    def _blocks(self, bounds: GroupBounds, wanted: SortedKeys | None) -> Blocks:
+        """Return the blocks to look in, each as `[first, end)`, and the row groups of it that may hold wanted keys.
+
+        A look-up asks twice: whether all of it is in memory, and for what is there.
+        """
+        if self._looked is not None and self._looked[0] is wanted:
+            return self._looked[1]
+        total = len(bounds.firsts) - 1
+        kinds = [columns for columns in (self._keys, self._columns) if columns]
+        found: Blocks
+        if total <= bounds.group_count_max and all(self._is_here(columns, (0, total)) for columns in kinds):
+            # All of the part is one block in memory: to search in it takes no longer than to ask where to.
+            found = [(0, total, [*range(total)])]
+        else:
+            found = bounds.blocks(self._hit(bounds, wanted))
+        self._looked = wanted, found
         return found
 
     def _hit(self, bounds: GroupBounds, wanted: SortedKeys | None) -> Numbers:
