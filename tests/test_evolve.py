@@ -333,6 +333,24 @@ def test_what_a_codec_makes_stays_one_column(client: persist.Client) -> None:
         coded.evolve(add={"n": pa.int64()})
 
 
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (pa.list_(pa.int32()), pa.list_(pa.int64())),
+        (pa.struct({"a": pa.int32()}), pa.struct({"a": pa.int64()})),
+        (pa.struct({"a": pa.int32()}), pa.struct({"a": pa.int32(), "b": pa.int32()})),
+        (pa.map_(pa.string(), pa.int32()), pa.map_(pa.string(), pa.int64())),
+        (pa.int32(), pa.list_(pa.int32())),
+    ],
+)
+def test_what_is_inside_of_a_column_stays(client: persist.Client, before: pa.DataType, after: pa.DataType) -> None:
+    nested = client.create_or_load("nested", key=KEY, value={"v": before})
+    with pytest.raises(persist.SchemaMismatch, match=r"inside a list, a struct or a map.*Add a column of type"):
+        nested.evolve(widen={"v": after})
+    assert nested.evolve(rename={"v": "old"}, add={"v": after}) == 2
+    assert not pa.types.is_nested(after) or nested.evolve(drop=["old"]) == 3
+
+
 def test_a_client_that_only_reads_changes_nothing(client: persist.Client, orders: persist.Collection) -> None:
     with persist.open(client.engine.storage.blob, mode="read") as reader, pytest.raises(persist.ReadOnly):
         reader["orders"].evolve(add={"note": pa.string()})

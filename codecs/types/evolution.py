@@ -233,6 +233,12 @@ def check_next(before: CollectionSchema, after: CollectionSchema) -> None:
 def _check_kept(name: str, before: pa.DataType, after: pa.DataType, *, is_key: bool) -> None:
     if before == after:
         return
+    if pt.is_nested(before) or pt.is_nested(after):
+        raise SchemaMismatch(
+            f"column {name!r} is of type {before}, and cannot become {after}: what is inside a list, a struct or a map "
+            f"has no id of its own, by which older rows could be told from newer ones. Add a column of type {after} "
+            "instead, and write the converted values there"
+        )
     if not is_wider(before, after):
         raise SchemaMismatch(
             f"column {name!r} is of type {before}, and {after} does not hold all of its values: add a column of type "

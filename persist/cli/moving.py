@@ -28,17 +28,35 @@ def evolve(
     widen: Annotated[
         list[str] | None, typer.Option(metavar="NAME:TYPE", help="To a type that holds all it held; may be repeated.")
     ] = None,
+    default: Annotated[
+        list[str] | None, typer.Option(metavar="NAME=VALUE", help="What older records have in an added column.")
+    ] = None,
+    keyed: Annotated[bool, typer.Option("--keyed", help="From now on it takes events by upsert.")] = False,
+    order_by: Annotated[
+        list[str] | None, typer.Option(metavar="COLUMN", help="With --keyed: of two events, the later by this.")
+    ] = None,
+    tombstone: Annotated[
+        str | None, typer.Option(metavar="COLUMN", help="With --keyed: says that a key is deleted.")
+    ] = None,
 ) -> int:
     """Change the schema for every reader and every time from now on; no data is rewritten."""
     from persist.cli.columns import typed
 
     names = dict(_pair(each) for each in rename or [])
-    if not (add or drop or names or widen):
-        raise persist.InvalidUsage("say what is to change: --add, --drop, --rename or --widen")
+    if not (add or drop or names or widen or keyed):
+        raise persist.InvalidUsage("say what is to change: --add, --drop, --rename, --widen or --keyed")
+    if not keyed and (order_by or tombstone is not None):
+        raise persist.InvalidUsage("--order-by and --tombstone go with --keyed")
+    added = dict(map(typed, add or []))
     with at.writing() as client:
         found = client.load(collection)
         version = found.evolve(
-            add=dict(map(typed, add or [])), drop=drop or [], rename=names, widen=dict(map(typed, widen or []))
+            add=added,
+            defaults=_defaults(default or [], added),
+            drop=drop or [],
+            rename=names,
+            widen=dict(map(typed, widen or [])),
+            keyed=persist.Keyed(order_by=order_by or [], tombstone=tombstone) if keyed else None,
         )
         columns = {name: str(found.schema.arrow.field(name).type) for name in found.schema.names}
         _done(
@@ -47,6 +65,20 @@ def evolve(
             f"{collection} has version {version} of its schema: {', '.join(f'{n}: {t}' for n, t in columns.items())}",
         )
     return OK
+
+
+def _defaults(given: list[str], added: dict[str, Any]) -> dict[str, Any]:
+    import pyarrow as pa
+
+    found: dict[str, Any] = {}
+    for name, text in (_pair(each, "--default NAME=VALUE") for each in given):
+        if name not in added:
+            raise persist.InvalidUsage(f"--default {name}={text}: it is of a column that --add adds")
+        try:
+            found[name] = pa.array([text]).cast(added[name])[0].as_py()
+        except pa.ArrowException as error:
+            raise persist.InvalidUsage(f"--default {name}={text} is no {added[name]}: {error}") from error
+    return found
 
 
 @command
@@ -142,10 +174,10 @@ def serve(
     return OK
 
 
-def _pair(text: str) -> tuple[str, str]:
+def _pair(text: str, shape: str = "--rename OLD=NEW") -> tuple[str, str]:
     old, equals, new = text.partition("=")
     if not (old and equals and new):
-        raise persist.InvalidUsage(f"--rename {text!r} is not of the form OLD=NEW")
+        raise persist.InvalidUsage(f"{text!r} is not of the form {shape}")
     return old, new
 
 

@@ -27,6 +27,9 @@ Output = Annotated[str | None, typer.Option("--output", "-o", metavar="FILE", he
 Limit = Annotated[int | None, typer.Option("--limit", "-n", min=0, help="At most so many rows.")]
 
 
+Version = Annotated[
+    int | None, typer.Option("--schema", min=1, help="Read with this version of the schema, not the newest.")
+]
 Wait = Annotated[float, typer.Option(min=0, metavar="SECONDS", help="How long to wait for the time to be sealed.")]
 
 
@@ -41,6 +44,7 @@ def read(
     limit: Limit = None,
     format: Format = None,
     output: Output = None,
+    schema: Version = None,
     wait: Wait = 0.0,
 ) -> int:
     """Read the contents of a collection as of a time."""
@@ -49,9 +53,9 @@ def read(
     wanted = format_of(format, output, at.as_json)
     with at.reading() as client:
         found = client.load(collection)
-        chosen = narrowed(found, columns, where)
+        chosen = narrowed(found, columns, where, schema)
         time = None if as_of is None else time_of(as_of)
-        with found.snapshot(time, form=form, timeout_s=wait, **chosen) as snapshot:  # type: ignore[arg-type]
+        with found.snapshot(time, form=form, schema=schema, timeout_s=wait, **chosen) as snapshot:  # type: ignore[arg-type]
             write_rows(snapshot.schema, snapshot.to_batches(), wanted, output, limit)
     return OK
 
@@ -69,6 +73,7 @@ def changes(
     limit: Limit = None,
     format: Format = None,
     output: Output = None,
+    schema: Version = None,
     wait: Wait = 0.0,
 ) -> int:
     """Read the updates with FROM <= time < UNTIL, in the order of their times."""
@@ -77,9 +82,9 @@ def changes(
     wanted = format_of(format, output, at.as_json)
     with at.reading() as client:
         found = client.load(collection)
-        chosen = narrowed(found, columns, where)
+        chosen = narrowed(found, columns, where, schema)
         end = None if upper is None else time_of(upper)
-        with found.changes(time_of(lower), end, timeout_s=wait, **chosen) as updates:
+        with found.changes(time_of(lower), end, schema=schema, timeout_s=wait, **chosen) as updates:
             write_rows(updates.schema, updates.to_batches(), wanted, output, limit, in_order=True)
     return OK
 
@@ -162,9 +167,14 @@ def sql(
     return OK
 
 
-def narrowed(found: "persist.Collection", columns: str | None, where: str | None) -> dict[str, Any]:
+def narrowed(
+    found: "persist.Collection", columns: str | None, where: str | None, version: int | None = None
+) -> dict[str, Any]:
     """Return what narrows a read, as the arguments of the library."""
     from persist.read.where import parse_where
 
     names = None if columns is None else [name.strip() for name in columns.split(",")]
-    return {"columns": names, "filter": None if where is None else parse_where(where, found.schema)}
+    return {
+        "columns": names,
+        "filter": None if where is None else parse_where(where, found.handle.reading_schema(version)),
+    }

@@ -44,6 +44,7 @@ class PersistDataSource(DataSource):
     def __init__(self, options: Mapping[str, str]) -> None:
         super().__init__(dict(options))
         self._latest: int | None = None
+        self._version: int | None = None
 
     @classmethod
     def name(cls) -> str:
@@ -52,7 +53,8 @@ class PersistDataSource(DataSource):
     def schema(self) -> StructType:
         """Return the collection's columns, as Spark types; `_time` and `_diff` where the form has them.
 
-        The latest time is chosen here, once, so that all plans of one DataFrame read the same contents.
+        The latest time and the version of the schema are chosen here, once, so that all plans of one DataFrame read the
+        same, whatever becomes of the collection meanwhile.
         """
         with surfaced_errors():
             # Spark does not say whether it is going to read a batch or a stream; the reader's own check is stricter.
@@ -63,7 +65,9 @@ class PersistDataSource(DataSource):
                 collection = client.load(options.collection)
                 if isinstance(options, ReadOptions):
                     self._latest = _chosen(collection, options)
-                schema = collection.schema
+                asked = options.schema if isinstance(options, ReadOptions) else None
+                schema = collection.handle.reading_schema(asked)
+                self._version = schema.version
                 names = schema.names if options.columns is None else schema.distinct("columns", options.columns)
                 fields = {field.name: field for field in (*schema.arrow, *schema.declared)}
                 moments = collection.handle.moments(options.times)
@@ -78,7 +82,7 @@ class PersistDataSource(DataSource):
         caller = sys._getframe(1).f_globals.get("__spec__")
         kind = PushingReader if getattr(caller, "name", None) == _PUSHING_WORKER else PersistReader
         with surfaced_errors():
-            return kind(ReadOptions.of(self.options).with_latest(self._latest), schema)
+            return kind(ReadOptions.of(self.options).with_latest(self._latest, self._version), schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         # Admission control came with PySpark 4.2; older ones can do everything else.

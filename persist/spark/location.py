@@ -95,6 +95,7 @@ class SparkLocation:
         as_of: Any = None,
         columns: Sequence[str] | None = None,
         form: Form = "rows",
+        schema: int | None = None,
         native: bool | None = None,
         timeout_s: float = READ_TIMEOUT_S,
     ) -> DataFrame:
@@ -104,14 +105,15 @@ class SparkLocation:
             as_of: as in `Collection.snapshot`; None or "latest" is the last time that is (or, pinned, was) sealed.
             columns: those wanted; None for all. Only in what touched keys hold does it matter for speed.
             form: "rows", or "diff" for each record once with its multiplicity `_diff`.
+            schema: the version of the schema to read with; None is the newest.
             native: True to insist on Spark's own Parquet scan, False on the data source; None for what is faster.
 
         Raises:
             what `Collection.snapshot` raises; InvalidUsage: native=True is not possible.
         """
-        return self.plan(collection, as_of=as_of, columns=columns, form=form, native=native, timeout_s=timeout_s).frame(
-            self.spark
-        )
+        return self.plan(
+            collection, as_of=as_of, columns=columns, form=form, schema=schema, native=native, timeout_s=timeout_s
+        ).frame(self.spark)
 
     def plan(
         self,
@@ -120,6 +122,7 @@ class SparkLocation:
         as_of: Any = None,
         columns: Sequence[str] | None = None,
         form: Form = "rows",
+        schema: int | None = None,
         native: bool | None = None,
         timeout_s: float = READ_TIMEOUT_S,
     ) -> PlannedSnapshot:
@@ -128,7 +131,7 @@ class SparkLocation:
         as_of = None if as_of == "latest" else as_of
         if then is not None:  # What can be read there can be read anywhere later, for it does not change.
             as_of = then.snapshot(as_of, timeout_s=0).as_of
-        snapshot = rows.snapshot(as_of, columns=columns, form=form, timeout_s=timeout_s)
+        snapshot = rows.snapshot(as_of, columns=columns, form=form, schema=schema, timeout_s=timeout_s)
         self._reading.append(snapshot)
         return plan(self.spark, snapshot, self._address(collection), native)
 
@@ -140,12 +143,13 @@ class SparkLocation:
         *,
         columns: Sequence[str] | None = None,
         times: Times = "int",
+        schema: int | None = None,
         native: bool | None = None,
         timeout_s: float = READ_TIMEOUT_S,
     ) -> DataFrame:
         """Return the updates with `lower <= time < until`; arguments and errors as of `Collection.changes`."""
         planned = self.plan_changes(
-            collection, lower, until, columns=columns, times=times, native=native, timeout_s=timeout_s
+            collection, lower, until, columns=columns, times=times, schema=schema, native=native, timeout_s=timeout_s
         )
         return planned.frame(self.spark)
 
@@ -157,6 +161,7 @@ class SparkLocation:
         *,
         columns: Sequence[str] | None = None,
         times: Times = "int",
+        schema: int | None = None,
         native: bool | None = None,
         timeout_s: float = READ_TIMEOUT_S,
     ) -> PlannedChanges:
@@ -164,7 +169,7 @@ class SparkLocation:
         rows, then = self._load(collection)
         if then is not None:
             then.changes(lower, until, timeout_s=0)
-        changes = rows.changes(lower, until, columns=columns, times=times, timeout_s=timeout_s)
+        changes = rows.changes(lower, until, columns=columns, schema=schema, times=times, timeout_s=timeout_s)
         self._reading.append(changes)
         return plan_changes(self.spark, changes, self._address(collection), native)
 
@@ -225,6 +230,7 @@ def snapshot(
     as_of: Any = None,
     columns: Sequence[str] | None = None,
     form: Form = "rows",
+    schema: int | None = None,
     native: bool | None = None,
     storage_options: Mapping[str, Any] | None = None,
     timeout_s: float = READ_TIMEOUT_S,
@@ -235,7 +241,9 @@ def snapshot(
     to live longer, open a `location`.
     """
     with _reading(spark, path, storage_options) as here:
-        return here.snapshot(collection, as_of=as_of, columns=columns, form=form, native=native, timeout_s=timeout_s)
+        return here.snapshot(
+            collection, as_of=as_of, columns=columns, form=form, schema=schema, native=native, timeout_s=timeout_s
+        )
 
 
 def explain(
@@ -246,13 +254,18 @@ def explain(
     as_of: Any = None,
     columns: Sequence[str] | None = None,
     form: Form = "rows",
+    schema: int | None = None,
     native: bool | None = None,
     storage_options: Mapping[str, Any] | None = None,
     timeout_s: float = READ_TIMEOUT_S,
 ) -> str:
     """Return, as text, what `snapshot` would read, by which way, and why."""
     with _reading(spark, path, storage_options) as here:
-        return str(here.plan(collection, as_of=as_of, columns=columns, form=form, native=native, timeout_s=timeout_s))
+        return str(
+            here.plan(
+                collection, as_of=as_of, columns=columns, form=form, schema=schema, native=native, timeout_s=timeout_s
+            )
+        )
 
 
 def changes(
@@ -264,13 +277,16 @@ def changes(
     *,
     columns: Sequence[str] | None = None,
     times: Times = "int",
+    schema: int | None = None,
     native: bool | None = None,
     storage_options: Mapping[str, Any] | None = None,
     timeout_s: float = READ_TIMEOUT_S,
 ) -> DataFrame:
     """Return the updates with `lower <= time < until`; see `SparkLocation.changes`, and `snapshot` for leases."""
     with _reading(spark, path, storage_options) as here:
-        return here.changes(collection, lower, until, columns=columns, times=times, native=native, timeout_s=timeout_s)
+        return here.changes(
+            collection, lower, until, columns=columns, times=times, schema=schema, native=native, timeout_s=timeout_s
+        )
 
 
 @contextmanager

@@ -125,6 +125,23 @@ def test_a_schema_changes_for_all_times(place: str, capsys: Printed) -> None:
     assert told(capsys) == {"id": 1, "euros": 2.0, "note": None}
     for arguments in ([], ["--rename", "euros"], ["--add", "x"], ["--add", "x:itn"], ["--drop", "nothing"]):
         assert main(["evolve", place, "orders", *arguments]) == 2
+    assert main(["read", place, "orders", "--as-of", "1", "--where", "id = 1", "--schema", "1", "--json"]) == 0
+    assert told(capsys)["amount"] == 2.0
+    assert main(["changes", place, "orders", "1", "2", "--schema", "1", "--columns", "status", "--json"]) == 0
+    capsys.readouterr()
+    assert main(["read", place, "orders", "--schema", "3"]) == 2
+
+
+def test_a_column_gets_a_default_and_a_collection_becomes_keyed(place: str, capsys: Printed) -> None:
+    evolve = ["evolve", place, "orders"]
+    for wrong in (["--default", "n=1"], ["--add", "n:int8", "--default", "n=many"], ["--order-by", "n"]):
+        assert main([*evolve, *wrong]) == 2
+    capsys.readouterr()
+    assert main([*evolve, "--add", "n:int8", "--default", "n=7", "--keyed", "--order-by", "n", "--json"]) == 0
+    assert told(capsys)["version"] == 2
+    assert main(["read", place, "orders", "--where", "id = 1", "--json"]) == 0
+    assert told(capsys)["n"] == 7
+    assert main([*evolve, "--keyed"]) == 2
 
 
 def test_one_time_goes_out_as_parquet_and_comes_back(place: str, tmp_path: Path, capsys: Printed) -> None:

@@ -20,6 +20,7 @@ READ = {
     "times": 'for changes: "int" (default), or "timestamp" for _time as timestamps of the collection\'s timeline',
     "columns": "names of the columns wanted, separated by commas, or a JSON list",
     "seqno": 'the point of the log at which "latest" is taken, so that reads of several collections belong together',
+    "schema": "version of the schema to read with; else the newest when the DataFrame is made",
     "slices": "number of tasks to read with, at most",
     "wait": "seconds to wait for the time to be sealed",
 }
@@ -38,6 +39,7 @@ class ReadOptions:
     times: Times = "int"
     columns: tuple[str, ...] | None = None
     seqno: int | None = None
+    schema: int | None = None
     slices: int | None = None
     wait_s: float = READ_TIMEOUT_S
     storage: dict[str, str] = field(default_factory=dict)
@@ -69,11 +71,13 @@ class ReadOptions:
             times=checked_times(options.get("times")),
             columns=names(options.get("columns")),
             seqno=number("seqno", options["seqno"], int, 0, TIME_MAX) if "seqno" in options else None,
+            schema=number("schema", options["schema"], int, 1, 2**31) if "schema" in options else None,
             slices=number("slices", options["slices"], int, 1, 100_000) if "slices" in options else None,
             wait_s=number("wait", options.get("wait", str(READ_TIMEOUT_S)), float, 0, 1e9),
             storage=storage,
         )
 
-    def with_latest(self, as_of: int | None) -> "ReadOptions":
-        """Return these options with as_of in place of "latest"."""
-        return replace(self, as_of=as_of) if self.as_of is None else self
+    def with_latest(self, as_of: int | None, schema: int | None = None) -> "ReadOptions":
+        """Return these options with as_of in place of "latest", and a version where none is given."""
+        known = schema if self.schema is None else self.schema
+        return replace(self, as_of=as_of if self.as_of is None else self.as_of, schema=known)

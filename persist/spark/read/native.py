@@ -162,6 +162,7 @@ def _by_source(spark: SparkSession, planned: PlannedSnapshot) -> DataFrame:
     scan, address = planned.snapshot.scan, planned.address
     options: dict[str, Any] = {f"storage.{name}": value for name, value in address.storage.items()}
     options |= {"collection": address.collection, "as_of": scan.as_of, "form": planned.snapshot.form}
+    options["schema"] = scan.schema.version
     if scan.columns != scan.schema.names:
         options["columns"] = json.dumps(list(scan.columns))
     return source_reader(spark).options(**options).load(address.url)

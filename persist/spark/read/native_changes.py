@@ -129,6 +129,7 @@ def _by_source(spark: SparkSession, changes: Changes, address: CollectionAddress
     scan = changes.scan
     options: dict[str, Any] = {f"storage.{name}": value for name, value in address.storage.items()}
     options |= {"collection": address.collection, "form": "changes", "from": scan.time_lower, "until": scan.time_upper}
+    options["schema"] = scan.schema.version
     if changes.moments is not None:
         options["times"] = "timestamp"
     if scan.columns != scan.schema.names:

@@ -92,8 +92,12 @@ def planned(collection: Collection, options: ReadOptions, names: tuple[str, ...]
     if names is not None:
         wanted = tuple(name for name in names if name not in ("_time", "_diff"))
     if options.form == "changes":
-        return collection.changes(options.lower, options.until, columns=wanted, timeout_s=options.wait_s)
-    return collection.snapshot(options.as_of, columns=wanted, form=options.form, timeout_s=options.wait_s)
+        return collection.changes(
+            options.lower, options.until, columns=wanted, schema=options.schema, timeout_s=options.wait_s
+        )
+    return collection.snapshot(
+        options.as_of, columns=wanted, schema=options.schema, form=options.form, timeout_s=options.wait_s
+    )
 
 
 def _at_seqno(options: ReadOptions, collection: Collection) -> ReadOptions:

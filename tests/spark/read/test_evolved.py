@@ -6,6 +6,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 import persist
@@ -73,6 +74,37 @@ def test_changes_of_an_evolved_collection_are_those_of_python(
     with persist.open(location, mode="read") as client:
         expected = client["rows"].changes(0, 5).to_arrow()
     assert bag(persist.spark.changes(spark, location, "rows", 0, 5, native=native)) == bag(expected)
+
+
+@pytest.mark.parametrize("native", [True, False])
+def test_a_read_names_time_and_version_in_spark_too(spark: SparkSession, location: str, native: bool) -> None:
+    with persist.open(location, mode="read") as client:
+        expected = client["rows"].snapshot(2, schema=2).to_arrow()
+        changes = client["rows"].changes(1, 3, schema=1).to_arrow()
+    found = persist.spark.snapshot(spark, location, "rows", as_of=2, schema=2, native=native)
+    assert found.columns == expected.column_names == ["key", "b", "a", "told"]
+    assert bag(found) == bag(expected)
+    assert bag(persist.spark.changes(spark, location, "rows", 1, 3, schema=1, native=native)) == bag(changes)
+    reader = spark.read.format("persist").option("collection", "rows").option("as_of", 2)
+    assert bag(reader.option("schema", 2).load(location)) == bag(expected)
+    with pytest.raises(PySparkException, match="schema=9 is no version"):
+        reader.option("schema", 9).load(location)
+    with pytest.raises(persist.SchemaMismatch, match="'told' of schema version 3 is gone"):
+        persist.spark.snapshot(spark, location, "rows", schema=3, native=native).collect()
+
+
+def test_a_data_frame_keeps_the_schema_that_it_was_made_with(spark: SparkSession, tmp_path: Path) -> None:
+    path = str(tmp_path)
+    spark.dataSource.register(PersistDataSource)
+    with persist.open(path, settings=QUIET) as client:
+        rows = client.create_or_load("rows", key={"k": pa.int64()}, value={"a": pa.int64(), "b": pa.int64()})
+        rows.write([((1, (10, 20)), 0, 1)], seal=1).result()
+        found = spark.read.format("persist").option("collection", "rows").load(path)
+        rows.evolve(rename={"a": "b", "b": "a"})
+        assert [tuple(row) for row in found.collect()] == [(1, 10, 20)]
+        rows.evolve(drop=["a"])
+        rows.evolve(add={"a": pa.int64()})
+        assert [tuple(row) for row in found.collect()] == [(1, 10, 20)]  # Not the NULL of the other one.
 
 
 def test_sql_functions_know_of_schemas(spark: SparkSession, location: str) -> None:
