@@ -76,7 +76,7 @@ def test_plain_rows_that_do_not_fit_are_told_how_they_would(orders: persist.Coll
         persist.SchemaMismatch, match=r"time='sold_on' is no column of the rows, did you mean 'sold_at'"
     ):
         orders.write(rows, time="sold_on")
-    with pytest.raises(persist.SchemaMismatch, match="the rows have a column '_time', and time= is given, too"):
+    with pytest.raises(persist.SchemaMismatch, match="a column '_time', and time=5 is given for all of them"):
         orders.write(rows.rename_columns(["k", "v", "_time"]), time=5)
     with pytest.raises(persist.SchemaMismatch, match="names a column, and these rows are no table"):
         orders.write([(1, "a")], time="at")
@@ -126,6 +126,13 @@ def test_overwriting_with_the_same_changes_nothing_but_upper(sealed: persist.Col
     assert changed(sealed, 5) == []
     sealed.overwrite([], time=6).result()
     assert rows_of(sealed) == []
+
+
+def test_an_overwrite_of_rows_with_diffs_is_not_advised_to_leave_out_what_it_has_not(
+    orders: persist.Collection,
+) -> None:
+    with pytest.raises(persist.SchemaMismatch, match=r"'_diff', and diff=1 is given for all of them, too: drop the"):
+        orders.overwrite(pa.table({"k": [1], "v": ["a"], "_diff": [5]}), time=5)
 
 
 def test_overwriting_an_empty_collection_inserts_all(orders: persist.Collection) -> None:

@@ -63,9 +63,10 @@ def stamped(data: Any, schema: CollectionSchema, stamp: Stamp) -> Any:
 def _stamped_table(table: pa.Table, stamp: Stamp, schema: CollectionSchema) -> pa.Table:
     for name, given in ((TIME, True), (DIFF, stamp.diff is not None)):
         if given and name in table.column_names:
+            value = getattr(stamp, name[1:])
             raise SchemaMismatch(
-                f"the rows have a column {name!r}, and {name[1:]}= is given, too: drop the column or leave "
-                f"{name[1:]}= out"
+                f"the rows have a column {name!r}, and {name[1:]}={value!r} is given for all of them, too: drop the "
+                "column; to add updates with times and diffs of their own, use write without time="
             )
     if DIFF not in table.column_names:
         table = table.append_column(DIFF, _all(table, 1 if stamp.diff is None else stamp.diff))
