@@ -114,9 +114,16 @@ class PartRows:
         rows = keys.find(wanted)
         if not len(rows):
             return
+        pieces = values(rows + start) if self._columns else []
+        if len(pieces) == 1 and len(pieces[0][1]) == len(keys) and pieces[0][0] == start:
+            # Mostly both are one block, and one call for all columns takes half as long as two.
+            columns = [*keys.batch.columns, *_batch(pieces[0][1]).columns]
+            fields = [*keys.batch.schema, *_batch(pieces[0][1]).schema]
+            whole = pa.RecordBatch.from_arrays(columns, schema=pa.schema(fields))
+            yield pa.Table.from_batches([whole.take(int64_array(rows))])
+            return
         taken = [keys.batch.take(int64_array(rows))]
-        if self._columns:
-            pieces = values(rows + start)
+        if pieces:
             ends = [*(first - start for first, _ in pieces[1:]), len(keys)]
             cuts = [0, *rows.searchsorted(ends).tolist()]
             parts = [
