@@ -1,4 +1,8 @@
-"""Bytes under keys, with put-if-absent: what storage must do, and the stores that do it."""
+"""Bytes under keys, with put-if-absent: what storage must do, and the stores that do it.
+
+Promises: `create` has exactly one winner, and a reader sees all of a value or none. An error says whether nothing
+happened or nobody knows; only the log resolves the second.
+"""
 
 from persist.blob.clock import Clock, SystemClock
 from persist.blob.deletion import NotDeleted, delete_all

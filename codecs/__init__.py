@@ -1,4 +1,8 @@
-"""Typed values and Parquet batches to bytes and back: columns, never time or the log."""
+"""Typed values and Parquet batches to bytes and back: columns, never time or the log.
+
+Promises: what is encoded decodes to equal values, and equal values to equal bytes of the descriptor. Bytes are believed
+only after their checksum agrees, and cost no more memory than their descriptor says.
+"""
 
 from persist.codecs.errors import CodecMismatch, DiffOverflow, InvalidUpdate, SchemaMismatch
 from persist.codecs.order.consolidation import consolidate, exact_sum

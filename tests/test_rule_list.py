@@ -7,6 +7,12 @@ ROOT = Path(__file__).parent.parent
 HEADING = re.compile(r"^## Rule (\d+): ", re.MULTILINE)
 CITATION = re.compile(r"\brules? (\d+)((?:,? (?:and|to|or) \d+|, \d+)*)", re.IGNORECASE)
 NAMED_TEST = re.compile(r"\bdef test_rule_(\d+)_")
+# Spans, keys of metadata, and what Python adds, which look like modules.
+NOT_MODULES = {
+    *(f"persist.{span}" for span in ("action", "check", "collect", "commit", "refresh")),
+    *(f"persist.{key}" for key in ("as_of", "collections", "groups", "seqno")),
+    "persist.__version__",
+}
 DOCUMENTS = re.compile(r"\b(?:DESIGN|FINDINGS|STYLE|DEVELOPERS)\b")
 
 
@@ -53,8 +59,34 @@ def test_nothing_cites_a_document_outside_the_repository() -> None:
     assert not citing
 
 
-def test_files_that_the_design_names_exist() -> None:
-    text = (ROOT / "docs" / "design.md").read_text(encoding="utf-8")
-    named = set(re.findall(r"`([a-z_]+/[a-z_/]+\.py)`", text))
-    assert named
-    assert not {name for name in named if not any((ROOT / top / name).exists() for top in ("", "persist"))}
+def is_there(dotted: str) -> bool:
+    """Whether a dotted name is a module of ours, or stands in the module that it begins with."""
+    parts = dotted.split(".")[1:]
+    base = ROOT if parts[0] in ("blob", "codecs") else ROOT / "persist"
+    for end in range(len(parts), -1, -1):
+        path = base.joinpath(*parts[:end])
+        files = [path / "public.py"] if end == 0 else [path.with_suffix(".py"), path / "__init__.py"]
+        text = "".join(file.read_text(encoding="utf-8") for file in files if file.exists())
+        if text:
+            return end == len(parts) or re.search(rf"\b{parts[end]}\b", text) is not None
+    return False
+
+
+def test_modules_that_are_named_exist() -> None:
+    missing = {
+        f"{path.relative_to(ROOT)}: {dotted}"
+        for path in sources(".py", ".md")
+        for dotted in re.findall(r"`(persist(?:\.[A-Za-z_0-9]+)+)", path.read_text(encoding="utf-8"))
+        if dotted not in NOT_MODULES and not is_there(dotted)
+    }
+    assert not missing
+
+
+def test_files_that_are_named_exist() -> None:
+    missing = {
+        f"{path.relative_to(ROOT)}: {name}"
+        for path in sources(".py", ".md")
+        for name in re.findall(r"`([a-z_]+/[a-z_/]+\.py)`", path.read_text(encoding="utf-8"))
+        if not any((ROOT / top / name).exists() for top in ("", "persist"))
+    }
+    assert not missing

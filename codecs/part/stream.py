@@ -4,7 +4,7 @@
 
     the rows of less than one row group, and what was added last
     + the encoded bytes of the part in progress
-    + the key columns of that part's rows (see `part.Summary`)
+    + the key columns of that part's rows (see `describing.Summary`)
 
 but never a decoded part, however large. A part comes out only if readers accept it (see `acceptance`). What is written
 depends on the rows alone, not on how they were cut into tables (but for rows so large that `row_group_bytes_max`
@@ -79,7 +79,7 @@ def encode_parts(
 
     Raises:
         DiffOverflow: the diffs of one update sum to outside int64.
-        InvalidUpdate: a value that Parquet cannot hold (see `part_file.FileWriter`).
+        InvalidUpdate: a value that Parquet cannot hold (see `file_writer.FileWriter`).
     """
     return encode_with_rows(
         table,

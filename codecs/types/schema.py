@@ -1,8 +1,8 @@
 """A collection's schema: the Arrow fields of its key and of its value, and the codecs that made them.
 
 Invariants:
-- every field has a plain supported type (see `types`) and carries no metadata; it is nullable unless it was given as
-  not null, and what is inside of it always is;
+- every field has a plain supported type (see `arrow_types`) and carries no metadata; it is nullable unless it was given
+  as not null, and what is inside of it always is;
 - names are unique over key and value, and none of them is `_time` or `_diff`;
 - a codec side is one field, named "key" or "value", of the codec's Arrow type; a unit side has no field;
 - two schemas are equal exactly when their written forms are: codec objects are not compared, names and

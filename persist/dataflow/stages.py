@@ -244,6 +244,19 @@ def stage_reads(stage: Stage) -> set[str] | None:
     return None
 
 
+class _Itself:
+    """Equal to what stands for the same object, which it keeps: so that no other one can come to be at its address."""
+
+    def __init__(self, each: object) -> None:
+        self._each = each
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Itself) and self._each is other._each
+
+    def __hash__(self) -> int:
+        return id(self._each)
+
+
 def ident(stage: Stage) -> Hashable:
     """Return what is equal for two stages that do the same, as far as can be told: functions are told apart."""
     match stage:
@@ -257,7 +270,7 @@ def ident(stage: Stage) -> Hashable:
             return "explode", expression_ident(by)
         case Delay(to, dimension):
             return "delay", expression_ident(to), dimension
-    return id(stage)
+    return _Itself(stage)
 
 
 def expression_ident(expression: Expression) -> Hashable:
@@ -269,7 +282,7 @@ def expression_ident(expression: Expression) -> Hashable:
             return "lit", str(value.type), repr(value.as_py())
         case Call(function, arguments, options):
             return function, tuple(map(expression_ident, arguments)), repr(options)
-    return id(expression)
+    return _Itself(expression)
 
 
 def _integer(what: str, expression: Expression, given: pa.Schema, operator: str) -> None:

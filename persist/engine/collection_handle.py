@@ -254,7 +254,7 @@ class CollectionHandle:
             check_parts(self.id, parts)
         except ValueError as error:
             raise InvalidUsage(f"these parts cannot be committed: {error}. Upload them with PartWriter.") from error
-        self.check_plain("commit_parts")
+        self.check_plain("add_parts")
         if not parts:
             return []
         uploaded: Future[tuple[Part, ...]] = Future()

@@ -9,6 +9,8 @@
 
 Errors that speak of storage or of columns are defined in the layer that raises them and re-exported here.
 All of them survive pickling, because they cross process boundaries in Spark.
+
+Promises: a message says what was wrong, what is allowed and what to do.
 """
 
 from persist.blob import (

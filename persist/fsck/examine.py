@@ -45,6 +45,7 @@ from persist.log.keys import (
     PARTS,
     STATES,
     checkpoint_seqno,
+    collection_of,
     record_key,
     record_seqno,
     uploaded_seqno,
@@ -283,7 +284,7 @@ class _Examination:
             if kind is not None and _UNNAMED.fullmatch(key):
                 if key in replaced:
                     yield self._found(blob, kind, "client.gc() deletes it: compaction has replaced it")
-                elif kind != "directory" and key.split("/")[1] in destroyed:
+                elif kind != "directory" and collection_of(key) in destroyed:
                     yield self._found(blob, kind, "client.gc() deletes it: its collection was destroyed")
                 else:
                     yield self._found(blob, kind, "repair, or client.gc(), deletes it when it is old enough")
@@ -306,7 +307,7 @@ class _Examination:
             return True
         if found.kind in ("foreign", "lost") or found.age_s < self._settings.orphan_grace_s:
             return False
-        seqno, collection = uploaded_seqno(found.blob), found.blob.split("/")[1]
+        seqno, collection = uploaded_seqno(found.blob), collection_of(found.blob)
         if found.kind == "part":
             waits = any(
                 d.collection == collection and (d.is_destroyed or found.blob in d.blobs) for d in state.control.dropped

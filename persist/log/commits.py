@@ -5,7 +5,7 @@
 `create` of the next key is the only coordination there is: who creates it, commits. A record is never changed and
 never replaced. The answer of a `create` may be lost, or be a strange one; every record therefore carries a commit id
 of its own, and whoever got no clear answer reads the slot. If it is taken, the id says by whom; if it is free, the
-same bytes are offered again (Icechunk, design document 017, has the same rule).
+same bytes are offered again.
 """
 
 import msgspec

@@ -89,6 +89,11 @@ def uploaded_seqno(key: str) -> int | None:
     return None if found is None else int(found["seqno"])
 
 
+def collection_of(key: str) -> str:
+    """Return the collection that a part, a part list or a state object belongs to."""
+    return key.split("/")[1]
+
+
 def record_key(seqno: int) -> str:
     """Return the key of the record at seqno."""
     return f"{LOG}{seqno:020d}"

@@ -4,8 +4,6 @@ Whoever resolves for good, and whoever reads what is not resolved yet, works it 
 key space is cut so that each slice is resolved within the budget; the keys of an event are in one slice.
 """
 
-import threading
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
@@ -13,6 +11,7 @@ import msgspec
 import pyarrow as pa
 
 from persist.antichain import Antichain
+from persist.blob.lru import ByteBoundedLru
 from persist.codecs import TIME_MAX, CollectionSchema, Part, encode_parts
 from persist.codecs.order.search import SortedKeys
 from persist.errors import SchemaMismatch
@@ -103,29 +102,17 @@ class Folds:
     """
 
     def __init__(self, bytes_max: int) -> None:
-        self._lock = threading.Lock()
-        self._bytes_max = bytes_max
-        self._bytes = 0
-        self._kept: OrderedDict[_Unresolved, tuple[Part, ...]] = OrderedDict()
+        self._kept = ByteBoundedLru[_Unresolved, tuple[Part, ...]](
+            bytes_max, lambda parts: sum(len(part.inline) for part in parts)
+        )
 
     def get(self, contents: CollectionState) -> tuple[Part, ...] | None:
         """Return what was folded of contents; () where nothing has to be, None if that is not known."""
-        if not due(contents, contents.upper_times):
-            return ()
-        with self._lock:
-            found = self._kept.get(_unresolved(contents))
-            if found is not None:
-                self._kept.move_to_end(_unresolved(contents))
-            return found
+        return self._kept.get(_unresolved(contents)) if due(contents, contents.upper_times) else ()
 
     def put(self, contents: CollectionState, parts: Sequence[Part]) -> None:
         """Keep what was folded of contents, and forget what has not been asked for longest."""
-        with self._lock:
-            self._bytes += sum(len(part.inline) for part in parts)
-            self._kept[_unresolved(contents)] = tuple(parts)
-            while self._bytes > self._bytes_max and self._kept:
-                _, gone = self._kept.popitem(last=False)
-                self._bytes -= sum(len(part.inline) for part in gone)
+        self._kept.put(_unresolved(contents), tuple(parts))
 
 
 _Unresolved = tuple[str, int, Antichain, Antichain, tuple[int, ...]]

@@ -102,7 +102,7 @@ class _Parser:
     def _factor(self) -> pc.Expression:
         self._depth += 1
         if self._depth > DEPTH_MAX:
-            raise InvalidUsage(f"--where {self._text!r:.200} nests deeper than {DEPTH_MAX} levels")
+            raise InvalidUsage(f"the condition {self._text!r:.200} nests deeper than {DEPTH_MAX} levels")
         try:
             if self._took("not"):
                 return ~self._factor()
@@ -167,7 +167,9 @@ class _Parser:
     def _literal(self, of: _Operand) -> pa.Scalar:
         operand = self._operand()
         if operand.column is not None:
-            raise InvalidUsage(f"--where {self._text!r:.200} has the column {operand.column!r} where a value belongs")
+            raise InvalidUsage(
+                f"the condition {self._text!r:.200} has the column {operand.column!r} where a value belongs"
+            )
         return self._value(operand, of.type)
 
     def _value(self, operand: _Operand, wanted: pa.DataType | None) -> pa.Scalar:
@@ -176,8 +178,8 @@ class _Parser:
             return _as_type(value, wanted)
         except (pa.ArrowException, ValueError, OverflowError, TypeError):
             raise InvalidUsage(
-                f"--where {self._text!r:.200} compares {value!r:.80} with a column of type {wanted}, of which it is no "
-                "value. Text is in single quotes, moments are as '2026-11-21T12:00:00Z'"
+                f"the condition {self._text!r:.200} compares {value!r:.80} with a column of type {wanted}, of which "
+                "it is no value. Text is in single quotes, moments are as '2026-11-21T12:00:00Z'"
             ) from None
 
     def _operand(self) -> _Operand:
@@ -197,7 +199,7 @@ class _Parser:
             if token.text not in self._types:
                 hint = did_you_mean(token.text, self._types) or ","
                 raise InvalidUsage(
-                    f"--where {self._text!r:.200}: {token.text!r} is no column of this collection{hint} it has "
+                    f"the condition {self._text!r:.200}: {token.text!r} is no column of this collection{hint} it has "
                     f"{[*self._types]}. Text is in single quotes"
                 )
             return _Operand(token.text, type=self._types[token.text])
@@ -223,8 +225,8 @@ class _Parser:
     def _unexpected(self, wanted: str) -> InvalidUsage:
         found = repr(self._token.text) if self._token.kind != "end" else "the end"
         return InvalidUsage(
-            f"--where {self._text!r:.200} is no condition: at character {self._token.at + 1} there is {found}, and "
-            f"wanted is {wanted}. Write for example \"status = 'paid' and amount > 5\""
+            f"the condition {self._text!r:.200} is no condition: at character {self._token.at + 1} there is {found}, "
+            f"and wanted is {wanted}. Write for example \"status = 'paid' and amount > 5\""
         )
 
 
@@ -235,7 +237,8 @@ def _tokens(text: str) -> Iterator[_Token]:
         if match is None:
             rest = text[at:].lstrip()
             raise InvalidUsage(
-                f"--where {text!r:.200} is no condition: nothing begins like {rest[:20]!r}. Text is in single quotes"
+                f"the condition {text!r:.200} is no condition: nothing begins like {rest[:20]!r}. Text is in single "
+                "quotes"
             )
         kind = match.lastgroup or ""
         found, at_token = match.group(kind), match.start(kind)

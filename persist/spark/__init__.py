@@ -14,7 +14,8 @@ install, away from the checkout), call `register(spark)` once for a session.
 | `upsert` | events by key, looked up on the driver or in tasks |
 | `compact` | maintenance by the tasks of a cluster |
 
-Options are in `read_options`, `write_options`, `stream_options` and `stream_write_options`.
+Promises: what is read and written is exactly what Python reads and writes, and a location that both use needs nothing
+besides the store. Options of the data source are read by the modules of `persist.spark.options`.
 """
 
 from persist.spark.compact.compact import compact

@@ -53,11 +53,16 @@ from persist.log.records import (
 )
 from persist.names import check_hold_name, check_tag_name, is_id
 from persist.state.about import check_note, described
-from persist.state.contents import CollectionState, Held, Remembered, appended, replaced
-from persist.state.keyed_rules import (
-    PlannedPend,
+from persist.state.contents import (
+    CollectionState,
+    Held,
+    appended,
     check_beyond_upper,
     check_plain,
+    replaced,
+)
+from persist.state.keyed_rules import (
+    PlannedPend,
     created,
     pended,
     planned,
@@ -68,10 +73,10 @@ from persist.state.keyed_rules import (
 )
 from persist.state.queries import with_batch
 from persist.state.schemas import check_written, evolved
+from persist.state.tokens import with_tokens
 from persist.state.unsealed import unsealed
 
 TAGS_MAX = 1024
-TOKENS_KEPT = 4096  # Of writes whose times are sealed, so that doing them twice is refused anyway.
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +170,7 @@ def _after(contents: CollectionState, step: CollectionStep) -> CollectionState:
             raise ValueError("it brings parts of a schema version that there is not yet")
         return after
     if isinstance(step, Tokens):
-        return change(contents, tokens=_with_tokens(contents, step))
+        return change(contents, tokens=with_tokens(contents, step))
     if isinstance(step, Batch):
         return change(contents, queries=with_batch(contents.queries, step))
     if isinstance(step, Seal):
@@ -252,16 +257,6 @@ def _check_columns(contents: CollectionState, step: Describe) -> None:
     known = {str(id_) for id_ in contents.schema.ids} if step.columns else set()
     if not known.issuperset(step.columns):
         raise InvalidUsage(f"{sorted(step.columns)} are not all ids of columns of this collection: {sorted(known)}")
-
-
-def _with_tokens(contents: CollectionState, step: Tokens) -> dict[str, Remembered]:
-    tokens = {**contents.tokens, **{mark.token: Remembered(mark.time_min, mark.digest) for mark in step.tokens}}
-    if len(tokens) > TOKENS_KEPT:
-        upper = contents.upper.time  # Once: this is done at every commit while many tokens are kept.
-        sealed = [token for token, each in tokens.items() if upper is None or each.time_min < upper]
-        for token in sealed[: max(0, len(sealed) - TOKENS_KEPT)]:
-            del tokens[token]
-    return tokens
 
 
 def _check_condition(contents: CollectionState, step: Condition) -> None:

@@ -33,7 +33,7 @@ import msgspec
 from persist.antichain import Antichain
 from persist.codecs import TIME_MAX, CollectionSchema, Part
 from persist.codecs.types.evolution import versions
-from persist.errors import AsOfCompacted
+from persist.errors import AsOfCompacted, KeyedCollection, UpdateNotBeyondUpper
 from persist.errors.conflicts import Superseded
 from persist.errors.times import with_timeline
 from persist.log.records import Digest, Frontier, KeyedForm, Keyframe, Numbers, Replace
@@ -268,3 +268,15 @@ def check_runs(contents: CollectionState) -> None:
             raise ValueError(f"the history begins at {contents.history_from}, and no keyframe is as of {base}")
         if contents.since == Antichain(0) or (contents.since.time is not None and contents.since.time < base):
             raise ValueError(f"the history begins at {contents.history_from}, and since is {contents.since}")
+
+
+def check_plain(contents: CollectionState) -> None:
+    """Raise KeyedCollection if plain updates may not be written."""
+    if contents.keyed is not None:
+        raise KeyedCollection(contents.name, "write")
+
+
+def check_beyond_upper(contents: CollectionState, time: int) -> None:
+    """Raise UpdateNotBeyondUpper unless time is beyond upper."""
+    if not contents.upper.has_beyond(time):
+        raise UpdateNotBeyondUpper(time, contents.upper)

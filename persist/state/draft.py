@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import replace
 
-from persist.errors import InvalidUsage, TokenReused, UpdatesBeyondUpper
+from persist.errors import UpdatesBeyondUpper
 from persist.log.records import Batch, Mutation, ReleaseHold, Tokens
 from persist.state.collection_rules import (
     CollectionStep,
@@ -13,10 +13,12 @@ from persist.state.collection_rules import (
     PlannedAppend,
     after_step,
 )
+from persist.state.contents import CollectionState
 from persist.state.exclusive import check_writer
 from persist.state.frozen_map import MapChanges
 from persist.state.queries import is_repeated
 from persist.state.state import Changing, CollectionEntry, State
+from persist.state.tokens import Used, were_used
 
 DraftStep = Mutation | Planned | Condition
 
@@ -36,7 +38,7 @@ class Draft:
     def __init__(self, state: State, epoch: int | None = None) -> None:
         self._seqno = state.seqno + 1
         self._epoch = epoch
-        self._new_tokens: dict[tuple[str, str], str | None] = {}  # With the digests of what they name.
+        self._new_tokens: dict[Used, str | None] = {}  # With the digests of what they name.
         self._appended: set[str] = set()  # Collections that operations before this one add updates to.
         self._now = Changing(MapChanges(state.entries), MapChanges(state.ids), state.control, _with_step)
 
@@ -86,27 +88,12 @@ class Draft:
                     repeated |= is_repeated(entry.contents.queries, mark)
         return repeated
 
-    def _done(self, tokens: dict[tuple[str, str], str | None]) -> bool:
-        seen = [self._has_seen(*each, digest) for each, digest in tokens.items()]
-        if any(seen) and not all(seen):
-            known = [token for (_, token), was in zip(tokens, seen, strict=True) if was]
-            raise InvalidUsage(
-                f"the token {known[0]!r} was used before for some of these collections and not for the others, so "
-                "this is not a repetition of that commit. Use a token of its own for each commit; nothing was applied."
-            )
-        return any(seen)
+    def _done(self, tokens: dict[Used, str | None]) -> bool:
+        def remembered(used: Used) -> CollectionState | None:
+            entry = self._now.entries.now(used[0])
+            return None if entry is None else entry.contents
 
-    def _has_seen(self, collection: str, token: str, digest: str | None) -> bool:
-        """Tell whether a token was used; raise TokenReused if what it names is known to be other data."""
-        entry = self._now.entries.now(collection)
-        contents = entry.contents if entry is not None else None
-        before = contents.tokens.get(token) if contents is not None else None
-        if before is None and (collection, token) not in self._new_tokens:
-            return False
-        known = before.digest if before is not None else self._new_tokens[collection, token]
-        if digest != known and digest is not None and known is not None:
-            raise TokenReused(token, collection if contents is None else contents.name)
-        return True
+        return were_used(tokens, self._new_tokens, remembered)
 
 
 def _with_step(entry: CollectionEntry, step: CollectionStep) -> CollectionEntry:

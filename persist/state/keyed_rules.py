@@ -32,12 +32,11 @@ from persist.errors import (
     NotKeyed,
     PendingEvents,
     SchemaMismatch,
-    UpdateNotBeyondUpper,
     UpdatesBeyondUpper,
 )
 from persist.errors.conflicts import Superseded
 from persist.log.records import Create, Frontier, KeyedForm, Pend, Resolve, Watermarks
-from persist.state.contents import CollectionState, appended
+from persist.state.contents import CollectionState, appended, check_beyond_upper
 
 WATERMARK_OF_NULL = -(2**63)
 RESERVED = ("_deleted", "_seq")  # Columns of events, see `persist.upsert.events`.
@@ -203,18 +202,6 @@ def keyed_form(contents: CollectionState) -> KeyedForm:
     if contents.keyed is None:
         raise NotKeyed(contents.name)
     return contents.keyed
-
-
-def check_plain(contents: CollectionState) -> None:
-    """Raise KeyedCollection if plain updates may not be written."""
-    if contents.keyed is not None:
-        raise KeyedCollection(contents.name, "write")
-
-
-def check_beyond_upper(contents: CollectionState, time: int) -> None:
-    """Raise UpdateNotBeyondUpper unless time is beyond upper."""
-    if not contents.upper.has_beyond(time):
-        raise UpdateNotBeyondUpper(time, contents.upper)
 
 
 def planned(contents: CollectionState, step: PlannedPend) -> CollectionState:

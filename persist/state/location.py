@@ -20,7 +20,7 @@ Like the collections, this is a pure function of the log. Invariants:
 import msgspec
 
 from persist.errors import UploadExpired
-from persist.log.keys import check_keys
+from persist.log.keys import check_keys, uploaded_seqno
 from persist.log.records import (
     BringsParts,
     CloseWriter,
@@ -81,7 +81,7 @@ def check_uploaded(control: LocationState, append: BringsParts) -> None:
     ours = (dropped.blobs for dropped in control.dropped if dropped.collection == append.collection)
     dropped = {key for blobs in ours for key in blobs} if keys else set()
     for key in keys:
-        if int(key.split("/")[2][:20]) < control.upload_floor or key in dropped:
+        if (uploaded_seqno(key) or 0) < control.upload_floor or key in dropped:
             raise UploadExpired(key)
 
 

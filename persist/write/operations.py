@@ -143,7 +143,7 @@ class Operation:
         return all(upload.done() for upload in self.uploads)
 
     def plan(self) -> Iterable[DraftStep]:
-        """Return what `persist.state.state.Draft` needs to validate this."""
+        """Return what `persist.state.draft.Draft` needs to validate this."""
         for step in self.steps:
             if isinstance(step, Write):
                 for version in step.versions:

@@ -1,4 +1,4 @@
-"""Whether a store has shown this client that its `create` refuses what exists: rule 15 of the design.
+"""Whether a store has shown this client that its `create` refuses what exists: rule 15.
 
 The commit log stands on that one promise. A store that does not keep it (an old server, or a proxy that loses the
 `If-None-Match` of a PUT) answers "stored" to everybody, so that two writers overwrite each other's records. Nothing

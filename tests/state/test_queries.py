@@ -10,8 +10,8 @@ from persist.blob import MemoryBlob
 from persist.client import Client
 from persist.codecs import Part, to_updates
 from persist.collection import Collection
-from persist.state.collection_rules import TOKENS_KEPT
 from persist.state.queries import QUERIES_KEPT, LastBatch
+from persist.state.tokens import TOKENS_KEPT
 from persist.write.part_writer import PartWriter
 from tests.stepped import Gate, Stepped, wait_until
 

@@ -1,1 +1,4 @@
-"""The options of `format("persist")`: what each means, and what is refused."""
+"""The options of `format("persist")`: what each means, and what is refused.
+
+Promises: every option is checked, and one that is unknown or does not belong here is refused.
+"""

@@ -1,7 +1,7 @@
 """Snapshots as plans of Spark's own: its Parquet scan reads what stands, and only touched keys go through Python.
 
     result  =  rows that stand, less those of touched keys      Spark's scan of parts; a broadcast of the keys
-            +  what the touched keys hold                       tasks of ours, merged (`persist.task_reader`)
+            +  what the touched keys hold                       tasks of ours, merged (`persist.spark.read.task_reader`)
 
 What stands, and what may cancel it, is as `persist.read.snapshot` has it: parts of a keyframe, and of the history those
 without a negative diff; the rest are the updates whose keys are touched. Columns, filters and aggregates are pruned by
