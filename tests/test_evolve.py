@@ -164,6 +164,18 @@ def test_a_unit_value_becomes_columns_and_back(client: persist.Client) -> None:
     assert rows(seen, 0) == [{"k": 1}]
 
 
+def test_the_largest_integer_can_be_a_default(orders: persist.Collection) -> None:
+    orders.evolve(add={"n": pa.uint64()}, defaults={"n": 2**64 - 1})
+    orders.write([((0, (0, "0", 2**64 - 1)), 1, -1)], seal=2).result()
+    assert {row["n"] for row in rows(orders)} == {2**64 - 1}
+    assert len(rows(orders)) == 4
+    for bad in (2**64, -1):
+        with pytest.raises(persist.SchemaMismatch, match="does not fit"):
+            orders.evolve(add={"m": pa.uint64()}, defaults={"m": bad})
+    with pytest.raises(persist.SchemaMismatch, match="does not fit"):
+        orders.evolve(add={"m": pa.float64()}, defaults={"m": 2**64 - 1})
+
+
 # Who writes with an older schema.
 
 

@@ -183,6 +183,12 @@ def test_a_collection_with_one_value_per_key_becomes_keyed(client: persist.Clien
     listen.close()
     with pytest.raises(persist.KeyedCollection):
         old.write([((1, "x"), 3, 1)]).result()
+    with pytest.raises(persist.KeyedCollection):
+        old.overwrite([(1, "x")], time=3)
+    with pytest.raises(persist.KeyedCollection):
+        old.delete([1], time=3)
+    with pytest.raises(persist.InvalidUsage, match="load it again"):
+        old.upsert([(1, "x")], time=3)
     assert client.load("users").upsert([(1, ("Bern", 4))], time=3, seal=4).result()
     assert rows(client.load("users"))[0] == (1, "Chur", 5)
     old.seal(5).result()

@@ -406,7 +406,9 @@ def _default(name: str, value: Any, kind: pa.DataType) -> pa.Scalar:
         )
     try:
         array = pa.array([value], kind)
-        if pa.array([value]).type != kind and pa.array([value]).cast(kind).to_pylist() != array.to_pylist():
+        # What Arrow takes it for by itself is cast as strictly as a column; an int beyond int64 it takes for nothing.
+        plain = array if type(value) is int and value >= 2**63 else pa.array([value])
+        if plain.type != kind and plain.cast(kind).to_pylist() != array.to_pylist():
             raise pa.ArrowInvalid("it would be another value")
         found = scalar_from_json(scalar_to_json(array[0]), kind)
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:

@@ -102,6 +102,8 @@ class CollectionHandle:
         Raises:
             SchemaMismatch: it is not.
         """
+        if contents.keyed is not None and self.keyed is None:
+            raise KeyedCollection(self.name, "what this handle asks for")
         if self.schema.version != len(contents.earlier) + 1:
             newest = contents.schema
             base = version_of(contents, self.schema.version)

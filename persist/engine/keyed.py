@@ -83,6 +83,8 @@ class AskedEvents:
 
 def keyed_form(handle: CollectionHandle) -> KeyedForm:
     """Return how a collection resolves events; raise NotKeyed if it does not."""
+    if handle.keyed is None and handle.as_keyed().keyed is not None:
+        raise InvalidUsage(f"the collection {handle.name!r} has become keyed since it was loaded: load it again")
     if handle.keyed is None:
         raise NotKeyed(handle.name)
     return handle.keyed
