@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
-from persist.codecs.types.arrow_types import is_flat
+from persist.codecs.types.arrow_types import is_flat, is_text
 
 Packed: TypeAlias = npt.NDArray[Any]
 
@@ -81,16 +81,11 @@ def _is_number(kind: pa.DataType) -> bool:
     return bool(pat.is_integer(kind) or pat.is_floating(kind) or pat.is_temporal(kind))
 
 
-def _is_text(kind: pa.DataType) -> bool:
-    is_string = pat.is_string(kind) or pat.is_large_string(kind)
-    return bool(is_string or pat.is_binary(kind) or pat.is_large_binary(kind))
-
-
 def _width(column: pa.Array) -> int:
     kind = column.type
     if pat.is_boolean(kind):
         return 1
-    if not _is_text(kind):
+    if not is_text(kind):
         return int(kind.bit_width // 8)
     longest = int(pc.max(pc.binary_length(column)).as_py() or 0)
     return -(-max(longest, 1) // _STEP) * _STEP if longest <= _TEXT_MAX else WIDTH_MAX + 1
@@ -103,7 +98,7 @@ def _fill(rows: Packed, at: int, column: pa.Array, width: int) -> int:
         is_null = _stored(column.is_null().cast(pa.uint8()))
         rows[:, at] = is_null
     start, end = at + 1, at + 1 + width
-    if _is_text(column.type):
+    if is_text(column.type):
         padded, lengths = _padded(column, width)
         rows[:, start:end], rows[:, end] = padded, lengths
         end += 1

@@ -29,10 +29,9 @@ import pyarrow.types as pt
 
 from persist.codecs.errors import SchemaMismatch
 from persist.codecs.types.scalars import is_flat, scalar_from_json, scalar_to_json
-from persist.codecs.types.schema import CollectionSchema, Side, check_field, check_width
+from persist.codecs.types.schema import TIME_UNITS, CollectionSchema, Side, check_field, check_width
 from persist.codecs.types.suggestion import did_you_mean
 
-_UNITS = ("s", "ms", "us", "ns")
 _FLOAT_BITS = {16: 11, 32: 24, 64: 53}  # How wide an integer may be that a float of so many bits holds exactly.
 
 
@@ -183,7 +182,7 @@ def may_overflow(narrow: pa.DataType, wide: pa.DataType) -> bool:
 
 
 def _is_finer(narrow: Any, wide: Any) -> bool:
-    return _UNITS.index(wide.unit) > _UNITS.index(narrow.unit)
+    return TIME_UNITS.index(wide.unit) > TIME_UNITS.index(narrow.unit)
 
 
 def is_written_alike(narrow: pa.DataType, wide: pa.DataType) -> bool:

@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from persist.codecs.order.arrays import plain_array
 from persist.codecs.order.ordering import canonical
-from persist.codecs.types.schema import CollectionSchema
+from persist.codecs.types.schema import TIME_MAX, CollectionSchema
 
 ROWS_MAX = 32
 TEXT_BYTES_MAX = 16 << 10
@@ -133,7 +133,7 @@ def _are_naive(column: Column) -> bool:
 
 
 def _are_times(column: Column) -> bool:
-    return all(type(v) is int and 0 <= v <= 2**63 - 2 for v in column)
+    return all(type(v) is int and 0 <= v <= TIME_MAX for v in column)
 
 
 def _are_diffs(column: Column) -> bool:

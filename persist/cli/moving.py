@@ -9,9 +9,9 @@ import typer
 
 import persist
 from persist.cli.command import OK, Name, command
-from persist.cli.place import Place
+from persist.cli.place import Place, tell_done
 from persist.cli.reading import AsOf, Columns, Where, narrowed
-from persist.cli.text import counted, print_json, say
+from persist.cli.text import counted
 from persist.cli.times import time_of, written_time_of
 
 To = Annotated[str, typer.Option("--to", help="parquet (a folder) or delta (a table).")]
@@ -59,7 +59,7 @@ def evolve(
             keyed=persist.Keyed(order_by=order_by or [], tombstone=tombstone) if keyed else None,
         )
         columns = {name: str(found.schema.arrow.field(name).type) for name in found.schema.names}
-        _done(
+        tell_done(
             at,
             {"collection": collection, "version": version, "columns": columns},
             f"{collection} has version {version} of its schema: {', '.join(f'{n}: {t}' for n, t in columns.items())}",
@@ -104,7 +104,7 @@ def export(
             else:
                 made = snapshot.export_delta(target)
                 line = f"wrote version {made} of the Delta table {target}"
-        _done(at, {"collection": collection, "to": to, "target": target, "made": made}, line)
+        tell_done(at, {"collection": collection, "to": to, "target": target, "made": made}, line)
     return OK
 
 
@@ -137,7 +137,7 @@ def import_(
             versions = found.import_delta(source)
             told = {"versions": len(versions)}
             line = f"made {counted(len(versions), 'version')} of {source} times of {collection}"
-        _done(at, {"collection": collection, **told}, line)
+        tell_done(at, {"collection": collection, **told}, line)
     return OK
 
 
@@ -168,7 +168,7 @@ def serve(
             shown = stack.enter_context(MetricsServer(client, metrics, token=token, insecure=insecure))
             told["metrics"] = shown.url
             line += f"\nMetrics are at {shown.url}"
-        _done(at, told, line)
+        tell_done(at, told, line)
         typer.get_text_stream("stdout").flush()
         signal.pause()
     return OK
@@ -179,10 +179,3 @@ def _pair(text: str, shape: str = "--rename OLD=NEW") -> tuple[str, str]:
     if not (old and equals and new):
         raise persist.InvalidUsage(f"{text!r} is not of the form {shape}")
     return old, new
-
-
-def _done(at: Place, told: dict[str, Any], line: str) -> None:
-    if at.as_json:
-        print_json(told)
-    else:
-        say(line)

@@ -6,7 +6,7 @@ import typer
 
 import persist
 from persist.cli.command import MISTAKE, OK, Name, Yes, agreed, command
-from persist.cli.place import Place
+from persist.cli.place import Place, tell_done
 from persist.cli.text import print_json, print_table, say, tell
 from persist.cli.times import time_of
 
@@ -24,7 +24,9 @@ def tag(
     """Name a sealed time, which stays readable as long as it has a name: --as-of TAG reads it."""
     with at.writing() as client:
         tagged = client.load(collection).tag(name, None if time is None else time_of(time), move=move)
-        _done(at, {"collection": collection, "tag": name, "time": tagged}, f"{collection} as of {tagged} is {name!r}")
+        tell_done(
+            at, {"collection": collection, "tag": name, "time": tagged}, f"{collection} as of {tagged} is {name!r}"
+        )
     return OK
 
 
@@ -48,7 +50,7 @@ def untag(at: Place, collection: Name, name: Tag) -> int:
     """Drop a tag; the time that it named may be compacted then."""
     with at.writing() as client:
         client.load(collection).drop_tag(name).result()
-        _done(at, {"collection": collection, "dropped": name}, f"dropped the tag {name!r} of {collection}")
+        tell_done(at, {"collection": collection, "dropped": name}, f"dropped the tag {name!r} of {collection}")
     return OK
 
 
@@ -59,7 +61,7 @@ def rename(
     """Give a collection another name."""
     with at.writing() as client:
         client.load(collection).rename(name).result()
-        _done(at, {"collection": name, "was": collection}, f"{collection} is called {name} now")
+        tell_done(at, {"collection": name, "was": collection}, f"{collection} is called {name} now")
     return OK
 
 
@@ -76,13 +78,15 @@ def view(
     if query is None:
         with at.reading() as client:
             found = client.view(name)
-            _done(at, {"view": name, "sql": found.sql, "upper": found.upper.time}, f"{found.sql}\n\n{found.explain()}")
+            tell_done(
+                at, {"view": name, "sql": found.sql, "upper": found.upper.time}, f"{found.sql}\n\n{found.explain()}"
+            )
         return OK
     with at.writing() as client:
         made = client.create_view(name, query, key=key)
         upper = made.refresh()
         made.close()
-        _done(at, {"view": name, "upper": upper.time}, f"{name} is up to date before {_shown(upper)}")
+        tell_done(at, {"view": name, "upper": upper.time}, f"{name} is up to date before {_shown(upper)}")
     return OK
 
 
@@ -132,7 +136,7 @@ def apply(
         if not at.as_json:
             print_table(("view", "action", "why"), [(c.view, c.action, c.why) for c in plan.changes])
         if dry_run:
-            _done(at, {"changes": changes, "seqno": None}, "nothing was done: this is the plan")
+            tell_done(at, {"changes": changes, "seqno": None}, "nothing was done: this is the plan")
             return OK
         if lost and not yes and not agreed(f"Destroy {', '.join(lost)} at {client.url} with all their history?"):
             tell("persist: nothing was done")
@@ -141,16 +145,9 @@ def apply(
         if not no_refresh:
             plan.refresh()
         done = "all is as defined" if seqno is None else f"done in record {seqno}"
-        _done(at, {"changes": changes, "seqno": seqno}, done + ("" if no_refresh else ", and refreshed"))
+        tell_done(at, {"changes": changes, "seqno": seqno}, done + ("" if no_refresh else ", and refreshed"))
     return OK
 
 
 def _shown(upper: "persist.Antichain") -> str:
     return "ever" if upper.time is None else str(upper.time)
-
-
-def _done(at: Place, told: dict[str, Any], line: str) -> None:
-    if at.as_json:
-        print_json(told)
-    else:
-        say(line)

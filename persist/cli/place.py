@@ -8,6 +8,7 @@ from typing import Any
 
 import persist
 from persist.cli.storage_options import storage_options
+from persist.cli.text import print_json, say
 
 FAR = ("://",)  # What has it is no folder.
 
@@ -86,3 +87,11 @@ class Place:
             if os.listdir(path):
                 return f"{said}: the folder holds other files, and no log of persist. Check the path"
         return f"{said}. Check the address, or make a collection with persist create"
+
+
+def tell_done(at: Place, told: dict[str, Any], line: str) -> None:
+    """Tell what was done: as JSON if that is asked for, or else in a line."""
+    if at.as_json:
+        print_json(told)
+    else:
+        say(line)

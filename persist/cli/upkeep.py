@@ -7,7 +7,7 @@ import typer
 
 import persist
 from persist.cli.command import MISTAKE, OK, PROBLEMS, Name, Yes, agreed, command
-from persist.cli.place import Place
+from persist.cli.place import Place, tell_done
 from persist.cli.text import print_json, say, tell
 from persist.cli.times import time_of
 
@@ -27,7 +27,7 @@ def hold(
         held = found.hold(time_of(time), name=name)
         if held.time != found.as_time("time", time_of(time)):
             held.advance(time_of(time))
-        _done(
+        tell_done(
             at,
             {"collection": collection, "hold": name, "time": held.time},
             f"{collection} is held at {held.time} by {name}",
@@ -45,7 +45,7 @@ def release(at: Place, collection: Name, hold: HoldName, yes: Yes = False) -> in
             tell(f"persist: {what} was not released")
             return MISTAKE
         held.release()
-        _done(at, {"released": hold, "collection": collection}, f"released {what}")
+        tell_done(at, {"released": hold, "collection": collection}, f"released {what}")
     return OK
 
 
@@ -92,7 +92,7 @@ def gc(
         kinds = ("parts", "lists", "states", "directories", "checkpoints", "records")
         counts = ", ".join(f"{getattr(report, kind):,} {kind}" for kind in kinds)
         did = "would delete" if dry_run else "deleted"
-        _done(
+        tell_done(
             at,
             {"dry_run": dry_run, **asdict(report)},
             f"{did} {counts} ({report.bytes:,} bytes) of {report.collections:,} destroyed collections",
@@ -153,10 +153,3 @@ def bench(
     else:
         print_measures(measures)
     return OK
-
-
-def _done(at: Place, told: dict[str, Any], line: str) -> None:
-    if at.as_json:
-        print_json(told)
-    else:
-        say(line)

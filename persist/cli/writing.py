@@ -6,8 +6,8 @@ import typer
 
 import persist
 from persist.cli.command import MISTAKE, OK, Name, Yes, agreed, command
-from persist.cli.place import Place
-from persist.cli.text import counted, print_json, say, tell
+from persist.cli.place import Place, tell_done
+from persist.cli.text import counted, tell
 from persist.cli.times import written_time_of
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def create(
             keyed=persist.Keyed(**form) if keyed else None,
         )
         columns = {name: str(made.schema.arrow.field(name).type) for name in made.schema.names}
-        _done(
+        tell_done(
             at,
             {"created": made.name, "location": client.url, "id": made.id, "columns": columns},
             f"created {made.name} with {', '.join(f'{n}: {t}' for n, t in columns.items())}",
@@ -118,7 +118,7 @@ def write(
         loaded = load(found, rows, _caster(found, source, ignore, upper), plan)
         was_done = not loaded.commits and loaded.done_before
         again = " (all of it was written before: nothing was done)" if was_done else ""
-        _done(
+        tell_done(
             at,
             {"collection": collection, **vars_of(loaded)},
             f"wrote {counted(loaded.rows, 'row')} to {collection} in {counted(loaded.commits, 'commit')}{again}",
@@ -166,7 +166,7 @@ def upsert(
         was_done = not loaded.commits and loaded.done_before
         again = " (all of it was written before: nothing was done)" if was_done else ""
         told = f", {counted(left_out, 'late event')} left out" if left_out else ""
-        _done(
+        tell_done(
             at,
             {"collection": collection, **vars_of(loaded), "late": found.late_counts},
             f"gave {counted(loaded.rows, 'event')} to {collection} in {counted(loaded.commits, 'commit')}{told}{again}",
@@ -195,7 +195,7 @@ def overwrite(
         count, skipped = checked(rows, caster, skip_bad=skip_bad)
         only = None if where is None else parse_where(where, found.schema)
         seqno = found.overwrite(rows_of(rows, caster), time=written_time_of(time), where=only).result()
-        _done(
+        tell_done(
             at,
             {"collection": collection, "rows": count, "skipped": skipped, "seqno": seqno},
             f"{collection} has the {count:,} rows of {rows.name} from {time} on",
@@ -236,7 +236,7 @@ def delete(
                 checked(rows, caster, skip_bad=False)
                 what = pa.table(rows_of(rows, caster).read_all())
             seqno = found.delete(what, time=written_time_of(time)).result()
-        _done(at, {"collection": collection, "seqno": seqno}, f"deleted from {collection} at {time}")
+        tell_done(at, {"collection": collection, "seqno": seqno}, f"deleted from {collection} at {time}")
     return OK
 
 
@@ -254,7 +254,7 @@ def seal(
         found = client.load(collection)
         seqno = found.seal(persist.Antichain() if upper is None else written_time_of(upper)).result()
         now = found.upper.time
-        _done(
+        tell_done(
             at,
             {"collection": collection, "upper": now, "seqno": seqno},
             f"{collection} is complete {'for ever' if now is None else f'before {now}'}",
@@ -271,7 +271,7 @@ def destroy(at: Place, collection: Name, yes: Yes = False) -> int:
             tell(f"persist: {collection!r} was not destroyed")
             return MISTAKE
         seqno = found.destroy().result()
-        _done(at, {"destroyed": collection, "seqno": seqno}, f"destroyed {collection}")
+        tell_done(at, {"destroyed": collection, "seqno": seqno}, f"destroyed {collection}")
     return OK
 
 
@@ -293,10 +293,3 @@ def _caster(
     from persist.cli.casting import Caster
 
     return Caster(found.schema, time_column, ignored=tuple(ignore or ()), upper=upper, is_events=is_events)
-
-
-def _done(at: Place, told: dict[str, Any], line: str) -> None:
-    if at.as_json:
-        print_json(told)
-    else:
-        say(line)

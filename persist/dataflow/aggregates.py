@@ -80,11 +80,6 @@ def result_type(kind: str, of: pa.DataType, name: str) -> pa.DataType:
     return of
 
 
-def is_wide(of: pa.DataType) -> bool:
-    """Return whether sums of this type are kept in many limbs."""
-    return bool(pat.is_floating(of) or pat.is_decimal(of))
-
-
 def float_slots(values: npt.NDArray[np.float64]) -> tuple[Ints, Ints, Ints]:
     """Return what floats contribute: the row of the value, the slot and the amount, for each contribution."""
     rows, slots, amounts = [], [], []

@@ -14,7 +14,8 @@ import pyarrow.types as pat
 
 from persist.blob import InvalidUsage
 from persist.codecs import SchemaMismatch
-from persist.dataflow.expression import TIME, Call, Col, Expression, Lit
+from persist.codecs.types.schema import TIME
+from persist.dataflow.expression import Call, Col, Expression, Lit
 from persist.dataflow.sql_functions import SQL
 
 Value = Any  # A pa.Array, or a pa.Scalar that stands for as many of it as there are records.

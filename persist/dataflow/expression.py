@@ -14,8 +14,6 @@ import pyarrow as pa
 
 from persist.blob import InvalidUsage
 
-TIME = "_time"
-
 
 class Expression:
     """A value for each record. Combine it with operators and methods; `==` builds an expression, too."""

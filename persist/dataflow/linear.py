@@ -14,11 +14,12 @@ import pyarrow as pa
 
 from persist.blob import InvalidUsage
 from persist.codecs import TIME_MAX
+from persist.codecs.types.schema import TIME
 from persist.codecs.types.values import to_array
 from persist.dataflow.batch import products
 from persist.dataflow.errors import OperatorFailed
 from persist.dataflow.evaluate import as_array, evaluate
-from persist.dataflow.expression import TIME, Col, Expression, Lit
+from persist.dataflow.expression import Col, Expression, Lit
 from persist.dataflow.stages import (
     BatchFunction,
     Delay,

@@ -13,7 +13,8 @@ from dataclasses import replace
 
 import pyarrow as pa
 
-from persist.dataflow.expression import TIME, Col, Expression, Lit, columns_of, substituted
+from persist.codecs.types.schema import TIME
+from persist.dataflow.expression import Col, Expression, Lit, columns_of, substituted
 from persist.dataflow.plan import ROOT, Arrange, Join, Linear, Node, Plan, Reduce, Stages
 from persist.dataflow.stages import Filter, Map, Stage, through
 

@@ -84,10 +84,6 @@ def _moved(one: Array, other: Array, sign: int, kind: pa.DataType) -> Array:
     return times.plus_days(one, other, sign, kind)
 
 
-def _add_plain(one: Array, kind: pa.DataType) -> Array:
-    return one
-
-
 def _like_pattern(pattern: str) -> str:
     """Return a LIKE pattern as a regular expression; a backslash takes the next character as it is."""
     found, at = [], 0

@@ -13,8 +13,9 @@ import pyarrow.types as pat
 
 from persist.blob import InvalidUsage
 from persist.codecs import SchemaMismatch, check_type
+from persist.codecs.types.schema import TIME
 from persist.dataflow.evaluate import type_of
-from persist.dataflow.expression import TIME, Call, Col, Expression, Lit, columns_of
+from persist.dataflow.expression import Call, Col, Expression, Lit
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,23 +226,6 @@ def check_function(function: Any, operator: str) -> None:
     """Raise InvalidUsage if something cannot be called."""
     if not callable(function):
         raise InvalidUsage(f"{operator}: {function!r} is not a function")
-
-
-def stage_reads(stage: Stage) -> set[str] | None:
-    """Return which columns a stage reads to do its work; None for all."""
-    if isinstance(stage, Map):
-        return set().union(*(columns_of(each) for _, each in stage.outputs))
-    if isinstance(stage, Filter):
-        return columns_of(stage.condition)
-    if isinstance(stage, Negate):
-        return set()
-    if isinstance(stage, Explode):
-        return columns_of(stage.by)
-    if isinstance(stage, Delay):
-        return columns_of(stage.to)
-    if isinstance(stage, TemporalFilter):
-        return set().union(*(columns_of(each) for each in (stage.lower, stage.upper) if each is not None))
-    return None
 
 
 class _Itself:

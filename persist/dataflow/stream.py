@@ -12,9 +12,10 @@ import pyarrow as pa
 
 from persist.blob import InvalidUsage
 from persist.codecs import SchemaMismatch
+from persist.codecs.types.schema import TIME
 from persist.dataflow.aggregates import result_type
 from persist.dataflow.draft import Draft
-from persist.dataflow.expression import TIME, Aggregate, Expression, col, lit
+from persist.dataflow.expression import Aggregate, Expression, col, lit
 from persist.dataflow.plan import (
     ROOT,
     Aggregates,

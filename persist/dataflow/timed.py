@@ -4,7 +4,8 @@ Such a plan is not indifferent to compaction: a record that came at 5 and one th
 its sources must be read from where the program began, and not from where its outputs are sealed.
 """
 
-from persist.dataflow.expression import TIME, Expression, columns_of
+from persist.codecs.types.schema import TIME
+from persist.dataflow.expression import Expression, columns_of
 from persist.dataflow.plan import Join, Linear, Plan, Reduce
 from persist.dataflow.stages import Delay, Explode, Filter, Map, Stage, TemporalFilter
 

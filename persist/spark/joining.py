@@ -21,9 +21,8 @@ from persist.errors import CollectionNotFound
 from persist.read.result import BATCH_ROWS_MAX
 from persist.sink.uploads import gathered
 from persist.spark.options.parsing import seen_by_all
-from persist.spark.read.native import quoted
 from persist.spark.surfaced_errors import surfaced_errors
-from persist.spark.types import as_spark_expects, spark_schema
+from persist.spark.types import as_spark_expects, quoted, spark_schema
 from persist.spark.workers import check_workers
 
 

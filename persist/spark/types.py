@@ -156,3 +156,8 @@ def _nested(type_: Any, column: str) -> pa.DataType:
     if pt.is_map(type_):
         return pa.map_(_spark_type(type_.key_type, column), _spark_type(type_.item_type, column))
     return pa.list_(_spark_type(type_.value_type, column))
+
+
+def quoted(name: str) -> str:
+    """Return a column's name as Spark takes it whatever characters it has."""
+    return f"`{name.replace('`', '``')}`"

@@ -31,13 +31,13 @@ from persist.codecs.order.ordering import combined
 from persist.codecs.types.values import cut
 from persist.codecs.updates.inputs import as_table
 from persist.log.records import KeyedForm, Watermarks
+from persist.state.keyed_rules import WATERMARK_OF_NULL
 from persist.timeline import Timeline
 from persist.upsert.events import event_fields, events_schema
 from persist.upsert.keyed import is_counted
 from persist.upsert.machine import DELETED, SEQ
 from persist.upsert.tombstones import is_tombstone, marked
 
-WATERMARK_OF_NULL = -(2**63)
 _SHAPE = "an event looks like (key, value, time), where None as the value deletes the key"
 
 

@@ -35,7 +35,7 @@ from persist.spark.data_source import source_reader
 from persist.spark.read.native_store import holds_map, part_frame, why_not_stored, why_not_typed
 from persist.spark.read.slicing import slices_for, task_count
 from persist.spark.read.task_reader import TaskReader
-from persist.spark.types import spark_schema
+from persist.spark.types import quoted, spark_schema
 
 BROADCAST_ROWS_MAX = 4_000_000  # Of keys that are taken out: each executor holds all of them.
 REPEATED_MAX = 1 << 20  # Spark repeats a row through an array of its multiplicity.
@@ -267,11 +267,6 @@ class _NativeFrame:
         if names is not None:
             schema = spark_schema(pa.schema([self._scan.schema.arrow.field(name) for name in names]))
         return TaskReader(self._address, tuple(slices), self._form, what, schema).frame(self._spark)
-
-
-def quoted(name: str) -> str:
-    """Return a column's name as Spark takes it whatever characters it has."""
-    return f"`{name.replace('`', '``')}`"
 
 
 def _may_be_null(part: Part, scan: Scan, name: str) -> bool:

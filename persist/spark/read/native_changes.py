@@ -19,10 +19,10 @@ from persist.read.changes import Changes
 from persist.read.scan import Scan
 from persist.source.address import CollectionAddress
 from persist.spark.data_source import source_reader
-from persist.spark.read.native import Route, quoted, united
+from persist.spark.read.native import Route, united
 from persist.spark.read.native_store import part_frame, why_not_stored, why_not_typed
 from persist.spark.read.task_reader import TaskReader
-from persist.spark.types import spark_schema
+from persist.spark.types import quoted, spark_schema
 from persist.timeline import shown_time, timeline_of
 
 _MOMENTS = {"s": F.timestamp_seconds, "ms": F.timestamp_millis, "us": F.timestamp_micros}

@@ -15,7 +15,7 @@ from pyspark.sql import functions as F
 
 from persist.codecs import CollectionSchema, Part
 from persist.codecs.part.decoding import part_lift
-from persist.spark.types import spark_schema
+from persist.spark.types import quoted, spark_schema
 
 # Whatever the session is set to: what is missing or damaged is not silently left out, names are taken as they are, and
 # pages are held against their checksums.
@@ -130,10 +130,6 @@ def _version_frame(
     rows, columns = read.schema(types).parquet(*paths), []
     for field in wanted.fields:
         source = lifted.source(field.name)
-        column = F.lit(lifted.default(field.name).as_py()) if source is None else F.col(_quoted(source))
+        column = F.lit(lifted.default(field.name).as_py()) if source is None else F.col(quoted(source))
         columns.append(column.cast(field.dataType).alias(field.name))
     return rows.select(*columns)
-
-
-def _quoted(name: str) -> str:
-    return f"`{name.replace('`', '``')}`"

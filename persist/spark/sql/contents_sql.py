@@ -21,7 +21,8 @@ from persist.antichain import Antichain
 from persist.codecs import TIME_MAX
 from persist.errors import AsOfCompacted, AsOfNotSealed, InvalidUsage
 from persist.read.merging import TOUCH_FRACTION
-from persist.spark.read.native import BROADCAST_ROWS_MAX, quoted, unused
+from persist.spark.read.native import BROADCAST_ROWS_MAX, unused
+from persist.spark.types import quoted
 
 _LONG = LongType()
 _HERE = 7_777_777_777_777_777  # Stands for a parameter in a message.

@@ -25,13 +25,13 @@ from persist.errors import CollectionNotFound, InvalidUsage
 from persist.read.scan import Scan
 from persist.source.address import CollectionAddress
 from persist.spark.location import SparkLocation
-from persist.spark.read.native import quoted, united
+from persist.spark.read.native import united
 from persist.spark.read.native_changes import may_share_updates
 from persist.spark.read.native_store import part_frame, why_not_stored, why_not_typed
 from persist.spark.read.slicing import slices_for
 from persist.spark.read.task_reader import TaskReader
 from persist.spark.sql.contents_sql import Body, Branch, SqlColumn, changes_sql, contents_sql, type_sql
-from persist.spark.types import spark_schema
+from persist.spark.types import quoted, spark_schema
 from persist.spark.workers import check_workers
 from persist.state.contents import CollectionState
 

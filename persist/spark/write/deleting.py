@@ -16,7 +16,7 @@ from persist.codecs.order.arrays import int64_array
 from persist.errors import InvalidUsage, SchemaMismatch
 from persist.sink.planned_write import PlannedWrite
 from persist.spark.surfaced_errors import surfaced_errors
-from persist.spark.types import as_collection_expects
+from persist.spark.types import as_collection_expects, quoted
 from persist.spark.workers import check_workers
 from persist.spark.write.present import Condition, retracted
 from persist.spark.write.ranged import UploadTask, is_ranged_by_key, ranged, upload_by_tasks
@@ -115,7 +115,7 @@ def _with_keys(present: DataFrame, keys: DataFrame, schema: CollectionSchema) ->
     """Return the present records with one of the keys, NULL and NaN among them."""
     # Under other names, because Spark confuses columns of frames that come from the same one.
     renamed = keys.toDF(*(f"_key_{at}" for at in range(len(schema.key_names))))
-    equal = [F.col(_quoted(name)).eqNullSafe(F.col(f"_key_{at}")) for at, name in enumerate(schema.key_names)]
+    equal = [F.col(quoted(name)).eqNullSafe(F.col(f"_key_{at}")) for at, name in enumerate(schema.key_names)]
     return present.join(renamed, reduce(and_, equal), "left_semi")
 
 
@@ -142,9 +142,5 @@ class _KeysDigest:
         yield pa.record_batch({"digest": pa.array([total % DIGEST_MODULUS], pa.decimal128(20, 0))})
 
 
-def _quoted(name: str) -> str:
-    return "`" + name.replace("`", "``") + "`"
-
-
 def _named(name: str) -> Column:
-    return F.col(_quoted(name))
+    return F.col(quoted(name))
