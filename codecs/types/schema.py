@@ -196,9 +196,12 @@ class CollectionSchema:
 
     @property
     def reading(self) -> str:
-        """What is read from the same bytes is the same where this is: a name for caches."""
+        """What is read from the same bytes of the same version is the same where this is: a name for caches.
+
+        Bytes alone do not tell: a batch names no columns, and a name may stand for another column in another version.
+        """
         if not self.known:
-            return str(self.types)
+            return f"{self.key_names} {self.value_names} {self.types}"
         return msgspec.json.encode([self.version, *(each.to_json() for each in self.known)]).decode()
 
     def distinct(self, what: str, names: Sequence[str]) -> tuple[str, ...]:

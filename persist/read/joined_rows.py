@@ -23,7 +23,7 @@ class JoinedRows:
     """The rows of some tiny parts for one look-up, as `PartRows` are those of one.
 
     Args:
-        types: of the schema, as text.
+        types: `CollectionSchema.reading`.
         columns: those wanted besides the key columns, of which there is one at least.
     """
 
@@ -34,7 +34,7 @@ class JoinedRows:
         self._schema = schema
         self._columns = columns
         self._reader = reader
-        self._name = "joined", tuple(part.checksum for part in parts), columns, types
+        self._name = "joined", tuple((part.checksum, part.schema) for part in parts), columns, types
 
     def may_hold(self, wanted: SortedKeys | None) -> bool:
         """Return True: to find out takes as long as to search."""

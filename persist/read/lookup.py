@@ -79,7 +79,7 @@ class Lookup:
         self._scan = scan
         self._keeps_time = keeps_time
         self._keys = keys_alone(scan.schema)
-        # Parts of two collections may be the same bytes, and stand for different types.
+        # Parts of two collections may be the same bytes, and stand for different columns.
         self._types = scan.schema.reading
         self._sources = [self._source((part,), is_keyframe=True) for part in scan.base]
         self._sources += [self._source(group, is_keyframe=False) for group in _groups(scan)]

@@ -64,9 +64,14 @@ class PartIndexes:
 
 @dataclass(frozen=True, slots=True)
 class _Cut:
-    """Where one slice ends and the next begins: in which part, for which columns and filter, at which bound of keys."""
+    """Where one slice ends and the next begins: in which part, for which columns and filter, at which bound of keys.
+
+    Equal bytes may be two parts, which read the same only if their versions and the schemas that they are read with do.
+    """
 
     checksum: str
+    version: int
+    reading: str
     columns: tuple[str, ...]
     filter: "_Itself"
     bound: str
@@ -99,14 +104,15 @@ class SliceLeftovers:
         return self._kept.bytes
 
     def take(
-        self, part: Part, columns: tuple[str, ...], filter: pc.Expression | None, bound: Any
+        self, part: Part, schema: CollectionSchema, columns: tuple[str, ...], filter: pc.Expression | None, bound: Any
     ) -> tuple[pa.Table, int] | None:
         """Return the rows from a bound on that were decoded, and the row of the part that follows them."""
-        return self._kept.take(_Cut(part.checksum, columns, _Itself(filter), str(bound)))
+        return self._kept.take(_cut(part, schema, columns, filter, bound))
 
     def keep(
         self,
         part: Part,
+        schema: CollectionSchema,
         columns: tuple[str, ...],
         filter: pc.Expression | None,
         bound: Any,
@@ -115,8 +121,13 @@ class SliceLeftovers:
     ) -> None:
         """Keep a copy of rows, without what they are a slice of, as long as there is room."""
         rows = rows.take(pa.array(np.arange(len(rows))))
-        # Two parts may be the same bytes, and then each leaves the same.
-        self._kept.put(_Cut(part.checksum, columns, _Itself(filter), str(bound)), (rows, following))
+        self._kept.put(_cut(part, schema, columns, filter, bound), (rows, following))
+
+
+def _cut(
+    part: Part, schema: CollectionSchema, columns: tuple[str, ...], filter: pc.Expression | None, bound: Any
+) -> _Cut:
+    return _Cut(part.checksum, part.schema, schema.reading, columns, _Itself(filter), str(bound))
 
 
 def fetched(blob: Blob, part: Part, check: Callable[[bytes], T], within: tuple[int, int] | None = None) -> T:

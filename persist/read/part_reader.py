@@ -157,7 +157,7 @@ class PartReader:
         """Return the rows of a part that are inside; go on where the slice before this one ended."""
         names = (*columns, *(name for name in schema.key_names if name not in columns))
         start, end = keys.bracket(part, schema)
-        left = self._leftovers.take(part, names, filter, keys.lower)
+        left = self._leftovers.take(part, schema, names, filter, keys.lower)
         if left is None:
             table, following = self._decoded(part, schema, names, filter, start, end)
             first, last = keys.rows(table, schema)
@@ -168,7 +168,7 @@ class PartReader:
                 table = pa.concat_tables([table, more])
             first, last = 0, keys.end(table, schema)
         if keys.upper is not None and (last < len(table) or following < part.rows):
-            self._leftovers.keep(part, names, filter, keys.upper, table.slice(last), following)
+            self._leftovers.keep(part, schema, names, filter, keys.upper, table.slice(last), following)
         return table.slice(first, last - first).select(list(columns))
 
     def _decoded(

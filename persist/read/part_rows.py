@@ -33,7 +33,7 @@ class PartRows:
     """The rows of a part for one look-up.
 
     Args:
-        types: of the schema, as text.
+        types: `CollectionSchema.reading`.
         columns: those wanted besides the key columns.
     """
 
@@ -42,7 +42,7 @@ class PartRows:
     ) -> None:
         self._part = part
         self._schema = schema
-        self._types = types
+        self._types = f"{part.schema} {types}"
         self._keys = schema.key_names
         self._columns = columns
         self._reader = reader

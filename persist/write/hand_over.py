@@ -57,5 +57,5 @@ class HandOver:
 
 
 def _name(part: Part, schema: CollectionSchema) -> tuple[str, str]:
-    # Parts of two collections may be the same bytes, and stand for different types.
+    # Parts of two collections may be the same bytes, and stand for different columns.
     return part.checksum, schema.reading
