@@ -32,18 +32,18 @@ def lazy_frame(polars: Any, schema: pa.Schema, narrowed: Narrowed) -> Any:
         names = columns
         pushed = None
         if predicate is not None:
-            pushed = pushed_down(polars, predicate, schema)
+            # Polars limits first, so of a limited read no row may be missing before it is counted.
+            pushed = pushed_down(polars, predicate, schema) if rows is None else None
             if columns is not None:
                 names = [*dict.fromkeys([*columns, *predicate.meta.root_names()])]
         for batch in narrowed(names, pushed):
             frame = polars.from_arrow(batch)
-            if predicate is not None:
-                frame = frame.filter(predicate)
-            frame = frame if columns is None else frame.select(columns)
             if rows is not None:
                 frame = frame.head(rows)
                 rows -= len(frame)
-            yield frame
+            if predicate is not None:
+                frame = frame.filter(predicate)
+            yield frame if columns is None else frame.select(columns)
             if rows is not None and rows <= 0:
                 return
 

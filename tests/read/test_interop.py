@@ -115,6 +115,26 @@ def test_a_lazy_frame_gives_what_the_whole_frame_gives(
         polars.testing.assert_frame_equal(kept, whole.filter(pl.col(last[-1]) < 0), check_row_order=False)
 
 
+@pytest.mark.parametrize(
+    "limited",
+    [lambda frame: frame.head(10), lambda frame: frame.limit(10), lambda frame: frame.slice(0, 10)],
+    ids=["head", "limit", "slice"],
+)
+def test_a_filter_after_a_limit_is_of_the_limited_rows(limited: Callable[[Any], Any]) -> None:
+    with persist.open(MemoryBlob()) as client:
+        c = client.create_or_load("c", key={"id": int}, value={"name": str})
+        c.write([((key, str(key)), 0, 1) for key in range(100)], seal=1).result()
+        for result in (c.snapshot(), c.snapshot(form="diff"), c.changes(0, 1)):
+            kept = limited(result.lazy()).filter(pl.col("id") > 5)
+            polars.testing.assert_frame_equal(kept.collect(), limited(result.to_polars()).filter(pl.col("id") > 5))
+            assert kept.select("name").collect()["name"].to_list() == ["6", "7", "8", "9"]
+            assert kept.head(2).collect()["id"].to_list() == [6, 7]
+            first = limited(result.lazy().filter(pl.col("id") > 5)).filter(pl.col("id") % 2 == 0)
+            assert first.collect()["id"].to_list() == [6, 8, 10, 12, 14]
+            later = result.lazy().slice(20, 10).filter(pl.col("id") > 25)
+            assert later.collect()["id"].to_list() == [26, 27, 28, 29]
+
+
 def test_not_a_number_passes_a_predicate_as_polars_says() -> None:
     with persist.open(MemoryBlob()) as client:
         c = client.create_or_load("c", key={"x": float})
