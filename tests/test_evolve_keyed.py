@@ -9,6 +9,9 @@ import pyarrow as pa
 import pytest
 
 import persist
+from persist.errors.conflicts import Superseded
+from persist.log.records import Evolve
+from persist.state.collection_rules import ExpectParts
 from persist.upsert.machines import History, InsertIfAbsent
 
 KEY = {"id": pa.int32()}
@@ -149,6 +152,39 @@ def test_a_late_bound_keeps_its_unit(client: persist.Client) -> None:
     events.upsert([(1, (datetime.datetime(2026, 1, 3), 1))], time=0, seal=1).result()
     with pytest.raises(persist.LateEvents):
         events.upsert([(1, (datetime.datetime(2026, 1, 1), 1))], time=1).result()
+
+
+def timed(client: persist.Client, resolve: Any) -> persist.Collection:
+    return client.create_or_load(
+        "timed", key=KEY, value={"at": pa.timestamp("s"), "v": pa.string()}, keyed=persist.Keyed(resolve=resolve)
+    )
+
+
+@POLICIES
+def test_times_of_events_that_wait_must_fit_a_finer_unit(client: persist.Client, resolve: Any) -> None:
+    users = timed(client, resolve)
+    users.upsert([(2, (datetime.datetime(2026, 1, 1), "near"))], time=0, seal=1).result()
+    users.upsert([(1, (datetime.datetime(2500, 1, 1), "far")), (2, None)], time=2).result()
+    with pytest.raises(persist.SchemaMismatch, match="'at' holds times that"):
+        users.evolve(widen={"at": pa.timestamp("ns")})
+    users.evolve(widen={"at": pa.timestamp("ms")}, rename={"v": "text"})
+    with pytest.raises(persist.SchemaMismatch, match="'at' holds times that"):
+        users.evolve(widen={"at": pa.timestamp("ns")})  # Also of events that are of an earlier version.
+    users.evolve(widen={"at": pa.timestamp("us")})
+    users.seal(3).result()
+    assert rows(users) == [(1, datetime.datetime(2500, 1, 1), "far")]
+
+
+def test_an_event_that_comes_after_the_look_makes_an_evolve_look_again(client: persist.Client) -> None:
+    users = timed(client, "seal")
+    looked_at = users.handle.contents()
+    users.upsert([(1, (datetime.datetime(2500, 1, 1), "far"))], time=0).result()
+    following = looked_at.schema.to_json() | {"version": 2, "ids": [0, 1, 2]}
+    with pytest.raises(Superseded):
+        users.handle.submit(
+            "evolve", [ExpectParts(users.id, looked_at.next_number), Evolve(users.id, following)]
+        ).result()
+    assert users.handle.contents().schema.version == 1
 
 
 def test_machines_whose_events_are_values_evolve_and_others_say_why_not(client: persist.Client) -> None:

@@ -1,25 +1,28 @@
 """Changing the schema of a collection: from what a user asks for to a mutation, and what must be looked at for it.
 
 Times in a finer unit have less room: whether all that is stored fits is looked up in the statistics of the parts, and
-in the parts themselves where these say nothing. The commit is refused if anything was added after the look.
+in the parts themselves where these say nothing. Events that wait are stored, too. The commit is refused if anything was
+added after the look.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import pyarrow as pa
 
-from persist.codecs import CollectionSchema, SchemaMismatch
+from persist.codecs import TIME_MAX, CollectionSchema, SchemaMismatch
 from persist.codecs.types.evolution import evolved, may_overflow, widened_column
 from persist.engine.becoming_keyed import checked, declared
 from persist.engine.collection_handle import CollectionHandle
 from persist.errors import InvalidUsage, UpperMismatch
 from persist.errors.conflicts import Superseded
 from persist.log.records import Describe, Evolve, Note, Words
+from persist.read.part_reader import PartReader
 from persist.read.scan import Scan
 from persist.state.collection_rules import ExpectParts, after_step
 from persist.state.contents import CollectionState
+from persist.upsert.events import event_fields, events_schema
 from persist.upsert.known import machine_of
 from persist.write.operations import Step
 
@@ -136,9 +139,10 @@ def _check_fits(
 ) -> None:
     """Raise SchemaMismatch if a time that is stored has no place in a finer unit. Cost: reading these columns."""
     reader = handle.engine.reader()
-    scan = Scan(schema, contents.history_parts, 0, 2**63 - 1, tuple(kinds))
+    scan = Scan(schema, contents.history_parts, 0, TIME_MAX + 1, tuple(kinds))
     base = tuple(part for keyframe in contents.keyframes for part in contents.parts_of(keyframe.parts))
-    for table in (*scan.base_rows(reader, [*kinds], base), *scan.updates(reader, [*kinds])):
+    waiting = _waiting_rows(reader, contents, schema, [*kinds])
+    for table in (*scan.base_rows(reader, [*kinds], base), *scan.updates(reader, [*kinds]), *waiting):
         for name, kind in kinds.items():
             try:
                 widened_column(table[name], kind)
@@ -147,3 +151,13 @@ def _check_fits(
                     f"column {name!r} holds times that {kind} cannot hold: {error}. Keep its unit, or correct these "
                     "times first."
                 ) from error
+
+
+def _waiting_rows(
+    reader: PartReader, contents: CollectionState, schema: CollectionSchema, columns: list[str]
+) -> Iterator[pa.Table]:
+    """Yield value columns of the events that wait to be resolved: under another schema, each must still be readable."""
+    if contents.keyed is None or not contents.pending:
+        return
+    events = events_schema(schema, event_fields(schema, contents.keyed))
+    yield from Scan(events, (*contents.pending.values(),), 0, TIME_MAX + 1, tuple(columns)).updates(reader, columns)
