@@ -1,11 +1,13 @@
 """A result as a dataset of PyArrow, so that DuckDB, Polars and whoever knows datasets read only what they need.
 
 Such libraries call `scanner` with the columns and the filter that their query needs, and get a scanner over what is
-left then. This module imports pyarrow.dataset, which imports pandas where there is one: import it where it is used.
+left then. What PyArrow does with a dataset in C++ goes past these methods; it meets an error there that names them.
+This module imports pyarrow.dataset, which imports pandas where there is one: import it where it is used.
 """
 
+import io
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -17,18 +19,36 @@ from persist.blob import InvalidUsage
 Narrowed = Callable[[Sequence[str] | None, pc.Expression | None], Iterator[pa.RecordBatch]]
 
 
-class ResultDataset(ds.Dataset):  # type: ignore[misc]  # pyarrow comes without types.
-    """Reads a result anew for each scan; it keeps what the result keeps. It has no fragments."""
+_USE = "read it with to_table(), to_batches() or scanner(), or give their result to what wants a dataset"
+
+
+class _Refusing(io.RawIOBase):
+    """A file that nobody can read: what C++ finds where it looks for the rows of a result."""
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def _refuse(self, *_: object) -> NoReturn:
+        raise InvalidUsage(f"PyArrow cannot read this dataset by itself, as its rows are those of files merged: {_USE}")
+
+    read = readall = readinto = seek = tell = size = _refuse
+
+
+class ResultDataset(ds.UnionDataset):  # type: ignore[misc]  # pyarrow comes without types.
+    """Reads a result anew for each scan; it keeps what the result keeps. It has no fragments.
+
+    It is a union, because of all datasets that is the one that a subclass can initialize: what is inherited and never
+    initialized ends the process when it is used.
+    """
 
     def __init__(self, schema: pa.Schema, narrowed: Narrowed) -> None:
-        # Not super().__init__(), which forbids to make one: libraries only ask whether it is a Dataset.
-        self._result_schema = schema
+        form = ds.IpcFileFormat()
+        fragment = form.make_fragment(pa.PythonFile(_Refusing(), mode="r"))
+        super().__init__(schema, [ds.FileSystemDataset([fragment], schema, form)])
         self._narrowed = narrowed
-
-    @property
-    def schema(self) -> pa.Schema:
-        """The columns of the result."""
-        return self._result_schema
 
     def scanner(
         self,
@@ -58,6 +78,10 @@ class ResultDataset(ds.Dataset):  # type: ignore[misc]  # pyarrow comes without 
         """Return the first rows that pass a filter."""
         return self.scanner(columns, filter, **options).head(num_rows)
 
+    def take(self, indices: Any, columns: Any = None, filter: pc.Expression | None = None, **options: Any) -> pa.Table:
+        """Return rows by their positions among those that pass a filter, in the order that they are read in."""
+        return self.scanner(columns, filter, **options).take(indices)
+
     def count_rows(self, filter: pc.Expression | None = None, **options: Any) -> int:
         """Return how many rows pass a filter."""
         return int(self.scanner([*self.schema.names[:1]], filter, **options).count_rows())
@@ -70,11 +94,34 @@ class ResultDataset(ds.Dataset):  # type: ignore[misc]  # pyarrow comes without 
 
         return ResultDataset(self.schema, narrowed)
 
+    def sort_by(self, sorting: str | list[tuple[str, str]], **options: Any) -> ds.InMemoryDataset:
+        """Return all rows in an order, in memory."""
+        return ds.InMemoryDataset(self.to_table().sort_by(sorting, **options))
+
+    def join(self, right_dataset: ds.Dataset, *args: Any, **options: Any) -> ds.InMemoryDataset:
+        """Return the join with another dataset, in memory; arguments are those of PyArrow's."""
+        return _in_memory(self).join(_in_memory(right_dataset), *args, **options)
+
+    def join_asof(self, right_dataset: ds.Dataset, *args: Any, **options: Any) -> ds.InMemoryDataset:
+        """Return the join with the nearest rows of another dataset, in memory; arguments are those of PyArrow's."""
+        return _in_memory(self).join_asof(_in_memory(right_dataset), *args, **options)
+
     def get_fragments(self, filter: pc.Expression | None = None) -> Iterator[Any]:
-        raise InvalidUsage("this dataset has no fragments: its rows are those of files merged. Use scanner().")
+        raise InvalidUsage(f"this dataset has no fragments, as its rows are those of files merged: {_USE}")
+
+    _get_fragments = get_fragments
+
+    @property
+    def children(self) -> Any:
+        """A union has some; this has none."""
+        raise InvalidUsage(f"this dataset has no children, as its rows are those of files merged: {_USE}")
 
     def replace_schema(self, schema: pa.Schema) -> Any:
-        raise InvalidUsage("this dataset has the columns of its collection; cast what you read from it")
+        raise InvalidUsage(f"this dataset keeps the columns of its result. To cast them, {_USE}")
 
     def __reduce__(self) -> Any:
         raise InvalidUsage("this dataset reads through an open client and cannot be pickled; open one in each process")
+
+
+def _in_memory(dataset: ds.Dataset) -> ds.Dataset:
+    return ds.InMemoryDataset(dataset.to_table()) if isinstance(dataset, ResultDataset) else dataset

@@ -175,6 +175,70 @@ def test_a_dataset_gives_what_the_table_gives(collection: persist.Collection, bl
         next(dataset.get_fragments())
 
 
+INHERITED = """
+import persist, pyarrow.compute as pc, pyarrow.dataset as ds
+from persist.blob import InvalidUsage
+
+def refused(use):
+    try:
+        use()
+    except InvalidUsage as error:
+        assert "to_table()" in str(error), error
+    else:
+        raise AssertionError("it was not refused")
+
+with persist.open("memory://x") as client:
+    c = client.create_or_load("c", key={"id": int}, value={"k": int})
+    c.write([((key, key % 3), 0, 1) for key in range(100)], seal=1).result()
+    for result in (c.snapshot(), c.changes(0, 1)):
+        D, whole = result.dataset(), result.to_arrow()
+        falling = [("id", "descending")]
+        assert D.sort_by(falling).to_table().equals(whole.sort_by(falling))
+        assert D.take([3, 1]).equals(whole.take([3, 1]))
+        joined = D.join(D, "id", right_suffix="_r").to_table()
+        assert joined.sort_by("id").equals(whole.join(whole, "id", right_suffix="_r").sort_by("id"))
+        assert D.join(ds.InMemoryDataset(whole), "id", right_suffix="_r").to_table().num_rows == 100
+        other = whole.select(["id", "k"]).rename_columns(["id", "other"])
+        assert D.join_asof(ds.InMemoryDataset(other), "id", [], 0).to_table().num_rows == 100
+        assert D.partition_expression.equals(pc.scalar(True))
+        assert ds.Scanner.from_batches(D.to_batches()).to_table().equals(whole)
+        union = ds.UnionDataset(D.schema, [D])
+        assert union.schema == whole.schema
+        refused(union.to_table)
+        refused(union.count_rows)
+        refused(lambda: ds.dataset([D]).to_table())
+        refused(lambda: ds.Scanner.from_dataset(D).to_table())
+        refused(lambda: ds.Scanner.from_dataset(D).head(1))
+        refused(lambda: ds.Scanner.from_dataset(D, filter=pc.field("id") > 5).count_rows())
+        refused(lambda: ds.InMemoryDataset(whole).join(D, "id", right_suffix="_r"))
+        for name in dir(D):
+            try:
+                found = getattr(D, name)
+                repr(found)
+                if callable(found) and name not in ("__class__", "__init_subclass__", "__subclasshook__"):
+                    found()
+            except (InvalidUsage, TypeError, AttributeError):
+                pass
+        refused(lambda: D.children)
+        refused(D.get_fragments)
+        refused(D._get_fragments)
+print("whole")
+"""
+
+
+def test_no_member_that_a_dataset_inherits_ends_the_process() -> None:
+    done = subprocess.run([sys.executable, "-c", INHERITED], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "whole\n"), done.stderr
+
+
+def test_a_dataset_can_be_written_and_scanned_by_polars(collection: persist.Collection, tmp_path: Any) -> None:
+    few = collection.snapshot(filter=KEPT)
+    pyarrow.dataset.write_dataset(few.dataset(), tmp_path, format="parquet")
+    assert pyarrow.dataset.dataset(tmp_path).to_table().equals(few.to_arrow())
+    lazy = pl.scan_pyarrow_dataset(few.dataset()).filter(pl.col("k") == ROWS - 1).select("n")
+    assert lazy.collect()["n"].to_list() == [(ROWS - 1) % 7]
+
+
 def test_duckdb_pushes_columns_and_filters_down(collection: persist.Collection, blob: CountingBlob) -> None:
     connection = duckdb.connect()
     relation = collection.snapshot().duckdb(connection, "c")
