@@ -20,8 +20,9 @@ import numpy as np
 import pyarrow as pa
 
 from persist.codecs.errors import InvalidUpdate, SchemaMismatch
+from persist.codecs.types.python_types import stored_type
 from persist.codecs.types.schema import DIFF, TIME, CollectionSchema
-from persist.codecs.types.values import cut, to_array, to_field
+from persist.codecs.types.values import check_values, cut, to_array, to_field
 
 _DICTS_PER_TABLE = 64 * 1024
 _IN_MEMORY = ("nbytes", "memory_usage", "estimated_size")  # What tables and frames tell their size by.
@@ -32,10 +33,10 @@ class TableStream:
     """Tables that come one after the other, once.
 
     Attributes:
-        tables: yields them, given the schema that their columns belong to.
+        tables: yields them, given the schema that their columns belong to; None for columns of any type.
     """
 
-    tables: Callable[[CollectionSchema], Iterator[pa.Table]]
+    tables: Callable[[CollectionSchema | None], Iterator[pa.Table]]
 
 
 def opened(data: Any) -> Any:
@@ -64,8 +65,10 @@ def opened(data: Any) -> Any:
     return values
 
 
-def as_table(data: Any, schema: CollectionSchema) -> pa.Table | None:
+def as_table(data: Any, schema: CollectionSchema | None) -> pa.Table | None:
     """Return data from `opened` as one table, and None for what is no table at all, such as tuples, or a stream.
+
+    Python values become what the schema says of their column; without a schema, what Arrow takes them for.
 
     Raises:
         SchemaMismatch: its columns are no columns.
@@ -95,7 +98,7 @@ def _is_in_memory(data: Any) -> bool:
 
 
 def _streamed(values: Iterable[Any]) -> TableStream:
-    def tables(schema: CollectionSchema) -> Iterator[pa.Table]:
+    def tables(schema: CollectionSchema | None) -> Iterator[pa.Table]:
         for value in values:
             table = as_table(value, schema) if _is_table(value) else None
             if table is None:
@@ -108,12 +111,12 @@ def _streamed(values: Iterable[Any]) -> TableStream:
     return TableStream(tables)
 
 
-def _of_dicts(values: Iterator[Any], schema: CollectionSchema) -> Iterator[pa.Table]:
+def _of_dicts(values: Iterator[Any], schema: CollectionSchema | None) -> Iterator[pa.Table]:
     while rows := [*itertools.islice(values, _DICTS_PER_TABLE)]:
         yield _from_dicts(rows, schema)
 
 
-def _batches(data: Any, schema: CollectionSchema) -> Iterator[pa.Table]:
+def _batches(data: Any, schema: CollectionSchema | None) -> Iterator[pa.Table]:
     try:
         for batch in pa.RecordBatchReader.from_stream(data):
             yield pa.Table.from_batches([batch])
@@ -121,16 +124,61 @@ def _batches(data: Any, schema: CollectionSchema) -> Iterator[pa.Table]:
         raise _no_table(data, error) from error
 
 
-def _from_frame(frame: Any, schema: CollectionSchema) -> pa.Table:
-    if not hasattr(frame, "__arrow_c_stream__"):
-        return pa.Table.from_batches([pa.record_batch(frame)])
+def _from_frame(frame: Any, schema: CollectionSchema | None) -> pa.Table:
+    _check_columns(frame)
+    columns = hasattr(frame, "columns") and hasattr(frame, "__getitem__")
     frame = _with_index(frame)
     try:
-        return pa.RecordBatchReader.from_stream(frame).read_all()
-    except (pa.ArrowException, TypeError) as error:
-        if not (hasattr(frame, "columns") and hasattr(frame, "__getitem__")):
+        if not hasattr(frame, "__arrow_c_stream__"):
+            return pa.Table.from_batches([pa.record_batch(frame)])
+        table = pa.RecordBatchReader.from_stream(frame).read_all()
+    except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+        if not columns:
             raise _no_table(frame, error) from error
-    return _from_columns({name: frame[name] for name in frame.columns}, schema)
+        return _from_columns({name: frame[name] for name in frame.columns}, schema)
+    for name in _object_columns(frame):
+        at = table.schema.get_field_index(str(name))
+        if at >= 0 and not _is_of_one_kind(_listed(frame[name]), table.schema.field(at).type):
+            table = table.set_column(at, str(name), _column(str(name), frame[name], schema))
+    return table
+
+
+def _check_columns(frame: Any) -> None:
+    """Refuse a frame of which a column is there twice, or has addresses in memory for values."""
+    if not hasattr(frame, "dtypes"):
+        return
+    names = [*frame.columns]
+    if len({*names}) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise SchemaMismatch(
+            f"column {twice!r} is there {names.count(twice)} times: give each column a name of its own, or drop all "
+            "but one"
+        )
+    for name, kind in zip(names, frame.dtypes, strict=True):
+        _check_kind(name, kind)
+
+
+def _check_kind(name: Any, kind: Any) -> None:
+    if str(kind) == "Object":  # Polars gives Arrow the addresses of such values, as bytes.
+        raise SchemaMismatch(
+            f"column {name!r} is of Polars' type Object, whose values Arrow cannot see: cast it to another type, or "
+            f"give frame[{name!r}].to_list() in a dict of columns"
+        )
+
+
+def _object_columns(frame: Any) -> list[Any]:
+    """Return the columns of a pandas frame that hold Python values, of whatever types."""
+    kinds = getattr(frame, "dtypes", ())
+    return [name for name, kind in zip(getattr(frame, "columns", ()), kinds, strict=False) if str(kind) == "object"]
+
+
+def _is_of_one_kind(values: list[Any], t: pa.DataType) -> bool:
+    """Return whether the type that Arrow found for values is that of all: it takes a date for its first moment."""
+    try:
+        check_values(values, stored_type(t))
+    except Exception:  # What values raise when they are looked at is theirs to choose.
+        return False
+    return True
 
 
 def _no_table(data: Any, error: Exception) -> SchemaMismatch:
@@ -148,7 +196,7 @@ def _with_index(data: Any) -> Any:
     return data.reset_index() if any(n is not None and n not in data.columns for n in names) else data
 
 
-def _from_dicts(rows: Any, schema: CollectionSchema) -> pa.Table:
+def _from_dicts(rows: Any, schema: CollectionSchema | None) -> pa.Table:
     """Return rows that are dicts as a table; a column that a row lacks is NULL there."""
     kinds = {*map(type, rows)}
     if not all(issubclass(kind, Mapping) for kind in kinds):
@@ -161,7 +209,7 @@ def _from_dicts(rows: Any, schema: CollectionSchema) -> pa.Table:
     return _from_columns({name: [row.get(name) for row in rows] for name in names}, schema)
 
 
-def _from_columns(columns: Mapping[Any, Any], schema: CollectionSchema) -> pa.Table:
+def _from_columns(columns: Mapping[Any, Any], schema: CollectionSchema | None) -> pa.Table:
     made = {name: _column(name, values, schema) for name, values in columns.items()}
     lengths = {len(column) for column in made.values()}
     if len(lengths) > 1:
@@ -170,11 +218,12 @@ def _from_columns(columns: Mapping[Any, Any], schema: CollectionSchema) -> pa.Ta
     return pa.Table.from_arrays([*made.values()], names=[*made])
 
 
-def _column(name: Any, values: Any, schema: CollectionSchema) -> pa.ChunkedArray:
+def _column(name: Any, values: Any, schema: CollectionSchema | None) -> pa.ChunkedArray:
     if not isinstance(name, str):
         raise SchemaMismatch(f"{cut(name)} is not the name of a column: names are text")
     if isinstance(values, pa.ChunkedArray):
         return values
+    _check_kind(name, getattr(values, "dtype", None))
     if isinstance(values, (str, bytes, Mapping)) or not isinstance(values, Iterable):
         raise SchemaMismatch(
             f"column {name!r} is {cut(values)} ({type(values).__name__}): a dict of columns has a list or an array for "
@@ -183,8 +232,9 @@ def _column(name: Any, values: Any, schema: CollectionSchema) -> pa.ChunkedArray
     if isinstance(values, pa.Array) or _is_arrow(values) or isinstance(values, np.ndarray):
         try:
             made = pa.array(values) if isinstance(values, (pa.Array, np.ndarray)) else pa.chunked_array(values)
-            return made if isinstance(made, pa.ChunkedArray) else pa.chunked_array([made])
-        except (pa.ArrowException, TypeError, ValueError):
+            if str(getattr(values, "dtype", None)) != "object" or _is_of_one_kind(_listed(values), made.type):
+                return made if isinstance(made, pa.ChunkedArray) else pa.chunked_array([made])
+        except (pa.ArrowException, TypeError, ValueError, OverflowError):
             pass  # One by one, then, by the type that is wanted.
     return pa.chunked_array([_converted(name, _listed(values), schema)])
 
@@ -197,19 +247,34 @@ def _listed(values: Any) -> list[Any]:
     return [*(values.tolist() if hasattr(values, "tolist") else values)]
 
 
-def _converted(name: str, values: list[Any], schema: CollectionSchema) -> pa.Array:
-    if name == TIME and schema.timeline is not None:
-        return _times(values, schema.timeline, name)
-    if name in schema.arrow.names:
+def _converted(name: str, values: list[Any], schema: CollectionSchema | None) -> pa.Array:
+    timeline = None if schema is None else schema.timeline
+    if name == TIME and timeline is not None:
+        return _times(values, timeline, name)
+    if schema is not None and name in schema.arrow.names:
         convert = to_array if name in (TIME, DIFF) else to_field
         return convert(values, schema.arrow.field(name).type, f"column {name!r}")
-    # No column of the collection: either the times come from it, or it is refused where all names are known.
+    # No column of the collection: the times come from it, or it is refused where all names are known, or kept.
+    if timeline is not None:
+        try:
+            return _times(values, timeline, name)
+        except InvalidUpdate:
+            if any(isinstance(value, datetime) for value in values):
+                raise
+    return _as_they_are(name, values)
+
+
+def _as_they_are(name: str, values: list[Any]) -> pa.Array:
+    """Return values in the type that Arrow finds for them; of moments without one type, that of the first."""
     try:
-        return pa.array(values) if schema.timeline is None else _times(values, schema.timeline, name)
-    except (pa.ArrowException, InvalidUpdate, TypeError):
-        if schema.timeline is not None and any(isinstance(value, datetime) for value in values):
-            raise
-        return pa.nulls(len(values))
+        made = pa.array(values)
+    except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+        raise InvalidUpdate(
+            f"column {name!r} has values that Arrow has no one type for: {error}. Give all its values one type."
+        ) from error
+    if _is_of_one_kind(values, made.type):
+        return made
+    return to_array(values, stored_type(made.type), f"column {name!r}")  # Raises, and names the row.
 
 
 def _times(values: list[Any], unit: str, name: str) -> pa.Array:

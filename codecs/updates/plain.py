@@ -44,7 +44,7 @@ def stamped(data: Any, schema: CollectionSchema, stamp: Stamp) -> Any:
     data = opened(data)
     if isinstance(data, TableStream):
         tables = data.tables
-        return TableStream(lambda schema: (_stamped_table(table, stamp, schema) for table in tables(schema)))
+        return TableStream(lambda _: (_stamped_table(table, stamp, schema) for table in tables(schema)))
     table = as_table(data, schema)
     if table is not None:
         return _stamped_table(table, stamp, schema)
