@@ -88,6 +88,25 @@ def test_of_two_consumers_with_one_name_the_second_is_told(blob: MemoryBlob) -> 
         assert contents(target, 5) == [(1, "a")]
 
 
+def test_a_consumer_of_an_older_handle_begins_again_with_the_changed_schema(blob: MemoryBlob) -> None:
+    with opened(blob) as client:
+        source, _ = collections(client)
+        source.write([((1, "a"), 0, 1)], seal=1).result()
+        older = client.load("source")
+        with older.follow("mailer") as following:
+            next(following)
+            following.ack()
+            source.evolve(add={"w": pa.string()}, drop=["v"])
+            source.write([((2, "b"), 1, 1)], seal=2).result()
+            with pytest.raises(persist.SchemaMismatch, match="begins again"):
+                following.poll()
+        with older.follow("mailer") as following:
+            assert next(following).updates.to_pylist() == [{"k": 2, "w": "b", "_time": 1, "_diff": 1}]
+            following.ack()
+        with older.follow("another") as following:
+            assert next(following).updates.column_names == ["k", "w", "_time", "_diff"]
+
+
 def leased(collection: persist.Collection) -> list[int]:
     return sorted(hold.time for hold in collection.holds() if hold.name is None)
 

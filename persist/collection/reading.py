@@ -197,10 +197,11 @@ class ReadingCalls(CollectionBase):
         def start(held: int | None) -> Listen:
             consumer = f"{self.id}/{name}"
             contents = self.handle.contents()
+            newest = self.handle.newest()  # Who begins again after the schema changed begins with the changed one.
             if held is not None or (contents.since == Antichain(0) and contents.upper == Antichain(0)):
-                return begun_listen(self.handle, held, moments, consumer)  # The contents come with the first seal.
+                return begun_listen(newest, held, moments, consumer)  # The contents come with the first seal.
             latest = None if contents.since < contents.upper else contents.since.time
-            return begun_subscription(self.handle, latest, moments, None, consumer)
+            return begun_subscription(newest, latest, moments, None, consumer)
 
         return Following(self.handle, name, start)
 
