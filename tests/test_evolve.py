@@ -1,5 +1,6 @@
 """Schemas that change: what users ask for, what they are told, and what is refused."""
 
+import datetime
 from collections.abc import Iterator
 from decimal import Decimal
 from typing import Any
@@ -176,6 +177,87 @@ def test_the_largest_integer_can_be_a_default(orders: persist.Collection) -> Non
         orders.evolve(add={"m": pa.float64()}, defaults={"m": 2**64 - 1})
 
 
+@pytest.mark.parametrize(
+    ("kind", "stored", "wider"),
+    [
+        (pa.time64("ns"), 1, pa.time64("ns")),
+        (pa.time64("us"), 1, pa.time64("ns")),
+        (pa.timestamp("ns"), 1, pa.timestamp("ns")),
+        (pa.timestamp("s"), 2**40, pa.timestamp("ms")),
+        (pa.duration("s"), 2**62, pa.duration("s")),
+        (pa.duration("s"), 2**40, pa.duration("ms")),
+        (pa.date32(), 2**30, pa.date32()),
+        (pa.decimal128(5, 2), 314, pa.decimal128(38, 4)),
+        (pa.float16(), 1, pa.float32()),
+    ],
+)
+def test_a_default_stays_what_it_is_whatever_changes_next(
+    orders: persist.Collection, kind: pa.DataType, stored: int, wider: pa.DataType
+) -> None:
+    width = pa.int32() if kind.bit_width == 32 else pa.int64()
+    given = pa.array([stored], width).view(kind)[0] if pa.types.is_temporal(kind) else stored_number(stored, kind)
+    orders.evolve(add={"x": kind}, defaults={"x": given})
+    orders.evolve(add={"n": pa.int8()})
+    assert orders.snapshot(columns=["x"]).to_arrow()["x"].equals(pa.chunked_array([pa.repeat(given, 5)]))
+    if wider != kind:
+        orders.evolve(widen={"x": wider})
+        orders.evolve(drop=["n"])
+    expected = pa.chunked_array([pa.repeat(given, 5)]).cast(wider)
+    assert orders.snapshot(columns=["x"]).to_arrow()["x"].equals(expected)
+
+
+def stored_number(stored: int, kind: pa.DataType) -> pa.Scalar:
+    if pa.types.is_decimal(kind):
+        return pa.scalar(Decimal(stored).scaleb(-2), kind)
+    return pa.scalar(float(stored), pa.float32()).cast(kind)
+
+
+@pytest.mark.parametrize(
+    ("before", "default", "after"),
+    [
+        (pa.timestamp("s"), datetime.datetime(2500, 1, 1), pa.timestamp("ns")),
+        (pa.timestamp("s"), pa.scalar(2**62, pa.timestamp("s")), pa.timestamp("ms")),
+        (pa.duration("s"), pa.scalar(2**62, pa.duration("s")), pa.duration("ms")),
+    ],
+)
+def test_a_default_that_has_no_place_in_a_finer_unit_is_said_to_have_none(
+    orders: persist.Collection, before: pa.DataType, default: Any, after: pa.DataType
+) -> None:
+    orders.evolve(add={"x": before}, defaults={"x": default})
+    with pytest.raises(persist.SchemaMismatch, match="the default of column 'x' does not fit"):
+        orders.evolve(widen={"x": after})
+    assert orders.evolve(add={"n": pa.int8()}) == 3
+
+
+def test_a_record_that_changes_a_default_is_refused(orders: persist.Collection) -> None:
+    orders.evolve(add={"x": pa.int32()}, defaults={"x": 7})
+    schema = orders.schema.to_json() | {"version": 3}
+    for changed in ({}, {"3": 8}):
+        with pytest.raises((ValueError, persist.SchemaMismatch), match="keeps the default"):
+            orders.handle.submit("evolve", [Evolve(orders.id, {**schema, "defaults": changed})]).result()
+    orders.handle.submit("evolve", [Evolve(orders.id, {**schema, "defaults": {"3": 7}})]).result()
+    assert {row["x"] for row in rows(orders)} == {7}
+
+
+@pytest.mark.parametrize(
+    ("kind", "given", "expected"),
+    [
+        (pa.float32(), float("nan"), "nan"),
+        (pa.float64(), float("nan"), "nan"),
+        (pa.float16(), float("nan"), "nan"),
+        (pa.float32(), float("inf"), "inf"),
+        (pa.decimal128(5, 2), 3, "3.00"),
+        (pa.decimal128(5, 2), -999, "-999.00"),
+        (pa.decimal256(40, 0), 2**70, str(2**70)),
+        (pa.decimal128(5, 2), Decimal("1.5"), "1.50"),
+    ],
+)
+def test_a_default_that_fits_is_taken(orders: persist.Collection, kind: pa.DataType, given: Any, expected: str) -> None:
+    orders.evolve(add={"x": kind}, defaults={"x": given})
+    orders.evolve(add={"n": pa.int8()})
+    assert {str(row["x"]) for row in rows(orders)} == {expected}
+
+
 # Who writes with an older schema.
 
 
@@ -288,6 +370,12 @@ def test_a_listen_keeps_its_schema_until_a_column_of_it_is_gone(
         ({"add": {"n": pa.int8()}, "defaults": {"n": 300}}, "default 300 does not fit"),
         ({"add": {"n": pa.int8()}, "defaults": {"n": "x"}}, "default 'x' does not fit"),
         ({"add": {"n": pa.int8()}, "defaults": {"n": 1.5}}, "does not fit"),
+        ({"add": {"n": pa.decimal128(5, 2)}, "defaults": {"n": 1000}}, "does not fit"),
+        ({"add": {"n": pa.decimal128(5, 2)}, "defaults": {"n": Decimal("0.001")}}, "does not fit"),
+        ({"add": {"n": pa.decimal128(5, 2)}, "defaults": {"n": float("nan")}}, "does not fit"),
+        ({"add": {"n": pa.int8()}, "defaults": {"n": float("nan")}}, "does not fit"),
+        ({"add": {"n": pa.int8()}, "defaults": {"n": pa.scalar(2**62, pa.duration("s"))}}, "does not fit"),
+        ({"add": {"n": pa.int8()}, "defaults": {"m": pa.scalar(2**62, pa.duration("s"))}}, "not added"),
         ({"add": {"n": pa.list_(pa.int8())}, "defaults": {"n": [1]}}, "flat"),
         ({"add": {"n": pa.int8()}, "defaults": {"m": 3}}, "not added"),
         ({"defaults": {"v": 3}}, "no change"),

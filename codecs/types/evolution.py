@@ -214,19 +214,30 @@ def check_next(before: CollectionSchema, after: CollectionSchema) -> None:
         raise SchemaMismatch("what a codec makes is one column, and stays what it is: use another collection")
     used = {id_ for version in before.known for id_ in version.ids}
     types = dict(zip(before.ids, before.types, strict=False))
-    defaults = dict(before.defaults)
     if _required(after) != [id_ for id_ in _required(before) if id_ in after.ids]:
         raise SchemaMismatch("what may be NULL stays so, and what may not be, too; columns that are added may be NULL")
     for at, (id_, name) in enumerate(zip(after.ids, after.names, strict=True)):
         kind = after.types[at]
         if id_ in types:
             _check_kept(name, types[id_], kind, is_key=at < keys)
-            if (id_ in defaults) != (id_ in dict(after.defaults)):
-                raise SchemaMismatch(f"column {name!r} keeps the default that it has")
+            _check_default_kept(before, after, id_)
         elif id_ in used or id_ < 0:
             raise SchemaMismatch(f"column {name!r} has the id {id_}, which is that of another column")
         default_of(after, name)
     check_width([*after.key.fields, *after.value.fields])
+
+
+def _check_default_kept(before: CollectionSchema, after: CollectionSchema, id_: int) -> None:
+    """Raise SchemaMismatch unless a column has the default that it had: older records would read as others."""
+    has = id_ in dict(before.defaults)
+    is_kept = has == (id_ in dict(after.defaults))
+    name = after.names[after.ids.index(id_)]
+    if has and is_kept:
+        now = default_of(after, name)
+        then = _widened_default(name, default_of(before, before.names[before.ids.index(id_)]), now.type)
+        is_kept = scalar_to_json(then) == scalar_to_json(now)
+    if not is_kept:
+        raise SchemaMismatch(f"column {name!r} keeps the default that it has")
 
 
 def _check_kept(name: str, before: pa.DataType, after: pa.DataType, *, is_key: bool) -> None:
@@ -382,17 +393,16 @@ def _side(before: Side, columns: list[Column]) -> Side:
 def _defaults(
     schema: CollectionSchema, columns: list[Column], added: Mapping[int, str], given: Mapping[str, Any]
 ) -> tuple[tuple[int, str], ...]:
-    if unknown := sorted({*given} - {*added.values()}):
+    if unknown := sorted({*given} - {*added.values()}, key=repr):
         raise SchemaMismatch(
-            f"defaults={dict(given)!r:.200} names {unknown[0]!r}, which is not added: a default is what records read "
-            "as that are older than a column"
+            f"defaults= names {unknown[0]!r}, which is not added: a default is what records read as that are older than "
+            "a column"
         )
     found: dict[int, pa.Scalar] = {}
     before = dict(schema.defaults)
     for id_, name, kind, _ in columns:
         if id_ in before:
-            old = default_of(schema, schema.names[schema.ids.index(id_)])
-            found[id_] = widened_column(pa.chunked_array([pa.array([old.as_py()], old.type)]), kind)[0]
+            found[id_] = _widened_default(name, default_of(schema, schema.names[schema.ids.index(id_)]), kind)
         elif id_ in added and given.get(name) is not None:
             found[id_] = _default(name, given[name], kind)
     return tuple((id_, msgspec.json.encode(scalar_to_json(value)).decode()) for id_, value in sorted(found.items()))
@@ -405,16 +415,30 @@ def _default(name: str, value: Any, kind: pa.DataType) -> pa.Scalar:
         )
     try:
         array = pa.array([value], kind)
-        # What Arrow takes it for by itself is cast as strictly as a column; an int beyond int64 it takes for nothing.
-        plain = array if type(value) is int and value >= 2**63 else pa.array([value])
-        if plain.type != kind and plain.cast(kind).to_pylist() != array.to_pylist():
+        # What Arrow takes it for by itself is cast as strictly as a column. It takes an int beyond int64 for nothing,
+        # and casts none to decimals of few digits; but what it makes of an int is that int.
+        plain = array if type(value) is int and (value >= 2**63 or pt.is_decimal(kind)) else pa.array([value])
+        written = scalar_to_json(array[0])
+        if plain.type != kind and scalar_to_json(plain.cast(kind)[0]) != written:
             raise pa.ArrowInvalid("it would be another value")
-        found = scalar_from_json(scalar_to_json(array[0]), kind)
+        return scalar_from_json(written, kind)
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+        # Python cannot show every value that Arrow holds.
+        shown = f"of type {value.type}" if isinstance(value, pa.Scalar) else f"{value!r:.100}"
+        raise SchemaMismatch(f"the default {shown} does not fit column {name!r} of type {kind}: {error}") from error
+
+
+def _widened_default(name: str, old: pa.Scalar, kind: pa.DataType) -> pa.Scalar:
+    """Return the default that a column has with a wider type. Never through Python, which holds less than Arrow."""
+    if old.type == kind:
+        return old
+    try:
+        return widened_column(pa.chunked_array([pa.repeat(old, 1)]), kind)[0]
+    except pa.ArrowException as error:
         raise SchemaMismatch(
-            f"the default {value!r:.100} does not fit column {name!r} of type {kind}: {error}"
+            f"the default of column {name!r} does not fit its type {kind}: {error}. Keep its type {old.type}, or add a "
+            f"column of type {kind} instead"
         ) from error
-    return found
 
 
 def versions(current: Mapping[str, Any], earlier: Sequence[Mapping[str, Any]]) -> CollectionSchema:
