@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 import pyarrow.types as pat
 
 from persist.codecs.errors import InvalidUpdate, SchemaMismatch
-from persist.codecs.order.arrays import int64_array
+from persist.codecs.order.arrays import copied, int64_array
 from persist.codecs.order.ordering import canonical
 from persist.codecs.types.casts import cast_column
 from persist.codecs.types.schema import DIFF, TIME, TIME_MAX, CollectionSchema
@@ -75,7 +75,7 @@ def to_updates(
     data = opened(data)
     if isinstance(data, TableStream):
         pieces = streamed_updates(data, schema, default_time=default_time, default_diff=default_diff, moments=moments)
-        return pa.concat_tables([schema.arrow.empty_table(), *pieces])
+        return pa.concat_tables([schema.arrow.empty_table(), *map(copied, pieces)])
     table = as_table(data, schema)
     if table is None:
         convert = None if moments is None else moments.times_of

@@ -26,7 +26,7 @@ from persist.codecs import (
     stamped,
     to_updates,
 )
-from persist.codecs.order.arrays import boolean_array, boolean_values, int64_array
+from persist.codecs.order.arrays import boolean_array, boolean_values, copied, int64_array
 from persist.codecs.order.ordering import combined
 from persist.codecs.types.values import cut
 from persist.codecs.updates.inputs import as_table
@@ -47,7 +47,7 @@ class EventTable:
 
     Attributes:
         schema: that of the table, and of parts made of it.
-        table: as `persist.upsert.events` has them; `_seq` counts from 0.
+        table: as `persist.upsert.events` has them, in buffers that the caller has not; `_seq` counts from 0.
         watermarks: the least and the greatest, where they are integers.
     """
 
@@ -200,7 +200,8 @@ def _finished(
     made = events_schema(schema, fields)
     numbers = int64_array(np.arange(len(rows), dtype=np.int64))
     columns = {**dict(zip(rows.column_names, rows.columns, strict=True)), SEQ: numbers, DELETED: flags}
-    table = pa.Table.from_arrays([columns[field.name] for field in made.arrow], schema=made.arrow)
+    # A copy, because they wait for others, and the caller may use the buffers again.
+    table = copied(pa.Table.from_arrays([columns[field.name] for field in made.arrow], schema=made.arrow))
     watermarks = watermarks_of(rows[form.order_by[0]]) if form.order_by else None
     return EventTable(made, table, watermarks)
 

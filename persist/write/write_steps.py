@@ -3,6 +3,10 @@
 Few updates wait to be encoded with those of other writes. More of them are uploaded by a pool, at once. A stream is
 read in the caller's thread, because it is the caller's: each piece is sorted and uploaded while the next one is read,
 so a stream may be larger than memory, and its parts are committed together.
+
+Whoever writes may use the buffers again, once they got back control. Arrow does not tell its own memory from that of a
+NumPy array, so whatever is encoded later is copied before. Only what is larger than what is sorted at once is not: its
+upload is waited for.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -10,7 +14,6 @@ from concurrent.futures import Executor, Future
 from itertools import chain
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 
 from persist.codecs import (
@@ -27,6 +30,7 @@ from persist.codecs import (
     streamed_updates,
     to_updates,
 )
+from persist.codecs.order.arrays import copied
 from persist.state.keyed_rules import PlannedPend
 from persist.timeline import timeline_of
 from persist.upsert.taking import EventTable
@@ -72,7 +76,8 @@ class WriteSteps:
         """Return updates in memory, if there is room for them, or else as parts that no record names; and their digest.
 
         A table may take half of the budget, for it is mostly the caller's anyway; of a stream, one piece is held. What
-        is held is not sorted, and may share the caller's buffers. Raises what `of` raises, and what an upload does.
+        is held is not sorted; of a table, it may share the caller's buffers. Raises what `of` raises, and what an
+        upload does.
         """
         if stamp is not None:
             updates = stamped(updates, schema, stamp)
@@ -95,30 +100,38 @@ class WriteSteps:
         return _stored_by(write), write.digest or 0
 
     def of_events(self, collection: str, events: EventTable) -> Write:
-        """Return the step that adds events, of which there are some; start their upload if they are large."""
+        """Return the step that adds events, of which there are some; start their upload if they are large.
+
+        Their buffers are nobody else's.
+        """
         times = events.table["_time"].to_numpy()
         planned = PlannedPend(collection, int(times.min()), int(times.max()), events.watermarks, events.schema.version)
         size = int(events.table.nbytes)
         if size <= SMALL_WRITE_BYTES_MAX:
-            copied = events.table.take(pa.array(np.arange(len(times))))
-            return Write(collection, events.schema, planned.time_min, size, copied, events=planned)
+            return Write(collection, events.schema, planned.time_min, size, events.table, events=planned)
         upload = self._upload(collection, events.schema, events.table)
         return Write(collection, events.schema, planned.time_min, size, upload, events=planned)
 
-    def _of_table(self, collection: str, schema: CollectionSchema, table: pa.Table, by: Sequence[str]) -> Write:
+    def _of_table(
+        self, collection: str, schema: CollectionSchema, table: pa.Table, by: Sequence[str], *, is_ours: bool = False
+    ) -> Write:
+        """Return the step that adds a table; is_ours says that the caller has not got its buffers."""
+        size = table.get_total_buffer_size()
+        if size > SMALL_WRITE_BYTES_MAX:
+            size = table.nbytes  # What of these buffers is in use; it takes longer to find out.
+        fits = size <= self._parts.piece_bytes
+        if fits and not is_ours:
+            table = copied(table)
         digest = _digest(table, by)
         # numpy rather than Arrow's kernels: for few rows those cost more than all else, and give up the GIL each time.
         diffs = table["_diff"].to_numpy()
         largest = max(abs(int(diffs.min())), abs(int(diffs.max())))
-        size = table.get_total_buffer_size()
-        if size > SMALL_WRITE_BYTES_MAX:
-            size = table.nbytes  # What of these buffers is in use; it takes longer to find out.
         # A small write is encoded together with others, so it must be sure not to overflow by itself.
         if size <= SMALL_WRITE_BYTES_MAX and largest * len(diffs) < 2**63:
-            # A copy, because it is encoded later and the caller may reuse the buffers.
-            copy = table.take(pa.array(np.arange(len(table))))
-            return Write(collection, schema, _time_min(table), size, copy, digest=digest)
+            return Write(collection, schema, _time_min(table), size, table, digest=digest)
         upload = self._upload(collection, schema, table)
+        if not (fits or is_ours):
+            upload.exception()  # Waits; what went wrong is raised by the future of the commit.
         return Write(collection, schema, _time_min(table), size, upload, digest=digest)
 
     def _of_stream(
@@ -127,7 +140,7 @@ class WriteSteps:
         pieces = gathered_pieces(tables, self._parts.piece_bytes)
         first, second = next(pieces, None), next(pieces, None)
         if first is None or second is None:
-            return None if first is None else self._of_table(collection, schema, first, by)
+            return None if first is None else self._of_table(collection, schema, first, by, is_ours=True)
         return self._of_pieces(collection, schema, chain((first, second), pieces), by)
 
     def _of_pieces(
@@ -167,13 +180,14 @@ class WriteSteps:
 def gathered_pieces(tables: Iterable[pa.Table], bytes_max: int) -> Iterator[pa.Table]:
     """Yield the rows of tables, in order, in tables of at least bytes_max each but the last, and none that is empty.
 
-    Memory: such a piece, and one table of the stream.
+    The buffers are copies, for a stream may fill the same ones again for its next table. Memory: such a piece, and one
+    table of the stream twice.
     """
     held: list[pa.Table] = []
     size = 0
     for table in tables:
         if len(table):
-            held.append(table)
+            held.append(copied(table))
             size += table.nbytes
         if size >= bytes_max:
             yield pa.concat_tables(held)
