@@ -12,7 +12,8 @@ Where the collection holds anything else than the version before, the version is
 """
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import posixpath
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,12 +26,14 @@ from persist.codecs.order.arrays import int64_array
 from persist.engine import CollectionHandle
 from persist.engine.overwriting import overwrite_steps, replacement_steps
 from persist.errors import InvalidUsage
+from persist.read.export_blobs import INCOMPLETE, SUCCESS
 from persist.read.result import required
 from persist.timeline import Moment
 from persist.work import Done, task
 from persist.write.operations import check_token, with_token
 
 BATCH_ROWS = 64 * 1024
+_Refusal = Callable[[object], InvalidUsage]
 _PER_S = {"s": 1, "ms": 1000, "us": 1000**2, "ns": 1000**3}
 
 
@@ -57,7 +60,7 @@ def import_parquet(
     sealing = [] if seal is None else [handle.seal_step(seal)]
     read = 0
     with task("import", handle.name) as done:
-        for name, batches in _files(source):
+        for name, batches in _files(source, handle.schema.names):
             mark = None if token is None else _file_token(token, name)
             if mark is not None and mark in handle.contents().tokens:
                 continue
@@ -77,7 +80,10 @@ def import_delta(
     storage_options: Mapping[str, str] | None,
 ) -> list[ImportedVersion]:
     """Write versions of a Delta table that are not there yet; see `Collection.import_delta`."""
-    table = _DeltaTable(required("deltalake", "delta"), os.fspath(uri), dict(storage_options or {}))
+    library = required("deltalake", "delta")
+    if not isinstance(uri, (str, os.PathLike)):
+        raise InvalidUsage(f"uri={uri!r} is neither the path nor the URL of a Delta table")
+    table = _DeltaTable(library, os.fspath(uri), dict(storage_options or {}))
     handle.engine.writer("import_delta")
     before = _last_imported(handle, table.id)
     done: list[ImportedVersion] = []
@@ -119,18 +125,19 @@ def _last_imported(handle: CollectionHandle, table: str) -> ImportedVersion | No
 
 @dataclass(frozen=True, slots=True)
 class _Files:
-    """Some of the files of a dataset, by path."""
+    """Some of the files of a dataset, by path, and what is raised if they cannot be read."""
 
     dataset: Any
     fragments: Mapping[str, Any]
+    refused: _Refusal
 
     @classmethod
-    def of(cls, dataset: Any) -> "_Files":
-        return cls(dataset, {fragment.path: fragment for fragment in dataset.get_fragments()})
+    def of(cls, dataset: Any, refused: _Refusal) -> "_Files":
+        return cls(dataset, {fragment.path: fragment for fragment in dataset.get_fragments()}, refused)
 
     def without(self, other: "_Files") -> "_Files":
         left = {path: each for path, each in self.fragments.items() if path not in other.fragments}
-        return _Files(self.dataset, left)
+        return _Files(self.dataset, left, self.refused)
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         """Yield the rows, with the columns that only the paths of files tell."""
@@ -139,7 +146,10 @@ class _Files:
         if self.fragments:
             whole = self.dataset
             some = ds.FileSystemDataset([*self.fragments.values()], whole.schema, whole.format, whole.filesystem)
-            yield from some.to_batches(batch_size=BATCH_ROWS, batch_readahead=2, fragment_readahead=1)
+            try:
+                yield from some.to_batches(batch_size=BATCH_ROWS, batch_readahead=2, fragment_readahead=1)
+            except (OSError, pa.ArrowException) as error:
+                raise self.refused(error) from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,10 +164,7 @@ class _DeltaTable:
         try:
             return self.library.DeltaTable(self.uri, version=version, storage_options=self.storage)
         except Exception as error:
-            raise InvalidUsage(
-                f"the Delta table {self.uri} cannot be opened{_at(version)}: {error}. Versions that are not kept any "
-                "more are left out with first="
-            ) from error
+            raise self._refused("opened", version, error) from error
 
     @property
     def id(self) -> str:
@@ -169,15 +176,19 @@ class _DeltaTable:
 
     def rows(self, version: int) -> _Files:
         try:
-            return _Files.of(self.at(version).to_pyarrow_dataset())
+            dataset = self.at(version).to_pyarrow_dataset()
+            return _Files.of(dataset, lambda error: self._refused("read", version, error))
         except InvalidUsage:
             raise
         except Exception as error:  # What a library raises is its own choice.
-            raise InvalidUsage(f"the Delta table {self.uri} cannot be read{_at(version)}: {error}") from error
+            raise self._refused("read", version, error) from error
 
-
-def _at(version: int | None) -> str:
-    return "" if version is None else f" at version {version}"
+    def _refused(self, done: str, version: int | None, error: object) -> InvalidUsage:
+        at = "" if version is None else f" at version {version}"
+        return InvalidUsage(
+            f"the Delta table {self.uri} cannot be {done}{at}: {error}. Versions that are not kept any more are left "
+            "out with first="
+        )
 
 
 def _signed(names: Sequence[str], time: int, files: Sequence[tuple[int, _Files]]) -> Iterator[pa.Table]:
@@ -199,25 +210,92 @@ def _with_all(names: Sequence[str], batch: pa.RecordBatch) -> pa.Table:
     return table
 
 
-def _files(source: Any) -> Iterator[tuple[str, Callable[[], Iterator[pa.RecordBatch]]]]:
-    """Yield the files of Parquet below a path, or of a dataset: their names, and what reads their rows."""
+def _files(source: Any, columns: Collection[str]) -> Iterator[tuple[str, Callable[[], Iterator[pa.RecordBatch]]]]:
+    """Yield the files of Parquet of a source: their names, and what reads their rows with some columns."""
     import pyarrow.dataset as ds
 
-    base = ""
-    if not isinstance(source, ds.Dataset):
-        base = os.path.abspath(os.fspath(source)) if isinstance(source, (str, os.PathLike)) else ""
+    dataset, base = _opened(source)
+    files = _Files.of(dataset, lambda error: InvalidUsage(f"{source!r} cannot be read as Parquet: {error}")).fragments
+    _check_whole(source, dataset.filesystem, {*map(os.path.dirname, files), *([] if base is None else [base])})
+    if not files:
+        raise InvalidUsage(
+            f"{source!r} holds no files of Parquet: nothing was imported or sealed. Names that begin with _ or . are "
+            "no data. Check the path; to seal without rows, call seal()"
+        )
+    in_paths = [] if dataset.partitioning is None else [*dataset.partitioning.schema]
+    if base is None:  # Folders above the files were not given, so what they tell is taken only where it is wanted.
+        in_paths = [field for field in in_paths if field.name in columns]
+    for path, fragment in sorted(files.items()):
+        refused = _refusal(path)
         try:
-            source = ds.dataset(source, format="parquet", partitioning="hive")
-        except (OSError, TypeError, ValueError) as error:
-            raise InvalidUsage(f"{source!r} is neither files of Parquet nor a folder of them: {error}") from error
-    in_paths = [*source.partitioning.schema] if getattr(source, "partitioning", None) is not None else []
-    for path, fragment in sorted(_Files.of(source).fragments.items()):
-        name = os.path.relpath(path, base) if base and os.path.isabs(path) else path
-        # By its own columns: by those of the first file, what others have more or less would go unnoticed.
-        own = fragment.physical_schema
-        columns = pa.schema([*own, *(field for field in in_paths if field.name not in own.names)])
-        whole = ds.FileSystemDataset([fragment], columns, source.format, source.filesystem)
-        yield name, _Files(whole, {path: fragment}).batches
+            # By its own columns: by those of the first file, what others have more or less would go unnoticed.
+            own = fragment.physical_schema
+        except (OSError, pa.ArrowException) as error:
+            raise refused(error) from error
+        schema = pa.schema([*own, *(field for field in in_paths if field.name not in own.names)])
+        whole = ds.FileSystemDataset([fragment], schema, dataset.format, dataset.filesystem)
+        yield (
+            _name(path, base, isinstance(source, (str, os.PathLike))),
+            _Files(whole, {path: fragment}, refused).batches,
+        )
+
+
+def _opened(source: Any) -> tuple[Any, str | None]:
+    """Return a dataset, and the folder that it is if it is one; local paths in it are absolute."""
+    import pyarrow.dataset as ds
+    import pyarrow.fs as fs
+
+    base = None
+    try:
+        if isinstance(source, (str, os.PathLike)):
+            text = os.fspath(source)
+            is_url = "://" in text and not os.path.exists(text)
+            files, path = fs.FileSystem.from_uri(text) if is_url else (fs.LocalFileSystem(), os.path.abspath(text))
+            base = path.rstrip("/") if files.get_file_info(path).type == fs.FileType.Directory else None
+            found = ds.dataset(path, filesystem=files, format="parquet", partitioning="hive")
+        elif isinstance(source, (list, tuple)):
+            local = [os.path.abspath(each) if isinstance(each, (str, os.PathLike)) else each for each in source]
+            found = ds.dataset(local, format="parquet", partitioning="hive")
+        else:
+            found = source
+    except (OSError, TypeError, ValueError) as error:
+        raise InvalidUsage(f"{source!r} is neither files of Parquet nor a folder of them: {error}") from error
+    if not isinstance(found, ds.FileSystemDataset):
+        raise InvalidUsage(f"{source!r} is neither files of Parquet nor a folder of them, nor a dataset of files")
+    return found, base
+
+
+def _check_whole(source: Any, filesystem: Any, folders: Collection[str]) -> None:
+    """Refuse what an export to a store has left half done."""
+    for info in filesystem.get_file_info([posixpath.join(folder, INCOMPLETE) for folder in sorted(folders)]):
+        if info.is_file:
+            raise InvalidUsage(
+                f"{source!r} holds {info.path}: an export is under way there, or one was killed, so files may be "
+                f"missing. Wait for it, or export again to another place; if {SUCCESS} is beside it and no export is "
+                f"running, all files are there: delete {INCOMPLETE}"
+            )
+
+
+def _name(path: str, base: str | None, is_single: bool) -> str:
+    """Return what tells a file from the others of an import, in whatever way its source was written.
+
+    Below a folder it is the path from there. A single file has its name, after the `name=value` folders above it, which
+    tell files of one name apart. In lists and datasets it is the whole path.
+    """
+    if base is not None:
+        return posixpath.relpath(path, base)
+    if not is_single:
+        return path
+    *folders, name = path.split("/")
+    for folder in reversed(folders):
+        if "=" not in folder:
+            break
+        name = f"{folder}/{name}"
+    return name
+
+
+def _refusal(path: str) -> "_Refusal":
+    return lambda error: InvalidUsage(f"the file {path} cannot be read as Parquet: {error}. Nothing of it was written")
 
 
 def _told(batches: Iterator[pa.RecordBatch], done: Done) -> Iterator[pa.RecordBatch]:

@@ -64,7 +64,7 @@ def test_an_export_that_fails_leaves_nothing(orders: persist.Collection, tmp_pat
             export()
     assert not (tmp_path / "out").exists()
     assert not [path for path in tmp_path.iterdir() if ".tmp-" in path.name]
-    assert not list((tmp_path / "delta").glob("_delta_log/*.json"))
+    assert not (tmp_path / "delta").exists()
     assert not catalog(tmp_path).table_exists("shop.orders")
 
 
@@ -180,6 +180,42 @@ def test_a_delta_table_gets_a_version_for_each_export(orders: persist.Collection
         orders.snapshot().export_delta(uri, mode="replace")  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pa.timestamp("ns"), pa.timestamp("ns", "UTC"), pa.time32("s"), pa.time64("us"), pa.duration("us"), pa.uint8(),
+        pa.uint64(), pa.float16(), pa.decimal256(50, 2), pa.list_(pa.timestamp("ns")), pa.struct({"a": pa.uint16()}),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_what_delta_has_no_type_for_is_refused_and_leaves_nothing(
+    client: persist.Client, tmp_path: Path, kind: pa.DataType
+) -> None:
+    odd = client.create_or_load("odd", key={"k": pa.int64()}, value={"v": kind})
+    odd.write(pa.table({"k": [1], "v": pa.nulls(1, kind)}), time=0, seal=1).result()
+    with pytest.raises(persist.InvalidUsage, match=r"Delta has no type for column 'v' of type .* leave it out with"):
+        odd.snapshot(0).export_delta(str(tmp_path / "delta"))
+    assert not (tmp_path / "delta").exists()
+    assert odd.snapshot(0, columns=["k"]).export_delta(str(tmp_path / "delta")) == 0
+
+
+def test_what_delta_has_types_for_comes_back_as_it_was(client: persist.Client, tmp_path: Path) -> None:
+    values = pa.table({
+        "k": [1],
+        "s": pa.array([1], pa.timestamp("s")),
+        "z": pa.array([1001], pa.timestamp("ms", "Europe/Berlin")),
+        "d": pa.array([86_400_000], pa.date64()),
+        "f": pa.array([b"abcd"], pa.binary(4)),
+        "l": pa.array([[1, 2]], pa.list_(pa.int8(), 2)),
+        "m": pa.array([[("a", 1.5)]], pa.map_(pa.string(), pa.float32())),
+    })  # fmt: skip
+    schema = {field.name: field.type for field in values.schema}
+    wide = client.create_or_load("wide", key={"k": schema.pop("k")}, value=schema)
+    wide.write(values, time=0, seal=1).result()
+    wide.snapshot(0).export_delta(str(tmp_path / "delta"))
+    assert DeltaTable(tmp_path / "delta").to_pyarrow_table().to_pylist() == values.to_pylist()
+
+
 def catalog(tmp_path: Path) -> SqlCatalog:
     made = SqlCatalog("test", uri=f"sqlite:///{tmp_path}/catalog.db", warehouse=f"file://{tmp_path}/warehouse")
     made.create_namespace_if_not_exists("shop")
@@ -250,6 +286,103 @@ def test_a_folder_of_parquet_comes_in_at_one_time_and_goes_on_where_it_ended(tmp
         assert {time for _, time, _ in events.changes(0).updates()} == {3}
         with pytest.raises(persist.InvalidUsage, match="is neither files of Parquet nor a folder of them"):
             events.import_parquet(tmp_path / "nowhere", time=5)
+
+
+@pytest.fixture
+def plain(client: persist.Client) -> persist.Collection:
+    return client.create_or_load("plain", key={"k": pa.int64()})
+
+
+def parquet(path: Path, *keys: int) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(pa.table({"k": list(keys)}), path)
+    return path
+
+
+def test_single_files_under_one_token_are_told_apart_by_name(plain: persist.Collection, tmp_path: Path) -> None:
+    files = [parquet(tmp_path / name, at) for at, name in enumerate(("a.parquet", "b.parquet", "d=1/a.parquet"))]
+    assert [plain.import_parquet(file, time=0, token="t") for file in [*files, *files]] == [1, 1, 1, 0, 0, 0]
+    plain.seal(1).result()
+    assert sorted(plain.snapshot(0).to_arrow()["k"].to_pylist()) == [0, 1, 2]
+
+
+def test_a_source_is_the_same_however_its_path_is_written(
+    plain: persist.Collection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = parquet(tmp_path / "in" / "sub" / "a.parquet", 1)
+    monkeypatch.chdir(tmp_path)
+    whole = tmp_path / "in"
+    for at, source in enumerate(("in", "./in", "in/", whole, f"{whole}/", whole.as_uri(), Path("in"), "sub/../in")):
+        (tmp_path / "sub").mkdir(exist_ok=True)
+        assert plain.import_parquet(source, time=0, token="folder") == (at == 0), source
+    for at, one in enumerate(("in/sub/a.parquet", "./in/sub/a.parquet", file, file.as_uri())):
+        assert plain.import_parquet(one, time=0, token="file") == (at == 0), one
+    for at, listed in enumerate((["in/sub/a.parquet"], [file], ("./in/sub/a.parquet",))):
+        assert plain.import_parquet(listed, time=0, token="list") == (at == 0), listed
+
+
+def test_what_has_no_files_of_parquet_is_refused_and_nothing_is_sealed(
+    plain: persist.Collection, tmp_path: Path
+) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "_hidden.parquet").touch()
+    nothing: list[Any] = [tmp_path / "in", [], ds.dataset(tmp_path / "in", format="parquet")]
+    for source in nothing:
+        with pytest.raises(persist.InvalidUsage, match="holds no files of Parquet: nothing was imported or sealed"):
+            plain.import_parquet(source, time=0, seal=1)
+    for source in (f"{tmp_path}/*.parquet", None, 5, ds.dataset(pa.table({"k": [1]}))):
+        with pytest.raises(persist.InvalidUsage, match="is neither files of Parquet nor a folder of them"):
+            plain.import_parquet(source, time=0, seal=1)
+    assert plain.upper == persist.Antichain(0)
+
+
+def test_half_an_export_does_not_come_in(plain: persist.Collection, tmp_path: Path) -> None:
+    file = parquet(tmp_path / "in" / "part-0.parquet", 1)
+    (tmp_path / "in" / "_INCOMPLETE").touch()
+    for source in (tmp_path / "in", tmp_path, file, [file], ds.dataset(tmp_path / "in", format="parquet")):
+        with pytest.raises(persist.InvalidUsage, match=r"_INCOMPLETE: an export is under way there, or one was killed"):
+            plain.import_parquet(source, time=0, seal=1)
+    file.unlink()
+    with pytest.raises(persist.InvalidUsage, match=r"_INCOMPLETE: an export is under way"):
+        plain.import_parquet(tmp_path / "in", time=0, seal=1)
+    assert plain.upper == persist.Antichain(0)
+
+
+@pytest.mark.parametrize("damage", ["no Parquet", "a page"])
+def test_a_damaged_file_is_named_and_nothing_is_visible(plain: persist.Collection, tmp_path: Path, damage: str) -> None:
+    parquet(tmp_path / "in" / "a.parquet", 1)
+    bad = parquet(tmp_path / "in" / "b.parquet", *range(1000))
+    data = bad.read_bytes()
+    bad.write_bytes(b"text" if damage == "no Parquet" else data[:4] + b"\xff" * 200 + data[204:])
+    with pytest.raises(persist.InvalidUsage, match=r"b.parquet cannot be read as Parquet"):
+        plain.import_parquet(tmp_path / "in", time=0, seal=1)
+    assert plain.upper == persist.Antichain(0)
+
+
+def test_files_are_taken_without_the_folders_that_the_collection_does_not_know(
+    client: persist.Client, plain: persist.Collection, tmp_path: Path
+) -> None:
+    file = parquet(tmp_path / "day=5" / "x.parquet", 1)
+    for at, source in enumerate((file, [file], file.parent)):
+        assert plain.import_parquet(source, time=at, seal=at + 1) == 1
+    assert plain.snapshot(2).to_arrow()["k"].to_pylist() == [1, 1, 1]
+    with pytest.raises(persist.SchemaMismatch, match="'day' is unexpected"):
+        plain.import_parquet(tmp_path, time=3)
+    daily = client.create_or_load("daily", key={"k": pa.int64()}, value={"day": pa.int32()})
+    for at, source in enumerate((file, [file], tmp_path)):
+        assert daily.import_parquet(source, time=at, seal=at + 1) == 1
+    assert list(daily.snapshot(2).rows()) == [(1, 5)] * 3
+
+
+def test_what_is_no_path_is_refused(plain: persist.Collection) -> None:
+    plain.seal(1).result()
+    for none in (None, 5):
+        with pytest.raises(persist.InvalidUsage, match=f"uri={none} is neither the path nor the URL"):
+            plain.import_delta(none)  # type: ignore[arg-type]
+        with pytest.raises(persist.InvalidUsage, match=f"folder={none} is neither a path nor a URL"):
+            plain.snapshot(0).export_parquet(none)  # type: ignore[arg-type]
+        with pytest.raises(persist.InvalidUsage, match=f"uri={none} is neither the path nor the URL"):
+            plain.snapshot(0).export_delta(none)  # type: ignore[arg-type]
 
 
 @pytest.fixture
@@ -330,6 +463,21 @@ def test_a_table_that_does_not_fit_is_told(client: persist.Client, delta: str, t
         narrow.import_delta(delta)
     with pytest.raises(persist.InvalidUsage, match=r"the Delta table .*nowhere cannot be opened"):
         narrow.import_delta(tmp_path / "nowhere")
+
+
+def test_a_version_of_which_files_are_gone_is_told_and_left_out_with_first(
+    client: persist.Client, tmp_path: Path
+) -> None:
+    uri = str(tmp_path / "delta")
+    write_deltalake(uri, pa.table({"k": [1]}))
+    write_deltalake(uri, pa.table({"k": [2]}), mode="overwrite")
+    DeltaTable(uri).vacuum(retention_hours=0, enforce_retention_duration=False, dry_run=False)
+    copy = client.create_or_load("copy", key={"k": pa.int64()})
+    with pytest.raises(persist.InvalidUsage, match=r"(?s)cannot be read at version 0: .* are left out with first="):
+        copy.import_delta(uri)
+    assert copy.upper == persist.Antichain(0)
+    assert [each.version for each in copy.import_delta(uri, first=1)] == [1, 2, 3]  # Vacuum makes two.
+    assert copy.snapshot(1).to_arrow()["k"].to_pylist() == [2]
 
 
 def test_a_partitioned_table_comes_in_with_its_partition_columns(client: persist.Client, tmp_path: Path) -> None:

@@ -180,14 +180,17 @@ class WritingCalls(KeyedCalls):
         Nothing is visible before the seal. Memory: the client's budget.
 
         Args:
-            source: a file or a folder, of which `name=value` in paths are columns; a list of files; or a dataset.
+            source: a folder, of which `name=value` in paths below it are columns; a file or a list of files, of which
+                they are columns if the collection has them; or a dataset of files.
             time, diff: as for `write`.
             seal: the upper to seal to in the end; see `seal`.
             token: names the import, so that it goes on where it ended when it is tried again, from whatever process: a
-                file of the same name is not read again. A file is told by its path below source.
+                file of the same name is not read again. A file is told by its path below the folder; a single one by
+                its name, with the `name=value` folders above it; one of a list or a dataset by its whole path.
 
         Raises:
-            InvalidUsage: source is no Parquet; and what `write` raises.
+            InvalidUsage: source has no files, or `_INCOMPLETE` beside them (half an export); or a file is no Parquet or
+                damaged. Then nothing is sealed. And what `write` raises.
         """
         return import_parquet(self.handle, source, time, diff, seal, token)
 

@@ -5,7 +5,8 @@ of a slice of the snapshot, and of what the library buffers. An export appears a
 its place and renamed, tables have commits of their own, and files in a store are marked (`persist.read.export_blobs`).
 The time is told with it, as `persist.as_of`.
 
-What the other format has no type for is refused by its library, and nothing is written.
+What the other format has no type for is refused, and nothing is written: by its library, and for Delta before that,
+because its library changes some types without a word (`persist.read.export_delta`).
 """
 
 import os
@@ -19,6 +20,7 @@ import pyarrow as pa
 
 from persist.blob import FileBlob, InvalidUsage, open_blob
 from persist.read.export_blobs import export_to_store
+from persist.read.export_delta import check_delta_types, no_empty_folder
 from persist.read.result import ArrowResult, required
 
 Mode = Literal["error", "append", "overwrite"]
@@ -65,6 +67,8 @@ def export_parquet(
     """Write a folder that is not there yet, or empty; return the paths of its files. See `Snapshot.export_parquet`."""
     if isinstance(rows_per_file, bool) or not isinstance(rows_per_file, int) or rows_per_file < 1:
         raise InvalidUsage(f"rows_per_file={rows_per_file!r} is not a whole number from 1 on")
+    if not isinstance(folder, (str, os.PathLike)):
+        raise InvalidUsage(f"folder={folder!r} is neither a path nor a URL")
     text = os.fspath(folder)
     store = open_blob(text, storage_options)  # Which refuses what is neither a path nor a URL.
     if not isinstance(store, FileBlob):
@@ -114,11 +118,15 @@ def _to_folder(result: ArrowResult, as_of: int, path: str, rows_per_file: int) -
 
 
 def export_delta(
-    result: ArrowResult, as_of: int, uri: str, mode: Mode, storage_options: Mapping[str, str] | None
+    result: ArrowResult, as_of: int, uri: str | os.PathLike[str], mode: Mode, storage_options: Mapping[str, str] | None
 ) -> int:
     """Write a Delta table as one version of it; return that. See `Snapshot.export_delta`."""
     deltalake = required("deltalake", "delta")
     _check_mode(mode)
+    if not isinstance(uri, (str, os.PathLike)):
+        raise InvalidUsage(f"uri={uri!r} is neither the path nor the URL of a Delta table")
+    uri = os.fspath(uri)
+    check_delta_types(result.schema)
     told = deltalake.CommitProperties(custom_metadata={"persist.as_of": str(as_of)})
     storage = dict(storage_options or {})
 
@@ -133,7 +141,8 @@ def export_delta(
         )
         return int(deltalake.DeltaTable(uri, storage_options=storage).version())
 
-    return _Batches(result).given_to(write, f"the Delta table {uri}")
+    with no_empty_folder(uri):
+        return _Batches(result).given_to(write, f"the Delta table {uri}")
 
 
 def export_iceberg(result: ArrowResult, as_of: int, catalog: Any, identifier: str, mode: Mode) -> int:

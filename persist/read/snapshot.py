@@ -295,7 +295,9 @@ class Snapshot(ArrowResult):
             mode: "error" makes a new table; "append" and "overwrite" add to one, or replace its contents and columns.
 
         Raises:
-            InvalidUsage: deltalake is not installed, or refuses, as it does what Delta has no type for.
+            InvalidUsage: deltalake is not installed, or refuses; or Delta has no type that keeps all values of a
+                column, as for nanoseconds, times, durations, and unsigned or 16-bit floating numbers. Nothing is
+                written then.
         """
         return export_delta(self, self.as_of, uri, mode, storage_options)
 
