@@ -31,8 +31,8 @@ def check_delta_types(schema: pa.Schema) -> None:
             raise InvalidUsage(
                 f"Delta has no type for column {field.name!r} of type {field.type}{inside}, so nothing was written: "
                 "leave it out with columns=, or export to Parquet, which keeps all types. Delta has bool, int8 to "
-                "int64, float32, float64, decimal128, strings, binary, dates, timestamps to the microsecond, and lists, "
-                "maps and structs of those"
+                "int64, float32, float64, decimal128, strings, binary, dates, timestamps to the microsecond, and "
+                "lists, maps and structs of those"
             )
 
 
