@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
 from persist.blob import InvalidUsage
+from persist.read.scan import refuse_positions
 
 # Yields the batches of some columns (None: all) in which only rows are that pass a filter, if there is one.
 Narrowed = Callable[[Sequence[str] | None, pc.Expression | None], Iterator[pa.RecordBatch]]
@@ -57,6 +58,8 @@ class ResultDataset(ds.UnionDataset):  # type: ignore[misc]  # pyarrow comes wit
         **options: Any,
     ) -> ds.Scanner:
         """Return what reads some columns of the rows that pass a filter, once; options are those of PyArrow's."""
+        if filter is not None:
+            refuse_positions(filter)
         # What a computed column is computed from, an expression does not say.
         wanted = columns if columns and not isinstance(columns, dict) else None
         schema = self.schema if wanted is None else pa.schema([self.schema.field(name) for name in wanted])
@@ -88,6 +91,7 @@ class ResultDataset(ds.UnionDataset):  # type: ignore[misc]  # pyarrow comes wit
 
     def filter(self, expression: pc.Expression) -> "ResultDataset":
         """Return the dataset of the rows that pass a filter."""
+        refuse_positions(expression)
 
         def narrowed(columns: Sequence[str] | None, also: pc.Expression | None) -> Iterator[pa.RecordBatch]:
             return self._narrowed(columns, expression if also is None else expression & also)

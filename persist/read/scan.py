@@ -6,6 +6,7 @@ it from the state alone; it can be cut into slices that are independent of each 
 in Spark. `persist.read.snapshot` and `persist.read.changes` say what the updates amount to.
 """
 
+import pickle
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -17,6 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pt
 
+from persist.blob import InvalidUsage
 from persist.codecs import CollectionSchema, KeyRange, Part, key_ranges, parts_that_may_match
 from persist.codecs.part.decoding import part_lift
 from persist.read.part_reader import ALL_KEYS, PartReader, memory_within
@@ -188,6 +190,22 @@ def narrowed_scan(scan: Scan, filter: pc.Expression | None, columns: Sequence[st
     both = filter if scan.filter is None or filter is None else scan.filter & filter
     kept = scan.columns if columns is None else tuple(columns)
     return replace(scan, columns=kept, filter=scan.filter if both is None else both).pruned()
+
+
+def refuse_positions(filter: pc.Expression) -> None:
+    """Refuse a filter that says by position which column it means: it is evaluated over some of the columns only.
+
+    Raises:
+        InvalidUsage: it does.
+    """
+    if "FieldPath" not in str(filter):
+        return
+    try:  # Texts and names may hold that word too; a position is what Arrow cannot serialize.
+        pickle.dumps(filter)
+    except pa.ArrowNotImplementedError as error:
+        raise InvalidUsage(
+            f"filter {filter} names a column by its position; write its name: pyarrow.compute.field('amount') > 5"
+        ) from error
 
 
 def cheap_first(names: list[str], schema: CollectionSchema) -> list[str]:

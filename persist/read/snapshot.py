@@ -33,7 +33,7 @@ from persist.read.lookup import Lookup
 from persist.read.merging import Form, read_snapshot, repeated, snapshot_tables
 from persist.read.plan import Explanation
 from persist.read.result import ArrowResult, rows_without_columns
-from persist.read.scan import Scan, narrowed_scan
+from persist.read.scan import Scan, narrowed_scan, refuse_positions
 from persist.read.wanted_keys import arrow_keys
 from persist.timeline import shown_time, timeline_of
 
@@ -47,7 +47,8 @@ def check_request(
 
     Raises:
         SchemaMismatch: a column is unknown or appears twice.
-        InvalidUsage: form is not a form, or filter not a boolean expression over the key and value columns.
+        InvalidUsage: form is not a form, or filter not a boolean expression over the key and value columns, by
+            their names.
     """
     if form not in get_args(Form):
         raise InvalidUsage(f'form={form!r} is not a form of a snapshot: use "rows" or "diff"')
@@ -62,6 +63,7 @@ def _check_filter(schema: CollectionSchema, filter: pc.Expression) -> None:
         raise InvalidUsage(
             f"filter={filter!r} is not a pyarrow expression; write for example pyarrow.compute.field('amount') > 5"
         )
+    refuse_positions(filter)
     rows = pa.schema([schema.arrow.field(name) for name in schema.names]).empty_table()
     try:
         rows.filter(filter)

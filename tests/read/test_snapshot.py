@@ -2,6 +2,7 @@
 
 import os
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -46,6 +47,44 @@ def test_rows_of_large_multiplicity_come_in_batches_and_absurd_ones_are_refused(
     with pytest.raises(persist.InvalidUsage, match="multiplicity 100000000000000"):
         other.snapshot(0).to_arrow()
     assert other.snapshot(0, form="diff").to_arrow()["_diff"].to_pylist() == [10**14]
+
+
+@pytest.mark.parametrize(
+    "filter",
+    [
+        pc.field(2) == 4,
+        (pc.field("k") > 1) & pc.field(2).is_valid(),
+        pc.field((0, 1)) == 4,
+        pc.field(2).isin([4]),
+    ],
+    ids=str,
+)
+def test_a_filter_by_position_is_refused_wherever_a_filter_is_taken(
+    client: persist.Client, filter: pc.Expression
+) -> None:
+    c = sealed(client, {"k": int}, {"a": str, "n": int}, [((i, ("x", i % 5)), 0, 1) for i in range(30)])
+    rows = pa.table({"k": [1], "a": ["x"], "n": [4]})
+    dataset = c.snapshot(0).dataset()
+    uses: list[Callable[[], object]] = [
+        lambda: c.snapshot(0, filter=filter),
+        lambda: c.changes(0, 5, filter=filter),
+        lambda: c.delete(filter, time=10),
+        lambda: c.overwrite(rows, time=10, where=filter),
+        lambda: dataset.to_table(filter=filter),
+        lambda: dataset.filter(filter),
+        lambda: c.changes(0, 5).dataset().count_rows(filter),
+    ]
+    for use in uses:
+        with pytest.raises(persist.InvalidUsage, match="by its position; write its name"):
+            use()
+    assert c.snapshot(0, filter=pc.field("n") == 4).count() == 6
+
+
+def test_the_word_for_a_position_may_be_a_name_or_a_text(client: persist.Client) -> None:
+    c = sealed(client, {"FieldPath(1)": str}, None, [(("FieldPath(0)", None), 0, 1), (("x", None), 0, 1)])
+    named = pc.field("FieldPath(1)")
+    for filter in (named == "FieldPath(0)", named.isin(['"', "FieldPath(0)"])):
+        assert c.snapshot(0, filter=filter).count() == 1
 
 
 @pytest.mark.parametrize("values", [[0.0], [0.0, None], [-0.0, 1.0], [1.0, 2.0], [float("nan"), 0.0]])
