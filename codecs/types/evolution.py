@@ -395,8 +395,8 @@ def _defaults(
 ) -> tuple[tuple[int, str], ...]:
     if unknown := sorted({*given} - {*added.values()}, key=repr):
         raise SchemaMismatch(
-            f"defaults= names {unknown[0]!r}, which is not added: a default is what records read as that are older than "
-            "a column"
+            f"defaults= names {unknown[0]!r}, which is not added: a default is what records read as that are older "
+            "than a column"
         )
     found: dict[int, pa.Scalar] = {}
     before = dict(schema.defaults)
