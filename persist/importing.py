@@ -225,6 +225,7 @@ def _files(source: Any, columns: Collection[str]) -> Iterator[tuple[str, Callabl
     in_paths = [] if dataset.partitioning is None else [*dataset.partitioning.schema]
     if base is None:  # Folders above the files were not given, so what they tell is taken only where it is wanted.
         in_paths = [field for field in in_paths if field.name in columns]
+    is_single, is_local = isinstance(source, (str, os.PathLike)), dataset.filesystem.type_name == "local"
     for path, fragment in sorted(files.items()):
         refused = _refusal(path)
         try:
@@ -235,7 +236,7 @@ def _files(source: Any, columns: Collection[str]) -> Iterator[tuple[str, Callabl
         schema = pa.schema([*own, *(field for field in in_paths if field.name not in own.names)])
         whole = ds.FileSystemDataset([fragment], schema, dataset.format, dataset.filesystem)
         yield (
-            _name(path, base, isinstance(source, (str, os.PathLike))),
+            _name(path, base, is_single, is_local),
             _Files(whole, {path: fragment}, refused).batches,
         )
 
@@ -276,7 +277,7 @@ def _check_whole(source: Any, filesystem: Any, folders: Collection[str]) -> None
             )
 
 
-def _name(path: str, base: str | None, is_single: bool) -> str:
+def _name(path: str, base: str | None, is_single: bool, is_local: bool) -> str:
     """Return what tells a file from the others of an import, in whatever way its source was written.
 
     Below a folder it is the path from there. A single file has its name, after the `name=value` folders above it, which
@@ -285,7 +286,7 @@ def _name(path: str, base: str | None, is_single: bool) -> str:
     if base is not None:
         return posixpath.relpath(path, base)
     if not is_single:
-        return path
+        return os.path.abspath(path) if is_local else path
     *folders, name = path.split("/")
     for folder in reversed(folders):
         if "=" not in folder:

@@ -319,6 +319,8 @@ def test_a_source_is_the_same_however_its_path_is_written(
         assert plain.import_parquet(one, time=0, token="file") == (at == 0), one
     for at, listed in enumerate((["in/sub/a.parquet"], [file], ("./in/sub/a.parquet",))):
         assert plain.import_parquet(listed, time=0, token="list") == (at == 0), listed
+    for at, folder in enumerate(("in", "./in", str(whole))):
+        assert plain.import_parquet(ds.dataset(folder), time=0, token="dataset") == (at == 0), folder
 
 
 def test_what_has_no_files_of_parquet_is_refused_and_nothing_is_sealed(
