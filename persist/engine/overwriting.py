@@ -37,7 +37,7 @@ from persist.state.collection_rules import ExpectNothingBeyondUpper
 from persist.state.contents import CollectionState
 from persist.state.unsealed import unsealed
 from persist.timeline import Moment
-from persist.write.operations import Asked, Step, delete_digest, overwrite_digest
+from persist.write.operations import Asked, Step, delete_digest, filter_text, overwrite_digest
 from persist.write.part_writer import PartWriter, group_bytes_max
 
 
@@ -61,7 +61,7 @@ def overwrite_steps(
     handle.check_plain("overwrite")
     at, contents = handle.exact_time("time", time), _settled(handle)
     writer = handle.engine.writer("overwrite").part_writer()
-    text = None if where is None else str(where)
+    text = None if where is None else filter_text(where)
     by = () if token is None else handle.schema.names
     with ExitStack() as stack:
         if token in contents.tokens:
@@ -88,7 +88,7 @@ def delete_steps(handle: CollectionHandle, what: Any, time: int | Moment, token:
     if keys is not None and token is not None:  # How often each was named does not matter.
         once = keys.select([*handle.schema.key_names]).append_column("_diff", int64_array(np.ones(len(keys), np.int64)))
         digest = digest_of(once, handle.schema.key_names)
-    asked = Asked(handle.id, delete_digest(digest, at, None if where is None else str(where)))
+    asked = Asked(handle.id, delete_digest(digest, at, None if where is None else filter_text(where)))
     if token in contents.tokens:
         return [asked]
     _check_beginning(handle, contents, at)

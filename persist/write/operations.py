@@ -11,11 +11,13 @@ added, of which they know nothing: a resolution that would have to know of event
 cannot be put into another order, such as a rename, gets a record of its own.
 """
 
+import pickle
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from persist.antichain import Antichain
 from persist.blob import InvalidUsage
@@ -240,6 +242,17 @@ def check_token(token: str | None) -> None:
             f"token={token!r} is not a text of 1 to {TOKEN_CHARS_MAX} printable characters: give each write one of "
             "its own, and the same one when it is tried again"
         )
+
+
+def filter_text(where: pc.Expression) -> str:
+    """Return what stands for a filter in a digest: equal for equal ones, in all processes, and another for others.
+
+    Arrow's own text leaves out what is in the middle of a long list of values.
+    """
+    serialised: list[pickle.PickleBuffer] = []
+    pickle.dumps(where, protocol=5, buffer_callback=serialised.append)
+    (whole,) = serialised  # Arrow's serialisation of the expression.
+    return whole.raw().hex()
 
 
 def overwrite_digest(rows: int, time: int | None, where: str | None = None) -> int:

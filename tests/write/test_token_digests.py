@@ -1,5 +1,7 @@
 """A token stands for the data that it was first used with: the same data again is done, other data is refused."""
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,6 +12,7 @@ import pytest
 
 import persist
 from persist.blob import MemoryBlob
+from persist.write.operations import filter_text
 
 ROWS = [(1, "a"), (2, "b")]
 
@@ -174,3 +177,32 @@ def test_a_tiny_write_without_a_token_is_not_made_a_table_for_a_digest(
     orders.write([((1, "a"), 0, 1)]).result()
     with pytest.raises(AssertionError, match="costs more"):
         orders.write([((1, "a"), 0, 1)], token="t")
+
+
+LONG = [*range(100)]
+
+
+def one_of(keys: list[int]) -> pc.Expression:
+    return pc.field("k").isin(keys)
+
+
+def test_a_filter_with_many_values_is_compared_with_all_of_them(orders: persist.Collection) -> None:
+    orders.write([*ROWS, (50, "kept")], time=1, seal=2).result()
+    other = [*LONG[:40], 1000, *LONG[41:]]
+    orders.overwrite(ROWS, time=5, where=one_of(LONG), token="over").result()
+    orders.delete(one_of(LONG[:60]), time=6, token="gone").result()
+    orders.overwrite(ROWS, time=5, where=one_of([*LONG]), token="over").result()
+    orders.delete(one_of(LONG[:60]), time=6, token="gone").result()
+    with pytest.raises(persist.TokenReused):
+        orders.overwrite(ROWS, time=5, where=one_of(other), token="over").result()
+    with pytest.raises(persist.TokenReused):
+        orders.delete(one_of([*LONG[:30], 1000, *LONG[31:60]]), time=6, token="gone").result()
+
+
+def test_a_filter_has_one_digest_in_all_processes() -> None:
+    told = (
+        "import pyarrow.compute as pc; from persist.write.operations import filter_text; "
+        "print(filter_text(pc.field('k').isin([*range(100)]) & (pc.field('v') == 'a')), end='')"
+    )
+    once, again = (subprocess.run([sys.executable, "-c", told], capture_output=True, check=True).stdout for _ in "12")
+    assert once == again == filter_text(one_of(LONG) & (pc.field("v") == "a")).encode()
