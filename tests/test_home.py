@@ -1,5 +1,6 @@
 """What a user of Python does first, and what it gives: frontiers, what is not sealed, pandas frames."""
 
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -192,6 +193,36 @@ def test_to_pandas_takes_a_backend_and_further_options(wide: persist.Collection)
         snapshot.to_pandas(dtype_backend="pyarrow", types_mapper=lambda t: None)
     with pytest.raises(persist.InvalidUsage, match="unexpected keyword argument 'colour'"):
         snapshot.to_pandas(colour="red")
+
+
+@pytest.mark.parametrize("options", [{}, {"integer_object_nulls": True}], ids=str)
+def test_numpy_nullable_changes_no_integer_inside_of_a_value(wide: persist.Collection, options: dict[str, Any]) -> None:
+    snapshot = wide.snapshot(columns=["k", "n", "l", "s", "m"])
+    frame = snapshot.to_pandas(dtype_backend="numpy_nullable", **options).sort_values("k", ignore_index=True)
+    assert [str(frame[c].dtype) for c in frame] == ["Int64", "Int64", "object", "object", "object"]
+    assert [*frame["l"][0]] == [BIG, None]
+    assert frame["s"].tolist() == [{"x": BIG}, {"x": None}]
+    assert frame["m"].tolist() == [[("a", BIG), ("b", None)], None]
+    dicts = snapshot.to_pandas(maps_as_pydicts="strict").sort_values("k", ignore_index=True)
+    assert dicts["m"].tolist() == [{"a": BIG, "b": None}, None]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"zero_copy_only": True}, {"maps_as_pydicts": "x"}, {"coerce_temporal_nanoseconds": True}, {"colour": "red"}],
+    ids=str,
+)
+def test_what_arrow_cannot_do_with_options_of_to_pandas_is_an_invalid_usage(
+    client: persist.Client, options: dict[str, Any]
+) -> None:
+    value = {"t": pa.timestamp("us"), "m": pa.map_(pa.string(), pa.int64()), "n": pa.int64()}
+    c = client.create_or_load("options", key={"k": pa.int64()}, value=value)
+    c.write([((1, (datetime(9000, 1, 1), [("a", None)], None)), 1, 1)], seal=2).result()
+    for backend in (None, "numpy_nullable"):
+        with pytest.raises(persist.InvalidUsage, match=r"to_pandas\(\) takes the options of pyarrow"):
+            c.snapshot().to_pandas(dtype_backend=backend, **options)
+    with pytest.raises(persist.InvalidUsage, match="unexpected keyword argument 'colour'"):
+        c.snapshot(columns=["n"]).to_pandas(colour="red")
 
 
 def test_an_empty_result_is_an_empty_frame(blob: MemoryBlob, wide: persist.Collection) -> None:

@@ -24,14 +24,15 @@ def to_frame(table: pa.Table, dtype_backend: DtypeBackend | None, options: Mappi
     """Return table as a `pandas.DataFrame`; see `ArrowResult.to_pandas`. The package pandas must be there.
 
     Raises:
-        InvalidUsage: dtype_backend is none, or comes with a `types_mapper`; or an option is not known to Arrow.
+        InvalidUsage: dtype_backend is none, or comes with a `types_mapper`; or Arrow does not know an option, or cannot
+            do what it says with these columns.
     """
+    if dtype_backend is not None:
+        options = {**options, "types_mapper": _types_mapper(dtype_backend, options)}
     try:
-        if dtype_backend is not None:
-            return table.to_pandas(**options, types_mapper=_types_mapper(dtype_backend, options))
         apart = [] if options.get("integer_object_nulls") else _apart(table, options)
         return _with_columns(table, apart, options)
-    except TypeError as error:
+    except (TypeError, ValueError, KeyError, pa.ArrowNotImplementedError) as error:
         raise InvalidUsage(f"to_pandas() takes the options of pyarrow.Table.to_pandas: {error}") from error
 
 
@@ -86,18 +87,19 @@ def _with_columns(table: pa.Table, apart: list[str], options: Mapping[str, Any])
     import pandas as pd
 
     rest = table.drop_columns(apart)
-    frame = rest.to_pandas(**options) if rest.num_columns else pd.DataFrame(index=pd.RangeIndex(len(table)))
+    frame = rest.to_pandas(**options)  # Without any column, too: Arrow looks at the options.
+    frame = frame if rest.num_columns else pd.DataFrame(index=pd.RangeIndex(len(table)))
     for at, name in enumerate(table.column_names):
         if name in apart:
-            frame.insert(at, name, _column(table[name]))
+            frame.insert(at, name, _column(table[name], options.get("maps_as_pydicts")))
     return frame
 
 
-def _column(column: pa.ChunkedArray) -> Any:
+def _column(column: pa.ChunkedArray, maps: Any) -> Any:
     import pandas as pd
 
     name = _NULLABLE.get(str(column.type))
     if name is None:
-        return pd.Series(column.to_pylist(), dtype=object)
+        return pd.Series(column.to_pylist(maps_as_pydicts=maps), dtype=object)
     dtype: Any = pd.api.types.pandas_dtype(name)
     return dtype.__from_arrow__(column)
