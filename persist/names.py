@@ -53,6 +53,17 @@ def check_text(what: str, text: str) -> str:
     return text
 
 
+def is_text(given: object) -> bool:
+    """Tell whether it is text that can be stored: what Python takes from undecodable bytes is no Unicode."""
+    if not isinstance(given, str):
+        return False
+    try:
+        given.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def view_hold(view: str) -> str:
     """Return what the holds of a view are called, given its id: a name may change."""
     return f"{VIEW_HOLD}{view}"
@@ -89,11 +100,7 @@ def _fault(name: object) -> str | None:
         return "it contains a control character"
     if name != name.strip():
         return "it begins or ends with a space"
-    try:
-        name.encode()
-    except UnicodeEncodeError:
-        return "it is not valid Unicode text"
-    return None
+    return None if is_text(name) else "it is not valid Unicode text"
 
 
 def check_holder(holder: str) -> None:

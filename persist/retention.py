@@ -14,6 +14,7 @@ from persist.timeline import Timeline
 
 Retention = int | str | timedelta
 
+_DIGITS_MAX = 30  # More than any span has that can be kept; of thousands Python makes no number.
 _SPAN = re.compile(r"\s*(\d+)\s*([a-zA-Z]+)\s*")
 _PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 _SECONDS = {
@@ -65,6 +66,8 @@ def _seconds(given: str | timedelta) -> Fraction:
     length = None if match is None else _SECONDS.get(match[2].lower())
     if match is None or length is None:
         raise _unfit(given, "a span is a whole number and a unit")
+    if len(match[1]) > _DIGITS_MAX:
+        raise _unfit(given, f"it has more than {_DIGITS_MAX} digits")
     return Fraction(int(match[1]) * length)
 
 

@@ -382,6 +382,18 @@ def test_a_listen_keeps_its_schema_until_a_column_of_it_is_gone(
         ({"drop": ["x"]}, "no column"),
         ({"drop": "v"}, "one string"),
         ({"drop": ["k"]}, "key column 'k'"),
+        ({"drop": [["v"]]}, "no column"),
+        ({"drop": [{}], "add": {"n": pa.int8()}}, "no column"),
+        ({"add": {"n": pa.int8()}, "defaults": {1: 2, "z": 2}}, "not added"),
+        ({"reorder": 5}, "reorder"),
+        ({"reorder": [1, "v"]}, "reorder"),
+        ({"reorder": [["v"], "s"]}, "reorder"),
+        ({"comments": {"v": "\ud800"}}, "no dict of texts"),
+        ({"rename": {"v": "\ud800"}}, "lone surrogates"),
+        ({"add": {"\ud800": pa.int8()}}, "lone surrogates"),
+        ({"drop": ["s"], "message": "\ud800"}, "not a text"),
+        ({"drop": ["s"], "metadata": {"a": "\ud800"}}, "not a dict of texts"),
+        ({"drop": ["s"], "metadata": {"\ud800": "a"}}, "not a dict of texts"),
         ({"drop": ["v", "v"]}, "twice"),
         ({"drop": ["v"], "rename": {"v": "w"}}, "dropped, and renamed"),
         ({"rename": {"v": "s"}}, "two columns would be called 's'"),
@@ -409,6 +421,34 @@ def test_a_change_that_cannot_be_made_is_refused(
         orders.evolve(**change)
     assert orders.handle.engine.follower.refresh().seqno == seqno
     assert (orders.schema.version, orders.handle.contents().earlier) == (1, ())
+
+
+def test_what_is_no_text_or_no_dict_is_refused_with_what_is_allowed(orders: persist.Collection) -> None:
+    for bad in (
+        {"comment": "\ud800"},
+        {"properties": {"a": "\ud800"}},
+        {"properties": {"\ud800": "a"}},
+        {"columns": ["v"]},
+        {"columns": 5},
+        {"columns": {"v": "\ud800"}},
+        {"columns": {"v": {"comment": "\ud800"}}},
+    ):
+        with pytest.raises(persist.InvalidUsage, match=r"text|dict"):
+            orders.describe(**bad)
+    with pytest.raises(persist.InvalidUsage, match="tag name"):
+        orders.drop_tag([])  # type: ignore[arg-type]
+    with pytest.raises(persist.InvalidUsage, match="metadata"):
+        orders.write([((9, (9, "9")), 1, 1)], metadata={"a": "\ud800"})
+
+
+def test_a_span_of_thousands_of_digits_is_no_retention(client: persist.Client) -> None:
+    timed = client.create_or_load("timed", key=KEY, value=VALUE, timeline="s")
+    for digits in (31, 400, 5000):
+        with pytest.raises(persist.InvalidUsage, match="retention="):
+            timed.retain("9" * digits + " days")
+    timed.retain("0007 days").result()
+    assert timed.retention is not None
+    assert timed.retention.times == 7 * 86_400
 
 
 def test_times_that_have_no_place_in_a_finer_unit_are_found_before(client: persist.Client) -> None:

@@ -17,7 +17,7 @@ Lifting does not change which records are equal, but where a column is left out:
 part tells apart (`Lift.is_exact` is False).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -371,17 +371,14 @@ def _check_names(names: list[str]) -> None:
 
 def _reordered(values: list[Column], reorder: Sequence[str]) -> list[Column]:
     named = {each.name: each for each in values}
-    if isinstance(reorder, str) or sorted(reorder) != sorted(named):
-        hint = (
-            "".join(did_you_mean(name, named) for name in reorder if name not in named)
-            if not isinstance(reorder, str)
-            else ""
-        )
+    given = None if isinstance(reorder, str) or not isinstance(reorder, Iterable) else [*reorder]
+    if given is None or not all(isinstance(name, str) for name in given) or sorted(given) != sorted(named):
+        hint = "".join(did_you_mean(name, named) for name in given or () if name not in [*named])
         raise SchemaMismatch(
             f"reorder={reorder!r} is not the value columns in another order{hint}: name each of {list(named)} once, "
             "after renames. The order of key columns stays."
         )
-    return [named[name] for name in reorder]
+    return [named[name] for name in given]
 
 
 def _side(before: Side, columns: list[Column]) -> Side:

@@ -217,12 +217,11 @@ class CollectionSchema:
         except TypeError as error:
             raise SchemaMismatch(f"{what}={names!r} is not a list of names") from error
         unknown = [name for name in found if name not in self.names]
-        twice = [name for name, count in Counter(found).items() if count > 1]
         if unknown:
             hint = did_you_mean(unknown[0], self.names)
             problem = f"{unknown[0]!r} is no column of this collection{hint or ','}"
             raise SchemaMismatch(f"{what} {list(found)} cannot be had: {problem} it has {list(self.names)}")
-        if twice:
+        if twice := [name for name, count in Counter(found).items() if count > 1]:
             raise SchemaMismatch(f"{what} {list(found)} cannot be had: {twice[0]!r} is there twice. Name it once.")
         return found
 

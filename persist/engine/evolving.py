@@ -18,6 +18,7 @@ from persist.engine.collection_handle import CollectionHandle
 from persist.errors import InvalidUsage, UpperMismatch
 from persist.errors.conflicts import Superseded
 from persist.log.records import Describe, Evolve, Note, Words
+from persist.names import is_text
 from persist.read.part_reader import PartReader
 from persist.read.scan import Scan
 from persist.state.collection_rules import ExpectParts, after_step
@@ -121,7 +122,7 @@ def _check_given(wanted: WantedEvolution, comments: Mapping[str, str] | None) ->
     for what in ("add", "defaults", "rename", "widen"):
         if not isinstance(given := getattr(wanted, what), Mapping):
             raise InvalidUsage(f"{what}={given!r:.100} is no dict by name of column")
-    if not isinstance(comments or {}, Mapping) or not all(isinstance(text, str) for text in (comments or {}).values()):
+    if not isinstance(comments or {}, Mapping) or not all(map(is_text, (comments or {}).values())):
         raise InvalidUsage(f"comments={comments!r:.100} is no dict of texts by name of column")
     if not all(isinstance(name, str) for name in wanted.rename.values()):
         raise InvalidUsage(f"rename={dict(wanted.rename)!r:.200} is no dict of old names to new ones")

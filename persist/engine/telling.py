@@ -9,7 +9,7 @@ from persist.engine.collection_handle import CollectionHandle
 from persist.errors import InvalidUsage, TagNotFound
 from persist.hold.holds import HoldInfo
 from persist.log.records import Describe, DropTag, SetRetention, SetTag, Words
-from persist.names import check_tag_name
+from persist.names import check_tag_name, is_text
 from persist.retention import Retention, retention_text, retention_times
 from persist.shown import Shown
 from persist.state.about import About as StoredAbout
@@ -82,11 +82,11 @@ def words(comment: str | None, properties: Mapping[str, str | None] | None) -> W
     Raises:
         InvalidUsage: it is not text.
     """
-    if comment is not None and not isinstance(comment, str):
+    if comment is not None and not is_text(comment):
         raise InvalidUsage(f"comment={comment!r:.100} is no text: give a str, '' for no comment")
     said = {} if properties is None else properties
     if not isinstance(said, Mapping) or not all(
-        isinstance(name, str) and (value is None or isinstance(value, str)) for name, value in said.items()
+        is_text(name) and (value is None or is_text(value)) for name, value in said.items()
     ):
         raise InvalidUsage(
             f"properties={properties!r:.200} is no dict of texts: give {{'owner': 'data team'}}, and None for one that "
@@ -110,6 +110,8 @@ def describe_step(
     expected: About | None,
 ) -> Describe:
     """Return what changes the description of a collection; arguments as of `Collection.describe`."""
+    if not isinstance(columns or {}, Mapping):
+        raise InvalidUsage(f"columns={columns!r:.200} is no dict of what is to be said, by name of column")
     schema = handle.contents().schema if columns else handle.schema
     names = schema.distinct("columns", list(columns or {}))
     ids = dict(zip(schema.names, schema.ids, strict=True))
@@ -142,6 +144,8 @@ def set_tag(handle: CollectionHandle, name: str, time: int | Moment | None, *, m
 def drop_tag(handle: CollectionHandle, name: str) -> CommitFuture:
     """Give up a tag; errors as of `Collection.drop_tag`."""
     handle.engine.writer("drop_tag")
+    if not isinstance(name, str):
+        check_tag_name(name)
     contents = handle.contents()
     if name not in contents.tags:
         raise TagNotFound(name, tuple(contents.tags))

@@ -49,6 +49,7 @@ from persist.log.records import (
     TokenMark,
     Tokens,
 )
+from persist.names import is_text
 from persist.state.about import check_note
 from persist.state.collection_rules import Condition, PlannedAppend
 from persist.state.contents import CollectionState
@@ -292,11 +293,11 @@ def note_steps(message: str | None, metadata: Mapping[str, str] | None, collecti
     if message is None and not metadata:
         return []
     said, named = "" if message is None else message, {} if metadata is None else metadata
-    if not isinstance(said, str) or not isinstance(named, Mapping):
+    if not is_text(said) or not isinstance(named, Mapping):
         raise InvalidUsage(
             f"message={message!r:.200} and metadata={metadata!r:.200} are not a text and a dict of texts"
         )
-    if not all(isinstance(text, str) for item in named.items() for text in item):
+    if not all(is_text(text) for item in named.items() for text in item):
         raise InvalidUsage(f"metadata={metadata!r:.200} is not a dict of texts: give each value as a str")
     notes = [Note(id_, said, dict(named)) for id_ in dict.fromkeys(collections)]
     for note in notes[:1]:
