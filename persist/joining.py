@@ -1,6 +1,6 @@
 """As-of joins: a frame with what a collection held at the time of each of its rows."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -30,7 +30,7 @@ def as_of_join(
 ) -> pa.Table:
     """Return a frame with what its keys held at its rows' times; see `Collection.as_of_join`."""
     schema = handle.schema
-    table = _frame(frame, handle)
+    table = _frame(frame)
     wanted = schema.value_names if columns is None else schema.distinct("columns", columns)
     keys, times = _keys(table, on, handle), _times(table, time, handle)
     if clashing := [name for name in wanted if name in table.column_names]:
@@ -58,16 +58,17 @@ def as_of_join(
     return joined(table, keys, times, updates, schema, wanted)
 
 
-def _frame(frame: Any, handle: CollectionHandle) -> pa.Table:
-    if isinstance(frame, Mapping):
-        return pa.table(dict(frame))
-    if isinstance(frame, (list, tuple)) and frame and isinstance(frame[0], Mapping):
-        return pa.Table.from_pylist([*frame])
+def _frame(frame: Any) -> pa.Table:
     data = opened(frame)
     if isinstance(data, TableStream):
-        tables = [*data.tables(handle.schema)]
-        return pa.concat_tables(tables) if tables else pa.table({})
-    table = as_table(data, handle.schema)
+        tables = [*data.tables(None)]
+        try:
+            return pa.concat_tables(tables, promote_options="default") if tables else pa.table({})
+        except pa.ArrowException as error:
+            raise SchemaMismatch(
+                f"the pieces of the frame differ in their columns: {error}. Make them alike."
+            ) from error
+    table = as_table(data, None)  # The frame's own columns are no columns of the collection.
     if table is None:
         raise InvalidUsage(
             f"{frame!r:.80} is no frame: give anything Arrow, a frame, a dict of columns or rows as dicts"
@@ -92,11 +93,14 @@ def _times(table: pa.Table, name: str, handle: CollectionHandle) -> pa.ChunkedAr
     """Return the time of each row, int64: of a moment, the last time that is not after it."""
     column = _column(table, name)
     if pat.is_integer(column.type):
-        times = column.cast(pa.int64())
+        times = cast_column(column, pa.int64(), name)
     elif handle.timeline is not None and (pat.is_timestamp(column.type) or pat.is_date(column.type)):
         unit = {"s": "second", "ms": "millisecond", "us": "microsecond", "ns": "nanosecond"}[handle.timeline.unit]
-        floored = pc.floor_temporal(column, unit=unit) if pat.is_timestamp(column.type) else column
-        times = handle.timeline.column_of_times(floored, name)
+        if pat.is_timestamp(column.type):
+            if column.type.tz is not None:  # Rounding is of local time, which there is twice when clocks are set back.
+                column = column.cast(pa.timestamp(column.type.unit, "UTC"))
+            column = pc.floor_temporal(column, unit=unit)
+        times = handle.timeline.column_of_times(column, name)
     else:
         what = "a whole number" if handle.timeline is None else "a whole number or a timestamp with a zone"
         raise SchemaMismatch(f"column {name!r} has type {column.type}, and the time of a row is {what}")

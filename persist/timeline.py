@@ -29,7 +29,7 @@ Times = Literal["int", "timestamp"]  # How `_time` is given out.
 Moment = datetime | date | str | np.datetime64  # And timestamps of Arrow, whose types no checker knows.
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_FRACTION = re.compile(r"(?<=\d)[.,](\d+)")
+_FRACTION = re.compile(r"(\d{4}-?\d\d-?\d\d\D\d\d(:?)\d\d\2\d\d)[.,](\d+)")  # Of seconds, and of nothing else.
 _LIKE_A_MOMENT = re.compile(r"\d{4}-?\d\d|[-+]?\d+$|$")
 _WITH_A_DAY = re.compile(r"\d{4}-?\d\d-?\d\d")
 _KINDS = (date, str, np.datetime64, pa.TimestampScalar, pa.Date32Scalar, pa.Date64Scalar)  # A datetime is a date.
@@ -265,12 +265,15 @@ def _shown_value(value: pa.Scalar) -> str:
 
 def _parsed(text: str) -> Fraction:
     """Return the seconds since 1970 of ISO 8601 text. `datetime` would drop the digits after the sixth."""
-    found = _FRACTION.search(text)
-    digits = found.group(1) if found else ""
-    whole = _FRACTION.sub("", text.strip(), count=1)
+    found = _FRACTION.match(whole := text.strip())
+    digits = found.group(3) if found else ""
+    if found:
+        whole = found.group(1) + whole[found.end() :]
     try:
         if not _WITH_A_DAY.match(whole):
             raise ValueError("it does not begin with a day")
+        if "." in whole or "," in whole:
+            raise ValueError("a fraction stands after seconds only")
         moment = datetime.fromisoformat(whole)
     except ValueError as error:
         raise InvalidUsage(

@@ -101,6 +101,10 @@ def test_moments_of_a_frame_are_rounded_down_to_times() -> None:
         ({"k": [1], "at": [1.5]}, {}, persist.SchemaMismatch, "the time of a row is a whole number"),
         ({"k": [1], "at": [9]}, {"timeout_s": 0}, persist.AsOfNotSealed, "9"),
         (7, {}, persist.InvalidUsage, "7 is no frame"),
+        ({"k": [1, 2], "at": [1]}, {}, persist.SchemaMismatch, "not of one length: 'k' 2, 'at' 1"),
+        ([{"k": 1, "at": 1}, {"k": "x", "at": 1}], {}, persist.InvalidUpdate, "column 'k'"),
+        ([{"k": 1, "at": 1}, 5], {}, persist.InvalidUpdate, "update 1 is 5"),
+        ({"k": [1], "at": pa.array([2**63], pa.uint64())}, {}, persist.InvalidUpdate, f"{2**63} in column 'at'"),
     ],
     ids=repr,
 )
@@ -110,3 +114,33 @@ def test_what_cannot_be_joined_is_refused(frame: Any, how: Any, error: Any, mess
         c.seal(5).result()
         with pytest.raises(error, match=message):
             c.as_of_join(frame, **how)
+
+
+def test_the_own_columns_of_a_frame_stay_as_they_are() -> None:
+    rows = [{"k": 1, "at": 11, "x": 0.5, "v": 7}, {"k": 1, "at": 12, "x": 1.5, "extra": 5}]
+    with persist.open(MemoryBlob(), settings=QUIET) as client:
+        c = client.create_or_load("c", key={"k": int}, value={"v": str, "w": str}, timeline="s")
+        c.write([((1, ("a", "b")), 10, 1)], seal=100).result()
+        for frame in (rows, iter(rows), pd.DataFrame(rows), pa.Table.from_pylist(rows)):
+            found = c.as_of_join(frame, columns=["w"])
+            assert found["x"].to_pylist() == [0.5, 1.5]
+            assert found["w"].to_pylist() == ["b", "b"]
+            assert found["v"].to_pylist() == [7, None]
+        for frame in (rows, iter(rows), pd.DataFrame(rows)):
+            assert c.as_of_join(frame, columns=["w"])["extra"].to_pylist() == [None, 5]
+        mixed = {"k": [1, 1], "at": [11, 12], "x": pd.Series([1, "b"], dtype=object)}
+        for frame in (mixed, pd.DataFrame(mixed)):
+            with pytest.raises(persist.InvalidUpdate, match="column 'x'"):
+                c.as_of_join(frame, columns=["w"])
+
+
+def test_moments_of_the_hour_that_there_is_twice_are_joined() -> None:
+    with persist.open(MemoryBlob(), settings=QUIET) as client:
+        c = client.create_or_load("c", key={"k": int}, value={"v": str}, timeline="s")
+        first = pd.Timestamp("2026-10-25T00:30:00.7", tz="UTC")
+        start = int(first.timestamp())
+        c.write([((1, "a"), start, 1), ((1, "b"), start + 3600, 1)], seal=start + 9000).result()
+        at = pd.Series([first, first + pd.Timedelta(hours=1)]).dt.tz_convert("Europe/Berlin")
+        found = c.as_of_join(pd.DataFrame({"k": [1, 1], "at": at}))
+        assert found["v"].to_pylist() == ["a", "a", "b"]
+        assert str(found["at"].type) == "timestamp[us, tz=Europe/Berlin]"

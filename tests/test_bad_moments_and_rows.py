@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from datetime import datetime
+from decimal import Decimal
 from typing import Any
 
 import pandas as pd
@@ -119,3 +120,17 @@ def test_a_reader_is_not_advised_to_create_a_collection() -> None:
                 reader.load("ordes")
             assert str(caught.value).endswith("This client only reads: load one that is there.")
             assert "reate" not in str(caught.value)
+
+
+@pytest.mark.parametrize("value", ["Infinity", "-Infinity", "NaN", "sNaN", "1E+30", "1E+999999", "1.5"])
+def test_a_decimal_that_is_no_integer_of_64_bits_is_refused(client: persist.Client, value: str) -> None:
+    c = client.create_or_load("c", key={"k": int})
+    with pytest.raises(persist.InvalidUpdate, match=r"update 0 has .* for key field 'k' of type int64"):
+        c.write([(Decimal(value), None)], time=0)
+
+
+def test_a_time_beyond_63_bits_in_dicts_is_refused(client: persist.Client) -> None:
+    for timeline in (None, "s"):
+        c = client.create_or_load(f"c{timeline}", key={"k": int}, timeline=timeline)
+        with pytest.raises(persist.PersistError, match=r"9223372036854775808|'at'"):
+            c.write([{"k": 1, "at": 2**63}], time="at")

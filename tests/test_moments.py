@@ -285,3 +285,37 @@ def test_a_program_cannot_begin_at_a_moment_without_a_timeline(
     program.source("orders", as_of=NOON).capture()
     with pytest.raises(persist.InvalidUsage, match="the collection 'orders' has no timeline"), program.open(client):
         pass
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "2026-11-16T12.5",
+        "2026-11-16T12:30.5",
+        "2026.5-11-16",
+        "2026-11-16T12:30:15+01:00.5",
+        "2026-11-16.5",
+        "2026-11-16T12:30:15+01:00:00.5",
+        "2026-11-16T12:30:15.5.5",
+        "2026-11-16T1230.5",
+        "2026-11-16T12:30:15.5+01:00:00.5",
+    ],
+)
+def test_a_fraction_stands_after_seconds_only(text: str) -> None:
+    with pytest.raises(persist.InvalidUsage, match="is no moment: write it as"):
+        persist.Timeline("ns").time_of(text)
+
+
+@pytest.mark.parametrize("text", ["2026-11-16T12:30:15.5Z", "20261116 123015,5", " 2026-11-16 13:30:15.50+01:00 "])
+def test_a_fraction_of_seconds_is_exact(text: str) -> None:
+    assert persist.Timeline("ms").time_of(text) == 1794832215500
+
+
+@pytest.mark.parametrize(
+    ("time", "says"),
+    [(1.5, "type double"), (True, "type bool"), (np.datetime64("2026-11-16", "s"), "without a time zone")],
+    ids=str,
+)
+def test_a_column_of_what_is_no_time_says_what_it_is(clicks: persist.Collection, time: Any, says: str) -> None:
+    with pytest.raises(persist.SchemaMismatch, match=says):
+        clicks.write([{"k": 1, "at": time}], time="at")

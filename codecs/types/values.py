@@ -38,6 +38,7 @@ from persist.codecs.errors import InvalidUpdate
 from persist.codecs.types.arrow_types import children, is_flat, is_number, with_children
 
 REPR_CHARS_MAX = 80
+_DIGITS_MAX = 20  # Of an integer of 64 bits.
 
 _Values = Sequence[Any]
 
@@ -97,8 +98,14 @@ def _as_integers(values: _Values) -> list[Any] | None:
     fractional = (float, Decimal, np.floating)
     if not any(issubclass(kind, fractional) for kind in {*map(type, values)}):
         return None
-    found = [int(v) if isinstance(v, fractional) and v % 1 == 0 else v for v in values]
+    found = [int(v) if isinstance(v, fractional) and _is_whole(v) else v for v in values]
     return None if {*map(type, found)} == {*map(type, values)} else found
+
+
+def _is_whole(value: Any) -> bool:
+    if isinstance(value, Decimal):  # One of many digits is beyond any integer type, and would take long to write out.
+        return value.is_finite() and value.adjusted() < _DIGITS_MAX and value == value.to_integral_value()
+    return bool(value % 1 == 0)
 
 
 def check_values(values: _Values, t: pa.DataType) -> None:

@@ -174,6 +174,8 @@ def _object_columns(frame: Any) -> list[Any]:
 
 def _is_of_one_kind(values: list[Any], t: pa.DataType) -> bool:
     """Return whether the type that Arrow found for values is that of all: it takes a date for its first moment."""
+    if {*map(type, values)} - {type(None)} in ({np.datetime64}, {np.timedelta64}):
+        return len({value.dtype for value in values if value is not None}) == 1
     try:
         check_values(values, stored_type(t))
     except Exception:  # What values raise when they are looked at is theirs to choose.
