@@ -99,7 +99,12 @@ def test_a_column_that_is_there_twice_is_refused(client: persist.Client) -> None
         c.write(frame, time=0)
 
 
-def test_an_array_is_no_table(client: persist.Client) -> None:
+@pytest.mark.parametrize(
+    "given",
+    [pa.array([1, 2]), pa.chunked_array([[1]]), pd.Series([1]), pl.Series([1])],
+    ids=lambda given: type(given).__module__ + type(given).__name__,
+)
+def test_an_array_is_no_table(client: persist.Client, given: Any) -> None:
     c = client.create_or_load("c", key={"id": int})
-    with pytest.raises(persist.SchemaMismatch, match="Array gives no Arrow record batches"):
-        c.overwrite(pa.array([1, 2]), time=0)
+    with pytest.raises(persist.SchemaMismatch, match="gives no Arrow record batches"):
+        c.overwrite(given, time=0)

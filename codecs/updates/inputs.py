@@ -145,7 +145,7 @@ def _from_frame(frame: Any, schema: CollectionSchema | None) -> pa.Table:
 
 def _check_columns(frame: Any) -> None:
     """Refuse a frame of which a column is there twice, or has addresses in memory for values."""
-    if not hasattr(frame, "dtypes"):
+    if not (hasattr(frame, "columns") and hasattr(frame, "dtypes")):  # A pandas Series has the one, and not the other.
         return
     names = [*frame.columns]
     if len({*names}) < len(names):
