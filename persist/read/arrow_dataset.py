@@ -1,17 +1,17 @@
 """A result as a dataset of PyArrow, so that DuckDB, Polars and whoever knows datasets read only what they need.
 
 Such libraries call `scanner` with the columns and the filter that their query needs, and get a scanner over what is
-left then. What PyArrow does with a dataset in C++ goes past these methods; it meets an error there that names them.
+left then. What PyArrow does with a dataset in C++ goes past these methods; it meets a file there that is not to be found, and whose name names them.
 This module imports pyarrow.dataset, which imports pandas where there is one: import it where it is used.
 """
 
-import io
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
+from pyarrow.fs import LocalFileSystem
 
 from persist.blob import InvalidUsage
 from persist.read.scan import refuse_positions
@@ -23,19 +23,9 @@ Narrowed = Callable[[Sequence[str] | None, pc.Expression | None], Iterator[pa.Re
 _USE = "read it with to_table(), to_batches() or scanner(), or give their result to what wants a dataset"
 
 
-class _Refusing(io.RawIOBase):
-    """A file that nobody can read: what C++ finds where it looks for the rows of a result."""
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def _refuse(self, *_: object) -> NoReturn:
-        raise InvalidUsage(f"PyArrow cannot read this dataset by itself, as its rows are those of files merged: {_USE}")
-
-    read = readall = readinto = seek = tell = size = _refuse
+# Where C++ looks for the rows of a result: at a path that is no file, and tells what to do instead. A file in Python
+# that raises would keep the interpreter's modules alive until after it has ended, at which DuckDB complains.
+_NOWHERE = f"PyArrow cannot read this dataset by itself, as its rows are those of files merged: {_USE}"
 
 
 class ResultDataset(ds.UnionDataset):  # type: ignore[misc]  # pyarrow comes without types.
@@ -47,7 +37,7 @@ class ResultDataset(ds.UnionDataset):  # type: ignore[misc]  # pyarrow comes wit
 
     def __init__(self, schema: pa.Schema, narrowed: Narrowed) -> None:
         form = ds.IpcFileFormat()
-        fragment = form.make_fragment(pa.PythonFile(_Refusing(), mode="r"))
+        fragment = form.make_fragment(_NOWHERE, filesystem=LocalFileSystem())
         super().__init__(schema, [ds.FileSystemDataset([fragment], schema, form)])
         self._narrowed = narrowed
 
