@@ -1,8 +1,9 @@
 """A result as a dataset of PyArrow, so that DuckDB, Polars and whoever knows datasets read only what they need.
 
 Such libraries call `scanner` with the columns and the filter that their query needs, and get a scanner over what is
-left then. What PyArrow does with a dataset in C++ goes past these methods; it meets a file there that is not to be found, and whose name names them.
-This module imports pyarrow.dataset, which imports pandas where there is one: import it where it is used.
+left then. What PyArrow does with a dataset in C++ goes past these methods: it meets a file there that is not to be
+found, and whose name says what to use. This module imports pyarrow.dataset, which imports pandas where there is one:
+import it where it is used.
 """
 
 from collections.abc import Callable, Iterator, Sequence
