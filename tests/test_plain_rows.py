@@ -318,3 +318,19 @@ def test_an_overwrite_or_delete_comes_after_what_was_asked_for_before_it(orders:
     orders.write([(4, "d")], time=3, seal=4)
     orders.delete([3], time=4).result()
     assert sorted(orders.snapshot().rows()) == [(1, "A"), (2, "b"), (4, "d")]
+
+
+@pytest.mark.parametrize("kind", ["reader", "generator of tables", "generator of rows"])
+def test_what_was_read_before_is_not_taken_for_an_empty_table(orders: persist.Collection, kind: str) -> None:
+    table = pa.table({"k": [1], "v": ["a"]})
+    rows: Any = {
+        "reader": table.to_reader(),
+        "generator of tables": (each for each in [table]),
+        "generator of rows": (row for row in [(1, "a")]),
+    }[kind]
+    orders.overwrite(rows, time=0).result()
+    with pytest.raises(persist.InvalidUsage, match="before"):
+        orders.overwrite(rows, time=1)
+    assert [*orders.snapshot().rows()] == [(1, "a")]
+    orders.overwrite(table.slice(0, 0).to_reader(), time=1).result()  # One that is empty is another matter.
+    assert orders.snapshot().count() == 0

@@ -11,20 +11,25 @@ the row, can be named. Here is no pandas and no Polars: what something is, its m
 """
 
 import itertools
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import date, datetime
+from types import GeneratorType
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
+from persist.blob.errors import InvalidUsage
 from persist.codecs.errors import InvalidUpdate, SchemaMismatch
 from persist.codecs.types.python_types import stored_type
 from persist.codecs.types.schema import DIFF, TIME, CollectionSchema
 from persist.codecs.types.values import check_values, cut, to_array, to_field
 
 _DICTS_PER_TABLE = 64 * 1024
+# Readers that were read: they would look like empty tables, in whose favour an overwrite retracts everything.
+_READ: "weakref.WeakSet[pa.RecordBatchReader]" = weakref.WeakSet()
 _IN_MEMORY = ("nbytes", "memory_usage", "estimated_size")  # What tables and frames tell their size by.
 
 
@@ -55,6 +60,8 @@ def opened(data: Any) -> Any:
         return _streamed(data) if data and _is_table(data[0]) else data
     if not isinstance(data, Iterable):
         return data
+    if isinstance(data, GeneratorType) and data.gi_frame is None:
+        raise InvalidUsage(f"{cut(data)} came to its end before, and gives nothing any more. Call its function again.")
     values = iter(data)
     first = [*itertools.islice(values, 1)]
     values = itertools.chain(first, values)
@@ -117,6 +124,10 @@ def _of_dicts(values: Iterator[Any], schema: CollectionSchema | None) -> Iterato
 
 
 def _batches(data: Any, schema: CollectionSchema | None) -> Iterator[pa.Table]:
+    if isinstance(data, pa.RecordBatchReader):
+        if data in _READ:
+            raise InvalidUsage(f"{cut(data)} was read before, and can be read once only. Make a new reader.")
+        _READ.add(data)
     try:
         for batch in pa.RecordBatchReader.from_stream(data):
             yield pa.Table.from_batches([batch])

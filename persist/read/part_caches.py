@@ -1,6 +1,7 @@
 """What readers of parts keep for the next read: footers, decoded rows, and what one slice left over for the next.
 
-Each is bounded in bytes. They are named by the checksums of parts, not by blobs: equal bytes are one entry.
+Each is bounded in bytes. They are named by the checksums of parts, not by blobs, and rows also by
+what they are read as: equal bytes mean different columns in other collections and under other versions of a schema.
 """
 
 from collections.abc import Callable, Hashable

@@ -1,9 +1,10 @@
 """What a client has just written, as rows, for whoever reads it next with the same client.
 
-A part is named by the checksum of its bytes, and the rows of one are what these bytes decode to: so it makes no
-difference where a reader takes them from, whatever becomes of the log or of the blob meanwhile. Rows of a part that was
-never committed are asked for by nobody. The rows are a copy of what the caller gave, and it is the copy that was
-encoded: so both are the same, even if the caller uses the buffers again too soon.
+A part is named by the checksum of its bytes and the schema that they are read with, and the rows of one are what these
+bytes decode to under it: so it makes no difference where a reader takes them from, whatever becomes of the log or of
+the blob meanwhile. Rows of a part that was never committed are asked for by nobody. The rows are a copy of what the
+caller gave, and it is the copy that was encoded: so both are the same, even if the caller uses the buffers again too
+soon.
 """
 
 import pyarrow as pa
