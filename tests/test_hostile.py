@@ -43,7 +43,7 @@ from persist.log.records import (
     Seal,
     SetHold,
 )
-from persist.replica.checkpoint import Checkpoint, StateObject
+from persist.replica.checkpoint import Checkpoint, StateObject, write_checkpoint
 from persist.state.location import Dropped
 from persist.write.part_writer import PartWriter
 from tests.iam import Gate
@@ -268,6 +268,8 @@ def victim(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> V
     victim = Victim(blob, orders.id, gone.id, contents.parts[0], hold, contents.holds[hold].lease or "")
     monkeypatch.setattr(client.engine.writer("a test").leases, "close", lambda: None)  # A client that died.
     client.close()
+    if request.param:  # The client made some beside its commits, each as late as its thread came to it.
+        write_checkpoint(blob, client.engine.follower.state, {})
     assert any(True for _ in blob.list("checkpoint/")) is request.param
     return victim
 
