@@ -13,6 +13,7 @@ from persist.dataflow.errors import (
     SourceLost,
 )
 from persist.dataflow.expression import Aggregate, Expression, col, lit, when
+from persist.dataflow.linear_logic import Logic
 from persist.dataflow.program import Program, Scope
 from persist.dataflow.running import Options, Running, Step
 from persist.dataflow.stream import Grouped, Stream
@@ -27,6 +28,7 @@ __all__ = [
     "Expression",
     "Grouped",
     "InputClosed",
+    "Logic",
     "MutableAntichain",
     "NotConsolidated",
     "NotConverging",

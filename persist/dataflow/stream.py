@@ -6,7 +6,7 @@ inner scope enters it by itself.
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
-from typing import Any, TypeAlias
+from typing import Any
 
 import pyarrow as pa
 
@@ -16,6 +16,7 @@ from persist.codecs.types.schema import TIME
 from persist.dataflow.aggregates import result_type
 from persist.dataflow.draft import Draft
 from persist.dataflow.expression import Aggregate, Expression, col, lit
+from persist.dataflow.linear_logic import Function, LinearMethods, Logic, Step
 from persist.dataflow.plan import (
     ROOT,
     Aggregates,
@@ -28,7 +29,6 @@ from persist.dataflow.plan import (
     Inspect,
     Join,
     Linear,
-    Logic,
     Node,
     Operator,
     Persist,
@@ -39,30 +39,14 @@ from persist.dataflow.plan import (
     UserReduce,
     Windowed,
 )
-from persist.dataflow.stages import (
-    BatchFunction,
-    Delay,
-    Explode,
-    Filter,
-    FilterFunction,
-    FlatMap,
-    Map,
-    MapFunction,
-    Negate,
-    Stage,
-    TemporalFilter,
-    check_function,
-    record_schema,
-    through,
-)
+from persist.dataflow.plan import Logic as ReduceLogic
+from persist.dataflow.stages import Map, Stage, check_function, record_schema, through
 from persist.dataflow.taps import Captured, Probed
 from persist.dataflow.types import Columns, On, as_names, as_on, concatenated, distinct_columns, joined_schema, pick
 from persist.dataflow.windows import WindowFunction
 
-Function: TypeAlias = Callable[..., Any]
 
-
-class Stream:
+class Stream(LinearMethods["Stream"]):
     """A collection in a program: a multiset of records that changes over the program's times."""
 
     def __init__(self, program: Draft, number: int) -> None:
@@ -89,93 +73,27 @@ class Stream:
         self.program.plan.change(self.number, name=name)
         return self
 
-    # Linear operators.
+    # Linear operators; most are methods of `LinearMethods`.
 
-    def map(self, function: Function | None = None, *, schema: Columns | None = None, **outputs: Any) -> "Stream":
-        """Return one record for each: `map(total=col("a") + 1)`, or `map(function, schema={…})` on Python records."""
-        if function is None:
-            if not outputs:
-                raise InvalidUsage('map() needs what to compute: map(total=col("a") + 1), or map(function, schema={…})')
-            return self._linear(Map(tuple((name, lit(each)) for name, each in outputs.items())))
-        check_function(function, "map")
-        if outputs or schema is None:
-            raise InvalidUsage(
-                "map(function, schema={…}) needs the columns that the function returns, and nothing else"
-            )
-        return self._linear(MapFunction(function, record_schema(schema, "map")))
+    def linear(self, logic: Logic) -> "Stream":
+        """Return what a logic makes of each record: `linear(one.followed_by(other))`. It is one operator of the plan.
 
-    def map_batches(self, function: Function, *, schema: Columns) -> "Stream":
-        """Return the columns that a function of record batches returns: as many records, in the same order."""
-        check_function(function, "map_batches")
-        return self._linear(BatchFunction(function, record_schema(schema, "map_batches")))
-
-    def extend(self, **outputs: Any) -> "Stream":
-        """Return the same columns, and some that are computed; one of the same name is replaced."""
-        every = {name: col(name) for name in self.columns} | {name: lit(each) for name, each in outputs.items()}
-        return self._linear(Map(tuple(every.items())))
-
-    def project(self, *names: str) -> "Stream":
-        """Return some of the columns. Records that look alike then add up."""
-        return self._linear(Map(tuple((name, col(name)) for name in as_names("project", names, self.schema))))
-
-    def rename(self, names: Mapping[str, str]) -> "Stream":
-        """Return the columns under other names: `{old: new}`."""
-        as_names("rename", list(names), self.schema)
-        return self._linear(Map(tuple((names.get(name, name), col(name)) for name in self.columns)))
-
-    def filter(self, condition: Expression | Function) -> "Stream":
-        """Return the records for which a condition, or a Python function, is true."""
-        if isinstance(condition, Expression | bool):
-            return self._linear(Filter(lit(condition)))
-        check_function(condition, "filter")
-        return self._linear(FilterFunction(condition))
-
-    def flat_map(self, function: Function, *, schema: Columns) -> "Stream":
-        """Return all records that a Python function returns for each."""
-        check_function(function, "flat_map")
-        return self._linear(FlatMap(function, record_schema(schema, "flat_map")))
-
-    def explode(self, by: Expression | Function, *, schema: Columns | None = None) -> "Stream":
-        """Multiply diffs by an integer expression; or return the pairs (record, diff) that a function returns."""
-        if isinstance(by, Expression):
-            return self._linear(Explode(by))
-        check_function(by, "explode")
-        if schema is None:
-            raise InvalidUsage(
-                "explode(function, schema={…}) needs the columns of the records that the function returns"
-            )
-        return self._linear(FlatMap(by, record_schema(schema, "explode"), "diffs"))
-
-    def join_function(self, function: Function, *, schema: Columns) -> "Stream":
-        """Return the updates (record, time, diff) that a function returns for each record.
-
-        Their times are joined with that of the record, and their diffs multiplied with its.
+        Raises:
+            InvalidUsage, SchemaMismatch: it does not fit the columns.
         """
-        check_function(function, "join_function")
-        self._check_root("join_function")
-        return self._linear(FlatMap(function, record_schema(schema, "join_function"), "updates"))
+        if not isinstance(logic, Logic):
+            raise InvalidUsage(f"linear: {logic!r} is not a Logic; begin one with Logic()")
+        schema, stages = self.schema, list[Stage]()
+        for step in logic.steps:
+            if step.needs_root:
+                self._check_dimension(step.operator, step.dimension)
+            stages.append(step.stage(schema))
+            schema = self._through(stages[-1], schema, step.operator)
+        return self._add(Linear(tuple(stages)), [self], schema) if stages else self
 
-    def negate(self) -> "Stream":
-        """Return the same records with the opposite multiplicities."""
-        return self._linear(Negate())
-
-    def temporal_filter(self, lower: Any = None, upper: Any = None, *, dimension: int = 0) -> "Stream":
-        """Let each record be there while time is in `[lower, upper)`, integer expressions of the record; None: no
-        bound.
-
-        A window is a reduction over this: `temporal_filter(col("at"), col("at") + 24)` holds the last 24 hours.
-        """
-        self._check_dimension("temporal_filter", dimension)
-        bounds = [None if each is None else lit(each) for each in (lower, upper)]
-        return self._linear(TemporalFilter(bounds[0], bounds[1], dimension))
-
-    def delay(self, to: Any, *, dimension: int = 0) -> "Stream":
-        """Let each update come at an integer expression's value: `delay((col("_time") // 60 + 1) * 60)`.
-
-        An update whose value is before its time is an error when the program runs.
-        """
-        self._check_dimension("delay", dimension)
-        return self._linear(Delay(lit(to), dimension))
+    def then(self, step: Step) -> "Stream":
+        """Return this with a linear operator behind it."""
+        return self.linear(Logic(step))
 
     def concat(self, *others: "Stream") -> "Stream":
         """Return the records of this and of others: multiplicities add up."""
@@ -220,7 +138,7 @@ class Stream:
         """Return the records whose key the other one has, however often."""
         left, right = self._together([other])
         pairs = as_on("semijoin", on, left.schema, right.schema)
-        keys = right._linear(Map(tuple((mine, col(its)) for mine, its in pairs))).distinct()
+        keys = right._mapped({mine: col(its) for mine, its in pairs}).distinct()
         return left.join(keys, [mine for mine, _ in pairs])
 
     def antijoin(self, other: "Stream", on: On) -> "Stream":
@@ -358,12 +276,15 @@ class Stream:
 
     # Inside.
 
-    def _linear(self, *stages: Stage) -> "Stream":
-        operator = stages[0].__str__().split("(", 1)[0]
+    def _mapped(self, outputs: Mapping[str, Expression]) -> "Stream":
+        """Return what expressions give, which may be of no columns."""
+        return self.then(Step("map", lambda _: Map(tuple(outputs.items()))))
+
+    def _through(self, stage: Stage, given: pa.Schema, operator: str) -> pa.Schema:
         has_time = self.program.dimensions == 1 and self.node.scope == ROOT
-        schema = through(stages, self.schema, operator, has_time=has_time)
+        schema = through((stage,), given, operator, has_time=has_time)
         distinct_columns(operator, schema)
-        return self._add(Linear(stages), [self], schema)
+        return schema
 
     def _add(self, operator: Operator, streams: Iterable["Stream"], schema: pa.Schema) -> "Stream":
         found = list(streams)
@@ -521,9 +442,9 @@ class Grouped:
         return self._mapped(values), tuple(values)
 
     def _mapped(self, values: dict[str, Expression]) -> Stream:
-        return self._stream._linear(Map(tuple({**self._keys, **values}.items())))
+        return self._stream._mapped({**self._keys, **values})
 
-    def _reduce(self, mapped: Stream, values: tuple[str, ...], logic: Logic, columns: pa.Schema) -> Stream:
+    def _reduce(self, mapped: Stream, values: tuple[str, ...], logic: ReduceLogic, columns: pa.Schema) -> Stream:
         keys = tuple(self._keys)
         schema = pa.schema([*(mapped.schema.field(name) for name in keys), *columns])
         distinct_columns("reduce", schema)

@@ -1,0 +1,192 @@
+"""The linear operators as methods, and linear logics: what such operators do, apart from any stream.
+
+A linear operator looks at one record at a time, whatever the others are. All of them are stages of one general linear
+operator, the `Linear` node of a plan: it makes any number of updates of an update, with times joined and diffs
+multiplied. So what two of them do, one after the other, is one linear operator again, and `followed_by` says which:
+
+    stream.linear(one.followed_by(other))  is  stream.linear(one).linear(other)
+
+A logic is checked against columns where it is applied to a stream, because it has none of its own.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Generic, TypeAlias, TypeVar
+
+import pyarrow as pa
+
+from persist.blob import InvalidUsage
+from persist.dataflow.expression import Expression, col, lit
+from persist.dataflow.stages import (
+    BatchFunction,
+    Delay,
+    Explode,
+    Filter,
+    FilterFunction,
+    FlatMap,
+    Map,
+    MapFunction,
+    Negate,
+    Stage,
+    TemporalFilter,
+    check_function,
+    record_schema,
+)
+from persist.dataflow.types import Columns, as_names
+
+Function: TypeAlias = Callable[..., Any]
+Made = TypeVar("Made")
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One linear operator, before it is known what columns it gets.
+
+    Attributes:
+        operator: how messages call it.
+        stage: returns what it is, given the columns.
+        dimension: the dimension of time that it looks at.
+        needs_root: whether it cannot be inside an iteration.
+    """
+
+    operator: str
+    stage: Callable[[pa.Schema], Stage]
+    dimension: int = 0
+    needs_root: bool = False
+
+
+class LinearMethods(ABC, Generic[Made]):
+    """The linear operators. Each returns what it is called on, with the operator behind it."""
+
+    @abstractmethod
+    def then(self, step: Step) -> Made:
+        """Return this with a linear operator behind it."""
+
+    def map(self, function: Function | None = None, *, schema: Columns | None = None, **outputs: Any) -> Made:
+        """Return one record for each: `map(total=col("a") + 1)`, or `map(function, schema={…})` on Python records."""
+        if function is None:
+            if not outputs:
+                raise InvalidUsage('map() needs what to compute: map(total=col("a") + 1), or map(function, schema={…})')
+            return self._always("map", Map(tuple((name, lit(each)) for name, each in outputs.items())))
+        check_function(function, "map")
+        if outputs or schema is None:
+            raise InvalidUsage(
+                "map(function, schema={…}) needs the columns that the function returns, and nothing else"
+            )
+        return self._always("map", MapFunction(function, record_schema(schema, "map")))
+
+    def map_batches(self, function: Function, *, schema: Columns) -> Made:
+        """Return the columns that a function of record batches returns: as many records, in the same order."""
+        check_function(function, "map_batches")
+        return self._always("map_batches", BatchFunction(function, record_schema(schema, "map_batches")))
+
+    def extend(self, **outputs: Any) -> Made:
+        """Return the same columns, and some that are computed; one of the same name is replaced."""
+        computed = {name: lit(each) for name, each in outputs.items()}
+
+        def stage(given: pa.Schema) -> Stage:
+            return Map(tuple(({name: col(name) for name in given.names} | computed).items()))
+
+        return self.then(Step("extend", stage))
+
+    def project(self, *names: str) -> Made:
+        """Return some of the columns. Records that look alike then add up."""
+        return self.then(
+            Step("project", lambda given: Map(tuple((name, col(name)) for name in as_names("project", names, given))))
+        )
+
+    def rename(self, names: Mapping[str, str]) -> Made:
+        """Return the columns under other names: `{old: new}`."""
+        given_names = dict(names)
+
+        def stage(given: pa.Schema) -> Stage:
+            as_names("rename", list(given_names), given)
+            return Map(tuple((given_names.get(name, name), col(name)) for name in given.names))
+
+        return self.then(Step("rename", stage))
+
+    def filter(self, condition: Expression | Function) -> Made:
+        """Return the records for which a condition, or a Python function, is true."""
+        if isinstance(condition, Expression | bool):
+            return self._always("filter", Filter(lit(condition)))
+        check_function(condition, "filter")
+        return self._always("filter", FilterFunction(condition))
+
+    def flat_map(self, function: Function, *, schema: Columns) -> Made:
+        """Return all records that a Python function returns for each."""
+        check_function(function, "flat_map")
+        return self._always("flat_map", FlatMap(function, record_schema(schema, "flat_map")))
+
+    def explode(self, by: Expression | Function, *, schema: Columns | None = None) -> Made:
+        """Multiply diffs by an integer expression; or return the pairs (record, diff) that a function returns."""
+        if isinstance(by, Expression):
+            return self._always("explode", Explode(by))
+        check_function(by, "explode")
+        if schema is None:
+            raise InvalidUsage(
+                "explode(function, schema={…}) needs the columns of the records that the function returns"
+            )
+        return self._always("explode", FlatMap(by, record_schema(schema, "explode"), "diffs"))
+
+    def join_function(self, function: Function, *, schema: Columns) -> Made:
+        """Return the updates (record, time, diff) that a function returns for each record.
+
+        Their times are joined with that of the record, and their diffs multiplied with its.
+        """
+        check_function(function, "join_function")
+        made = FlatMap(function, record_schema(schema, "join_function"), "updates")
+        return self.then(Step("join_function", lambda _: made, needs_root=True))
+
+    def negate(self) -> Made:
+        """Return the same records with the opposite multiplicities."""
+        return self._always("negate", Negate())
+
+    def temporal_filter(self, lower: Any = None, upper: Any = None, *, dimension: int = 0) -> Made:
+        """Let each record be there while time is in `[lower, upper)`, integer expressions of the record; None: no
+        bound.
+
+        A window is a reduction over this: `temporal_filter(col("at"), col("at") + 24)` holds the last 24 hours.
+        """
+        bounds = [None if each is None else lit(each) for each in (lower, upper)]
+        made = TemporalFilter(bounds[0], bounds[1], dimension)
+        return self.then(Step("temporal_filter", lambda _: made, dimension, needs_root=True))
+
+    def delay(self, to: Any, *, dimension: int = 0) -> Made:
+        """Let each update come at an integer expression's value: `delay((col("_time") // 60 + 1) * 60)`.
+
+        An update whose value is before its time is an error when the program runs.
+        """
+        made = Delay(lit(to), dimension)
+        return self.then(Step("delay", lambda _: made, dimension, needs_root=True))
+
+    def _always(self, operator: str, stage: Stage) -> Made:
+        return self.then(Step(operator, lambda _: stage))
+
+
+class Logic(LinearMethods["Logic"]):
+    """What linear operators do, one after the other: `Logic().filter(col("delay") > 15).project("dest")`.
+
+    A value: no method changes it. Any number of streams may be given the same one, with `Stream.linear`.
+
+    Attributes:
+        steps: the operators, in order.
+    """
+
+    __slots__ = ("steps",)
+
+    def __init__(self, *steps: Step) -> None:
+        self.steps = steps
+
+    def then(self, step: Step) -> "Logic":
+        """Return this with a linear operator behind it."""
+        return Logic(*self.steps, step)
+
+    def followed_by(self, other: "Logic") -> "Logic":
+        """Return the logic that does what this one does, and then to that what the other one does."""
+        if not isinstance(other, Logic):
+            raise InvalidUsage(f"followed_by: {other!r} is not a Logic; begin one with Logic()")
+        return Logic(*self.steps, *other.steps)
+
+    def __repr__(self) -> str:
+        return f"<Logic {' . '.join(step.operator for step in self.steps) or 'that changes nothing'}>"
