@@ -32,6 +32,7 @@ from persist.settings import Settings
 from persist.source.address import CollectionAddress
 from persist.spark.read.native import PlannedSnapshot, plan
 from persist.spark.read.native_changes import PlannedChanges, plan_changes
+from persist.spark.read.tombstoned import Tombstoned
 from persist.spark.workers import check_workers
 from persist.timeline import Times
 
@@ -133,7 +134,8 @@ class SparkLocation:
             as_of = then.snapshot(as_of, timeout_s=0).as_of
         snapshot = rows.snapshot(as_of, columns=columns, form=form, schema=schema, timeout_s=timeout_s)
         self._reading.append(snapshot)
-        return plan(self.spark, snapshot, self._address(collection), native)
+        tombstoned = Tombstoned.of(rows.handle.known(), snapshot.scan.schema)
+        return plan(self.spark, snapshot, self._address(collection), tombstoned, native)
 
     def changes(
         self,
@@ -171,7 +173,8 @@ class SparkLocation:
             then.changes(lower, until, timeout_s=0)
         changes = rows.changes(lower, until, columns=columns, schema=schema, times=times, timeout_s=timeout_s)
         self._reading.append(changes)
-        return plan_changes(self.spark, changes, self._address(collection), native)
+        tombstoned = Tombstoned.of(rows.handle.known(), changes.scan.schema)
+        return plan_changes(self.spark, changes, self._address(collection), tombstoned, native)
 
     def close(self) -> None:
         """Let go of what DataFrames of this location read; idempotent."""

@@ -35,6 +35,7 @@ from persist.spark.data_source import source_reader
 from persist.spark.read.native_store import holds_map, part_frame, why_not_stored, why_not_typed
 from persist.spark.read.slicing import slices_for, task_count
 from persist.spark.read.task_reader import TaskReader
+from persist.spark.read.tombstoned import Tombstoned
 from persist.spark.types import quoted, spark_schema
 
 BROADCAST_ROWS_MAX = 4_000_000  # Of keys that are taken out: each executor holds all of them.
@@ -77,6 +78,7 @@ class PlannedSnapshot:
     snapshot: Snapshot
     route: Route
     address: CollectionAddress
+    tombstoned: Tombstoned
 
     @property
     def explanation(self) -> Explanation:
@@ -93,11 +95,16 @@ class PlannedSnapshot:
 
 
 def plan(
-    spark: SparkSession, snapshot: Snapshot, address: CollectionAddress, native: bool | None = None
+    spark: SparkSession,
+    snapshot: Snapshot,
+    address: CollectionAddress,
+    tombstoned: Tombstoned,
+    native: bool | None = None,
 ) -> PlannedSnapshot:
     """Decide how a snapshot is read.
 
     Args:
+        tombstoned: which rows the snapshot leaves out.
         native: True to insist on Spark's own scan, False on the data source; None for whatever is faster.
 
     Raises:
@@ -107,28 +114,32 @@ def plan(
         raise InvalidUsage(f"native={native!r} is none of True, False and None")
     scan, form = snapshot.scan, snapshot.form
     parts = split(scan, form)
+
+    def by(route: Route) -> PlannedSnapshot:
+        return PlannedSnapshot(snapshot, route, address, tombstoned)
+
     if native is False:
-        return PlannedSnapshot(snapshot, Route("source", "native=False was asked for"), address)
-    reason = _why_not(spark, scan, form, parts, address)
+        return by(Route("source", "native=False was asked for"))
+    reason = _why_not(spark, scan, form, parts, address, tombstoned)
     if reason is None and native is None:
         reason = _why_slow(scan, parts)
     if reason is not None:
         if native:
             raise InvalidUsage(f"native=True is not possible here: {reason}. Leave it out to read by the data source.")
-        return PlannedSnapshot(snapshot, Route("source", reason), address)
+        return by(Route("source", reason))
     if not parts.is_merged:
-        return PlannedSnapshot(snapshot, Route("scan", "no key is touched by later history"), address)
+        return by(Route("scan", "no key is touched by later history"))
     rows = sum(part.rows for part in (*parts.base_rest, *parts.rest))
-    return PlannedSnapshot(
-        snapshot, Route("touched", f"{rows:,} updates may cancel what stands", task_count(spark, scan)), address
-    )
+    return by(Route("touched", f"{rows:,} updates may cancel what stands", task_count(spark, scan)))
 
 
-def _why_not(spark: SparkSession, scan: Scan, form: Form, parts: Split, address: CollectionAddress) -> str | None:
+def _why_not(
+    spark: SparkSession, scan: Scan, form: Form, parts: Split, address: CollectionAddress, tombstoned: Tombstoned
+) -> str | None:
     """Say why Spark's own scan cannot be part of reading this, None if it can."""
     schema = scan.schema
-    if scan.filter is not None:
-        return "tombstones, or rows that a filter does not pass, are left out"
+    if not tombstoned.is_all_of(scan):
+        return "rows that a filter does not pass are left out"
     if not scan.columns:
         return "no columns are asked for"
     if parts.is_merged and not schema.key_names:
@@ -139,7 +150,7 @@ def _why_not(spark: SparkSession, scan: Scan, form: Form, parts: Split, address:
         return 'form="diff" of some columns sums over records that differ in others'
     if (names := [name.lower() for name in schema.arrow.names]) and len(set(names)) < len(names):
         return "names of columns differ by case only"
-    wanted = [*scan.columns, *(schema.key_names if parts.is_merged else ())]
+    wanted = tombstoned.names([*scan.columns, *(schema.key_names if parts.is_merged else ())])
     if (reason := why_not_typed(schema, list(dict.fromkeys(wanted)), scan.all_parts)) is not None:
         return reason
     if form == "rows" and any(part.diff_sum - part.rows > REPEATED_MAX for part in (*parts.base, *parts.history)):
@@ -177,6 +188,7 @@ class _NativeFrame:
         self._scan = snapshot.scan
         self._form = snapshot.form
         self._address = planned.address
+        self._tombstoned = planned.tombstoned
         self._split = split(snapshot.scan, snapshot.form)
         self._schema = spark_schema(snapshot.schema)
         self._names = [*self._scan.columns]
@@ -219,15 +231,13 @@ class _NativeFrame:
         return [*((part, True) for part in self._split.base), *history]
 
     def _within(self, names: Sequence[str], parts: Sequence[Part], *, is_inside: bool) -> DataFrame:
-        """Return the rows of parts whose times are wanted, by Spark's own scan."""
-        extra = [] if is_inside else ["_time"]
-        rows = part_frame(self._spark, self._address.url, self._scan.schema, [*names, *extra], parts)
+        """Return the rows of parts whose times are wanted, and no tombstones, by Spark's own scan."""
+        needed = self._tombstoned.names([*names] if is_inside else [*names, "_time"])
+        rows = self._tombstoned.live(part_frame(self._spark, self._address.url, self._scan.schema, needed, parts))
         if not is_inside:
             time = F.col("_time")
-            rows = rows.where((time >= self._scan.time_lower) & (time < self._scan.time_upper)).select(
-                *map(quoted, names)
-            )
-        return rows
+            rows = rows.where((time >= self._scan.time_lower) & (time < self._scan.time_upper))
+        return rows if len(needed) == len(names) else rows.select(*map(quoted, names))
 
     def _inline_standing(self, names: Sequence[str]) -> list[DataFrame]:
         parts = tuple(part for part in self._split.history if part.inline)

@@ -22,6 +22,7 @@ from persist.spark.data_source import source_reader
 from persist.spark.read.native import Route, united
 from persist.spark.read.native_store import part_frame, why_not_stored, why_not_typed
 from persist.spark.read.task_reader import TaskReader
+from persist.spark.read.tombstoned import Tombstoned
 from persist.spark.types import quoted, spark_schema
 from persist.timeline import shown_time, timeline_of
 
@@ -35,6 +36,7 @@ class PlannedChanges:
     changes: Changes
     route: Route
     address: CollectionAddress
+    tombstoned: Tombstoned
 
     def __str__(self) -> str:
         scan = self.changes.scan
@@ -56,7 +58,7 @@ class PlannedChanges:
         if stored:
             names = [*scan.columns, "_time", "_diff"]
             time = F.col("_time")
-            rows = part_frame(spark, self.address.url, scan.schema, names, stored)
+            rows = self.tombstoned.live(part_frame(spark, self.address.url, scan.schema, names, stored))
             if not all(map(scan.is_inside, stored)):
                 rows = rows.where((time >= scan.time_lower) & (time < scan.time_upper))
             if self.changes.moments is not None:
@@ -71,24 +73,32 @@ class PlannedChanges:
 
 
 def plan_changes(
-    spark: SparkSession, changes: Changes, address: CollectionAddress, native: bool | None = None
+    spark: SparkSession,
+    changes: Changes,
+    address: CollectionAddress,
+    tombstoned: Tombstoned,
+    native: bool | None = None,
 ) -> PlannedChanges:
-    """Decide how changes are read; native and errors as of `persist.spark.read.native.plan`."""
+    """Decide how changes are read; tombstoned, native and errors as of `persist.spark.read.native.plan`."""
+
+    def by(route: Route) -> PlannedChanges:
+        return PlannedChanges(changes, route, address, tombstoned)
+
     if native is False:
-        return PlannedChanges(changes, Route("source", "native=False was asked for"), address)
-    reason = _why_not(spark, changes.scan, address)
+        return by(Route("source", "native=False was asked for"))
+    reason = _why_not(spark, changes.scan, address, tombstoned)
     if changes.moments is not None and changes.moments.unit not in _MOMENTS:
         reason = "Spark's timestamps have no nanoseconds, so each is looked at"
     if reason is not None and native:
         raise InvalidUsage(f"native=True is not possible here: {reason}. Leave it out to read by the data source.")
     if reason is not None:
-        return PlannedChanges(changes, Route("source", reason), address)
-    return PlannedChanges(changes, Route("scan", "no two parts can hold the same update"), address)
+        return by(Route("source", reason))
+    return by(Route("scan", "no two parts can hold the same update"))
 
 
-def _why_not(spark: SparkSession, scan: Scan, address: CollectionAddress) -> str | None:
-    if scan.filter is not None:
-        return "tombstones, or rows that a filter does not pass, are left out"
+def _why_not(spark: SparkSession, scan: Scan, address: CollectionAddress, tombstoned: Tombstoned) -> str | None:
+    if not tombstoned.is_all_of(scan):
+        return "rows that a filter does not pass are left out"
     if set(scan.columns) != set(scan.schema.names):
         return "changes of some columns are sums over updates that differ in others"
     if len({name.lower() for name in scan.schema.arrow.names}) < len(scan.schema.arrow.names):

@@ -30,6 +30,7 @@ from persist.spark.read.native_changes import may_share_updates
 from persist.spark.read.native_store import part_frame, why_not_stored, why_not_typed
 from persist.spark.read.slicing import slices_for
 from persist.spark.read.task_reader import TaskReader
+from persist.spark.read.tombstoned import Tombstoned
 from persist.spark.sql.contents_sql import Body, Branch, SqlColumn, changes_sql, contents_sql, type_sql
 from persist.spark.types import quoted, spark_schema
 from persist.spark.workers import check_workers
@@ -123,7 +124,9 @@ class _Functions:
     def __init__(self, spark: SparkSession, rows: Collection, address: CollectionAddress, name: str) -> None:
         self._spark = spark
         self._schema: CollectionSchema = rows.schema
-        self._contents: CollectionState = rows.handle.contents()
+        # Functions are for all sealed times, so what these hold is worked out now, where nobody has resolved it yet.
+        self._contents: CollectionState = rows.handle.folded(rows.handle.contents())
+        self._tombstoned = Tombstoned.of(self._contents, self._schema)
         self._address = address
         self._name = name
         self._fields = spark_schema(pa.schema([self._schema.arrow.field(n) for n in self._schema.names])).fields
@@ -136,11 +139,6 @@ class _Functions:
         contents, schema = self._contents, self._schema
         if len({name.lower() for name in schema.arrow.names}) < len(schema.arrow.names):
             raise InvalidUsage(f"columns of {self._name!r} differ by case only, which SQL cannot tell apart")
-        if contents.keyed is not None and (contents.keyed.tombstone or contents.keyed.resolve == "background"):
-            raise InvalidUsage(
-                f"the collection {self._name!r} is keyed, with tombstones or resolved in the background, which these "
-                "functions do not know of: read it by persist.spark or by the data source"
-            )
         columns = [SqlColumn(field.name, field.dataType) for field in self._fields]
         branches = self._branches()
         body = contents_sql(branches, columns, schema.key_names, contents.since, contents.upper)
@@ -207,9 +205,13 @@ class _Functions:
         names = [*self._schema.names, "_time", "_diff"]
         stored = [part for part in parts if part.blob and self._is_native]
         others = tuple(part for part in parts if not (part.blob and self._is_native))
-        frames = [part_frame(self._spark, self._address.url, self._schema, names, stored)] if stored else []
+        frames = []
+        if stored:
+            rows = part_frame(self._spark, self._address.url, self._schema, names, stored)
+            frames.append(self._tombstoned.live(rows))
         if others:
-            scan = Scan(self._schema, others, 0, TIME_MAX + 1, self._schema.names)
+            live = self._tombstoned.filter
+            scan = Scan(self._schema, others, 0, TIME_MAX + 1, self._schema.names, live)
             slices = tuple(slices_for(self._spark, scan))
             schema = spark_schema(self._schema.arrow)
             frames.append(TaskReader(self._address, slices, "diff", "changes", schema).frame(self._spark))
