@@ -40,6 +40,7 @@ class Collection:
         holds: by name, the time that a reader needs and the lease that it has it for, or None.
         tokens: of the writes that had one.
         columns: that the collection has got since it was created, and still has.
+        version: of its schema.
     """
 
     upper: int = 0
@@ -48,12 +49,14 @@ class Collection:
     holds: Mapping[Any, tuple[int, Any]] = field(default_factory=dict)
     tokens: frozenset[str] = field(default=frozenset(), repr=False)
     columns: frozenset[str] = frozenset()
+    version: int = 1
 
     def after(self, kind: str, argument: Any) -> "Collection":
         """Return the collection after one step of a commit.
 
         Steps are ("write", updates), ("seal", upper), ("allow_compaction", since), ("expect", upper), ("token", token);
-        ("evolve", ("add" or "drop", column)), and ("columns", those that a writer knows of).
+        ("evolve", ("add" or "drop", column, the version that it is made from)), and ("columns", those that a writer
+        knows of).
         """
         if kind == "evolve":
             return self._evolved(*argument)
@@ -79,10 +82,12 @@ class Collection:
             raise Refused("FrontierRegression", frontier="upper", asked=argument, current=self.upper)
         return replace(self, upper=argument)
 
-    def _evolved(self, how: str, column: str) -> "Collection":
+    def _evolved(self, how: str, column: str, version: int) -> "Collection":
+        if version != self.version:
+            raise Refused("SchemaMoved", expected=version, actual=self.version)
         if (column in self.columns) == (how == "add"):
             raise Refused("SchemaMismatch")
-        return replace(self, columns=self.columns ^ {column})
+        return replace(self, columns=self.columns ^ {column}, version=version + 1)
 
     def check_write(self, updates: Iterable[Update]) -> None:
         """Raise Refused if an update is at a sealed time; those whose diff is 0 are none."""

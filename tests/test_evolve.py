@@ -1,7 +1,7 @@
 """Schemas that change: what users ask for, what they are told, and what is refused."""
 
 import datetime
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from decimal import Decimal
 from typing import Any
 
@@ -327,6 +327,65 @@ def test_an_evolve_that_another_overtook_tells_both_differences(
         orders.handle.submit("evolve", [Evolve(orders.id, mine)]).result()
     assert (caught.value.expected, caught.value.actual) == (1, 2)
     assert orders.handle.contents().schema.version == 2
+
+
+@pytest.mark.parametrize(
+    "others", [{"rename": {"v": "s", "s": "v"}}, {"add": {"note": pa.string()}}, {"drop": ["s"]}], ids=str
+)
+@pytest.mark.parametrize("mine", [{"drop": ["v"]}, {"keyed": persist.Keyed()}, {"rename": {"v": "v"}}], ids=str)
+def test_an_evolve_through_a_handle_from_before_another_evolve_is_refused(
+    client: persist.Client, orders: persist.Collection, others: dict[str, Any], mine: dict[str, Any]
+) -> None:
+    old = client.load("orders")
+    orders.evolve(**others)
+    seqno = client.seqno
+    with pytest.raises(persist.SchemaMoved, match=r"version 1 .*version 2 by now.*Load the collection again") as caught:
+        old.evolve(**mine)
+    assert (caught.value.expected, caught.value.actual) == (1, 2)
+    told = {"drop": "'v' (int32) was dropped", "keyed": "it becomes keyed", "rename": "nothing"}
+    assert caught.value.mine == tuple(told[name] for name in mine)
+    assert caught.value.theirs
+    assert client.seqno == seqno
+    assert old.schema.version == 1
+    with pytest.raises(persist.SchemaMoved, match="'note' is no column of this collection"):
+        old.evolve(drop=["note"])  # Of that it cannot be said what it would change.
+    assert client.load("orders").evolve(drop=["v"]) == 3
+
+
+def test_a_handle_has_the_schema_that_it_made_even_if_another_has_come_right_after() -> None:
+    blob = Overtaking()
+    with persist.open(blob, settings=QUIET) as client, persist.open(blob, settings=QUIET) as other:
+        mine = client.create_or_load("orders", key=KEY, value=VALUE)
+        theirs = other.load("orders")
+
+        def overtake() -> None:
+            assert other.load("orders").evolve(drop=["note"]) == 3
+            assert client.seqno == other.seqno  # This client knows of it before its call returns.
+
+        blob.after_next = overtake
+        assert mine.evolve(add={"note": pa.string()}) == 2
+        assert blob.after_next is None
+        assert mine.schema.names == ("k", "v", "s", "note")
+        assert client.load("orders").schema.version == 3
+        with pytest.raises(persist.SchemaMoved, match=r"'note' .string. was dropped"):
+            mine.evolve(rename={"v": "n"})
+        with pytest.raises(persist.SchemaMoved, match="nothing"):
+            theirs.evolve(rename={"v": "n"})
+
+
+class Overtaking(persist.MemoryBlob):
+    """A store in which something happens right after the next record of the log is there, before its writer knows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.after_next: Callable[[], None] | None = None
+
+    def create(self, key: str, value: bytes) -> bool:
+        done = super().create(key, value)
+        if key.startswith("log/") and self.after_next is not None:
+            then, self.after_next = self.after_next, None
+            then()
+        return done
 
 
 # Who follows.

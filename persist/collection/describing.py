@@ -58,7 +58,7 @@ class DescribingCalls(CollectionBase):
                 key column and may not change like that; the message says what to do instead.
             NotOneValue: it is to become keyed, and some keys have several values; the first ten are named.
             UpdatesBeyondUpper: it is to become keyed, and holds updates that are not sealed.
-            SchemaMoved: another client has evolved the collection meanwhile.
+            SchemaMoved: the collection was evolved since this handle was loaded; load it again, and decide anew.
             ReadOnly: this client only reads.
         """
         wanted = WantedEvolution(add or {}, defaults or {}, drop, rename or {}, widen or {}, reorder, keyed)

@@ -81,7 +81,10 @@ class CollectionHandle:
 
     def newest(self) -> "CollectionHandle":
         """Return a handle on the same collection as it is now, with its newest schema."""
-        contents = self.known()
+        return self.as_in(self.known())
+
+    def as_in(self, contents: CollectionState) -> "CollectionHandle":
+        """Return a handle on the same collection as it is in some state, with the newest schema of that state."""
         schema = newest_like(self.schema, contents)
         if schema is self.schema and contents.keyed == self.keyed:
             return self

@@ -23,6 +23,7 @@ from persist.read.part_reader import PartReader
 from persist.read.scan import Scan
 from persist.state.collection_rules import ExpectParts, after_step
 from persist.state.contents import CollectionState
+from persist.state.schemas import among_versions, check_follows, moved
 from persist.upsert.events import event_fields, events_schema
 from persist.upsert.known import machine_of
 from persist.write.operations import Step
@@ -67,19 +68,21 @@ def _evolve(
     handle: CollectionHandle, wanted: WantedEvolution, comments: Mapping[str, str], notes: list[Note]
 ) -> CollectionHandle:
     contents = handle.contents()
-    before = contents.schema
     if not wanted.changes_columns and wanted.keyed is None:
         if not comments:
             raise InvalidUsage(
                 "evolve() was asked for no change: give add=, drop=, rename=, widen=, reorder= or keyed="
             )
-        handle.submit("evolve", [*_comment_steps(handle, before, comments), *notes]).result()
+        handle.submit("evolve", [*_comment_steps(handle, contents.schema, comments), *notes]).result()
         return handle
-    after = _after(before, wanted)
+    # From what the user has seen: a name may be that of another column by now.
+    before = among_versions(handle.schema, contents)
+    after = _after(before, wanted, contents)
+    check_follows(contents, after, becomes_keyed=wanted.keyed is not None)
     _check_machine(handle, contents, after)
     form = None if wanted.keyed is None else declared(wanted.keyed, after)
     step = Evolve(handle.id, after.to_json(), form)
-    after_step(contents, step)  # What it may not do is said before anything is read.
+    then = after_step(contents, step)  # What it may not do is said before anything is read.
     steps: list[Step] = [step] if form is None else [checked(handle, contents, wanted.keyed, form), step]
     if risky := [n for n, kind in wanted.widen.items() if may_overflow(before.arrow.field(n).type, kind)]:
         _check_fits(handle, contents, before, {name: wanted.widen[name] for name in risky})
@@ -89,21 +92,27 @@ def _evolve(
     if wanted.keyed is not None and wanted.keyed.machine is not None:
         handle.engine.writer("evolve").resolver.know(handle.id, wanted.keyed.machine)
         handle = replace(handle, machine=wanted.keyed.machine)
-    return handle.newest()
+    return handle.as_in(then)  # What others have made of it since is not what this user has seen.
 
 
-def _after(before: CollectionSchema, wanted: WantedEvolution) -> CollectionSchema:
+def _after(before: CollectionSchema, wanted: WantedEvolution, contents: CollectionState) -> CollectionSchema:
     if not wanted.changes_columns:
         return replace(before, version=before.version + 1, known=())
-    return evolved(
-        replace(before, known=before.known or (before,)),
-        add=wanted.add,
-        defaults=wanted.defaults,
-        drop=wanted.drop,
-        rename=wanted.rename,
-        widen=wanted.widen,
-        reorder=wanted.reorder,
-    )
+    try:
+        return evolved(
+            replace(before, known=before.known or (before,)),
+            add=wanted.add,
+            defaults=wanted.defaults,
+            drop=wanted.drop,
+            rename=wanted.rename,
+            widen=wanted.widen,
+            reorder=wanted.reorder,
+        )
+    except SchemaMismatch as error:
+        if before.version == len(contents.earlier) + 1:
+            raise
+        # Perhaps it is meant for what others have made of the collection: the user is to look at that.
+        raise moved(contents, before.version, [str(error)]) from error
 
 
 def _check_machine(handle: CollectionHandle, contents: CollectionState, after: CollectionSchema) -> None:

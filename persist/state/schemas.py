@@ -88,16 +88,30 @@ def evolved(contents: CollectionState, step: Evolve) -> CollectionState:
             f"collection {contents.name!r} is a view, whose columns are those of its definition: make another view"
         )
     after, before = CollectionSchema.from_json(step.schema), contents.schema
-    if after.version != before.version + 1:
-        base = next((each for each in before.known if each.version == after.version - 1), None)
-        mine = () if base is None else tuple(changes_between(base, after))
-        theirs = () if base is None else tuple(changes_between(base, before))
-        raise SchemaMoved(after.version - 1, before.version, mine, theirs)
+    check_follows(contents, after, becomes_keyed=step.keyed is not None)
     check_next(replace(before, known=before.known or (before,)), after)
     form = evolved_form(contents, after)
     earlier = (*contents.earlier, contents.schema_json)
     evolved = msgspec.structs.replace(contents, schema_json=step.schema, earlier=earlier, keyed=form)
     return evolved if step.keyed is None else keyed_from(evolved, step.keyed)
+
+
+def check_follows(contents: CollectionState, after: CollectionSchema, *, becomes_keyed: bool = False) -> None:
+    """Raise SchemaMoved unless a schema was made from the newest version, whatever else may be wrong with it."""
+    if after.version != len(contents.earlier) + 2:
+        base = next((each for each in contents.schema.known if each.version == after.version - 1), None)
+        mine = [] if base is None else changes_between(base, after)
+        if becomes_keyed:
+            mine = [*(each for each in mine if each != "nothing"), "it becomes keyed"]
+        raise moved(contents, after.version - 1, mine)
+
+
+def moved(contents: CollectionState, base: int, mine: Sequence[str]) -> SchemaMoved:
+    """Return the error that a change was made from a version of the schema that is not the newest any more."""
+    newest = contents.schema
+    known = next((each for each in newest.known if each.version == base), None)
+    theirs = () if known is None else tuple(changes_between(known, newest))
+    return SchemaMoved(base, newest.version, tuple(mine), theirs)
 
 
 def check_written(contents: CollectionState, written: int) -> None:

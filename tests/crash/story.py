@@ -110,7 +110,8 @@ class Model:
         elif op.kind in ("seal", "allow_compaction"):
             self.collections[op.names[0]].step(op.kind, op.time)
         elif op.kind == "evolve":
-            self.collections[op.names[0]].step("evolve", ("add", op.column))
+            held = self.collections[op.names[0]]
+            held.step("evolve", ("add", op.column, held.state.version))
         elif op.kind in ("write", "multi"):
             self._write(op)
 
@@ -242,8 +243,9 @@ class Teller:
         if op.kind == "allow_compaction":
             return collection.allow_compaction(op.time)
         if op.kind == "evolve":
-            collection.evolve(add={op.column: pa.int64()}, defaults={op.column: op.number})
-            del self._handles[op.names[0]]  # Who writes goes on with the schema that it knows, and is lifted.
+            # Who evolves knows the newest schema; who writes goes on with that of the creation, and is lifted.
+            newest = self._client.load(op.names[0])
+            newest.evolve(add={op.column: pa.int64()}, defaults={op.column: op.number})
             return None
         if op.kind == "destroy":
             del self._handles[op.names[0]]

@@ -276,6 +276,7 @@ class _Generator:
         step["updates"] = []
 
     def _evolve(self, step: Step, belief: _Belief) -> None:
+        """Change the schema, mostly through a handle that was loaded just before; others are refused."""
         self.next_marker += 1
         drops = bool(belief.columns) and self.chance.random() < 0.5
         step["how"] = "drop" if drops else "add"
@@ -291,6 +292,11 @@ class _Generator:
                     self.planned.append({"op": "load", "slot": slot, "name": step["name"]})
                 written: Step = {"op": "write", "slot": slot, "name": step["name"], "updates": self._updates(belief)}
                 self.planned.append({**written, "wait": "now"})
+        if self.chance.random() < 0.75:
+            self._add_faults(step)
+            self.planned.insert(0, dict(step))
+            step.clear()
+            step.update(op="load", slot=self.planned[0]["slot"], name=self.planned[0]["name"])
 
     def _seal(self, step: Step, belief: _Belief) -> None:
         self._wait(step)

@@ -23,7 +23,7 @@ Ops, their arguments (`c` is the id of a collection) and the value of "ok":
     collections                                                       names
     upper, since    c                                                 frontier
     write           c, updates, columns, marker?, token?, expected_upper?, seal?, bad?   seqno
-    evolve          c, how ("add" | "drop"), column                   None
+    evolve          c, how ("add" | "drop"), column, version          None
     seal            c, upper, expected_upper?                         seqno
     allow_compaction  c, since                                        seqno
     destroy         c                                                 seqno
@@ -46,7 +46,7 @@ Ops, their arguments (`c` is the id of a collection) and the value of "ok":
 A mutating call has `looked`: False says that nobody looked at its error before its client was closed.
 
 `columns` are those that the handle of a writer knows of and the collection got later. They hold their default in all
-records, and the updates here are without them.
+records, and the updates here are without them. `version` is that of the schema that the handle of an evolve knows.
 
 The first update of a write is its marker: a record `[marker, "m", time, 1]` that no other write holds, except a
 repetition of this one with the same token.

@@ -50,6 +50,7 @@ def _mutation(mutation: dict[str, Any], blobs: Mapping[str, bytes], added: Added
         added[mutation["collection"]] = [[]]
     elif kind == "evolve":
         plain["columns"] = [name for name, *_ in mutation["schema"]["value"]["fields"]][1:]
+        plain["version"] = mutation["schema"]["version"]
         added[mutation["collection"]].append(plain["columns"])
     elif kind == "append":
         _read_parts(mutation, blobs, plain, added)

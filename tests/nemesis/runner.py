@@ -324,7 +324,9 @@ class Run:
             else:
                 c.evolve(drop=[step["column"]])
 
-        self._on_handle(slot, step, {"how": step["how"], "column": step["column"]}, call)
+        known = slot.handles.get(step["name"])
+        args = {"how": step["how"], "column": step["column"], "version": known.schema.version if known else 0}
+        self._on_handle(slot, step, args, call)
 
     def _seal(self, slot: Slot, step: Step) -> None:
         options = {name: step[name] for name in ("expected_upper",) if name in step}
