@@ -11,6 +11,7 @@ from persist.codecs.order.ordering import canonical, order_keys, sort_indices
 from persist.codecs.order.touching import Touching
 from persist.codecs.part.check import check_part, described_bounds, overlaps
 from persist.codecs.part.decoding import decode_part
+from persist.codecs.part.filters import with_both_zeros
 from persist.codecs.part.index import Group, PartIndex, decode_groups, footer_range, read_index
 from persist.codecs.part.key_range import KeyRange, key_ranges, ordered_keys
 from persist.codecs.part.part import Part, checksum_of
@@ -92,4 +93,5 @@ __all__ = [
     "to_updates",
     "type_from_json",
     "type_to_json",
+    "with_both_zeros",
 ]

@@ -20,7 +20,7 @@ import numpy as np
 import pyarrow.compute as pc
 
 from persist.antichain import Antichain
-from persist.codecs import Part, PartStream, Stamp, digest_of
+from persist.codecs import Part, PartStream, Stamp, digest_of, with_both_zeros
 from persist.codecs.order.arrays import int64_array
 from persist.codecs.updates.plain import with_time
 from persist.engine.collection_handle import CollectionHandle
@@ -169,7 +169,7 @@ def _present(
     """Return the plan of what is there; it can be read until the stack is left."""
     schema = handle.schema
     if not contents.upper.time:
-        return Scan(schema, (), 0, 0, schema.names, filter)
+        return Scan(schema, (), 0, 0, schema.names, None if filter is None else with_both_zeros(filter))
     as_of = contents.upper.time - 1
     # Of a later state as well as of this one: what is sealed stays as it is.
     newest, reading = handle.claim(as_of)

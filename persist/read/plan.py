@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import pyarrow.compute as pc
 
-from persist.codecs import CollectionSchema, Part
+from persist.codecs import CollectionSchema, Part, with_both_zeros
 from persist.log.records import Keyframe
 from persist.read.scan import Scan
 from persist.shown import Shown
@@ -93,6 +93,7 @@ def snapshot_scan(
 ) -> Scan:
     """Return the plan to read contents as of a time that is sealed and not compacted; raw gives tombstones, too."""
     schema = among_versions(schema, contents)
+    filter = None if filter is None else with_both_zeros(filter)
     filter = filter if raw else _with_live(contents, schema, filter)
     names = schema.names if columns is None else tuple(columns)
     history = contents.history_parts
@@ -148,7 +149,7 @@ def changes_scan(
 ) -> Scan:
     """Return the plan to read the updates with `lower <= time < upper`, which are sealed and not compacted."""
     schema = among_versions(schema, contents)
-    filter = _with_live(contents, schema, filter)
+    filter = _with_live(contents, schema, None if filter is None else with_both_zeros(filter))
     names = schema.names if columns is None else tuple(columns)
     return Scan(schema, contents.history_parts, lower, upper, names, filter).pruned()
 

@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from persist.blob import InvalidUsage
+from persist.codecs import with_both_zeros
 from persist.read.claimed_read import ClaimedRead
 from persist.read.pandas_frame import DtypeBackend, to_frame
 from persist.shown import ShownByRepr
@@ -118,6 +119,7 @@ class ArrowResult(ShownByRepr):
         one by that. Parts are fetched whole, because only a whole one can be verified.
         """
         names = self.schema.names if columns is None else [*columns]
+        filter = None if filter is None else with_both_zeros(filter)
         for table in self._read_narrowed(names, filter):
             if table.num_rows:
                 yield from table.select(names).to_batches(max_chunksize=BATCH_ROWS_MAX)

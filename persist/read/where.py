@@ -27,7 +27,7 @@ import pyarrow.compute as pc
 import pyarrow.types as pat
 
 from persist.blob.errors import InvalidUsage
-from persist.codecs import CollectionSchema, did_you_mean
+from persist.codecs import CollectionSchema, did_you_mean, with_both_zeros
 
 _TOKEN = re.compile(
     r"""\s*(?:(?P<number>-?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)|(?P<text>'(?:[^']|'')*')|(?P<quoted>"(?:[^"]|"")+")
@@ -139,7 +139,8 @@ class _Parser:
             while self._took(","):
                 values.append(self._literal(left))
             self._need(")")
-            return self._expression(left).isin(pa.array([v.as_py() for v in values], values[0].type))
+            found = self._expression(left).isin(pa.array([v.as_py() for v in values], values[0].type))
+            return with_both_zeros(found)
         if self._took("between"):
             low = self._literal(left)
             self._need("and")
