@@ -5,9 +5,9 @@ needs is kept for it while it is down. The hold is made by the first `ack`, at t
 then a consumer that starts again begins with the contents, of a later time perhaps. It is moved by compare-and-set: of
 two consumers with one name, the one that was second gets `HoldMoved`, and has consumed nothing that counts.
 
-What it reads meanwhile hangs on a lease of its own (`persist.hold.consumers`). The next one of its name ends that, so
-what a process held that was killed is free as soon as it was started again, and one that is replaced is told when it
-polls (`LeaseExpired`).
+What it reads meanwhile hangs on a lease of its own (`persist.hold.consumers`). The next one of its name ends that, be
+it in the same client or in another: what a process held that was killed is free as soon as it was started again, and
+one that is replaced is told when it polls (`LeaseExpired`).
 
 What a consumer makes of updates is exactly once if it goes into a collection of the same location in the commit that
 moves the hold, by `MultiWrite.ack`. If it goes elsewhere, updates come again that were consumed but not acknowledged.
@@ -57,7 +57,7 @@ class Following(ShownByRepr, AsyncSteps[Progress]):
         return self
 
     def __next__(self) -> Progress:
-        progress = self.poll(timeout_s=None)
+        progress = self.step(None)
         if progress is None:
             raise StopIteration
         return progress
@@ -69,9 +69,15 @@ class Following(ShownByRepr, AsyncSteps[Progress]):
 
     def poll(self, timeout_s: float | None = 0.0) -> Progress | None:
         """Return the next progress, or None if there is none in time; limits and errors are those of `Listen.poll`."""
+        self._listen.check_unclosed()
+        return self.step(timeout_s)
+
+    def step(self, timeout_s: float | None) -> Progress | None:
+        """Do what `poll` does, but return None once this is closed."""
         if self.is_finished:
             return None
-        progress = self._listen.poll(timeout_s)
+        self._listen.check_kept()  # Whoever was replaced is told before the contents that it holds already.
+        progress = self._listen.step(timeout_s)
         if progress is not None:
             upper = progress.upper.time
             self._given = TIME_MAX if upper is None else upper - 1

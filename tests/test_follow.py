@@ -1,5 +1,7 @@
 """A consumer that resumes sees the contents and every change once, whenever it dies."""
 
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import pyarrow as pa
@@ -70,9 +72,12 @@ def test_of_two_consumers_with_one_name_the_second_is_told(blob: MemoryBlob) -> 
     with opened(blob) as client:
         source, target = collections(client)
         source.write([((1, "a"), 0, 1)], seal=1).result()
-        with source.follow("copy") as one, source.follow("copy") as other:
+        with source.follow("copy") as one:
             progress = next(one)
+            other = source.follow("copy")  # Takes over at once; what was given out may still be acknowledged.
             assert next(other) == progress
+            with pytest.raises(persist.LeaseExpired, match="another one follows as 'copy'"):
+                one.poll()
             with client.multi_write() as multi:
                 multi.write(target, progress.updates)
                 multi.seal(target, progress.upper)
@@ -229,3 +234,60 @@ def test_a_copy_is_its_source_wherever_the_consumer_is_killed(steps: list[tuple[
                      for each in (source, target)]  # fmt: skip
             assert found[0].equals(found[1])
             assert isinstance(found[0], pa.Table)
+
+
+def test_a_second_consumer_of_the_name_takes_over_in_the_same_client_too(blob: MemoryBlob) -> None:
+    with opened(blob) as client:
+        source, _ = collections(client)
+        source.write([((1, "a"), 0, 1)], seal=1).result()
+        first, second = source.follow("mailer"), source.follow("mailer")
+        with pytest.raises(persist.LeaseExpired, match="another one follows as 'mailer'"):
+            first.poll()  # Not even the contents, which it holds already.
+        assert len(next(second).updates) == 1
+        second.ack()
+        source.write([((2, "b"), 1, 1)], seal=2).result()
+        with pytest.raises(persist.LeaseExpired), first:
+            next(first)
+        assert [row["k"] for row in next(second).updates.to_pylist()] == [2]
+        leases = client.engine.follower.refresh().control.leases.values()
+        assert [each.consumer.partition("/")[2] for each in leases if each.consumer] == ["mailer"]
+    with opened(blob) as client:
+        assert not client.engine.follower.refresh().control.leases
+
+
+@pytest.mark.parametrize("times", range(3))
+def test_of_consumers_that_begin_at_once_one_lives(blob: MemoryBlob, times: int) -> None:
+    with opened(blob) as client:
+        source, _ = collections(client)
+        source.write([((1, "a"), 0, 1)], seal=1).result()
+
+        def begin(_: int) -> persist.Following | None:
+            with suppress(persist.LeaseExpired):  # Replaced before it had read the contents.
+                return source.follow("mailer")
+            return None
+
+        with ThreadPoolExecutor(8) as threads:
+            begun = [*threads.map(begin, range(8))]
+        lived = 0
+        for each in begun:
+            with suppress(persist.LeaseExpired):
+                lived += each is not None and each.poll() is not None
+        assert lived == 1
+
+
+def test_to_poll_what_was_closed_is_an_error(blob: MemoryBlob) -> None:
+    with opened(blob) as client:
+        source, target = collections(client)
+        source.write([((1, "a"), 0, 1)], seal=1).result()
+        target.seal(1).result()
+        for each in (
+            source.follow("mailer"),
+            source.listen(),
+            source.subscribe(),
+            client.follow({source: 0, target: 0}),
+        ):
+            each.close()
+            with pytest.raises(persist.InvalidUsage, match="was closed"):
+                each.poll()
+            assert each.is_finished
+            assert [*each] == []  # A loop that somebody else ends just ends.

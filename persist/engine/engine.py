@@ -180,8 +180,9 @@ class Engine:
         self.check_open("reading")
         if self._writer is not None:
             try:
-                leases = self._writer.consumers.of(consumer) if consumer else self._writer.leases
-                return leases.claim_all(wanted)
+                if consumer:
+                    return self._writer.consumers.claim_all(consumer, wanted)
+                return self._writer.leases.claim_all(wanted)
             except (ReadOnlyStore, StoreMisconfigured, StoreFull, LogInterrupted):
                 pass
         return [no_claim(each.collection) for each in wanted]

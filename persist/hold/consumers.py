@@ -4,15 +4,13 @@ What a client reads hangs on one lease, which nobody else may end before it has 
 so keep history for ten minutes. Of a consumer that resumes by its name it is known at once that it is dead or replaced:
 when another one of that name appears. So each consumer has a lease of its own that carries its name, and begins by
 ending those of the same name, in the commit that grants it (`Leases`). One that is alive all the same finds its lease
-gone with its next read, and gets `LeaseExpired`.
-
-Several consumers of one name in one client share the lease.
+gone with its next read, and gets `LeaseExpired`. So does one of the same client.
 """
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
-from persist.hold.leases import Leases
+from persist.hold.leases import Claim, Leases, WantedClaim
 
 
 class ConsumerLeases:
@@ -23,11 +21,22 @@ class ConsumerLeases:
         self._make = make
         self._lock = threading.Lock()
         self._by_name: dict[str, Leases] = {}
+        self._beginning: dict[str, threading.Lock] = {}
 
-    def of(self, consumer: str) -> Leases:
-        """Return the leases of a consumer."""
+    def claim_all(self, consumer: str, wanted: Sequence[WantedClaim]) -> list[Claim]:
+        """Begin a consumer, which takes the place of the one that has its name: claim what it reads, as `Leases` does.
+
+        Cost: one commit, which ends the lease of that one, too.
+        """
+        leases = self._make(consumer)
+        leases.check_may_wait()
         with self._lock:
-            return self._by_name.setdefault(consumer, self._make(consumer))
+            beginning = self._beginning.setdefault(consumer, threading.Lock())
+        with beginning:  # Of two that begin at once, one must know of the other's lease to end it.
+            claims = leases.claim_all(wanted)
+            with self._lock:
+                self._by_name[consumer] = leases
+        return claims
 
     def each(self) -> list[Leases]:
         """Return those of all consumers."""

@@ -156,7 +156,7 @@ class Leases:
         self._consumer = consumer
         self._follower = follower
         self._commit = commit
-        self._check_may_wait = check_may_wait  # Before each lock that is kept while a commit is waited for.
+        self.check_may_wait = check_may_wait  # Before each lock that is kept while a commit is waited for.
         self._clock = clock
         self._settings = settings
         self._holder = holder
@@ -199,7 +199,7 @@ class Leases:
             lease, claims, uncovered = self._noted(wanted, reads_from)
             try:
                 if uncovered:
-                    self._check_may_wait()
+                    self.check_may_wait()
                     self._settle(uncovered, eager=False)
             except LeaseExpired:
                 self._lose(lease)
@@ -236,7 +236,7 @@ class Leases:
         with self._lock:
             held = self._held.get(collection)
         if held is not None:
-            self._check_may_wait()
+            self.check_may_wait()
             self._settle({collection: held}, eager=True)
 
     def settle_soon(self, collection: str) -> None:
@@ -263,7 +263,7 @@ class Leases:
 
     def tick(self) -> None:
         """Do what is due: let go of what lingered, renew the lease or end it."""
-        self._check_may_wait()
+        self.check_may_wait()
         now_s = self._clock.monotonic_s()
         with self._lock:
             self._drain()
@@ -330,7 +330,7 @@ class Leases:
 
     def _renew(self, lease: OwnLease) -> None:
         began_s = self._clock.monotonic_s()
-        self._check_may_wait()
+        self.check_may_wait()
         with lease.lock:
             if lease.renewed_s > began_s:
                 return  # Another thread did, meanwhile.

@@ -319,7 +319,7 @@ def _steps(listen: Any, schema: pa.Schema, hub: _Hub, context: Any) -> Iterator[
     """Yield the batches of each progress, then an empty one that says how far it goes."""
     while not hub.is_closed and not context.is_cancelled():
         seqno = hub.seqno
-        progress = listen.poll()
+        progress = listen.step(0.0)
         if progress is None:
             if listen.is_finished:
                 return

@@ -59,7 +59,7 @@ class JointListen(ShownByRepr, AsyncSteps[JointProgress[K]], Generic[K]):
         return self
 
     def __next__(self) -> JointProgress[K]:
-        progress = self.poll(timeout_s=None)
+        progress = self.step(None)
         if progress is None:
             raise StopIteration
         return progress
@@ -73,8 +73,13 @@ class JointListen(ShownByRepr, AsyncSteps[JointProgress[K]], Generic[K]):
         """Return what has advanced, or None if nothing has within timeout_s seconds (None: wait without limit).
 
         Raises:
-            AsOfCompacted, LeaseExpired, CollectionNotFound, ClientClosed: as `Listen.poll`.
+            AsOfCompacted, LeaseExpired, CollectionNotFound, ClientClosed, InvalidUsage: as `Listen.poll`.
         """
+        next(iter(self._listens.values())).check_unclosed()
+        return self.step(timeout_s)
+
+    def step(self, timeout_s: float | None) -> JointProgress[K] | None:
+        """Do what `poll` does, but return None once this is closed."""
         self._follower.check_open()
         first = {key: found for key, listen in self._listens.items() if (found := listen.take_first()) is not None}
         if first:

@@ -12,6 +12,7 @@ from types import TracebackType
 import pyarrow as pa
 
 from persist.antichain import Antichain
+from persist.blob import InvalidUsage
 from persist.codecs import TIME_MAX
 from persist.read.claimed_read import ClaimedRead
 from persist.read.stepping import AsyncSteps
@@ -65,7 +66,7 @@ class Listen(ShownByRepr, AsyncSteps[Progress]):
         return self
 
     def __next__(self) -> Progress:
-        progress = self.poll(timeout_s=None)
+        progress = self.step(None)
         if progress is None:
             raise StopIteration
         return progress
@@ -83,7 +84,13 @@ class Listen(ShownByRepr, AsyncSteps[Progress]):
             LeaseExpired: what this follows is not kept for it any more.
             CollectionNotFound: the collection was destroyed.
             ClientClosed: the client was closed.
+            InvalidUsage: this was closed before.
         """
+        self.check_unclosed()
+        return self.step(timeout_s)
+
+    def step(self, timeout_s: float | None) -> Progress | None:
+        """Do what `poll` does, but return None once this is closed, as a loop that somebody else ends wants it."""
         self._follower.check_open()
         if (first := self.take_first()) is not None:
             return first
@@ -93,6 +100,16 @@ class Listen(ShownByRepr, AsyncSteps[Progress]):
         if contents is None or self._closed:
             return None
         return self.advance(contents)
+
+    def check_unclosed(self) -> None:
+        """Raise InvalidUsage if this was closed: that nothing came is not what a poll should say then."""
+        if self._closed:
+            raise InvalidUsage(f"what followed {self.name!r} was closed, so nothing comes any more. Begin again.")
+
+    def check_kept(self) -> None:
+        """Raise LeaseExpired if what this follows is not kept for it any more."""
+        if not self.is_finished:
+            self._reading()
 
     def take_first(self) -> Progress | None:
         """Return the contents that come before all updates, once; None if there are none."""

@@ -15,13 +15,13 @@ WAIT_S = 1.0
 
 
 class AsyncSteps(Generic[P]):
-    """Mixed into what has `poll`, `is_finished` and `close`; for one task, and not besides the blocking way."""
+    """Mixed into what has `step`, `is_finished` and `close`; for one task, and not besides the blocking way."""
 
     _coming: "asyncio.Future[P | None] | None" = None
 
     @abstractmethod
-    def poll(self, timeout_s: float | None = 0.0) -> P | None:
-        """Return the next step, or None if there is none in time."""
+    def step(self, timeout_s: float | None) -> P | None:
+        """Return the next step, or None if there is none in time, or this is closed."""
 
     @property
     @abstractmethod
@@ -40,7 +40,7 @@ class AsyncSteps(Generic[P]):
             if self._coming is None:
                 if self.is_finished:
                     raise StopAsyncIteration
-                self._coming = asyncio.ensure_future(asyncio.to_thread(self.poll, WAIT_S))
+                self._coming = asyncio.ensure_future(asyncio.to_thread(self.step, WAIT_S))
             # Shielded: the thread goes on if this is cancelled, and what it takes must not get lost.
             found = await asyncio.shield(self._coming)
             self._coming = None
