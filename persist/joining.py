@@ -8,8 +8,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
-from persist.codecs import TableStream, opened
-from persist.codecs.types.casts import cast_column
+from persist.codecs import InvalidUpdate, TableStream, opened
+from persist.codecs.types.casts import cast_column, decoded_column
+from persist.codecs.types.python_types import stored_type
 from persist.codecs.types.suggestion import did_you_mean
 from persist.codecs.updates.inputs import as_table
 from persist.engine import CollectionHandle
@@ -32,7 +33,7 @@ def as_of_join(
     schema = handle.schema
     table = _frame(frame)
     wanted = schema.value_names if columns is None else schema.distinct("columns", columns)
-    keys, times = _keys(table, on, handle), _times(table, time, handle)
+    keys, times = _keys(table, on, time, handle), _times(table, time, handle)
     if clashing := [name for name in wanted if name in table.column_names]:
         raise SchemaMismatch(
             f"the frame has a column {clashing[0]!r}, as the collection has: rename it in the frame, or leave it "
@@ -63,22 +64,30 @@ def _frame(frame: Any) -> pa.Table:
     if isinstance(data, TableStream):
         tables = [*data.tables(None)]
         try:
-            return pa.concat_tables(tables, promote_options="default") if tables else pa.table({})
+            table = pa.concat_tables(tables, promote_options="default") if tables else pa.table({})
         except pa.ArrowException as error:
             raise SchemaMismatch(
                 f"the pieces of the frame differ in their columns: {error}. Make them alike."
             ) from error
-    table = as_table(data, None)  # The frame's own columns are no columns of the collection.
+    else:
+        table = as_table(data, None)  # The frame's own columns are no columns of the collection.
     if table is None:
         raise InvalidUsage(
             f"{frame!r:.80} is no frame: give anything Arrow, a frame, a dict of columns or rows as dicts"
         )
+    for at, field in enumerate(table.schema):
+        if "_view" in str(field.type) and not pat.is_dictionary(field.type):  # Arrow takes no rows of views.
+            table = table.set_column(at, field.name, decoded_column(table.column(at)))
     return table
 
 
-def _keys(table: pa.Table, on: Sequence[str] | None, handle: CollectionHandle) -> pa.Table:
+def _keys(table: pa.Table, on: Sequence[str] | None, time: str, handle: CollectionHandle) -> pa.Table:
     """Return the columns of a frame that stand for the key fields, in their order and types."""
     fields = handle.schema.key.fields
+    if not (on is None or isinstance(on, str | Sequence)) or not isinstance(time, str):
+        raise InvalidUsage(
+            f"on={on!r:.80} and time={time!r:.80} name columns of the frame: give a list of texts, and a text"
+        )
     names = list(handle.schema.key_names) if on is None else [on] if isinstance(on, str) else [*on]
     if len(names) != len(fields):
         raise InvalidUsage(
@@ -92,8 +101,17 @@ def _keys(table: pa.Table, on: Sequence[str] | None, handle: CollectionHandle) -
 def _times(table: pa.Table, name: str, handle: CollectionHandle) -> pa.ChunkedArray:
     """Return the time of each row, int64: of a moment, the last time that is not after it."""
     column = _column(table, name)
-    if pat.is_integer(column.type):
-        times = cast_column(column, pa.int64(), name)
+    if (plain := stored_type(column.type)) != column.type:
+        column = cast_column(column, plain, name)
+    if handle.timeline is not None and (pat.is_string(column.type) or pat.is_large_string(column.type)):
+        times = handle.timeline.column_of_last_times(column)
+    elif pat.is_integer(column.type) or pat.is_floating(column.type):  # pandas makes floats of integers with gaps.
+        try:
+            times = cast_column(column, pa.int64(), name)
+        except InvalidUpdate as error:
+            if pat.is_integer(column.type):
+                raise
+            raise SchemaMismatch(f"the time of a row is a whole number: {error}") from error
     elif handle.timeline is not None and (pat.is_timestamp(column.type) or pat.is_date(column.type)):
         unit = {"s": "second", "ms": "millisecond", "us": "microsecond", "ns": "nanosecond"}[handle.timeline.unit]
         if pat.is_timestamp(column.type):
@@ -102,7 +120,7 @@ def _times(table: pa.Table, name: str, handle: CollectionHandle) -> pa.ChunkedAr
             column = pc.floor_temporal(column, unit=unit)
         times = handle.timeline.column_of_times(column, name)
     else:
-        what = "a whole number" if handle.timeline is None else "a whole number or a timestamp with a zone"
+        what = "a whole number" if handle.timeline is None else "a whole number, a timestamp with a zone, or ISO text"
         raise SchemaMismatch(f"column {name!r} has type {column.type}, and the time of a row is {what}")
     if (least := pc.min(times).as_py()) is not None and least < 0:
         raise InvalidUsage(f"column {name!r} holds {least}: times are not negative")

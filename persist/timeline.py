@@ -149,6 +149,21 @@ class Timeline:
                 f"exactly: round it to {self.unit} first, or use a collection with another unit"
             ) from error
 
+    def column_of_last_times(self, column: pa.ChunkedArray) -> pa.ChunkedArray:
+        """Return a column of text as times: the last one that is not after each moment, NULL for NULL.
+
+        Raises:
+            InvalidUpdate: a text is no moment; the message names the row.
+        """
+        coded = column.combine_chunks().dictionary_encode()
+        found: list[int | None] = []
+        for text in coded.dictionary.to_pylist():
+            try:
+                found.append(None if text is None else self.time_of(text))
+            except InvalidUsage as error:
+                raise InvalidUpdate(f"the time of row {column.index(text).as_py()}: {error}") from error
+        return pa.chunked_array([pc.take(pa.array(found, pa.int64()), coded.indices)])
+
     def column_of_moments(self, times: pa.ChunkedArray) -> pa.ChunkedArray:
         """Return a column of times as timestamps in UTC; no value changes, and none is copied."""
         return pa.chunked_array([chunk.view(self.type) for chunk in times.chunks], self.type)

@@ -3,6 +3,7 @@
 from typing import Any
 
 import pandas as pd
+import polars as pl
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
@@ -144,3 +145,47 @@ def test_moments_of_the_hour_that_there_is_twice_are_joined() -> None:
         found = c.as_of_join(pd.DataFrame({"k": [1, 1], "at": at}))
         assert found["v"].to_pylist() == ["a", "a", "b"]
         assert str(found["at"].type) == "timestamp[us, tz=Europe/Berlin]"
+
+
+MOMENTS: dict[str, Any] = {
+    "text": ["2026-01-02T00:00:00Z", "2026-01-01T00:59:59.9999999999+01:00", None],
+    "text in UTC": ["2026-01-02", "2025-12-31 23:59:59.999", None],
+    "a dictionary of text": pa.array(["2026-01-02T00:00:00Z", "2025-12-31", None]).dictionary_encode(),
+    "a dictionary of moments": pa.array([1_767_312_000_000, 0, None], pa.timestamp("ms", "UTC")).dictionary_encode(),
+    "categories": pd.Categorical(["2026-01-02", "2025-12-31", None]),
+    "categories of Polars": pl.Series(["2026-01-02", "2025-12-31", None], dtype=pl.Categorical),
+    "a view": pa.array(["2026-01-02", "2025-12-31", None], pa.string_view()),
+    "numbers with a gap": [1_767_312_000_000.0, 0.0, None],
+}
+
+
+@pytest.mark.parametrize("times", MOMENTS.values(), ids=MOMENTS)
+def test_the_times_of_rows_may_be_text_and_categories(times: Any) -> None:
+    with persist.open(MemoryBlob(), settings=QUIET) as client:
+        c = client.create_or_load("c", key={"k": int}, value={"v": str}, timeline="ms")
+        c.write([(1, "a")], time="2026-01-01", seal="2026-02-01").result()
+        assert c.as_of_join({"k": [1, 1, 1], "at": times})["v"].to_pylist() == ["a", None, None]
+        with pytest.raises(persist.InvalidUpdate, match="the time of row 1: 'soon' is no moment"):
+            c.as_of_join({"k": [1, 1], "at": ["2026-01-01", "soon"]})
+
+
+def test_a_frame_of_polars_keeps_its_texts_and_lists() -> None:
+    columns: dict[str, list[Any]] = {"k": ["a", "b"], "at": [1, 1], "note": ["x", None], "tags": [["x"], ["y", "z"]]}
+    frame = pl.DataFrame(columns).with_columns(kind=pl.Series(["m", "n"], dtype=pl.Categorical))
+    with persist.open(MemoryBlob(), settings=QUIET) as client:
+        c = client.create_or_load("c", key={"k": str}, value={"v": int})
+        c.write([("a", 5)], time=0, seal=2).result()
+        rows = [{"kind": kind, "v": v} for kind, v in (("m", 5), ("n", None))]
+        expected = [{**{name: column[i] for name, column in columns.items()}, **rows[i]} for i in range(2)]
+        for given in (frame, frame.lazy(), frame.to_arrow(), [*frame.iter_rows(named=True)]):
+            assert c.as_of_join(given).to_pylist() == expected
+
+
+def test_columns_are_named_by_text() -> None:
+    with persist.open(MemoryBlob(), settings=QUIET) as client:
+        c = client.create_or_load("c", key={"k": int}, value={"v": str})
+        c.seal(1).result()
+        odd: Any = 5
+        for wrong in ({"on": odd}, {"time": odd}):
+            with pytest.raises(persist.InvalidUsage, match="name columns of the frame"):
+                c.as_of_join({"k": [1], "at": [0]}, **wrong)

@@ -51,6 +51,8 @@ FOREIGN_PRIVATES = {
     ("persist.blob.stores.fsspec", "_get_kwargs_from_urls"): "the same for the options that a URL holds",
     ("persist.blob.stores.fsspec", "_pipe_file"): "only its signature tells whether that release can create",
     ("persist.codecs.types.values", "_replace"): "a public method of named tuples",
+    ("persist.codecs.updates.records", "_fields"): "what named tuples tell their fields by",
+    ("persist.codecs.updates.records", "_make"): "a public method of named tuples",
     ("persist.spark.data_source", "_getframe"): "PySpark tells in no other way whether filters may be pushed down",
     ("persist.spark.read.native_store", "_jsparkSession"): "PySpark has no other way to the JVM's file systems",
     ("persist.spark.read.native_store", "_jvm"): "the same",

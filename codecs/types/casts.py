@@ -91,6 +91,8 @@ def _shown(column: pa.ChunkedArray, row: int) -> str:
 def _cast(column: pa.ChunkedArray, target: pa.DataType) -> pa.ChunkedArray:
     if is_flat(target):
         return _cast_flat(column, target)
+    if stored_type(column.type) != column.type:
+        column = decoded_column(column)
     try:
         return column.cast(target)
     except pa.ArrowInvalid:
@@ -115,6 +117,35 @@ def _cast_flat(column: pa.ChunkedArray, target: pa.DataType) -> pa.ChunkedArray:
         if not pc.all(kept, min_count=0).as_py():
             raise pa.ArrowInvalid(f"not every value is exact as {target}")
     return result
+
+
+def decoded_column(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Return a column without views, dictionaries and the like, at whatever depth, in `stored_type` of its type."""
+    return pa.chunked_array([_decoded(chunk) for chunk in column.chunks], stored_type(column.type))
+
+
+def _decoded(array: pa.Array) -> pa.Array:
+    """Return an array whose encodings are undone at whatever depth: its type is `stored_type` of what it was."""
+    kind = array.type
+    plain = stored_type(kind)
+    if plain == kind:
+        return array
+    if isinstance(kind, pa.BaseExtensionType):
+        return _decoded(array.storage)
+    if pat.is_dictionary(kind):
+        return _decoded(array.dictionary).take(array.indices)
+    if is_flat(plain):
+        return array.cast(plain)
+    if pat.is_struct(kind):
+        fields = [_decoded(array.field(at)) for at in range(kind.num_fields)]
+        return pa.StructArray.from_arrays(fields, fields=[*plain], mask=array.is_null())
+    own = array.buffers()[: 1 if pat.is_fixed_size_list(kind) else 2]
+    if pat.is_map(kind):  # Keys and items are those of the whole array, as values of a list are.
+        pairs = [_decoded(array.keys), _decoded(array.items)]
+        inner = pa.StructArray.from_arrays(pairs, fields=[plain.key_field, plain.item_field])
+    else:
+        inner = _decoded(array.values)
+    return pa.Array.from_buffers(plain, len(array), own, offset=array.offset, children=[inner])
 
 
 def _check_bounds(column: pa.ChunkedArray, target: pa.DataType) -> None:

@@ -240,6 +240,12 @@ def _map_check(key: _Rule, value: _Rule) -> Callable[[_Values], None]:
 def _no_overflow(t: pa.DataType) -> Callable[[_Values], None]:
     def check(values: _Values) -> None:
         wide = pa.array(values, pa.float64(), from_pandas=False)
+        if pat.is_float16(t):  # Of other floats, Arrow refuses integers that are not exact.
+            numbers = (int(value) for value in values if isinstance(value, int | np.integer))
+            if any(
+                abs(number) > 2048 and abs(number) < 65520 and int(np.float16(number)) != number for number in numbers
+            ):
+                raise _Refused("it is not exact as halffloat")
         infinite = pc.is_inf(wide)
         if not pc.is_inf(wide.cast(t).cast(pa.float64())).equals(infinite):
             raise _Refused("it is out of range")

@@ -1,6 +1,7 @@
 """What callers have, as Arrow tables: frames, tables, columns, rows as dicts, and streams of any of these.
 
-    a table at once    pa.Table, pa.RecordBatch, frames of pandas and Polars, a dict of columns, a list of dicts
+    a table at once    pa.Table, pa.RecordBatch, frames of pandas and Polars, a dict of columns, a list of dicts, of
+                       dataclasses or of named tuples
     a stream           pa.RecordBatchReader, a Dataset or Scanner of PyArrow, a Polars LazyFrame, a relation of DuckDB,
                        whatever else has `__arrow_c_stream__`; and iterables of tables, batches, frames or dicts
 
@@ -26,6 +27,7 @@ from persist.codecs.errors import InvalidUpdate, SchemaMismatch
 from persist.codecs.types.python_types import stored_type
 from persist.codecs.types.schema import DIFF, TIME, CollectionSchema
 from persist.codecs.types.values import check_values, cut, to_array, to_field
+from persist.codecs.updates.records import as_dict, is_named, is_object, is_record, owned
 
 _DICTS_PER_TABLE = 64 * 1024
 # Readers that were read: they would look like empty tables, in whose favour an overwrite retracts everything.
@@ -67,9 +69,10 @@ def opened(data: Any) -> Any:
     values = itertools.chain(first, values)
     if first and _is_table(first[0]):
         return _streamed(values)
-    if first and isinstance(first[0], Mapping):
+    values = map(owned, values)
+    if first and (isinstance(first[0], Mapping) or is_object(first[0])):
         return TableStream(lambda schema: _of_dicts(values, schema))
-    return values
+    return [*values] if first and is_named(first[0]) else values
 
 
 def as_table(data: Any, schema: CollectionSchema | None) -> pa.Table | None:
@@ -88,7 +91,7 @@ def as_table(data: Any, schema: CollectionSchema | None) -> pa.Table | None:
     if isinstance(data, Mapping):
         return _from_columns(data, schema)
     if isinstance(data, (list, tuple)):
-        return _from_dicts(data, schema) if data and isinstance(data[0], Mapping) else None
+        return _from_dicts(data, schema) if data and is_record(data[0], schema) else None
     return _from_frame(data, schema) if _is_arrow(data) else None
 
 
@@ -154,6 +157,12 @@ def _from_frame(frame: Any, schema: CollectionSchema | None) -> pa.Table:
     return table
 
 
+def check_given(data: Any) -> None:
+    """Refuse a frame or a column whose values Arrow would take for others; see `SchemaMismatch`'s message."""
+    _check_columns(data)
+    _check_kind(getattr(data, "name", "of values"), getattr(data, "dtype", None))
+
+
 def _check_columns(frame: Any) -> None:
     """Refuse a frame of which a column is there twice, or has addresses in memory for values."""
     if not (hasattr(frame, "columns") and hasattr(frame, "dtypes")):  # A pandas Series has the one, and not the other.
@@ -211,13 +220,14 @@ def _with_index(data: Any) -> Any:
 
 def _from_dicts(rows: Any, schema: CollectionSchema | None) -> pa.Table:
     """Return rows that are dicts as a table; a column that a row lacks is NULL there."""
-    kinds = {*map(type, rows)}
-    if not all(issubclass(kind, Mapping) for kind in kinds):
-        row = next(i for i, row in enumerate(rows) if not isinstance(row, Mapping))
-        raise InvalidUpdate(
-            f"update {row} is {cut(rows[row])} ({type(rows[row]).__name__}), and the updates before it are dicts: "
-            "give all of them as dicts of columns, or all as tuples"
-        )
+    if not all(issubclass(kind, Mapping) for kind in {*map(type, rows)}):
+        for row, each in enumerate(rows):
+            if not is_record(each, schema):
+                raise InvalidUpdate(
+                    f"update {row} is {cut(each)} ({type(each).__name__}), and the updates before it are dicts, "
+                    "or named: give all of them as dicts of columns, or all as tuples"
+                )
+        rows = [*map(as_dict, rows)]
     names = dict.fromkeys(itertools.chain.from_iterable(rows))
     return _from_columns({name: [row.get(name) for row in rows] for name in names}, schema)
 
@@ -255,8 +265,8 @@ def _column(name: Any, values: Any, schema: CollectionSchema | None) -> pa.Chunk
 def _listed(values: Any) -> list[Any]:
     """Return Python values, where what pandas takes for missing is None."""
     if hasattr(values, "isna"):
-        missing = values.isna()
-        values = values.astype(object).where(~missing, None)
+        missing = values.isna().tolist()
+        return [None if gone else value for value, gone in zip(values.tolist(), missing, strict=True)]
     return [*(values.tolist() if hasattr(values, "tolist") else values)]
 
 

@@ -30,6 +30,9 @@ class Stamp:
 
     def __post_init__(self) -> None:
         diff = 1 if self.diff is None else self.diff
+        if isinstance(diff, np.integer):
+            diff = int(diff)
+            object.__setattr__(self, "diff", diff)
         if isinstance(diff, bool) or not isinstance(diff, int) or not diff or not -(2**63) <= diff < 2**63:
             raise InvalidUpdate(f"diff={diff!r} is no change: give 1 to insert the rows, -1 to retract them")
 

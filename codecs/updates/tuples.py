@@ -2,7 +2,8 @@
 
     update = ((key, value), time, diff)
     key, value = the value itself for one field or a codec, a tuple for several fields, None for unit;
-                 or a dict of the fields, unless the one field is itself a struct or a map
+                 or a dict of the fields, unless the one field is itself a struct or a map; or, of several fields, a
+                 named tuple or a dataclass, which are taken by name
 
 Tuples are transposed and converted column by column; only when that fails are they looked at one
 by one, to name the first that is wrong.
@@ -23,6 +24,7 @@ from persist.codecs.types.arrow_types import children, has_floats, is_flat
 from persist.codecs.types.schema import DIFF, TIME, CollectionSchema, Side
 from persist.codecs.types.suggestion import did_you_mean
 from persist.codecs.types.values import check_values, cut, to_array, to_field, to_values
+from persist.codecs.updates.records import as_dict, by_name, is_object, out_of_place
 
 _INT64 = pa.int64()
 _ROWS_PER_BATCH = 64 * 1024
@@ -31,6 +33,9 @@ _FLOAT64 = pa.float64()
 _TUPLE = frozenset({tuple})
 _NONE = frozenset({type(None)})
 _INT = frozenset({int})
+
+
+_UPDATE, _PAIR = ("", "time", "diff"), ("key", "value")  # What named tuples may call their fields, and where.
 
 
 class _Malformed(ValueError):
@@ -97,6 +102,8 @@ def _columns(rows: Sequence[Any], schema: CollectionSchema) -> list[list[Any]]:
     """Transpose updates: one list per key field, per value field, of times, of diffs."""
     pairs, times, diffs = _transposed(rows, 3)
     keys, values = _transposed(pairs, 2)
+    if out_of_place(rows, _UPDATE) or out_of_place(pairs, _PAIR):
+        raise _Malformed
     return [*_side_columns(keys, schema.key), *_side_columns(values, schema.value), times, diffs]
 
 
@@ -106,7 +113,10 @@ def _side_columns(values: list[Any], side: Side) -> list[list[Any]]:
     if len(side.fields) == 1:
         return [values]
     if side.fields:
-        return _transposed(values, len(side.fields))
+        named = by_name(values, side.names)
+        if named is None:
+            raise _Malformed
+        return _transposed(named, len(side.fields))
     if {*map(type, values)} != _NONE:
         raise _Malformed
     return []
@@ -114,7 +124,7 @@ def _side_columns(values: list[Any], side: Side) -> list[list[Any]]:
 
 def _are_dicts(values: list[Any], side: Side) -> bool:
     """Return whether values name their fields; a dict may also be the value of the one field itself."""
-    if not values or not side.fields or not isinstance(values[0], Mapping):
+    if not values or not side.fields or not (isinstance(values[0], Mapping) or is_object(values[0])):
         return False
     t = side.fields[0].type
     return len(side.fields) > 1 or not (pat.is_struct(t) or pat.is_map(t))
@@ -123,7 +133,9 @@ def _are_dicts(values: list[Any], side: Side) -> bool:
 def _dict_columns(values: list[Any], side: Side) -> list[list[Any]]:
     """Transpose dicts; a field that one lacks is NULL there, as in structs."""
     if not all(issubclass(kind, Mapping) for kind in {*map(type, values)}):
-        raise _Malformed
+        if not all(isinstance(value, Mapping) or is_object(value) for value in values):
+            raise _Malformed
+        values = [*map(as_dict, values)]
     if not set(side.names).issuperset(chain.from_iterable(values)):
         raise _Malformed
     return [[value.get(name) for value in values] for name in side.names]
@@ -214,12 +226,14 @@ def _shape_problem(row: Any, schema: CollectionSchema) -> str | None:
     pair = row[0]
     if not isinstance(pair, (tuple, list)) or len(pair) != 2:
         return f"{cut(pair)} is not a tuple of two, (key, value)"
+    if out_of_place([row], _UPDATE) or out_of_place([pair], _PAIR):
+        return "its fields have other places than in ((key, value), time, diff)"
     for side, value, name in ((schema.key, pair[0], "key"), (schema.value, pair[1], "value")):
         count = len(side.fields)
         if side.codec_name is not None:
             continue
         if _are_dicts([value], side):
-            if unknown := [each for each in value if each not in side.names]:
+            if unknown := [each for each in as_dict(value) if each not in side.names]:
                 hint = did_you_mean(unknown[0], side.names)
                 return f"{cut(unknown[0])} is no field of the {name}{hint or ','} which has {', '.join(side.names)}"
             continue
@@ -227,6 +241,8 @@ def _shape_problem(row: Any, schema: CollectionSchema) -> str | None:
             return f"the {name} {cut(value)} is not None, and this collection has no {name} fields"
         if count > 1 and not (isinstance(value, (tuple, list)) and len(value) == count):
             return f"the {name} {cut(value)} is not a tuple of the {count} fields {', '.join(side.names)}"
+        if count > 1 and by_name([value], side.names) is None:
+            return f"the {name} {cut(value)} names other fields than those of the {name}, {', '.join(side.names)}"
         if count == 1 and isinstance(value, tuple) and is_flat(side.fields[0].type):
             return f"the {name} {cut(value)} is a tuple, and field {side.names[0]!r} takes the value itself"
     return None

@@ -15,6 +15,7 @@ import pyarrow.dataset as ds
 from pyarrow.fs import LocalFileSystem
 
 from persist.blob import InvalidUsage
+from persist.codecs import SchemaMismatch, did_you_mean
 from persist.read.scan import refuse_positions
 
 # Yields the batches of some columns (None: all) in which only rows are that pass a filter, if there is one.
@@ -48,9 +49,13 @@ class ResultDataset(ds.UnionDataset):  # type: ignore[misc]  # pyarrow comes wit
         filter: pc.Expression | None = None,
         **options: Any,
     ) -> ds.Scanner:
-        """Return what reads some columns of the rows that pass a filter, once; options are those of PyArrow's."""
-        if filter is not None:
-            refuse_positions(filter)
+        """Return what reads some columns of the rows that pass a filter, once; options are those of PyArrow's.
+
+        Raises:
+            SchemaMismatch: a column is none of the result's, or is asked for twice.
+            InvalidUsage: the filter, or what computes a column, does not fit the columns.
+        """
+        self._check(columns, filter)
         # What a computed column is computed from, an expression does not say.
         wanted = columns if columns and not isinstance(columns, dict) else None
         schema = self.schema if wanted is None else pa.schema([self.schema.field(name) for name in wanted])
@@ -82,7 +87,7 @@ class ResultDataset(ds.UnionDataset):  # type: ignore[misc]  # pyarrow comes wit
 
     def filter(self, expression: pc.Expression) -> "ResultDataset":
         """Return the dataset of the rows that pass a filter."""
-        refuse_positions(expression)
+        self._check(None, expression)
 
         def narrowed(columns: Sequence[str] | None, also: pc.Expression | None) -> Iterator[pa.RecordBatch]:
             return self._narrowed(columns, expression if also is None else expression & also)
@@ -91,6 +96,7 @@ class ResultDataset(ds.UnionDataset):  # type: ignore[misc]  # pyarrow comes wit
 
     def sort_by(self, sorting: str | list[tuple[str, str]], **options: Any) -> ds.InMemoryDataset:
         """Return all rows in an order, in memory."""
+        self._check([sorting] if isinstance(sorting, str) else [name for name, _ in sorting], None)
         return ds.InMemoryDataset(self.to_table().sort_by(sorting, **options))
 
     def join(self, right_dataset: ds.Dataset, *args: Any, **options: Any) -> ds.InMemoryDataset:
@@ -100,6 +106,29 @@ class ResultDataset(ds.UnionDataset):  # type: ignore[misc]  # pyarrow comes wit
     def join_asof(self, right_dataset: ds.Dataset, *args: Any, **options: Any) -> ds.InMemoryDataset:
         """Return the join with the nearest rows of another dataset, in memory; arguments are those of PyArrow's."""
         return _in_memory(self).join_asof(_in_memory(right_dataset), *args, **options)
+
+    def _check(self, columns: Sequence[str] | dict[str, pc.Expression] | None, filter: pc.Expression | None) -> None:
+        """Refuse what does not fit the columns of the result, before anything is read."""
+        if isinstance(columns, str) or not (columns is None or isinstance(columns, Sequence | dict)):
+            raise InvalidUsage(f"columns={columns!r:.80} is neither a list of names nor a dict of expressions")
+        if columns is not None and not isinstance(columns, dict):
+            for at, name in enumerate(columns):
+                if name not in self.schema.names:
+                    hint = did_you_mean(name, self.schema.names) or ","
+                    raise SchemaMismatch(f"the result has no column {name!r}{hint} it has {self.schema.names}")
+                if name in columns[:at]:
+                    raise SchemaMismatch(f"column {name!r} is asked for twice")
+        empty = self.schema.empty_table()
+        try:
+            if isinstance(columns, dict):
+                ds.Scanner.from_batches(empty.to_reader(), columns=columns).to_table()
+            if filter is not None:
+                refuse_positions(filter)
+                empty.filter(filter)
+        except (pa.ArrowException, TypeError, ValueError) as error:
+            raise InvalidUsage(
+                f"what is asked of the dataset does not fit its columns, {self.schema.names}: {error}"
+            ) from error
 
     def get_fragments(self, filter: pc.Expression | None = None) -> Iterator[Any]:
         raise InvalidUsage(f"this dataset has no fragments, as its rows are those of files merged: {_USE}")

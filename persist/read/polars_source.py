@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 import pyarrow.types as pat
 
 from persist.read.arrow_dataset import Narrowed
+from persist.read.polars_frame import in_milliseconds
 
 _COMPARED = {"Eq": "__eq__", "NotEq": "__ne__", "Lt": "__lt__", "LtEq": "__le__", "Gt": "__gt__", "GtEq": "__ge__"}
 
@@ -37,7 +38,7 @@ def lazy_frame(polars: Any, schema: pa.Schema, narrowed: Narrowed) -> Any:
             if columns is not None:
                 names = [*dict.fromkeys([*columns, *predicate.meta.root_names()])]
         for batch in narrowed(names, pushed):
-            frame = polars.from_arrow(batch)
+            frame = polars.from_arrow(in_milliseconds(pa.Table.from_batches([batch])))
             if rows is not None:
                 frame = frame.head(rows)
                 rows -= len(frame)

@@ -12,6 +12,7 @@ from persist.blob import InvalidUsage
 from persist.codecs import with_both_zeros
 from persist.read.claimed_read import ClaimedRead
 from persist.read.pandas_frame import DtypeBackend, to_frame
+from persist.read.polars_frame import in_milliseconds
 from persist.shown import ShownByRepr
 from persist.work import task
 
@@ -81,12 +82,28 @@ class ArrowResult(ShownByRepr):
         return to_frame(self.to_arrow(), dtype_backend, options)
 
     def to_polars(self) -> Any:
-        """Return the whole result as a `polars.DataFrame`."""
-        return required("polars").from_arrow(self.to_arrow())
+        """Return the whole result as a `polars.DataFrame`. No value changes on the way.
+
+        Raises:
+            InvalidUsage: Polars, which counts milliseconds at least, cannot hold a moment or duration; and what reading
+                raises.
+        """
+        polars = required("polars")
+        return polars.from_arrow(in_milliseconds(self.to_arrow()))
 
     def to_pylist(self) -> list[dict[str, Any]]:
-        """Return the whole result as a dict for each row."""
-        return self.to_arrow().to_pylist()  # type: ignore[no-any-return]
+        """Return the whole result as a dict for each row.
+
+        Raises:
+            InvalidUsage: Python has no object for a value, such as a moment after the year 9999.
+        """
+        table = self.to_arrow()
+        try:
+            return table.to_pylist()  # type: ignore[no-any-return]
+        except (pa.ArrowException, ValueError, OverflowError) as error:
+            raise InvalidUsage(
+                f'a value has no object in Python: {error}. Read it as Arrow; times also with times="int"'
+            ) from error
 
     def head(self, rows: int = 5) -> pa.Table:
         """Return the first rows, of as many as there are; no more is read than that takes, which is a part at least."""

@@ -8,6 +8,8 @@ import pyarrow as pa
 from persist.blob import InvalidUsage
 from persist.codecs import CollectionSchema, InvalidUpdate, SchemaMismatch, Side, consolidate, is_flat, to_updates
 from persist.codecs.types.values import cut
+from persist.codecs.updates.inputs import check_given
+from persist.codecs.updates.records import owned
 
 
 def keys_alone(schema: CollectionSchema) -> CollectionSchema:
@@ -50,6 +52,7 @@ def arrow_keys(keys: Any, names: tuple[str, ...]) -> pa.Table | None:
     if isinstance(keys, pa.RecordBatch):
         keys = pa.Table.from_batches([keys])
     elif not isinstance(keys, pa.Table):
+        check_given(keys)
         try:
             column = _column(keys)
         except (pa.ArrowException, TypeError) as error:
@@ -89,7 +92,7 @@ def _listed(keys: Any) -> Sequence[Any]:
     if isinstance(keys, (list, tuple)):
         return keys
     if isinstance(keys, Iterable) and not isinstance(keys, (str, bytes, bytearray, Mapping)):
-        return list(keys)
+        return [*map(owned, keys)]
     raise InvalidUsage(f"keys={cut(keys)} is not an iterable of keys: for one key give a list of it, [{cut(keys)}]")
 
 

@@ -30,6 +30,7 @@ from persist.codecs.order.arrays import boolean_array, boolean_values, copied, i
 from persist.codecs.order.ordering import combined
 from persist.codecs.types.values import cut
 from persist.codecs.updates.inputs import as_table
+from persist.codecs.updates.records import out_of_place
 from persist.log.records import KeyedForm, Watermarks
 from persist.state.keyed_rules import WATERMARK_OF_NULL
 from persist.timeline import Timeline
@@ -128,6 +129,8 @@ def _of_tuples(
         if not isinstance(row, (tuple, list)) or len(row) != size:
             shape = _SHAPE if stamp is None else "with time=, an event looks like (key, value)"
             raise InvalidUpdate(f"event {at} is {cut(row)}: {shape}")
+    if (odd := out_of_place([*rows], ("key", "value", "time"))) is not None:
+        raise InvalidUpdate(f"{cut(odd)} has its fields at other places: {_SHAPE}")
     deleted = np.fromiter((row[1] is None for row in rows), np.bool_, len(rows))
     times = [row[2] for row in rows] if stamp is None else [stamp.time] * len(rows)
     is_unit = not taken.value.fields

@@ -266,3 +266,55 @@ def test_reading_imports_neither_pandas_nor_datasets() -> None:
         "assert 'pyarrow.dataset' not in sys.modules\n"
     )
     subprocess.run([sys.executable, "-c", script], check=True)
+
+
+@pytest.mark.parametrize("kind", [pa.duration("s"), pa.list_(pa.duration("s"))], ids=str)
+def test_what_polars_cannot_hold_is_refused_rather_than_wrapped(kind: pa.DataType) -> None:
+    is_list = pa.types.is_list(kind)
+    with persist.open(MemoryBlob(), settings=QUIET) as client:
+        c = client.create_or_load("c", key={"k": int}, value={"v": kind})
+        for time, value in enumerate([1000, 2**60]):
+            c.write(
+                pa.table({"k": [1], "v": pa.array([[value] if is_list else value], kind)}), time=time, seal=time + 1
+            )
+        first = c.snapshot(0)
+        for frame in (first.to_polars(), first.lazy().collect()):
+            seconds = frame["v"].explode() if is_list else frame["v"]
+            assert seconds.dt.total_seconds().to_list() == [1000]
+        for call in (c.snapshot(1).to_polars, c.snapshot(1).lazy().collect):
+            with pytest.raises(Exception, match="does not fit Polars"):
+                call()
+
+
+def test_moments_that_python_cannot_hold_are_read_otherwise() -> None:
+    with persist.open(MemoryBlob(), settings=QUIET) as client:
+        c = client.create_or_load("c", key={"k": int}, timeline="s")
+        c.write([(1, None)], time=2**60, seal=2**60 + 1).result()
+        changes = c.changes(0, times="timestamp")
+        for call in (changes.to_pylist, changes.to_polars):
+            with pytest.raises(InvalidUsage, match='times="int"'):
+                call()
+        assert changes.to_arrow()["_time"].cast(pa.int64()).to_pylist() == [2**60]
+        assert c.changes(0).to_pylist() == [{"k": 1, "_time": 2**60, "_diff": 1}]
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda dataset: dataset.to_table(["m"]),
+        lambda dataset: dataset.to_table(["n", "n"]),
+        lambda dataset: dataset.to_table("n"),
+        lambda dataset: dataset.head(1, columns=["m"]),
+        lambda dataset: dataset.to_table(filter=pc.field("m") > 1),
+        lambda dataset: dataset.to_table({"double": pc.field("m") * 2}),
+        lambda dataset: dataset.filter(pc.field("n") > "a"),
+        lambda dataset: dataset.count_rows(pc.field("m") > 1),
+        lambda dataset: dataset.sort_by("m"),
+        lambda dataset: dataset.sort_by([("n", "ascending"), ("m", "descending")]),
+    ],
+)
+def test_what_does_not_fit_the_columns_of_a_dataset_is_an_error_of_ours(
+    collection: persist.Collection, call: Callable[[Any], Any]
+) -> None:
+    with pytest.raises(InvalidUsage):
+        call(collection.snapshot().dataset())

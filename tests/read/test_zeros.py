@@ -26,7 +26,7 @@ def client() -> Iterator[persist.Client]:
 def filled(client: persist.Client, kind: pa.DataType, rows: int) -> persist.Collection:
     """Return a collection of three parts: nothing but zeros of both signs, numbers around zero, and none of it."""
     c = client.create_or_load("c", key={"id": int}, value={"x": kind})
-    signs = np.where(np.arange(rows) % 2, 0.0, -0.0)
+    signs = np.array([-0.0, 0.0])[np.arange(rows) % 2]
     for part, values in enumerate([signs, np.arange(rows) - 1.0, np.arange(rows) + 100.0]):
         table = pa.table({"id": np.arange(rows) + part * rows, "x": pa.array(values).cast(kind)})
         c.write(table, time=0).result()
