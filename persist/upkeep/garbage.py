@@ -197,6 +197,7 @@ class _Round:
         self._bytes = 0
         self._collections = 0
         self._marks: list[_Mark] = []
+        self._being_made: int | None = None  # The least seqno of a checkpoint that is not in marks yet, perhaps.
         self._records: list[_Mark] = []
         self._now_s = 0.0
         self._full: StoreFull | None = None
@@ -265,6 +266,7 @@ class _Round:
         write_checkpoint(self._blob, *self._follower.recent())
 
     def _checkpoints(self) -> list[_Mark]:
+        self._being_made = self._committer.checkpoint_from  # First: it may be there when the listing has passed it.
         found = ((checkpoint_seqno(entry.key), entry.modified_s) for entry in self._blob.list(CHECKPOINTS))
         return [_Mark(seqno, modified_s) for seqno, modified_s in found if seqno is not None]
 
@@ -409,6 +411,8 @@ class _Round:
         age_s = min(self._settings.orphan_grace_s, self._erase_after_s)
         # Those beyond the newest checkpoint may be for one that is being made, even by this client itself.
         newest = max((mark.seqno for mark in self._marks), default=-1)
+        # And without a grace period, what this client makes for an older one is not to go, either.
+        newest = newest if self._being_made is None else min(newest, self._being_made - 1)
         for what, prefix, seqno_of in (
             ("directories", DIRECTORIES, directory_seqno),
             ("states", STATES, state_seqno),

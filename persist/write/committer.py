@@ -110,6 +110,7 @@ class Committer:
         self._committing: tuple[str, ...] = ()  # What people call the collections of the group under way.
         self._ended: list[Callable[[], object]] = []
         self._checkpointing = threading.Lock()
+        self._checkpoint_from: int | None = None
         self._thread = threading.Thread(target=self._run, name="persist-committer", daemon=True)
         self._thread.start()
 
@@ -385,7 +386,7 @@ class Committer:
         self._follower.advance(winner or record, (state, after) if winner is None else None)
         self._counts["records" if winner is None else "lost_races"] += 1
         if winner is None and checkpoint_due(record.seqno):
-            self._start_checkpoint()
+            self._start_checkpoint(record.seqno)
         return winner is None
 
     def _was_truncated(self, record: Record, began: tuple[float, float]) -> bool:
@@ -479,12 +480,18 @@ class Committer:
             part for part in upload.result() if part.blob not in committed and is_upload(part.blob, collection)
         )
 
-    def _start_checkpoint(self) -> None:
+    @property
+    def checkpoint_from(self) -> int | None:
+        """The least seqno of the checkpoint that this client is making, None if it makes none."""
+        return self._checkpoint_from
+
+    def _start_checkpoint(self, seqno: int) -> None:
         if self._checkpointing.acquire(blocking=False):
+            self._checkpoint_from = seqno
             try:
                 self._pool.submit(self._checkpoint)
             except RuntimeError:  # The client was closed by a callback: the next one makes it.
-                self._checkpointing.release()
+                self._end_checkpoint()
 
     def _checkpoint(self) -> None:
         """Make a checkpoint. One that fails is no caller's concern: the next one serves as well."""
@@ -499,7 +506,11 @@ class Committer:
                 with suppress(PersistError):  # Whoever asks for something next is told.
                     self._follower.doubt(seqno)
         finally:
-            self._checkpointing.release()
+            self._end_checkpoint()
+
+    def _end_checkpoint(self) -> None:
+        self._checkpoint_from = None
+        self._checkpointing.release()
 
     def _validate(
         self, state: State, operations: list[Operation], unreadable: dict[str, PersistError]

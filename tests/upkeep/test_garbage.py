@@ -12,7 +12,7 @@ import persist
 from persist.blob import MemoryBlob
 from persist.log.envelope import BlobRef
 from persist.log.keys import record_key, uploaded_seqno
-from persist.replica.checkpoint import read_newest_checkpoint
+from persist.replica.checkpoint import INTERVAL, read_newest_checkpoint
 from persist.write.part_writer import PartWriter
 from tests.clocks import DatedBlob, ImpatientClock
 from tests.parts import commit_parts
@@ -442,3 +442,36 @@ def test_a_collector_that_lags_behind_is_not_stopped_by_state_objects_that_other
             assert old not in keys(dated, "state/")
             other.gc()
         assert c.snapshot(29).count() == 20_000 + 29 * 10
+
+
+class HeldCheckpoint(DatedBlob):
+    """A store that takes its time with the first checkpoint that it is given, until it is let go."""
+
+    def __init__(self, clock: ImpatientClock) -> None:
+        super().__init__(clock)
+        self.is_held, self.let_go = threading.Event(), threading.Event()
+
+    def create(self, key: str, value: bytes) -> bool:
+        if key.startswith("checkpoint/") and not self.is_held.is_set():
+            self.is_held.set()
+            assert self.let_go.wait(60)
+        return super().create(key, value)
+
+
+def test_a_client_does_not_collect_what_a_checkpoint_that_it_is_making_will_refer_to(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("persist.replica.checkpoint.STORED_PENDING_MAX", 1)
+    blob = HeldCheckpoint(ImpatientClock())
+    with opened(blob, grace_s=0, orphan_grace_s=0) as client:
+        c = client.create_or_load("c", key=KEY)
+        for time in range(INTERVAL):
+            c.write(table(10, time), seal=time + 1).result()
+        assert blob.is_held.wait(60)
+        (named,) = keys(blob, "state/")
+        client.gc()
+        blob.let_go.set()
+    assert named in keys(blob, "state/")
+    with opened(blob) as again:
+        assert len(keys(blob, "checkpoint/")) == 2
+        assert again.fsck().is_clean
