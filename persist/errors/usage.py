@@ -146,6 +146,25 @@ class CollectionNeeded(InvalidUsage):
         )
 
 
+class ColumnsNeeded(InvalidUsage):
+    """A column was to be dropped that views read."""
+
+    def __init__(self, name: str, readers: dict[str, list[str]]) -> None:
+        super().__init__(name, readers)
+        self.name = name
+        self.readers = readers
+
+    def __str__(self) -> str:
+        told = (
+            f"{column!r} is read by the view{'s' if len(views) > 1 else ''} {', '.join(map(repr, views))}"
+            for column, views in self.readers.items()
+        )
+        return (
+            f"these columns of collection {self.name!r} cannot be dropped: {', '.join(told)}. Destroy these views, or "
+            "give them a definition that does without, first."
+        )
+
+
 class ReadOnly(InvalidUsage):
     """A client opened with mode="read" was asked to write (rule 12)."""
 

@@ -215,6 +215,7 @@ class SetHold(_Mutation, frozen=True, tag="hold"):
 
     Attributes:
         schema: the version of the schema under which its owner reads, if it stays with that; None leaves what it is.
+        columns: the ids of columns that may not be dropped as long as it is there; None leaves what it is.
     """
 
     hold: str
@@ -222,6 +223,7 @@ class SetHold(_Mutation, frozen=True, tag="hold"):
     lease: str | None = None
     expected: int | None = None
     schema: int | None = None
+    columns: tuple[int, ...] | None = None
 
 
 class ReleaseHold(_Mutation, frozen=True, tag="release"):

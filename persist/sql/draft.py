@@ -4,7 +4,7 @@ A view may read what the same commit makes, so that a folder of views that read 
 """
 
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +14,8 @@ from persist.log.records import Create, SetHold
 from persist.names import view_hold
 from persist.sql.compile import check_columns, key_of, mentioned, planned
 from persist.sql.definition import VERSION, Definition
-from persist.sql.graph import by_id, definition_of
+from persist.sql.graph import by_id, definition_of, scans_of
+from persist.sql.rewrite import rewritten
 from persist.sql.types import to_arrow
 from persist.state.contents import CollectionState
 
@@ -111,22 +112,43 @@ def drafted(catalog: Catalog, name: str, sql: str, key: Sequence[str] | None) ->
     schema = _schema_of(columns, keys, reads.values())
     id_ = uuid.uuid4().hex
     made = Readable(id_, name, schema, _timeline(reads.values()), None, 0, tuple(every), is_view=True)
-    steps = (Create(id_, name, schema.to_json(), view=definition.to_json()), *_holds(id_, list(every.values())))
+    steps = (Create(id_, name, schema.to_json(), view=definition.to_json()), *_holds(id_, definition, every.values()))
     return Draft(made, definition, steps, {id_: name, **{each.id: each.name for each in every.values()}})
 
 
-def _holds(view: str, inputs: Sequence[Readable]) -> list[SetHold]:
-    """Return the holds of a new view on all that it depends on.
+def _holds(view: str, definition: Definition, inputs: Iterable[Readable]) -> list[SetHold]:
+    """Return the holds of a new view on all that it depends on, with the columns that it reads itself.
 
     Its program begins at one time: that to which the last of them is sealed, if it can be read. What views hold is
     computed again, and not read, so their history is not kept; the hold says only that they are needed.
     """
+    inputs, columns = list(inputs), read_by(definition)
     last = min((each.last for each in inputs if each.last is not None), default=0)
     at = max([last, *(each.since for each in inputs if not each.is_view)])
     return [
-        SetHold(each.id, view_hold(view), TIME_MAX if each.is_view else at, schema=each.schema.version)
+        SetHold(
+            each.id,
+            view_hold(view),
+            TIME_MAX if each.is_view else at,
+            schema=each.schema.version,
+            columns=column_ids(each.schema, columns.get(each.id, ())),
+        )
         for each in inputs
     ]
+
+
+def read_by(definition: Definition) -> dict[str, dict[str, str]]:
+    """Return the columns that a view reads itself, with their types as it takes them for, by id of collection."""
+    found: dict[str, dict[str, str]] = {}
+    for name, columns in scans_of(rewritten(definition.plan)).items():
+        found.setdefault(definition.reads[name], {}).update(columns)
+    return found
+
+
+def column_ids(schema: CollectionSchema, names: Iterable[str]) -> tuple[int, ...]:
+    """Return the ids of some columns of a schema, ascending."""
+    ids = dict(zip(schema.names, schema.ids, strict=True))
+    return tuple(sorted(ids[name] for name in names))
 
 
 def _schema_of(columns: Sequence[tuple[str, str]], keys: Sequence[str], reads: Any) -> CollectionSchema:

@@ -72,7 +72,7 @@ from persist.state.keyed_rules import (
     with_late_bound,
 )
 from persist.state.queries import with_batch
-from persist.state.schemas import check_written, evolved
+from persist.state.schemas import check_columns_there, check_written, evolved
 from persist.state.tokens import with_tokens
 from persist.state.unsealed import unsealed
 
@@ -284,7 +284,10 @@ def _held(contents: CollectionState, step: SetHold) -> Held:
         raise ValueError(f"a hold names version {step.schema} of a schema that has {len(contents.earlier) + 1}")
     before = contents.holds.get(step.hold)
     known = before.schema if before is not None and step.schema is None else step.schema
-    return Held(step.time, step.lease, known)
+    columns = before.columns if before is not None and step.columns is None else step.columns or ()
+    if step.columns:
+        check_columns_there(contents, step.columns)
+    return Held(step.time, step.lease, known, columns)
 
 
 def _check_hold(contents: CollectionState, step: SetHold) -> None:

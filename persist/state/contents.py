@@ -46,11 +46,13 @@ class Held(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
 
     Attributes:
         schema: the version of the schema that its owner stays with; None if it does not say.
+        columns: the ids of columns that its owner reads, so that they are not dropped.
     """
 
     time: int
     lease: str | None = None
     schema: int | None = None
+    columns: tuple[int, ...] = ()
 
 
 class Remembered(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):

@@ -134,6 +134,32 @@ def check_written(contents: CollectionState, written: int) -> None:
         )
 
 
+def check_columns_there(contents: CollectionState, ids: Sequence[int]) -> None:
+    """Raise SchemaMismatch if a column that somebody is about to read was dropped."""
+    newest = contents.schema
+    gone = [id_ for id_ in ids if id_ not in newest.ids]
+    if gone:
+        names = {id_: name for each in newest.known for id_, name in zip(each.ids, each.names, strict=True)}
+        raise SchemaMismatch(
+            f"column {names.get(gone[0], gone[0])!r} of collection {contents.name!r} was dropped meanwhile: it has "
+            f"{list(newest.names)} by now"
+        )
+
+
+def columns_in_use(contents: CollectionState, step: Evolve) -> dict[str, list[str]]:
+    """Return the columns that a version of the schema drops although they are held, and the holds on each by name."""
+    if not any(held.columns for held in contents.holds.values()):
+        return {}
+    before, after = contents.schema, CollectionSchema.from_json(step.schema)
+    dropped = {id_: name for id_, name in zip(before.ids, before.names, strict=True) if id_ not in after.ids}
+    found: dict[str, list[str]] = {}
+    for hold, held in contents.holds.items():
+        for id_ in held.columns:
+            if id_ in dropped:
+                found.setdefault(dropped[id_], []).append(hold)
+    return found
+
+
 def check_versions(contents: CollectionState) -> None:
     """Raise ValueError if the versions of the schema do not follow each other, or a part has none of them."""
     known: Sequence[Mapping[str, Any]] = (*contents.earlier, contents.schema_json)

@@ -26,7 +26,7 @@ What a commit may do to a collection is in `persist.state.collection_rules`, wha
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from persist.errors import CollectionExists, CollectionNeeded, CollectionNotFound, LeaseExpired
+from persist.errors import CollectionExists, CollectionNeeded, CollectionNotFound, ColumnsNeeded, LeaseExpired
 from persist.log.envelope import BlobRef
 from persist.log.records import (
     BringsParts,
@@ -34,6 +34,7 @@ from persist.log.records import (
     Create,
     Destroy,
     EndLease,
+    Evolve,
     LocationMutation,
     Mutation,
     Note,
@@ -52,6 +53,7 @@ from persist.state.exclusive import check_writer
 from persist.state.frozen_map import FrozenMap, MapChanges
 from persist.state.location import LocationState, check_uploaded, with_destroyed, with_unused
 from persist.state.location import step as location_step
+from persist.state.schemas import columns_in_use
 
 PENDING_MAX = 64  # Mutations an entry keeps before it takes its contents for its base.
 
@@ -179,6 +181,8 @@ class Changing:
             self.control = with_unused(self.control, step, entry.readers, seqno, written_ms)
         if isinstance(step, Rename):
             entry = self._renamed(entry, step.name)
+        elif isinstance(step, Evolve):
+            self._check_columns_not_needed(entry, step)
         self.entries[entry.id] = self._extend(entry, step)
         self.ids[entry.name] = entry.id
 
@@ -196,10 +200,22 @@ class Changing:
         Where the contents are not known, a record is replayed whose writer knew them.
         """
         holds = entry.contents.holds if entry.contents is not None else {}
-        ids = [hold.removeprefix(VIEW_HOLD) for hold in holds if hold.startswith(VIEW_HOLD)]
-        views = [view.name for id_ in ids if (view := self.entries.now(id_)) is not None]
+        views = [view.name for hold in holds if (view := self._view_of(hold)) is not None]
         if views:
             raise CollectionNeeded(entry.name, sorted(views))
+
+    def _check_columns_not_needed(self, entry: CollectionEntry, step: Evolve) -> None:
+        """Raise ColumnsNeeded if a version of the schema drops a column that a view reads; as `_check_not_needed`."""
+        in_use = {} if entry.contents is None else columns_in_use(entry.contents, step)
+        readers = {
+            column: sorted(view.name for hold in holds if (view := self._view_of(hold)) is not None)
+            for column, holds in sorted(in_use.items())
+        }
+        if any(readers.values()):
+            raise ColumnsNeeded(entry.name, {column: views for column, views in readers.items() if views})
+
+    def _view_of(self, hold: str) -> CollectionEntry | None:
+        return self.entries.now(hold.removeprefix(VIEW_HOLD)) if hold.startswith(VIEW_HOLD) else None
 
     def _release_all(self, lease: str) -> None:
         """Release all holds that live by a lease."""

@@ -12,6 +12,7 @@ import pytest
 import persist
 from persist.collection import Collection
 from persist.sql import open_together
+from persist.sql.draft import Catalog, drafted
 
 TOTALS = "SELECT status, sum(amount) AS total, count(*) AS n FROM orders GROUP BY status"
 
@@ -223,6 +224,40 @@ def test_a_collection_that_a_view_reads_is_not_destroyed(client: persist.Client)
     revenue.destroy().result()
     orders.destroy().result()
     assert client.collections() == []
+
+
+def test_a_column_that_views_read_is_not_dropped(client: persist.Client) -> None:
+    orders = filled(client)
+    orders.evolve(add={"note": pa.string(), "shop": pa.string()})
+    revenue = client.create_view("revenue", TOTALS)
+    best = client.create_view("best", "SELECT max(total) AS most FROM revenue")
+    noted = client.create_view("noted", "SELECT id, note FROM orders")
+    orders.evolve(rename={"amount": "price"})
+    with pytest.raises(persist.ColumnsNeeded, match="'price' is read by the view 'revenue'") as refused:
+        orders.evolve(drop=["price"])
+    assert refused.value.readers == {"price": ["revenue"]}
+    with pytest.raises(persist.ColumnsNeeded, match="'note' is read by the view 'noted', 'status' is read by the view"):
+        orders.evolve(drop=["status", "note", "shop"])
+    orders.evolve(drop=["shop"])
+    noted.destroy().result()
+    orders.evolve(drop=["note"])
+    assert best.refresh() == persist.Antichain(2)
+    best.destroy().result()
+    revenue.destroy().result()
+    orders.evolve(drop=["price", "status"])
+    assert orders.handle.newest().schema.names == ("id",)
+
+
+def test_a_view_of_a_column_that_was_dropped_meanwhile_is_not_made(tmp_path: Path) -> None:
+    location = str(tmp_path / "location")
+    with persist.open(location) as one, persist.open(location) as other:
+        orders = filled(one)
+        draft = drafted(Catalog(one), "revenue", TOTALS, None)
+        other.load("orders").evolve(drop=["amount"])
+        with pytest.raises(persist.SchemaMismatch, match="was dropped"):
+            one.engine.submit("create_view", draft.steps, dict(draft.names)).result()
+        assert [hold.name for hold in orders.holds() if hold.name] == []
+        assert one.collections() == ["orders"]
 
 
 def test_a_view_that_is_dropped_lets_its_input_be_compacted(client: persist.Client) -> None:
