@@ -17,7 +17,7 @@ from persist.follow import Following
 from persist.log.records import AllowCompaction, Batch
 from persist.names import check_text
 from persist.read.snapshot import check_request
-from persist.state.collection_rules import ExpectNothingBeyondUpper, ExpectUpper
+from persist.state.collection_rules import ExpectDefinition, ExpectNothingBeyondUpper, ExpectUpper
 from persist.timeline import Moment
 from persist.write.operations import Asked, Step, note_steps, with_token
 
@@ -121,6 +121,15 @@ class MultiWrite:
         self._check(collection)
         condition = ExpectNothingBeyondUpper if alone else ExpectUpper
         self._add(collection, [condition(collection.id, collection.handle.frontier("upper", upper))])
+
+    def expect_definition(self, view: Collection, number: int) -> None:
+        """Let the commit be rejected (`ViewRedefined`) if the view has another definition when it comes.
+
+        Args:
+            number: of the definition by which what is written was computed.
+        """
+        self._check(view)
+        self._add(view, [ExpectDefinition(view.id, number)])
 
     def mark_batch(self, collection: Collection, query: str, batch: int, run: str, *, again: bool = False) -> None:
         """Make the commit a batch of a streaming query, which does nothing if it was done before.

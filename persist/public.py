@@ -67,6 +67,7 @@ from persist.errors import (
     UpdatesBeyondUpper,
     UploadExpired,
     UpperMismatch,
+    ViewRedefined,
     WriterFenced,
 )
 from persist.follow import Following
@@ -180,6 +181,7 @@ __all__ = [
     "UploadExpired",
     "UpperMismatch",
     "Utf8",
+    "ViewRedefined",
     "Work",
     "WriterFenced",
     "fsck",

@@ -52,6 +52,13 @@ class Draft:
         """Return the collection of an output that is there already; None if it is made where it is missing."""
         return None
 
+    def definition(self, collection: str) -> tuple[int, int] | None:
+        """Return the number of the definition of an output that is a view, and the time from which on that holds.
+
+        If the output is sealed to just that time, its first commit makes of what it holds what it should hold.
+        """
+        return None
+
     def add_probe(self, number: int) -> Probed:
         """Return the probe of a node."""
         return self.probes.setdefault(number, Probed())

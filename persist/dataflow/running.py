@@ -119,7 +119,10 @@ class Running:
         self._outputs = Outputs(
             client,
             self.program.name,
-            [(each, self.program.output(each.collection)) for each in self._graph.sinks],
+            [
+                (each, self.program.output(each.collection), self.program.definition(each.collection))
+                for each in self._graph.sinks
+            ],
             self._domain,
             replace=self._options.replace,
             jump=self._options.jump,

@@ -50,14 +50,23 @@ class Output:
         done: up to where this copy of the program has computed it, and found or written it.
         waiting: updates from done on that are not written yet.
         sealed_to: up to where they are complete.
+        definition: of a view, the number of its definition, and the time from which on that holds.
         corrects: the first commit makes of what the collection holds what it should hold.
         jumps_to: the first commit passes over the times before this one, which cannot be read then.
     """
 
-    def __init__(self, client: Client, sink: SinkOperator, known: Collection | None, domain: Domain) -> None:
+    def __init__(
+        self,
+        client: Client,
+        sink: SinkOperator,
+        known: Collection | None,
+        definition: tuple[int, int] | None,
+        domain: Domain,
+    ) -> None:
         self.collection = _made(client, sink) if known is None else known
         self.sink = sink
         self.waiting: list[Ints] = []
+        self.definition = definition
         self.corrects = False
         self.jumps_to: int | None = None
         self._domain = domain
@@ -69,6 +78,8 @@ class Output:
     def begin(self, upper: int) -> None:
         """Go on from where the collection is sealed."""
         self.upper = self.began_at = self.done = self.sealed_to = upper
+        if self.definition is not None:
+            self.corrects = self.definition[1] == upper > 0
 
     def take(self) -> None:
         """Take what the last pass has completed."""
@@ -219,7 +230,8 @@ class Outputs:
     """All outputs of a program.
 
     Args:
-        sinks: with the collection of each, if it is there already and is not to be made.
+        sinks: with the collection of each, if it is there already and is not to be made, and its definition (see
+            `Draft.definition`).
         replace: the program has changed: correct what its outputs hold.
         jump: go on at the latest time that the sources have sealed, and pass over the times before it.
     """
@@ -228,7 +240,7 @@ class Outputs:
         self,
         client: Client,
         program: str,
-        sinks: Sequence[tuple[SinkOperator, Collection | None]],
+        sinks: Sequence[tuple[SinkOperator, Collection | None, tuple[int, int] | None]],
         domain: Domain,
         *,
         replace: bool,
@@ -236,9 +248,9 @@ class Outputs:
     ) -> None:
         self._client = client
         self._program = program
-        self.every = [Output(client, sink, known, domain) for sink, known in sinks]
+        self.every = [Output(client, sink, known, definition, domain) for sink, known, definition in sinks]
         for each in self.every:
-            each.corrects = replace and each.upper > 0
+            each.corrects |= replace and each.upper > 0
         self.has_pending = False
         self._replays = False
         self._jumps = jump
@@ -343,6 +355,8 @@ class Outputs:
             each.check_jump()
         with self._client.multi_write() as multi:
             for each in due:
+                if each.definition is not None:
+                    multi.expect_definition(each.collection, each.definition[0])
                 multi.expect_upper(each.collection, Upper(min(each.upper, TIME_MAX + 1)), alone=True)
                 updates = each.updates(each.sealed_to)
                 if updates.shape[1]:

@@ -33,6 +33,7 @@ from persist.errors.conflicts import (
     QueryMismatch,
     SchemaMoved,
     UploadExpired,
+    ViewRedefined,
     WriterFenced,
 )
 from persist.errors.log import LogInterrupted, LogReplaced
@@ -107,5 +108,6 @@ __all__ = [
     "UpdatesBeyondUpper",
     "UploadExpired",
     "UpperMismatch",
+    "ViewRedefined",
     "WriterFenced",
 ]

@@ -81,6 +81,26 @@ class Superseded(Conflict):
     """A compaction found that another one has replaced what it was about to replace; what it made is thrown away."""
 
 
+class ViewRedefined(Conflict):
+    """Somebody else has given a view another definition meanwhile; nothing was changed.
+
+    Attributes:
+        expected, actual: the number of the definition that was expected, and that of the present one.
+    """
+
+    def __init__(self, name: str, expected: int, actual: int) -> None:
+        super().__init__(name, expected, actual)
+        self.name = name
+        self.expected = expected
+        self.actual = actual
+
+    def __str__(self) -> str:
+        return (
+            f"the view {self.name!r} has its definition {self.actual} by now, and not {self.expected}: somebody else "
+            "has given it another one. Load it again, and look at its definition."
+        )
+
+
 class LeaseExpired(Conflict):
     """What a reader relies on is not kept for it any more; it gets this and never a wrong answer (rule 11)."""
 

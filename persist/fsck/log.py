@@ -30,7 +30,7 @@ from persist.log.commits import read_record
 from persist.log.envelope import BlobRef
 from persist.log.keys import CHECKPOINTS, LOG, checkpoint_key, checkpoint_seqno, record_key, record_seqno
 from persist.log.part_lists import as_read
-from persist.log.records import BringsParts, Create, Evolve, Mutation, Pend
+from persist.log.records import BringsParts, Create, Evolve, Mutation, Pend, Redefine
 from persist.replica.checkpoint import Checkpoint, checkpoint_state, load_base, read_checkpoint
 from persist.replica.directory import KnownLevels
 from persist.state.contents import CollectionState, check_runs
@@ -214,7 +214,7 @@ class LogExamination:
                 self.named.add(mutation.parts_in.blob)
             elif isinstance(mutation, Create):
                 self.created[mutation.collection] = mutation
-            elif isinstance(mutation, Evolve):
+            elif isinstance(mutation, Evolve | Redefine) and mutation.schema is not None:
                 self.evolved.setdefault(mutation.collection, []).append(mutation.schema)
 
     # Checkpoints.

@@ -3,7 +3,7 @@
     record   = frame "record" { location, seqno, commit, previous, writer, epoch, written_ms, mutations }
     mutation = create | append | replace | tokens | batch | seal | allow_compaction | destroy | hold | release
              | pend | resolve | late_bound
-             | evolve | rename | describe | tag | drop_tag | retention | note                       of one collection
+             | evolve | redefine | rename | describe | tag | drop_tag | retention | note            of one collection
              | lease | end_lease | open_writer | close_writer | truncate | void_uploads | collected
              | describe_location                                                                    of the location
 
@@ -250,6 +250,20 @@ class Evolve(_Mutation, frozen=True, tag="evolve"):
     keyed: KeyedForm | None = None
 
 
+class Redefine(_Mutation, frozen=True, tag="redefine"):
+    """Give a view its next definition, which holds from start on.
+
+    Attributes:
+        view: the definition, numbered one more than the one before.
+        start: what upper is now: of two that come at once, or where the view moved on meanwhile, the second loses.
+        schema: the next version of the schema, if its columns are others from now on.
+    """
+
+    view: dict[str, Any]
+    start: Frontier
+    schema: dict[str, Any] | None = None
+
+
 class Words(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """What is to be said of something from now on: None leaves the comment, and removes a property."""
 
@@ -374,6 +388,7 @@ CollectionMutation = (
     | Resolve
     | AdvanceLateBound
     | Evolve
+    | Redefine
     | Rename
     | Describe
     | SetTag

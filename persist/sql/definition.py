@@ -1,6 +1,6 @@
 """What a view is: the text of its query, and the plan that it was bound to. It is stored with the collection.
 
-    definition = { version, sql, inputs, columns, key, plan }
+    definition = { version, sql, inputs, reads, columns, key, plan, number, since, earlier }
 
 Fields:
     version  of this form; a newer one is refused
@@ -10,6 +10,9 @@ Fields:
     columns  name and type (`persist.sql.types`) of each
     key      the columns that are the key of the collection
     plan     a relation (`persist.sql.algebra`)
+    number   of the definitions of this view, the first is 1
+    since    the time from which on the view holds what this definition gives; 0 for all times
+    earlier  the definitions before it, of which the last EARLIER_KEPT are known: text and since
 """
 
 from typing import Any
@@ -22,6 +25,16 @@ from persist.sql.algebra import Node
 VERSION = 1
 
 
+EARLIER_KEPT = 100
+
+
+class Earlier(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """A definition that a view had: its text, and the time from which on it held."""
+
+    sql: str
+    since: int
+
+
 class Definition(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """See the module's docstring."""
 
@@ -32,6 +45,9 @@ class Definition(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     columns: tuple[tuple[str, str], ...]
     key: tuple[str, ...]
     plan: Node
+    number: int = 1
+    since: int = 0
+    earlier: tuple[Earlier, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """Return what is stored."""

@@ -98,6 +98,10 @@ class ViewProgram(Program):
     def output(self, collection: str) -> Collection | None:
         return next(each.collection for each in self._views if each.collection.name == collection)
 
+    def definition(self, collection: str) -> tuple[int, int] | None:
+        found = next(each.definition for each in self._views if each.collection.name == collection)
+        return found.number, found.since
+
     def holders(self, collection: str) -> list[str]:
         """Return what the permanent holds on a source are called: those of the views that depend on it."""
         id_ = self._ids[collection]

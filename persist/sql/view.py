@@ -3,6 +3,7 @@
 import threading
 import warnings
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 
 from persist.antichain import Antichain
@@ -12,14 +13,26 @@ from persist.dataflow.errors import OperatorFailed
 from persist.dataflow.report import OperatorReport
 from persist.dataflow.running import Running
 from persist.engine import CollectionHandle
-from persist.errors import CollectionExists, HoldNotFound, InvalidUsage
+from persist.errors import (
+    CollectionExists,
+    HoldMoved,
+    HoldNotFound,
+    InvalidUsage,
+    SchemaMoved,
+    UpperMismatch,
+    ViewRedefined,
+)
 from persist.names import check_name
 from persist.read.record_count import record_count
 from persist.sql.definition import Definition
 from persist.sql.draft import Catalog, drafted
 from persist.sql.graph import ViewProgram, by_id, definition_of, views_for
 from persist.sql.growth import UnboundedState, unbounded
+from persist.sql.redefine import dependents_of, redefinition
+from persist.state.contents import definition_number
 from persist.write.future import CommitFuture
+
+TRIES = 5  # While others redefine views, or refresh them.
 
 
 class View(Collection):
@@ -37,6 +50,7 @@ class View(Collection):
         self.definition = definition
         self.client = client
         self._running: Running | None = None
+        self._numbers: dict[str, int] = {}  # Of the definitions that are run, by id of their views.
         self._lock = threading.Lock()
 
     @property
@@ -61,21 +75,87 @@ class View(Collection):
         """
         self.handle.engine.writer("refresh")
         with self._lock:
-            try:
-                if self._running is None:
-                    self._running = self._program().open(self.client)
-                self._running.run()
-            except OperatorFailed as error:
-                self._stop()
-                self._healed(error)
-            except HoldNotFound:
-                self._stop()
-                by_id(self.client, self.id, self.name)  # Raises, because the view was destroyed meanwhile.
-                raise
-            except BaseException:
-                self._stop()
-                raise
+            for left in reversed(range(TRIES)):
+                try:
+                    self._refresh()
+                except (ViewRedefined, HoldNotFound):
+                    if not left or not self._has_moved_on():
+                        raise
+                else:
+                    if not self._has_moved_on():
+                        break
+                self._stop()  # Somebody gave it, or a view below it, another definition: begin again with that.
         return self.upper
+
+    def _refresh(self) -> None:
+        try:
+            if self._running is None:
+                views = views_for(self.client, {self.id: self.name})
+                self._numbers = {each.collection.id: each.definition.number for each in views}
+                self._adopt(views[-1].definition)
+                self._running = ViewProgram(self.client, views).open(self.client)
+            self._running.run()
+        except OperatorFailed as error:
+            self._stop()
+            self._healed(error)
+        except BaseException:
+            self._stop()
+            raise
+
+    def _has_moved_on(self) -> bool:
+        """Return whether a view of the program has another definition by now, as far as this client knows.
+
+        Raises:
+            CollectionNotFound: one was destroyed.
+        """
+        follower = self.client.engine.follower
+        return any(definition_number(follower.known(id_, id_)) != number for id_, number in self._numbers.items())
+
+    def _adopt(self, definition: Definition) -> None:
+        if definition.number != self.definition.number:
+            self.definition = definition
+            self.handle = self.handle.newest()
+            self.schema = self.handle.schema
+
+    def redefine(self, sql: str) -> None:
+        """Give the view another query, from the time on to which it is sealed; see `docs/views.md`.
+
+        It is refreshed first, by its old query, with the views that depend on it. The commit that follows writes the
+        definition and no rows. The next refresh that gets beyond that time computes what the new query gives, and
+        commits the difference at that time, together with what it makes of the views that depend on it: until then
+        everything is as it was, and sealed times stay what they are. Who follows the view sees the switch as changes.
+
+        The key stays. Other columns come and go as by `evolve`. A query that means the same changes nothing.
+
+        Raises:
+            InvalidUsage: the query is not one, or cannot be in the place of the view's own: its key has other types, a
+                view reads a column that it lacks, or what it reads cannot be read at that time.
+            SchemaMismatch: a column would get a type that is not wider.
+            ViewRedefined: somebody else gave the view another definition meanwhile.
+            ReadOnly: this client only reads.
+        """
+        self.handle.engine.writer("redefine")
+        for left in reversed(range(TRIES)):
+            self._refresh_all()
+            found = redefinition(self.client, self, sql)
+            if found is None:
+                return
+            try:
+                self.client.engine.submit("redefine", found.steps, dict(found.names)).result()
+            except (UpperMismatch, HoldMoved, SchemaMoved):
+                if not left:
+                    raise
+            else:
+                break
+        with self._lock:
+            self._stop()
+            self._adopt(definition_of(by_id(self.client, self.id, self.name)) or self.definition)
+
+    def _refresh_all(self) -> None:
+        """Bring the view, and all that depend on it, to one time; what fails stays where it is."""
+        views = [self, *(load_view(self.client, each.name) for each in dependents_of(self.client, self))]
+        with suppress(OperatorFailed), ViewsTogether(views) as together:
+            together.refresh()
 
     def _healed(self, failure: OperatorFailed) -> None:
         """Go on where the query does not fail any more; raise the failure if it does at the latest time, too."""
@@ -94,7 +174,11 @@ class View(Collection):
         with self._lock:
             state = [] if self._running is None else self._running.state()
         return "\n".join(
-            [shown, *(f"state of {title}: {rows:,} updates, {size:,} bytes" for title, rows, size in state)]
+            [
+                shown,
+                *_told(self.definition),
+                *(f"state of {title}: {rows:,} updates, {size:,} bytes" for title, rows, size in state),
+            ]
         )
 
     def rehearse(self) -> list[OperatorReport]:
@@ -134,6 +218,16 @@ class View(Collection):
             running.close()
 
 
+def _told(definition: Definition) -> list[str]:
+    """Return what to say of the definitions that a view had."""
+    before = definition.earlier
+    if not before:
+        return []
+    now = f"definition {definition.number} holds from {definition.since} on"
+    numbers = range(definition.number - len(before), definition.number)
+    return [now, *(f"definition {n}, from {was.since} on: {was.sql}" for n, was in zip(numbers, before, strict=True))]
+
+
 class ViewsTogether:
     """Several views that are refreshed as one: what they read is read once, and all of them move in one commit.
 
@@ -150,14 +244,20 @@ class ViewsTogether:
         """Bring all views up to what their inputs have sealed, in one commit; errors are those of `View.refresh`."""
         client = self._views[0].client
         client.engine.writer("refresh")
-        try:
-            if self._running is None:
-                wanted = {each.id: each.name for each in self._views}
-                self._running = ViewProgram(client, views_for(client, wanted)).open(client)
-            self._running.run()
-        except BaseException:
-            self.close()
-            raise
+        for left in reversed(range(TRIES)):
+            try:
+                if self._running is None:
+                    wanted = {each.id: each.name for each in self._views}
+                    self._running = ViewProgram(client, views_for(client, wanted)).open(client)
+                self._running.run()
+                return
+            except ViewRedefined:
+                self.close()
+                if not left:
+                    raise
+            except BaseException:
+                self.close()
+                raise
 
     def close(self) -> None:
         """Free what refreshes keep in memory; idempotent."""
@@ -209,7 +309,8 @@ def _existing(client: Client, name: str, sql: str, key: Sequence[str] | None) ->
     found = load_view(client, name)
     if found.sql.strip() != sql.strip() or (key is not None and found.definition.key != tuple(key)):
         raise InvalidUsage(
-            f"there is a view {name!r} with another definition: {found.sql!r:.300}. Choose another name, or destroy it"
+            f"there is a view {name!r} with another definition: {found.sql!r:.300}. Choose another name, destroy it, "
+            "or give it this one with redefine()"
         )
     return found
 

@@ -25,6 +25,7 @@ from persist.errors import (
     TagMoved,
     UpdatesBeyondUpper,
     UpperMismatch,
+    ViewRedefined,
 )
 from persist.errors.conflicts import Superseded
 from persist.errors.times import with_timeline
@@ -41,6 +42,7 @@ from persist.log.records import (
     Frontier,
     Note,
     Pend,
+    Redefine,
     ReleaseHold,
     Rename,
     Replace,
@@ -59,6 +61,7 @@ from persist.state.contents import (
     appended,
     check_beyond_upper,
     check_plain,
+    definition_number,
     replaced,
 )
 from persist.state.keyed_rules import (
@@ -72,7 +75,7 @@ from persist.state.keyed_rules import (
     with_late_bound,
 )
 from persist.state.queries import with_batch
-from persist.state.schemas import check_columns_there, check_written, evolved
+from persist.state.schemas import check_columns_there, check_written, evolved, redefined
 from persist.state.tokens import with_tokens
 from persist.state.unsealed import unsealed
 
@@ -112,7 +115,15 @@ class ExpectParts:
     next_number: int
 
 
-Condition = ExpectParts | ExpectUpper | ExpectNothingBeyondUpper
+@dataclass(frozen=True, slots=True)
+class ExpectDefinition:
+    """A condition: the view still has the definition of this number."""
+
+    collection: str
+    number: int
+
+
+Condition = ExpectParts | ExpectUpper | ExpectNothingBeyondUpper | ExpectDefinition
 Planned = PlannedAppend | PlannedPend
 CollectionStep = CollectionMutation | Planned | Condition
 
@@ -189,6 +200,8 @@ def _after(contents: CollectionState, step: CollectionStep) -> CollectionState:
         return contents
     if isinstance(step, Evolve):
         return evolved(contents, step)
+    if isinstance(step, Redefine):
+        return redefined(contents, step)
     if isinstance(step, Rename):
         return change(contents, name=step.name)
     if isinstance(step, Describe):
@@ -263,6 +276,10 @@ def _check_condition(contents: CollectionState, step: Condition) -> None:
     if isinstance(step, ExpectParts):
         if contents.next_number != step.next_number:
             raise Superseded("something was written while what is stored was looked at: try again")
+        return
+    if isinstance(step, ExpectDefinition):
+        if (number := definition_number(contents)) != step.number:
+            raise ViewRedefined(contents.name, step.number, number)
         return
     if contents.upper != step.upper:
         raise UpperMismatch(step.upper, contents.upper)

@@ -141,6 +141,11 @@ def _versions(written: bytes) -> CollectionSchema:
     return versions(current, earlier)
 
 
+def definition_number(contents: CollectionState) -> int:
+    """Return the number of the definition of a view; 0 of a collection that is none."""
+    return 0 if contents.view is None else int(contents.view.get("number", 1))
+
+
 def last_sealed(contents: CollectionState) -> int:
     """Return the last sealed time of contents, which has one."""
     return TIME_MAX if contents.upper.time is None else contents.upper.time - 1

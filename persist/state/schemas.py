@@ -12,11 +12,12 @@ from typing import Any
 
 import msgspec
 
+from persist.antichain import Antichain
 from persist.codecs import CollectionSchema, SchemaMismatch
 from persist.codecs.types.evolution import changes_between, check_next, only_adds
-from persist.errors import InvalidUsage, SchemaMoved
-from persist.log.records import Evolve
-from persist.state.contents import CollectionState
+from persist.errors import InvalidUsage, SchemaMoved, UpperMismatch, ViewRedefined
+from persist.log.records import Evolve, Redefine
+from persist.state.contents import CollectionState, definition_number
 from persist.state.keyed_rules import evolved_form, keyed_from
 
 
@@ -85,15 +86,41 @@ def evolved(contents: CollectionState, step: Evolve) -> CollectionState:
     """
     if contents.view is not None:
         raise InvalidUsage(
-            f"collection {contents.name!r} is a view, whose columns are those of its definition: make another view"
+            f"collection {contents.name!r} is a view, whose columns are those of its definition: give it "
+            "another one with redefine()"
         )
-    after, before = CollectionSchema.from_json(step.schema), contents.schema
-    check_follows(contents, after, becomes_keyed=step.keyed is not None)
+    evolved = with_version(contents, step.schema, becomes_keyed=step.keyed is not None)
+    return evolved if step.keyed is None else keyed_from(evolved, step.keyed)
+
+
+def redefined(contents: CollectionState, step: Redefine) -> CollectionState:
+    """Return contents of a view with its next definition.
+
+    Raises:
+        UpperMismatch, ViewRedefined, SchemaMoved: the view was refreshed, or somebody else came first.
+        InvalidUsage: it is no view, or is complete for ever.
+        SchemaMismatch: the schema may not follow the newest.
+    """
+    if contents.view is None:
+        raise InvalidUsage(f"collection {contents.name!r} is no view: it is written by its users")
+    if not step.start or step.start != contents.upper_times:
+        raise UpperMismatch(Antichain(*step.start), contents.upper)
+    number = definition_number(contents)
+    if step.view.get("number") != number + 1:
+        raise ViewRedefined(contents.name, int(step.view.get("number", 1)) - 1, number)
+    if step.schema is not None:
+        contents = with_version(contents, step.schema)
+    return msgspec.structs.replace(contents, view=step.view)
+
+
+def with_version(contents: CollectionState, schema: dict[str, Any], *, becomes_keyed: bool = False) -> CollectionState:
+    """Return contents with the next version of their schema; errors as of `evolved`."""
+    after, before = CollectionSchema.from_json(schema), contents.schema
+    check_follows(contents, after, becomes_keyed=becomes_keyed)
     check_next(replace(before, known=before.known or (before,)), after)
     form = evolved_form(contents, after)
     earlier = (*contents.earlier, contents.schema_json)
-    evolved = msgspec.structs.replace(contents, schema_json=step.schema, earlier=earlier, keyed=form)
-    return evolved if step.keyed is None else keyed_from(evolved, step.keyed)
+    return msgspec.structs.replace(contents, schema_json=schema, earlier=earlier, keyed=form)
 
 
 def check_follows(contents: CollectionState, after: CollectionSchema, *, becomes_keyed: bool = False) -> None:
@@ -146,11 +173,11 @@ def check_columns_there(contents: CollectionState, ids: Sequence[int]) -> None:
         )
 
 
-def columns_in_use(contents: CollectionState, step: Evolve) -> dict[str, list[str]]:
+def columns_in_use(contents: CollectionState, schema: dict[str, Any]) -> dict[str, list[str]]:
     """Return the columns that a version of the schema drops although they are held, and the holds on each by name."""
     if not any(held.columns for held in contents.holds.values()):
         return {}
-    before, after = contents.schema, CollectionSchema.from_json(step.schema)
+    before, after = contents.schema, CollectionSchema.from_json(schema)
     dropped = {id_: name for id_, name in zip(before.ids, before.names, strict=True) if id_ not in after.ids}
     found: dict[str, list[str]] = {}
     for hold, held in contents.holds.items():

@@ -25,6 +25,7 @@ What a commit may do to a collection is in `persist.state.collection_rules`, wha
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from persist.errors import CollectionExists, CollectionNeeded, CollectionNotFound, ColumnsNeeded, LeaseExpired
 from persist.log.envelope import BlobRef
@@ -39,6 +40,7 @@ from persist.log.records import (
     Mutation,
     Note,
     Record,
+    Redefine,
     ReleaseHold,
     Rename,
     Replace,
@@ -181,8 +183,8 @@ class Changing:
             self.control = with_unused(self.control, step, entry.readers, seqno, written_ms)
         if isinstance(step, Rename):
             entry = self._renamed(entry, step.name)
-        elif isinstance(step, Evolve):
-            self._check_columns_not_needed(entry, step)
+        elif isinstance(step, Evolve | Redefine) and step.schema is not None:
+            self._check_columns_not_needed(entry, step.schema)
         self.entries[entry.id] = self._extend(entry, step)
         self.ids[entry.name] = entry.id
 
@@ -204,9 +206,9 @@ class Changing:
         if views:
             raise CollectionNeeded(entry.name, sorted(views))
 
-    def _check_columns_not_needed(self, entry: CollectionEntry, step: Evolve) -> None:
+    def _check_columns_not_needed(self, entry: CollectionEntry, schema: dict[str, Any]) -> None:
         """Raise ColumnsNeeded if a version of the schema drops a column that a view reads; as `_check_not_needed`."""
-        in_use = {} if entry.contents is None else columns_in_use(entry.contents, step)
+        in_use = {} if entry.contents is None else columns_in_use(entry.contents, schema)
         readers = {
             column: sorted(view.name for hold in holds if (view := self._view_of(hold)) is not None)
             for column, holds in sorted(in_use.items())

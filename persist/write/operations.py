@@ -38,6 +38,7 @@ from persist.log.records import (
     Mutation,
     Note,
     Pend,
+    Redefine,
     ReleaseHold,
     Rename,
     Replace,
@@ -114,7 +115,7 @@ TOKEN_CHARS_MAX = 200
 
 Step = Write | Mutation | Condition | Asked
 # Rare, so a record each costs little.
-Alone = Evolve | Rename | Describe | SetTag | DropTag | SetRetention | DescribeLocation
+Alone = Evolve | Redefine | Rename | Describe | SetTag | DropTag | SetRetention | DescribeLocation
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -170,7 +171,7 @@ class Change:
     holds: list[SetHold | ReleaseHold] = field(default_factory=list)
     seal: Seal | None = None
     allow_compaction: AllowCompaction | None = None
-    alone: list[Evolve | Rename | Describe | SetTag | DropTag | SetRetention] = field(default_factory=list)
+    alone: list[Evolve | Redefine | Rename | Describe | SetTag | DropTag | SetRetention] = field(default_factory=list)
     notes: list[Note] = field(default_factory=list)
     destroy: Destroy | None = None
 
@@ -198,7 +199,7 @@ class Change:
             before = self.allow_compaction
             if before is None or Antichain(*before.since) < Antichain(*step.since):
                 self.allow_compaction = step
-        elif isinstance(step, Evolve | Rename | Describe | SetTag | DropTag | SetRetention):
+        elif isinstance(step, Evolve | Redefine | Rename | Describe | SetTag | DropTag | SetRetention):
             self.alone.append(step)
         elif isinstance(step, Note):
             self.notes.append(step)

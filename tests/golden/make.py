@@ -16,7 +16,7 @@ import xxhash
 
 import persist
 from persist.blob import FileBlob
-from persist.codecs import to_updates
+from persist.codecs import TIME_MAX, to_updates
 from persist.log import part_lists
 from persist.log.envelope import FORMAT
 from persist.log.records import SetHold, TruncateLog
@@ -140,7 +140,10 @@ def write_view(client: persist.Client) -> None:
     """Make a view with so many holds on it that the next checkpoint gives it a state object."""
     view = client.create_view("done, counted", "SELECT count(*) AS n FROM done WHERE key > 0")
     view.refresh()
-    holds = [SetHold(view.id, f"reader {n}", view.since.time or 0, schema=1) for n in range(40)]
+    seen = client.create_view("seen", 'SELECT id FROM "every type of a batch"')
+    seen.refresh()
+    seen.redefine('SELECT id, id + 1 AS following FROM "every type of a batch"')
+    holds = [SetHold(view.id, f"reader {n}", view.since.time or 0, schema=1, columns=(0,)) for n in range(40)]
     client.engine.submit("hold", holds, {view.id: view.name}).result()
 
 
@@ -169,7 +172,8 @@ def digest(location: Path, name: str) -> dict[str, Any]:
         snapshot = collection.snapshot(form="diff")
         first = collection.snapshot(collection.since.time, form="diff") if collection.since.time else snapshot
         since, upper = collection.since.time or 0, collection.upper.time
-        changes = collection.changes(since + 1, max(since + 1, 40 if upper is None else upper))
+        after = min(since + 1, TIME_MAX)  # After the last of all times there are no changes.
+        changes = collection.changes(after, max(after, 40 if upper is None else upper)) if since < TIME_MAX else None
         return {
             "since": repr(collection.since),
             "upper": repr(collection.upper),
@@ -180,7 +184,7 @@ def digest(location: Path, name: str) -> dict[str, Any]:
             "as_of": snapshot.as_of,
             "snapshot": _rows(snapshot.to_arrow()),
             "snapshot as of since": _rows(first.to_arrow()),
-            "changes": _rows(changes.to_arrow()),
+            "changes": None if changes is None else _rows(changes.to_arrow()),
         }
 
 

@@ -1,0 +1,262 @@
+"""Giving a view another definition: from one time on it holds what the new one gives, and so do the views that read it.
+
+What is sealed stays, because it is definite. So a definition holds from the view's upper on: the commit that gives it
+writes no rows, and the next refresh computes the new contents beside the old ones, which stay readable until it commits
+the difference at that time. Who follows the view sees the switch as changes of that one time.
+
+The views that depend on it are computed from the same inputs in the same steps, so they switch with it, in one commit.
+They get a next definition, too: the same query, with what it now depends on. All of them switch at one time, so all are
+refreshed before.
+"""
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Any
+
+import msgspec
+
+from persist.client import Client
+from persist.codecs import TIME_MAX, CollectionSchema
+from persist.codecs.types.evolution import evolved
+from persist.collection import Collection
+from persist.errors import CollectionNotFound, InvalidUsage
+from persist.log.records import Redefine, ReleaseHold, SetHold
+from persist.names import VIEW_HOLD, view_hold
+from persist.sql.definition import EARLIER_KEPT, Definition, Earlier
+from persist.sql.draft import Catalog, Draft, Readable, column_ids, drafted, read_by
+from persist.sql.graph import by_id, definition_of
+from persist.sql.types import to_arrow
+from persist.state.contents import CollectionState
+from persist.state.schemas import version_of
+from persist.write.operations import Step
+
+
+@dataclass(frozen=True, slots=True)
+class Dependent:
+    """A view that has to have a next definition, as it is now."""
+
+    collection: Collection
+    contents: CollectionState
+    definition: Definition
+
+    @property
+    def name(self) -> str:
+        return self.contents.name
+
+    @property
+    def id(self) -> str:
+        return self.contents.id
+
+
+@dataclass(frozen=True, slots=True)
+class Redefinition:
+    """What gives a view its next definition: submit the steps, with the names, as one commit."""
+
+    steps: tuple[Step, ...]
+    names: Mapping[str, str]
+
+
+def dependents_of(client: Client, view: Collection) -> list[Collection]:
+    """Return the views that depend on a view, by way of others, too."""
+    found = []
+    for hold in view.handle.contents().holds:
+        if hold.startswith(VIEW_HOLD):
+            with suppress(CollectionNotFound):  # It is destroyed just now.
+                id_ = hold.removeprefix(VIEW_HOLD)
+                found.append(by_id(client, id_, id_))
+    return found
+
+
+def redefinition(client: Client, view: Collection, sql: str) -> Redefinition | None:
+    """Return what gives a view another query; None if it means what the view's own means already.
+
+    Raises:
+        InvalidUsage: the query is none that can be in the place of the view's own; the message says why.
+    """
+    changed = _dependent(view)
+    draft = drafted(Catalog(client), changed.name, sql, changed.definition.key)
+    _check_same_kind(changed, draft)
+    if _means_the_same(changed.definition, draft.definition):
+        return None
+    every = [changed, *map(_dependent, dependents_of(client, view))]
+    if any(each.id in draft.definition.inputs for each in every):
+        raise InvalidUsage(f"views cannot read each other in a circle: the query reads what depends on {view.name!r}")
+    _check_together(every)
+    catalog = Catalog(client)
+    inputs: dict[str, tuple[str, ...]] = {}
+    steps: list[Step] = []
+    for each in _in_order(every):
+        _check_columns(each, changed, draft)
+        inputs[each.id] = _inputs_of(catalog, each, changed, draft, inputs)
+        definition = _next(each, draft.definition if each is changed else each.definition, inputs[each.id])
+        schema = _schema_after(changed.contents.schema, draft) if each is changed else None
+        steps.append(Redefine(each.id, definition.to_json(), each.contents.upper_times, schema))
+        steps += _hold_steps(client, each, definition, catalog, renews=each is changed)
+    names = {each.id: each.name for each in every}
+    for each in every:
+        names |= {id_: catalog.by_id(id_).name for id_ in (*inputs[each.id], *each.definition.inputs)}
+    return Redefinition(tuple(steps), names)
+
+
+def _dependent(view: Collection) -> Dependent:
+    definition = definition_of(view)
+    if definition is None:
+        raise InvalidUsage(f"collection {view.name!r} is no view: it is written by its users")
+    return Dependent(view, view.handle.contents(), definition)
+
+
+def _means_the_same(old: Definition, new: Definition) -> bool:
+    return (old.plan, old.columns, old.reads) == (new.plan, new.columns, new.reads)
+
+
+def _check_same_kind(view: Dependent, draft: Draft) -> None:
+    """Raise InvalidUsage unless the answer of the new query fits the collection that is there."""
+    old, new = dict(view.definition.columns), dict(draft.definition.columns)
+    for name in view.definition.key:
+        if to_arrow(new[name]) != to_arrow(old[name]):
+            raise InvalidUsage(
+                f"the key column {name!r} of view {view.name!r} is of type {old[name]}, and the query gives {new[name]}"
+                ": cast it, or make another view"
+            )
+    if draft.made.timeline != view.contents.timeline:
+        raise InvalidUsage(
+            f"view {view.name!r} has the timeline {view.contents.timeline!r}, and what the query reads has "
+            f"{draft.made.timeline!r}: make another view"
+        )
+    if view.contents.upper.time is None:
+        raise InvalidUsage(f"view {view.name!r} is complete for ever, so nothing of it can change: make another view")
+
+
+def _check_together(every: Sequence[Dependent]) -> None:
+    """Raise InvalidUsage unless all views that were ever refreshed are sealed to one time, at which they can switch."""
+    uppers = {each.contents.upper_times for each in every if each.contents.upper_times != (0,)}
+    if len(uppers) > 1:
+        told = ", ".join(f"{each.name!r} to {each.contents.upper_times[0]}" for each in every)
+        raise InvalidUsage(
+            f"these views depend on each other and would switch together, and they are sealed differently far: {told}."
+            " Seal what they read to one time, refresh them, and try again"
+        )
+
+
+def _in_order(every: Sequence[Dependent]) -> list[Dependent]:
+    """Return views so that each comes after those that it depends on."""
+    ids = {each.id for each in every}
+    return sorted(every, key=lambda each: len(ids.intersection(each.definition.inputs)))
+
+
+def _check_columns(each: Dependent, changed: Dependent, draft: Draft) -> None:
+    """Raise InvalidUsage if a view reads a column of the one that changes which is gone then, or of another type."""
+    wanted = {} if each is changed else read_by(each.definition).get(changed.id, {})
+    given = dict(draft.definition.columns)
+    for column, kind in wanted.items():
+        if column not in given or to_arrow(given[column]) != to_arrow(kind):
+            problem = "lacks it" if column not in given else f"gives {given[column]}"
+            raise InvalidUsage(
+                f"the view {each.name!r} reads column {column!r} ({kind}) of view {changed.name!r}, and the query "
+                f"{problem}: keep the column as it is, or destroy {each.name!r} first"
+            )
+
+
+def _inputs_of(
+    catalog: Catalog, each: Dependent, changed: Dependent, draft: Draft, known: Mapping[str, tuple[str, ...]]
+) -> tuple[str, ...]:
+    """Return the ids of all that a view depends on from now on."""
+    if each is changed:
+        return draft.definition.inputs
+    found: dict[str, None] = {}
+    for id_ in each.definition.reads.values():
+        found |= dict.fromkeys((id_, *(known[id_] if id_ in known else catalog.by_id(id_).inputs)))
+    return tuple(found)
+
+
+def _next(each: Dependent, wanted: Definition, inputs: tuple[str, ...]) -> Definition:
+    old = each.definition
+    was = Earlier(old.sql, old.since)
+    return msgspec.structs.replace(
+        wanted,
+        inputs=inputs,
+        number=old.number + 1,
+        since=each.contents.upper_times[0],
+        earlier=(*old.earlier, was)[-EARLIER_KEPT:],
+    )
+
+
+def _schema_after(before: CollectionSchema, draft: Draft) -> dict[str, Any] | None:
+    """Return the next version of the schema of the view; None if its columns stay what they are."""
+    after = draft.made.schema
+    old, new = (dict(zip(each.names, each.types, strict=False)) for each in (before, after))
+    if list(old.items()) == list(new.items()):
+        return None
+    values = [name for name in after.names if name not in after.key_names]
+    found = evolved(
+        replace(before, known=before.known or (before,)),
+        add={name: kind for name, kind in new.items() if name not in old},
+        defaults={},
+        drop=[name for name in old if name not in new],
+        rename={},
+        widen={name: kind for name, kind in new.items() if name in old and old[name] != kind},
+        reorder=values or None,
+    )
+    return found.to_json()
+
+
+def _hold_steps(
+    client: Client, each: Dependent, definition: Definition, catalog: Catalog, *, renews: bool
+) -> list[SetHold | ReleaseHold]:
+    """Return what moves the holds of a view to what it depends on from now on.
+
+    Args:
+        renews: it reads with the newest schemas from now on; otherwise only what it does not read itself changes.
+    """
+    hold, read = view_hold(each.id), read_by(definition)
+    steps: list[SetHold | ReleaseHold] = []
+    for id_ in definition.inputs:
+        readable = catalog.by_id(id_)
+        held = by_id(client, id_, readable.name).handle.contents().holds.get(hold)
+        columns = read.get(id_, {})
+        if held is not None and columns and not renews:
+            _check_read(client, each, readable, held.schema, columns)
+            continue
+        ids = column_ids(readable.schema, columns)
+        if held is not None:
+            at, expected = held.time, held.time
+        else:
+            at, expected = _begin(each, readable), None
+        steps.append(SetHold(id_, hold, at, None, expected, readable.schema.version, ids))
+    steps += [ReleaseHold(id_, hold) for id_ in each.definition.inputs if id_ not in definition.inputs]
+    return steps
+
+
+def _begin(each: Dependent, readable: Readable) -> int:
+    """Return where the hold on a new input begins: where the view is read again, just before it switches."""
+    if readable.is_view:
+        return TIME_MAX
+    upper = each.contents.upper_times[0]
+    if upper == 0:
+        return max(readable.since, readable.last or 0)
+    if readable.since > upper - 1 or readable.last is None or readable.last < upper - 1:
+        raise InvalidUsage(
+            f"view {each.name!r} is sealed to {upper}, so what it reads must be readable at {upper - 1}; collection "
+            f"{readable.name!r} is at the times from {readable.since} to {readable.last}. Refresh the view, or seal "
+            "the collection further, and try again"
+        )
+    return upper - 1
+
+
+def _check_read(
+    client: Client, each: Dependent, readable: Readable, version: int | None, columns: Mapping[str, str]
+) -> None:
+    """Raise InvalidUsage if a view reads columns as of a version in which they are not those of the newest one."""
+    contents = by_id(client, readable.id, readable.name).handle.contents()
+    versions = (contents.schema, contents.schema if version is None else version_of(contents, version))
+    newest, held = (
+        dict(zip(schema.names, zip(schema.ids, schema.types, strict=False), strict=True)) for schema in versions
+    )
+    for column in columns:
+        if newest.get(column) != held.get(column):
+            raise InvalidUsage(
+                f"the view {each.name!r} reads column {column!r} of {readable.name!r} as of version {version} of its "
+                f"schema, in which it is another one than now, so it cannot be refreshed with what reads the newest: "
+                f"destroy {each.name!r} first"
+            )
