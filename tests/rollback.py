@@ -6,6 +6,7 @@ import persist
 from persist.blob import Blob, MemoryBlob
 from persist.engine import Mode
 from persist.replica.past import PROVE_AFTER_S
+from tests.checkpoints import wait_for_checkpoint
 from tests.clocks import ImpatientClock
 
 KEY = {"k": pa.int64()}
@@ -54,6 +55,7 @@ def rolled_back(
     copy = copied(blob)
     clock.sleep(pause_s)
     write(collection, range(6, 6 + commits))
+    wait_for_checkpoint(client)  # One that is late looks at the log, and would be the first to notice.
     restore(blob, copy)
     return blob, clock, client, collection
 
