@@ -26,6 +26,7 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from persist.blob.clock import Clock
 
 PAUSE_S = 10.0
+FILE_SHARE_MAX = 8  # A file may take an eighth of the room, or it would drive out too many others.
 TEMPORARY_AGE_MAX_S = 3600.0
 _OURS = re.compile(r"[0-9a-f]{32}\.(cached|rows)")
 _OUR_TEMPORARY = re.compile(r"\.tmp-[0-9a-f]{32}\.(cached|rows)")
@@ -48,6 +49,11 @@ class BoundedFolder:
         self._until_scan = 0
         self._paused_until_s = float("-inf")
         self.evictions = self.disk_errors = self.bytes = 0
+
+    @property
+    def file_bytes_max(self) -> int:
+        """Of what one file should hold."""
+        return self.bytes_max // FILE_SHARE_MAX
 
     def path(self, digest: str, suffix: str) -> str:
         """Return where a file is or would be."""

@@ -22,7 +22,8 @@ import xxhash
 
 from persist.blob.clock import Clock, SystemClock
 from persist.blob.errors import InvalidUsage, PersistError
-from persist.blob.layers.cache_folder import ENTRY_SHARE_MAX, CacheFolder
+from persist.blob.layers.bounded_folder import FILE_SHARE_MAX
+from persist.blob.layers.cache_folder import CacheFolder
 from persist.blob.lru import ByteBoundedLru
 from persist.blob.protocol import (
     Blob,
@@ -98,7 +99,7 @@ class CachedBlob:
         self._is_cached = is_immutable
         self._lock = threading.Lock()
         self._memory: ByteBoundedLru[str, _CachedValue] = ByteBoundedLru(
-            memory_bytes, _CachedValue.memory, value_bytes_max=memory_bytes // ENTRY_SHARE_MAX
+            memory_bytes, _CachedValue.memory, value_bytes_max=memory_bytes // FILE_SHARE_MAX
         )
         self._folder: CacheFolder | None = None
         if folder is not None:

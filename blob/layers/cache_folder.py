@@ -26,7 +26,6 @@ import xxhash
 from persist.blob.clock import Clock
 from persist.blob.layers.bounded_folder import BoundedFolder
 
-ENTRY_SHARE_MAX = 8  # A value may take an eighth of the room, or it would drive out too many others.
 _MAGIC = b"pcache1\n"
 _PREFACE = struct.Struct("<8s16s")
 _LENGTH = struct.Struct("<I")
@@ -77,7 +76,7 @@ class CacheFolder:
         self, key: str, value: bytes, *, lock: AbstractContextManager[object], may_keep: Callable[[], bool]
     ) -> None:
         """Keep value, unless it is too large or may_keep says no; that is asked under the lock, as the last step."""
-        if len(value) > self.room.bytes_max // ENTRY_SHARE_MAX or self._is_off:
+        if len(value) > self.room.file_bytes_max or self._is_off:
             return
         name, path = self._place(key)
         head = _LENGTH.pack(len(name)) + name
@@ -99,7 +98,7 @@ class CacheFolder:
         return name, self.room.path(xxhash.xxh3_128_hexdigest(name), "cached")
 
     def _file_bytes_max(self) -> int:
-        return self.room.bytes_max // ENTRY_SHARE_MAX + _PREFACE.size + _LENGTH.size + _NAME_BYTES_MAX
+        return self.room.file_bytes_max + _PREFACE.size + _LENGTH.size + _NAME_BYTES_MAX
 
     def _drop_corrupt(self, path: str) -> None:
         with self._lock:

@@ -15,14 +15,10 @@ import pyarrow as pa
 from persist.blob.errors import InvalidUsage
 from persist.cli.casting import Caster
 from persist.cli.csv_in import csv_pieces
+from persist.cli.formats import BY_SUFFIX, READ
 from persist.cli.json_in import json_pieces
 from persist.cli.misfits import REASONS_MAX, Misfits
 
-FORMATS = ("csv", "json", "parquet", "arrow")
-SUFFIXES = {
-    ".csv": "csv", ".json": "json", ".jsonl": "json", ".ndjson": "json", ".parquet": "parquet", ".arrow": "arrow",
-    ".arrows": "arrow", ".ipc": "arrow", ".feather": "arrow",
-}  # fmt: skip
 COMPRESSED = (".gz", ".bz2", ".zst")
 
 
@@ -33,7 +29,7 @@ class RowFile:
     Attributes:
         path: of the file itself.
         name: for people: standard input is spooled to another file.
-        format: one of `FORMATS`.
+        format: one of `READ`.
     """
 
     path: str
@@ -47,16 +43,14 @@ class RowFile:
         Raises:
             InvalidUsage: the format is unknown.
         """
-        if format is not None and format not in FORMATS:
-            raise InvalidUsage(f"--format {format!r} is no format of rows: use one of {', '.join(FORMATS)}")
+        if format is not None and format not in READ:
+            raise InvalidUsage(f"--format {format!r} is no format of rows: use one of {', '.join(READ)}")
         suffixes = [suffix.lower() for suffix in Path(name or path).suffixes]
         if suffixes and suffixes[-1] in COMPRESSED:
             suffixes.pop()
-        found = format or SUFFIXES.get(suffixes[-1] if suffixes else "")
+        found = format or BY_SUFFIX.get(suffixes[-1] if suffixes else "")
         if found is None:
-            raise InvalidUsage(
-                f"the format of {name or path!r} cannot be told from its name: say --format, of {FORMATS}"
-            )
+            raise InvalidUsage(f"the format of {name or path!r} cannot be told from its name: say --format, of {READ}")
         return cls(path, name or path, found)
 
     def pieces(self, caster: Caster, misfits: Misfits) -> Iterator[pa.Table]:

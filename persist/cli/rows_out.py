@@ -15,14 +15,10 @@ from typing import Any, BinaryIO, Protocol
 import pyarrow as pa
 
 from persist.blob.errors import InvalidUsage
+from persist.cli.formats import BY_SUFFIX, WRITTEN
 from persist.cli.text import cell, print_table, tell
 from persist.work import watched
 
-FORMATS = ("table", "csv", "json", "parquet", "arrow")
-SUFFIXES = {
-    ".csv": "csv", ".json": "json", ".jsonl": "json", ".ndjson": "json", ".parquet": "parquet", ".arrow": "arrow",
-    ".arrows": "arrow", ".ipc": "arrow", ".feather": "arrow",
-}  # fmt: skip
 SHOWN_MAX = 50  # Rows of a table on the screen, unless more are asked for.
 
 
@@ -36,19 +32,19 @@ def format_of(asked: str | None, output: str | None, as_json: bool) -> str:
     """Return the format that rows are to have.
 
     Raises:
-        InvalidUsage: it is none of `FORMATS`, or cannot be told from the name of the file.
+        InvalidUsage: it is none of `WRITTEN`, or cannot be told from the name of the file.
     """
-    if asked is not None and asked not in FORMATS:
-        raise InvalidUsage(f"--format {asked!r} is no format: use one of {', '.join(FORMATS)}")
+    if asked is not None and asked not in WRITTEN:
+        raise InvalidUsage(f"--format {asked!r} is no format: use one of {', '.join(WRITTEN)}")
     if asked is not None and as_json and asked != "json":
         raise InvalidUsage(f"--json and --format {asked} exclude each other")
     if asked is not None or as_json:
         return asked or "json"
     if output is None:
         return "table"
-    found = SUFFIXES.get(Path(output).suffix.lower())
+    found = BY_SUFFIX.get(Path(output).suffix.lower())
     if found is None:
-        raise InvalidUsage(f"the format of {output!r} cannot be told from its name: say --format, one of {FORMATS[1:]}")
+        raise InvalidUsage(f"the format of {output!r} cannot be told from its name: say --format, one of {WRITTEN[1:]}")
     return found
 
 

@@ -7,7 +7,7 @@ diffs are held against each other: a slice that was lost or read twice would sho
 """
 
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
 import msgspec
@@ -27,10 +27,8 @@ from persist.read.scan import Scan
 from persist.replica.follower import Follower
 from persist.state.contents import CollectionState, with_replaced
 from persist.work import task
-from persist.write.future import CommitFuture
-from persist.write.operations import Step
+from persist.write.operations import Commit
 
-Commit = Callable[[Sequence[Step], dict[str, str]], CommitFuture]
 ATTEMPTS = 3
 
 

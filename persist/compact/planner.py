@@ -119,13 +119,13 @@ def must_destroy(contents: CollectionState) -> int | None:
 
 def last_readable(contents: CollectionState) -> int | None:
     """Return the latest sealed time that since has reached, up to which times need not be told apart; None if none."""
-    since, sealed = contents.since, last_sealed(contents)
+    since, sealed = contents.since, last_resolved(contents)
     if since == Antichain(0) or sealed is None:
         return None
     return sealed if since.time is None else min(since.time, sealed)
 
 
-def last_sealed(contents: CollectionState) -> int | None:
+def last_resolved(contents: CollectionState) -> int | None:
     """Return the last sealed time; of a collection that is complete for ever, the last one at which it changed.
 
     Of a keyed one, the last resolved time, because only that is of updates alone.
@@ -138,7 +138,7 @@ def last_sealed(contents: CollectionState) -> int | None:
 
 
 def _keyframe_due(contents: CollectionState, policy: CompactionPolicy, *, full: bool) -> int | None:
-    sealed = last_sealed(contents)
+    sealed = last_resolved(contents)
     last = contents.keyframes[-1] if contents.keyframes else None
     if sealed is None or (last is not None and last.as_of >= sealed):
         return None

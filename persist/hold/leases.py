@@ -50,10 +50,8 @@ from persist.errors import (
 from persist.log.records import EndLease, GrantLease, ReleaseHold, SetHold
 from persist.replica.follower import Follower
 from persist.settings import Settings
-from persist.write.future import CommitFuture
-from persist.write.operations import Step
+from persist.write.operations import Commit, Step
 
-Commit = Callable[[Sequence[Step], dict[str, str]], CommitFuture]
 SEQNO_MAX = 2**63 - 1
 
 logger = logging.getLogger(__name__)

@@ -19,12 +19,11 @@ from typing import Any, Literal, TypeVar, get_args
 import pyarrow as pa
 
 from persist.blob import FileBlob, InvalidUsage, open_blob
-from persist.read.export_blobs import export_to_store
+from persist.read.export_blobs import ROWS_PER_GROUP, export_to_store
 from persist.read.export_delta import check_delta_types, no_empty_folder
 from persist.read.result import ArrowResult, required
 
 Mode = Literal["error", "append", "overwrite"]
-ROWS_PER_GROUP = 128 * 1024
 T = TypeVar("T")
 
 

@@ -27,7 +27,6 @@ from persist.codecs.order.search import SortedKeys
 from persist.codecs.part.mapped import MappedRows, Rows, mapped_file
 
 SPILL_BYTES_MIN = 64 << 10  # Less is decoded as soon as a file is opened.
-ENTRY_SHARE_MAX = 8  # A file may take an eighth of the room, or it would drive out too many others.
 USED_EVERY_S = 60.0  # How often the file's time of last use is set.
 DAMAGED = (ValueError, pa.ArrowException, OSError, struct.error, IndexError)
 
@@ -87,7 +86,7 @@ class SpilledRows:
     def put(self, name: str, batch: pa.RecordBatch) -> bool:
         """Keep rows under a name; return whether `get` will find them, as far as anybody knows."""
         size = batch.nbytes
-        if size < SPILL_BYTES_MIN or size > self.room.bytes_max // ENTRY_SHARE_MAX or self.room.is_paused:
+        if size < SPILL_BYTES_MIN or size > self.room.file_bytes_max or self.room.is_paused:
             return False
         return self.room.write(self._path(name), mapped_file(batch, self._full(name)))
 

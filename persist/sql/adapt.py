@@ -10,10 +10,10 @@ from typing import Any
 from persist.errors import InvalidUsage
 from persist.sql.adapt_expression import Expressions, Json, check_members
 from persist.sql.algebra import (
+    TRUE,
     Aggregate,
     Call,
     Column,
-    Constant,
     Distinct,
     Expression,
     Filter,
@@ -30,6 +30,7 @@ from persist.sql.algebra import (
     TopK,
     Values,
     Window,
+    all_of,
     children,
     expressions_of,
 )
@@ -55,7 +56,6 @@ _COMPARED = {
     "COMPARE_GREATERTHANOREQUALTO": "greater_equal",
     "COMPARE_DISTINCT_FROM": "distinct_from",
 }
-TRUE = Constant("boolean", "true")
 
 
 class Adapter:
@@ -324,11 +324,6 @@ _MEMBERS = {
     "LOGICAL_EXPRESSION_GET": f"{_RUNS} expr_types expressions",
     "LOGICAL_EMPTY_RESULT": f"{_RUNS} return_types bindings",
 }
-
-
-def all_of(conditions: Sequence[Expression]) -> Expression:
-    """Return the conjunction of conditions."""
-    return conditions[0] if len(conditions) == 1 else Call("and", "boolean", tuple(conditions))
 
 
 def _conjuncts(condition: Expression) -> list[Expression]:

@@ -8,6 +8,7 @@ Columns are numbered from 0. An expression refers to those of its node's input; 
 left, and behind them those of the right. Relations are multisets: nothing is in an order.
 """
 
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import msgspec
@@ -45,6 +46,12 @@ class Call(_Expression, frozen=True, tag="call"):
 
 
 Expression = Column | Constant | Call
+TRUE = Constant("boolean", "true")
+
+
+def all_of(conditions: Sequence[Expression]) -> Expression:
+    """Return the condition that all of these hold, of which there is one at least."""
+    return conditions[0] if len(conditions) == 1 else Call("and", "boolean", tuple(conditions))
 
 
 class Order(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):

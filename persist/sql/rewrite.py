@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 
 from persist.sql.algebra import (
+    TRUE,
     Aggregate,
     Call,
     Column,
@@ -30,13 +31,13 @@ from persist.sql.algebra import (
     SetOperation,
     Temporal,
     Window,
+    all_of,
     columns_in,
     moved,
     replaced,
 )
 from persist.sql.prune import pruned, width_of
 
-TRUE = Constant("boolean", "true")
 _MAY_RAISE = ("divide_whole", "remainder", "error", "cast", "try_cast", "date_part", "date_trunc", "date_diff")
 
 
@@ -71,11 +72,6 @@ def _without_places(expression: Expression) -> Expression:
     if isinstance(expression, Call):
         return Call(expression.function, expression.type, tuple(map(_without_places, expression.arguments)))
     return expression
-
-
-def all_of(conditions: Sequence[Expression]) -> Expression:
-    """Return the condition that all hold."""
-    return conditions[0] if len(conditions) == 1 else Call("and", "boolean", tuple(conditions))
 
 
 def _filtered(node: Node, conditions: Sequence[Expression]) -> Node:

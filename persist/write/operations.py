@@ -12,7 +12,7 @@ cannot be put into another order, such as a rename, gets a record of its own.
 """
 
 import pickle
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
@@ -114,6 +114,7 @@ class Asked:
 TOKEN_CHARS_MAX = 200
 
 Step = Write | Mutation | Condition | Asked
+Commit = Callable[[Sequence[Step], dict[str, str]], CommitFuture]  # Of the steps, and the names of what they concern.
 # Rare, so a record each costs little.
 Alone = Evolve | Redefine | Rename | Describe | SetTag | DropTag | SetRetention | DescribeLocation
 

@@ -104,6 +104,7 @@ def test_values_of_64_mib_are_stored_whole(blob: Blob) -> None:
     assert blob.get("large") == value[::-1]
 
 
+@pytest.mark.sampled(0.34)
 @pytest.mark.parametrize(
     ("start", "end"),
     [(0, 10), (0, 4), (3, 7), (9, 10), (8, 12), (0, 0), (4, 4), (10, 11), (10, 10), (99, 120)],
@@ -148,6 +149,7 @@ def test_odd_characters_in_keys_are_kept_apart_and_listed_as_they_are(blob: Blob
     assert keys_of(blob) == []
 
 
+@pytest.mark.sampled(0.34)
 @pytest.mark.parametrize(
     "key",
     ["", "/a", "a/", "a//b", ".", "a/../b", "a\nb", "a\0b", "\ud800", "x" * 201, "a/" * 500 + "a", ".tmp-a"],

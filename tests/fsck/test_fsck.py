@@ -377,6 +377,7 @@ def test_without_records_a_truncated_location_with_no_readable_checkpoint_says_w
 # What has the right checksum and is wrong.
 
 
+@pytest.mark.sampled(0.34)
 @pytest.mark.parametrize(
     ("member", "value"),
     [
@@ -443,6 +444,7 @@ def bad_part(table: pa.Table, schema: Any) -> tuple[bytes, Part]:
     return data, part
 
 
+@pytest.mark.sampled(0.34)
 @pytest.mark.parametrize(
     ("kind", "updates"),
     [

@@ -29,7 +29,7 @@ from persist.compact.planner import LEVEL_BYTES
 from persist.compact.report import CompactionReport
 from persist.compact.rewriter import LocalPartMaker, MadeRun, Rewrite, RunPiece
 from persist.errors import CollectionNotFound, InvalidUsage, PersistError
-from persist.read.scan import Scan
+from persist.read.scan import SLICES_MAX, Scan
 from persist.settings import Settings
 from persist.sink.compaction_jobs import (
     Answer,
@@ -48,7 +48,6 @@ from persist.spark.workers import check_workers
 
 HERE_BYTES = 4 << 20
 JOBS_MAX = 1000  # Of one Spark job: their descriptions go to all of its tasks.
-SLICES_MAX = 100_000
 
 
 def compact(

@@ -25,9 +25,8 @@ from persist.blob import (
     Unavailable,
     UnreliableBlob,
 )
-from persist.blob.layers.bounded_folder import PAUSE_S, TEMPORARY_AGE_MAX_S
+from persist.blob.layers.bounded_folder import FILE_SHARE_MAX, PAUSE_S, TEMPORARY_AGE_MAX_S
 from persist.blob.layers.cache import ENTRY_OVERHEAD_BYTES
-from persist.blob.layers.cache_folder import ENTRY_SHARE_MAX
 from persist.log.keys import is_immutable
 from tests.clocks import ImpatientClock
 from tests.servers.fixtures import ROOT
@@ -337,7 +336,7 @@ def test_a_folder_is_bounded_and_what_was_used_longest_ago_goes_first(store: Met
 
 
 def test_a_value_that_is_large_for_the_room_is_not_kept(store: MeteredBlob, tmp_path: Path) -> None:
-    room = 1000 * ENTRY_SHARE_MAX
+    room = 1000 * FILE_SHARE_MAX
     for kwargs in ({"memory_bytes": room - 1}, {"memory_bytes": 0, "folder": tmp_path, "folder_bytes": room - 1}):
         cached = CachedBlob(store, is_immutable=is_immutable, **kwargs)
         cached.get("part/1")

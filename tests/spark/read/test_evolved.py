@@ -55,6 +55,7 @@ def bag(rows: Any) -> Counter[str]:
     return Counter(repr(tuple(row.values())) for row in rows.to_pylist())
 
 
+@pytest.mark.sampled(0.34)
 @pytest.mark.parametrize("native", [True, False])
 @pytest.mark.parametrize("as_of", [1, 2, 3, 4])
 def test_contents_of_an_evolved_collection_are_those_of_python(
