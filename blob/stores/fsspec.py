@@ -71,7 +71,7 @@ class FsspecBlob:
         self._url = url.rstrip("/")
         self._is_http = scheme in ("http", "https")
         self._secrets = tuple(_secrets(options or {}))
-        self._fs = _open_file_system(url, scheme, dict(options or {}))
+        self._fs = _open_file_system(url, scheme, dict(options or {}), self._secrets)
         self._root = str(self._fs._strip_protocol(url)).rstrip("/")
         self._is_atomic = _has_atomic_create(self._fs)
         self._is_s3fs = type(self._fs).__module__.startswith("s3fs.")
@@ -229,7 +229,7 @@ class FsspecBlob:
         )
 
 
-def _open_file_system(url: str, scheme: str, options: dict[str, Any]) -> Any:
+def _open_file_system(url: str, scheme: str, options: dict[str, Any], secrets: tuple[str, ...]) -> Any:
     from fsspec import filesystem
     from fsspec.registry import get_filesystem_class
 
@@ -251,6 +251,10 @@ def _open_file_system(url: str, scheme: str, options: dict[str, Any]) -> Any:
             f"fsspec cannot open a {scheme} file system with storage options {names}: "
             f"{type(error).__name__}. See {kind.__module__}.{kind.__name__} for the ones it takes."
         ) from error
+    except Exception as error:  # Some log in at once: FTP, SFTP, SMB, each with errors of its own.
+        raise Unavailable(
+            f"{url} cannot be reached: {_text(error, secrets)}. Check the address and the network, then try again"
+        ) from _cause(error, secrets)
 
 
 def _has_atomic_create(fs: Any) -> bool:

@@ -1,12 +1,14 @@
 """The command line: `persist COMMAND LOCATION …`, or `python -m persist`. See `persist --help`.
 
 Errors of the library, of the network and of files are one line on standard error; the exit status says of what kind
-(`persist.cli.command`). A traceback is a fault of ours.
+(`persist.cli.command`). With --json the line is an object. A traceback is a fault of ours.
 """
 
+import json
 import os
 import sys
 from collections.abc import Sequence
+from itertools import takewhile
 from typing import Any
 
 import typer
@@ -48,27 +50,28 @@ def _open_streams() -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command, given its arguments without the program's name; return the exit status."""
     group = typer.main.get_command(app)
+    given = sys.argv[1:] if arguments is None else arguments
+    as_json = "--json" in takewhile(lambda each: each != "--", given)
     try:
         status = group.main(
             args=None if arguments is None else [*arguments], prog_name="persist", standalone_mode=False
         )
         return status if isinstance(status, int) else OK
     except _Misuse as error:
-        return _misused(error)
+        return _misused(error, as_json)
     except (typer.Abort, KeyboardInterrupt):
-        print("persist: interrupted", file=sys.stderr)
-        return INTERRUPTED
+        return _failed("interrupted", INTERRUPTED, as_json)
     except persist.PersistError as error:
-        return _failed(error, _status_of(error))
+        return _failed(error, _status_of(error), as_json)
     except BaseExceptionGroup as group_of:  # Several writes of one client failed.
         first = group_of.exceptions[0]
         if not isinstance(first, persist.PersistError):
             raise
-        return _failed(first, _status_of(first))
+        return _failed(first, _status_of(first), as_json)
     except OSError as error:
         is_mistake = isinstance(error, FileNotFoundError | PermissionError | IsADirectoryError | NotADirectoryError)
-        told = f"{error.filename}: {error.strerror}" if error.filename else error
-        return _failed(told, MISTAKE if is_mistake else UNAVAILABLE)
+        told = f"{error.filename}: {error.strerror}" if error.filename else str(error)
+        return _failed(told, MISTAKE if is_mistake else UNAVAILABLE, as_json)
 
 
 def _status_of(error: "persist.PersistError") -> int:
@@ -81,18 +84,29 @@ def _status_of(error: "persist.PersistError") -> int:
     return MISTAKE
 
 
-def _misused(error: Any) -> int:
+def _misused(error: Any, as_json: bool) -> int:
     context = getattr(error, "ctx", None)
     if type(error).__name__ == "NoArgsIsHelpError":
         print(error.format_message(), file=sys.stderr)
         return MISTAKE
-    if context is not None:
+    if context is not None and not as_json:
         print(f"{context.get_usage()}\nTry '{context.command_path} --help'.", file=sys.stderr)
-    return _failed(error.format_message(), MISTAKE)
+    return _failed(error.format_message(), MISTAKE, as_json)
 
 
-def _failed(error: object, status: int) -> int:
+def _failed(error: "persist.PersistError | str", status: int, as_json: bool) -> int:
     has_lines = getattr(error, "has_lines", False)
     text = str(error) if has_lines else " ".join(str(error).split())
-    print(f"persist: {shown(text, lines=has_lines)}", file=sys.stderr)
+    if as_json:
+        told = {"error": _kind_of(error, status), "message": text, "status": status}
+        print(json.dumps(told), file=sys.stderr)
+    else:
+        print(f"persist: {shown(text, lines=has_lines)}", file=sys.stderr)
     return status
+
+
+def _kind_of(error: "persist.PersistError | str", status: int) -> str:
+    """Return the public name of an error; of one that is none of the library's, that of what a handler would do."""
+    if isinstance(error, str):
+        return {MISTAKE: "InvalidUsage", INTERRUPTED: "KeyboardInterrupt"}.get(status, "Unavailable")
+    return next(kind.__name__ for kind in type(error).__mro__ if kind.__name__ in persist.__all__)

@@ -16,13 +16,17 @@ def ui(
         "127.0.0.1"
     ),
     port: Annotated[int, typer.Option("--port", "-p", help="0 for any that is free.")] = 8420,
+    allow_host: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="A name by which it may be asked for, such as a proxy's; may be repeated."),
+    ] = None,
     open_: Annotated[bool, typer.Option("--open", help="Open it in a browser.")] = False,
 ) -> int:
     """Serve a page to look at a location with: it only reads, and runs until it is interrupted."""
     from persist.web.limits import MEMORY_BUDGET
     from persist.web.serving import is_loopback, served
 
-    with at.reading(memory_budget=MEMORY_BUDGET) as client, served(client, host, port) as page:
+    with at.reading(memory_budget=MEMORY_BUDGET) as client, served(client, host, port, None, allow_host or []) as page:
         if at.as_json:
             print_json({"url": page.url})
         else:

@@ -14,12 +14,26 @@ from persist.codecs import did_you_mean
 BATCH_ROWS = 100_000
 
 
+# A query may be somebody else's text: it gets the collections, and none of what its user may read besides.
+_SEALED_OFF = {
+    "enable_external_access": "false",
+    "autoload_known_extensions": "false",
+    "autoinstall_known_extensions": "false",
+    "python_enable_replacements": "false",
+    "lock_configuration": "true",
+}
+_WITH_FILES = {"python_enable_replacements": "false"}
+
+
 @contextmanager
-def run_query(client: "persist.Client", query: str, as_of: Sequence[str]) -> Iterator[pa.RecordBatchReader]:
+def run_query(
+    client: "persist.Client", query: str, as_of: Sequence[str], *, files: bool = False
+) -> Iterator[pa.RecordBatchReader]:
     """Run a query; yield its result as a stream of batches.
 
     Args:
         as_of: a time for all collections, or NAME=TIME for one, which counts more; the latest sealed one else.
+        files: let it read files and URLs, too, and load what DuckDB needs for that.
 
     Raises:
         InvalidUsage: DuckDB is not installed, or refuses the query; or a time is given for what it does not read.
@@ -30,7 +44,7 @@ def run_query(client: "persist.Client", query: str, as_of: Sequence[str]) -> Ite
         raise persist.InvalidUsage(
             "sql needs the package duckdb, which is not installed. pip install 'persist-collections[sql]'"
         ) from error
-    with ExitStack() as stack, duckdb.connect() as connection:
+    with ExitStack() as stack, duckdb.connect(config=_WITH_FILES if files else _SEALED_OFF) as connection:
         names = client.collections()
         read = {table: name for table in _tables_of(query, connection) if (name := _named(table, names)) is not None}
         times = _times(as_of, [*read.values()])
@@ -39,6 +53,11 @@ def run_query(client: "persist.Client", query: str, as_of: Sequence[str]) -> Ite
             _register(connection, schema, table, snapshot)
         try:
             yield connection.sql(query).to_arrow_reader(BATCH_ROWS)
+        except duckdb.PermissionException as error:
+            raise persist.InvalidUsage(
+                f"the query reads something that is no collection: {error}. Say --files to let it read files and URLs "
+                "with your rights"
+            ) from error
         except duckdb.Error as error:
             raise persist.InvalidUsage(f"DuckDB refuses the query: {error} The collections are {[*names]}") from error
 

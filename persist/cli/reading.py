@@ -151,6 +151,9 @@ def sql(
         list[str] | None,
         typer.Option("--as-of", metavar="[NAME=]TIME", help="Of all collections, or of one; may be repeated."),
     ] = None,
+    files: Annotated[
+        bool, typer.Option("--files", help="Let the query read files and URLs, too, with your rights: read_csv, …")
+    ] = False,
     limit: Limit = None,
     format: Format = None,
     output: Output = None,
@@ -162,7 +165,7 @@ def sql(
     wanted = format_of(format, output, at.as_json)
     with at.reading() as newest:
         seqno = newest.seqno
-    with at.reading(seqno=seqno) as client, run_query(client, query, as_of or []) as result:
+    with at.reading(seqno=seqno) as client, run_query(client, query, as_of or [], files=files) as result:
         write_rows(result.schema, result, wanted, output, limit, in_order=True)
     return OK
 

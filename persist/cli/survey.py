@@ -12,6 +12,7 @@ from typing import Any
 
 import persist
 from persist.blob.errors import MissingBlob
+from persist.log.envelope import BlobRef
 from persist.read.record_count import record_count
 from persist.replica.checkpoint import load_contents
 from persist.state.contents import CollectionState, last_sealed
@@ -41,7 +42,7 @@ class Facts:
         """What its times are."""
         return None if self.contents.timeline is None else Timeline(self.contents.timeline)
 
-    @property
+    @cached_property
     def rows(self) -> int | None:
         """What all diffs sum to, sealed or not: the number of records, while no multiplicity is negative.
 
@@ -131,15 +132,27 @@ def survey(client: "persist.Client", names: Sequence[str]) -> Iterator[Facts]:
         assert state.location is not None, "a location without a record has no entries"
         return load_contents(blob, state.location, entry)
 
+    def loaded(some: list[CollectionEntry]) -> Iterator[CollectionEntry]:
+        """Yield them with their contents. Only what has to be read is worth a thread's while."""
+        far = threads.map(load, [each for each in some if _is_far(each)])
+        return (next(far) if _is_far(each) else load(each) for each in some)
+
     with ThreadPoolExecutor(THREADS, "persist-survey") as threads:
         for first in range(0, len(entries), AT_ONCE):
             some = entries[first : first + AT_ONCE]
             try:
-                found = [each.contents for each in threads.map(load, some)]
+                found = [each.contents for each in loaded(some)]
             except MissingBlob:
                 # A state object that newer checkpoints do not refer to has been collected: ask the follower.
                 found = [follower.load(each.id) for each in some]
             yield from (Facts(each) for each in found if each is not None)
+
+
+def _is_far(entry: CollectionEntry) -> bool:
+    """Return whether reading an entry's contents takes a request."""
+    return entry.contents is None and (
+        isinstance(entry.base, BlobRef) or any(getattr(each, "parts_in", None) is not None for each in entry.pending)
+    )
 
 
 def monthly_dollars(bytes_: int) -> float:

@@ -1,11 +1,24 @@
 """Times as people type them."""
 
+import re
+
 import persist
+
+_NUMBER = re.compile(r"[+-]?[0-9]+")
+DIGITS_MAX = 30  # Longer ones are no times, and Python converts no very long ones.
 
 
 def time_of(text: str) -> int | str:
-    """Return a time to read at, as the library takes it: a number, or the text of a moment or the name of a tag."""
-    return int(text) if text.lstrip("-").isdigit() else text
+    """Return a time to read at, as the library takes it: a number, or the text of a moment or the name of a tag.
+
+    Raises:
+        InvalidUsage: it is a number that no time can be.
+    """
+    if not _NUMBER.fullmatch(text):
+        return text
+    if len(text) > DIGITS_MAX:
+        raise persist.InvalidUsage(f"a number of {len(text):,} digits is no time: give one from 0 to 2^63 - 2")
+    return int(text)
 
 
 def written_time_of(text: str) -> int | str:
@@ -14,10 +27,9 @@ def written_time_of(text: str) -> int | str:
     Raises:
         InvalidUsage: it is neither.
     """
-    if text.lstrip("-").isdigit():
-        return int(text)
-    if not text[:4].isdigit():
+    found = time_of(text)
+    if isinstance(found, str) and not re.match(r"[0-9]{4}-", text):
         raise persist.InvalidUsage(
-            f"{text!r} is no time: give a number, or, where times are moments, one such as 2026-11-21T12:00:00Z"
+            f"{text!r:.60} is no time: give a number, or, where times are moments, one such as 2026-11-21T12:00:00Z"
         )
-    return text
+    return found

@@ -14,10 +14,11 @@ def record_count(contents: CollectionState) -> int | None:
     """
     base = contents.parts_of(contents.keyframes[0].parts) if contents.history_from else ()
     parts = (*base, *contents.history_parts)
-    form, schema = contents.keyed, contents.schema
+    form = contents.keyed
     if form is not None and due(contents, contents.upper_times):
         return None
     if form is not None and form.tombstone is not None:
+        schema = contents.schema
         dead = Scan(schema, parts, 0, TIME_MAX + 1, schema.names, dead_filter(schema, form))
         if dead.pruned().parts:
             return None

@@ -46,6 +46,7 @@ _COMPARE: dict[str, Callable[[Any, Any], pc.Expression]] = {
 }
 _WORDS = {"and", "or", "not", "in", "is", "null", "between", "like", "true", "false"}
 DEPTH_MAX = 100
+DIGITS_MAX = 76  # Of a whole number: decimal256 has so many.
 
 
 @dataclass(frozen=True)
@@ -188,6 +189,11 @@ class _Parser:
         if token.kind == "number":
             self._advance()
             is_whole = token.text.lstrip("-").isdigit()
+            if is_whole and len(token.text) > DIGITS_MAX:
+                raise InvalidUsage(
+                    f"the condition {self._text!r:.200} has a number of {len(token.text):,} digits, and columns hold "
+                    f"{DIGITS_MAX} at most"
+                )
             return _Operand(None, int(token.text) if is_whole else float(token.text))
         if token.kind == "text":
             self._advance()

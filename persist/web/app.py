@@ -2,11 +2,14 @@
 
 import asyncio
 import hmac
+import ipaddress
 import json
 import logging
 from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any
+from urllib.parse import urlsplit
 
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
@@ -36,15 +39,46 @@ HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",
 }
 POLL_S = 1.0
+OTHER_NAME = "Ask by the address that persist ui printed; a proxy's name is given to it as --allow-host NAME.\n"
 logger = logging.getLogger(__name__)
 Answer = Callable[[Explorer, Request], dict[str, Any]]
 
 
-def make_app(explorer: Explorer, token: str) -> Starlette:
-    """Return the application; it answers below `/<token>/` only."""
+@dataclass(frozen=True, slots=True)
+class Names:
+    """The names by which the page may be asked for.
+
+    Somebody else's name that was made to point here is none of them, so that their page gets nothing (DNS rebinding).
+
+    Attributes:
+        hosts: names and addresses, in small letters.
+        any_address: whether every address is right, because all of this machine's are listened at.
+    """
+
+    hosts: frozenset[str] = frozenset()
+    any_address: bool = False
+
+    def has(self, header: str) -> bool:
+        """Return whether a Host header names this server. Loopback always does."""
+        try:
+            host = (urlsplit(f"//{header}").hostname or "").rstrip(".")
+        except ValueError:
+            return False
+        if host == "localhost" or host in self.hosts:
+            return True
+        try:
+            return ipaddress.ip_address(host).is_loopback or self.any_address
+        except ValueError:
+            return False
+
+
+def make_app(explorer: Explorer, token: str, names: Names) -> Starlette:
+    """Return the application; it answers below `/<token>/` only, and only if asked for by one of its names."""
     listeners = Listeners(explorer)
 
     async def answer(request: Request) -> Response:
+        if not names.has(request.headers.get("host", "")):
+            return _with_headers(PlainTextResponse(OTHER_NAME, status_code=403))
         given, _, path = request.url.path.removeprefix("/").partition("/")
         if not hmac.compare_digest(given.encode(), token.encode()):
             return _with_headers(PlainTextResponse("Open the address that persist ui printed.\n", status_code=403))

@@ -3,7 +3,7 @@
 import ipaddress
 import secrets
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -12,7 +12,7 @@ import persist
 try:
     import uvicorn
 
-    from persist.web.app import make_app
+    from persist.web.app import Names, make_app
     from persist.web.explorer import Explorer
 except ImportError as missing:
     raise persist.InvalidUsage(
@@ -38,12 +38,15 @@ class Served:
 
 
 @contextmanager
-def served(client: "persist.Client", host: str, port: int, token: str | None = None) -> Iterator[Served]:
+def served(
+    client: "persist.Client", host: str, port: int, token: str | None = None, allow_hosts: Sequence[str] = ()
+) -> Iterator[Served]:
     """Listen at an address; yield what serves the page there.
 
     Args:
         port: 0 for any that is free.
         token: the secret in the URL; made here if it is not given.
+        allow_hosts: names by which it may be asked for beside its own, such as that of a proxy.
 
     Raises:
         InvalidUsage: the address cannot be listened at.
@@ -53,7 +56,7 @@ def served(client: "persist.Client", host: str, port: int, token: str | None = N
         shown_host = f"[{host}]" if ":" in host else host
         server = uvicorn.Server(
             uvicorn.Config(
-                make_app(Explorer(client), token),
+                make_app(Explorer(client), token, names_of(host, allow_hosts)),
                 log_level="error",
                 access_log=False,  # It would show the token.
                 timeout_graceful_shutdown=GRACE_S,
@@ -75,6 +78,14 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
+
+
+def names_of(host: str, allowed: Sequence[str]) -> Names:
+    """Return by which names the page may be asked for that listens at a host."""
+    own = {host}
+    if is_wildcard := host in ("", "0.0.0.0", "::"):
+        own |= {socket.gethostname(), socket.getfqdn()}
+    return Names(frozenset(each.lower().rstrip(".") for each in (*own, *allowed)), is_wildcard)
 
 
 def _listening(host: str, port: int) -> socket.socket:

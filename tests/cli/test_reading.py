@@ -125,6 +125,28 @@ def test_queries_read_all_collections_at_their_times(place: str, capsys: Printed
         assert says in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    "query",
+    ["FROM read_csv('{file}')", "FROM '{file}'", "FROM read_text('{file}')", "FROM orders, glob('{folder}/*')"],
+)
+def test_a_query_reads_files_only_if_that_is_allowed(place: str, tmp_path: Path, capsys: Printed, query: str) -> None:
+    file = tmp_path / "secret.csv"
+    file.write_text("a\nhidden\n")
+    asked = query.format(file=file, folder=tmp_path)
+    assert main(["sql", place, asked]) == 2
+    out, err = capsys.readouterr()
+    assert "hidden" not in out + err
+    assert "--files" in err
+    assert main(["sql", place, asked, "--files"]) == 0
+    assert ("hidden" if "glob" not in query else "secret.csv") in capsys.readouterr().out
+
+
+def test_a_query_reads_no_variable_of_the_program(place: str, capsys: Printed) -> None:
+    for allowed in ([], ["--files"]):
+        assert main(["sql", place, "FROM names", *allowed]) == 2
+        assert "names" in capsys.readouterr().err
+
+
 def test_one_collection_is_shown_with_all_there_is_to_say(place: str, capsys: Printed) -> None:
     with persist.open(place) as client:
         client.load("orders").hold(11, name="consumer")
@@ -180,10 +202,16 @@ def test_a_location_is_sealed_held_and_destroyed(place: str, capsys: Printed) ->
         (["read", "{place}", "orders", "--as-of", "soon"], 2, "soon"),
         (["read", "{place}", "orders", "--as-of", "-1"], 2, "-1"),
         (["read", "{place}", "orders", "--as-of", "2026-01-01"], 2, "timeline"),
+        (["read", "{place}", "orders", "--as-of=--5"], 2, "'--5'"),
+        (["read", "{place}", "orders", "--as-of", "²"], 2, "'²'"),
+        (["read", "{place}", "orders", "--as-of", "9" * 5000], 2, "5,000 digits is no time"),
+        (["read", "{place}", "orders", "--where", "id > " + "9" * 5000], 2, "5,000 digits"),
+        (["write", "{place}", "orders", "{tmp}/none.csv", "--time=--1"], 2, "'--1' is no time"),
+        (["seal", "{place}", "orders", "²"], 2, "'²' is no time"),
+        (["ls", "ftp://127.0.0.1:9/x"], 4, "ftp://127.0.0.1:9/x cannot be reached"),
         (["read", "{place}", "orders", "--columns", "id,nmae"], 2, "'nmae'"),
         (["read", "{place}", "orders", "--form", "both"], 2, "both"),
         (["read", "{place}", "orders", "--format", "xml"], 2, "'xml' is no format"),
-        (["read", "{place}", "orders", "--json", "--format", "csv"], 2, "exclude each other"),
         (["changes", "{place}", "orders", "13", "11"], 2, "backwards"),
         (["read", "{place}", "orderz"], 2, "orderz"),
         (["ls", "{tmp}"], 2, "holds other files"),
@@ -202,6 +230,28 @@ def test_a_mistake_is_one_line_that_says_what_to_do(
     assert says in err
     assert err.startswith("persist: ")
     assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["read", "{place}", "nobody", "--json"], {"error": "CollectionNotFound", "status": 2}),
+        (["read", "{place}", "orders", "--as-of", "99", "--json"], {"error": "AsOfNotSealed", "status": 2}),
+        (["read", "{place}", "orders", "--limit", "x", "--json"], {"error": "InvalidUsage", "status": 2}),
+        (["write", "{place}", "orders", "{tmp}/none.csv", "--json"], {"error": "InvalidUsage", "status": 2}),
+        (["ls", "s3://nowhere/x", "--json", *NOBODY], {"error": "Unavailable", "status": 4}),
+        (["read", "{place}", "orders", "--json", "--format", "csv"], {"error": "InvalidUsage", "status": 2}),
+        (["frobnicate", "--json"], {"error": "InvalidUsage", "status": 2}),
+    ],
+)
+def test_an_error_is_an_object_where_json_is_asked_for(
+    place: str, tmp_path: Path, capsys: Printed, arguments: list[str], told: dict[str, object]
+) -> None:
+    assert main([each.format(place=place, tmp=tmp_path) for each in arguments]) == told["status"]
+    out, err = capsys.readouterr()
+    found = json.loads(err)
+    assert (out, {name: found[name] for name in told}) == ("", told)
+    assert found["message"]
 
 
 def test_a_location_of_a_newer_format_and_a_damaged_one_are_one_line(place: str, capsys: Printed) -> None:

@@ -21,7 +21,7 @@ from persist.cli.main import main
 from persist.web.explorer import Explorer
 from persist.web.limits import MEMORY_BUDGET
 from persist.web.picture import picture
-from persist.web.serving import is_loopback, served
+from persist.web.serving import is_loopback, names_of, served
 from tests.web.places import NASTY, add_views, fill, shown
 
 Ask = Callable[..., Any]
@@ -66,6 +66,42 @@ def test_without_the_token_nothing_is_answered(url: str, path: str) -> None:
     status, text = status_of(url.removesuffix("the-token/") + path)
     assert status == 403
     assert "orders" not in text
+
+
+def status_by_name(url: str, host: str) -> tuple[int, str]:
+    try:
+        with urllib.request.urlopen(urllib.request.Request(url, headers={"Host": host})) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode()
+
+
+@pytest.mark.parametrize(
+    "host",
+    ["evil.example", "evil.example:8420", "127.0.0.1.evil.example", "localhost.evil.example", "10.0.0.7", "[", ""],
+)
+def test_who_comes_by_another_name_gets_nothing_though_the_token_is_right(url: str, host: str) -> None:
+    for path in ("", "page.js", "api/collections", "api/events"):
+        status, text = status_by_name(url + path, host)
+        assert status == 403
+        assert "orders" not in text
+
+
+@pytest.mark.parametrize("host", ["localhost", "LOCALHOST:1", "127.0.0.1", "127.8.8.8:80", "[::1]:8420"])
+def test_this_machine_is_asked_by_any_of_its_names(url: str, host: str) -> None:
+    assert status_by_name(url, host)[0] == 200
+
+
+def test_a_proxy_is_allowed_by_its_name_and_all_addresses_where_all_are_listened_at() -> None:
+    proxied = names_of("127.0.0.1", ["Data.example"])
+    everywhere, named = names_of("0.0.0.0", []), names_of("box.example", [])
+    assert proxied.has("data.example:443")
+    assert not proxied.has("10.0.0.7")
+    assert everywhere.has("10.0.0.7:8420")
+    assert everywhere.has("[fe80::1]:8420")
+    assert not everywhere.has("evil.example")
+    assert named.has("BOX.example.:8420")
+    assert not named.has("10.0.0.7")
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH"])
