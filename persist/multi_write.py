@@ -14,8 +14,8 @@ from persist.engine import Engine
 from persist.engine.overwriting import delete_steps, overwrite_steps
 from persist.errors import InvalidUsage
 from persist.follow import Following
-from persist.log.records import AllowCompaction, Batch
-from persist.names import check_text
+from persist.log.records import AllowCompaction, Batch, SetHold
+from persist.names import check_hold_name, check_text
 from persist.read.snapshot import check_request
 from persist.state.collection_rules import ExpectDefinition, ExpectNothingBeyondUpper, ExpectUpper
 from persist.timeline import Moment
@@ -89,6 +89,15 @@ class MultiWrite:
         step, acked = following.ack_step()
         self._add(following, [step])
         self._committed.append(acked)
+
+    def move_hold(self, collection: Collection, name: str, time: int | Moment, *, expected: int) -> None:
+        """Move a permanent hold forward in the commit, from the time at which it is expected to be.
+
+        The commit is rejected with `HoldMoved` if it is elsewhere, or not there, when the commit comes.
+        """
+        self._check(collection)
+        to = collection.handle.as_time("hold time", time)
+        self._add(collection, [SetHold(collection.id, check_hold_name(name), to, None, expected)])
 
     def add_parts(
         self, collection: Collection, parts: Sequence[Part], *, keep: bool = False, digest: int | None = None

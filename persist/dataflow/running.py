@@ -41,7 +41,6 @@ class Options:
             cannot be read at the times that are passed over.
         memory_budget: bytes of arrangements that stay in memory; what is merged beyond that goes to mapped files.
         spill_folder: where these are; None for the system's folder for temporary files.
-        hold_every_s: how often the holds on the sources are moved, at most.
     """
 
     optimise: bool = True
@@ -49,7 +48,6 @@ class Options:
     jump: bool = False
     memory_budget: int = 4 << 30
     spill_folder: str | None = None
-    hold_every_s: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,8 +272,6 @@ class Running:
     def close(self) -> None:
         """Stop reading, and free what is held; idempotent. Outputs stay sealed where they are."""
         self._stopped.set()
-        if self._outputs is not None:
-            self._move_holds(now=True)
         for source in self._sources:
             source.close()
         self._spill.close()
@@ -321,13 +317,9 @@ class Running:
         if self._outputs is None:
             return None
         seqno = self._outputs.commit()
-        self._move_holds(now=False)
-        return seqno
-
-    def _move_holds(self, *, now: bool) -> None:
         for source in self._sources:
-            durable = None if self._outputs is None else self._outputs.durable
-            source.move_hold(durable, None if now else self._options.hold_every_s)
+            source.move_leased()
+        return seqno
 
     def _is_behind(self) -> bool:
         return any(source.poll(0.0) for source in self._sources)

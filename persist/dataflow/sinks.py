@@ -1,7 +1,8 @@
 """Outputs: collections that a program keeps up to date.
 
-All outputs of a step are one commit: their updates, and their new uppers. The commit carries the upper that each output
-is expected to have, so of two copies of a program that computed the same step one is refused. It then looks at what the
+All outputs of a step are one commit: their updates, their new uppers, and the holds of the program on its sources,
+which follow them. The commit carries the upper that each output is expected to have, so of two copies of a program that
+computed the same step one is refused. It then looks at what the
 other one has written: if that is what it would have written itself it goes on behind it, and otherwise something else
 writes the collection. So no update is ever written twice, and no offset is stored anywhere: the outputs' uppers say how
 far the program has come.
@@ -29,7 +30,7 @@ from persist.dataflow.taps import to_table
 from persist.dataflow.timed import reads_time
 from persist.dataflow.times import Antichain, Ints
 from persist.dataflow.words import Domain
-from persist.errors import AsOfCompacted, UpdatesBeyondUpper, UpperMismatch
+from persist.errors import AsOfCompacted, CollectionNotFound, HoldMoved, UpdatesBeyondUpper, UpperMismatch
 
 NEVER = TIME_MAX + 2  # After every time: the upper of what is complete for ever.
 
@@ -254,6 +255,7 @@ class Outputs:
         self.has_pending = False
         self._replays = False
         self._jumps = jump
+        self._sources: list[SourceReader] = []
 
     @property
     def resume_at(self) -> int | None:
@@ -268,6 +270,7 @@ class Outputs:
             InvalidUsage: sources ask for different times.
             OutputConflict: an output is sealed further than its sources.
         """
+        self._sources = list(sources)
         asked = {time for each in sources if (time := each.asked()) is not None}
         if len(asked) > 1:
             raise InvalidUsage(f"the sources ask for as_of {sorted(asked)}: a program begins at one time")
@@ -314,10 +317,9 @@ class Outputs:
         for each in self.every:
             each.begin(_end(each.collection.upper))
 
-    @property
-    def durable(self) -> int | None:
-        """The time as of which the program would begin again; None if it cannot be moved."""
-        uppers = [min(each.upper, TIME_MAX) for each in self.every]
+    def _durable(self) -> int | None:
+        """The time as of which the program would begin again after the next commit; None if it cannot be moved."""
+        uppers = [min(max(each.upper, each.sealed_to), TIME_MAX) for each in self.every]
         return None if self._replays or not uppers or min(uppers) < 1 else min(uppers) - 1
 
     def take(self) -> None:
@@ -343,6 +345,11 @@ class Outputs:
             except UpperMismatch:
                 for each in self.every:
                     each.follow(_end(each.collection.upper))
+            except (HoldMoved, CollectionNotFound) as error:
+                for source in self._sources:
+                    source.find_named()  # Raises if it is gone.
+                if isinstance(error, CollectionNotFound):
+                    raise
             except UpdatesBeyondUpper as error:
                 name = getattr(error, "collection", None) or ", ".join(each.collection.name for each in self.every)
                 raise OutputConflict(name, f"somebody else has written updates to it ({error})") from error
@@ -353,6 +360,7 @@ class Outputs:
         due = [each for each in self.every if each.sealed_to > each.upper]
         for each in due:
             each.check_jump()
+        durable = self._durable()
         with self._client.multi_write() as multi:
             for each in due:
                 if each.definition is not None:
@@ -364,11 +372,20 @@ class Outputs:
                 multi.seal(each.collection, Upper() if each.sealed_to >= NEVER else Upper(each.sealed_to))
                 if each.jumps_to is not None:
                     multi.allow_compaction(each.collection, each.jumps_to)
+            for (collection, name), time in self._held().items():
+                if durable is not None and time < durable:
+                    multi.move_hold(collection, name, durable, expected=time)
+        for source in self._sources:
+            source.named_moved(durable)
         for each in due:
             each.jumps_to = None
             each.upper = each.sealed_to
             each.written(each.sealed_to)
         return multi.seqno
+
+    def _held(self) -> dict[tuple[Collection, str], int]:
+        """Return where the permanent holds are; a collection that is read twice has one of a name."""
+        return {(each.collection, name): time for each in self._sources for name, time in each.named.items()}
 
     def live(self) -> list[tuple[Ints, pa.Schema]]:
         """Return all words that wait to be written."""

@@ -1,13 +1,14 @@
 """Sources: a persisted collection as a snapshot, followed by its changes.
 
 What a program needs of a source's history is kept for it by a hold: a permanent one, called after the program, if the
-program writes outputs (it outlives every process, until `Program.drop`), or else a leased one. The hold follows behind
-what the outputs have sealed, because that is where the program would be resumed.
+program writes outputs (it outlives every process, until `Program.drop`), or else a leased one. A permanent hold stands
+where the program would be resumed, and moves in the commit that seals the outputs further: whatever happens, it is
+where they are.
 """
 
 import time as clock
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import pairwise
 
@@ -25,11 +26,13 @@ from persist.dataflow.times import Antichain
 from persist.dataflow.types import shown
 from persist.dataflow.words import Domain
 from persist.engine.holding import held_schema, hold_with_schema, take_hold
-from persist.errors import AsOfCompacted, AsOfNotSealed, CollectionNotFound, HoldMoved, HoldNotFound, LeaseExpired
+from persist.errors import AsOfCompacted, AsOfNotSealed, CollectionNotFound, LeaseExpired
 from persist.hold.holds import Hold
 from persist.listening import begun_listen
 from persist.read.listen import Listen
 from persist.state.schemas import version_of
+
+LEASED_EVERY_S = 1.0  # How often the hold of a program without outputs is moved, at most.
 
 
 class SourceReader:
@@ -43,6 +46,7 @@ class SourceReader:
     Attributes:
         collection: the source.
         operator: what the plan says about it.
+        named: where the permanent holds are, as far as is known.
         coarse_to: changes before this time are taken for changes at it, so that those that cancel out are not seen.
     """
 
@@ -67,7 +71,8 @@ class SourceReader:
         self._domain = domain
         self.coarse_to: int | None = None
         self._as_of = 0
-        self._holds: list[Hold] = []
+        self.named: dict[str, int] = {}
+        self._leased: Hold | None = None
         self._first: Hold | None = None  # Keeps the snapshot readable until it has been read.
         self._moved_at = clock.monotonic()
         self._listen: Listen | None = None
@@ -135,19 +140,19 @@ class SourceReader:
             HoldNotFound: a hold is not there (any more) that is not made here.
         """
         self._as_of = as_of
-        if self._client.mode != "read":
-            with self._explained():
-                self._first = self.collection.hold(as_of)
-                # A permanent one may be further already, because another copy of the program has moved it.
-                names: list[str | None] = [*self._holders] or [None]
-                self._holds = [self._hold(as_of, name) for name in names]
-                handle = self.collection.handle
-                for name in self._holders if self._renews else ():
-                    hold_with_schema(handle, name, handle.schema.version)
-
-    def _hold(self, time: int, name: str | None) -> Hold:
-        handle = self.collection.handle
-        return take_hold(handle, time if name is None or self._makes_holds else None, name, handle.schema.version)
+        if self._client.mode == "read":
+            return
+        with self._explained():
+            self._first = self.collection.hold(as_of)
+            handle = self.collection.handle
+            version = handle.schema.version
+            # One may be further already, because another copy of the program has moved it.
+            time = as_of if self._makes_holds else None
+            self.named = {name: take_hold(handle, time, name, version).time for name in self._holders}
+            if not self._holders:
+                self._leased = self.collection.hold(as_of)
+            for name in self._holders if self._renews else ():
+                hold_with_schema(handle, name, version)
 
     def held_at(self) -> int | None:
         """Return where the first of the permanent holds on this source is; None if there is none."""
@@ -163,28 +168,25 @@ class SourceReader:
                 return self._listen is not None and (self._follow(self._listen, 0.0) or True)
             return self._follow(self._listen, timeout_s)
 
-    def move_hold(self, durable: int | None, every_s: float | None) -> None:
-        """Let the source be compacted up to where the program would begin again.
+    def named_moved(self, durable: int | None) -> None:
+        """Take note that a commit has moved the permanent holds to where the program begins again."""
+        if durable is not None:
+            self.named = {name: max(time, durable) for name, time in self.named.items()}
 
-        Args:
-            durable: the time as of which it would begin; None if it keeps nothing durable.
-            every_s: do nothing if that was done less than so many seconds ago.
-        """
-        if every_s is not None and clock.monotonic() - self._moved_at < every_s:
+    def find_named(self) -> None:
+        """Look where the permanent holds are: somebody has moved one, or has dropped the program, or the view."""
+        with self._explained():
+            held = self.collection.handle.contents().holds
+        self.named = {name: held[name].time for name in self.named if name in held}
+
+    def move_leased(self) -> None:
+        """Of a program without outputs: let the source be compacted up to where it has been read, now and then."""
+        points = self._gate.frontier.points
+        if self._leased is None or not points or clock.monotonic() - self._moved_at < LEASED_EVERY_S:
             return
         self._moved_at = clock.monotonic()
-        points = self._gate.frontier.points
-        time = durable if self._holders else (points[0][0] - 1 if points else None)
-        for at, hold in enumerate(self._holds):
-            if time is None or time <= hold.time:
-                continue
-            try:
-                hold.advance(time)
-            except HoldMoved:
-                # Another copy of the program moves it, too: it is where that one would begin again. If it is gone,
-                # then so is the output, and the next commit says that.
-                with suppress(HoldNotFound):
-                    self._holds[at] = self._hold(time, self._holders[at])
+        if points[0][0] - 1 > self._leased.time:
+            self._leased.advance(points[0][0] - 1)
 
     def close(self) -> None:
         """Stop reading. A permanent hold stays."""
@@ -192,9 +194,9 @@ class SourceReader:
             self._listen.close()
             self._listen = None
         self._let_go()
-        for hold in self._holds:
-            hold.close()
-        self._holds = []
+        if self._leased is not None:
+            self._leased.close()
+            self._leased = None
 
     def _snapshot(self, timeout_s: float) -> Listen | None:
         # The schema stays the one that was checked: what becomes of columns that are not read is not noticed.
