@@ -17,6 +17,7 @@ from persist.dataflow.arrange import Arrangement
 from persist.dataflow.batch import Layout
 from persist.dataflow.expression import Lit
 from persist.dataflow.join import JoinOperator
+from persist.dataflow.large_groups import Ranking, ranking_of_aggregates, ranking_of_top
 from persist.dataflow.linear import Shape, compiled
 from persist.dataflow.logic import (
     Logic,
@@ -303,10 +304,11 @@ class Builder:
         if is_accumulated:
             arrangement = self._accumulating(node, reduce, wanted, given)
             operators.append(arrangement)
-            logic = accumulated(wanted, self.domain)
+            logic, ranking = accumulated(wanted, self.domain), None
         else:
             arrangement = self.arrangement(node, node.inputs[0], reduce.before, reduce.keys, reduce.values, operators)
             logic = self._logic(node, reduce, given, wanted)
+            ranking = self._ranking(reduce, given, wanted)
         shape = compiled(reduce.after, columns, node.schema.names, self.domain, node.title)
         kind: type[ReduceOperator] = TotalReduce if self.plan.dimensions + depth == 1 else PartialReduce
         made = kind(
@@ -319,6 +321,7 @@ class Builder:
             columns,
             shape,
             self._allocate,
+            ranking,
         )
         arrangement.read_from(lambda: made.frontier)
         return made
@@ -345,18 +348,30 @@ class Builder:
                 return threshold(function, node.title)
             case Aggregates():
                 return multiset_aggregates(wanted, self.domain)
-            case TopK(count, by, skip, nulls_first):
-                rows = [
-                    (values.get_field_index(name), down, name in nulls_first)
-                    for name, down in by
-                    if name in values.names
-                ]
-                return top_k(count, rows, values.types, self.domain, skip=skip)
+            case TopK(count, _, skip, _):
+                return top_k(count, _order(reduce.logic, values), values.types, self.domain, skip=skip)
             case Windowed(calls):
                 return windows(calls, values, self.domain)
             case UserReduce(function, columns):
                 keys = _picked(given, reduce.keys)
                 return user_function(function, keys, values, columns, self.domain, node.title)
+
+    def _ranking(self, reduce: Reduce, given: pa.Schema, wanted: list[Wanted]) -> Ranking | None:
+        """Return how large groups are kept in order; None if they are always looked at as a whole."""
+        match reduce.logic:
+            case Aggregates():
+                return ranking_of_aggregates(wanted, self.domain)
+            case TopK(count, _, skip, _):
+                values = _picked(given, reduce.values)
+                return ranking_of_top(count, skip, _order(reduce.logic, values), values.types, self.domain)
+        return None
+
+
+def _order(top: TopK, values: pa.Schema) -> list[tuple[int, bool, bool]]:
+    """Return by which columns the records of a group are ordered, whether descending, and whether NULL comes first."""
+    return [
+        (values.get_field_index(name), down, name in top.nulls_first) for name, down in top.by if name in values.names
+    ]
 
 
 def joined_columns(schemas: Sequence[pa.Schema], join: Join) -> pa.Schema:

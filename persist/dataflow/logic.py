@@ -101,7 +101,7 @@ def accumulated(aggregates: Sequence[Wanted], domain: Domain) -> Logic:
                 continue
             low = 1 + number * SLOTS
             mine = there & (slots >= low) & (slots < low + SLOTS)
-            columns.append(_aggregate(wanted, at[mine], slots[mine] - low, diffs[mine], len(found), domain))
+            columns.append(aggregate(wanted, at[mine], slots[mine] - low, diffs[mine], len(found), domain))
         return found, np.array(columns, np.int64).reshape(len(columns), len(found)), np.ones(len(found), np.int64)
 
     return logic
@@ -112,7 +112,7 @@ def _counted(wanted: Wanted, records: Ints) -> Ints:
     return records if constant == 1 else products(records, np.full(len(records), constant))
 
 
-def _aggregate(wanted: Wanted, groups: Ints, slots: Ints, sums: Ints, count: int, domain: Domain) -> Ints:
+def aggregate(wanted: Wanted, groups: Ints, slots: Ints, sums: Ints, count: int, domain: Domain) -> Ints:
     """Return the words of one aggregate of count groups, from the sums in its slots."""
     counts = np.zeros(count, np.int64)
     is_count = slots == COUNT
@@ -198,7 +198,7 @@ def _of_multiset(wanted: Wanted, words: Ints, numbers: Ints, diffs: Ints, count:
     if wanted.kind in ACCUMULABLE:
         rows, slots, amounts = contributions(wanted.kind, words, wanted.of, domain)
         groups, slots, sums = _slot_sums(numbers[rows], slots, amounts, diffs[rows])
-        return _aggregate(wanted, groups, slots, sums, count, domain)
+        return aggregate(wanted, groups, slots, sums, count, domain)
     numbers, words, diffs = _by_value(numbers, words, wanted.of, diffs, domain)
     found = np.full(count, NULL, np.int64)
     firsts = starts_of(numbers)

@@ -5,14 +5,16 @@ bounds of them with other times of the key; nowhere else. Differential dataflow 
 
 **Totally ordered times** (`TotalReduce`). The interesting times are those of the changes. The key's records are put
 into versions, one before and one after each time; the logic sees all versions of all keys at once, and the output at a
-time is what it makes of one version minus what it makes of the one before. Nothing but the input is kept.
+time is what it makes of one version minus what it makes of the one before. Nothing but the input is kept. Large groups
+are not looked at as a whole where the logic allows for that; see `persist.dataflow.large_groups`.
 
 **Partially ordered times** (`PartialReduce`). All least upper bounds have to be looked at, in any number of dimensions:
 the closure of the times of the changes with all times of the key, to its fixed point. Those that are complete are done
 in an order in which none comes before a lesser one; the others wait. At each the output is corrected to what the logic
 makes of the records at times up to it, so what was given before is kept, too.
 
-Cost: of a change, the records of its key; of accumulable aggregates, these are a few sums.
+Cost: of a change, the records of its key, or their logarithm where they are ranked; of accumulable aggregates, these
+are a few sums.
 """
 
 from collections.abc import Iterable, Sequence
@@ -24,12 +26,13 @@ import pyarrow as pa
 from persist.codecs import DiffOverflow
 from persist.dataflow.arrange import Arrangement
 from persist.dataflow.batch import Layout, distinct_keys, to_batch
+from persist.dataflow.large_groups import LARGE_ROWS, LargeGroups, Ranking
 from persist.dataflow.linear import Shape
 from persist.dataflow.logic import KeysOf, Logic, Result
 from persist.dataflow.operators import Operator
 from persist.dataflow.spine import Allocate, Spine
 from persist.dataflow.stash import Stash
-from persist.dataflow.times import Ints
+from persist.dataflow.times import Flags, Ints
 
 CELLS_MAX = 1 << 22  # Cells of versions (records times moments) that are looked at together.
 FEW_ROWS = 48  # Up to so many rows, plain Python beats numpy.
@@ -43,6 +46,7 @@ class ReduceOperator(Operator):
         logic: what to make of groups.
         columns: how many value words the output has.
         shape: what is done to the output.
+        ranking: how to keep large groups in order, if the logic is one that allows for it.
     """
 
     def __init__(
@@ -56,8 +60,10 @@ class ReduceOperator(Operator):
         schema: pa.Schema,
         shape: Shape,
         allocate: Allocate,
+        ranking: Ranking | None = None,
     ) -> None:
         super().__init__(title, inputs, outer, depth)
+        self.large = None if ranking is None else LargeGroups(ranking)
         self.arrangement = arrangement
         self.logic = logic
         self.shape = shape
@@ -84,16 +90,71 @@ class TotalReduce(ReduceOperator):
         if new is None:
             self.out = None
             return
-        layout = self.arrangement.layout
-        keys, hashes, numbers = distinct_keys(new, layout)
-        old_numbers, old = self.arrangement.lookup(hashes, keys, has_new=False)
-        times = new[-2]
-        is_one = len(times) == 1 or bool((times == times[0]).all())
-        if is_one and len(times) + len(old_numbers) <= FEW_ROWS:
-            found = self._few_changes(keys, numbers, new, old_numbers, old)
-        else:
-            found = self._in_blocks(keys, numbers, new, old_numbers, old, is_one_time=is_one)[1:]
-        self.out = self.shape(found) if found.shape[1] else None
+        keys, hashes, numbers = distinct_keys(new, self.arrangement.layout)
+        found = []
+        if self.large is not None:
+            known = self.large.known(keys, numbers, new[-2])
+            if known.any():
+                found.append(self._ranked_changes(known, keys, numbers, new))
+                keys, hashes = keys[:, ~known], hashes[~known]
+                numbers, new = _of_others(known, numbers, new)
+        if keys.shape[1]:
+            old_numbers, old = self.arrangement.lookup(hashes, keys, has_new=False)
+            found += self._changes_of(keys, numbers, new, old_numbers, old)
+        updates = found[0] if len(found) == 1 else np.concatenate(found, axis=1)
+        self.out = self.shape(updates) if updates.shape[1] else None
+
+    def settle(self) -> None:
+        if self.large is not None and self.frontier.is_empty:
+            self.large.clear()
+
+    def live(self) -> list[tuple[Ints, pa.Schema]]:
+        # The records of ranked groups are in the arrangement; what they came to is not.
+        shown = [] if self.large is None else list(self.large.shown())
+        columns = pa.schema([self.schema.field(at) for at in range(self.keys, len(self.schema))])
+        return [(np.array(shown, np.int64).reshape(len(shown), len(columns)).T, columns)] if shown else []
+
+    def bytes(self) -> int:
+        return 0 if self.large is None else self.large.bytes
+
+    def _changes_of(self, keys: Ints, numbers: Ints, new: Ints, old_numbers: Ints, old: Ints) -> list[Ints]:
+        """Return how the output of keys changes, given what was there before; rank the groups for which that pays."""
+        found, count = [], keys.shape[1]
+        if self.large is not None and len(old_numbers) >= LARGE_ROWS:
+            sizes = np.bincount(old_numbers, minlength=count)
+            wanted = self.large.worthwhile(sizes, numbers, new[-2])
+            for at in wanted.tolist():
+                mine = old[:, old_numbers == at]
+                self.large.make(tuple(keys[:, at].tolist()), self.arrangement.layout.value_rows(mine), mine[-1])
+            if len(wanted):
+                ranked = np.zeros(count, np.bool_)
+                ranked[wanted] = True
+                found.append(self._ranked_changes(ranked, keys, numbers, new))
+                keys = keys[:, ~ranked]
+                numbers, new = _of_others(ranked, numbers, new)
+                old_numbers, old = _of_others(ranked, old_numbers, old)
+        if keys.shape[1]:
+            times = new[-2]
+            is_one = len(times) == 1 or bool((times == times[0]).all())
+            if is_one and len(times) + len(old_numbers) <= FEW_ROWS:
+                found.append(self._few_changes(keys, numbers, new, old_numbers, old))
+            else:
+                found.append(self._in_blocks(keys, numbers, new, old_numbers, old, is_one_time=is_one)[1:])
+        return found
+
+    def _ranked_changes(self, ranked: Flags, keys: Ints, numbers: Ints, new: Ints) -> Ints:
+        """Return how the output of ranked groups changes."""
+        assert self.large is not None
+        mine = ranked.take(numbers).nonzero()[0]
+        mine = mine.take(numbers.take(mine).argsort(kind="stable"))
+        owners, rows = numbers.take(mine), new.take(mine, axis=1)
+        firsts = owners.searchsorted(ranked.nonzero()[0]).tolist()
+        found: list[list[int]] = []
+        for first, end in zip(firsts, [*firsts[1:], len(owners)], strict=True):
+            part = rows[:, first:end]
+            key = tuple(keys[:, owners[first]].tolist())
+            found += self.large.changed(key, self.arrangement.layout.value_rows(part), part[-2], part[-1])
+        return np.array(found, np.int64).reshape(len(found), self.out_layout.words + 2).T
 
     def _few_changes(self, keys: Ints, numbers: Ints, new: Ints, old_numbers: Ints, old: Ints) -> Ints:
         """Do what `_changes` does, for a few rows of one time: plain dictionaries cost less than numpy's calls."""
@@ -198,6 +259,12 @@ class TotalReduce(ReduceOperator):
         updates[-1] = diffs.take(picks)
         np.negative(updates[-1, len(begins) :], out=updates[-1, len(begins) :])
         return to_batch(updates, self.out_layout)
+
+
+def _of_others(flags: Flags, numbers: Ints, rows: Ints) -> tuple[Ints, Ints]:
+    """Return the rows of the keys that are not flagged, with the numbers of their keys among these."""
+    keep = ~flags.take(numbers)
+    return ((~flags).cumsum() - 1).take(numbers[keep]), rows[:, keep]
 
 
 def _rows(numbers: Ints, values: Ints, diffs: Ints) -> Iterable[tuple[int, tuple[int, ...], int]]:

@@ -360,7 +360,7 @@ class Grouped:
         """Return a record per key with aggregates: `agg(n=lit(1).sum(), worst=col("delay").max())`.
 
         NULLs are left out. A group is there while the sum of its multiplicities is not zero. A change costs what it
-        touches if there are only count, sum and mean; with min, max or median, all records of its group.
+        touches if there are only count, sum and mean; with min, max or median, about the logarithm of its group.
         """
         if not aggregates:
             raise InvalidUsage('agg() needs what to aggregate: agg(total=col("amount").sum())')

@@ -113,6 +113,10 @@ class Interner:
             found = self._values.take(words)
         return pa.array(found.tolist(), self.kind, from_pandas=False)
 
+    def value(self, number: int) -> Any:
+        """Return the value of a number, in Python."""
+        return self._values[number]
+
     def retain(self, live: Ints) -> None:
         """Forget all values but those whose numbers are in live. Numbers keep their meaning."""
         keep = np.zeros(self._end, np.bool_)

@@ -1,4 +1,4 @@
-"""The holds of a program move in the commits of its outputs, so they are where it would begin again, whatever happens."""
+"""The holds of a program move in the commits of its outputs, so they are always where it would begin again."""
 
 import json
 from typing import Any
