@@ -16,7 +16,8 @@ HOLD = "dataflow ledger"
 
 def commits(blob: MemoryBlob) -> list[list[dict[str, Any]]]:
     """Return the mutations of each record of the log."""
-    return [json.loads(bytes(blob.get(key)))["mutations"] for key in sorted(each.key for each in blob.list("log/"))]
+    records = [blob.get(key) for key in sorted(each.key for each in blob.list("log/"))]
+    return [json.loads(record)["mutations"] for record in records if record is not None]
 
 
 def held(bank: Bank) -> list[int]:
