@@ -10,9 +10,10 @@ from persist.antichain import Antichain
 from persist.codecs import scalar_from_json
 from persist.collection.base import CollectionBase
 from persist.engine import CollectionHandle
-from persist.engine.keyed import AskedEvents, Late, keyed_form, taken_events, taken_keys
+from persist.engine.keyed import AskedEvents, keyed_form, taken_events, taken_keys
 from persist.engine.keyed import resolve as resolve_keyed
 from persist.engine.keyed import submit as submit_keyed
+from persist.engine.late_events import Late
 from persist.errors import InvalidUsage
 from persist.log.records import AdvanceLateBound
 from persist.timeline import Moment

@@ -13,7 +13,7 @@ same collection is under way: then they come after it. One thread per client res
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -22,10 +22,9 @@ import pyarrow.compute as pc
 from persist.antichain import Antichain
 from persist.blob import MissingBlob
 from persist.codecs import DIGEST_MODULUS, Part, Stamp, digest_of, opened
-from persist.codecs.order.arrays import boolean_array, int64_values
-from persist.codecs.order.ordering import combined
 from persist.codecs.updates.inputs import as_table
 from persist.engine.collection_handle import CollectionHandle
+from persist.engine.late_events import REASON, split_late
 from persist.errors import (
     Conflict,
     FrontierRegression,
@@ -45,16 +44,12 @@ from persist.state.keyed_rules import due
 from persist.state.schemas import check_written
 from persist.upsert.events import events_schema, lifted_events
 from persist.upsert.machine import DELETED, SEQ
-from persist.upsert.taking import EventTable, to_events, watermark_below, watermarks_of
+from persist.upsert.taking import EventTable, to_events
 from persist.write.future import CommitFuture
 from persist.write.operations import Step, check_token
 
 SETTLE_S = 60.0
 ATTEMPTS_MAX = 1000  # Each of them was lost to somebody else's commit.
-
-
-Late = Literal["raise", "collect"]
-REASON = "_reason"
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +60,7 @@ class AskedEvents:
         marks: what makes the collection remember the token: the digest is of all events, late ones among them.
         also: steps of the same commit: what must hold of upper, and notes.
         late: counts the events that are late, by reason, which are left out then; None refuses all if some are.
+        late_steps: makes, of the late ones, more steps of the same commit, and tells the names of their collections.
         is_least: the seal asks for end or farther, so that one who sealed farther has done it.
     """
 
@@ -73,6 +69,7 @@ class AskedEvents:
     token: str | None = None
     also: tuple[Step, ...] = ()
     late: Counter[str] | None = None
+    late_steps: Callable[[pa.Table], tuple[list[Step], dict[str, str]]] | None = None
     marks: tuple[Tokens, ...] = ()
     is_least: bool = False
 
@@ -153,7 +150,11 @@ def _committed(
             timely, late = _timely(contents, keyed_form(handle), _lifted(contents, asked.against(contents)))
             steps = steps_of(handle, contents, timely)
             made += (part for step in steps if isinstance(step, Resolve) for part in step.parts)
-            return handle.submit(action, steps).result(), late
+            names = {handle.id: handle.name}
+            if asked.late_steps is not None and late is not None:
+                more, named = asked.late_steps(late)
+                steps, names = [*steps, *more], {**names, **named}
+            return handle.engine.submit(action, steps, names).result(), late
         except (Superseded, UploadExpired):
             writer.resolver.discard(made)
             contents = handle.contents()
@@ -200,21 +201,8 @@ def _timely(contents: CollectionState, form: KeyedForm, asked: AskedEvents) -> t
     """Return what is asked without the events that are late, and these, each with its reason; late as contents are."""
     if asked.late is None or asked.events is None or asked.token in contents.tokens:
         return asked, None
-    table, upper = asked.events.table, contents.upper.time
-    times = int64_values(combined(table["_time"]))
-    is_sealed = np.ones(len(times), np.bool_) if upper is None else times < upper
-    is_late = np.zeros(len(times), np.bool_)
-    if form.order_by and contents.late_bound is not None:
-        is_late = watermark_below(table[form.order_by[0]], contents.late_bound)
-    if not (is_sealed | is_late).any():
-        return asked, None
-    kept = table.filter(boolean_array(~(is_sealed | is_late)))
-    reasons = pa.array(np.where(is_sealed, "sealed", "late")).filter(boolean_array(is_sealed | is_late))
-    late = table.filter(boolean_array(is_sealed | is_late)).drop_columns([SEQ, "_diff"]).append_column(REASON, reasons)
-    if not len(kept):
-        return replace(asked, events=None), late
-    marks = watermarks_of(kept[form.order_by[0]]) if form.order_by else None
-    return replace(asked, events=EventTable(asked.events.schema, kept, marks)), late
+    kept, late = split_late(asked.events, contents, form)
+    return replace(asked, events=kept if len(kept.table) else None), late
 
 
 def _steps_without(handle: CollectionHandle, contents: CollectionState, asked: AskedEvents) -> list[Step]:

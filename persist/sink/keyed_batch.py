@@ -4,6 +4,8 @@ The record that holds the events, what they amount to and the seal says which ba
 again, because nobody knows whether it was committed, does nothing.
 """
 
+import logging
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -13,8 +15,9 @@ import pyarrow.compute as pc
 from persist.antichain import Antichain
 from persist.client import Client
 from persist.codecs import Stamp
-from persist.errors import FrontierRegression, UpdateNotBeyondUpper
-from persist.sink.batch_commit import ATTEMPTS, Mark, Share, commit_batch, report_late
+from persist.engine.late_events import REASON
+from persist.errors import FrontierRegression, LateEvents, UpdateNotBeyondUpper
+from persist.sink.batch_commit import ATTEMPTS, Mark, Share, commit_batch
 from persist.sink.keyed_work import (
     KeyedWork,
     Stored,
@@ -31,6 +34,8 @@ from persist.state.keyed_rules import due
 
 Planning = Callable[[Stamp | None, Antichain | None, CollectionState], KeyedWork]
 Storing = Callable[[KeyedWork, bool], Stored]
+
+logger = logging.getLogger(__name__)
 
 
 def commit_keyed_batch(mark: Mark, work: KeyedWork, rows: pa.Table, times: BatchTimes, plan: Planning) -> None:
@@ -50,15 +55,15 @@ def commit_keyed_batch(mark: Mark, work: KeyedWork, rows: pa.Table, times: Batch
             contents = handle_of(work, client).contents()
             if taken_over(client, mark, work, contents, times):
                 return
-            kept = rows if times.is_plain else _without_late(rows, contents.upper, mark, work, times)
             stamp = Stamp(_upper_of(contents)) if times.is_plain else None
-            end = _end(kept, contents.upper, times)
+            planned = _planned(plan, stamp, _end(rows, contents.upper, times), contents, times)
             try:
-                commit_events(client, plan(stamp, end, contents), kept, (mark.of(work.target.id),))
+                late = commit_events(client, planned, rows, (mark.of(work.target.id),), times.late_collection)
+                _report(work, mark, late, times)
                 return
             except (UpdateNotBeyondUpper, FrontierRegression):
                 # Another writer has sealed meanwhile. What has a time of its own stays late.
-                if attempt == ATTEMPTS - 1 or not (times.is_plain or times.late == "drop"):
+                if attempt == ATTEMPTS - 1 or not (times.is_plain or times.late != "error"):
                     raise
 
 
@@ -75,16 +80,47 @@ def commit_large_batch(
         As `commit_keyed_batch`.
     """
     with writing(work.target.location, work.target.storage) as client:
-        contents = handle_of(work, client).contents()
-        if taken_over(client, mark, work, contents, times):
-            return
-        time = _upper_of(contents) if times.is_plain else None
-        end = _end_after(time if times.is_plain else latest, contents.upper, times)
-        planned = plan(None if time is None else Stamp(time), end, contents)
-        more = (mark.of(work.target.id),)
-        if planned.can_resolve and commit_resolved(client, planned, store(planned, True), more):
-            return
-        commit_pended(client, planned, store(planned, False), more)
+        for attempt in range(ATTEMPTS):
+            contents = handle_of(work, client).contents()
+            if taken_over(client, mark, work, contents, times):
+                return
+            time = _upper_of(contents) if times.is_plain else None
+            end = _end_after(time if times.is_plain else latest, contents.upper, times)
+            planned = _planned(plan, None if time is None else Stamp(time), end, contents, times)
+            try:
+                _report(work, mark, _stored(client, planned, mark, times, store), times)
+                return
+            except (UpdateNotBeyondUpper, FrontierRegression, LateEvents):
+                # Another writer has sealed, or moved the late bound. What tasks have stored is deleted.
+                if attempt == ATTEMPTS - 1 or times.late == "error":
+                    raise
+
+
+def _stored(client: Client, planned: KeyedWork, mark: Mark, times: BatchTimes, store: Storing) -> pa.Table | None:
+    """Have tasks store a batch, and commit it; return what was late."""
+    more = (mark.of(planned.target.id),)
+    if planned.can_resolve:
+        stored = store(planned, True)
+        if commit_resolved(client, planned, stored, more, times.late_collection):
+            return stored.late_events
+    stored = store(planned, False)
+    commit_pended(client, planned, stored, more, times.late_collection)
+    return stored.late_events
+
+
+def _planned(
+    plan: Planning, stamp: Stamp | None, end: Antichain | None, contents: CollectionState, times: BatchTimes
+) -> KeyedWork:
+    return replace(plan(stamp, end, contents), collects=times.late != "error")
+
+
+def _report(work: KeyedWork, mark: Mark, late: pa.Table | None, times: BatchTimes) -> None:
+    if late is not None and times.late == "drop":
+        counts = Counter(late[REASON].to_pylist())
+        logger.warning(
+            "batch %d of query %s: %d late events to %r were dropped: %d at sealed times, %d below the late bound",
+            mark.batch, mark.query, len(late), work.target.name, counts["sealed"], counts["late"],
+        )  # fmt: skip
 
 
 def taken_over(client: Client, mark: Mark, work: KeyedWork, contents: CollectionState, times: BatchTimes) -> bool:
@@ -107,15 +143,6 @@ def _upper_of(contents: CollectionState) -> int:
     if contents.upper.time is None:
         raise UpdateNotBeyondUpper(0, contents.upper)
     return contents.upper.time
-
-
-def _without_late(rows: pa.Table, upper: Antichain, mark: Mark, work: KeyedWork, times: BatchTimes) -> pa.Table:
-    if times.late != "drop" or not len(rows):
-        return rows
-    mask = pa.repeat(pa.scalar(False), len(rows)) if upper.time is None else pc.greater_equal(rows["_time"], upper.time)
-    kept = rows.filter(mask)
-    report_late(work.target, mark, len(rows) - len(kept))
-    return kept
 
 
 def _end(rows: pa.Table, upper: Antichain, times: BatchTimes) -> Antichain | None:

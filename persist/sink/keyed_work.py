@@ -7,6 +7,7 @@ sealed or added meanwhile that would have mattered: then all events are added as
 them (`persist.engine.keyed`).
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
@@ -24,10 +25,12 @@ from persist.collection import Collection
 from persist.engine import CollectionHandle
 from persist.engine.keyed import AskedEvents
 from persist.engine.keyed import submit as submit_keyed
+from persist.engine.late_events import split_late
 from persist.errors import Conflict, InvalidUsage, UpdateNotBeyondUpper, UploadExpired
 from persist.errors.conflicts import Superseded
 from persist.log.records import KeyedForm, Resolve, Seal, TokenMark, Tokens, Watermarks
 from persist.read.resolving import machine_needed, resolved_updates
+from persist.sink.late_events import LATE_BYTES_MAX, late_steps
 from persist.sink.uploads import Target, digests_added, upload
 from persist.state.contents import CollectionState
 from persist.state.keyed_rules import PlannedPend, due, form_in
@@ -51,6 +54,7 @@ class KeyedWork:
         to_events: makes events of rows.
         end: what is sealed to in the same commit; None for nothing.
         token: names the batch; None for no name.
+        collects: late events are left out and given back, instead of refused with all others.
     """
 
     target: Target
@@ -59,6 +63,7 @@ class KeyedWork:
     to_events: ToEvents
     end: Antichain | None
     token: str | None = None
+    collects: bool = False
 
     @property
     def form(self) -> KeyedForm:
@@ -94,13 +99,17 @@ class KeyedWork:
         Args:
             resolves: work out the updates of what is sealed; otherwise all is stored as events.
         """
-        events = self.checked(rows)
+        events, late = self.checked(rows), None
+        digest = self._digest(events)
+        if self.collects:
+            events, late = split_late(events, self.contents, self.form)
         before, after = self._cut(events.table) if resolves else (events.table.slice(0, 0), events.table)
         updates = self._updates(before) if len(before) else ()
         parts = upload(self.target, updates) if len(before) else ()
         pended = upload(replace(self.target, schema=events.schema), [after]) if len(after) else ()
         times = pc.min_max(events.table["_time"]).as_py()
-        return Stored(parts, pended, len(before), events.watermarks, times["min"], self._digest(events))
+        sent = () if late is None else (_sent(late),)
+        return Stored(parts, pended, len(before), events.watermarks, times["min"], digest, sent)
 
     def _cut(self, events: pa.Table) -> tuple[pa.Table, pa.Table]:
         assert self.end is not None
@@ -134,6 +143,7 @@ class Stored(msgspec.Struct, frozen=True, array_like=True):
         watermarks: of all events.
         first: the least time of them; None if there were none.
         digest: of all events, if that is needed.
+        late: the events that were left out, as Arrow streams.
     """
 
     parts: tuple[Part, ...] = ()
@@ -142,6 +152,7 @@ class Stored(msgspec.Struct, frozen=True, array_like=True):
     watermarks: Watermarks | None = None
     first: int | None = None
     digest: int | None = 0
+    late: tuple[bytes, ...] = ()
 
     @classmethod
     def together(cls, each: Sequence["Stored"]) -> "Stored":
@@ -155,7 +166,14 @@ class Stored(msgspec.Struct, frozen=True, array_like=True):
             (min(least for least, _ in marks), max(most for _, most in marks)) if marks else None,
             min(firsts, default=None),
             digests_added(one.digest for one in each),
+            _few(tuple(stream for one in each for stream in one.late)),
         )
+
+    @property
+    def late_events(self) -> pa.Table | None:
+        """The events that were left out, with `_reason`; None if there are none."""
+        tables = [pa.ipc.open_stream(stream).read_all() for stream in self.late]
+        return pa.concat_tables(tables) if tables else None
 
     @property
     def everything(self) -> tuple[Part, ...]:
@@ -168,18 +186,39 @@ def handle_of(work: KeyedWork, client: Client) -> CollectionHandle:
     return replace(handle, machine=work.machine)
 
 
-def commit_events(client: Client, work: KeyedWork, rows: pa.Table, more: tuple[Step, ...] = ()) -> None:
+def commit_events(
+    client: Client,
+    work: KeyedWork,
+    rows: pa.Table,
+    more: tuple[Step, ...] = (),
+    late_to: str | None = None,
+) -> pa.Table | None:
     """Add events that are here, and seal, as one commit; more is committed with it.
+
+    Args:
+        late_to: the collection that late events are added to, by the same commit; it is made if there is none.
+
+    Returns:
+        late events that were left out, with `_reason`, if they are collected and there are some.
 
     Raises:
         What `KeyedWork.checked` and `Collection.upsert` do.
     """
-    asked = AskedEvents(work.checked(rows), work.end, work.token, more)
-    submit_keyed(handle_of(work, client), "upsert", asked).result()
+    late = Counter[str]() if work.collects else None
+    also = None if late_to is None else late_steps(client, work.target.schema, work.form, late_to)
+    asked = AskedEvents(work.checked(rows), work.end, work.token, more, late=late, late_steps=also)
+    future = submit_keyed(handle_of(work, client), "upsert", asked)
+    future.result()
+    return future.late
 
 
-def commit_resolved(client: Client, work: KeyedWork, stored: Stored, more: tuple[Step, ...] = ()) -> bool:
+def commit_resolved(
+    client: Client, work: KeyedWork, stored: Stored, more: tuple[Step, ...] = (), late_to: str | None = None
+) -> bool:
     """Commit what tasks have worked out, and the seal; return False if something came in between, and delete it then.
+
+    Args:
+        more, late_to: as of `commit_events`.
 
     Raises:
         UpdateNotBeyondUpper, FrontierRegression, LateEvents: an event or the seal is late; all is deleted.
@@ -192,17 +231,20 @@ def commit_resolved(client: Client, work: KeyedWork, stored: Stored, more: tuple
     if stored.resolved:
         steps = [Resolve(id_, contents.resolved.elements, end, (), stored.parts, watermarks=marks)]
     steps += _pending(work, stored, rest)
-    return _committed(client, work, stored, [*more, *steps, *_tokens(work, stored)])
+    return _committed(client, work, stored, [*more, *steps, *_tokens(work, stored)], late_to)
 
 
-def commit_pended(client: Client, work: KeyedWork, stored: Stored, more: tuple[Step, ...] = ()) -> None:
+def commit_pended(
+    client: Client, work: KeyedWork, stored: Stored, more: tuple[Step, ...] = (), late_to: str | None = None
+) -> None:
     """Commit events that tasks have stored; then seal, if that is wanted, which resolves them.
 
     Raises:
         As `commit_resolved`.
     """
-    if steps := [*more, *_pending(work, stored, stored.watermarks), *_tokens(work, stored)]:
-        committed = _committed(client, work, stored, steps)
+    steps = [*more, *_pending(work, stored, stored.watermarks), *_tokens(work, stored)]
+    if steps or (stored.late and late_to is not None):
+        committed = _committed(client, work, stored, steps, late_to)
         assert committed, "nothing comes in between events that are added"
     seal_done(client, work)
 
@@ -233,12 +275,16 @@ def _tokens(work: KeyedWork, stored: Stored) -> list[Step]:
     return [Tokens(work.target.id, (TokenMark(work.token, stored.first or 0, f"{digest:016x}"),))]
 
 
-def _committed(client: Client, work: KeyedWork, stored: Stored, steps: list[Any]) -> bool:
+def _committed(client: Client, work: KeyedWork, stored: Stored, steps: list[Any], late_to: str | None) -> bool:
+    names = {work.target.id: work.target.name}
     try:
         first = stored.first
         if first is not None and not work.contents.upper.has_beyond(first):
             raise UpdateNotBeyondUpper(first, work.contents.upper)
-        handle_of(work, client).submit("upsert", steps).result()
+        if late_to is not None and (late := stored.late_events) is not None:
+            more, named = late_steps(client, work.target.schema, work.form, late_to)(late)
+            steps, names = [*steps, *more], {**names, **named}
+        client.engine.submit("upsert", steps, names).result()
     except (Superseded, UploadExpired) as error:
         _discard(work.target, stored)
         if isinstance(error, UploadExpired):
@@ -253,3 +299,22 @@ def _committed(client: Client, work: KeyedWork, stored: Stored, steps: list[Any]
 def _discard(target: Target, stored: Stored) -> None:
     with target.writer() as writer:
         writer.discard(stored.everything)
+
+
+def _sent(late: pa.Table) -> bytes:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, late.schema) as stream:
+        stream.write_table(late)
+    (sent,) = _few((bytes(sink.getvalue()),))
+    return sent
+
+
+def _few(streams: tuple[bytes, ...]) -> tuple[bytes, ...]:
+    """Return late events as they are; raise InvalidUsage if they are more than the driver takes."""
+    size = sum(map(len, streams))
+    if size > LATE_BYTES_MAX:
+        raise InvalidUsage(
+            f"{size:,} bytes of events of one batch are late, and {LATE_BYTES_MAX:,} are collected at most: leave out "
+            "what is at sealed times before, or give smaller batches."
+        )
+    return streams

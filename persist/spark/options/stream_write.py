@@ -17,7 +17,8 @@ In the second and third way, what is sealed after a micro-batch is one of
     seal = "none"                   nothing; somebody else seals
 
 An update at a time that was sealed already is late. It ends the query (late = "error", the default), or is counted,
-logged and dropped (late = "drop").
+logged and dropped (late = "drop"). Events of a keyed collection are late below its late bound, too; of them, late =
+"collect" adds those that are late to the collection that lateCollection names, by the same commit, with their reasons.
 """
 
 from collections.abc import Mapping
@@ -36,7 +37,8 @@ STREAM_WRITE = {
     "timeColumn": "name of a column with the times of events",
     "timeUnit": '"s", "ms", "us" or "ns": what timestamps in timeColumn become; the unit of the timeline, or "us"',
     "watermark": "how much later than the latest time an update may come, in units of times; says what is sealed",
-    "late": 'what becomes of an update at a sealed time: "error" (default) or "drop"',
+    "late": 'what becomes of an update at a sealed time: "error" (default), "drop", or with mode "upsert" "collect"',
+    "lateCollection": 'with late "collect": the collection that late events are added to, with their reasons',
     "seal": '"max" (default): to beyond the largest time of the micro-batch; or "none"',
     "firstBatch": "number of the batch at which a query that wrote elsewhere before goes on here",
     "checkpointLocation": "where Spark keeps the progress of the query",
@@ -55,6 +57,7 @@ class StreamWriteOptions:
     unit: str | None = None
     watermark: int | None = None
     late: str | None = None
+    late_collection: str | None = None
     seal: str | None = None
     first_batch: int = 0
     upserts: bool = False
@@ -76,6 +79,7 @@ class StreamWriteOptions:
             unit=options.get("timeunit"),
             watermark=None if delay is None else number("watermark", delay, int, 0, TIME_MAX),
             late=options.get("late"),
+            late_collection=options.get("latecollection"),
             seal=options.get("seal"),
             first_batch=number("firstBatch", options.get("firstbatch", "0"), int, 0, 2**63 - 1),
             upserts=options.get("mode") == "upsert",
@@ -96,4 +100,6 @@ class StreamWriteOptions:
             )
         if self.unit is not None and self.column is None:
             raise InvalidUsage(f"timeUnit={self.unit!r} says what the timestamps in timeColumn become: name that, too")
-        return BatchTimes.of(not has_times, self.seal, self.watermark, self.late)
+        return BatchTimes.of(
+            not has_times, self.seal, self.watermark, self.late, self.late_collection, is_keyed=self.upserts
+        )

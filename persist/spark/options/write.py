@@ -8,7 +8,7 @@ from persist.codecs import TIME_MAX
 from persist.errors import InvalidUsage
 from persist.names import check_text
 from persist.sink.planned_write import SinkOptions
-from persist.sink.times import check_one_of
+from persist.sink.times import check_late, check_one_of
 from persist.spark.options.parsing import split_options, time_or_moment
 from persist.timeline import is_tag
 
@@ -20,6 +20,8 @@ WRITE = {
     "seal": 'upper to seal to in the same commit: a time (or timestamp) beyond all that is written, or "end" for ever',
     "where": "with mode(\"overwrite\"): replace only records for which this is true, such as status = 'new' and id > 5",
     "token": "names this write, so that doing it again does nothing",
+    "late": 'with mode "upsert", what becomes of late events: "error" (default), "drop" or "collect"',
+    "lateCollection": 'with late "collect": the collection that late events are added to, with their reasons',
 }
 
 
@@ -29,19 +31,28 @@ class WriteOptions(SinkOptions):
 
     Attributes:
         upserts: rows are events for a keyed collection.
+        late, late_collection: what becomes of late events, and where they go.
         where: the condition on the records that an overwrite replaces, as `persist.read.where` reads it.
     """
 
     upserts: bool = False
     where: str | None = None
+    late: str | None = None
+    late_collection: str | None = None
 
     @classmethod
     def of(cls, given: Mapping[str, str]) -> "WriteOptions":
         """Check what Spark was given; raises as `ReadOptions.of`."""
         location, storage, options = split_options(given, WRITE, "writing")
         check_one_of("mode", options.get("mode"), ("append", "upsert"))
+        upserts = options.get("mode") == "upsert"
+        if "late" in options and not upserts:
+            raise InvalidUsage(f'option late={options["late"]!r} goes with the option mode="upsert"')
+        check_late(options.get("late"), options.get("latecollection"), is_keyed=True)
         return cls(
-            upserts=options.get("mode") == "upsert",
+            upserts=upserts,
+            late=options.get("late"),
+            late_collection=options.get("latecollection"),
             where=options.get("where"),
             location=location,
             collection=options["collection"],

@@ -37,6 +37,7 @@ def foreach_batch_writer(
     seal: str | None = None,
     watermark: int | None = None,
     late: str | None = None,
+    late_collection: str | None = None,
     query_id: str | None = None,
     first_batch: int = 0,
     storage_options: Mapping[str, Any] | None = None,
@@ -55,8 +56,8 @@ def foreach_batch_writer(
         location: where the collections are.
         writes: for each collection's name a function from the batch to what is written of it: plain rows, or updates
             with `_time` and `_diff`, in all of them alike. If there are several, the batch is cached meanwhile.
-        seal, watermark, late: for updates, as the options of the same names in
-            `persist.spark.options.stream_write`.
+        seal, watermark, late, late_collection: for updates and events, as the options of the same names (the last one
+            is `lateCollection`) in `persist.spark.options.stream_write`.
         query_id: names the query; None takes the id that Spark gives it. Needed if one query uses several such
             functions for one collection, and under Spark Connect, which does not tell; there, two runs of a query at
             the same time are not noticed.
@@ -73,9 +74,17 @@ def foreach_batch_writer(
     for name, value, most in (("watermark", watermark, TIME_MAX), ("first_batch", first_batch, 2**62)):
         if value is not None and (isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= most):
             raise InvalidUsage(f"{name}={value!r} is not a whole number from 0 to {most}")
-    BatchTimes.of(False, seal, watermark, late)
+    BatchTimes.of(False, seal, watermark, late, late_collection, is_keyed=True)
     return _Writer(
-        seen_by_all(location), dict(writes), seal, watermark, late, query_id, first_batch, dict(storage_options or {})
+        seen_by_all(location),
+        dict(writes),
+        seal,
+        watermark,
+        late,
+        late_collection,
+        query_id,
+        first_batch,
+        dict(storage_options or {}),
     ).write
 
 
@@ -86,6 +95,7 @@ class _Writer:
     seal: str | None
     watermark: int | None
     late: str | None
+    late_collection: str | None
     query_id: str | None
     first_batch: int
     storage: dict[str, Any]
@@ -123,18 +133,13 @@ class _Writer:
             )
         ((name, of),) = self.writes.items()
         frame = of(df)
-        times = self._times({name: frame})
+        times = self._times({name: frame}, is_keyed=True)
         work = planned(self.location, name, frame.schema, None, None, None, None, self.storage, is_plain=times.is_plain)
         plan = Replanning(work)
         rows = gathered_rows(frame, ON_DRIVER_BYTES_MAX)
         if rows is not None:
             commit_keyed_batch(mark, work, rows, times, plan)
             return
-        if times.late == "drop":
-            raise InvalidUsage(
-                f'late="drop" goes with batches of events that fit on the driver ({ON_DRIVER_BYTES_MAX:,} bytes): make '
-                "batches smaller."
-            )
         latest = None if times.is_plain else frame.agg(F.max("_time")).collect()[0][0]
         by_keys = by_key(frame, work.target.schema, None)
         commit_large_batch(mark, work, latest, times, plan, lambda w, resolves: run(by_keys, w, resolves=resolves))
@@ -172,14 +177,14 @@ class _Writer:
             raise
         return shares
 
-    def _times(self, frames: dict[str, DataFrame]) -> BatchTimes:
+    def _times(self, frames: dict[str, DataFrame], *, is_keyed: bool = False) -> BatchTimes:
         plain = [name for name, frame in frames.items() if "_time" not in frame.columns]
         if plain and len(plain) < len(frames):
             raise InvalidUsage(
                 f"what is written to {', '.join(map(repr, plain))} has no column _time, and what is written to the "
                 "others has one: give times to all of them, or to none."
             )
-        return BatchTimes.of(bool(plain), self.seal, self.watermark, self.late)
+        return BatchTimes.of(bool(plain), self.seal, self.watermark, self.late, self.late_collection, is_keyed=is_keyed)
 
     def _mark(self, df: DataFrame, batch: int) -> Mark:
         query = run = None

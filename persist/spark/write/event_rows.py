@@ -68,11 +68,13 @@ def planned(
     storage: Mapping[str, Any],
     *,
     is_plain: bool = False,
+    collects: bool = False,
 ) -> KeyedWork:
     """Plan a batch of events, and check what can be checked before any task starts.
 
     Args:
         is_plain: rows have no times yet, and get one when they are committed.
+        collects: late events are left out, so a time that all of them have may be one.
 
     Raises:
         CollectionNotFound, NotKeyed, SchemaMismatch, UpdateNotBeyondUpper, FrontierRegression.
@@ -88,9 +90,9 @@ def planned(
     needed = machine_needed(machine_of(contents.keyed, machine, collection), contents.keyed, collection)
     rows = EventRows(target.schema, contents.keyed, stamp)
     rows.check(schema)
-    work = KeyedWork(target, contents, needed, rows, end, token)
+    work = KeyedWork(target, contents, needed, rows, end, token, collects)
     if not work.is_done:
-        _check_times(contents, None if stamp is None else stamp.time, end)
+        _check_times(contents, None if stamp is None or collects else stamp.time, end)
     return work
 
 

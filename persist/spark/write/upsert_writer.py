@@ -60,9 +60,11 @@ class UpsertWriter(DataSourceArrowWriter):
     def __init__(self, options: WriteOptions, schema: StructType) -> None:
         time = options.time if options.column is None else options.column
         self._schema = schema
+        self._late_to = options.late_collection
         self._work = planned(
-            options.location, options.collection, schema, time, options.seal, options.token, None, options.storage
-        )
+            options.location, options.collection, schema, time, options.seal, options.token, None, options.storage,
+            collects=options.late in ("drop", "collect"),
+        )  # fmt: skip
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Send the rows of one task."""
@@ -78,7 +80,7 @@ class UpsertWriter(DataSourceArrowWriter):
             each = [message for message in messages if isinstance(message, Sent)]
             check_size(sum(one.size for one in each), ROWS_BYTES_MAX, "the DataFrame has")
             rows = rows_of(self._schema, [one.rows for one in each if one.rows is not None])
-            commit_events(client, self._work, rows)
+            commit_events(client, self._work, rows, late_to=self._late_to)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         """Nothing is to be undone: tasks store nothing."""

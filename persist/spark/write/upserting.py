@@ -15,9 +15,12 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from persist.antichain import Antichain
+from persist.client import Client
 from persist.codecs import CollectionSchema
-from persist.errors import InvalidUsage
+from persist.engine.late_events import Late
+from persist.errors import InvalidUsage, LateEvents, UpdateNotBeyondUpper
 from persist.names import check_text
+from persist.sink.batch_commit import ATTEMPTS
 from persist.sink.keyed_work import (
     KeyedWork,
     Stored,
@@ -26,6 +29,7 @@ from persist.sink.keyed_work import (
     commit_resolved,
     seal_done,
 )
+from persist.sink.times import check_one_of
 from persist.sink.uploads import writing
 from persist.spark.options.parsing import seen_by_all
 from persist.spark.surfaced_errors import surfaced_errors
@@ -50,8 +54,9 @@ def upsert(
     where: Where = "auto",
     partitions: int | None = None,
     machine: Machine | None = None,
+    late: Late = "raise",
     storage_options: Mapping[str, Any] | None = None,
-) -> None:
+) -> pa.Table | None:
     """Give the events of a DataFrame to a keyed collection, and perhaps seal; see `Collection.upsert`.
 
     Rows have no order in a DataFrame. So of two events of one key at one time, `order_by` of the collection must tell
@@ -72,7 +77,12 @@ def upsert(
             size.
         partitions: how many tasks there are; None lets Spark choose.
         machine: of the collection, if it is none of those in the box.
+        late: what to do with events at sealed times and below the late bound: "raise" refuses all, "collect" leaves
+            them out and gives them back. If another writer makes more of them late meanwhile, tasks begin again.
         storage_options: as for `persist.open`.
+
+    Returns:
+        late events that were collected, as an Arrow table with `_reason`; None if there are none.
 
     Raises:
         CollectionNotFound, NotKeyed, SchemaMismatch, InvalidUsage: it does not fit; nothing was written.
@@ -81,20 +91,36 @@ def upsert(
         with ours in its message.
     """
     _check(token, where, partitions)
-    storage = dict(storage_options or {})
-    work = planned(seen_by_all(location), collection, df.schema, time, seal, token, machine, storage)
+    check_one_of("late", late, get_args(Late))
+    storage, place, collects = dict(storage_options or {}), seen_by_all(location), late == "collect"
+    work = planned(place, collection, df.schema, time, seal, token, machine, storage, collects=collects)
     with writing(work.target.location, storage) as client:
         if work.is_done:
             seal_done(client, work)
-            return
+            return None
         rows = None if where == "tasks" else gathered_rows(df, None if where == "driver" else ON_DRIVER_BYTES_MAX)
         if rows is not None:
-            commit_events(client, work, rows)
-            return
+            return commit_events(client, work, rows)
         frame = by_key(df, work.target.schema, partitions)
-        if work.can_resolve and commit_resolved(client, work, run(frame, work, resolves=True)):
-            return
-        commit_pended(client, work, run(frame, work, resolves=False))
+        for attempt in range(ATTEMPTS):
+            try:
+                return _by_tasks(client, work, frame)
+            except (UpdateNotBeyondUpper, LateEvents):
+                if not collects or attempt == ATTEMPTS - 1:
+                    raise
+            work = planned(place, collection, df.schema, time, seal, token, machine, storage, collects=True)
+        raise AssertionError("the last attempt returns or raises")
+
+
+def _by_tasks(client: Client, work: KeyedWork, frame: DataFrame) -> pa.Table | None:
+    """Have tasks store events, or what they amount to, and commit it; return those that are late."""
+    if work.can_resolve:
+        stored = run(frame, work, resolves=True)
+        if commit_resolved(client, work, stored):
+            return stored.late_events
+    stored = run(frame, work, resolves=False)
+    commit_pended(client, work, stored)
+    return stored.late_events
 
 
 def _check(token: str | None, where: str, partitions: Any) -> None:
