@@ -1,5 +1,6 @@
 """How users find collections: by name, in namespaces, in a table; and what `persist` offers to whoever looks."""
 
+import shutil
 import tomllib
 from pathlib import Path
 
@@ -45,6 +46,21 @@ def test_two_handles_are_equal_if_they_are_on_the_same_collection() -> None:
         again = one.create_or_load("orders", key=KEY, value=VALUE)
         assert again != orders
         assert orders != "orders"
+
+
+def test_handles_are_equal_however_the_folder_is_spelled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "shop")
+    (tmp_path / "other").mkdir()
+    monkeypatch.chdir(tmp_path)
+    with persist.open(tmp_path / "shop") as client:
+        orders = client.create_or_load("orders", key=KEY, value=VALUE)
+        for spelled in ("shop", "./other/../shop/", f"file://{tmp_path}/shop", "link"):
+            with persist.open(spelled, mode="read") as other:
+                assert other["orders"] == orders
+                assert len({other["orders"], orders}) == 1
+    shutil.copytree(tmp_path / "shop", tmp_path / "copy")
+    with persist.open("copy", mode="read") as copy:
+        assert copy["orders"] != orders  # What is written to one is not in the other.
 
 
 def test_a_dropped_collection_is_gone_and_its_name_is_free() -> None:

@@ -262,6 +262,21 @@ def test_a_retention_that_holds_would_break_waits_and_says_for_whom(orders: pers
     assert orders.retention.waits_for == ()
 
 
+def test_a_retention_that_unresolved_events_hold_back_says_so(client: persist.Client) -> None:
+    users = client.create_or_load("users", key=KEY, value=VALUE, keyed=persist.Keyed(resolve="background"), retention=2)
+    users.upsert([(1, "a")], time=4, seal=10).result()
+    users.tag("start", 3)
+    assert users.since == persist.Antichain(0)
+    assert str(users.retention) == (
+        "2 times before upper; since waits at 0 for tag 'start' at 3, events at 4 and later that are not resolved yet, "
+        "which maintenance does, or resolve()"
+    )
+    users.resolve()
+    users.drop_tag("start").result()
+    assert users.since == persist.Antichain(8)
+    assert str(users.retention) == "2 times before upper"
+
+
 @pytest.mark.parametrize("bad", [0, -1, True, 1.5, "7 days", "seven", "7", 2**63])
 def test_a_retention_that_cannot_be_kept_is_refused(orders: persist.Collection, bad: Any) -> None:
     with pytest.raises(persist.InvalidUsage, match="retention="):
@@ -276,6 +291,21 @@ def test_a_collection_that_is_complete_keeps_what_it_has(orders: persist.Collect
 
 
 # Other names.
+
+
+def test_a_handle_has_the_name_that_its_collection_has_by_now(client: persist.Client, orders: persist.Collection) -> None:
+    with reopened(client) as other:
+        theirs = other["orders"]
+        orders.rename("sales.orders").result()
+        assert orders.name == client["sales.orders"].name == "sales.orders"
+        assert "'sales.orders'" in repr(orders)
+        assert theirs.name == "orders"  # As far as that client knows.
+        assert theirs.upper == persist.Antichain(10)
+        assert theirs.name == "sales.orders"
+        with pytest.raises(persist.InvalidUsage, match="the collection 'sales.orders' has no timeline"):
+            theirs.snapshot("2026-11-21")
+        theirs.destroy().result()
+        assert theirs.name == "orders"  # It has none any more: what it was loaded as.
 
 
 def test_a_renamed_collection_is_found_by_its_new_name_only(client: persist.Client, orders: persist.Collection) -> None:

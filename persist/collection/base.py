@@ -18,8 +18,12 @@ class CollectionBase:
     def __init__(self, handle: CollectionHandle) -> None:
         self.handle = handle
         self.id = handle.id
-        self.name = handle.name
         self.schema: CollectionSchema = handle.schema
+
+    @property
+    def name(self) -> str:
+        """What it is called, as far as this client knows."""
+        return self.handle.name
 
     @property
     def timeline(self) -> Timeline | None:
@@ -57,10 +61,10 @@ class CollectionBase:
         """Tell whether both are handles on the same collection of the same location, whichever clients they are of."""
         if not isinstance(other, CollectionBase):
             return NotImplemented
-        return (self.id, self.handle.engine.url) == (other.id, other.handle.engine.url)
+        return (self.id, self.handle.engine.place) == (other.id, other.handle.engine.place)
 
     def __hash__(self) -> int:
-        return hash((self.id, self.handle.engine.url))
+        return hash((self.id, self.handle.engine.place))
 
     def _repr_html_(self) -> str:
         """Say what this client knows of the collection, without asking the store for news."""

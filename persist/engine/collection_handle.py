@@ -37,7 +37,7 @@ class CollectionHandle:
     Attributes:
         engine: what it is read and written with.
         id: unique in the location, for ever.
-        name: what it was called when it was loaded; for errors.
+        loaded_as: what it was called when it was loaded.
         schema: its key and value columns.
         keyed: how it resolves events, if it is keyed.
         machine: which it does that with, if that is known here.
@@ -45,10 +45,16 @@ class CollectionHandle:
 
     engine: Engine
     id: str
-    name: str
+    loaded_as: str
     schema: CollectionSchema
     keyed: KeyedForm | None = None
     machine: Machine | None = None
+
+    @property
+    def name(self) -> str:
+        """What it is called, as far as this client knows; of one that is gone, what it was loaded as."""
+        entry = self.engine.follower.state.entries.get(self.id)
+        return self.loaded_as if entry is None else entry.name
 
     def contents(self) -> CollectionState:
         """Return its newest state. Cost: one GET.
@@ -57,7 +63,7 @@ class CollectionHandle:
             CollectionNotFound: it was destroyed.
         """
         self.engine.check_open("reading")
-        return self.engine.follower.current(self.id, self.name)
+        return self.engine.follower.current(self.id, self.loaded_as)
 
     def known(self) -> CollectionState:
         """Return its state as this client knows it, without asking the store.
@@ -65,7 +71,7 @@ class CollectionHandle:
         Raises:
             CollectionNotFound: it was destroyed.
         """
-        return self.engine.follower.known(self.id, self.name)
+        return self.engine.follower.known(self.id, self.loaded_as)
 
     def reading_schema(self, version: int | None = None) -> CollectionSchema:
         """Return the newest schema, as far as this client knows, or a version of it, with the codecs of its user.

@@ -6,6 +6,7 @@ that belong to one collection are in `CollectionHandle`.
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 
 import pyarrow as pa
 
@@ -92,6 +93,11 @@ class Engine:
     def url(self) -> str:
         """Where the location is."""
         return self._url
+
+    @cached_property
+    def place(self) -> str:
+        """Where the location is, the same however its folder was spelled: without links, `..` and the like."""
+        return os.path.realpath(self._url) if os.path.isabs(self._url) else self._url
 
     @property
     def is_closed(self) -> bool:

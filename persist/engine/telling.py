@@ -14,6 +14,7 @@ from persist.retention import Retention, retention_text, retention_times
 from persist.shown import Shown
 from persist.state.about import About as StoredAbout
 from persist.state.contents import CollectionState
+from persist.state.keyed_rules import since_max
 from persist.timeline import Moment, Timeline, shown_time
 from persist.write.future import CommitFuture
 
@@ -43,6 +44,7 @@ class Retained(Shown):
         times: how many times before upper stay readable.
         since, upper: the frontiers at the moment.
         waits_for: the holds and tags that keep since from where the retention would have it.
+        unresolved_from: the first time whose events do, because they are not resolved yet; None if there are none.
         timeline: of the collection.
     """
 
@@ -51,12 +53,18 @@ class Retained(Shown):
     upper: Antichain
     waits_for: tuple[HoldInfo, ...] = ()
     timeline: Timeline | None = None
+    unresolved_from: int | None = None
 
     def __str__(self) -> str:
         text = f"{retention_text(self.times, self.timeline)} before upper"
-        if not self.waits_for:
-            return text
         found = [f"{_holder(hold)} at {shown_time(hold.time, self.timeline)}" for hold in self.waits_for]
+        if self.unresolved_from is not None:
+            first = shown_time(self.unresolved_from, self.timeline)
+            found.append(
+                f"events at {first} and later that are not resolved yet, which maintenance does, or resolve()"
+            )
+        if not found:
+            return text
         since = "the end" if self.since.time is None else shown_time(self.since.time, self.timeline)
         return f"{text}; since waits at {since} for {', '.join(found)}"
 
@@ -159,7 +167,9 @@ def retained(handle: CollectionHandle, holds: list[HoldInfo]) -> Retained | None
         return None
     allowed = Antichain(*contents.allowed_times)
     late = tuple(hold for hold in holds if Antichain(hold.time) < allowed)
-    return Retained(contents.retention, contents.since, contents.upper, late, handle.timeline)
+    waits = any(reach < allowed for reach in since_max(contents))
+    first = min((part.time_min for part in contents.pending.values()), default=None) if waits else None
+    return Retained(contents.retention, contents.since, contents.upper, late, handle.timeline, first)
 
 
 def retention_step(handle: CollectionHandle, given: Retention | None) -> SetRetention:
