@@ -388,6 +388,36 @@ class Overtaking(persist.MemoryBlob):
         return done
 
 
+@pytest.mark.parametrize(
+    "change", [{"rename": {"v": "v"}}, {"widen": {"v": pa.int32()}}, {"reorder": ["v", "s"]}, {"drop": ()}], ids=str
+)
+def test_an_evolve_that_changes_nothing_makes_no_version(
+    client: persist.Client, orders: persist.Collection, change: dict[str, Any]
+) -> None:
+    if change != {"drop": ()}:
+        seqno = client.seqno
+        assert orders.evolve(**change) == 1
+        assert client.seqno == seqno
+    assert orders.evolve(**change, comments={"v": "a number"}) == 1
+    assert orders.about.columns["v"].comment == "a number"
+    assert orders.schema == client.load("orders").schema
+
+
+def test_what_was_said_of_a_column_that_is_dropped_takes_no_room(orders: persist.Collection) -> None:
+    orders.describe(columns={"s": "x" * 60_000, "v": {"comment": "kept", "properties": {"unit": "m"}}}).result()
+    seen = orders.about
+    orders.evolve(drop=["s"], add={"note": pa.string()}, comments={"note": "y" * 60_000})
+    assert orders.about.columns == {
+        "v": persist.About("kept", {"unit": "m"}),
+        "note": persist.About("y" * 60_000),
+    }
+    with pytest.raises(persist.DescriptionMoved):
+        orders.describe("late", expected=seen).result()
+    orders.evolve(drop=["note"])
+    orders.evolve(add={"s": pa.string()})
+    assert set(orders.about.columns) == {"v"}
+
+
 # Who follows.
 
 
@@ -438,6 +468,11 @@ def test_a_listen_keeps_its_schema_until_a_column_of_it_is_gone(
         ({"add": {"n": pa.list_(pa.int8())}, "defaults": {"n": [1]}}, "flat"),
         ({"add": {"n": pa.int8()}, "defaults": {"m": 3}}, "not added"),
         ({"defaults": {"v": 3}}, "no change"),
+        (
+            {"add": {"n": pa.string()}, "defaults": {"n": "x" * (64 << 10)}},
+            "65538 bytes as JSON.*at most 65536",
+        ),
+        ({"add": {"a": pa.string(), "b": pa.string()}, "defaults": dict.fromkeys("ab", "x" * 40_000)}, "80004 bytes"),
         ({"drop": ["x"]}, "no column"),
         ({"drop": "v"}, "one string"),
         ({"drop": ["k"]}, "key column 'k'"),

@@ -293,7 +293,7 @@ def test_a_collection_that_is_complete_keeps_what_it_has(orders: persist.Collect
 # Other names.
 
 
-def test_a_handle_has_the_name_that_its_collection_has_by_now(client: persist.Client, orders: persist.Collection) -> None:
+def test_a_handle_has_the_name_that_it_has_by_now(client: persist.Client, orders: persist.Collection) -> None:
     with reopened(client) as other:
         theirs = other["orders"]
         orders.rename("sales.orders").result()
@@ -302,7 +302,7 @@ def test_a_handle_has_the_name_that_its_collection_has_by_now(client: persist.Cl
         assert theirs.name == "orders"  # As far as that client knows.
         assert theirs.upper == persist.Antichain(10)
         assert theirs.name == "sales.orders"
-        with pytest.raises(persist.InvalidUsage, match="the collection 'sales.orders' has no timeline"):
+        with pytest.raises(persist.InvalidUsage, match=r"the collection 'sales.orders' has no timeline"):
             theirs.snapshot("2026-11-21")
         theirs.destroy().result()
         assert theirs.name == "orders"  # It has none any more: what it was loaded as.

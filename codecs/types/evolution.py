@@ -32,6 +32,7 @@ from persist.codecs.types.scalars import is_flat, scalar_from_json, scalar_to_js
 from persist.codecs.types.schema import TIME_UNITS, CollectionSchema, Side, check_field, check_width
 from persist.codecs.types.suggestion import did_you_mean
 
+DEFAULT_BYTES_MAX = 64 << 10  # Of all columns, as JSON. Checked when they are given, not when they are read.
 _FLOAT_BITS = {16: 11, 32: 24, 64: 53}  # How wide an integer may be that a float of so many bits holds exactly.
 
 
@@ -402,7 +403,20 @@ def _defaults(
             found[id_] = _widened_default(name, default_of(schema, schema.names[schema.ids.index(id_)]), kind)
         elif id_ in added and given.get(name) is not None:
             found[id_] = _default(name, given[name], kind)
-    return tuple((id_, msgspec.json.encode(scalar_to_json(value)).decode()) for id_, value in sorted(found.items()))
+    written = tuple((id_, msgspec.json.encode(scalar_to_json(value)).decode()) for id_, value in sorted(found.items()))
+    if written != schema.defaults:
+        _check_size(written)
+    return written
+
+
+def _check_size(defaults: tuple[tuple[int, str], ...]) -> None:
+    size = sum(len(written.encode()) for _, written in defaults)
+    if size > DEFAULT_BYTES_MAX:
+        raise SchemaMismatch(
+            f"the defaults of all columns would take {size} bytes as JSON, and at most {DEFAULT_BYTES_MAX} are kept: "
+            "each version of the schema repeats them. Leave a default out, and write what is large to the records that "
+            "should have it"
+        )
 
 
 def _default(name: str, value: Any, kind: pa.DataType) -> pa.Scalar:

@@ -36,14 +36,14 @@ class DescribingCalls(CollectionBase):
     ) -> int:
         """Change the schema, durably, for every reader and every time from then on; return its version.
 
-        No data is rewritten. Records of before and after cancel: a record that is older than a column has the column's
-        default. Dropping a column adds up what it told apart. This handle goes on with the new schema; others keep
-        theirs for writing, which works as long as columns are only added. Names are those of before, but in reorder and
-        comments, and in defaults, which are of columns that are added.
+        What changes nothing makes no version. No data is rewritten. Records of before and after cancel: a record that
+        is older than a column has the column's default. Dropping a column adds up what it told apart. This handle goes
+        on with the new schema; others keep theirs for writing, which works as long as columns are only added. Names
+        are those of before, but in reorder and comments, and in defaults, which are of columns that are added.
 
         Args:
             add: value columns with their types, at the end; a name that was dropped before is another column.
-            defaults: what older records have in them; NULL where none is given.
+            defaults: what older records have in them; NULL where none is given. At most 64 KiB for all columns.
             drop: value columns.
             rename: old names to new ones; they may be exchanged.
             widen: columns with wider types, which hold every value that the present ones hold.

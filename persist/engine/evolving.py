@@ -73,12 +73,13 @@ def _evolve(
             raise InvalidUsage(
                 "evolve() was asked for no change: give add=, drop=, rename=, widen=, reorder= or keyed="
             )
-        handle.submit("evolve", [*_comment_steps(handle, contents.schema, comments), *notes]).result()
-        return handle
+        return _only_commented(handle, contents.schema, comments, notes)
     # From what the user has seen: a name may be that of another column by now.
     before = among_versions(handle.schema, contents)
     after = _after(before, wanted, contents)
     check_follows(contents, after, becomes_keyed=wanted.keyed is not None)
+    if wanted.keyed is None and replace(after, version=before.version) == before:
+        return _only_commented(handle, before, comments, notes)
     _check_machine(handle, contents, after)
     form = None if wanted.keyed is None else declared(wanted.keyed, after)
     step = Evolve(handle.id, after.to_json(), form)
@@ -93,6 +94,15 @@ def _evolve(
         handle.engine.writer("evolve").resolver.know(handle.id, wanted.keyed.machine)
         handle = replace(handle, machine=wanted.keyed.machine)
     return handle.as_in(then)  # What others have made of it since is not what this user has seen.
+
+
+def _only_commented(
+    handle: CollectionHandle, schema: CollectionSchema, comments: Mapping[str, str], notes: list[Note]
+) -> CollectionHandle:
+    """Say what there is to say of columns, if anything; the schema stays what it is, and so does its version."""
+    if steps := _comment_steps(handle, schema, comments):
+        handle.submit("evolve", [*steps, *notes]).result()
+    return handle
 
 
 def _after(before: CollectionSchema, wanted: WantedEvolution, contents: CollectionState) -> CollectionSchema:

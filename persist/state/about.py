@@ -4,7 +4,7 @@ Nothing here has a meaning to the package. Whoever changes it may say which vers
 change is refused if anybody else came first.
 """
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 
 import msgspec
 
@@ -59,6 +59,14 @@ def described(about: About, words: Words, columns: Mapping[str, Words], version:
             f"{ABOUT_BYTES_MAX} are kept: put what is large into a collection, and its name into a property"
         )
     return found
+
+
+def without_columns(about: About, ids: Container[str]) -> About:
+    """Return about when columns of these ids are gone: nothing is said of them, and that they were is a change."""
+    kept = {id_: each for id_, each in about.columns.items() if id_ not in ids}
+    if len(kept) == len(about.columns):
+        return about
+    return msgspec.structs.replace(about, columns=kept, version=about.version + 1)
 
 
 def _after(comment: str, properties: Mapping[str, str], words: Words) -> tuple[str, dict[str, str]]:

@@ -17,6 +17,7 @@ from persist.codecs import CollectionSchema, SchemaMismatch
 from persist.codecs.types.evolution import changes_between, check_next, only_adds
 from persist.errors import InvalidUsage, SchemaMoved, UpperMismatch, ViewRedefined
 from persist.log.records import Evolve, Redefine
+from persist.state.about import without_columns
 from persist.state.contents import CollectionState, definition_number
 from persist.state.keyed_rules import evolved_form, keyed_from
 
@@ -120,7 +121,8 @@ def with_version(contents: CollectionState, schema: dict[str, Any], *, becomes_k
     check_next(replace(before, known=before.known or (before,)), after)
     form = evolved_form(contents, after)
     earlier = (*contents.earlier, contents.schema_json)
-    return msgspec.structs.replace(contents, schema_json=schema, earlier=earlier, keyed=form)
+    about = without_columns(contents.about, {str(id_) for id_ in {*before.ids} - {*after.ids}})
+    return msgspec.structs.replace(contents, schema_json=schema, earlier=earlier, keyed=form, about=about)
 
 
 def check_follows(contents: CollectionState, after: CollectionSchema, *, becomes_keyed: bool = False) -> None:
