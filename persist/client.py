@@ -59,6 +59,7 @@ def open(
     settings: Settings | None = None,
     clock: Clock | None = None,
     notify: str | Notify | None = None,
+    commit_through: str | Notify | None = None,
 ) -> "Client":
     """Open a location and return a client for it. Close it, or use it in a `with`.
 
@@ -77,26 +78,58 @@ def open(
         notify: a server (`Client.serve`) that tells of new records, as its URL or with what it asks for, so that who
             follows or waits need not poll for them. Only ever a hint: without it, behind it, or when it lies, the
             same is read, only later.
+        commit_through: in mode "shared", a server (`Client.serve(commits=True)`) that commits for this client together
+            with others, so that hundreds of writers of one location do not race for it. Each call gets the answer that
+            it would have got alone; where the server gives none, this client finds out in the log what became of it,
+            and commits by itself.
 
     Cost: one page of LIST and a few GETs; nothing is created before the first write, except in mode "exclusive".
 
     Raises:
-        InvalidUsage: the URL, an option or the mode is not known; or the bucket or credentials are missing.
+        InvalidUsage: the URL, an option or the mode is not known; or the bucket or credentials are missing; or the
+            server of commit_through answers, and is of another location, or does not commit for this client.
         Locked: another client has the location exclusively, and this one wants it, too.
         Corruption: the newest checkpoint or a record after it cannot be believed.
     """
     settings, clock = Settings() if settings is None else settings, clock or SystemClock()
     options = OpenOptions(mode, reentrance_id, force, seqno, settings, clock)
-    told_by = Notify(notify) if isinstance(notify, str) else notify
-    if told_by is not None and not isinstance(told_by, Notify):
-        raise InvalidUsage(f"notify={notify!r} is no server: give its URL, or persist.Notify(url, token=…)")
+    told_by, committed_by = _server("notify", notify), _server("commit_through", commit_through)
+    if committed_by is not None and mode != "shared":
+        raise InvalidUsage(f'commit_through is for mode="shared", and this is mode={mode!r}')
     storage = open_storage(location, storage_options, settings, clock)
     try:
         engine = Engine(storage, options)
     except BaseException:
         storage.close()
         raise
-    return Client(engine, told_by)
+    client = Client(engine, told_by)
+    if committed_by is not None:
+        try:
+            _relay(client, committed_by)
+        except BaseException:
+            client.close()
+            raise
+    return client
+
+
+def _server(option: str, given: str | Notify | None) -> Notify | None:
+    server = Notify(given) if isinstance(given, str) else given
+    if server is not None and not isinstance(server, Notify):
+        raise InvalidUsage(f"{option}={given!r} is no server: give its URL, or persist.Notify(url, token=…)")
+    return server
+
+
+def _relay(client: "Client", server: Notify) -> None:
+    """Let a client commit through a server, if that is of the same location."""
+    from persist.notify.relay import FlightRelay  # Here, because few need gRPC, which takes a while to load.
+
+    engine = client.engine
+    committer = engine.writer("commit_through").committer
+    relay = FlightRelay(server, engine.clock)
+    relay.check(engine.follower.state.location)
+    committer.relay = relay
+    committer.when_ended(relay.close)
+    engine.count_also("commit_through", relay.counts)
 
 
 class Client:
@@ -430,6 +463,7 @@ class Client:
         token: str | None = None,
         certificate: tuple[str | bytes, str | bytes] | None = None,
         insecure: bool = False,
+        commits: bool = False,
         slow_s: float = 60.0,
     ) -> "Server":
         """Tell others of new records and serve reads over Arrow Flight, until the server or this client is closed.
@@ -443,12 +477,19 @@ class Client:
             token: what clients must send; without one, everybody who reaches the port may read everything.
             certificate: the chain and the key of the server as PEM, for `grpc+tls://`.
             insecure: allow an address that other machines reach without a token.
+            commits: commit for clients that were opened with `commit_through=`, too. Whoever has the token may then do
+                what a client can that may write to the store. For mode "shared".
             slow_s: a stream that its client does not read for so long is dropped.
 
         Raises:
-            InvalidUsage: the address, token or certificate does not fit, or the port is taken.
+            InvalidUsage: the address, token or certificate does not fit, or the port is taken; or commits is asked for
+                in mode "exclusive", whose commits nobody else could make.
+            ReadOnly: commits is asked for, and this client only reads.
         """
         self.engine.check_open("serve")
+        committer = self.engine.writer("serve with commits").committer if commits else None
+        if commits and self.mode != "shared":
+            raise InvalidUsage(f'serve(commits=True) is for mode="shared", and this is mode={self.mode!r}')
         from persist.notify.server import Server  # As above.
 
         if isinstance(slow_s, bool) or not isinstance(slow_s, (int, float)) or not 0 < slow_s < float("inf"):
@@ -461,6 +502,7 @@ class Client:
             certificate=certificate,
             insecure=insecure,
             slow_s=slow_s,
+            committer=committer,
         )
         self._ends.append(server.close)
         self.engine.count_also("server", server.counts)

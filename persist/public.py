@@ -91,7 +91,7 @@ from persist.upkeep.garbage import GarbageReport
 from persist.upsert.keyed import Behind, Keyed
 from persist.write.future import CommitFuture
 
-__all__ = [
+__all__: list[str] = [
     "About",
     "Antichain",
     "AsOfCompacted",

@@ -718,6 +718,8 @@ def test_metrics_tell_what_a_client_did(blob: MemoryBlob) -> None:
             "rejected": 1,
             "lost_races": 0,
             "checkpoints": 0,
+            "relayed": 0,
+            "in_doubt": 0,
         }
         assert found["leases"] == {"granted": 1, "holds": 1, "reads": 1}
         assert found["log"] == {"seqno": 2, "beyond_end": 0}

@@ -78,12 +78,15 @@ class TwoClients(RuleBasedStateMachine):
         self.snapshots: list[tuple[persist.Snapshot, dict[Any, int]]] = []
         self.listens: list[tuple[persist.Listen, Modelled, int, Counter[Any]]] = []
 
-    def opened(self) -> persist.Client:
+    @staticmethod
+    def settings() -> persist.Settings:
         # Garbage goes as soon as nobody claims it, although two clients use the location: both have leases.
-        settings = persist.Settings(
+        return persist.Settings(
             hold_linger_s=0, background=False, grace_s=0, orphan_grace_s=0, compaction=small_policy()
         )
-        return persist.open(self.blob, clock=ImpatientClock(), settings=settings)
+
+    def opened(self) -> persist.Client:
+        return persist.open(self.blob, clock=ImpatientClock(), settings=self.settings())
 
     def teardown(self) -> None:
         for client in self.clients:

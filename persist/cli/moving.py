@@ -148,6 +148,9 @@ def serve(
     insecure: Annotated[
         bool, typer.Option("--insecure", help="Allow an address that other machines reach without a token.")
     ] = False,
+    commits: Annotated[
+        bool, typer.Option("--commits", help="Commit for others, too: clients opened with commit_through=.")
+    ] = False,
     metrics: Annotated[
         str | None,
         typer.Option(metavar="HOST:PORT", help="Serve metrics there, too: http, for Prometheus and Grafana."),
@@ -158,10 +161,10 @@ def serve(
     The token that clients must send comes from the environment variable PERSIST_SERVE_TOKEN.
     """
     token = os.environ.get(TOKEN_VARIABLE)
-    with at.reading() as client, ExitStack() as stack:
-        server = stack.enter_context(client.serve(url, token=token, insecure=insecure))
+    with at.writing(background=True) if commits else at.reading() as client, ExitStack() as stack:
+        server = stack.enter_context(client.serve(url, token=token, insecure=insecure, commits=commits))
         told = {"url": server.url}
-        line = f"{server.url} serves {client.url}. Ctrl-C ends it."
+        line = f"{server.url} serves {client.url}{', and commits to it' if commits else ''}. Ctrl-C ends it."
         if metrics is not None:
             from persist.cli.exposition import MetricsServer
 

@@ -3,7 +3,7 @@
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import persist
@@ -62,13 +62,15 @@ class Place:
             yield client
 
     @contextmanager
-    def writing(self, *, may_be_new: bool = False, memory_budget: int | None = None) -> Iterator["persist.Client"]:
-        """Open it to write; nothing happens in the background.
+    def writing(
+        self, *, may_be_new: bool = False, memory_budget: int | None = None, background: bool = False
+    ) -> Iterator["persist.Client"]:
+        """Open it to write; nothing happens in the background, unless that is asked for.
 
         Raises:
             InvalidUsage: nothing is stored there, unless it may be new.
         """
-        settings = self.settings(memory_budget)
+        settings = replace(self.settings(memory_budget), background=background)
         with persist.open(self.location, storage_options=self.options, settings=settings) as client:
             if client.seqno < 0 and not may_be_new:
                 raise persist.InvalidUsage(self._nothing(client.url))

@@ -32,8 +32,8 @@ class NotOneValue(InvalidUsage):
     keys are the first of them, each with a time at which that is so.
     """
 
-    def __init__(self, name: str, keys: Sequence[tuple[tuple[Any, ...], int]], *, are_null: bool) -> None:
-        super().__init__(name, keys, are_null)
+    def __init__(self, name: str, keys: Sequence[tuple[tuple[Any, ...], int]], *, are_null: bool = False) -> None:
+        super().__init__(name, keys)
         self.name = name
         self.keys = tuple(keys)
         self.are_null = are_null

@@ -66,12 +66,12 @@ def decode_framed(data: bytes, kind: type[F], key: str) -> F:
     """
     body = _verified_body(data, key) + b"}"
     try:
-        head = _decoder(_Head).decode(body)
+        head = decoder_of(_Head).decode(body)
         if head.format > FORMAT:
             raise IncompatibleVersion(key, head.format, FORMAT)
         if head.format < 1:
             raise CorruptBlob(key, f"it has the impossible format version {head.format}")
-        return _decoder(kind).decode(body)
+        return decoder_of(kind).decode(body)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise CorruptBlob(key, f"it is not a valid {kind.__name__.lower()}: {error}") from error
 
@@ -121,7 +121,7 @@ def get_framed(blob: Blob, ref: BlobRef, kind: type[F]) -> F:
     return value
 
 
-def _decoder(kind: type[T]) -> "msgspec.json.Decoder[T]":
+def decoder_of(kind: type[T]) -> "msgspec.json.Decoder[T]":
     """Return the decoder of a kind, made by one thread at a time.
 
     msgspec 0.22 finds out what a Struct consists of when it is first needed, and lets go of the GIL while it does. A

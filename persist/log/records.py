@@ -1,6 +1,6 @@
 """What one entry of the commit log says: the mutations of one or more collections, all of them or none.
 
-    record   = frame "record" { location, seqno, commit, previous, writer, epoch, written_ms, mutations }
+    record   = frame "record" { location, seqno, commit, previous, writer, epoch, written_ms, mutations, submitted? }
     mutation = create | append | replace | tokens | batch | seal | allow_compaction | destroy | hold | release
              | pend | resolve | late_bound
              | evolve | redefine | rename | describe | tag | drop_tag | retention | note            of one collection
@@ -15,6 +15,7 @@ Fields:
     writer      free text naming the client, for people
     epoch       the seqno at which the writer opened the location exclusively, null if it did not
     written_ms  the writer's clock, milliseconds since 1970; for people and for retention, never for correctness
+    submitted   whose operations these are that were committed for others (`persist.replica.submissions`)
 
 Mutations of a collection name it by its id, which is never used again. A frontier is a list of at most one time.
 A long list of parts is stored outside the record (`parts_in`); `persist.log.part_lists` fills it in before anybody sees
@@ -419,6 +420,18 @@ Unguarded = (
 )
 
 
+class Submitted(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """Says of one client that lets others commit for it: which of its operations a record holds, and what never comes.
+
+    The client numbers its operations. Those from first to last are in this record, none if first is beyond last. Those
+    up to last that neither this record nor one before it holds are in none that follows.
+    """
+
+    submitter: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{32}$")]
+    first: Annotated[int, msgspec.Meta(ge=1, le=2**63 - 1)]
+    last: Annotated[int, msgspec.Meta(ge=0, le=2**63 - 2)]
+
+
 class Record(Framed, frozen=True, kw_only=True, tag="record"):
     """One entry of the commit log."""
 
@@ -430,3 +443,4 @@ class Record(Framed, frozen=True, kw_only=True, tag="record"):
     epoch: int | None
     written_ms: int
     mutations: tuple[Mutation, ...]
+    submitted: tuple[Submitted, ...] | msgspec.UnsetType = msgspec.UNSET

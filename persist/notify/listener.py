@@ -16,17 +16,16 @@ import uuid
 from collections.abc import Iterable
 
 import msgspec
-import pyarrow as pa
 import pyarrow.flight as flight
 
-from persist.notify.address import Notify, parsed_address
+from persist.notify.address import Notify
+from persist.notify.calls import CALL_FAILED, ask, connected, said
 from persist.notify.messages import Committed, Leave, Newest, Wait, decode_message
 from persist.replica.follower import Follower
 
 WAIT_S = 10.0
 ANSWER_S = 5.0  # What an answer may take beyond that.
 RETRY_S_MIN, RETRY_S_MAX = 0.2, 30.0
-_FAILED = (pa.ArrowException, OSError, ValueError, StopIteration)
 
 logger = logging.getLogger(__name__)
 
@@ -65,7 +64,7 @@ class Listener:
         self.request_stop()
         client = self._client
         if client is not None:
-            with contextlib.suppress(*_FAILED):
+            with contextlib.suppress(*CALL_FAILED):
                 self._ask(client, "leave", Leave(self._waiter), 1.0)
         for thread in self._threads:
             thread.join(WAIT_S + ANSWER_S)
@@ -75,17 +74,19 @@ class Listener:
         pause_s, is_known = RETRY_S_MIN, False
         while not self._stop.is_set():
             try:
-                with contextlib.closing(self._connected()) as client:
+                with contextlib.closing(connected(self._notify)) as client:
                     self._client = client
                     for seqno in self._answers(client):
                         self._heard = max(self._heard, seqno)
                         self._counts["connected"], self._counts["pushes"] = 1, self._counts["pushes"] + 1
                         pause_s, is_known = RETRY_S_MIN, False
                         self._follower.hint(seqno)
-            except _FAILED as error:
+            except CALL_FAILED as error:
                 self._counts["connected"], self._counts["failures"] = 0, self._counts["failures"] + 1
                 if not is_known and not self._stop.is_set():
-                    logger.warning("%s does not tell of new records, so this client polls: %s", self._notify.url, error)
+                    logger.warning(
+                        "%s does not tell of new records, so this client polls: %s", self._notify.url, said(error)
+                    )
                 is_known = True
             finally:
                 self._client = None
@@ -120,18 +121,8 @@ class Listener:
             if client is None or seqno <= max(told, self._heard) or self._stop.is_set():
                 continue
             told = seqno
-            with contextlib.suppress(*_FAILED):  # The other thread says so.
+            with contextlib.suppress(*CALL_FAILED):  # The other thread says so.
                 self._ask(client, "committed", Committed(seqno), ANSWER_S)
 
-    def _connected(self) -> flight.FlightClient:
-        address, certificate = parsed_address(self._notify.url), self._notify.certificate
-        pem = certificate.encode() if isinstance(certificate, str) else certificate
-        return flight.FlightClient(address.url, **({} if pem is None else {"tls_root_certs": pem}))
-
     def _ask(self, client: flight.FlightClient, what: str, message: msgspec.Struct, timeout_s: float) -> bytes:
-        token = self._notify.token
-        headers = [] if token is None else [(b"authorization", f"Bearer {token}".encode())]
-        options = flight.FlightCallOptions(timeout=timeout_s, headers=headers)
-        results = client.do_action(flight.Action(what, msgspec.json.encode(message)), options)
-        answer: bytes = next(iter(results)).body.to_pybytes()
-        return answer
+        return ask(client, self._notify, what, msgspec.json.encode(message), timeout_s)

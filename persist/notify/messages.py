@@ -8,6 +8,8 @@
                         newer record than after, or when the time is over
     action "leave"      {"waiter": text}        ends its wait
     action "committed"  {"seqno": n}            a hint that there is such a record
+    action "commits"    {}                      answers {"location"} if the server commits for others
+    action "commit"     a request of `persist.write.requests`, and its answers
 
 Batches of a subscription come with the columns, `_time` and `_diff`; an empty one with the metadata {"upper": [n]} ends
 each step.
@@ -78,6 +80,12 @@ class Newest(msgspec.Struct, frozen=True):
 
     location: str | None
     seqno: Seqno
+
+
+class Commits(msgspec.Struct, frozen=True):
+    """The answer of a server that commits for others: to which location."""
+
+    location: str | None
 
 
 T = TypeVar("T", bound=msgspec.Struct)

@@ -5,6 +5,8 @@ for a record asks again and again ("wait"), so the server never writes to somebo
 for who is slow. Streams of data may come to stand because nobody takes them. Each one that was not asked for more in
 `slow_s` is dropped: what it kept back of history is let go of, and it ends with an error.
 
+Where it is allowed to, it commits for others, too (`persist.notify.commits`).
+
 Limits: `STREAMS_MAX` streams and `WAITS_MAX` waits at a time; more are refused, and try again.
 """
 
@@ -24,7 +26,9 @@ import pyarrow.flight as flight
 
 from persist.errors import ClientClosed, CollectionNotFound, InvalidUsage, PersistError
 from persist.notify.address import Address, check_token, parsed_address
+from persist.notify.commits import CommitsForOthers
 from persist.notify.messages import (
+    Commits,
     Committed,
     Get,
     GetChanges,
@@ -36,6 +40,7 @@ from persist.notify.messages import (
     decode_ticket,
 )
 from persist.replica.follower import Follower
+from persist.write.committer import Committer
 
 STREAMS_MAX, WAITS_MAX = 64, 512
 BATCH_ROWS = 64 << 10
@@ -95,14 +100,16 @@ class Server:
         certificate: tuple[str | bytes, str | bytes] | None,
         insecure: bool,
         slow_s: float,
+        committer: Committer | None = None,
     ) -> None:
-        """Begin to serve; see `Client.serve`."""
+        """Begin to serve; see `Client.serve`. With a committer, others may have it commit for them."""
         address = _checked(url, token, certificate, insecure)
+        self._commits = None if committer is None else CommitsForOthers(committer, follower)
         self._follower = follower
         self._hub = _Hub(seqno=follower.state.seqno)
         self._slow_s = slow_s
         try:
-            self._flight = _Flight(face, follower, self._hub, address, token, certificate)
+            self._flight = _Flight(face, follower, self._hub, address, token, certificate, self._commits)
         except (pa.ArrowException, OSError) as error:
             raise InvalidUsage(
                 f"{url!r} cannot be served: {error}. Is the port taken, or the certificate none? "
@@ -113,9 +120,10 @@ class Server:
         self._thread.start()
 
     def counts(self) -> dict[str, int]:
-        """Return how many streams are open, and how many wait for a record."""
+        """Return how many streams are open, how many wait for a record, and what others had committed."""
         with self._hub.changed:
-            return {"streams": len(self._hub.streams), "waits": len(self._hub.waiters)}
+            counts = {"streams": len(self._hub.streams), "waits": len(self._hub.waiters)}
+        return counts if self._commits is None else counts | self._commits.counts()
 
     def close(self) -> None:
         """Stop serving; idempotent. Streams end with an error, waits with an answer."""
@@ -199,6 +207,7 @@ class _Flight(flight.FlightServerBase):  # type: ignore[misc]
         address: Address,
         token: str | None,
         certificate: tuple[str | bytes, str | bytes] | None,
+        commits: CommitsForOthers | None,
     ) -> None:
         super().__init__(
             address.url,
@@ -208,6 +217,7 @@ class _Flight(flight.FlightServerBase):  # type: ignore[misc]
         self._face = face
         self._follower = follower
         self._hub = hub
+        self._commits = commits
 
     def list_flights(self, context: Any, criteria: bytes) -> Iterator[flight.FlightInfo]:
         with _explained():
@@ -246,8 +256,13 @@ class _Flight(flight.FlightServerBase):  # type: ignore[misc]
                     self._hub.changed.notify_all()
             elif action.type == "committed":
                 self._follower.hint(decode_message(body, Committed).seqno)
+            elif action.type == "commits":
+                self._committing()
+                return iter([msgspec.json.encode(Commits(self._follower.state.location))])
+            elif action.type == "commit":
+                return iter([self._committing().answer(body)])
             else:
-                raise ValueError(f"there is no action {action.type[:200]!r}: use wait, leave or committed")
+                raise ValueError(f"there is no action {action.type[:200]!r}: use wait, leave, committed or commit")
         return iter([b"{}"])
 
     def list_actions(self, context: Any) -> list[tuple[str, str]]:
@@ -255,7 +270,15 @@ class _Flight(flight.FlightServerBase):  # type: ignore[misc]
             ("wait", "answers with the newest seqno, once it is beyond another"),
             ("leave", "ends a wait"),
             ("committed", "a hint that there is a record"),
+            *([] if self._commits is None else [("commit", "commits for others"), ("commits", "tells where")]),
         ]
+
+    def _committing(self) -> CommitsForOthers:
+        if self._commits is None:
+            raise ValueError("this server does not commit for others: it needs serve(commits=True)")
+        if self._hub.is_closed:
+            raise flight.FlightUnavailableError("the server ends")
+        return self._commits
 
     def _info(self, name: str) -> flight.FlightInfo:
         schema = self._face.load(name).schema

@@ -30,6 +30,7 @@ from persist.log.records import Record
 from persist.replica.checkpoint import load_contents, read_newest_checkpoint, read_newest_control
 from persist.replica.directory import KnownLevels
 from persist.replica.past import PROVE_AFTER_S, PROVE_READS_AFTER_S, Past
+from persist.replica.submissions import Submissions
 from persist.state.contents import CollectionState
 from persist.state.state import PENDING_MAX, DoesNotFollow, State, apply
 
@@ -41,6 +42,7 @@ BEYOND_MAX = 1000  # A page of LIST.
 STALE_AFTER_S = 600.0
 FRESH_S = 60.0
 RECENT_MAX = 256  # Records kept for the next checkpoint.
+FAR = 100  # Records that are not read one by one where a checkpoint will do.
 HINT_S = 1.0
 POLL_FIRST_S = 0.005
 TOLD_FIRST_S = 0.25  # A GET that is under way when a hint comes would only delay the one that finds the record.
@@ -78,9 +80,11 @@ class Follower:
         self._is_opening = True
         self._interrupted: LogInterrupted | None = None
         self._state = self._newest_checkpoint()
+        self.submissions = Submissions(self._state.seqno)
         self._past = Past(blob, self._state, self._seen_end)
         while not self._is_vouched_for(self._state):
             self._state = self._newest_checkpoint()
+            self.submissions.skip_to(self._state.seqno)
         self._look_beyond()
         self._past = Past(blob, self._state, self._seen_end)
         self._is_opening = False
@@ -286,6 +290,8 @@ class Follower:
         if newest.seqno == self._state.seqno and newest.commit != self._state.commit:
             assert self._state.commit is not None
             raise self._past.stop(newest.seqno, self._state.commit, newest.commit)
+        if newest.seqno > self._state.seqno:
+            self.submissions.skip_to(newest.seqno)
         self._state = newest
 
     def _verify_newest(self) -> None:
@@ -309,14 +315,14 @@ class Follower:
             if self._state.location not in (None, record.location):
                 raise _misplaced(record, self._state)
             try:
-                if applied is not None and applied[0] is self._state:
-                    self._state = applied[1]
-                else:
-                    self._state = apply(self._state, record)
+                is_known = applied is not None and applied[0] is self._state
+                after = applied[1] if applied is not None and is_known else apply(self._state, record)
             except DoesNotFollow as error:
                 raise self._does_not_follow(record) from error
             except (ValueError, Conflict) as error:
                 raise CorruptBlob(record_key(record.seqno), f"it breaks a rule of the log: {error}") from error
+            self.submissions.note(record)  # Before the state, so that who has the state finds what led to it.
+            self._state = after
             self._past.learned(self._state, self.now())
             self._recent[record.seqno] = record
             if len(self._recent) > RECENT_MAX:
@@ -329,6 +335,27 @@ class Follower:
                         self.load(entry.id)
             self._advanced.notify_all()
             self.on_advance(record.seqno)
+
+    def catch_up(self, after: int) -> Submissions:
+        """Refresh, and return what all records after a seqno say of submissions, as far as the log still has them.
+
+        Cost: that of `refresh`, but where seqno is far away, a LIST and a GET stand for what comes before; and a GET
+        for each record between it and the checkpoint from which this client went on.
+        """
+        with self._lock:
+            if after > self._state.seqno + FAR:
+                self.restart()
+            self.refresh()
+            if not self.submissions.knows(after):
+                whole = Submissions(after)
+                for seqno in range(after + 1, self._state.seqno + 1):
+                    record = self._recent.get(seqno) or read_record(self._blob, seqno)
+                    if record is None:
+                        break
+                    whole.note(record)
+                else:
+                    self.submissions = whole
+            return self.submissions
 
     def hint(self, seqno: int) -> None:
         """Let those who wait look now, because somebody says that there is a record at seqno.

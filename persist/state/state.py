@@ -27,6 +27,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from msgspec import UNSET
+
 from persist.errors import CollectionExists, CollectionNeeded, CollectionNotFound, ColumnsNeeded, LeaseExpired
 from persist.log.envelope import BlobRef
 from persist.log.records import (
@@ -134,6 +136,8 @@ def apply(state: State, record: Record) -> State:
         raise ValueError(f"its commit {record.commit[:200]!r} is not 32 hex digits")
     if record.previous != state.commit:
         raise DoesNotFollow(f"it follows the commit {record.previous}, and the record before it is {state.commit}")
+    if record.submitted is not UNSET and any(each.first > each.last + 1 for each in record.submitted):
+        raise ValueError("it says of operations that were submitted that the first comes long after the last")
     check_writer(state.control.writer, state.control.epoch, record.epoch, record.mutations)
     after = Changing(MapChanges(state.entries), MapChanges(state.ids), state.control, _extended)
     for mutation in record.mutations:

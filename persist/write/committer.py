@@ -16,11 +16,15 @@ group therefore stays open for `LINGER_S`.
 Large writes are encoded and uploaded by a pool as soon as they are asked for; small ones are encoded here. What is
 asked for and not yet durable is bounded by the memory budget: beyond it, callers wait.
 
+With a `relay`, another client is asked first to commit a group with those of others (`persist.write.relay`); what it
+does not answer is settled here.
+
 A blob is stored before the record that refers to it, never after. Uploads of rejected operations are deleted; after
 an indeterminate commit they are left, because the record may yet appear.
 """
 
 import collections
+import itertools
 import logging
 import os
 import threading
@@ -28,10 +32,12 @@ import uuid
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future, wait
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
 import pyarrow as pa
+from msgspec import UNSET
 
 from persist.blob import Blob
 from persist.blob.clock import Clock
@@ -51,7 +57,7 @@ from persist.errors import (
 from persist.log.commits import create_record
 from persist.log.keys import is_upload, record_key, record_seqno
 from persist.log.part_lists import move_out
-from persist.log.records import Append, BringsParts, Mutation, Pend, Record, Replace, Resolve
+from persist.log.records import Append, BringsParts, Mutation, Pend, Record, Replace, Resolve, Submitted
 from persist.replica.checkpoint import checkpoint_due, write_checkpoint
 from persist.replica.follower import Follower
 from persist.replica.unsealed_writes import say_whose
@@ -62,13 +68,15 @@ from persist.state.state import State, apply
 from persist.upsert.taking import EventTable
 from persist.write.future import CommitFuture, UnobservedErrors
 from persist.write.hand_over import HandOver
-from persist.write.operations import Operation, Step, Write, merge
+from persist.write.operations import Operation, Step, Submission, Write, merge
 from persist.write.part_writer import MEMORY_BUDGET, PartWriter
 from persist.write.proof import StoreProof
+from persist.write.relay import Relay, doubt, is_in_doubt, is_plain, may_be_relayed, submitted
 from persist.write.write_steps import WriteSteps
 
 GROUP_BYTES_MAX = 16 << 20
 LINGER_S = 0.01
+COUNTS = ("records", "operations", "repeated", "rejected", "lost_races", "checkpoints", "relayed", "in_doubt")
 
 logger = logging.getLogger(__name__)
 B = TypeVar("B", bound=BringsParts)
@@ -101,7 +109,9 @@ class Committer:
         self.appended: Callable[[str], object] = lambda collection: None  # Told of each commit that adds updates.
         self._changed = threading.Condition()
         self._asked: collections.deque[Operation] = collections.deque()
-        self._counts = dict.fromkeys(("records", "operations", "repeated", "rejected", "lost_races", "checkpoints"), 0)
+        self.relay: Relay | None = None  # Set once, before anything is submitted.
+        self._submitter, self._numbers, self._relayed = uuid.uuid4().hex, itertools.count(1), -1
+        self._counts = dict.fromkeys(COUNTS, 0)
         self._hurry = threading.Event()
         self._in_flight_bytes = 0
         self._closed = False
@@ -138,14 +148,19 @@ class Committer:
         """Return updates in memory or as parts, and their digest; see `WriteSteps.held_or_stored`."""
         return self._write_steps.held_or_stored(collection, schema, updates, stamp, by=digest_by)
 
-    def submit(self, steps: Sequence[Step], names: dict[str, str]) -> CommitFuture:
+    def submit(
+        self, steps: Sequence[Step], names: dict[str, str], submission: Submission | None = None
+    ) -> CommitFuture:
         """Queue an operation; return at once, or as soon as there is room for it.
+
+        Args:
+            submission: by what id another client asks for it.
 
         Raises:
             ClientClosed: `close` was called before.
         """
         size = sum(step.bytes for step in steps if isinstance(step, Write))
-        operation = Operation(tuple(steps), names, CommitFuture(self.unobserved, self._waited_for), size)
+        operation = Operation(tuple(steps), names, CommitFuture(self.unobserved, self._waited_for), size, submission)
         with self._changed:
             # In a future's callback there is no waiting: the thread that makes room is the one that would wait.
             if not self._is_own_thread():
@@ -170,7 +185,8 @@ class Committer:
         """Return what became of what was asked for.
 
         Records made, the operations they or an earlier record hold, those among them that were done before, those
-        rejected, attempts that found their slot of the log taken, and checkpoints made.
+        rejected, attempts that found their slot of the log taken, and checkpoints made. Of operations, besides: those
+        that another client committed or rejected for this one, and those that it was asked for and did not answer.
         """
         return dict(self._counts)
 
@@ -293,20 +309,60 @@ class Committer:
 
     def _commit(self, group: list[Operation]) -> None:
         """Resolve the future of every operation of the group."""
-        operations = self._with_failed_uploads_rejected(group)
+        operations = self._relayed_first(self._with_failed_uploads_rejected(group))
+        try:
+            self._commit_here(operations)
+        except BaseException as error:
+            doubt(operations, error)
+            raise
+
+    def _relayed_first(self, operations: list[Operation]) -> list[Operation]:
+        """Have another client commit operations, if there is one; return those that are left to do."""
+        relay, location = self.relay, self._follower.state.location
+        if relay is None or location is None or not may_be_relayed(operations):
+            return operations
+        after = max(self._follower.state.seqno, self._relayed)
+        asked = [
+            replace(each, submission=Submission(self._submitter, next(self._numbers), after, is_own=True))
+            for each in operations
+        ]
+        answers = relay.commit(location, asked)
+        if answers is None:
+            return operations
+        self._relayed = max((each for each in answers if isinstance(each, int)), default=self._relayed)
+        left = [each for each, answer in zip(asked, answers, strict=True) if answer is None]
+        self._counts["relayed"] += len(asked) - len(left)
+        self._counts["in_doubt"] += len(left)
+        if not all(map(is_plain, asked)):
+            with suppress(PersistError):  # They are committed; whoever reads what they did hears of it.
+                self._follower.refresh()
+        for operation, answer in zip(asked, answers, strict=True):
+            if isinstance(answer, PersistError):
+                self._reject(operation, answer)
+            elif answer is not None:
+                operation.future.succeed(answer)
+        return left
+
+    def _commit_here(self, operations: list[Operation]) -> None:
+        doubtful = [each.submission.after for each in operations if each.submission is not None and is_in_doubt(each)]
+        if doubtful:
+            self._follower.catch_up(min(doubtful))
         appends: dict[str, tuple[list[Write], list[Append | Pend]]] = {}
         while operations:
             self._follower.prove()
             state, unreadable = self._state_for(operations)
             if not self._is_store_proven(state):
                 continue
+            operations = self._unsettled(operations, state, unreadable)
             accepted, done, rejected = self._validate(state, operations, unreadable)
             mutations = self._mutations(state, accepted, appends)
             is_final = bool(rejected) or (bool(accepted) and not mutations)
             if is_final and self._follower.refresh().seqno != state.seqno:
                 continue  # Nobody is refused, and nothing found to change nothing, on the strength of an old state.
+            # What may come in another way must not, before anybody is told what became of it.
+            is_record = bool(mutations) or any(map(is_in_doubt, operations))
             try:
-                if mutations and not self._create(state, mutations):
+                if is_record and not self._create(state, mutations, submitted(operations, accepted)):
                     self._follower.refresh()  # Where many race, the next slot has been taken meanwhile, too.
                     continue
             except BaseException:
@@ -318,14 +374,45 @@ class Committer:
             for mutation in mutations:
                 if isinstance(mutation, Append | Resolve):
                     self.appended(mutation.collection)
-            seqno = state.seqno + bool(mutations)
-            self._counts["operations"] += len(accepted) + len(done)
-            self._counts["repeated"] += len(done)
-            for operation in done:
-                self.abandon(operation.steps)
-            for operation in (*accepted, *done):
-                operation.future.succeed(seqno)
+            self._succeed(accepted, done, state.seqno + is_record)
             break
+
+    def _succeed(self, accepted: list[Operation], done: list[Operation], seqno: int) -> None:
+        self._counts["operations"] += len(accepted) + len(done)
+        self._counts["repeated"] += len(done)
+        for operation in done:
+            self.abandon(operation.steps)
+        for operation in (*accepted, *done):
+            operation.future.succeed(seqno)
+
+    def _unsettled(
+        self, operations: list[Operation], state: State, unreadable: dict[str, PersistError]
+    ) -> list[Operation]:
+        """Resolve operations of which the log says what became of them; return the others."""
+        known, left = self._follower.submissions, []
+        for operation in operations:
+            asked = operation.submission
+            if asked is None:
+                left.append(operation)
+            elif not known.knows(asked.after):
+                missing = f"records after {asked.after} have been truncated before this client read them"
+                operation.future.fail(
+                    Indeterminate(f"{missing}, and another client may have committed this there. Read back first.")
+                )
+            elif (seqno := known.seqno_of(asked.submitter, asked.number)) is not None:
+                self._counts["operations"] += 1
+                operation.future.succeed(seqno)
+            elif known.is_past(asked.submitter, asked.number):
+                self._reject_settled(state, operation, unreadable)
+            else:
+                left.append(operation)
+        return left
+
+    def _reject_settled(self, state: State, operation: Operation, unreadable: dict[str, PersistError]) -> None:
+        """Reject an operation that came before others which are in the log, and is not: it was rejected there."""
+        _, _, alone = self._validate(state, [operation], unreadable)
+        lost = Unavailable("it was refused while others that came after it were not, and why was lost. Try it again.")
+        self._reject(operation, alone[0][1] if alone else lost)
 
     def _reject_without(
         self,
@@ -333,8 +420,13 @@ class Committer:
         rejected: list[tuple[Operation, PersistError]],
         unreadable: dict[str, PersistError],
     ) -> None:
-        """Reject operations of a group whose record was not confirmed, with what state alone has against each."""
+        """Reject operations of a group whose record was not confirmed, with what state alone has against each.
+
+        Those that another client may commit yet are left out.
+        """
         for operation, _ in rejected:
+            if is_in_doubt(operation):
+                continue
             _, _, alone = self._validate(state, [operation], unreadable)
             error = Unavailable("it came after others that could not be committed, and was not tried. Try it again.")
             self._reject(operation, alone[0][1] if alone else error)
@@ -359,7 +451,7 @@ class Committer:
         self._follower.refresh()
         return False
 
-    def _create(self, state: State, mutations: tuple[Mutation, ...]) -> bool:
+    def _create(self, state: State, mutations: tuple[Mutation, ...], marks: tuple[Submitted, ...]) -> bool:
         """Try to be the record that follows state; return whether this was it."""
         record = Record(
             location=state.location or uuid.uuid4().hex,
@@ -370,6 +462,7 @@ class Committer:
             epoch=self.epoch,
             written_ms=self._clock.wall_ms(),
             mutations=mutations,
+            submitted=marks or UNSET,
         )
         # Whatever went wrong before, a record that readers would refuse must not enter the log.
         after = apply(state, record)

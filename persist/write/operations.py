@@ -119,6 +119,23 @@ Commit = Callable[[Sequence[Step], dict[str, str]], CommitFuture]  # Of the step
 Alone = Evolve | Redefine | Rename | Describe | SetTag | DropTag | SetRetention | DescribeLocation
 
 
+@dataclass(frozen=True, slots=True)
+class Submission:
+    """The id by which an operation is known that one client asks another one to commit for it.
+
+    Attributes:
+        submitter: of the client that asks, drawn by it.
+        number: among its operations, of which a later one has a greater number.
+        after: a record of the log which was there before the client asked.
+        is_own: whether this is the client that asked, which finds out by itself what became of it.
+    """
+
+    submitter: str
+    number: int
+    after: int
+    is_own: bool
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Operation:
     """All steps, or none of them.
@@ -126,12 +143,14 @@ class Operation:
     Attributes:
         names: what people call the collections concerned, by id.
         bytes: what all its writes occupy in memory.
+        submission: by what id it was asked for; None if no other client was asked to commit it.
     """
 
     steps: tuple[Step, ...]
     names: dict[str, str]
     future: CommitFuture
     bytes: int
+    submission: Submission | None = None
 
     @property
     def uploads(self) -> list["Future[tuple[Part, ...]]"]:

@@ -25,13 +25,14 @@ from persist.log.records import (
     KeyedForm,
     LocationMutation,
     MachineForm,
+    Note,
     Resolve,
     TruncateLog,
     VoidUploads,
 )
 from persist.state.keyed_rules import PlannedPend
 from persist.upsert.events import event_fields, events_schema
-from persist.write.operations import Write
+from persist.write.operations import Submission, Write
 
 POLICY = CompactionPolicy(keyframe_rows_min=3, keyframe_fraction=0.1, merge_runs=3, inline_runs=4, inline_bytes=4000)
 object.__setattr__(POLICY, "part_bytes", 1)  # Smaller than makes sense: each key is a part of its own.
@@ -72,6 +73,9 @@ def write_every_kind(location: Path | Blob) -> None:
         renamed.seal(1).result()
         renamed.rename("renamed").result()
         kinds.write([((3, 5), 4, 1)], message="said", metadata={"by": "hand"}).result()
+        for_another = Submission("a" * 32, 7, client.seqno, is_own=False)
+        note = Note(kinds.id, "committed for another client")
+        client.engine.writer("golden").committer.submit([note], {}, for_another).result()
         with kinds.hold(3):
             kinds.allow_compaction(3).result()
         commit(client, GrantLease(LEASE, "somebody", 10**13))

@@ -1,0 +1,100 @@
+"""Committing for others: requests of clients to the committer of the one that serves, and its answers.
+
+A request is answered when all of its operations are: each is in the log, was rejected for good, or is in doubt, and
+then whoever asked finds out in the log. Operations of one client are queued in the order of its requests. Those of all
+clients are committed together, like those of one (`persist.write.committer`).
+
+What is in doubt here is never more than one of: the store gave the server no clear answer, the server ends, the client
+has gone on without it, or the request is not one that can be understood here. None of these lets an operation be
+committed twice, because each has an id in the log (`persist.replica.submissions`).
+"""
+
+import threading
+from collections import OrderedDict
+
+from persist.blob import ReadOnlyStore, StoreMisconfigured
+from persist.errors import ClientClosed, Conflict, InvalidUsage, PersistError
+from persist.replica.follower import Follower
+from persist.state.contents import CollectionState
+from persist.write.committer import Committer
+from persist.write.future import CommitFuture
+from persist.write.operations import Submission
+from persist.write.relay import Answer
+from persist.write.requests import Asking, Request, answers_bytes, request_from, steps_from
+
+SUBMITTERS_MAX = 4096
+
+
+class CommitsForOthers:
+    """Answers requests, in any number of threads."""
+
+    def __init__(self, committer: Committer, follower: Follower) -> None:
+        self._committer = committer
+        self._follower = follower
+        self._lock = threading.Lock()
+        self._newest: OrderedDict[str, int] = OrderedDict()  # The last number that each submitter asked for.
+        self._counts = {"requests": 0, "operations": 0}
+
+    def counts(self) -> dict[str, int]:
+        """Return how many requests came, with how many operations."""
+        return dict(self._counts)
+
+    def answer(self, data: bytes) -> bytes:
+        """Return the answers to a request, once all are known.
+
+        Raises:
+            ValueError: it is none, or meant for another location.
+        """
+        request = request_from(data)
+        # Perhaps the client that asks has only just begun the location.
+        location = self._follower.state.location or self._follower.refresh().location
+        if request.location != location:
+            raise ValueError(f"this server commits to the location {location}, and {request.location} was asked for")
+        self._check_new(request)
+        with self._lock:
+            self._counts["requests"] += 1
+            self._counts["operations"] += len(request.operations)
+        futures = [self._asked(request, each) for each in request.operations]
+        return answers_bytes([_answer(each) for each in futures])
+
+    def _check_new(self, request: Request) -> None:
+        """Raise ValueError if a request is an old one, played again."""
+        with self._lock:
+            newest = self._newest.pop(request.submitter, 0)
+            self._newest[request.submitter] = max(newest, request.operations[-1].number)
+            if len(self._newest) > SUBMITTERS_MAX:
+                self._newest.popitem(last=False)
+        if request.operations[0].number <= newest:
+            raise ValueError("its operations were asked for before")
+
+    def _asked(self, request: Request, asking: Asking) -> CommitFuture | PersistError | None:
+        """Queue an operation; return its future, or at once why it is rejected, or None if it is left in doubt."""
+        id_ = Submission(request.submitter, asking.number, request.after, is_own=False)
+        try:
+            return self._committer.submit(steps_from(asking, self._contents_of), dict(asking.names), id_)
+        except ClientClosed:
+            return None
+        except InvalidUsage as error:
+            return error
+        except (ValueError, PersistError):
+            return None  # Whoever asked finds out by itself what it has done.
+
+    def _contents_of(self, collection: str) -> CollectionState | None:
+        found = self._follower.load(collection)
+        if found is None:
+            self._follower.refresh()
+            found = self._follower.load(collection)
+        return found
+
+
+def _answer(asked: CommitFuture | PersistError | None) -> Answer:
+    if not isinstance(asked, CommitFuture):
+        return asked
+    error = asked.exception()
+    if error is None:
+        return asked.result()
+    # What is wrong with the server's way to the store says nothing about that of others.
+    is_rejected = isinstance(error, InvalidUsage | Conflict) and not isinstance(
+        error, StoreMisconfigured | ReadOnlyStore
+    )
+    return error if is_rejected and isinstance(error, PersistError) else None

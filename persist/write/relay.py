@@ -1,0 +1,101 @@
+"""Having operations committed by another client, and finding out what became of those that got no answer.
+
+The committer of a client that has a `Relay` offers it each group first. Whoever takes it validates and commits the
+operations together with those of others, and answers each: by its seqno, or by why it was rejected. An operation that
+gets no answer may or may not be in the log, now or later. The log tells (`persist.replica.submissions`), and what it
+does not hold is committed here, in a record that says that it will not come in another way.
+
+Rejected: to let a server answer for what it has merely taken (it may die before it commits); to make one record of each
+doubtful operation's own (a group is in doubt together, and is settled together).
+"""
+
+from collections.abc import Iterable, Sequence
+from itertools import groupby
+from typing import Protocol
+
+from persist.blob import Indeterminate, PersistError
+from persist.log.records import (
+    Batch,
+    CloseWriter,
+    Collected,
+    Note,
+    OpenWriter,
+    Seal,
+    Submitted,
+    Tokens,
+    TruncateLog,
+    VoidUploads,
+)
+from persist.state.collection_rules import Condition
+from persist.write.operations import Asked, Operation, Write
+
+Answer = int | PersistError | None
+
+OPERATIONS_MAX = 1000  # That one request holds.
+OWN = OpenWriter | CloseWriter | TruncateLog | VoidUploads | Collected  # What each client does by itself, if at all.
+_PLAIN = Tokens | Seal | Note | Batch | Condition | Asked
+
+
+class Relay(Protocol):
+    """A way to another client that commits for this one; for one thread at a time."""
+
+    def commit(self, location: str, operations: Sequence[Operation]) -> Sequence[Answer] | None:
+        """Have operations committed, in this order, each with its submission.
+
+        Returns:
+            None if nobody has been asked. Or for each: the seqno of its commit; the error with which it was rejected,
+            so that it never will be committed; None if that is not known.
+        """
+        ...
+
+
+def may_be_relayed(operations: Sequence[Operation]) -> bool:
+    """Whether another client may be asked to commit these."""
+    return 0 < len(operations) <= OPERATIONS_MAX and not any(
+        isinstance(step, OWN) for operation in operations for step in operation.steps
+    )
+
+
+def is_plain(operation: Operation) -> bool:
+    """Whether a client goes on as well without having read the record that holds this."""
+    return all(isinstance(step, _PLAIN) or (isinstance(step, Write) and not step.events) for step in operation.steps)
+
+
+def submitted(operations: Iterable[Operation], accepted: Iterable[Operation]) -> tuple[Submitted, ...]:
+    """Return what a record says that holds those accepted of some operations.
+
+    Of the client's own ones, the others will not come either, and it says so.
+    """
+    held: dict[str, list[int]] = {}
+    for operation in accepted:
+        if operation.submission is not None:
+            held.setdefault(operation.submission.submitter, []).append(operation.submission.number)
+    marks = [Submitted(who, first, last) for who, numbers in held.items() for first, last in _ranges(numbers)]
+    own = [each.submission for each in operations if each.submission is not None and each.submission.is_own]
+    last = max(own, key=lambda each: each.number, default=None)
+    if last is not None and last.number not in held.get(last.submitter, ()):
+        marks.append(Submitted(last.submitter, last.number + 1, last.number))
+    return tuple(marks)
+
+
+def _ranges(numbers: Iterable[int]) -> Iterable[tuple[int, int]]:
+    for _, run in groupby(enumerate(sorted(numbers)), lambda each: each[1] - each[0]):
+        found = [number for _, number in run]
+        yield found[0], found[-1]
+
+
+def is_in_doubt(operation: Operation) -> bool:
+    """Whether another client was asked to commit this for the present one, and may do so yet."""
+    return operation.submission is not None and operation.submission.is_own
+
+
+def doubt(operations: Iterable[Operation], error: BaseException) -> None:
+    """Fail those that another client may have committed, or may commit yet, because that was not found out."""
+    for operation in operations:
+        if is_in_doubt(operation) and not operation.future.done():
+            told = Indeterminate(
+                f"another process was asked to commit this and gave no answer, and what became of it could not be "
+                f"found out: {error}. It may or may not be there. Read back before writing it again."
+            )
+            told.__cause__ = error
+            operation.future.fail(told)

@@ -1,0 +1,311 @@
+"""Operations as bytes, for a client that commits for others: what it is asked, and what it answers.
+
+    message = checksum (16 bytes, xxh3_128 of the rest, most significant byte first), JSON
+    request = {"format", "location", "submitter", "after", "operations": [{"number", "names", "steps": [step, …]}, …]}
+    step    = a mutation of the log (docs/format.md) | write | condition
+    write   = {"kind": "write", "collection", "schema", "rows" | "parts", "time_min", "events"?}
+    answers = {"format", "answers": [{"seqno"} | {"error"} | {}, …]}
+
+The rows of a small write are one record batch of Arrow, without its schema, in base64: so they are encoded once, with
+those of others. What is larger has been stored by whoever asks, and only its descriptors are sent.
+
+Whoever commits believes a request as little as it can: rows are checked as if a user had given them, steps against the
+state like all others. What it cannot know without reading them is whether parts hold what their descriptors say; who
+may commit is trusted with that, as is whoever may write to the store.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from itertools import pairwise
+from typing import Annotated, Any, TypeVar
+
+import msgspec
+import pyarrow as pa
+import xxhash
+
+from persist.antichain import Antichain
+from persist.codecs import CollectionSchema, Part, SmallUpdates, gathered, to_updates
+from persist.errors import PersistError, SchemaMismatch
+from persist.errors.written import error_from_json, error_to_json
+from persist.log.envelope import FORMAT, decoder_of
+from persist.log.records import (
+    AdvanceLateBound,
+    AllowCompaction,
+    Batch,
+    Create,
+    Describe,
+    DescribeLocation,
+    Destroy,
+    DropTag,
+    EndLease,
+    Evolve,
+    Frontier,
+    GrantLease,
+    Note,
+    Redefine,
+    ReleaseHold,
+    Rename,
+    Replace,
+    Resolve,
+    Seal,
+    SetHold,
+    SetRetention,
+    SetTag,
+    Tokens,
+    Watermarks,
+)
+from persist.state.collection_rules import ExpectNothingBeyondUpper, ExpectParts, ExpectUpper
+from persist.state.contents import CollectionState
+from persist.state.keyed_rules import PlannedPend
+from persist.state.schemas import version_of
+from persist.upsert.events import event_fields, events_schema
+from persist.write.operations import Asked, Operation, Step, Write
+from persist.write.relay import Answer
+
+REQUEST_BYTES_MAX = 64 << 20
+CHECKSUM_BYTES = 16
+
+
+class _Step(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, tag_field="kind"):
+    collection: str
+
+
+class _Write(_Step, frozen=True, tag="write"):
+    """A `Write`; events are (time_max, watermarks) if it adds some to a keyed collection."""
+
+    schema: dict[str, Any]
+    time_min: int
+    rows: bytes = b""
+    parts: tuple[Part, ...] = ()
+    events: tuple[int, Watermarks | None] | None = None
+
+
+class _ExpectUpper(_Step, frozen=True, tag="expect_upper"):
+    upper: Frontier
+
+
+class _ExpectNothing(_Step, frozen=True, tag="expect_nothing_beyond_upper"):
+    upper: Frontier
+
+
+class _ExpectParts(_Step, frozen=True, tag="expect_parts"):
+    next_number: int
+
+
+Sent = (
+    _Write
+    | _ExpectUpper
+    | _ExpectNothing
+    | _ExpectParts
+    | Create
+    | Replace
+    | Tokens
+    | Batch
+    | Seal
+    | AllowCompaction
+    | Destroy
+    | SetHold
+    | ReleaseHold
+    | Resolve
+    | AdvanceLateBound
+    | Evolve
+    | Redefine
+    | Rename
+    | Describe
+    | SetTag
+    | DropTag
+    | SetRetention
+    | Note
+    | GrantLease
+    | EndLease
+    | DescribeLocation
+)
+Id = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{32}$")]
+
+
+class Asking(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One operation of a request."""
+
+    number: Annotated[int, msgspec.Meta(ge=1, le=2**63 - 2)]
+    names: dict[str, str]
+    steps: tuple[Sent, ...]
+
+
+class Request(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Ask for operations, in their order; see `persist.write.operations.Submission`."""
+
+    format: int
+    location: Id
+    submitter: Id
+    after: Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+    operations: tuple[Asking, ...]
+
+
+class _Answer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    seqno: int | None = None
+    error: dict[str, Any] | None = None
+
+
+class _Answers(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    format: int
+    answers: tuple[_Answer, ...]
+
+
+T = TypeVar("T", Request, _Answers)
+
+
+def request_bytes(location: str, operations: Sequence[Operation]) -> bytes:
+    """Return the request for operations that have submissions of one client."""
+    ids = [each.submission for each in operations if each.submission is not None]
+    assert len(ids) == len(operations) > 0, "what is asked for has an id"
+    asked = tuple(
+        Asking(id_.number, each.names, tuple(_sent(step) for step in each.steps if not isinstance(step, Asked)))
+        for id_, each in zip(ids, operations, strict=True)
+    )
+    return _message(Request(FORMAT, location, ids[0].submitter, ids[0].after, asked))
+
+
+def request_from(data: bytes) -> Request:
+    """Return a request. Raises ValueError if it is none, or of another format."""
+    request = _read(data, Request)
+    numbers = [each.number for each in request.operations]
+    if not numbers or any(late <= early for early, late in pairwise(numbers)):
+        raise ValueError("its operations are none, or not in the order of their numbers")
+    return request
+
+
+def answers_bytes(answers: Sequence[Answer]) -> bytes:
+    """Return answers in the order of the operations."""
+    return _message(_Answers(FORMAT, tuple(map(_answer, answers))))
+
+
+def answers_from(data: bytes, count: int) -> list[Answer]:
+    """Return the answers to so many operations. Raises ValueError if these are none."""
+    answers = _read(data, _Answers).answers
+    if len(answers) != count:
+        raise ValueError(f"it has {len(answers)} answers, and {count} were asked for")
+    return [each.seqno if each.error is None else error_from_json(each.error) for each in answers]
+
+
+def steps_from(asking: Asking, contents_of: Callable[[str], CollectionState | None]) -> list[Step]:
+    """Return the steps of an operation, checked as far as they can be by themselves.
+
+    Args:
+        contents_of: returns a collection as it is known here, None if it is not.
+
+    Raises:
+        ValueError: a step is none that a client would send.
+        InvalidUsage: rows do not fit.
+    """
+    made = {step.collection: step for step in asking.steps if isinstance(step, Create)}
+    return [_step(step, made, contents_of) for step in asking.steps]
+
+
+def _answer(answer: Answer) -> _Answer:
+    if isinstance(answer, PersistError):
+        return _Answer(error=error_to_json(answer))
+    return _Answer(seqno=answer)
+
+
+def _message(value: Request | _Answers) -> bytes:
+    body = msgspec.json.encode(value)
+    return xxhash.xxh3_128_digest(body) + body
+
+
+def _read(data: bytes, kind: type[T]) -> T:
+    if len(data) > REQUEST_BYTES_MAX:
+        raise ValueError(f"a request has {len(data)} bytes, and at most {REQUEST_BYTES_MAX} are read")
+    body = data[CHECKSUM_BYTES:]
+    if xxhash.xxh3_128_digest(body) != data[:CHECKSUM_BYTES]:
+        raise ValueError("its checksum is another one: it was damaged on the way")
+    try:
+        found = decoder_of(kind).decode(body)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise ValueError(f"it is not understood: {error}") from error
+    if found.format != FORMAT:
+        raise ValueError(f"it is of format {found.format}, and this is {FORMAT}: use the same release on both sides")
+    return found
+
+
+def _sent(step: Any) -> Any:
+    if isinstance(step, Write):
+        return _sent_write(step)
+    if isinstance(step, ExpectUpper):
+        return _ExpectUpper(step.collection, step.upper.elements)
+    if isinstance(step, ExpectNothingBeyondUpper):
+        return _ExpectNothing(step.collection, step.upper.elements)
+    if isinstance(step, ExpectParts):
+        return _ExpectParts(step.collection, step.next_number)
+    return step
+
+
+def _sent_write(write: Write) -> _Write:
+    events = None if write.events is None else (write.events.time_max, write.events.watermarks)
+    schema = write.schema.to_json()
+    if isinstance(write.data, Future):
+        return _Write(write.collection, schema, write.time_min, parts=write.data.result(), events=events)
+    table = gathered([write.data], write.schema) if isinstance(write.data, SmallUpdates) else write.data
+    (batch,) = table.combine_chunks().to_batches()
+    return _Write(write.collection, schema, write.time_min, rows=batch.serialize().to_pybytes(), events=events)
+
+
+def _step(step: Sent, made: Mapping[str, Create], contents_of: Callable[[str], CollectionState | None]) -> Step:
+    if isinstance(step, _Write):
+        return _write(step, made.get(step.collection), contents_of(step.collection))
+    if isinstance(step, _ExpectUpper):
+        return ExpectUpper(step.collection, Antichain(*step.upper))
+    if isinstance(step, _ExpectNothing):
+        return ExpectNothingBeyondUpper(step.collection, Antichain(*step.upper))
+    if isinstance(step, _ExpectParts):
+        return ExpectParts(step.collection, step.next_number)
+    return step
+
+
+def _write(step: _Write, create: Create | None, contents: CollectionState | None) -> Write:
+    schema = _schema(step, create, contents)
+    planned = None
+    if step.events is not None:
+        planned = PlannedPend(step.collection, step.time_min, *step.events, schema.version)
+    data: pa.Table | Future[tuple[Part, ...]]
+    if step.parts:
+        data = Future()
+        data.set_result(step.parts)
+    else:
+        data = _rows(step.rows, schema)
+        times = data["_time"].to_numpy()
+        if len(times) == 0 or int(times.min()) != step.time_min or (planned and int(times.max()) != planned.time_max):
+            raise ValueError("its times are not those that it says")
+    # Whoever asks keeps what it has stored until it knows what became of it.
+    return Write(step.collection, schema, step.time_min, len(step.rows), data, is_kept=True, events=planned)
+
+
+def _schema(step: _Write, create: Create | None, contents: CollectionState | None) -> CollectionSchema:
+    """Return the schema that the rows of a write have, which must be the one that they are sent with.
+
+    With a collection that nobody knows here, the step will be refused as any other would be.
+    """
+    given = CollectionSchema.from_json(step.schema)
+    form, base = None, given
+    if contents is not None:
+        form, base = contents.keyed, version_of(contents, given.version)
+    elif create is not None:
+        form, base = create.keyed, CollectionSchema.from_json(create.schema)
+    else:
+        return given
+    if step.events is not None:
+        if form is None:
+            raise SchemaMismatch("events were sent for a collection that is not keyed: load the collection again")
+        fields = event_fields(base, form) if base.version == 1 else base.value.fields
+        base = events_schema(base, fields)
+    if base.to_json() != step.schema:
+        raise ValueError("its rows have another schema than the collection")
+    return base
+
+
+def _rows(data: bytes, schema: CollectionSchema) -> pa.Table:
+    try:
+        batch = pa.ipc.read_record_batch(pa.py_buffer(data), schema.arrow)
+        batch.validate(full=True)
+    except (pa.ArrowException, OSError, EOFError) as error:
+        raise ValueError(f"its rows are no batch of the collection's schema: {error}") from error
+    return to_updates(pa.Table.from_batches([batch]), schema)
