@@ -2,12 +2,13 @@
 
     error = {"kind": name of the class, "args": [value, …], "more": {attribute: value}} | {"kind", "text"}
     value = null | bool | int | float | text | [value, …] (a tuple) | {"frontier": [time, …]}
-          | {"unsealed": [the fields of an UnsealedWrites]}
+          | {"unsealed": [the fields of an UnsealedWrites]} | {"items": [[key, value], …]} (a dict)
 
 An error that holds other values, or that is of no kind known here, is told by its text, as the next more general kind.
 Only classes of this package are made of it, from values of these types: nothing that is read is executed.
 """
 
+from collections.abc import Mapping
 from dataclasses import astuple
 from importlib import import_module
 from typing import Any
@@ -62,6 +63,8 @@ def _value(value: Any) -> Any:
         return {"unsealed": [_value(each) for each in astuple(value)]}
     if isinstance(value, tuple | list):
         return [_value(each) for each in value]
+    if isinstance(value, Mapping):
+        return {"items": [[_value(each), _value(held)] for each, held in value.items()]}
     if type(value) not in _SCALARS:
         raise TypeError(f"{type(value)} has no written form")
     return value
@@ -73,6 +76,8 @@ def _read(value: Any) -> Any:
             return Antichain(*times)
         case {"unsealed": list(given), **rest} if not rest:
             return UnsealedWrites(*map(_read, given))
+        case {"items": list(items), **rest} if not rest:
+            return {_read(each): _read(held) for each, held in items}
         case list():
             return tuple(map(_read, value))
         case dict():
