@@ -3,6 +3,7 @@
 import datetime
 from collections.abc import Callable, Iterator
 from decimal import Decimal
+from itertools import pairwise
 from typing import Any
 
 import pyarrow as pa
@@ -256,6 +257,17 @@ def test_a_default_that_fits_is_taken(orders: persist.Collection, kind: pa.DataT
     orders.evolve(add={"x": kind}, defaults={"x": given})
     orders.evolve(add={"n": pa.int8()})
     assert {str(row["x"]) for row in rows(orders)} == {expected}
+
+
+def test_each_version_is_read_once_however_many_follow(client: persist.Client, orders: persist.Collection) -> None:
+    states = []
+    for n in range(4):
+        orders.evolve(add={f"n{n}": pa.int8()})
+        states.append(orders.handle.contents().schema)
+    for before, after in pairwise(states):
+        assert all(one is other for one, other in zip(before.known, after.known, strict=False))
+    with persist.open(client.engine.storage.blob, settings=QUIET) as again:
+        assert again["orders"].handle.contents().schema.known[0] is states[0].known[0]
 
 
 # Who writes with an older schema.

@@ -17,10 +17,11 @@ Lifting does not change which records are equal, but where a column is left out:
 part tells apart (`Lift.is_exact` is False).
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, NamedTuple
+from weakref import WeakValueDictionary
 
 import msgspec
 import pyarrow as pa
@@ -134,7 +135,8 @@ def default_of(schema: CollectionSchema, name: str) -> pa.Scalar:
     """Return what records that are older than a column have in it."""
     kind = schema.arrow.field(name).type
     written = dict(schema.defaults).get(schema.ids[schema.names.index(name)])
-    return pa.scalar(None, kind) if written is None else scalar_from_json(msgspec.json.decode(written), kind)
+    # Not pa.scalar(None, kind), which imports pandas: half a second.
+    return pa.nulls(1, kind)[0] if written is None else scalar_from_json(msgspec.json.decode(written), kind)
 
 
 def widened_column(column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:
@@ -195,8 +197,11 @@ def is_written_alike(narrow: pa.DataType, wide: pa.DataType) -> bool:
     return not (pt.is_integer(narrow) or pt.is_floating(narrow) or pt.is_decimal(narrow) or pt.is_temporal(narrow))
 
 
-def check_next(before: CollectionSchema, after: CollectionSchema) -> None:
-    """Check that a schema may follow another one, whose `known` are all before it.
+def check_next(before: CollectionSchema, after: CollectionSchema, used: Set[int] | None = None) -> None:
+    """Check that a schema may follow another one.
+
+    Args:
+        used: the ids that columns of before and of the versions before it have; those of its `known` by default.
 
     Raises:
         SchemaMismatch: an invariant of the module's docstring would break.
@@ -213,7 +218,8 @@ def check_next(before: CollectionSchema, after: CollectionSchema) -> None:
         )
     if _codecs(before) != _codecs(after):
         raise SchemaMismatch("what a codec makes is one column, and stays what it is: use another collection")
-    used = {id_ for version in before.known for id_ in version.ids}
+    if used is None:
+        used = {id_ for version in before.known for id_ in version.ids}
     types = dict(zip(before.ids, before.types, strict=False))
     if _required(after) != [id_ for id_ in _required(before) if id_ in after.ids]:
         raise SchemaMismatch("what may be NULL stays so, and what may not be, too; columns that are added may be NULL")
@@ -452,7 +458,21 @@ def _widened_default(name: str, old: pa.Scalar, kind: pa.DataType) -> pa.Scalar:
         ) from error
 
 
-def versions(current: Mapping[str, Any], earlier: Sequence[Mapping[str, Any]]) -> CollectionSchema:
-    """Return a stored schema that knows all versions of it."""
-    known = [CollectionSchema.from_json({**each}) for each in (*earlier, current)]
+def versions(written: Sequence[bytes]) -> CollectionSchema:
+    """Return the last of some written schemas, which are all versions of it, and let it know the others.
+
+    A version that is in use is read once, in whatever list it comes: each state lists all, and a state follows each
+    change.
+    """
+    known = [_version(each) for each in written]
     return replace(known[-1], known=tuple(known)) if len(known) > 1 else known[-1]
+
+
+_read: WeakValueDictionary[bytes, CollectionSchema] = WeakValueDictionary()  # Which is safe to use from many threads.
+
+
+def _version(written: bytes) -> CollectionSchema:
+    found = _read.get(written)
+    if found is None:
+        found = _read[written] = CollectionSchema.from_json(msgspec.json.decode(written))
+    return found

@@ -117,7 +117,7 @@ class Side:
         raise ValueError(f"{j!r:.80} is not the written form of a {side}")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, weakref_slot=True)
 class CollectionSchema:
     """The fields of key and value of one collection, with what follows from them worked out once.
 

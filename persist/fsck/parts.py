@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import msgspec
 import pyarrow as pa
 
 from persist.blob import Blob, CorruptBlob, InvalidUsage, get_at_most
@@ -89,7 +90,7 @@ class PartExamination:
 
     def _owner(self, id_: str, name: str, known: list[dict[str, Any]]) -> "_Owner | None":
         try:
-            return _Owner(id_, name, versions(known[-1], known[:-1]))
+            return _Owner(id_, name, versions([msgspec.json.encode(each) for each in known]))
         except InvalidUsage as error:
             what = f"its schema cannot be understood, so its parts were not examined: {error}"
             self._findings.add("rule", f"collection {id_}", what, collection=name)

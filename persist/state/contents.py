@@ -113,7 +113,7 @@ class CollectionState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """The newest version, which knows those before it; see `persist.state.schemas`."""
         if not self.earlier:
             return CollectionSchema.from_json(self.schema_json)
-        return _versions(msgspec.json.encode([self.schema_json, *self.earlier]))
+        return _versions(msgspec.json.encode([*self.earlier, self.schema_json]))
 
     @property
     def parts(self) -> tuple[Part, ...]:
@@ -137,8 +137,7 @@ class CollectionState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @lru_cache(maxsize=64)
 def _versions(written: bytes) -> CollectionSchema:
-    current, *earlier = msgspec.json.decode(written)
-    return versions(current, earlier)
+    return versions([bytes(each) for each in msgspec.json.decode(written, type=list[msgspec.Raw])])
 
 
 def definition_number(contents: CollectionState) -> int:

@@ -5,9 +5,10 @@ make the next version, if it is made from the newest, and add parts that were wr
 but additions lies between, so that their updates mean the same under the newest.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import msgspec
@@ -191,10 +192,10 @@ def columns_in_use(contents: CollectionState, schema: dict[str, Any]) -> dict[st
 
 def check_versions(contents: CollectionState) -> None:
     """Raise ValueError if the versions of the schema do not follow each other, or a part has none of them."""
-    known: Sequence[Mapping[str, Any]] = (*contents.earlier, contents.schema_json)
-    if contents.earlier:
-        found = [CollectionSchema.from_json({**each}) for each in known]
-        for at, after in enumerate(found[1:]):
-            check_next(replace(found[at], known=tuple(found[: at + 1])), after)
-    if any(part.schema > len(known) for part in (*contents.parts, *contents.pending.values())):
-        raise ValueError(f"a part has a later schema version than there is: {len(known)}")
+    used: set[int] = set()
+    for before, after in pairwise(contents.schema.known if contents.earlier else ()):
+        used.update(before.ids)
+        check_next(before, after, used)
+    newest = len(contents.earlier) + 1
+    if any(part.schema > newest for part in (*contents.parts, *contents.pending.values())):
+        raise ValueError(f"a part has a later schema version than there is: {newest}")
