@@ -211,11 +211,28 @@ async function openCollection(name, wanted) {
     draw();
     await showContents();
   };
+  // A time that cannot be read is said so, above the latest contents; a collection that is not there, above nothing.
+  const begin = async () => {
+    try {
+      await refresh();
+    } catch (error) {
+      if (error === STALE) throw error;
+      if (told === null) {
+        for (const part of main.querySelectorAll("section ~ section, details")) part.remove();
+        view = { refresh: () => openCollection(name, wanted) };
+      } else if (wanted !== null && at === wanted) {
+        at = told.latest;
+        await showContents();
+      }
+      throw error;
+    }
+  };
   const draw = () => {
+    if (told === null) return; // The window was resized before there was anything to draw.
     const marks = [{ kind: "since", text: "since", time: told.since }, { kind: "upper", text: "upper", time: told.upper }];
     marks.push(...told.picture.holds.map((hold) => ({ kind: "hold", text: hold.name === null ? "a reader" : `hold ${visible(hold.name)}`, time: hold.time })));
     marks.push(...told.picture.tags.map((tag) => ({ kind: "tag", text: `tag ${visible(tag.name)}`, time: tag.time })));
-    marks.push({ kind: "now", text: "shown", time: at });
+    marks.push({ kind: "now", text: "shown", time: /^\d+$/.test(at) ? at : null });
     drawPicture($("picture"), told.picture, marks, textOf, (time) => doing(() => move(BigInt(Math.max(0, Math.round(time))))));
     const [low, high] = span();
     $("slider").disabled = high === null || high <= low;
@@ -264,7 +281,8 @@ async function openCollection(name, wanted) {
     history.replaceState(null, "", `#/${encodeURIComponent(name)}?at=${at}`);
   };
   // To the next time at which something may have happened, as far as the runs tell; else by one.
-  const step = (forward) => {
+  const step = async (forward) => {
+    if (at === null) return;
     const now = BigInt(at), times = told.picture.history.flatMap((p) => [BigInt(p.first), BigInt(p.last)]);
     const others = times.filter((t) => (forward ? t > now : t < now)).sort((a, b) => (a < b ? -1 : 1));
     const next = forward ? others[0] : others[others.length - 1];
@@ -331,7 +349,7 @@ async function openCollection(name, wanted) {
     fill("come", side(1), { classOf: () => "come" });
   });
   view = { refresh: async () => ($("follow").checked ? refresh() : ((told = await ask("collection", { name })), facts(told, textOf), draw())), redraw: draw };
-  await refresh();
+  await begin();
 }
 
 function facts(told, textOf) {

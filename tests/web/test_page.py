@@ -157,6 +157,46 @@ def test_a_time_that_cannot_be_read_is_explained_above_everything(page: Page, ur
     page.problems[:] = [each for each in page.problems if "status of 400" not in each]
 
 
+@pytest.mark.parametrize(("time", "says"), [("5", "before since"), ("500", "not before upper"), ("abc", "no time")])
+def test_an_address_with_a_time_that_cannot_be_read_says_so_above_the_latest_contents(
+    page: Page, url: str, time: str, says: str
+) -> None:
+    page.open(f"{url}#/orders?at={time}")
+    assert says in page.text("#error")
+    assert page.text("#at") == "79"
+    assert len(rows(page, "contents")) == 50
+    assert page.evaluate("document.querySelectorAll('.waits').length") == 0
+    page.click("#earlier")
+    assert page.text("#at") == "73"
+    page.problems[:] = [each for each in page.problems if "status of 400" not in each]
+
+
+def test_a_collection_that_is_not_there_is_named_and_nothing_else_is_shown(page: Page, url: str) -> None:
+    page.open(f"{url}#/nobody")
+    assert "no collection 'nobody'" in page.text("#error")
+    assert page.text("#main").split("\n") == ["nobody", "All collections"]
+    page.open(f"{url}#/%E0%A4%A")
+    assert "URI" in page.text("#error")
+    page.problems[:] = [each for each in page.problems if "status of 404" not in each]
+
+
+def test_a_window_that_is_resized_before_there_is_a_picture_is_no_error(page: Page, tmp_path: Path) -> None:
+    fill(tmp_path)
+    with shown(tmp_path) as url:
+        page.call("Fetch.enable", patterns=[{"urlPattern": "*api/collection?*"}])
+        page.call("Page.navigate", url=f"{url}#/orders")
+        page.wait("document.getElementById('picture')")
+        page.evaluate(
+            "(() => { const later = window.setTimeout; window.setTimeout = (what) => what(); "
+            "window.dispatchEvent(new Event('resize')); window.setTimeout = later; })()"
+        )
+        page.call("Fetch.disable")
+        page.settle()
+        assert page.text("#at") == "79"
+        page.call("Page.navigate", url="about:blank")
+    page.requests.clear()
+
+
 def test_a_key_is_found_with_its_whole_history(page: Page, url: str) -> None:
     page.open(f"{url}#/orders?at=53")
     page.fill("#key", "165")
