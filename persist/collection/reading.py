@@ -19,8 +19,9 @@ from persist.read.listen import Listen
 from persist.read.merging import Form, snapshot_slices
 from persist.read.plan import Explanation, changes_scan, explained, snapshot_scan
 from persist.read.snapshot import Snapshot, check_request
-from persist.read.upserts import Upserts
+from persist.read.upserts import UpsertEvents, Upserts
 from persist.state.contents import check_changes_readable
+from persist.state.keyed_rules import form_in
 from persist.timeline import Moment, Times
 
 READ_TIMEOUT_S = 30.0
@@ -97,6 +98,21 @@ class ReadingCalls(CollectionBase):
             AsOfNotSealed: upper is beyond the collection's upper.
             InvalidUsage: the interval is not `0 <= lower <= upper`.
         """
+        return self._changes(lower, upper, columns, filter, times, schema, timeout_s)
+
+    def _changes(
+        self,
+        lower: int | Moment | Antichain,
+        upper: int | Moment | Antichain | None,
+        columns: Sequence[str] | None,
+        filter: pc.Expression | None,
+        times: Times,
+        schema: int | None,
+        timeout_s: float | None,
+        *,
+        raw: bool = False,
+    ) -> Changes:
+        """Return what `changes` does; raw gives tombstones, too."""
         lower = self.handle.as_bound("lower", lower)
         if upper is not None:
             upper = self.handle.as_bound("upper", upper, most=TIME_MAX + 1)
@@ -122,7 +138,7 @@ class ReadingCalls(CollectionBase):
             check_changes_readable(contents, lower)
             read_as = self.handle.schema_in(contents, schema)
             check_request(read_as, columns, filter, "diff")
-            scan = changes_scan(contents, read_as, lower, upper, columns, filter)
+            scan = changes_scan(contents, read_as, lower, upper, columns, filter, raw=raw)
             scan.check_columns()
             return Changes(scan, reading, moments)
         except BaseException:
@@ -134,17 +150,22 @@ class ReadingCalls(CollectionBase):
         lower: int | Moment | Antichain,
         upper: int | Moment | Antichain | None = None,
         *,
+        schema: int | None = None,
         timeout_s: float | None = READ_TIMEOUT_S,
     ) -> Upserts:
         """Return the changes with `lower <= time < upper` as events: iterate over `(key, value or None, time)`.
 
         Also as Arrow, with `_time` and `_deleted`. What another keyed collection makes of them is the same changes.
+        Tombstones are events, too, which delete; as Arrow, they have all their columns, with the watermark. Bounds and
+        schema are as for `changes`.
 
         Raises:
             NotKeyed, and what `changes` raises. InvalidUsage, when read: a key has more than one value.
         """
         keyed_form(self.handle)
-        return Upserts(self.changes(lower, upper, timeout_s=timeout_s))
+        changes = self._changes(lower, upper, None, None, "int", schema, timeout_s, raw=True)
+        form = form_in(self.handle.known(), changes.scan.schema, resolves=False)
+        return Upserts(changes, UpsertEvents(changes.scan.schema, form))
 
     def listen(self, as_of: int | Moment | None = None, *, times: Times = "int") -> Listen:
         """Follow the updates after as_of, with progress; since waits for how far that has come.

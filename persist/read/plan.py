@@ -146,10 +146,17 @@ def changes_scan(
     upper: int,
     columns: Sequence[str] | None,
     filter: pc.Expression | None = None,
+    *,
+    raw: bool = False,
 ) -> Scan:
-    """Return the plan to read the updates with `lower <= time < upper`, which are sealed and not compacted."""
+    """Return the plan to read the updates with `lower <= time < upper`, which are sealed and not compacted.
+
+    Args:
+        raw: give those of tombstones, too.
+    """
     schema = among_versions(schema, contents)
-    filter = _with_live(contents, schema, None if filter is None else with_both_zeros(filter))
+    filter = None if filter is None else with_both_zeros(filter)
+    filter = filter if raw else _with_live(contents, schema, filter)
     names = schema.names if columns is None else tuple(columns)
     return Scan(schema, contents.history_parts, lower, upper, names, filter).pruned()
 

@@ -1,43 +1,111 @@
 """The way back: the changes of a keyed collection as `(key, value or None, time)`, for sinks that know keys alone.
 
 At each time, a key either has another value, which is the one row that came, or none any more: then its event deletes.
-Writing these to another keyed collection gives the same changes.
+Writing these to another keyed collection gives the same changes. So tombstones are events as well, which delete and
+keep their watermark; one that goes because nothing needs it any more is none.
 """
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from numpy.typing import NDArray
 
 from persist.codecs import CollectionSchema, order_keys, to_rows
-from persist.codecs.order.arrays import boolean_array, int64_array, int64_values
+from persist.codecs.order.arrays import boolean_array, boolean_values, int64_array, int64_values
 from persist.codecs.order.digits import RowSorter
 from persist.codecs.order.ordering import combined
 from persist.errors import InvalidUsage
+from persist.log.records import KeyedForm
 from persist.read.changes import Changes
+from persist.read.scan import Scan
 from persist.upsert.machine import DELETED
+from persist.upsert.tombstones import is_tombstone
+
+
+@dataclass(frozen=True)
+class UpsertEvents:
+    """Makes events of changes.
+
+    Attributes:
+        form: of the collection, with the names that its columns have in the schema.
+    """
+
+    columns: CollectionSchema
+    form: KeyedForm | None
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The key and value columns, `_time` and `_deleted`."""
+        values = [self.columns.arrow.field(name).with_nullable(True) for name in self.columns.value_names]
+        keys = [self.columns.arrow.field(name) for name in self.columns.key_names]
+        time, deleted = self.columns.arrow.field("_time"), pa.field(DELETED, pa.bool_(), nullable=False)
+        return pa.schema([*keys, *values, time, deleted])
+
+    def of(self, changes: pa.Table) -> pa.Table:
+        """Return the events of changes, tombstones among them, which hold each (time, key) as a whole.
+
+        Raises:
+            InvalidUsage: a key has more than one value.
+        """
+        if not len(changes):
+            return self.schema.empty_table()
+        names = ["_time", *self.columns.key_names]
+        changes = changes.combine_chunks()
+        order, starts = RowSorter(order_keys(changes, names)).sort()
+        group = np.cumsum(starts) - 1
+        comes = int64_values(combined(changes["_diff"]))[order] > 0
+        count = np.bincount(group[comes], minlength=int(group[-1]) + 1)
+        if (count > 1).any() or (np.abs(int64_values(combined(changes["_diff"]))) > 1).any():
+            raise InvalidUsage("a key has more than one value, so its changes are no upserts: read changes() instead")
+        # Of each key and time the row that comes, or one that goes.
+        first = np.flatnonzero(starts)
+        at = order[first]
+        at[group[comes]] = order[comes]
+        events, is_gone = changes.take(int64_array(at)).drop_columns(["_diff"]), count == 0
+        if self.form is None or self.form.tombstone is None:
+            return self._given(events, is_gone, is_gone)
+        is_dead = boolean_values(combined(is_tombstone(events[self.form.tombstone], self.form)))
+        events = events.filter(boolean_array(~(is_dead & is_gone)))
+        is_gone, is_dead = is_gone[~(is_dead & is_gone)], is_dead[~(is_dead & is_gone)]
+        return self._given(events, is_gone, is_gone | is_dead)
+
+    def _given(self, events: pa.Table, is_gone: NDArray[np.bool_], deleted: NDArray[np.bool_]) -> pa.Table:
+        """Return events as they are given out: where nothing came, values are NULL."""
+        gone = pa.chunked_array([boolean_array(is_gone)])
+        values = [
+            pc.if_else(gone, pa.scalar(None, column.type), column) if name in self.columns.value_names else column
+            for name, column in zip(events.column_names, events.columns, strict=True)
+        ]
+        return pa.Table.from_arrays([*values, pa.chunked_array([boolean_array(deleted)])], schema=self.schema)
 
 
 class Upserts:
     """The events in `[lower, upper)`, in the order of times; see `Collection.upserts`. Read as it is iterated."""
 
-    def __init__(self, changes: Changes) -> None:
+    def __init__(self, changes: Changes, events: UpsertEvents) -> None:
+        """Make one of changes, tombstones among them."""
         self._changes = changes
         self._schema = changes.scan.schema
+        self.events = events
 
     @property
     def schema(self) -> pa.Schema:
         """The key and value columns, `_time` and `_deleted`."""
-        fields = [self._schema.arrow.field(name) for name in (*self._schema.names, "_time")]
-        return pa.schema([*fields, pa.field(DELETED, pa.bool_(), nullable=False)])
+        return self.events.schema
+
+    @property
+    def scan(self) -> Scan:
+        """The plan of the changes."""
+        return self._changes.scan
 
     def to_batches(self) -> Iterator[pa.RecordBatch]:
         """Yield batches of events. Memory: as `Changes.to_batches`."""
         for batch in self._changes.to_batches():
-            for table in self._events(pa.Table.from_batches([batch])):
-                yield from table.to_batches()
+            yield from self.events.of(pa.Table.from_batches([batch])).to_batches()
 
     def to_arrow(self) -> pa.Table:
         """Return all events as one table."""
@@ -62,30 +130,6 @@ class Upserts:
 
     def __exit__(self, *error: object) -> None:
         self.close()
-
-    def _events(self, changes: pa.Table) -> Iterator[pa.Table]:
-        """Yield the events of changes, which hold each (time, key) as a whole."""
-        if not len(changes):
-            return
-        names = ["_time", *self._schema.key_names]
-        changes = changes.combine_chunks()
-        order, starts = RowSorter(order_keys(changes, names)).sort()
-        group = np.cumsum(starts) - 1
-        comes = int64_values(combined(changes["_diff"]))[order] > 0
-        count = np.bincount(group[comes], minlength=int(group[-1]) + 1)
-        if (count > 1).any() or (np.abs(int64_values(combined(changes["_diff"]))) > 1).any():
-            raise InvalidUsage("a key has more than one value, so its changes are no upserts: read changes() instead")
-        # Of each key and time the row that comes, or one that goes.
-        first = np.flatnonzero(starts)
-        at = order[first]
-        at[group[comes]] = order[comes]
-        deleted = pa.chunked_array([boolean_array(count == 0)])
-        events = changes.take(int64_array(at)).drop_columns(["_diff"])
-        values = [
-            pc.if_else(deleted, pa.scalar(None, column.type), column) if name in self._schema.value_names else column
-            for name, column in zip(events.column_names, events.columns, strict=True)
-        ]
-        yield pa.Table.from_arrays([*values, deleted], schema=self.schema)
 
 
 def _without_values(table: pa.Table, schema: CollectionSchema, deleted: list[bool]) -> Iterator[tuple[Any, Any]]:

@@ -19,6 +19,7 @@ from persist.client import open as open_client
 from persist.collection import Collection
 from persist.errors import AsOfNotSealed, InvalidUsage
 from persist.read.snapshot import Snapshot
+from persist.read.upserts import UpsertEvents
 from persist.spark.options.parsing import split_options
 from persist.spark.options.read import READ, ReadOptions
 from persist.spark.options.stream import STREAM, StreamOptions, is_only_for_streams
@@ -33,8 +34,14 @@ from persist.spark.write.dataframe_write import DataFrameWrite
 from persist.spark.write.overwrite import OverwritingWriter
 from persist.spark.write.upsert_writer import UpsertWriter
 from persist.spark.write.writer import PersistWriter
+from persist.upsert.machine import DELETED
 
-_EXTRA: Mapping[str, tuple[str, ...]] = {"rows": (), "diff": ("_diff",), "changes": ("_time", "_diff")}
+_EXTRA: Mapping[str, tuple[str, ...]] = {
+    "rows": (),
+    "diff": ("_diff",),
+    "changes": ("_time", "_diff"),
+    "upserts": ("_time", DELETED),
+}
 _PUSHING_WORKER = "pyspark.sql.worker.data_source_pushdown_filters"
 
 
@@ -70,6 +77,8 @@ class PersistDataSource(DataSource):
                 self._version = schema.version
                 names = schema.names if options.columns is None else schema.distinct("columns", options.columns)
                 fields = {field.name: field for field in (*schema.arrow, *schema.declared)}
+                if options.form == "upserts":
+                    fields |= {field.name: field for field in UpsertEvents(schema, None).schema}
                 moments = collection.handle.moments(options.times)
                 if moments is not None:
                     fields["_time"] = fields["_time"].with_type(moments.type)

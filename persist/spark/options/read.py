@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Literal, get_args
 
 from persist.codecs import TIME_MAX
 from persist.collection import READ_TIMEOUT_S
@@ -10,13 +10,14 @@ from persist.errors import InvalidUsage
 from persist.spark.options.parsing import checked_times, names, number, split_options, time_or_moment
 from persist.timeline import Times
 
-Form = Literal["rows", "diff", "changes"]
+Form = Literal["rows", "diff", "changes", "upserts"]
+OF_TIMES = ("changes", "upserts")
 READ = {
     "collection": "name of the collection",
-    "form": '"rows" (default), "diff" or "changes"',
+    "form": '"rows" (default), "diff", "changes", or of a keyed collection "upserts"',
     "as_of": 'for rows and diff: a time, or "latest" (default); if the collection has a timeline, also a timestamp',
-    "from": "for changes: the first time (or timestamp), inclusive",
-    "until": "for changes: the last time (or timestamp), exclusive",
+    "from": "for changes and upserts: the first time (or timestamp), inclusive",
+    "until": "for changes and upserts: the last time (or timestamp), exclusive",
     "times": 'for changes: "int" (default), or "timestamp" for _time as timestamps of the collection\'s timeline',
     "columns": "names of the columns wanted, separated by commas, or a JSON list",
     "seqno": 'the point of the log at which "latest" is taken, so that reads of several collections belong together',
@@ -53,13 +54,14 @@ class ReadOptions:
         """
         location, storage, options = split_options(given, READ, "reading")
         form = options.get("form", "rows")
-        if form not in ("rows", "diff", "changes"):
-            raise InvalidUsage(f'option form={form!r} is none of "rows", "diff" and "changes"')
-        unfit = {"from", "until", "times"} if form != "changes" else {"as_of"}
-        if wrong := sorted(unfit & options.keys()):
+        if form not in get_args(Form):
+            raise InvalidUsage(f'option form={form!r} is none of "rows", "diff", "changes" and "upserts"')
+        unfit = {"rows": {"from", "until", "times"}, "changes": {"as_of"}, "upserts": {"as_of", "columns", "times"}}
+        unfit["diff"] = unfit["rows"]
+        if wrong := sorted(unfit[form] & options.keys()):
             raise InvalidUsage(f"option {', '.join(wrong)} does not go with form={form!r}")
-        if form == "changes" and not {"from", "until"} <= options.keys():
-            raise InvalidUsage('form="changes" needs the options from and until: the updates with from <= time < until')
+        if form in OF_TIMES and not {"from", "until"} <= options.keys():
+            raise InvalidUsage(f'form="{form}" needs the options from and until: the updates with from <= time < until')
         as_of = options.get("as_of", "latest")
         return cls(
             location=location,

@@ -18,8 +18,9 @@ from persist.read.changes import Changes
 from persist.read.merging import Form
 from persist.read.scan import Scan
 from persist.read.snapshot import Snapshot
+from persist.read.upserts import UpsertEvents, Upserts
 from persist.source.address import CollectionAddress
-from persist.spark.options.read import ReadOptions
+from persist.spark.options.read import OF_TIMES, ReadOptions
 from persist.spark.read.filters import expression
 from persist.spark.read.slicing import PARALLEL_DEFAULT, count_for
 from persist.spark.read.task_reader import TaskReader, What
@@ -33,6 +34,7 @@ class Slice(InputPartition):
 
     scan: Scan
     address: CollectionAddress
+    events: UpsertEvents | None = None
 
     def __post_init__(self) -> None:
         super().__init__(None)
@@ -56,7 +58,10 @@ class PersistReader(DataSourceReader):
             result = planned(client.load(options.collection), options, tuple(self._schema.names))
             arrow = result.scan.schema.arrow
             address = CollectionAddress(client.url, options.storage, options.collection)
-            records = pa.schema([arrow.field(name) for name in result.scan.schema.names])
+            events = result.events if isinstance(result, Upserts) else None
+            # What an upsert is, all updates of its key and time tell: no filter on values may leave one of them out.
+            names = result.scan.schema.names if events is None else result.scan.schema.key_names
+            records = pa.schema([arrow.field(name) for name in names])
             # A plan may leave rows out by itself: tombstones of a keyed collection.
             pushed, own = expression(self._filters, records), result.scan.filter
             both = own if pushed is None else pushed if own is None else own & pushed
@@ -64,15 +69,16 @@ class PersistReader(DataSourceReader):
             # The worker that plans does not know the cluster, so this many at a time are taken to run.
             slices = scan.slices(options.slices or count_for(scan, PARALLEL_DEFAULT))
             _log(result, scan, len(slices))
-        return [Slice(each, address) for each in slices]
+        return [Slice(each, address, events) for each in slices]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Read one slice, in a task."""
         if not isinstance(partition, Slice):
             return  # Spark makes up an empty partition when there are none.
-        what: What = "changes" if self._options.form == "changes" else "all"
-        form: Form = "rows" if self._options.form == "rows" else "diff"
-        reader = TaskReader(partition.address, (partition.scan,), form, what, self._schema)
+        wanted = self._options.form
+        what: What = wanted if wanted == "changes" or wanted == "upserts" else "all"
+        form: Form = "rows" if wanted == "rows" else "diff"
+        reader = TaskReader(partition.address, (partition.scan,), form, what, self._schema, partition.events)
         yield from reader.slice(0)
 
 
@@ -85,12 +91,16 @@ class PushingReader(PersistReader):
         return filters
 
 
-def planned(collection: Collection, options: ReadOptions, names: tuple[str, ...] | None) -> Snapshot | Changes:
+def planned(
+    collection: Collection, options: ReadOptions, names: tuple[str, ...] | None
+) -> Snapshot | Changes | Upserts:
     """Return what to read, of the columns that are among names (None: of those the options ask for)."""
     options = _at_seqno(options, collection)
     wanted = options.columns
     if names is not None:
         wanted = tuple(name for name in names if name not in ("_time", "_diff"))
+    if options.form == "upserts":
+        return collection.upserts(options.lower, options.until, schema=options.schema, timeout_s=options.wait_s)
     if options.form == "changes":
         return collection.changes(
             options.lower, options.until, columns=wanted, schema=options.schema, timeout_s=options.wait_s
@@ -116,13 +126,13 @@ def _at_seqno(options: ReadOptions, collection: Collection) -> ReadOptions:
         then = client.load(options.collection)
         if then.id != collection.id:
             raise CollectionNotFound(options.collection, client.url, ())
-        if options.form == "changes":
+        if options.form in OF_TIMES:
             then.changes(options.lower, options.until, timeout_s=0)
             return options
         return options.with_latest(then.snapshot(options.as_of, timeout_s=0).as_of)
 
 
-def _log(result: Snapshot | Changes, scan: Scan, slices: int) -> None:
+def _log(result: Snapshot | Changes | Upserts, scan: Scan, slices: int) -> None:
     pruned = {"filters": len(result.scan.all_parts) - len(scan.all_parts)}
     if isinstance(result, Snapshot):
         pruned |= {by: count for by, count in result.explain().pruned.items() if by != "filter"}

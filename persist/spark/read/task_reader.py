@@ -20,6 +20,7 @@ from persist.read.merging import Form, read_snapshot, read_touched
 from persist.read.part_reader import PartReader
 from persist.read.result import BATCH_ROWS_MAX
 from persist.read.scan import Scan
+from persist.read.upserts import UpsertEvents
 from persist.source.address import CollectionAddress
 from persist.spark.read.worker_log import tell
 from persist.spark.surfaced_errors import surfaced_errors
@@ -27,7 +28,7 @@ from persist.spark.types import as_spark_expects
 from persist.storage import Storage
 from persist.timeline import timeline_of
 
-What = Literal["all", "touched", "keys", "changes"]
+What = Literal["all", "touched", "keys", "changes", "upserts"]
 
 
 @dataclass(frozen=True)
@@ -35,8 +36,9 @@ class TaskReader:
     """Reads one slice for each number it is given: a function for `DataFrame.mapInArrow`.
 
     Attributes:
-        what: all of a slice, what its touched keys hold, the keys of its updates, or its updates.
+        what: all of a slice, what its touched keys hold, the keys of its updates, its updates, or these as upserts.
         schema: of the result.
+        events: makes upserts of updates, where these are wanted.
     """
 
     address: CollectionAddress
@@ -44,6 +46,7 @@ class TaskReader:
     form: Form
     what: What
     schema: StructType
+    events: UpsertEvents | None = None
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
@@ -84,6 +87,9 @@ class TaskReader:
             return scan.updates(reader, scan.columns)
         if self.what == "changes":
             return iter([read_changes(scan, reader)])
+        if self.what == "upserts":
+            assert self.events is not None
+            return iter([self.events.of(read_changes(scan, reader))])
         if self.what == "touched":
             return read_touched(scan, self.form, reader)
         return read_snapshot(scan, self.form, reader)

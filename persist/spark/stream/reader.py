@@ -86,7 +86,7 @@ class PersistStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         assert isinstance(partition, StreamSlice)
         form: Form = "rows" if self._options.form == "rows" else "diff"
         what: What = "changes" if partition.as_of is None else "all"
-        task = _StreamTask(partition.address, (partition.scan,), form, what, self._schema, partition.as_of)
+        task = _StreamTask(partition.address, (partition.scan,), form, what, self._schema, as_of=partition.as_of)
         return task.slice(0)
 
     def commit(self, end: Json) -> None:
@@ -117,7 +117,7 @@ class PersistStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 class _StreamTask(TaskReader):
     """Reads a slice of contents as of a time, or, if that is None, of updates."""
 
-    as_of: int | None
+    as_of: int | None = None
 
     def _tables(self, scan: Scan, reader: PartReader) -> Iterator[pa.Table]:
         if self.as_of is None:

@@ -7,7 +7,9 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
 
 import persist
 import persist.spark
@@ -151,3 +153,30 @@ def test_the_plan_filters_tombstones_in_the_scan(spark: SparkSession, tmp_path: 
     assert "PushedFilters: [Or(IsNull(gone)," in plan, plan
     assert "MapInArrow" not in plan, plan
     assert frame.count() == 2000
+
+
+@pytest.mark.sampled(0.34)
+@pytest.mark.parametrize("resolve", POLICIES)
+def test_upserts_go_to_a_watermark_table_and_back(spark: SparkSession, tmp_path: Path, resolve: str) -> None:
+    path = str(tmp_path)
+    made(path, {"tombstone": "gone"}, resolve, seed=4)
+    with persist.open(path, settings=QUIET) as client:
+        rows = client.load("rows")
+        truth = rows.upserts(0, 10).to_arrow()
+        keyed = persist.Keyed(order_by=["at"], tombstone="gone")
+        client.create_or_load("copy", key={"id": pa.int64()}, value=VALUE, keyed=keyed)
+    source = spark.read.format("persist").option("collection", "rows").option("form", "upserts")
+    events = source.option("from", 0).option("until", 10).option("slices", 3).load(path)
+    assert bag(events.collect()) == bag(truth)
+    assert events.schema["at"].nullable
+    table = str(tmp_path / "table")
+    events.write.parquet(table)  # Rows are only ever appended; of each key the one with the greatest watermark counts.
+    persist.spark.upsert(spark.read.parquet(table), path, "copy", seal=10)
+    with persist.open(path, mode="read") as client:
+        assert client.load("copy").changes(0, 10).to_arrow() == client.load("rows").changes(0, 10).to_arrow()
+    for name, value in (("columns", "at"), ("as_of", "3"), ("times", "timestamp")):
+        given = {"collection": "rows", "form": "upserts", "from": 0, "until": 10, name: value}
+        with pytest.raises(PySparkException, match=f"option {name} does not go with form='upserts'"):
+            spark.read.format("persist").options(**given).load(path)
+    latest = events.groupBy("id").agg(F.max_by(F.struct("at", "state", "gone", "left"), F.struct("at", "_time")))
+    assert latest.count() == events.select("id").distinct().count()
