@@ -8,7 +8,8 @@ equal keys together, and equal records within them; a look-up is a binary search
 whatever is found by them is compared by its words. One matrix rather than an array per column was preferred, because
 on small steps what counts is how often numpy is called.
 
-The hash is internal: batches live in one process, or in its spill, and never reach storage.
+The hash has a version, and is the same on every machine: programs that are run again do the same in the same order.
+Batches live in one process, or in its spill, and never reach storage.
 """
 
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ import numpy as np
 from persist.codecs import DiffOverflow
 from persist.dataflow.times import Flags, Ints
 
+HASH_VERSION = 1  # Of `mixed`; another hash is another version.
 _LOW = np.int64(0xFFFFFFFF)
 _HALF = np.uint64(32)
 _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
@@ -62,7 +64,10 @@ class Layout:
 
 
 def mixed(rows: Ints) -> Any:
-    """Return a hash, uint64[n], of the columns of rows. Every bit of the input reaches the upper half."""
+    """Return a hash, uint64[n], of the columns of rows. Every bit of the input reaches the upper half.
+
+    Multiplicative mixing, as in splitmix64 and Fibonacci hashing: by 2**64 over the golden ratio, with shifts between.
+    """
     if rows.shape[1] == 1:
         return _mixed_one(rows[:, 0].tolist())
     found = rows[0].view(np.uint64) * _MULTIPLIER
