@@ -170,6 +170,9 @@ class Client:
     def collections(self, prefix: str = "") -> Collections:
         """Return the names of all collections that begin with a prefix, sorted. Cost: one GET.
 
+        Names that begin with a dot are of what the library keeps for itself, such as the state of a dataflow: they are
+        listed only if the prefix begins with one, too.
+
         Names with dots are namespaces to whoever takes them for that: `collections("sales.")` lists one. The list's
         `to_arrow()` has rows, bytes, since and upper of each.
         """
@@ -177,7 +180,8 @@ class Client:
         if not isinstance(prefix, str):
             raise InvalidUsage(f"prefix={prefix!r} is no text: give what the names begin with, such as 'sales.'")
         names = self.engine.follower.refresh().names()
-        return Collections([name for name in names if name.startswith(prefix)], self.engine)
+        shown = names if prefix.startswith(".") else [name for name in names if not name.startswith(".")]
+        return Collections([name for name in shown if name.startswith(prefix)], self.engine)
 
     def drop(self, name: str) -> None:
         """Destroy the collection of that name, durably; see `Collection.destroy`.

@@ -3,6 +3,7 @@
 from typing import Any
 
 from persist.blob import InvalidUsage
+from persist.client import Client
 from persist.codecs import CollectionSchema
 from persist.collection import Collection
 from persist.dataflow.plan import Persist, Plan, Source
@@ -58,6 +59,15 @@ class Draft:
         If the output is sealed to just that time, its first commit makes of what it holds what it should hold.
         """
         return None
+
+    def kept(self, number: int) -> str | None:
+        """Return what the hidden collection is called that keeps what the operator of a node has given; None if there
+        is none."""
+        return None
+
+    def every_kept(self, client: Client) -> list[str]:
+        """Return all hidden collections that there are of the program, of whatever version of it."""
+        return []
 
     def add_probe(self, number: int) -> Probed:
         """Return the probe of a node."""

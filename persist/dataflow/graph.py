@@ -5,7 +5,7 @@ enters it. Joins and reductions read arrangements, which are made once for each 
 """
 
 import time as clock
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import pyarrow as pa
@@ -17,8 +17,9 @@ from persist.dataflow.arrange import Arrangement
 from persist.dataflow.batch import Layout
 from persist.dataflow.expression import Lit
 from persist.dataflow.join import JoinOperator
+from persist.dataflow.kept import KeptLinear, KeptOutput, kept_schema
 from persist.dataflow.large_groups import Ranking, ranking_of_aggregates, ranking_of_top
-from persist.dataflow.linear import Shape, compiled
+from persist.dataflow.linear import Shape, compiled, traced
 from persist.dataflow.logic import (
     Logic,
     accumulated,
@@ -85,11 +86,14 @@ class Graph:
     Attributes:
         operators: of the root scope, in the order in which they run; scopes are among them.
         entries: of inputs and sources, by the number of their node.
+        sinks: of outputs, and of hidden collections.
+        kept: the operators whose output hidden collections keep, by the name of the collection.
     """
 
     operators: list[Operator] = field(default_factory=list)
     entries: dict[int, EntryOperator] = field(default_factory=dict)
     sinks: list[SinkOperator] = field(default_factory=list)
+    kept: dict[str, KeptLinear] = field(default_factory=dict)
 
     def run(self) -> None:
         """Make one pass."""
@@ -113,6 +117,7 @@ class Builder:
         captures: dict[int, Captured],
         probes: dict[int, Probed],
         allocate: Allocate,
+        kept: Mapping[int, str],
     ) -> None:
         self.plan = plan
         self.domain = domain
@@ -120,6 +125,7 @@ class Builder:
         self._captures = captures
         self._probes = probes
         self._allocate = allocate
+        self._kept = kept
         self._made: dict[int, Operator] = {}
         self._loops: dict[int, Loop] = {}
         self._under_way: set[int] = set()
@@ -152,6 +158,8 @@ class Builder:
                 self._visit_scope(source.scope, operators)
         self._made[node.number] = made = self._make(node, operators)
         operators.append(made)
+        if isinstance(made, KeptLinear):
+            operators += self._keeping(node, made)
 
     def _visit_scope(self, scope: int, operators: list[Operator]) -> None:
         """Make a scope, after everything in the scope around it that enters it."""
@@ -198,6 +206,8 @@ class Builder:
                 return entry
             case Linear(stages):
                 given = self.plan.nodes[node.inputs[0]].schema
+                if node.number in self._kept:
+                    return KeptLinear(title, inputs, traced(stages, given, node.schema.names, self.domain, title))
                 shape = compiled(stages, given, node.schema.names, self.domain, title)
                 return LinearOperator(title, inputs, outer, depth, shape)
             case Concat():
@@ -229,6 +239,15 @@ class Builder:
                 sink = SinkOperator(title, inputs, outer, node.schema, collection, keys)
                 self.graph.sinks.append(sink)
                 return sink
+
+    def _keeping(self, node: Node, made: KeptLinear) -> list[Operator]:
+        """Return the operators that keep what an operator has given in a hidden collection."""
+        output, schema = KeptOutput(made), kept_schema(node.schema)
+        keys = (schema.names[-1],)
+        sink = SinkOperator(output.title, [output], 1, schema, self._kept[node.number], keys)
+        self.graph.sinks.append(sink)
+        self.graph.kept[sink.collection] = made
+        return [output, sink]
 
     def arrangement(
         self,

@@ -71,9 +71,16 @@ class Column:
 
 
 class Frame(Mapping[str, pa.Array]):
-    """Updates between stages; as a mapping, their columns as Arrow, and `_time`."""
+    """Updates between stages; as a mapping, their columns as Arrow, and `_time`.
 
-    def __init__(self, domain: Domain, columns: dict[str, Column], times: Ints, diffs: Ints) -> None:
+    Attributes:
+        origins: the rows of the updates that these were made of.
+    """
+
+    def __init__(
+        self, domain: Domain, columns: dict[str, Column], times: Ints, diffs: Ints, origins: Ints | None = None
+    ) -> None:
+        self.origins = np.arange(len(diffs)) if origins is None else origins
         self.domain = domain
         self.columns = columns
         self.times = times
@@ -107,7 +114,9 @@ class Frame(Mapping[str, pa.Array]):
 
     def take(self, rows: Ints) -> "Frame":
         columns = {name: each.take(rows) for name, each in self.columns.items()}
-        return Frame(self.domain, columns, self.times.take(rows, axis=1), self.diffs.take(rows))
+        return Frame(
+            self.domain, columns, self.times.take(rows, axis=1), self.diffs.take(rows), self.origins.take(rows)
+        )
 
     def where(self, keep: Flags) -> "Frame":
         return self if keep.all() else self.take(keep.nonzero()[0])
@@ -120,6 +129,7 @@ class Frame(Mapping[str, pa.Array]):
             self.columns if columns is None else columns,
             self.times if times is None else times,
             self.diffs if diffs is None else diffs,
+            self.origins,
         )
 
     def records(self) -> list[Any]:
@@ -128,6 +138,20 @@ class Frame(Mapping[str, pa.Array]):
         if not self.columns:
             return [record()] * len(self)
         return list(map(record, *(each.array.to_pylist() for each in self.columns.values())))
+
+
+def traced(
+    stages: Sequence[Stage], given: pa.Schema, names: Sequence[str], domain: Domain, operator: str
+) -> Callable[[Ints], tuple[Ints, Ints]]:
+    """Return what `compiled` does, but of which each call also returns the row that each update was made of."""
+
+    def shape(updates: Ints) -> tuple[Ints, Ints]:
+        frame = Frame.of(updates, given, domain)
+        for stage in stages:
+            frame = applied(stage, frame, operator)
+        return frame.updates(names), frame.origins
+
+    return shape
 
 
 def compiled(stages: Sequence[Stage], given: pa.Schema, names: Sequence[str], domain: Domain, operator: str) -> Shape:
@@ -281,7 +305,8 @@ def _joined(frames: list[Frame]) -> Frame:
         for name, each in first.columns.items()
     }
     times = np.concatenate([frame.times for frame in frames], axis=1)
-    return Frame(first.domain, columns, times, np.concatenate([frame.diffs for frame in frames]))
+    diffs, origins = (np.concatenate(each) for each in zip(*((f.diffs, f.origins) for f in frames), strict=True))
+    return Frame(first.domain, columns, times, diffs, origins)
 
 
 def _delayed(stage: Delay, frame: Frame, operator: str) -> Frame:
@@ -390,6 +415,7 @@ def _flattened(stage: FlatMap, frame: Frame, operator: str) -> Frame:
         _columns(made, sources, stage.columns, frame.domain, operator),
         frame.times.take(places, axis=1),
         frame.diffs.take(places),
+        frame.origins.take(places),
     )
     if times:
         np.maximum(found.times, np.array(times, np.int64).T, out=found.times)

@@ -5,6 +5,7 @@
   its output, unless somebody else reads them too.
 - A condition after a join that reads one input only moves before it.
 - A join of a join becomes a delta join of all inputs, so that nothing in between is kept.
+- In programs that write collections, operators that tell times apart stay as they are: what they give is kept.
 - Columns that nobody reads after a join are left out of its arrangements, unless `arrange_by_key` asked for them.
 """
 
@@ -17,14 +18,17 @@ from persist.codecs.types.schema import TIME
 from persist.dataflow.expression import Col, Expression, Lit, columns_of, substituted
 from persist.dataflow.plan import ROOT, Arrange, Join, Linear, Node, Plan, Reduce, Stages
 from persist.dataflow.stages import Filter, Map, Stage, through
+from persist.dataflow.timed import kept_apart
 
 
 def optimised(plan: Plan) -> Plan:
     """Return an equivalent plan that does less."""
     found = plan.without_unused()
+    apart = kept_apart(found)
     changed = True
     while changed:
-        changed = any([_fuse_linear(found), _fuse_inputs(found), _fuse_outputs(found), _merge_joins(found)])
+        fused = [_fuse_linear(found, apart), _fuse_inputs(found, apart), _fuse_outputs(found, apart)]
+        changed = any([*fused, _merge_joins(found)])
     for node in list(found.nodes.values()):
         if isinstance(node.operator, Join):
             _narrow(found, node)
@@ -69,10 +73,10 @@ def _sole_reader(plan: Plan, consumers: dict[int, list[int]], number: int) -> bo
     return len(consumers[number]) == 1
 
 
-def _fuse_linear(plan: Plan) -> bool:
+def _fuse_linear(plan: Plan, apart: set[int]) -> bool:
     consumers, changed = plan.consumers(), False
     for node in list(plan.nodes.values()):
-        if not isinstance(node.operator, Linear):
+        if not isinstance(node.operator, Linear) or node.number in apart or node.inputs[0] in apart:
             continue
         source = plan.nodes[node.inputs[0]]
         if isinstance(source.operator, Linear) and _sole_reader(plan, consumers, source.number):
@@ -83,14 +87,14 @@ def _fuse_linear(plan: Plan) -> bool:
     return changed
 
 
-def _fuse_inputs(plan: Plan) -> bool:
+def _fuse_inputs(plan: Plan, apart: set[int]) -> bool:
     consumers, changed = plan.consumers(), False
     for node in list(plan.nodes.values()):
         if not isinstance(node.operator, Join | Reduce):
             continue
         for at, number in enumerate(node.inputs):
             source = plan.nodes.get(number)
-            if source is None or not isinstance(source.operator, Linear):
+            if source is None or not isinstance(source.operator, Linear) or number in apart:
                 continue
             # Both sides of a self-join may read it: then its work is shared as it is.
             if not _sole_reader(plan, consumers, number):
@@ -112,10 +116,10 @@ def _fuse_inputs(plan: Plan) -> bool:
     return changed
 
 
-def _fuse_outputs(plan: Plan) -> bool:
+def _fuse_outputs(plan: Plan, apart: set[int]) -> bool:
     consumers, changed = plan.consumers(), False
     for node in list(plan.nodes.values()):
-        if not isinstance(node.operator, Linear) or node.number not in plan.nodes:
+        if not isinstance(node.operator, Linear) or node.number not in plan.nodes or node.number in apart:
             continue
         source = plan.nodes[node.inputs[0]]
         if isinstance(source.operator, Join | Reduce) and _sole_reader(plan, consumers, source.number):

@@ -12,6 +12,7 @@ from persist.client import Client
 from persist.codecs import CollectionSchema, SchemaMismatch
 from persist.dataflow.draft import Draft, hold_name
 from persist.dataflow.errors import NotConsolidated
+from persist.dataflow.kept import kept_name, kept_of
 from persist.dataflow.optimise import optimised
 from persist.dataflow.plan import (
     ROOT,
@@ -148,15 +149,25 @@ class Program(Draft):
         return Running(self, client, Options(**options))
 
     def drop(self, client: Client) -> None:
-        """End the program: release its holds on its sources. Its outputs stay as they are; destroy them if they
-        should go.
+        """End the program: release its holds on its sources, and destroy what it keeps in hidden collections. Its
+        outputs stay as they are; destroy them if they should go.
 
-        A copy that still runs goes on, but cannot be resumed when its sources have been compacted.
+        A copy that still runs goes on, but cannot be resumed when its sources have been compacted; one that keeps
+        something in hidden collections ends with CollectionNotFound.
         """
         for node in self.plan.nodes.values():
             if isinstance(node.operator, Source):
                 with suppress(CollectionNotFound, HoldNotFound):
                     client.load(node.operator.collection).hold(name=hold_name(self.name)).release()
+        for name in self.every_kept(client):
+            with suppress(CollectionNotFound):
+                client.drop(name)
+
+    def kept(self, number: int) -> str | None:
+        return kept_name(self.name, number)
+
+    def every_kept(self, client: Client) -> list[str]:
+        return kept_of(client, self.name)
 
     def check(self) -> None:
         """Raise InvalidUsage if the program is not whole."""

@@ -3,6 +3,7 @@
 import threading
 import time as clock
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
@@ -22,8 +23,10 @@ from persist.dataflow.report import OperatorReport, drawn, reports_of
 from persist.dataflow.sinks import Outputs
 from persist.dataflow.sources import SourceReader
 from persist.dataflow.spill import Spill
+from persist.dataflow.timed import kept_apart
 from persist.dataflow.times import Antichain, Time, as_given, meet_of
 from persist.dataflow.words import Domain
+from persist.errors import CollectionNotFound
 from persist.work import task
 
 POLL_S = 0.02
@@ -80,7 +83,8 @@ class Running:
         self._is_broken = False
         self._domain = Domain()
         self._spill = Spill(options.memory_budget, options.spill_folder)
-        builder = Builder(self.plan, self._domain, program.captures, program.probes, self._spill.allocate)
+        kept = {each: name for each in kept_apart(self.plan) if (name := program.kept(each)) is not None}
+        builder = Builder(self.plan, self._domain, program.captures, program.probes, self._spill.allocate, kept)
         self._graph = builder.build()
         self._words = _Sweep(self._domain, self._live)
         self._gates: dict[int, Gate] = {}
@@ -121,6 +125,7 @@ class Running:
                 (each, self.program.output(each.collection), self.program.definition(each.collection))
                 for each in self._graph.sinks
             ],
+            self._graph.kept,
             self._domain,
             replace=self._options.replace,
             jump=self._options.jump,
@@ -128,10 +133,19 @@ class Running:
         try:
             for attempt in range(OPEN_ATTEMPTS):
                 if self._started(client, sources, is_last=attempt == OPEN_ATTEMPTS - 1):
+                    if self._options.replace:
+                        self._drop_unused(client)
                     return
         except BaseException:
             self.close()
             raise
+
+    def _drop_unused(self, client: Client) -> None:
+        """Of a changed program: destroy the hidden collections that it does not use any more."""
+        for name in self.program.every_kept(client):
+            if name not in self._graph.kept:
+                with suppress(CollectionNotFound):
+                    client.drop(name)
 
     def _started(self, client: Client, sources: list[tuple[Source, pa.Schema, Gate]], *, is_last: bool) -> bool:
         """Begin all sources at one time: where the outputs are sealed, or else as late as all of them can be read.

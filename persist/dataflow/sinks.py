@@ -7,11 +7,13 @@ other one has written: if that is what it would have written itself it goes on b
 writes the collection. So no update is ever written twice, and no offset is stored anywhere: the outputs' uppers say how
 far the program has come.
 
+What tells times apart is kept in hidden collections (`persist.dataflow.kept`), which are outputs like the others.
+
 A program is resumed by reading its sources as of the last time that its outputs have sealed. That gives the
 arrangements what they need to know of the past; what comes out of it at sealed times is there already, and is dropped.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -22,7 +24,8 @@ from persist.client import Client
 from persist.codecs import TIME_MAX
 from persist.collection import Collection
 from persist.dataflow.batch import Layout, to_batch
-from persist.dataflow.errors import OutputConflict
+from persist.dataflow.errors import OutputConflict, SourceLost
+from persist.dataflow.kept import KeptLinear
 from persist.dataflow.operators import SinkOperator
 from persist.dataflow.plan import Plan, sources_of
 from persist.dataflow.sources import SourceReader
@@ -62,12 +65,14 @@ class Output:
         sink: SinkOperator,
         known: Collection | None,
         definition: tuple[int, int] | None,
+        keeps: KeptLinear | None,
         domain: Domain,
     ) -> None:
         self.collection = _made(client, sink) if known is None else known
         self.sink = sink
         self.waiting: list[Ints] = []
         self.definition = definition
+        self.keeps = keeps
         self.corrects = False
         self.jumps_to: int | None = None
         self._domain = domain
@@ -75,6 +80,20 @@ class Output:
         self._before: list[Ints] = []
         self._is_new = False
         self.begin(_end(self.collection.upper))
+
+    def restore(self, at: int) -> None:
+        """Of a hidden collection: let the operator whose output it keeps go on from a time, if it was kept till then.
+
+        Raises:
+            SourceLost: another copy of the program has gone on, and compacted it.
+        """
+        if self.keeps is None or self.corrects or self.upper <= at:
+            return
+        try:
+            kept = self._words(self.collection.snapshot(at, form="diff").to_arrow())
+        except AsOfCompacted as error:
+            raise SourceLost(self.collection.name, f"it has been compacted ({error})", "Open it again.") from error
+        self.keeps.restore(np.delete(kept, -2, axis=0), at)
 
     def begin(self, upper: int) -> None:
         """Go on from where the collection is sealed."""
@@ -242,6 +261,7 @@ class Outputs:
         client: Client,
         program: str,
         sinks: Sequence[tuple[SinkOperator, Collection | None, tuple[int, int] | None]],
+        kept: Mapping[str, KeptLinear],
         domain: Domain,
         *,
         replace: bool,
@@ -249,7 +269,10 @@ class Outputs:
     ) -> None:
         self._client = client
         self._program = program
-        self.every = [Output(client, sink, known, definition, domain) for sink, known, definition in sinks]
+        self.every = [
+            Output(client, sink, known, definition, kept.get(sink.collection), domain)
+            for sink, known, definition in sinks
+        ]
         for each in self.every:
             each.corrects |= replace and each.upper > 0
         self.has_pending = False
@@ -274,7 +297,7 @@ class Outputs:
         asked = {time for each in sources if (time := each.asked()) is not None}
         if len(asked) > 1:
             raise InvalidUsage(f"the sources ask for as_of {sorted(asked)}: a program begins at one time")
-        self._replays = reads_time(plan)
+        self._replays = reads_time(plan) and not any(each.keeps for each in self.every)
         if not sources:
             return 0
         uppers = [_end(each.collection.upper) for each in sources]
@@ -293,6 +316,8 @@ class Outputs:
             begin = max(0, *sinces, min(held, default=min(*uppers, TIME_MAX) - 1))
         for output in self.every:
             output.begin_readable(begin)
+            if resume_at is not None and not self._replays:
+                output.restore(begin)
         return begin
 
     def _check_behind(self, sources: Sequence[SourceReader], plan: Plan) -> None:
@@ -372,6 +397,8 @@ class Outputs:
                 multi.seal(each.collection, Upper() if each.sealed_to >= NEVER else Upper(each.sealed_to))
                 if each.jumps_to is not None:
                     multi.allow_compaction(each.collection, each.jumps_to)
+                if each.keeps is not None and durable is not None and each.jumps_to is None:
+                    multi.allow_compaction(each.collection, durable)
             for (collection, name), time in self._held().items():
                 if durable is not None and time < durable:
                     multi.move_hold(collection, name, durable, expected=time)

@@ -1,18 +1,40 @@
 """Whether a plan looks at the times of updates as data.
 
-Such a plan is not indifferent to compaction: a record that came at 5 and one that came at 7 are told apart by it. So
-its sources must be read from where the program began, and not from where its outputs are sealed.
+Such a plan is not indifferent to compaction: it tells a record that came at 5 from one that came at 7. So what its
+sources hold at the last sealed time is not all that it needs to go on. What the operators that tell times apart have
+given is kept in hidden collections (`persist.dataflow.kept`); where it is not, the sources must be read from where the
+program began.
 """
 
 from persist.codecs.types.schema import TIME
 from persist.dataflow.expression import Expression, columns_of
-from persist.dataflow.plan import Join, Linear, Plan, Reduce
+from persist.dataflow.plan import Join, Linear, Node, Persist, Plan, Reduce, Source
 from persist.dataflow.stages import Delay, Explode, Filter, Map, Stage, TemporalFilter
 
 
 def reads_time(plan: Plan) -> bool:
     """Return whether an expression of a plan reads `_time`."""
     return any(TIME in columns_of(each) for stage in _stages(plan) for each in _expressions(stage))
+
+
+def tells_times(node: Node) -> bool:
+    """Return whether what a linear operator gives for a record depends on when it came.
+
+    That of `delay` does: it refuses what is late, and lets nothing be late that was in time.
+    """
+    return isinstance(node.operator, Linear) and any(
+        isinstance(stage, Delay) or any(TIME in columns_of(each) for each in _expressions(stage))
+        for stage in node.operator.stages
+    )
+
+
+def kept_apart(plan: Plan) -> set[int]:
+    """Return the operators that tell times apart, in a plan that makes collections of collections: each stays an
+    operator of its own."""
+    kinds = {type(node.operator) for node in plan.nodes.values()}
+    if not {Persist, Source} <= kinds:
+        return set()
+    return {node.number for node in plan.nodes.values() if tells_times(node)}
 
 
 def _stages(plan: Plan) -> list[Stage]:

@@ -34,6 +34,7 @@ class Together(Draft):
         super().__init__(" + ".join(each.name for each in programs)[:100], programs[0].dimensions)
         self._programs = list(programs)
         self._sources: dict[tuple[Any, ...], int] = {}
+        self._kept: dict[int, str] = {}
         for each in programs:
             each.check()
             self._add(each)
@@ -48,6 +49,12 @@ class Together(Draft):
             )
             found += each.holders(collection) if reads else []
         return found
+
+    def kept(self, number: int) -> str | None:
+        return self._kept.get(number)
+
+    def every_kept(self, client: Client) -> list[str]:
+        return [name for each in self._programs for name in each.every_kept(client)]
 
     def _add(self, program: Program) -> None:
         """Take a program's nodes over, under numbers of their own."""
@@ -68,6 +75,9 @@ class Together(Draft):
                 self.plan.scopes[number] = ScopeInfo(number, parent, info.name, info.limit, info.depth)
         for node in program.plan.nodes.values():
             self.plan.nodes[numbers[node.number]] = _moved(node, numbers, scopes)
+            name = program.kept(node.number)
+            if name is not None:
+                self._kept[numbers[node.number]] = name
         self.captures |= {numbers[number]: each for number, each in program.captures.items()}
         self.probes |= {numbers[number]: each for number, each in program.probes.items()}
 
