@@ -7,6 +7,7 @@ enters it. Joins and reductions read arrangements, which are made once for each 
 import time as clock
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 import pyarrow as pa
 
@@ -117,7 +118,7 @@ class Builder:
         captures: dict[int, Captured],
         probes: dict[int, Probed],
         allocate: Allocate,
-        kept: Mapping[int, str],
+        kept: Mapping[int, str] = MappingProxyType({}),
     ) -> None:
         self.plan = plan
         self.domain = domain
