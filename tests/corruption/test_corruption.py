@@ -57,7 +57,7 @@ def test_the_location_holds_every_kind_of_blob_and_can_be_read() -> None:
     assert CLEAN_LOG.contents == TRUTH
     assert CLEAN_LOG.read >= set(of_folder(ONE, "log"))
     assert {key.split("/")[0] for key in ONE} == set(FOLDERS)
-    assert {name for name, _ in TRUTH} == {"compacted", "few", "kinds", "many"}
+    assert {name for name, _ in TRUTH} == {"compacted", "few", "kinds", "many", "renamed"}
     assert len(TRUTH["many", 36]) == 2000
     assert len(TRUTH["few", 20]) > 5
     with persist.open(blob_with(ONE), mode="read") as client:
