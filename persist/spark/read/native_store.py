@@ -10,12 +10,15 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.types as pt
 from pyspark.errors import PySparkException
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
+from pyspark.sql.types import StructField, StructType
 
 from persist.codecs import CollectionSchema, Part
 from persist.codecs.part.decoding import part_lift
-from persist.spark.types import quoted, spark_schema
+from persist.spark.types import as_spark_expects, quoted, spark_schema
+
+_DAY_US = 86_400 * 10**6
 
 # Whatever the session is set to: what is missing or damaged is not silently left out, names are taken as they are, and
 # pages are held against their checksums.
@@ -130,6 +133,24 @@ def _version_frame(
     rows, columns = read.schema(types).parquet(*paths), []
     for field in wanted.fields:
         source = lifted.source(field.name)
-        column = F.lit(lifted.default(field.name).as_py()) if source is None else F.col(quoted(source))
+        column = _literal(lifted.default(field.name), field) if source is None else F.col(quoted(source))
         columns.append(column.cast(field.dataType).alias(field.name))
     return rows.select(*columns)
+
+
+def _literal(value: pa.Scalar, field: StructField) -> Column:
+    """Return a value as Spark has it. Python has no moments before the year 1 or after 9999, and its own time zone."""
+    held = pa.table({field.name: pa.repeat(value, 1)})
+    found = as_spark_expects(held, StructType([field])).column(0)[0]
+    if not found.is_valid:
+        return F.lit(None)
+    if pt.is_date(found.type):
+        return F.date_from_unix_date(F.lit(found.value))
+    if pt.is_timestamp(found.type):
+        if found.type.tz is not None:
+            return F.timestamp_micros(F.lit(found.value))
+        days, micros = divmod(found.value, _DAY_US)
+        seconds = f"{micros // 10**6}.{micros % 10**6:06}"
+        return F.expr(f"TIMESTAMP_NTZ '1970-01-01 00:00:00' + make_dt_interval({days}, 0, 0, {seconds})")
+    plain = found.as_py()
+    return F.lit(str(plain)) if pt.is_decimal(found.type) else F.lit(plain)

@@ -1,6 +1,8 @@
 """Collections whose schema has changed read the same in Spark as in Python: natively, by the data source, in SQL."""
 
+import datetime
 from collections import Counter
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -92,6 +94,45 @@ def test_a_read_names_time_and_version_in_spark_too(spark: SparkSession, locatio
         reader.option("schema", 9).load(location)
     with pytest.raises(persist.SchemaMismatch, match="'told' of schema version 3 is gone"):
         persist.spark.snapshot(spark, location, "rows", schema=3, native=native).collect()
+
+
+FAR = {
+    "text": (pa.string(), "it's \\ \u2603 ${x}"),
+    "raw": (pa.binary(), b"\x00'\xff"),
+    "huge": (pa.uint64(), 2**64 - 1),
+    "exact": (pa.decimal128(38, 10), Decimal("-1234567890123456789012345678.0000000001")),
+    "endless": (pa.float64(), float("-inf")),
+    "half": (pa.float32(), -0.5),
+    "far_day": (pa.date32(), pa.scalar(5_000_000, pa.date32())),
+    "old_day": (pa.date32(), pa.scalar(-800_000, pa.date32())),
+    "local": (pa.timestamp("us"), datetime.datetime(2026, 3, 29, 2, 30, 0, 1)),  # In Berlin, there is no such time.
+    "far": (pa.timestamp("us"), pa.scalar(2**61, pa.timestamp("us"))),
+    "old": (pa.timestamp("us"), pa.scalar(-(2**61) - 1, pa.timestamp("us"))),
+    "moment": (pa.timestamp("us", "UTC"), pa.scalar(2**61 + 1, pa.timestamp("us", "UTC"))),
+    "early": (pa.timestamp("ms", "UTC"), pa.scalar(-(10**14), pa.timestamp("ms", "UTC"))),
+}
+
+
+@pytest.mark.parametrize("zone", ["UTC", "Europe/Berlin"])
+def test_defaults_that_python_cannot_hold_are_what_they_are_in_spark(
+    spark: SparkSession, tmp_path: Path, zone: str
+) -> None:
+    path = str(tmp_path)
+    with persist.open(path, settings=QUIET) as client:
+        rows = client.create_or_load("rows", key={"id": pa.int64()})
+        rows.write(table(rows, 0, 0), seal=1).result()
+        rows.evolve(add={name: kind for name, (kind, _) in FAR.items()}, defaults={n: v for n, (_, v) in FAR.items()})
+        expected = rows.snapshot().to_arrow().drop_columns(["id"]).slice(0, 1)
+    before = spark.conf.get("spark.sql.session.timeZone")
+    spark.conf.set("spark.sql.session.timeZone", zone)
+    try:
+        for native in (True, False):
+            found = persist.spark.snapshot(spark, path, "rows", native=native).drop("id").distinct().toArrow()
+            for name in expected.column_names:
+                one, other = found[name], expected[name]
+                assert one.cast(other.type).equals(other), (native, name)
+    finally:
+        spark.conf.set("spark.sql.session.timeZone", before)
 
 
 def test_a_data_frame_keeps_the_schema_that_it_was_made_with(spark: SparkSession, tmp_path: Path) -> None:
