@@ -43,6 +43,7 @@ def create_views(
     *,
     collections: Sequence[str] | None = None,
     prefix: str = "",
+    schemas: Mapping[str, int] | None = None,
     storage_options: Mapping[str, Any] | None = None,
 ) -> list[str]:
     """Make, or make anew, a temporary view and two table functions for each collection of a location.
@@ -53,6 +54,7 @@ def create_views(
     Args:
         collections: some of them; None for all.
         prefix: put before each name, for locations that have collections of the same name.
+        schemas: by the names of some collections, the version of their schema to read with; others have the newest.
 
     Returns:
         the names of the views. A collection of which nothing is sealed has no contents to show, and gets none.
@@ -60,9 +62,12 @@ def create_views(
     Raises:
         CollectionNotFound: there is none of that name.
         InvalidUsage: Spark cannot take the name of a function, or group by a column of the collection.
+        SchemaMismatch: there is no such version, or a column of it is gone.
     """
     check_workers(spark)
-    storage = dict(storage_options or {})
+    storage, schemas = dict(storage_options or {}), {} if schemas is None else schemas
+    if not isinstance(schemas, Mapping):
+        raise InvalidUsage(f"schemas={schemas!r:.100} is no dict of versions by name: give {{'orders': 3}}")
     if isinstance(collections, str):
         raise InvalidUsage(f"collections={collections!r} is one name: give a list of names, [{collections!r}]")
     with open_client(path, mode="read", storage_options=storage) as client:
@@ -77,14 +82,17 @@ def create_views(
         wanted = known if collections is None else list(collections)
         if missing := [name for name in wanted if name not in known]:
             raise CollectionNotFound(missing[0], here.url, tuple(known))
+        if unused := [name for name in schemas if name not in wanted]:
+            raise InvalidUsage(f"schemas= names {unused[0]!r}, of which no view is made: views are of {wanted}")
         _check_names([prefix + name for name in wanted])
         for name in wanted:
             rows = client.load(name)
             if rows.upper.has_beyond(0):
                 continue
             try:
-                _Functions(spark, rows, CollectionAddress(here.url, storage, name), prefix + name).create()
-                here.snapshot(name).createOrReplaceTempView(quoted(prefix + name))
+                version, address = schemas.get(name), CollectionAddress(here.url, storage, name)
+                _Functions(spark, rows, address, prefix + name, version).create()
+                here.snapshot(name, schema=version).createOrReplaceTempView(quoted(prefix + name))
                 made.append(prefix + name)
             except (PySparkException, InvalidUsage) as error:
                 failed.append(_refused(name, error))
@@ -121,9 +129,11 @@ def _refused(name: str, error: Exception) -> InvalidUsage:
 class _Functions:
     """Makes the functions of one collection."""
 
-    def __init__(self, spark: SparkSession, rows: Collection, address: CollectionAddress, name: str) -> None:
+    def __init__(
+        self, spark: SparkSession, rows: Collection, address: CollectionAddress, name: str, version: int | None
+    ) -> None:
         self._spark = spark
-        self._schema: CollectionSchema = rows.schema
+        self._schema: CollectionSchema = rows.handle.reading_schema(version)
         # Functions are for all sealed times, so what these hold is worked out now, where nobody has resolved it yet.
         self._contents: CollectionState = rows.handle.folded(rows.handle.contents())
         self._tombstoned = Tombstoned.of(self._contents, self._schema)
