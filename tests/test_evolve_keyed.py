@@ -199,8 +199,17 @@ def test_machines_whose_events_are_values_evolve_and_others_say_why_not(client: 
     spans = client.create_or_load(
         "spans", key=KEY, value=interval, keyed=persist.Keyed(machine=History("a", "b"), order_by=[])
     )
-    with pytest.raises(persist.InvalidUsage, match="columns of their own"):
-        spans.evolve(add={"n": pa.int8()})
+    spans.transition([(1, 5)], time=3).result()
+    spans.transition([(1, 6)], time=4, seal=5).result()
+    for change in ({"add": {"n": pa.int8()}}, {"rename": {"v": "w"}}, {"reorder": ["b", "a", "v"]}):
+        with pytest.raises(persist.InvalidUsage, match=r"columns of their own.*changes\(\) into a plain collection"):
+            spans.evolve(**change)
+    assert spans.evolve(comments={"v": "the value"}) == 1
+    # What the error says to do.
+    copy = client.create_or_load("copy", key=KEY, value=interval)
+    copy.write(spans.changes(0, 5).to_arrow(), seal=5).result()
+    copy.evolve(add={"n": pa.int8()})
+    assert rows(copy) == [(1, 5, 3, 4, None), (1, 6, 4, None, None)]
 
 
 @POLICIES

@@ -138,8 +138,9 @@ def evolved_form(contents: CollectionState, after: CollectionSchema) -> KeyedFor
     if form.fields is not None:
         raise InvalidUsage(
             f"the events of {contents.name!r} have columns of their own, because its machine {form.machine.name!r} "
-            "asks for them: events that are pending could not be read under another schema. Write upserts() into a "
-            "collection with the new schema."
+            "asks for them: events that are pending could not be read under another schema. Create a collection with "
+            "the new schema and this machine, and write the events to it again; or write changes() into a plain "
+            "collection, which can evolve."
         )
     if reserved := [name for name in after.names if name in RESERVED]:
         raise SchemaMismatch(f"column {reserved[0]!r} means something else in events of a keyed collection. Rename it.")
