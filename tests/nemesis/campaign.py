@@ -13,16 +13,18 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from persist.blob import FileBlob, MemoryBlob
+from persist.blob import Blob, FileBlob, MemoryBlob
 from tests.nemesis.generator import Step, generate
 from tests.nemesis.history import History
 from tests.nemesis.runner import Run, features
+from tests.nemesis.served import ServedRun, served_steps
 from tests.nemesis.shrink import shrink
 from tests.nemesis.validator import Violation, judge
 
 SIZES = (100, 300, 300, 600)
 SHOWN_MAX = 10
 FLAT_OUT = 0.25
+SERVED = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,12 +35,15 @@ class Episode:
     size: int
     on_files: bool = False
     flat_out: bool = False
+    is_served: bool = False
 
     def steps(self) -> list[Step]:
-        return generate(self.seed, self.size, features(), flat_out=self.flat_out)
+        steps = generate(self.seed, self.size, features(), flat_out=self.flat_out)
+        return served_steps(steps, self.seed) if self.is_served else steps
 
     def __str__(self) -> str:
         how = (" on files" if self.on_files else "") + (" flat out" if self.flat_out else "")
+        how += " served" if self.is_served else ""
         return f"seed={self.seed} size={self.size}{how}"
 
 
@@ -74,14 +79,21 @@ def episodes(seed: int, *, flat_out: float = FLAT_OUT) -> Iterator[Episode]:
     chance = random.Random(seed)
     while True:
         on_files = chance.random() < 0.05
-        yield Episode(chance.randrange(10**9), chance.choice(SIZES), on_files, chance.random() < flat_out)
+        yield Episode(
+            chance.randrange(10**9),
+            chance.choice(SIZES),
+            on_files,
+            chance.random() < flat_out,
+            chance.random() < SERVED,
+        )
 
 
 def execute(episode: Episode, steps: list[Step]) -> tuple[History, list[Violation], Report]:
     """Do steps, as one run of that episode; return what happened and what is wrong with it."""
     folder = tempfile.mkdtemp(prefix="nemesis-") if episode.on_files else None
     try:
-        run = Run(FileBlob(Path(folder), fsync=False) if folder else MemoryBlob())
+        blob: Blob = FileBlob(Path(folder), fsync=False) if folder else MemoryBlob()
+        run = ServedRun(blob, episode.seed) if episode.is_served else Run(blob)
         history = run.execute(steps)
     finally:
         if folder:

@@ -195,14 +195,24 @@ class Run:
         slot = Slot(name, None, store, unreliable, clock)  # type: ignore[arg-type]
 
         def opened() -> None:
-            settings = persist.Settings(background=False, compaction=_policy(step.get("part_bytes")), **SETTINGS)
-            slot.client = persist.open(unreliable, mode=step["mode"], clock=clock, settings=settings, **options)
+            policy, more = _policy(step.get("part_bytes")), self._more_settings(step)
+            settings = persist.Settings(background=False, compaction=policy, **SETTINGS, **more)
+            also = self._more_options(step, name)
+            slot.client = persist.open(unreliable, mode=step["mode"], clock=clock, settings=settings, **options, **also)
 
         event = self._call(slot, "open", {"mode": step["mode"], **options}, opened)
         if event.ok:
             self.slots[number] = slot
         else:
             self._count_faults(slot)
+
+    def _more_settings(self, step: Step) -> dict[str, Any]:
+        """Return settings that a kind of run opens its clients with, besides."""
+        return {}
+
+    def _more_options(self, step: Step, name: str) -> dict[str, Any]:
+        """Return options that a kind of run opens its clients with, besides, given what the client is called."""
+        return {}
 
     def _leave(self, number: int) -> None:
         """The client dies."""

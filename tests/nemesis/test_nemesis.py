@@ -34,6 +34,13 @@ def test_every_reader_keeps_its_answer_while_compaction_and_collection_run_flat_
     assert report.retries["compaction: runs_merged"] > 0
 
 
+@pytest.mark.sampled(0.25)
+@pytest.mark.parametrize("seed", range(8))
+def test_every_answer_is_right_whatever_servers_do(seed: int) -> None:
+    report = innocent(Episode(1000 + seed, 200, is_served=True))
+    assert report.retries["commits: relayed"] > 0
+
+
 def innocent(episode: Episode) -> Report:
     history, violations, report = execute(episode, episode.steps())
     if violations:

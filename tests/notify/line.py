@@ -20,12 +20,22 @@ class Line:
         self._open: list[socket.socket] = []
         self._threads: list[threading.Thread] = []
         self._is_cut = False
+        self._flows = threading.Event()
+        self._flows.set()
         self._start(self._accept)
 
     def lead_to(self, server_url: str) -> None:
         """Let connections from now on lead to another server."""
         address = parsed_address(server_url)
         self._target = (address.host, address.port)
+
+    def stall(self) -> None:
+        """Hold back all bytes until `resume`."""
+        self._flows.clear()
+
+    def resume(self) -> None:
+        """Let what was held back go on."""
+        self._flows.set()
 
     def interrupt(self) -> None:
         """Break all connections there are; the next ones get through."""
@@ -37,6 +47,7 @@ class Line:
 
     def cut(self) -> None:
         """Let nothing through any more, in either direction, and no new connection; idempotent."""
+        self.resume()
         with self._lock:
             self._is_cut = True
             for each in (self._listening, *self._open):
@@ -58,7 +69,11 @@ class Line:
         with contextlib.suppress(OSError):
             while True:
                 here, _ = self._listening.accept()
-                there = socket.create_connection(self._target)
+                try:
+                    there = socket.create_connection(self._target)
+                except OSError:  # There is no server now.
+                    here.close()
+                    continue
                 with self._lock:
                     self._open += (here, there)
                     if self._is_cut:
@@ -68,10 +83,10 @@ class Line:
                     self._start(self._pass_on, here, there)
                     self._start(self._pass_on, there, here)
 
-    @staticmethod
-    def _pass_on(source: socket.socket, target: socket.socket) -> None:
+    def _pass_on(self, source: socket.socket, target: socket.socket) -> None:
         with contextlib.suppress(OSError):
             while data := source.recv(1 << 16):
+                self._flows.wait()
                 target.sendall(data)
         for each in (source, target):
             with contextlib.suppress(OSError):
