@@ -13,12 +13,11 @@ import threading
 from collections import OrderedDict
 
 from persist.blob import ReadOnlyStore, StoreMisconfigured
-from persist.errors import ClientClosed, Conflict, InvalidUsage, PersistError
+from persist.errors import Conflict, InvalidUsage, PersistError
 from persist.replica.follower import Follower
-from persist.state.contents import CollectionState
 from persist.write.committer import Committer
 from persist.write.future import CommitFuture
-from persist.write.operations import Submission
+from persist.write.operations import Step, Submission
 from persist.write.relay import Answer
 from persist.write.requests import Asking, Request, answers_bytes, request_from, steps_from
 
@@ -67,29 +66,25 @@ class CommitsForOthers:
         if request.operations[0].number <= newest:
             raise ValueError("its operations were asked for before")
 
-    def _asked(self, request: Request, asking: Asking) -> CommitFuture | PersistError | None:
-        """Queue an operation; return its future, or at once why it is rejected, or None if it is left in doubt."""
+    def _asked(self, request: Request, asking: Asking) -> CommitFuture | None:
+        """Queue an operation; return its future, or None if it is left in doubt: whoever asked finds out why."""
         id_ = Submission(request.submitter, asking.number, request.after, is_own=False)
         try:
-            return self._committer.submit(steps_from(asking, self._contents_of), dict(asking.names), id_)
-        except ClientClosed:
-            return None
-        except InvalidUsage as error:
-            return error
+            return self._committer.submit(self._steps(asking), dict(asking.names), id_)
         except (ValueError, PersistError):
-            return None  # Whoever asked finds out by itself what it has done.
+            return None
 
-    def _contents_of(self, collection: str) -> CollectionState | None:
-        found = self._follower.load(collection)
-        if found is None:
-            self._follower.refresh()
-            found = self._follower.load(collection)
-        return found
+    def _steps(self, asking: Asking) -> list[Step]:
+        try:
+            return steps_from(asking, self._follower.load)
+        except ValueError:
+            self._follower.refresh()  # Whoever asks may know of collections and schemas that are newer.
+            return steps_from(asking, self._follower.load)
 
 
-def _answer(asked: CommitFuture | PersistError | None) -> Answer:
-    if not isinstance(asked, CommitFuture):
-        return asked
+def _answer(asked: CommitFuture | None) -> Answer:
+    if asked is None:
+        return None
     error = asked.exception()
     if error is None:
         return asked.result()

@@ -403,14 +403,18 @@ class Committer:
                 self._counts["operations"] += 1
                 operation.future.succeed(seqno)
             elif known.is_past(asked.submitter, asked.number):
-                self._reject_settled(state, operation, unreadable)
+                self._settle_past(state, operation, unreadable)
             else:
                 left.append(operation)
         return left
 
-    def _reject_settled(self, state: State, operation: Operation, unreadable: dict[str, PersistError]) -> None:
-        """Reject an operation that came before others which are in the log, and is not: it was rejected there."""
-        _, _, alone = self._validate(state, [operation], unreadable)
+    def _settle_past(self, state: State, operation: Operation, unreadable: dict[str, PersistError]) -> None:
+        """Answer an operation that is not in the log, while later ones are: it was rejected, or had nothing to do."""
+        accepted, done, alone = self._validate(state, [operation], unreadable)
+        adds = any(isinstance(step, Write) for step in operation.steps)
+        if done or (accepted and not adds and not self._mutations(state, accepted, {})):
+            self._succeed(accepted, done, state.seqno)
+            return
         lost = Unavailable("it was refused while others that came after it were not, and why was lost. Try it again.")
         self._reject(operation, alone[0][1] if alone else lost)
 

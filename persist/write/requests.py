@@ -282,7 +282,8 @@ def _write(step: _Write, create: Create | None, contents: CollectionState | None
 def _schema(step: _Write, create: Create | None, contents: CollectionState | None) -> CollectionSchema:
     """Return the schema that the rows of a write have, which must be the one that they are sent with.
 
-    With a collection that nobody knows here, the step will be refused as any other would be.
+    Raises:
+        ValueError: it is another one, or the collection is not known here.
     """
     given = CollectionSchema.from_json(step.schema)
     form, base = None, given
@@ -291,7 +292,7 @@ def _schema(step: _Write, create: Create | None, contents: CollectionState | Non
     elif create is not None:
         form, base = create.keyed, CollectionSchema.from_json(create.schema)
     else:
-        return given
+        raise ValueError(f"there is no collection {step.collection}")
     if step.events is not None:
         if form is None:
             raise SchemaMismatch("events were sent for a collection that is not keyed: load the collection again")

@@ -836,6 +836,7 @@ class _Judgement:
         expected.rule = "feed"
         expected.check = lambda found: None if found is None else "there is nothing to tell"
         if feed.is_closed:
+            expected.fail("feed", "InvalidUsage")
             return
         contents = self.location.collections[feed.collection]
         if feed.first is not None:

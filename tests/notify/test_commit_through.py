@@ -105,6 +105,21 @@ def test_a_commit_goes_through_the_server_and_says_whose_it_is(blob: MemoryBlob,
     assert marks(record) == [(1, 1)]
 
 
+def test_a_server_that_has_not_looked_for_long_knows_what_its_clients_know(blob: MemoryBlob, hub: Client) -> None:
+    never = persist.Settings(background=False, poll_s=3600)
+    with (
+        persist.open(blob, settings=never) as idle,
+        idle.serve(LOCAL, commits=True) as served,
+        through(blob, served.url) as client,
+    ):
+        hub["orders"].evolve(add={"note": pa.string()})
+        client["orders"].write([((1, ("x", "y")), 1, 1)]).result()
+        hub.create_or_load("new", key={"k": int})
+        client["new"].write([((1, None), 1, 1)]).result()
+        assert (commits(client)["relayed"], commits(client)["in_doubt"]) == (2, 0)
+    assert keys(blob) == [1]
+
+
 def test_many_clients_share_records(blob: MemoryBlob, store: Stepped, served: Server) -> None:
     gate = Gate()
     store.before("create", LOG, gate)
@@ -263,6 +278,31 @@ def _outcome(future: Any) -> Any:
         return future.result()
     except persist.PersistError as error:
         return type(error)
+
+
+def test_each_of_several_calls_whose_answer_is_lost_together_learns_what_became_of_it(
+    blob: MemoryBlob, store: Stepped, served: Server
+) -> None:
+    gate = Gate()
+    with line_to(served.url) as line, through(blob, line.url) as client:
+        orders = client["orders"]
+        store.before("create", LOG, gate)
+        orders.write(row(0))
+        gate.wait_until_reached()
+        futures = [
+            orders.write(row(1), token="t"),
+            orders.write(row(1), token="t"),
+            orders.write(row(9, 0)),
+            orders.seal(1),
+            orders.write(row(2)),
+        ]
+        store.before("create", LOG, lambda: store.after("create", LOG, line.cut))
+        gate.open()
+        found = [_outcome(future) for future in futures]
+        assert found[2] is persist.UpdateNotBeyondUpper
+        assert {type(each) for at, each in enumerate(found) if at != 2} == {int}
+        assert commits(client)["in_doubt"] == len(futures)
+    assert keys(blob) == [0, 1, 2]
 
 
 def test_a_slow_server_is_not_waited_for_and_commits_nothing_twice(
