@@ -23,6 +23,7 @@ from persist.write.relay import OWN
 from persist.write.requests import Sent
 from tests.clocks import ImpatientClock
 from tests.notify.line import line_to
+from tests.notify.test_serve import made_certificate
 from tests.stepped import Gate, Stepped, wait_until
 
 LOCAL = "grpc://127.0.0.1:0"
@@ -382,6 +383,20 @@ def test_a_server_that_does_not_commit_for_this_client_is_refused_when_it_says_s
             persist.open(blob, mode=mode, commit_through=served.url)
     with pytest.raises(persist.InvalidUsage, match="commit_through=7"):
         persist.open(blob, commit_through=7)  # type: ignore[arg-type]
+
+
+def test_commits_go_by_tls_and_to_nobody_with_an_unknown_certificate(
+    blob: MemoryBlob, hub: Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    chain, key = made_certificate()
+    with hub.serve("grpc+tls://localhost:0", commits=True, token="t", certificate=(chain, key)) as served:
+        for n, certificate in enumerate((chain, made_certificate()[0])):
+            server = persist.Notify(served.url, "t", certificate)
+            with persist.open(blob, settings=QUIET, commit_through=server) as client:
+                client["orders"].write(row(n)).result()
+                assert commits(client)["relayed"] == 1 - n
+    assert "so this client does so by itself" in caplog.text
+    assert keys(blob) == [0, 1]
 
 
 def test_who_may_not_commit_does_not_serve_commits(blob: MemoryBlob, hub: Client) -> None:
