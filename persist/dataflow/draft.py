@@ -8,6 +8,7 @@ from persist.codecs import CollectionSchema
 from persist.collection import Collection
 from persist.dataflow.plan import Persist, Plan, Source
 from persist.dataflow.taps import Captured, Probed
+from persist.names import check_hold_name
 
 
 def hold_name(program: str) -> str:
@@ -27,6 +28,10 @@ class Draft:
     def __init__(self, name: str, dimensions: int) -> None:
         if not isinstance(name, str) or not name or not name.isprintable() or len(name) > 100:
             raise InvalidUsage(f"program name {name!r} is not a text of 1 to 100 printable characters")
+        try:
+            check_hold_name(hold_name(name))
+        except InvalidUsage as error:
+            raise InvalidUsage(f"program name {name!r} cannot be part of the name of its holds: {error}") from error
         if isinstance(dimensions, bool) or not isinstance(dimensions, int) or not 1 <= dimensions <= 16:
             raise InvalidUsage(f"dimensions={dimensions!r} is not a number of dimensions: give 1 to 16")
         self.name = name

@@ -33,8 +33,14 @@ class Copy:
     def __init__(self, tap: Tap, name: str, chance: random.Random) -> None:
         self.store = ClientStore(tap, name)
         # Only what writes fails by chance: a copy opens with so many reads that it would hardly ever begin.
-        faults = {"unavailable": 0.05, "not_happened_doubtful": 0.05, "happened_but_failed": 0.1}
-        shaky = UnreliableBlob(self.store, chance, **faults, operations=("create", "set"))
+        shaky = UnreliableBlob(
+            self.store,
+            chance,
+            unavailable=0.05,
+            not_happened_doubtful=0.05,
+            happened_but_failed=0.1,
+            operations=("create", "set"),
+        )
         self.client: persist.Client | None = None
         self.running: Running | None = None
         with suppress(*FAILURES):
