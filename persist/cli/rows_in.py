@@ -61,7 +61,9 @@ class RowFile:
         """
         try:
             yield from self._pieces(caster, misfits)
-        except pa.ArrowException as error:
+        except (pa.ArrowException, OSError) as error:
+            if isinstance(error, OSError) and error.errno is not None:
+                raise  # It is the disk that fails, and not what is on it.
             raise InvalidUsage(
                 f"{self.name} cannot be read as {self.format}: {' '.join(str(error).split())}"
             ) from error

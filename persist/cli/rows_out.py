@@ -1,6 +1,7 @@
 """Rows to where a user wants them: a table on the screen, or CSV, JSON lines, Parquet or Arrow IPC.
 
-A file appears under its name when it is whole: until then it has the suffix .part, which an error removes.
+A file appears under its name when it is whole: until then it has the suffix .part, which an error removes. Where a pipe
+or a device is already, that is written to.
 """
 
 import json
@@ -131,6 +132,10 @@ def _opened(output: str | None) -> Iterator[BinaryIO]:
     if output is None:
         yield sys.stdout.buffer
         sys.stdout.buffer.flush()
+        return
+    if os.path.exists(output) and not os.path.isfile(output):
+        with open(output, "wb") as file:
+            yield file
         return
     part = f"{output}.part"
     try:

@@ -175,6 +175,15 @@ def test_rows_that_do_not_fit_are_named_by_line_and_nothing_is_written(
     assert [row["id"] for row in contents(place)] == fit
 
 
+def test_a_compressed_file_that_is_cut_off_is_named(place: str, tmp_path: Path, capsys: Printed) -> None:
+    file = tmp_path / "cut.csv.gz"
+    file.write_bytes(gzip.compress(b"id,name\n" + bytes(range(48, 58)) * 5000)[:40])
+    assert main(["write", place, "orders", str(file), "--time", "1"]) == 2
+    err = capsys.readouterr().err
+    assert "cut.csv.gz" in err
+    assert err.count("\n") == 1
+
+
 def test_only_the_first_ten_reasons_are_shown(place: str, tmp_path: Path, capsys: Printed) -> None:
     file = tmp_path / "bad.csv"
     file.write_text("id,name,amount,at\n" + "x,,,\n" * 5000)

@@ -83,6 +83,17 @@ def test_a_file_that_is_not_finished_does_not_appear(place: str, tmp_path: Path,
     assert "say --format" in capsys.readouterr().err
 
 
+def test_what_is_written_to_a_pipe_leaves_the_pipe_where_it_is(place: str, tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    command = [sys.executable, "-m", "persist", "read", place, "orders", "--format", "csv", "--output", str(pipe)]
+    with subprocess.Popen(command) as process:
+        assert pipe.read_text().splitlines()[0] == '"id","status","amount"'
+    assert process.returncode == 0
+    assert pipe.is_fifo()
+    assert main(["read", place, "orders", "--format", "csv", "--output", str(tmp_path)]) == 2
+
+
 def test_changes_and_differences_are_shown(place: str, capsys: Printed) -> None:
     assert main(["changes", place, "orders", "11", "13", "--json"]) == 0
     changed = [(line["status"], line["_time"], line["_diff"]) for line in lines(capsys)]
