@@ -8,9 +8,11 @@ of it or nothing, and a file that is there twice under one name counts once.
 
 Of a Delta table, each version is one commit, which seals its time. Between two versions that follow each other here
 only files are read that one has and the other has not; rows that were copied from the ones to the others cancel out.
-Where the collection holds anything else than the version before, the version is compared with all that is there.
+Where the collection holds anything else than the version before, or the table has deleted files of that, the version is
+compared with all that is there.
 """
 
+import logging
 import os
 import posixpath
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -30,7 +32,7 @@ from persist.read.export_blobs import INCOMPLETE, SUCCESS
 from persist.read.result import required
 from persist.timeline import Moment
 from persist.work import Done, task
-from persist.write.operations import check_token, with_token
+from persist.write.operations import Step, check_token, with_token
 
 BATCH_ROWS = 64 * 1024
 _Refusal = Callable[[object], InvalidUsage]
@@ -39,10 +41,23 @@ _PER_S = {"s": 1, "ms": 1000, "us": 1000**2, "ns": 1000**3}
 
 @dataclass(frozen=True, slots=True)
 class ImportedVersion:
-    """A version of a Delta table, and the time that it has become."""
+    """A version of a Delta table, and the time that it has become.
+
+    Attributes:
+        is_compared: whether all of it was compared with all that the collection held, because the files of the version
+            before could not be read any more, or the collection held something else.
+    """
 
     version: int
     time: int
+    is_compared: bool = False
+
+
+class _Gone(InvalidUsage):
+    """The version that was imported last cannot be read any more."""
+
+
+logger = logging.getLogger(__name__)
 
 
 def import_parquet(
@@ -106,14 +121,19 @@ def _imported(
     token = f"delta {table.id} {version} {time}"
     rows = table.rows(version)
     names = handle.schema.names
+    steps: list[Step] | None = None
     if before is not None and upper == before.time + 1:
-        old = table.rows(before.version)
-        updates = _signed(names, time, [(-1, old.without(rows)), (1, rows.without(old))])
-        steps = replacement_steps(handle, updates, time)
-    else:
+        try:
+            old = table.rows(before.version, _Gone)
+            updates = _signed(names, time, [(-1, old.without(rows)), (1, rows.without(old))])
+            steps = replacement_steps(handle, updates, time)
+        except _Gone as gone:
+            logger.warning("version %d is compared with all that %r holds: %s", version, handle.name, gone)
+    is_compared = steps is None
+    if steps is None:
         steps = overwrite_steps(handle, (_with_all(names, each) for each in rows.batches()), time, None, token)
     handle.submit("import_delta", with_token(token, [handle.id], steps)).result()
-    return ImportedVersion(version, time)
+    return ImportedVersion(version, time, is_compared)
 
 
 def _last_imported(handle: CollectionHandle, table: str) -> ImportedVersion | None:
@@ -160,11 +180,11 @@ class _DeltaTable:
     uri: str
     storage: dict[str, str]
 
-    def at(self, version: int | None) -> Any:
+    def at(self, version: int | None, refused: type[InvalidUsage] = InvalidUsage) -> Any:
         try:
             return self.library.DeltaTable(self.uri, version=version, storage_options=self.storage)
         except Exception as error:
-            raise self._refused("opened", version, error) from error
+            raise refused(self._reason("opened", version, error)) from error
 
     @property
     def id(self) -> str:
@@ -174,18 +194,19 @@ class _DeltaTable:
         """Return the versions there are, in order, each with its time in milliseconds."""
         return sorted((each["version"], each.get("timestamp", 0)) for each in self.at(None).history())
 
-    def rows(self, version: int) -> _Files:
+    def rows(self, version: int, refused: type[InvalidUsage] = InvalidUsage) -> _Files:
+        """Return the files of a version; refused is raised if it cannot be read, by now or when its rows are."""
         try:
-            dataset = self.at(version).to_pyarrow_dataset()
-            return _Files.of(dataset, lambda error: self._refused("read", version, error))
+            dataset = self.at(version, refused).to_pyarrow_dataset()
+            return _Files.of(dataset, lambda error: refused(self._reason("read", version, error)))
         except InvalidUsage:
             raise
         except Exception as error:  # What a library raises is its own choice.
-            raise self._refused("read", version, error) from error
+            raise refused(self._reason("read", version, error)) from error
 
-    def _refused(self, done: str, version: int | None, error: object) -> InvalidUsage:
+    def _reason(self, done: str, version: int | None, error: object) -> str:
         at = "" if version is None else f" at version {version}"
-        return InvalidUsage(
+        return (
             f"the Delta table {self.uri} cannot be {done}{at}: {error}. Versions that are not kept any more are left "
             "out with first="
         )

@@ -4,6 +4,7 @@ import json
 import os
 import sys
 import uuid
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -415,6 +416,41 @@ def test_versions_of_a_delta_table_become_times_with_exact_differences(client: p
     write_deltalake(delta, pa.table({"k": [1], "v": ["again"]}), mode="overwrite")
     assert [each.version for each in copy.import_delta(delta)] == [4]
     assert list(copy.snapshot(4).rows()) == [(1, "again")]
+
+
+def vacuumed(table: DeltaTable) -> None:
+    assert table.vacuum(retention_hours=0, dry_run=False, enforce_retention_duration=False)
+
+
+def forgotten(table: DeltaTable) -> None:
+    """Vacuum, and leave no log of old versions either."""
+    vacuumed(table)
+    table.create_checkpoint()
+    for path in Path(table.table_uri.removeprefix("file://"), "_delta_log").glob("*.json"):
+        if int(path.stem) < table.version():
+            path.unlink()
+
+
+@pytest.mark.parametrize("lose", [vacuumed, forgotten])
+def test_a_version_after_one_that_was_vacuumed_is_compared_with_what_is_there(
+    client: persist.Client, delta: str, lose: Callable[[DeltaTable], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    copy = client.create_or_load("copy", key={"k": int}, value={"v": str})
+    assert [each.is_compared for each in copy.import_delta(delta)] == [True, False, False, False]
+    write_deltalake(delta, pa.table({"k": [1, 2], "v": ["again", "twice"]}), mode="overwrite")
+    write_deltalake(delta, pa.table({"k": [3], "v": ["more"]}), mode="append")
+    before = sorted(copy.snapshot().rows())
+    lose(DeltaTable(delta))
+    found = copy.import_delta(delta, first=5)
+    assert [each.is_compared for each in found] == [True, *[False] * len(found[1:])]  # Vacuuming makes versions, too.
+    assert f"version {found[0].version} is compared with all that 'copy' holds" in caplog.text
+    newest = found[-1].version
+    assert sorted(copy.snapshot().rows()) == version_rows(delta, newest) == [(1, "again"), (2, "twice"), (3, "more")]
+    assert sorted(copy.snapshot(3).rows()) == before
+    write_deltalake(delta, pa.table({"k": [4], "v": ["last"]}), mode="append")
+    assert [(each.version, each.is_compared) for each in copy.import_delta(delta)] == [(newest + 1, False)]
+    assert copy.changes(newest + 1).to_pylist() == [{"k": 4, "v": "last", "_time": newest + 1, "_diff": 1}]
+    assert not client.fsck().problems
 
 
 def test_an_import_that_was_killed_goes_on_after_the_last_version(client: persist.Client, delta: str) -> None:

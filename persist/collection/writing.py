@@ -208,7 +208,9 @@ class WritingCalls(KeyedCalls):
         it is later where something later is sealed. Each is one commit, which seals its time; tried again, from any
         process, the import goes on after the last version. The columns of key and value are those of the table; what
         an old version lacks is NULL. Cost: the first version is read whole, and of each other one the files that the
-        version before does not have, and the other way round. Memory: the client's budget.
+        version before does not have, and the other way round. If that version's files have been vacuumed meanwhile, the
+        next one is read whole and compared with all that is there (`ImportedVersion.is_compared`, and a warning in the
+        log). Memory: the client's budget.
 
         Args:
             first, last: the versions wanted, both inclusive; None for all that the table still knows.
