@@ -17,6 +17,7 @@ from persist.codecs.order.arrays import int_ends
 from persist.codecs.order.consolidation import exact_sum
 from persist.codecs.part.batch import from_batch
 from persist.codecs.part.file_reader import columns_of, from_parquet, scan_parquet
+from persist.codecs.part.lending import lent_buffer
 from persist.codecs.part.part import Part, checksum_of
 from persist.codecs.types.evolution import Lift, lift
 from persist.codecs.types.schema import DIFF, TIME, CollectionSchema
@@ -65,7 +66,7 @@ def decode_part(
     _verify(data, part)
     if part.footer is None:
         return _decoded_batch(data, part, schema, columns, filter)
-    buffer = pa.py_buffer(data)
+    buffer = lent_buffer(data) if use_threads else pa.py_buffer(data)
 
     def read(names: Sequence[str], within: tuple[int, int] | None = None) -> pa.Table:
         return from_parquet(
@@ -145,7 +146,7 @@ def read_part(data: bytes | memoryview, part: Part, schema: CollectionSchema) ->
     def read() -> pa.Table:
         if part.footer is None:
             return from_batch(data, schema.arrow, rows=part.rows, memory=part.memory)
-        buffer, names = pa.py_buffer(data), schema.arrow.names
+        buffer, names = lent_buffer(data), schema.arrow.names
         return from_parquet(buffer, schema.arrow, columns=names, rows=part.rows, memory=part.memory, use_threads=True)
 
     return decoded(part, read)

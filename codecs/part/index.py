@@ -49,6 +49,7 @@ from persist.codecs.part.file_reader import (
 )
 from persist.codecs.part.file_reader import read_groups as _read_groups
 from persist.codecs.part.file_writer import GROUPS_KEY, GROUPS_VERSION
+from persist.codecs.part.lending import lend, lent_buffer
 from persist.codecs.part.part import Part, checksum_of
 from persist.codecs.types.schema import CollectionSchema
 
@@ -292,7 +293,8 @@ class _Pieces:
 
     def __init__(self, pieces: Sequence[tuple[int, memoryview, int]], size: int) -> None:
         self._starts = [start for _, _, start in pieces]
-        self._buffers = [pa.py_buffer(data) for _, data, _ in pieces]
+        self._buffers = [lent_buffer(data) for _, data, _ in pieces]
+        lend(self)
         self._size = size
         self._local = threading.local()
 

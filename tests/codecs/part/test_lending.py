@@ -1,0 +1,66 @@
+"""What Arrow's threads may still hold is waited for at the end of the process, which would abort otherwise."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from persist.codecs import CollectionSchema, decode_part, encode_parts
+from persist.codecs.part.lending import lent_buffer, wait_for_returns
+
+SCHEMA = CollectionSchema.of({"k": pa.int64()}, {"v": pa.float64(), "s": pa.string()})
+
+# Each child reads once and ends at once, as a script does. It shares its imports with the others, to be quick.
+CHILDREN = """
+import collections, os, sys
+import numpy as np, pyarrow as pa, pyarrow.parquet
+from persist.codecs import CollectionSchema, decode_part, encode_parts
+from tests.codecs.part.test_lending import SCHEMA, rows
+[(data, part)] = encode_parts(rows(50_000), SCHEMA)
+ends = collections.Counter()
+for _ in range(15):
+    child = os.fork()
+    if not child:
+        break
+    ends[os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])] += 1
+else:
+    print(dict(ends), flush=True)
+    os._exit(0)
+table = decode_part(bytes(data), part, SCHEMA)
+"""
+
+
+def rows(count: int) -> pa.Table:
+    numbers = np.arange(count)
+    columns = [numbers, numbers / 3, pa.array(numbers).cast(pa.string()), numbers * 0, numbers * 0 + 1]
+    return pa.Table.from_arrays([pa.array(column) for column in columns], schema=SCHEMA.arrow)
+
+
+def test_what_is_lent_is_waited_for_until_it_comes_back() -> None:
+    assert wait_for_returns(30)
+    data = b"some bytes"
+    buffer = lent_buffer(data)
+    assert buffer.address == pa.py_buffer(data).address
+    assert not wait_for_returns(0)
+    part = buffer.slice(2, 3)
+    del buffer
+    assert not wait_for_returns(0)  # Whatever refers to a piece of it has all of it.
+    assert part.to_pybytes() == b"me "
+    del part
+    assert wait_for_returns(0)
+    assert lent_buffer(b"").size == 0
+
+
+def test_a_read_gives_all_back() -> None:
+    [(data, part)] = encode_parts(rows(20_000), SCHEMA)
+    table = decode_part(data, part, SCHEMA)
+    assert len(table) == 20_000
+    assert wait_for_returns(30)
+
+
+@pytest.mark.sampled(0.25)
+def test_processes_that_end_right_after_a_read_end_well() -> None:
+    done = subprocess.run([sys.executable, "-c", CHILDREN], capture_output=True, text=True)
+    assert done.stdout.strip() == "{0: 15}", done.stderr[-2000:]
