@@ -270,6 +270,18 @@ def test_each_version_is_read_once_however_many_follow(client: persist.Client, o
         assert again["orders"].handle.contents().schema.known[0] is states[0].known[0]
 
 
+def test_types_are_given_as_for_a_new_collection(orders: persist.Collection) -> None:
+    orders.evolve(add={"n": int, "at": "timestamp[us]", "tags": list[str]}, widen={"v": "int64"}, defaults={"n": 7})
+    assert [str(kind) for kind in orders.schema.types[1:5]] == ["int64", "string", "int64", "timestamp[us]"]
+    assert rows(orders)[0] == {"k": 0, "v": 0, "s": "0", "n": 7, "at": None, "tags": None}
+
+
+@pytest.mark.parametrize("bad", [0, 2, -1, True, 1.0, "1"])
+def test_a_version_that_there_is_not_is_refused(orders: persist.Collection, bad: Any) -> None:
+    with pytest.raises(persist.SchemaMismatch, match=r"is no version of the schema.*it has 1 to 1"):
+        orders.snapshot(schema=bad)
+
+
 # Who writes with an older schema.
 
 
@@ -511,7 +523,9 @@ def test_a_listen_keeps_its_schema_until_a_column_of_it_is_gone(
         ({"widen": {"v": pa.string()}}, "does not hold all"),
         ({"widen": {"k": pa.float64()}}, "key column 'k'"),
         ({"widen": {"x": pa.int64()}}, "no column"),
-        ({"widen": {"v": "int64"}}, "pyarrow type"),
+        ({"widen": {"v": "int46"}}, "pyarrow type"),
+        ({"add": {"n": pa.field("n", pa.int8(), nullable=False)}}, "not null.*Give its type alone"),
+        ({"add": {"n": pa.field("m", pa.int8())}}, "call both alike"),
         ({"reorder": ["s"]}, "reorder"),
         ({"reorder": ["s", "v", "k"]}, "reorder"),
         ({"reorder": "vs"}, "reorder"),

@@ -42,7 +42,8 @@ class DescribingCalls(CollectionBase):
         are those of before, but in reorder and comments, and in defaults, which are of columns that are added.
 
         Args:
-            add: value columns with their types, at the end; a name that was dropped before is another column.
+            add: value columns with their types, as `create_or_load` takes them, at the end; a name that was dropped
+                before is another column.
             defaults: what older records have in them; NULL where none is given. At most 64 KiB for all columns.
             drop: value columns.
             rename: old names to new ones; they may be exchanged.

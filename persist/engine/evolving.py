@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from persist.codecs import TIME_MAX, CollectionSchema, SchemaMismatch
 from persist.codecs.types.evolution import evolved, may_overflow, widened_column
+from persist.codecs.types.python_types import field_types
 from persist.engine.becoming_keyed import checked, declared
 from persist.engine.collection_handle import CollectionHandle
 from persist.errors import InvalidUsage, UpperMismatch
@@ -55,6 +56,7 @@ def evolve(
     """Commit the next version of a schema; return a handle with it. Errors as of `Collection.evolve`."""
     handle.engine.writer("evolve")
     _check_given(wanted, comments)
+    wanted = replace(wanted, add=_typed(wanted.add, "add"), widen=_typed(wanted.widen, "widen"))
     for left in reversed(range(TRIES)):
         try:
             return _evolve(handle, wanted, comments or {}, notes)
@@ -145,6 +147,19 @@ def _check_given(wanted: WantedEvolution, comments: Mapping[str, str] | None) ->
         raise InvalidUsage(f"comments={comments!r:.100} is no dict of texts by name of column")
     if not all(isinstance(name, str) for name in wanted.rename.values()):
         raise InvalidUsage(f"rename={dict(wanted.rename)!r:.200} is no dict of old names to new ones")
+
+
+def _typed(given: Mapping[str, Any], what: str) -> dict[str, pa.DataType]:
+    """Return Arrow types for whatever `create_or_load` takes for types."""
+    found = {}
+    for name, kind, nullable in field_types(given, "value") if given else ():
+        if not nullable:
+            raise SchemaMismatch(
+                f"{what}= gives column {name!r} as not null, and whether a column may hold NULL stays what it is; one "
+                "that is added may, because older records have none. Give its type alone"
+            )
+        found[name] = kind
+    return found
 
 
 def _comment_steps(handle: CollectionHandle, schema: CollectionSchema, comments: Mapping[str, str]) -> list[Describe]:

@@ -31,7 +31,7 @@ def version_of(contents: CollectionState, version: int) -> CollectionSchema:
     """
     newest = contents.schema
     found = next((each for each in newest.known or (newest,) if each.version == version), None)
-    if found is None or isinstance(version, bool):
+    if found is None or type(version) is not int:
         raise SchemaMismatch(
             f"schema={version!r} is no version of the schema of this collection: it has 1 to {newest.version}"
         )
