@@ -133,6 +133,10 @@ def _number(request: Request, name: str, default: int) -> int:
     return int(given)
 
 
+def _version(request: Request) -> int | None:
+    return _number(request, "schema", 0) if "schema" in request.query_params else None
+
+
 QUESTIONS: dict[str, Answer] = {
     "api/collections": lambda e, r: e.collections(
         search=r.query_params.get("search", ""), offset=_number(r, "offset", 0), limit=_number(r, "limit", 50)
@@ -144,8 +148,9 @@ QUESTIONS: dict[str, Answer] = {
         offset=_number(r, "offset", 0),
         limit=_number(r, "limit", 50),
         key=r.query_params.get("key"),
+        schema=_version(r),
     ),
-    "api/changes": lambda e, r: e.changes(_text(r, "name"), _text(r, "from"), _text(r, "until")),
+    "api/changes": lambda e, r: e.changes(_text(r, "name"), _text(r, "from"), _text(r, "until"), schema=_version(r)),
     "api/history": lambda e, r: e.history(_text(r, "name"), _text(r, "key")),
     "api/difference": lambda e, r: e.difference(_text(r, "name"), _text(r, "first"), _text(r, "second")),
     "api/plan": lambda e, r: e.plan(_text(r, "name"), r.query_params.get("as_of")),

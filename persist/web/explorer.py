@@ -61,6 +61,7 @@ class Explorer:
             "url": self._client.url,
             "columns": [dict(zip(("side", "name", "type"), each, strict=True)) for each in told.columns],
             "timeline": facts.contents.timeline,
+            "version": len(facts.contents.earlier) + 1,
             "unsealed": None if facts.unsealed is None else facts.unsealed.advice,
             "latest": None if latest is None else str(latest),
             "runs": len(facts.contents.history),
@@ -69,21 +70,29 @@ class Explorer:
         }
 
     def contents(
-        self, name: str, as_of: str | None, *, offset: int = 0, limit: int = 50, key: str | None = None
+        self,
+        name: str,
+        as_of: str | None,
+        *,
+        offset: int = 0,
+        limit: int = 50,
+        key: str | None = None,
+        schema: int | None = None,
     ) -> dict[str, Any]:
-        """Return a page of the contents as of a time, or what they hold under one key."""
+        """Return a page of the contents as of a time, or what they hold under one key; by a version of the schema."""
         if not 0 <= offset <= OFFSET_MAX:
             raise persist.InvalidUsage(f"only the first {OFFSET_MAX:,} rows can be turned to: search for a key instead")
         found = self._client.load(name)
-        with found.snapshot(_time(as_of), form="diff", timeout_s=0) as snapshot:
+        with found.snapshot(_time(as_of), form="diff", schema=schema, timeout_s=0) as snapshot:
             at = snapshot.explain().as_of
             if key:
-                rows = snapshot.lookup(key_of(key, found.schema)).slice(0, LIST_MAX)
+                wanted = key_of(key, found.handle.reading_schema(schema))
+                rows = snapshot.lookup(wanted).slice(0, LIST_MAX)
             else:
                 rows = first_rows(snapshot.to_batches(), snapshot.schema, offset, _within(limit, LIST_MAX))
         return {"as_of": str(at), "moment": _moment(found, at), **cells(rows)}
 
-    def changes(self, name: str, lower: str, upper: str) -> dict[str, Any]:
+    def changes(self, name: str, lower: str, upper: str, *, schema: int | None = None) -> dict[str, Any]:
         """Return the first updates with lower <= time < upper, as far as these are sealed."""
         found = self._client.load(name)
         start, stop = found.as_bound("from", _required(lower)), found.as_bound("until", _required(upper))
@@ -93,9 +102,9 @@ class Explorer:
         start = max(start, 0 if facts.since == 0 else (facts.since or 0) + 1)
         _check_updates(facts, start, stop)
         if start >= stop:
-            empty = found.schema.arrow.empty_table()
+            empty = found.handle.reading_schema(schema).arrow.empty_table()
             return {"from": str(start), "until": str(stop), "more": False, **cells(empty)}
-        with found.changes(start, stop, timeout_s=0) as updates:
+        with found.changes(start, stop, schema=schema, timeout_s=0) as updates:
             rows = first_rows(updates.to_batches(), updates.schema, 0, ROWS_MAX + 1)
         return {"from": str(start), "until": str(stop), "more": len(rows) > ROWS_MAX, **cells(rows.slice(0, ROWS_MAX))}
 

@@ -3,6 +3,7 @@
 import { drawCommits, drawDataflow, drawLineage, drawPicture, drawPlan } from "./drawing.js";
 
 const PAGE = 50;
+const VERSIONS = 1000; // Of a schema, as many as are offered.
 const main = document.getElementById("main");
 const $ = (id) => document.getElementById(id);
 let view = null; // What is shown: { refresh } of the list or of a collection.
@@ -208,6 +209,7 @@ async function openCollection(name, wanted) {
     $("location").textContent = visible(told.url);
     facts(told, textOf);
     if ($("follow").checked || at === null) at = told.latest;
+    showVersions();
     draw();
     await showContents();
   };
@@ -238,6 +240,15 @@ async function openCollection(name, wanted) {
     $("slider").disabled = high === null || high <= low;
     if (high !== null && at !== null && /^\d+$/.test(at)) $("slider").value = high > low ? Number(((BigInt(at) - low) * 1000n) / (high - low)) : 1000;
   };
+  // An older version of the schema stays what was chosen when the collection gets a newer one.
+  const schema = () => $("schema").value || null;
+  const showVersions = () => {
+    const chosen = schema(), options = [new Option("newest", "")];
+    for (let n = told.version - 1; n >= Math.max(1, told.version - VERSIONS); n--) options.push(new Option(`version ${n}`, String(n)));
+    $("versions").hidden = told.version === 1;
+    $("schema").replaceChildren(...options);
+    $("schema").value = chosen ?? "";
+  };
   const showContents = async () => {
     if (at === null) {
       const nothing = "Nothing is sealed yet, so nothing can be read.";
@@ -248,7 +259,7 @@ async function openCollection(name, wanted) {
       $("plan-note").textContent = nothing;
       return;
     }
-    const found = await ask("contents", { name, as_of: at, offset, limit: PAGE, key });
+    const found = await ask("contents", { name, as_of: at, offset, limit: PAGE, key, schema: schema() });
     at = found.as_of;
     $("at").textContent = found.moment ? `${found.as_of}, ${found.moment}` : found.as_of;
     $("time").value = found.moment || found.as_of;
@@ -267,7 +278,7 @@ async function openCollection(name, wanted) {
     $("plan-text").textContent = visible(plan.text).replaceAll("\\u000a", "\n");
   };
   const showChanges = async () => {
-    const found = await ask("changes", { name, from: $("from").value, until: $("until").value });
+    const found = await ask("changes", { name, from: $("from").value, until: $("until").value, schema: schema() });
     fill("changes", found, { classOf: signOf, empty: "Nothing changed." });
     $("changes-note").textContent = found.more ? "Only the first of them are shown." : "";
   };
@@ -337,6 +348,7 @@ async function openCollection(name, wanted) {
   on("rows-after", "click", () => ((offset += PAGE), showContents()));
   on("show-changes", "click", showChanges);
   $("follow").addEventListener("change", () => doing(refresh));
+  on("schema", "change", () => ((offset = 0), showContents()));
   on("compare-form", "submit", async () => {
     const first = $("first").value, second = $("second").value;
     const found = await ask("difference", { name, first, second });
@@ -348,7 +360,7 @@ async function openCollection(name, wanted) {
     fill("gone", side(-1), { classOf: () => "go" });
     fill("come", side(1), { classOf: () => "come" });
   });
-  view = { refresh: async () => ($("follow").checked ? refresh() : ((told = await ask("collection", { name })), facts(told, textOf), draw())), redraw: draw };
+  view = { refresh: async () => ($("follow").checked ? refresh() : ((told = await ask("collection", { name })), facts(told, textOf), showVersions(), draw())), redraw: draw };
   await begin();
 }
 

@@ -284,6 +284,32 @@ def test_the_page_follows_the_log(page: Page, tmp_path: Path) -> None:
     page.problems.clear()
 
 
+def test_contents_and_changes_are_shown_by_an_older_schema(page: Page, tmp_path: Path) -> None:
+    fill(tmp_path)
+    with shown(tmp_path) as url:
+        page.open(f"{url}#/orders")
+        assert page.evaluate("document.getElementById('versions').hidden")
+        with persist.open(tmp_path) as client:
+            client.load("orders").evolve(add={"colour": str}, defaults={"colour": "blue"})
+        page.wait("document.querySelector('#contents thead').innerText.includes('colour')")
+        page.settle()
+        assert not page.evaluate("document.getElementById('versions').hidden")
+        assert {row[-2] for row in rows(page, "contents")} == {"blue"}
+        page.evaluate("document.getElementById('schema').value = '1'")
+        page.evaluate("document.getElementById('schema').dispatchEvent(new Event('change'))")
+        page.settle()
+        assert "colour" not in page.text("#contents thead") + page.text("#changes thead")
+        assert rows(page, "contents")
+        with persist.open(tmp_path) as client:
+            client.load("orders").seal(96).result()
+        page.wait("document.getElementById('at').textContent === '95'")
+        page.settle()
+        assert "colour" not in page.text("#contents thead")  # What was chosen stays chosen.
+        page.call("Page.navigate", url="about:blank")
+    page.requests.clear()
+    page.problems.clear()
+
+
 def test_views_are_drawn_with_what_they_read(page: Page, tmp_path: Path) -> None:
     fill(tmp_path)
     add_views(tmp_path)
