@@ -570,7 +570,8 @@ def test_poll_gives_none_when_there_is_nothing_within_the_timeout(orders: persis
         assert (empty.upper, len(empty.updates)) == (persist.Antichain(3), 0)
         assert not listen.is_finished
     assert listen.is_finished
-    assert listen.poll(timeout_s=None) is None
+    with pytest.raises(persist.InvalidUsage, match="was closed"):
+        listen.poll(timeout_s=None)
     assert list(listen) == []
 
 

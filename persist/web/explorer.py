@@ -3,7 +3,8 @@
 import threading
 import time
 from collections import Counter
-from dataclasses import asdict
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import pyarrow as pa
@@ -24,8 +25,19 @@ from persist.web.limits import (
     RECORDS_READ_MAX,
     ROWS_MAX,
     UPDATES_READ_MAX,
+    VIEWS_DRAWN_MAX,
 )
 from persist.web.picture import picture
+
+
+@dataclass(frozen=True, slots=True)
+class _Lineage:
+    """What a collection reads, and the entry of the state for which that was found."""
+
+    entry: Any
+    id: str
+    reads: tuple[str, ...]
+    upper: str | None
 
 
 class Explorer:
@@ -34,6 +46,7 @@ class Explorer:
     def __init__(self, client: "persist.Client") -> None:
         self._client = client
         self._written_ms: dict[int, int] = {}  # Of records, by seqno: they never change.
+        self._lineage: dict[str, _Lineage] = {}  # Of collections, by name.
         self._lock = threading.Lock()
 
     @property
@@ -146,20 +159,35 @@ class Explorer:
         }
 
     def lineage(self) -> dict[str, Any]:
-        """Return which views read which collections, with how far each is from data that users write."""
+        """Return which views read which collections, with how far each is from data that users write.
+
+        Cost: a GET for each collection that has changed since the last call, at most.
+        """
         names = self._client.collections()
-        reads: dict[str, list[str]] = {}
-        uppers: dict[str, str | None] = {}
-        by_id: dict[str, str] = {}
-        for facts in survey(self._client, names[:LINEAGE_MAX]):
-            by_id[facts.contents.id] = facts.name
-            uppers[facts.name] = None if facts.upper is None else str(facts.upper)
-            if facts.contents.view is not None:
-                reads[facts.name] = [*facts.contents.view.get("reads", {}).values()]
-        edges = [(by_id[id_], view) for view, ids in reads.items() for id_ in ids if id_ in by_id]
-        depths = _depths(edges)
-        nodes = [{"name": name, "depth": depth, "upper": uppers[name]} for name, depth in sorted(depths.items())]
-        return {"nodes": nodes, "edges": edges, "left_out": max(0, len(names) - LINEAGE_MAX)}
+        found = self._lineage_of(names[:LINEAGE_MAX])
+        by_id = {each.id: name for name, each in found.items()}
+        views = [name for name in sorted(found) if found[name].reads]
+        drawn = views[:VIEWS_DRAWN_MAX]
+        edges = [(by_id[id_], view) for view in drawn for id_ in found[view].reads if id_ in by_id]
+        nodes = [
+            {"name": name, "depth": depth, "upper": found[name].upper} for name, depth in sorted(_depths(edges).items())
+        ]
+        left_out = max(0, len(names) - LINEAGE_MAX)
+        return {"nodes": nodes, "edges": edges, "left_out": left_out, "not_drawn": len(views) - len(drawn)}
+
+    def _lineage_of(self, names: Sequence[str]) -> "dict[str, _Lineage]":
+        """Return what the collections read, by name; what has not changed is remembered."""
+        state = self._client.engine.follower.state
+        entries = {name: state.entries[state.ids[name]] for name in names if name in state.ids}
+        with self._lock:
+            known = {n: each for n, each in self._lineage.items() if n in entries and each.entry is entries[n]}
+        for facts in survey(self._client, [name for name in entries if name not in known]):
+            reads = () if facts.contents.view is None else tuple(facts.contents.view.get("reads", {}).values())
+            upper = None if facts.upper is None else str(facts.upper)
+            known[facts.name] = _Lineage(entries.get(facts.name), facts.contents.id, reads, upper)
+        with self._lock:
+            self._lineage = known
+        return known
 
     def dataflow(self, name: str) -> dict[str, Any]:
         """Return the operators of a view: what they keep, and what they do to compute it from what its inputs hold."""

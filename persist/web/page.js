@@ -175,9 +175,13 @@ async function openList() {
     $("before").disabled = !offset;
     $("after").disabled = offset + PAGE >= told.total;
     const lineage = await ask("lineage");
-    $("lineage-section").hidden = !lineage.edges.length;
+    $("lineage-section").hidden = !lineage.edges.length && !lineage.left_out;
+    $("lineage").hidden = !lineage.edges.length;
     if (lineage.edges.length) drawLineage($("lineage"), lineage, visible);
-    $("lineage-note").textContent = lineage.left_out ? `${lineage.left_out.toLocaleString("en")} more collections were not looked at.` : "";
+    const more = [];
+    if (lineage.not_drawn) more.push(`${lineage.not_drawn.toLocaleString("en")} more views are not drawn.`);
+    if (lineage.left_out) more.push(`${lineage.left_out.toLocaleString("en")} more collections were not looked at.`);
+    $("lineage-note").textContent = more.join(" ");
     const commits = await ask("commits");
     drawCommits($("commits"), commits.counts, commits.at_least);
   };

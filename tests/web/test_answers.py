@@ -291,6 +291,13 @@ def test_views_are_told_with_what_they_read(tmp_path: Path, monkeypatch: pytest.
         assert sorted(told["edges"]) == [("orders", "paid"), ("paid", "total")]
         assert {node["name"]: node["depth"] for node in told["nodes"]} == {"orders": 0, "paid": 1, "total": 2}
         assert "FROM paid" in explorer.collection("total")["sql"]
+        with persist.open(tmp_path, settings=persist.Settings(background=False)) as writer:
+            writer.load("orders").seal(96).result()
+        again = explorer.lineage()
+        assert {node["name"]: node["upper"] for node in again["nodes"]} == {"orders": "96", "paid": "80", "total": "80"}
+        monkeypatch.setattr("persist.web.explorer.VIEWS_DRAWN_MAX", 1)
+        told = explorer.lineage()
+        assert (told["edges"], told["not_drawn"]) == ([("orders", "paid")], 1)
         monkeypatch.setattr("persist.web.explorer.LINEAGE_MAX", 2)
         assert explorer.lineage()["left_out"] == 4
 
