@@ -23,6 +23,8 @@ LARGE_WRITES = (1, 35)
 READ_AT = (0, 3, 20, SEALS - 1)
 READ_COMPACTED_AT = (5, 15, 17)
 CHANGES = -1  # In the place of a time.
+KEYED = persist.Keyed(order_by=["at"], tombstone="gone", resolve="background")
+KEYED_VALUE = {"at": pa.int64(), "v": pa.string(), "gone": pa.bool_()}
 FOLDERS = ("log", "checkpoint", "directory", "state", "part", "list")
 
 
@@ -68,6 +70,7 @@ def blobs_of(seed: int) -> Blobs:
         write_compacted(client, f"{rng.random()}")
         many = client.create_or_load("many", key={"k": pa.int64()}, value={"v": pa.string()})
         few = client.create_or_load("few", key={"k": pa.int64()}, value={"v": pa.string()})
+        keyed = client.create_or_load("keyed", key={"k": pa.int64()}, value=KEYED_VALUE, keyed=KEYED)
         for time in range(SEALS):
             with client.multi_write() as multi:
                 multi.write(few, [((rng.randrange(9), f"v{rng.randrange(3)}"), time, 1)])
@@ -80,12 +83,26 @@ def blobs_of(seed: int) -> Blobs:
                 times = [max(LARGE_WRITES) + 1] * 1000
                 patch.setattr("persist.log.part_lists.PARTS_INLINE_MAX", 0)
                 many.write(pa.table({"k": keys, "v": text, "_time": times, "_diff": [1] * 1000})).result()
+                is_first = time == min(LARGE_WRITES)
+                events = large_events(rng, range(4) if is_first else range(4, SEALS))
+                keyed.upsert(events, seal=4 if is_first else SEALS).result()
+                if is_first:
+                    keyed.resolve()  # What comes after that stays pending: readers work it out.
                 patch.setattr("persist.log.part_lists.PARTS_INLINE_MAX", 256)
             if time in CHECKPOINTS:
                 # All but the last one are in directory objects; that one holds some pending rows itself.
                 patch.setattr(directory, "INLINE_BYTES_MAX", 2000 if time < max(CHECKPOINTS) else 1 << 20)
                 assert write_checkpoint(blob, *client.engine.follower.recent())
     return {entry.key: blob.get(entry.key) or b"" for entry in blob.list("")}
+
+
+def large_events(rng: random.Random, times: range) -> pa.Table:
+    """Return events that are more than a record holds; some delete, and some are below what stands."""
+    rows = [
+        (rng.randrange(4000), rng.randrange(100), f"{rng.getrandbits(400):x}", rng.random() < 0.2) for _ in range(2500)
+    ]
+    columns = dict(zip(("k", *KEYED_VALUE), map(list, zip(*rows, strict=True)), strict=True))
+    return pa.table({**columns, "_time": sorted(rng.choice(times) for _ in rows)})
 
 
 def read_all(blobs: Mapping[str, bytes]) -> Outcome:

@@ -20,9 +20,10 @@ from persist.codecs import CollectionSchema, Part, decode_part
 from persist.log.commits import read_record
 from persist.log.envelope import BlobRef, Framed, decode_framed, get_framed
 from persist.log.part_lists import PartList
-from persist.log.records import Append, Record, Replace
+from persist.log.records import Append, Create, Pend, Record, Replace, Resolve
 from persist.replica.checkpoint import Checkpoint, StateObject, read_checkpoint
 from persist.replica.directory import DirectoryObject
+from persist.upsert.events import event_fields, events_schema
 from tests.corruption.location import (
     CHANGES,
     FOLDERS,
@@ -57,7 +58,14 @@ def test_the_location_holds_every_kind_of_blob_and_can_be_read() -> None:
     assert CLEAN_LOG.contents == TRUTH
     assert CLEAN_LOG.read >= set(of_folder(ONE, "log"))
     assert {key.split("/")[0] for key in ONE} == set(FOLDERS)
-    assert {name for name, _ in TRUTH} == {"compacted", "few", "kinds", "many", "renamed"}
+    with persist.open(blob_with(ONE), mode="read") as client:
+        waiting = {part.blob for part in client.load("keyed").handle.contents().pending.values()}
+        resolved = {part.blob for part in client.load("keyed").handle.contents().parts}
+    assert waiting, "the events of a keyed collection wait in a blob"
+    assert resolved, "and others have become updates"
+    assert "" not in waiting | resolved
+    assert CLEAN.read >= waiting | resolved
+    assert {name for name, _ in TRUTH} == {"compacted", "few", "keyed", "kinds", "many", "renamed"}
     assert len(TRUTH["many", 36]) == 2000
     assert len(TRUTH["few", 20]) > 5
     with persist.open(blob_with(ONE), mode="read") as client:
@@ -89,7 +97,7 @@ def pointers() -> Iterator[BlobRef | Part]:
     """Yield all that points from one blob to another."""
     for key in of_folder(ONE, "log"):
         for mutation in decode_framed(ONE[key], Record, key).mutations:
-            if isinstance(mutation, Append | Replace):
+            if isinstance(mutation, Append | Replace | Pend | Resolve):
                 yield from mutation.parts
                 yield from [mutation.parts_in] if mutation.parts_in is not None else []
     for key in of_folder(ONE, "list"):
@@ -103,6 +111,27 @@ def pointers() -> Iterator[BlobRef | Part]:
         yield from (c.base for c in stored.collections if c.base is not None)
 
 
+def schemas() -> Iterator[tuple[str, CollectionSchema]]:
+    """Yield by which schema each part that a record names is read: those of events have one of their own."""
+    created = dict[str, Create]()
+    for key in of_folder(ONE, "log"):
+        for mutation in decode_framed(ONE[key], Record, key).mutations:
+            if isinstance(mutation, Create):
+                created[mutation.collection] = mutation
+            if not isinstance(mutation, Append | Replace | Pend | Resolve):
+                continue
+            create = created[mutation.collection]
+            schema = CollectionSchema.from_json(create.schema)
+            if isinstance(mutation, Pend):
+                assert create.keyed is not None
+                schema = events_schema(schema, event_fields(schema, create.keyed))
+            parts = list(mutation.parts)
+            if mutation.parts_in is not None:
+                parts += decode_framed(ONE[mutation.parts_in.blob], PartList, mutation.parts_in.blob).parts
+            yield from ((part.blob, schema) for part in parts if part.blob)
+
+
+SCHEMAS = dict(schemas())
 POINTERS = {pointer.blob: pointer for pointer in pointers() if pointer.blob}
 INLINE = next(pointer for pointer in pointers() if not pointer.blob and isinstance(pointer, Part))
 
@@ -116,8 +145,7 @@ def reader_of(key: str) -> Callable[[bytes], object]:
     if key.startswith("checkpoint/"):
         return lambda data: read_checkpoint(with_one(key, data), key)
     if isinstance(pointer, Part):
-        schema = CollectionSchema.from_json(SCHEMA)
-        return lambda data: decode_part(data, pointer, schema)
+        return lambda data: decode_part(data, pointer, SCHEMAS[key])
     assert pointer is not None, f"nothing points to {key}"
     kinds: dict[str, type[Framed]] = {"state": StateObject, "directory": DirectoryObject, "list": PartList}
     kind = kinds[key.partition("/")[0]]
