@@ -50,9 +50,13 @@ class Relay(Protocol):
 
 
 def may_be_relayed(operations: Sequence[Operation]) -> bool:
-    """Whether another client may be asked to commit these."""
+    """Whether another client may be asked to commit these.
+
+    Not if a client has asked this one: in the log it looks for its own id, and each operation has one.
+    """
     return 0 < len(operations) <= OPERATIONS_MAX and not any(
-        isinstance(step, OWN) for operation in operations for step in operation.steps
+        operation.submission is not None or any(isinstance(step, OWN) for step in operation.steps)
+        for operation in operations
     )
 
 

@@ -359,6 +359,20 @@ def test_two_servers_of_one_location_commit_what_each_is_asked_for(blob: MemoryB
     assert keys(blob) == [100 * n + each for n in range(6) for each in range(10)]
 
 
+def test_a_server_commits_by_itself_what_others_ask_it_for(blob: MemoryBlob, served: Server) -> None:
+    """Whoever asked looks for its own id in the log, and would not find it if another server had been asked in turn."""
+    with (
+        through(blob, served.url) as between,
+        between.serve(LOCAL, commits=True) as other,
+        through(blob, other.url) as client,
+    ):
+        first = client["orders"].write(row(1)).result()
+        between["orders"].write(row(2)).result()
+        assert (commits(between)["records"], commits(between)["relayed"]) == (1, 1)
+    assert marks(records(blob)[first]) == [(1, 1)]
+    assert keys(blob) == [1, 2]
+
+
 def test_a_server_that_does_not_commit_for_this_client_is_refused_when_it_says_so(
     blob: MemoryBlob, hub: Client, served: Server
 ) -> None:
