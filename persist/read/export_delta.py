@@ -10,7 +10,6 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from urllib.parse import urlsplit
-from urllib.request import url2pathname
 
 import pyarrow as pa
 import pyarrow.types as pt
@@ -57,6 +56,8 @@ def no_empty_folder(uri: str) -> Iterator[None]:
     Only what is empty goes: files may be those of somebody else who makes the table at the same time.
     """
     is_url = "://" in uri
+    from urllib.request import url2pathname  # Here, because it loads HTTP and TLS, which nothing else needs.
+
     path = url2pathname(urlsplit(uri).path) if uri.startswith("file://") else uri
     was_there = (is_url and not uri.startswith("file://")) or os.path.lexists(path)
     try:

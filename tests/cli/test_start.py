@@ -36,7 +36,7 @@ def test_a_listing_loads_no_table_engine_and_no_screen() -> None:
 
     with tempfile.TemporaryDirectory() as folder:
         done = subprocess.run([sys.executable, "-c", code, folder], capture_output=True, text=True, check=True)
-    assert set(done.stderr.split()) & {"pandas", "duckdb", "boto3", "rich", "starlette", "pyspark"} == set()
+    assert set(done.stderr.split()) & {"pandas", "duckdb", "boto3", "rich", "starlette", "pyspark", "http"} == set()
 
 
 def test_completion_can_be_installed() -> None:
