@@ -14,8 +14,8 @@ CLIENT_READS = {
 CLIENT_WRITES = {"create_view", "describe", "drop", "rename", "gc", "maintain", "multi_write"}
 COLLECTION_READS = {
     "about", "as_bound", "as_of_join", "as_time", "changes", "comment", "history", "holds", "late_bound",
-    "late_counts", "listen", "needs", "properties", "retention", "since", "slider", "snapshot", "subscribe", "tags",
-    "timeline", "unsealed", "upper", "upserts",
+    "late_counts", "listen", "name", "needs", "properties", "retention", "since", "slider", "snapshot", "subscribe",
+    "tags", "timeline", "unsealed", "upper", "upserts",
 }  # fmt: skip
 COLLECTION_WRITES = {
     "advance_late_bound", "allow_compaction", "compact", "delete", "describe", "destroy", "drop_tag", "evolve",
