@@ -16,6 +16,7 @@ from persist.log.records import Evolve
 
 KEY = {"k": pa.int32()}
 VALUE = {"v": pa.int32(), "s": pa.string()}
+NOON = datetime.datetime(2020, 1, 1, 12)
 QUIET = persist.Settings(background=False, hold_linger_s=0)
 
 
@@ -282,6 +283,14 @@ def test_a_version_that_there_is_not_is_refused(orders: persist.Collection, bad:
         orders.snapshot(schema=bad)
 
 
+def test_a_default_of_minus_zero_is_zero_as_in_records(orders: persist.Collection) -> None:
+    orders.evolve(add={"f": float, "h": pa.float16()}, defaults={"f": -0.0, "h": pa.scalar(-0.0, pa.float16())})
+    assert orders.snapshot().aggregate(["f", "h"], {"n": (None, "count")}).to_pylist() == [{"f": 0.0, "h": 0.0, "n": 5}]
+    assert "-0.0" not in str(rows(orders))
+    orders.write([((3, (3, "3", 0.0, 0.0)), 1, -1)], seal=2).result()
+    assert orders.snapshot().aggregate([], {"n": (None, "count")}).to_pylist() == [{"n": 4}]
+
+
 # Who writes with an older schema.
 
 
@@ -442,6 +451,20 @@ def test_what_was_said_of_a_column_that_is_dropped_takes_no_room(orders: persist
     assert set(orders.about.columns) == {"v"}
 
 
+def test_words_about_a_column_are_about_the_one_seen(client: persist.Client, orders: persist.Collection) -> None:
+    old = client.load("orders")
+    orders.evolve(rename={"v": "s", "s": "v"}, add={"note": pa.string()})
+    for said in (
+        lambda: old.describe(columns={"v": "a number"}),
+        lambda: old.evolve(comments={"v": "a number"}),
+    ):
+        with pytest.raises(persist.SchemaMismatch, match=r"'v' of collection 'orders' is another one by now.*Load it"):
+            said()
+    assert old.about.columns == {}
+    old.describe(columns={"k": "the key", "note": "there by now"}).result()
+    assert set(orders.about.columns) == {"k", "note"}
+
+
 # Who follows.
 
 
@@ -497,6 +520,16 @@ def test_a_listen_keeps_its_schema_until_a_column_of_it_is_gone(
             "65538 bytes as JSON.*at most 65536",
         ),
         ({"add": {"a": pa.string(), "b": pa.string()}, "defaults": dict.fromkeys("ab", "x" * 40_000)}, "80004 bytes"),
+        (
+            {"add": {"n": pa.float32()}, "defaults": {"n": 1e300}},
+            "does not fit column 'n' of type float: it is out of range",
+        ),
+        ({"add": {"n": pa.float32()}, "defaults": {"n": pa.scalar(1e300)}}, "another value"),
+        ({"add": {"n": pa.date32()}, "defaults": {"n": NOON}}, "datetime is not what it takes"),
+        ({"add": {"n": pa.date32()}, "defaults": {"n": pa.scalar(NOON)}}, "another value"),
+        ({"add": {"n": pa.timestamp("us")}, "defaults": {"n": NOON.replace(tzinfo=datetime.UTC)}}, "has a time zone"),
+        ({"add": {"n": pa.timestamp("us", "UTC")}, "defaults": {"n": NOON}}, "has no time zone"),
+        ({"add": {"n": pa.timestamp("us", "UTC")}, "defaults": {"n": pa.scalar(NOON)}}, "another value"),
         ({"drop": ["x"]}, "no column"),
         ({"drop": "v"}, "one string"),
         ({"drop": ["k"]}, "key column 'k'"),

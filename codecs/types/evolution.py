@@ -28,10 +28,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pt
 
-from persist.codecs.errors import SchemaMismatch
+from persist.codecs.errors import InvalidUpdate, SchemaMismatch
+from persist.codecs.order.ordering import canonical
 from persist.codecs.types.scalars import is_flat, scalar_from_json, scalar_to_json
 from persist.codecs.types.schema import TIME_UNITS, CollectionSchema, Side, check_field, check_width
 from persist.codecs.types.suggestion import did_you_mean
+from persist.codecs.types.values import to_field
 
 DEFAULT_BYTES_MAX = 64 << 10  # Of all columns, as JSON. Checked when they are given, not when they are read.
 _FLOAT_BITS = {16: 11, 32: 24, 64: 53}  # How wide an integer may be that a float of so many bits holds exactly.
@@ -431,18 +433,26 @@ def _default(name: str, value: Any, kind: pa.DataType) -> pa.Scalar:
             f"column {name!r} is of type {kind}, and only flat columns can have a default: leave it out"
         )
     try:
-        array = pa.array([value], kind)
-        # What Arrow takes it for by itself is cast as strictly as a column. It takes an int beyond int64 for nothing,
-        # and casts none to decimals of few digits; but what it makes of an int is that int.
-        plain = array if type(value) is int and (value >= 2**63 or pt.is_decimal(kind)) else pa.array([value])
-        written = scalar_to_json(array[0])
-        if plain.type != kind and scalar_to_json(plain.cast(kind)[0]) != written:
-            raise pa.ArrowInvalid("it would be another value")
-        return scalar_from_json(written, kind)
+        array = _as_scalar_says(value, kind) if isinstance(value, pa.Scalar) else to_field([value], kind, "the default")
+        found = canonical(pa.table({"default": array})).column(0)[0]
+        return scalar_from_json(scalar_to_json(found), kind)
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
         # Python cannot show every value that Arrow holds.
         shown = f"of type {value.type}" if isinstance(value, pa.Scalar) else f"{value!r:.100}"
-        raise SchemaMismatch(f"the default {shown} does not fit column {name!r} of type {kind}: {error}") from error
+        reason = str(error).rpartition(": ")[2] if isinstance(error, InvalidUpdate) else str(error)
+        raise SchemaMismatch(f"the default {shown} does not fit column {name!r} of type {kind}: {reason}") from error
+
+
+def _as_scalar_says(value: pa.Scalar, kind: pa.DataType) -> pa.Array:
+    """Return the array of one value of Arrow's in a type; raises pa.ArrowException if it would be another value."""
+    given = pa.array([value])
+    found = given.cast(kind)
+    is_other = pt.is_temporal(given.type) and given.type != kind and not found.cast(given.type).equals(given)
+    is_other |= pt.is_timestamp(given.type) and pt.is_timestamp(kind) and (given.type.tz is None) != (kind.tz is None)
+    is_other |= pt.is_floating(kind) and pt.is_floating(given.type) and not pc.is_inf(found).equals(pc.is_inf(given))
+    if is_other:
+        raise pa.ArrowInvalid("it would be another value")
+    return found
 
 
 def _widened_default(name: str, old: pa.Scalar, kind: pa.DataType) -> pa.Scalar:

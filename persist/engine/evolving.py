@@ -16,6 +16,7 @@ from persist.codecs.types.evolution import evolved, may_overflow, widened_column
 from persist.codecs.types.python_types import field_types
 from persist.engine.becoming_keyed import checked, declared
 from persist.engine.collection_handle import CollectionHandle
+from persist.engine.telling import ids_as_seen
 from persist.errors import InvalidUsage, UpperMismatch
 from persist.errors.conflicts import Superseded
 from persist.log.records import Describe, Evolve, Note, Words
@@ -75,6 +76,7 @@ def _evolve(
             raise InvalidUsage(
                 "evolve() was asked for no change: give add=, drop=, rename=, widen=, reorder= or keyed="
             )
+        ids_as_seen(handle, contents.schema, contents.schema.distinct("comments", [*comments]))
         return _only_commented(handle, contents.schema, comments, notes)
     # From what the user has seen: a name may be that of another column by now.
     before = among_versions(handle.schema, contents)

@@ -1,10 +1,12 @@
 """What a collection says of itself, and what its history is kept for: descriptions, tags and retention."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from persist.antichain import Antichain
+from persist.codecs import CollectionSchema, SchemaMismatch
+from persist.codecs.types.evolution import changes_between
 from persist.engine.collection_handle import CollectionHandle
 from persist.errors import InvalidUsage, TagNotFound
 from persist.hold.holds import HoldInfo
@@ -120,9 +122,25 @@ def describe_step(
         raise InvalidUsage(f"columns={columns!r:.200} is no dict of what is to be said, by name of column")
     schema = handle.contents().schema if columns else handle.schema
     names = schema.distinct("columns", list(columns or {}))
-    ids = dict(zip(schema.names, schema.ids, strict=True))
+    ids = ids_as_seen(handle, schema, names)
     said = {str(ids[name]): _column_words(name, (columns or {})[name]) for name in names}
     return Describe(handle.id, words(comment, properties), said, version_of(expected))
+
+
+def ids_as_seen(handle: CollectionHandle, newest: CollectionSchema, names: Sequence[str]) -> dict[str, int]:
+    """Return the ids of columns of the newest schema by name.
+
+    Raises:
+        SchemaMismatch: one of some names was another column's when the handle was loaded.
+    """
+    ids = dict(zip(newest.names, newest.ids, strict=True))
+    seen = dict(zip(handle.schema.names, handle.schema.ids, strict=True))
+    if other := [name for name in names if seen.get(name, ids[name]) != ids[name]]:
+        raise SchemaMismatch(
+            f"column {other[0]!r} of collection {handle.name!r} is another one by now than when this handle "
+            f"was loaded: {'; '.join(changes_between(handle.schema, newest))}. Load it again, and say what is meant."
+        )
+    return ids
 
 
 def _column_words(name: str, given: Any) -> Words:
