@@ -265,6 +265,27 @@ def test_an_error_is_an_object_where_json_is_asked_for(
     assert found["message"]
 
 
+def test_errors_of_the_library_have_their_statuses_and_their_advice(place: str, capsys: Printed) -> None:
+    with persist.open(place, settings=persist.Settings(background=False)) as client:
+        client.load("orders").allow_compaction(12).result()
+        less = client.create_or_load("less", key={"id": pa.int64()})
+        less.write([((1, None), 0, -1)], seal=1).result()
+    for arguments, kind, says in (
+        (["read", place, "orders", "--as-of", "10"], "AsOfCompacted", "Read at as_of >= 12"),
+        (["changes", place, "orders", "10"], "AsOfCompacted", "from 13 or later"),
+        (["read", place, "less"], "NegativeMultiplicity", 'form="diff"'),
+        (["seal", place, "orders", "3"], "FrontierRegression", "at or beyond"),
+        (["delete", place, "orders", "--time", "3", "--where", "id = 1"], "UpdateNotBeyondUpper", "at times >= 13"),
+    ):
+        assert main([*arguments, "--json"]) == 2
+        told = json.loads(capsys.readouterr().err)
+        assert (told["error"], says in told["message"]) == (kind, True), told
+    with persist.open(place, mode="exclusive", reentrance_id="loader"):
+        assert main(["seal", place, "orders", "20", "--json"]) == 3
+        assert json.loads(capsys.readouterr().err)["error"] == "Locked"
+        assert main(["ls", place]) == 0
+
+
 def test_a_location_of_a_newer_format_and_a_damaged_one_are_one_line(place: str, capsys: Printed) -> None:
     from persist.log.envelope import encode_framed
     from persist.log.records import Record
