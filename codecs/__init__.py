@@ -6,7 +6,7 @@ only after their checksum agrees, and cost no more memory than their descriptor 
 
 from persist.codecs.errors import CodecMismatch, DiffOverflow, InvalidUpdate, SchemaMismatch
 from persist.codecs.order.consolidation import consolidate, exact_sum
-from persist.codecs.order.digest import DIGEST_MODULUS, digest_of, digest_of_text
+from persist.codecs.order.digest import DIGEST_MODULUS, digest_of, digest_of_text, row_hashes
 from persist.codecs.order.ordering import canonical, order_keys, sort_indices
 from persist.codecs.order.touching import Touching
 from persist.codecs.part.check import check_part, described_bounds, overlaps
@@ -82,6 +82,7 @@ __all__ = [
     "overlaps",
     "parts_that_may_match",
     "read_index",
+    "row_hashes",
     "scalar_from_json",
     "scalar_to_json",
     "small_updates",

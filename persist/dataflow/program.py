@@ -148,6 +148,21 @@ class Program(Draft):
         self.check()
         return Running(self, client, Options(**options))
 
+    def run_on(self, spark: Any, client: Client, **options: Any) -> Any:
+        """Bring the outputs up to what the sources have sealed by the tasks of a Spark session, in one commit.
+
+        What it writes is what `open(client).run()` writes. A program without a form for Spark runs embedded.
+
+        Args:
+            client: of a location that the tasks can reach.
+            options: those of `persist.spark.run_program`: until, timeout_s, where, partitions, storage_options.
+
+        Returns:
+            A `persist.spark.Refreshed`: which way was taken and why, and the seqno of the commit.
+        """
+        # What runs on Spark stands beside; importing this package must not import it.
+        return import_module("persist.spark").run_program(spark, client, self, **options)
+
     def drop(self, client: Client) -> None:
         """End the program: release its holds on its sources, and destroy what it keeps in hidden collections. Its
         outputs stay as they are; destroy them if they should go.

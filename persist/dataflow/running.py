@@ -188,6 +188,16 @@ class Running:
         return self._inputs[name]
 
     @property
+    def sources(self) -> list[SourceReader]:
+        """The sources, each with where it begins; for who computes a step by other means."""
+        return list(self._sources)
+
+    @property
+    def outputs(self) -> Outputs | None:
+        """The outputs, each with how far it is; None of a program without a client."""
+        return self._outputs
+
+    @property
     def frontier(self) -> Antichain:
         """How far all inputs and sources are complete."""
         return meet_of(gate.frontier for gate in self._gates.values())

@@ -21,7 +21,7 @@ import pyarrow as pa
 from persist.antichain import Antichain as Upper
 from persist.blob import InvalidUsage
 from persist.client import Client
-from persist.codecs import TIME_MAX
+from persist.codecs import TIME_MAX, Part
 from persist.collection import Collection
 from persist.dataflow.batch import Layout, to_batch
 from persist.dataflow.errors import OutputConflict, SourceLost
@@ -34,11 +34,12 @@ from persist.dataflow.timed import reads_time
 from persist.dataflow.times import Antichain, Ints
 from persist.dataflow.words import Domain
 from persist.errors import AsOfCompacted, CollectionNotFound, HoldMoved, UpdatesBeyondUpper, UpperMismatch
+from persist.multi_write import MultiWrite
 
 NEVER = TIME_MAX + 2  # After every time: the upper of what is complete for ever.
 
 
-def _end(upper: Upper | Antichain) -> int:
+def end_of(upper: Upper | Antichain) -> int:
     """Return the first time that is not complete."""
     found = upper.points[0][0] if isinstance(upper, Antichain) and upper.points else None
     if isinstance(upper, Upper):
@@ -79,7 +80,7 @@ class Output:
         self._layout = Layout(len(sink.schema), 0, 1)
         self._before: list[Ints] = []
         self._is_new = False
-        self.begin(_end(self.collection.upper))
+        self.begin(end_of(self.collection.upper))
 
     def restore(self, at: int) -> None:
         """Of a hidden collection: let the operator whose output it keeps go on from a time, if it was kept till then.
@@ -113,7 +114,7 @@ class Output:
             self.waiting.append(found[:, late])
             if self.corrects:
                 self._before.append(found[:, ~late])
-        self.sealed_to = max(self.sealed_to, _end(self.sink.frontier))
+        self.sealed_to = max(self.sealed_to, end_of(self.sink.frontier))
 
     def correct(self) -> None:
         """Of a changed program: add what makes the collection at the first unsealed time what it should be."""
@@ -300,7 +301,7 @@ class Outputs:
         self._replays = reads_time(plan) and not any(each.keeps for each in self.every)
         if not sources:
             return 0
-        uppers = [_end(each.collection.upper) for each in sources]
+        uppers = [end_of(each.collection.upper) for each in sources]
         sinces = [each.collection.since.time or 0 for each in sources]
         if resume_at is not None:
             self._check_behind(sources, plan)
@@ -322,7 +323,7 @@ class Outputs:
 
     def _check_behind(self, sources: Sequence[SourceReader], plan: Plan) -> None:
         """Raise OutputConflict if an output is sealed further than the sources that it is made of."""
-        uppers = {each.operator.collection: _end(each.collection.upper) for each in sources}
+        uppers = {each.operator.collection: end_of(each.collection.upper) for each in sources}
         for output in self.every:
             own = [uppers[name] for name in sources_of(plan, output.collection.name)]
             if own and output.upper > min(own):
@@ -340,7 +341,7 @@ class Outputs:
     def refresh(self) -> None:
         """Look again how far the outputs are sealed, before anything was computed."""
         for each in self.every:
-            each.begin(_end(each.collection.upper))
+            each.begin(end_of(each.collection.upper))
 
     def _durable(self) -> int | None:
         """The time as of which the program would begin again after the next commit; None if it cannot be moved."""
@@ -369,7 +370,7 @@ class Outputs:
                 seqno = self._write()
             except UpperMismatch:
                 for each in self.every:
-                    each.follow(_end(each.collection.upper))
+                    each.follow(end_of(each.collection.upper))
             except (HoldMoved, CollectionNotFound) as error:
                 for source in self._sources:
                     source.find_named()  # Raises if it is gone.
@@ -380,6 +381,35 @@ class Outputs:
                 raise OutputConflict(name, f"somebody else has written updates to it ({error})") from error
         self.has_pending = False
         return seqno
+
+    def commit_parts(self, until: int, parts: Mapping[str, Sequence[Part]]) -> int | None:
+        """Commit what tasks have computed and stored up to a time, exclusive, as one record, and seal all outputs.
+
+        Args:
+            parts: of each output, by the name of its collection. They are kept if the commit is refused.
+
+        Raises:
+            UpperMismatch, UpdatesBeyondUpper, HoldMoved, ViewRedefined: somebody came between; nothing was written.
+        """
+        due = [each for each in self.every if until > each.upper]
+        if not due:
+            return None
+        for each in due:
+            each.sealed_to = until
+        durable = self._durable()
+        with self._client.multi_write() as multi:
+            for each in due:
+                if each.definition is not None:
+                    multi.expect_definition(each.collection, each.definition[0])
+                multi.expect_upper(each.collection, Upper(each.upper), alone=True)
+                multi.add_parts(each.collection, parts.get(each.sink.collection, ()), keep=True)
+                multi.seal(each.collection, Upper() if until >= NEVER else Upper(until))
+            self._move_holds(multi, durable)
+        for source in self._sources:
+            source.named_moved(durable)
+        for each in due:
+            each.upper = until
+        return multi.seqno
 
     def _write(self) -> int | None:
         due = [each for each in self.every if each.sealed_to > each.upper]
@@ -399,9 +429,7 @@ class Outputs:
                     multi.allow_compaction(each.collection, each.jumps_to)
                 if each.keeps is not None and durable is not None and each.jumps_to is None:
                     multi.allow_compaction(each.collection, durable)
-            for (collection, name), time in self._held().items():
-                if durable is not None and time < durable:
-                    multi.move_hold(collection, name, durable, expected=time)
+            self._move_holds(multi, durable)
         for source in self._sources:
             source.named_moved(durable)
         for each in due:
@@ -409,6 +437,11 @@ class Outputs:
             each.upper = each.sealed_to
             each.written(each.sealed_to)
         return multi.seqno
+
+    def _move_holds(self, multi: MultiWrite, durable: int | None) -> None:
+        for (collection, name), time in self._held().items():
+            if durable is not None and time < durable:
+                multi.move_hold(collection, name, durable, expected=time)
 
     def _held(self) -> dict[tuple[Collection, str], int]:
         """Return where the permanent holds are; a collection that is read twice has one of a name."""

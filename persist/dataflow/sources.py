@@ -133,6 +133,11 @@ class SourceReader:
         with self._explained():
             return None if as_of is None else self.collection.as_time("as_of", as_of)
 
+    @property
+    def as_of(self) -> int:
+        """The time as of which its contents are read."""
+        return self._as_of
+
     def start(self, as_of: int) -> None:
         """Begin with the contents as of a time, which need not be sealed yet.
 

@@ -12,6 +12,7 @@ install, away from the checkout), call `register(spark)` once for a session.
 | `write`, `foreach_batch_writer` | DataFrames ranged and sorted by key; many collections from one streaming query |
 | `delete` | retractions of what a condition finds, or of keys |
 | `upsert` | events by key, looked up on the driver or in tasks |
+| `refresh`, `explain_refresh`, `run_program` | steps of views and of dataflow programs by tasks |
 | `compact` | maintenance by the tasks of a cluster |
 
 Promises: what is read and written is exactly what Python reads and writes, and a location that both use needs nothing
@@ -25,6 +26,7 @@ from persist.spark.location import SparkLocation, changes, explain, location, sn
 from persist.spark.read.columns import columns_used, pruned
 from persist.spark.sql.registration import register
 from persist.spark.sql.views import create_views
+from persist.spark.step.refresh import Refreshed, explain_refresh, refresh, run_program
 from persist.spark.stream.foreach_batch import foreach_batch_writer
 from persist.spark.write.deleting import delete
 from persist.spark.write.upserting import upsert
@@ -32,6 +34,7 @@ from persist.spark.write.writing import write
 
 __all__ = [
     "PersistDataSource",
+    "Refreshed",
     "SparkLocation",
     "as_of_join",
     "changes",
@@ -40,10 +43,13 @@ __all__ = [
     "create_views",
     "delete",
     "explain",
+    "explain_refresh",
     "foreach_batch_writer",
     "location",
     "pruned",
+    "refresh",
     "register",
+    "run_program",
     "snapshot",
     "upsert",
     "write",

@@ -10,6 +10,7 @@ from persist.antichain import Antichain
 from persist.client import Client
 from persist.collection import Collection
 from persist.dataflow.errors import OperatorFailed
+from persist.dataflow.program import Program
 from persist.dataflow.report import OperatorReport
 from persist.dataflow.running import Running
 from persist.engine import CollectionHandle
@@ -116,6 +117,10 @@ class View(Collection):
             self.definition = definition
             self.handle = self.handle.newest()
             self.schema = self.handle.schema
+
+    def program(self) -> Program:
+        """Return the program that a refresh runs: of the view and of the views that it reads."""
+        return self._program()
 
     def redefine(self, sql: str) -> None:
         """Give the view another query, from the time on to which it is sealed; see `docs/views.md`.

@@ -69,7 +69,8 @@ def test_views_on_a_view_switch_with_it_in_one_commit(client: persist.Client) ->
     before = client.seqno
     assert most.refresh() == persist.Antichain(3)
     records = client.history().filter(pc.field("seqno") > before).to_pylist()
-    assert [{*each["collections"]} for each in records if "seal" in str(each["operations"])] == [{"most", "sums"}]
+    [sealed] = [{*each["collections"]} for each in records if "seal" in str(each["operations"])]
+    assert sealed >= {"most", "sums"}
     assert (sums.upper, rows(most, 1), rows(most, 2)) == (persist.Antichain(3), [(6,)], [(40,)])
     with pytest.raises(persist.CollectionNeeded, match="'most', 'sums' read it"):
         others.destroy().result()

@@ -1,0 +1,5 @@
+"""Steps of dataflow programs, and so of views, by the tasks of Spark.
+
+Promise: what a step writes is what the embedded one writes, all outputs of it in one record. A plan without a form for
+Spark, and a step that is too small for it, run embedded, and say so.
+"""

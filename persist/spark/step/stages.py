@@ -1,0 +1,235 @@
+"""A plan cut into stages: what one task can do by itself with its share of some streams, and what is shuffled between.
+
+    source stage   reads a slice of a collection; what is linear in it is done there
+    keyed stage    has of each of its inputs all records of its keys: joins and reductions by these keys, and what is
+                   linear after them
+    exchange       the stream of a node, each record to the task that its key says
+
+A join or a reduction stays in the stage of an input that is shared out by its key already; so does an output, because
+equal records have equal keys. So there is one shuffle for each change of key. Past and new updates go the same way.
+
+Recursion, and what looks at time as data, has no form for Spark; nor has what a running program shows.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from graphlib import TopologicalSorter
+
+import pyarrow as pa
+
+from persist.dataflow.expression import Col
+from persist.dataflow.plan import (
+    ROOT,
+    Arrange,
+    Concat,
+    Consolidate,
+    Constant,
+    Join,
+    Linear,
+    Node,
+    Persist,
+    Plan,
+    Reduce,
+    Source,
+    edges_into,
+)
+from persist.dataflow.stages import Delay, Explode, Filter, Map, Negate, TemporalFilter
+from persist.dataflow.stages import Stage as LinearStage
+from persist.dataflow.timed import reads_time
+from persist.errors import InvalidUsage
+
+Keys = tuple[str, ...]
+
+
+class NoSparkForm(InvalidUsage):
+    """A plan cannot be evaluated by Spark; it runs embedded."""
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """The stream of a node on its way to a stage.
+
+    Attributes:
+        keys: the columns that say which task has a record; None if any may have it, () if one task has all.
+        columns: of the stream.
+    """
+
+    number: int
+    node: int
+    keys: Keys | None
+    columns: pa.Schema
+
+
+@dataclass
+class StagePlan:
+    """What the tasks of one stage do.
+
+    Attributes:
+        nodes: in the order in which they read each other; the source is none of them.
+        feeds: for each input of a node that comes from outside, (node, place) and the exchange that brings it.
+        source: the node that the stage reads, None of a keyed one.
+        sinks: nodes that are outputs.
+    """
+
+    number: int
+    source: Node | None = None
+    nodes: list[Node] = field(default_factory=list)
+    reads: list[Exchange] = field(default_factory=list)
+    gives: list[Exchange] = field(default_factory=list)
+    feeds: dict[tuple[int, int], Exchange] = field(default_factory=dict)
+    sinks: list[Node] = field(default_factory=list)
+
+    @property
+    def is_keyed(self) -> bool:
+        """Whether it reads what others give, and nothing else."""
+        return self.source is None and bool(self.reads)
+
+
+def why_not(plan: Plan) -> str | None:
+    """Say why a plan has no form for Spark; None if it has one."""
+    if plan.dimensions != 1:
+        return f"its times have {plan.dimensions} dimensions"
+    for node in plan.nodes.values():
+        if node.scope != ROOT:
+            return f"{node.title} is recursive"
+        if not isinstance(
+            node.operator, Source | Constant | Linear | Concat | Consolidate | Join | Reduce | Arrange | Persist
+        ):
+            return f"{node.title} lives in the program that runs it"
+        if isinstance(node.operator, Linear) and any(
+            isinstance(each, TemporalFilter | Delay) for each in node.operator.stages
+        ):
+            return f"{node.title} changes by itself as time goes on"
+    return "it looks at the times of updates" if reads_time(plan) else None
+
+
+def cut(plan: Plan) -> list[StagePlan]:
+    """Return the stages of a plan, each after those that it reads from.
+
+    Args:
+        plan: not optimised; its joins are of two inputs.
+    """
+    return _Cutting(plan).stages()
+
+
+class _Cutting:
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self._stages: list[StagePlan] = []
+        self._at: dict[int, StagePlan] = {}
+        self._keyed: dict[int, Keys | None] = {}  # By which columns of it a node's stream is shared out.
+        self._exchanges = 0
+
+    def stages(self) -> list[StagePlan]:
+        order = TopologicalSorter({number: edges_into(node) for number, node in self._plan.nodes.items()})
+        for number in order.static_order():
+            self._place(self._plan.nodes[number])
+        after = {each.number: {self._at[one.node].number for one in each.reads} for each in self._stages}
+        return [self._stages[number] for number in TopologicalSorter(after).static_order()]
+
+    def _place(self, node: Node) -> None:
+        match node.operator:
+            case Source():
+                stage = self._new()
+                stage.source = node
+                self._at[node.number], self._keyed[node.number] = stage, None
+            case Constant():
+                self._put(self._new(), node, None)
+            case Linear(stages):
+                self._put(self._at[node.inputs[0]], node, _through(self._keyed[node.inputs[0]], stages))
+            case Consolidate() | Arrange():
+                self._put(self._at[node.inputs[0]], node, self._keyed[node.inputs[0]])
+            case Concat():
+                self._concat(node)
+            case Join((pairs,)):
+                self._keyed_by(node, [tuple(mine for mine, _ in pairs), tuple(its for _, its in pairs)])
+            case Reduce(keys):
+                self._reduce(node, keys)
+            case Persist(_, keys):
+                if self._keyed[node.inputs[0]] is None:
+                    self._keyed_by(node, [keys])
+                else:
+                    self._put(self._at[node.inputs[0]], node, self._keyed[node.inputs[0]])
+                self._at[node.number].sinks.append(node)
+            case _:
+                raise NoSparkForm(f"{node.title} has no form for Spark")
+
+    def _concat(self, node: Node) -> None:
+        known = [(number, self._keyed[number]) for number in node.inputs if self._keyed[number] is not None]
+        for number, keys in reversed(known):
+            assert keys is not None
+            if self._fits(node, self._at[number], [keys] * len(node.inputs)):
+                self._feed(self._at[number], node, [keys] * len(node.inputs))
+                return
+        if len({self._at[number].number for number in node.inputs}) == 1:
+            self._put(self._at[node.inputs[0]], node, None)
+            return
+        self._feed(self._new(), node, [None] * len(node.inputs))
+
+    def _reduce(self, node: Node, keys: Keys) -> None:
+        given = self._keyed[node.inputs[0]]
+        if given is not None and set(given) <= set(keys):
+            self._put(self._at[node.inputs[0]], node, given)
+        else:
+            self._feed(self._new(), node, [keys])
+
+    def _keyed_by(self, node: Node, wanted: Sequence[Keys]) -> None:
+        for number, keys in zip(node.inputs, wanted, strict=True):
+            if self._keyed[number] == keys and self._fits(node, self._at[number], wanted):
+                self._feed(self._at[number], node, wanted)
+                return
+        self._feed(self._new(), node, wanted)
+
+    def _fits(self, node: Node, stage: StagePlan, wanted: Sequence[Keys]) -> bool:
+        """Return whether a stage can have a node: no input that must come to it depends on it."""
+        for number, keys in zip(node.inputs, wanted, strict=True):
+            if self._at[number] is stage:
+                if self._keyed[number] != keys:
+                    return False
+            elif self._depends(self._at[number], stage):
+                return False
+        return True
+
+    def _depends(self, stage: StagePlan, on: StagePlan) -> bool:
+        return stage is on or any(self._depends(self._at[each.node], on) for each in stage.reads)
+
+    def _feed(self, stage: StagePlan, node: Node, wanted: Sequence[Keys | None]) -> None:
+        for place, (number, keys) in enumerate(zip(node.inputs, wanted, strict=True)):
+            if self._at[number] is not stage:
+                stage.feeds[node.number, place] = self._exchange(stage, number, keys)
+        self._put(stage, node, wanted[0])
+
+    def _exchange(self, to: StagePlan, number: int, keys: Keys | None) -> Exchange:
+        for each in to.reads:
+            if (each.node, each.keys) == (number, keys):
+                return each
+        found = Exchange(self._exchanges, number, keys, self._plan.nodes[number].schema)
+        self._exchanges += 1
+        to.reads.append(found)
+        self._at[number].gives.append(found)
+        return found
+
+    def _put(self, stage: StagePlan, node: Node, keys: Keys | None) -> None:
+        stage.nodes.append(node)
+        self._at[node.number], self._keyed[node.number] = stage, keys
+
+    def _new(self) -> StagePlan:
+        self._stages.append(StagePlan(len(self._stages)))
+        return self._stages[-1]
+
+
+def _through(keys: Keys | None, stages: Sequence[LinearStage]) -> Keys | None:
+    """Return by which columns a stream is shared out after some linear stages; None if that is lost."""
+    for stage in stages:
+        if keys is None or isinstance(stage, Filter | Negate | Explode | Delay):
+            continue
+        if not isinstance(stage, Map):
+            return None
+        names: dict[str, str] = {}
+        for name, each in stage.outputs:
+            if isinstance(each, Col):
+                names.setdefault(each.name, name)
+        if not set(keys) <= names.keys():
+            return None
+        keys = tuple(names[key] for key in keys)
+    return keys

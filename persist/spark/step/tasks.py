@@ -1,0 +1,241 @@
+"""What the tasks of a stage do: take their share of what the stages before gave, run the operators, share out the rest.
+
+    (exchange int, partition int, rows binary)
+
+is all that Spark sees: blocks of updates in Arrow's own form, already divided by the task that is to have them. So no
+type is lost in Spark's, and the shuffle moves few large rows. The operators are those of the embedded engine, in a
+program of the stage's nodes that lives as long as the task.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from persist.codecs import Part, row_hashes, to_updates
+from persist.dataflow.plan import Linear
+from persist.dataflow.program import Program
+from persist.dataflow.stages import Map
+from persist.dataflow.stream import Stream
+from persist.read.changes import read_changes
+from persist.read.merging import read_snapshot
+from persist.read.part_reader import PartReader
+from persist.read.scan import Scan
+from persist.sink.uploads import Target, upload
+from persist.source.address import CollectionAddress
+from persist.spark.step.stages import Exchange, StagePlan
+from persist.spark.surfaced_errors import surfaced_errors
+
+SHAPE = "exchange int, partition int, rows binary"
+WAKES = -1  # No exchange: a row that lets a task run that has no other one.
+BLOCK_BYTES_MAX = 64 << 20
+_LZ4 = pa.ipc.IpcWriteOptions(compression="lz4")
+_NOTHING = pa.schema([("nothing", pa.int8())])  # Stands for a stream without columns.
+
+
+@dataclass(frozen=True)
+class SourceSlices:
+    """What a source stage reads, cut for its tasks.
+
+    Attributes:
+        slices: of the contents as of a time, and of the changes after it; each with whether it is one of changes.
+        as_of: when the contents come.
+        columns: of the source, with the types that the plan takes them for.
+    """
+
+    address: CollectionAddress
+    slices: Sequence[tuple[Scan, bool]]
+    as_of: int
+    columns: pa.Schema
+
+    def read(self, number: int) -> Iterator[pa.Table]:
+        """Yield the updates of one slice."""
+        scan, is_changes = self.slices[number]
+        with self.address.opened() as storage:
+            reader = PartReader(storage.blob)
+            if is_changes:
+                yield self._updates(read_changes(scan, reader))
+                return
+            for table in read_snapshot(scan, "diff", reader):
+                yield self._updates(table.append_column("_time", pa.array(np.full(len(table), self.as_of))))
+
+    def _updates(self, table: pa.Table) -> pa.Table:
+        return table.select([*self.columns.names, "_time", "_diff"])
+
+
+@dataclass(frozen=True)
+class Written:
+    """How a task writes an output.
+
+    Attributes:
+        lower: updates before this time are there already.
+        is_new: there are none; those before lower, of constants, come then.
+    """
+
+    target: Target
+    lower: int
+    is_new: bool
+
+
+class Uploaded(msgspec.Struct, frozen=True, array_like=True):
+    """What a task has stored of one output."""
+
+    collection: str
+    parts: tuple[Part, ...]
+
+
+@dataclass(frozen=True)
+class StageTask:
+    """A function for `DataFrame.mapInArrow`, of rows of SHAPE; or, of a stage with a source, of numbers of slices.
+
+    Attributes:
+        partitions: how many tasks a keyed stage has.
+        written: of each output, by the name of its collection.
+    """
+
+    stage: StagePlan
+    partitions: int
+    written: Mapping[str, Written]
+    slices: SourceSlices | None = None
+
+    def gives_to(self, other: "StageTask") -> bool:
+        """Whether another stage reads what this one gives."""
+        return any(each in other.stage.reads for each in self.stage.gives)
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        with surfaced_errors():
+            if self.slices is None:
+                held: dict[int, list[pa.Table]] = {}
+                for batch in batches:
+                    for number, rows in zip(batch.column(0).to_pylist(), batch.column(2), strict=True):
+                        if rows.is_valid:
+                            held.setdefault(number, []).append(pa.ipc.open_stream(rows.as_buffer()).read_all())
+                yield from self._run(held)
+                return
+            for batch in batches:
+                for number in batch.column(0).to_pylist():
+                    yield from self._run({WAKES: list(self.slices.read(number))})
+
+    def _run(self, held: Mapping[int, list[pa.Table]]) -> Iterator[pa.RecordBatch]:
+        given = _Given(self.stage, self.slices)
+        for exchange, table in given.answers(held):
+            yield from self._shared_out(exchange, table)
+        for collection, table in given.outputs:
+            yield self._stored(collection, table)
+
+    def _shared_out(self, exchange: Exchange, table: pa.Table) -> Iterator[pa.RecordBatch]:
+        if not table.num_rows:
+            return
+        if exchange.keys == () or self.partitions == 1:
+            to = np.zeros(len(table), np.int64)
+        else:
+            by = exchange.columns.names if exchange.keys is None else exchange.keys
+            to = (row_hashes(table, by) % np.uint64(self.partitions)).astype(np.int64)
+        order = to.argsort(kind="stable")
+        table, to = table.take(pa.array(order)), to[order]
+        starts = [0, *(np.flatnonzero(to[1:] != to[:-1]) + 1).tolist()]
+        for start, end in zip(starts, [*starts[1:], len(to)], strict=True):
+            for block in _blocks(table.slice(start, end - start)):
+                yield block_row(exchange.number, int(to[start]), block)
+
+    def _stored(self, collection: str, table: pa.Table) -> pa.RecordBatch:
+        how = self.written[collection]
+        if how.is_new:
+            at = table.column_names.index("_time")
+            table = table.set_column(at, "_time", pc.max_element_wise(table["_time"], pa.scalar(how.lower)))
+        else:
+            table = table.filter(pc.greater_equal(table["_time"], how.lower))
+        parts = upload(how.target, [to_updates(table, how.target.schema)]) if table.num_rows else ()
+        return block_row(WAKES, 0, msgspec.json.encode(Uploaded(collection, parts)))
+
+
+class _Given:
+    """The program of a stage, for what one task has of its inputs."""
+
+    def __init__(self, stage: StagePlan, slices: SourceSlices | None) -> None:
+        self._program = Program(f"stage {stage.number}")
+        self._stage = stage
+        self._inputs: dict[int, str] = {}
+        self._brought: dict[int, int] = {}  # Nodes of this program, by exchange.
+        self._made: dict[int, int] = {}  # Nodes of this program, by those of the whole.
+        if slices is not None and stage.source is not None:
+            self._made[stage.source.number] = self._input(WAKES, slices.columns)
+        for each in stage.reads:
+            self._brought[each.number] = self._input(each.number, each.columns)
+        self._add()
+        self._seen = [(each, self._stream(each.node).capture()) for each in stage.gives]
+        self._sinks = [(sink, self._stream(self._source_of(sink)).capture()) for sink in stage.sinks]
+        self.outputs: list[tuple[str, pa.Table]] = []
+
+    def answers(self, held: Mapping[int, list[pa.Table]]) -> Iterator[tuple[Exchange, pa.Table]]:
+        """Yield what the stage gives, by exchange; `outputs` then has what is to be stored."""
+        with self._program.open() as running:
+            for number, name in self._inputs.items():
+                for table in held.get(number, ()):
+                    running[name].insert(table)
+                running[name].close()
+            running.run()
+            for exchange, seen in self._seen:
+                yield exchange, _with_nothing(seen.updates(), exchange.columns)
+            self.outputs = [(sink.operator.collection, seen.updates()) for sink, seen in self._sinks]  # type: ignore[union-attr]
+
+    def _input(self, number: int, columns: pa.Schema) -> int:
+        name = f"input {number}"
+        self._inputs[number] = name
+        kinds = {each.name: each.type for each in (columns or _NOTHING)}
+        made = self._program.input(name, key=None, value=kinds).number
+        if columns.names:
+            return made
+        return self._program.plan.add(Linear((Map(()),)), (made,), columns).number
+
+    def _add(self) -> None:
+        sinks = {each.number for each in self._stage.sinks}
+        for node in self._stage.nodes:
+            if node.number in sinks:
+                continue
+            inputs = [self._brought_to(node.number, place, each) for place, each in enumerate(node.inputs)]
+            made = self._program.plan.add(node.operator, tuple(inputs), node.schema)
+            self._program.plan.change(made.number, name=node.title)
+            self._made[node.number] = made.number
+
+    def _brought_to(self, node: int, place: int, number: int) -> int:
+        exchange = self._stage.feeds.get((node, place))
+        return self._made[number] if exchange is None else self._brought[exchange.number]
+
+    def _source_of(self, sink: object) -> int:
+        number, [read] = sink.number, sink.inputs  # type: ignore[attr-defined]
+        exchange = self._stage.feeds.get((number, 0))
+        if exchange is None:
+            return int(read)
+        self._made[-1 - number] = self._brought[exchange.number]
+        return -1 - int(number)
+
+    def _stream(self, number: int) -> Stream:
+        return Stream(self._program, self._made[number])
+
+
+def _with_nothing(table: pa.Table, columns: pa.Schema) -> pa.Table:
+    return table if columns.names else table.append_column("nothing", pa.array(np.zeros(len(table), np.int8)))
+
+
+def _blocks(table: pa.Table) -> Iterator[bytes]:
+    rows = max(1, int(len(table) * BLOCK_BYTES_MAX / max(1, table.nbytes)))
+    for start in range(0, len(table), rows):
+        target = pa.BufferOutputStream()
+        with pa.ipc.new_stream(target, table.schema, options=_LZ4) as stream:
+            stream.write_table(table.slice(start, rows))
+        yield target.getvalue().to_pybytes()
+
+
+def block_row(exchange: int, partition: int, rows: bytes | None) -> pa.RecordBatch:
+    """Return a row of SHAPE."""
+    return pa.record_batch(
+        {
+            "exchange": pa.array([exchange], pa.int32()),
+            "partition": pa.array([partition], pa.int32()),
+            "rows": pa.array([rows], pa.binary()),
+        }
+    )

@@ -1,0 +1,211 @@
+"""Views and programs that the tasks of Spark bring up to date."""
+
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import SparkSession
+
+import persist
+import persist.spark
+from persist.collection import Collection
+from persist.dataflow import Program, col
+from persist.dataflow.errors import OperatorFailed
+from tests.sampling import examples
+from tests.sql.oracle import Row, comparable
+from tests.sql.test_tpch import asked, with_diff
+from tests.sql.tpch import QUERIES, Refreshes, generated
+
+pytestmark = pytest.mark.spark
+
+TOTALS = "SELECT status, sum(amount) AS total, count(*) AS n FROM orders GROUP BY status"
+SMALL = ["q1", "q3", "q4", "q6", "q12", "q13", "q14", "q15", "q18", "q22"]
+KEYS = {"lineitem": ["l_orderkey", "l_linenumber"], "partsupp": ["ps_partkey", "ps_suppkey"]}
+
+
+@pytest.fixture
+def client(location: str) -> Iterator[persist.Client]:
+    with persist.open(location) as found:
+        yield found
+
+
+def rows(collection: Collection, as_of: int | None = None) -> list[tuple[Any, ...]]:
+    table = collection.snapshot(as_of).to_arrow()
+    return sorted(zip(*(table[name].to_pylist() for name in table.column_names), strict=True), key=repr)
+
+
+def shown(collection: Collection) -> list[str]:
+    """Return all rows as text, in which NaN equals itself."""
+    return sorted(map(repr, rows(collection)))
+
+
+def changes(collection: Collection) -> list[str]:
+    """Return all updates after the first time that can be read."""
+    table = collection.changes((collection.since.time or 0) + 1, collection.upper).to_arrow()
+    return sorted(map(repr, table.to_pylist()))
+
+
+def test_tasks_give_what_an_embedded_refresh_gives_at_every_time(spark: SparkSession, client: persist.Client) -> None:
+    orders = client.load("orders")
+    by_tasks, embedded = (client.create_view(name, TOTALS) for name in ("by tasks", "embedded"))
+    told = persist.spark.refresh(by_tasks, spark, where="spark", partitions=3)
+    assert (told.way, told.stages) == ("spark", 2)
+    assert told.seqno is not None
+    embedded.refresh()
+    assert shown(by_tasks) == shown(embedded)
+    orders.write([((1, ("paid", 7.5)), 13, 1), ((2, ("new", 1.0)), 13, -1), ((6000, (None, float("nan"))), 15, 1)])
+    orders.seal(20).result()
+    persist.spark.refresh(by_tasks, spark, where="spark")
+    embedded.refresh()
+    assert (by_tasks.upper, changes(by_tasks)) == (embedded.upper, changes(embedded))
+    orders.seal(21).result()
+    assert persist.spark.refresh(by_tasks, spark, where="spark").seqno is not None
+    assert persist.spark.refresh(by_tasks, spark, where="spark").seqno is None
+    assert by_tasks.upper == persist.Antichain(21)
+    assert client.fsck().problems == ()
+
+
+def test_views_on_views_move_in_one_commit_of_tasks(spark: SparkSession, client: persist.Client) -> None:
+    totals = client.create_view("totals", TOTALS)
+    most = client.create_view("most", "SELECT max(total) AS most, count(*) AS n FROM totals")
+    told = persist.spark.refresh(most, spark, where="spark", partitions=2)
+    [record] = [each for each in client.history().to_pylist() if each["seqno"] == told.seqno]
+    assert {*record["collections"]} >= {"totals", "most"}
+    assert repr(rows(most)) == repr([(float("nan"), len(rows(totals)))])
+
+
+def test_who_computes_is_chosen_by_what_must_be_read_and_said(
+    spark: SparkSession, client: persist.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    totals = client.create_view("totals", TOTALS)
+    assert persist.spark.explain_refresh(totals, spark).startswith("embedded, on the driver: one machine is faster")
+    told = persist.spark.explain_refresh(totals, spark, where="spark")
+    assert 'by the tasks of Spark in 2 stages: where="spark" was asked for; about ' in told
+    assert "read orders" in told
+    assert persist.spark.refresh(totals, spark).way == "embedded"
+    assert totals.upper == persist.Antichain(13)
+    monkeypatch.setattr("persist.spark.step.refresh.EMBEDDED_BYTES_MAX", 10)
+    client.load("orders").seal(14).result()
+    found = persist.spark.refresh(totals, spark)
+    assert (found.way, found.reason) == ("spark", "it is more than 10 bytes")
+    assert totals.upper == persist.Antichain(14)
+
+
+def test_what_has_no_form_for_spark_runs_embedded_and_says_so(spark: SparkSession, client: persist.Client) -> None:
+    view = client.create_view(
+        "r", "WITH RECURSIVE r AS (SELECT id FROM orders WHERE id < 3 UNION SELECT id + 1 FROM r WHERE id < 9) FROM r"
+    )
+    told = persist.spark.refresh(view, spark, where="spark")
+    assert told.way == "embedded"
+    assert "is recursive" in told.reason
+    assert rows(view) == [(each,) for each in range(10)]
+    with pytest.raises(persist.InvalidUsage, match="is no view"):
+        persist.spark.refresh(client.load("orders"), spark)
+    with pytest.raises(persist.InvalidUsage, match="is not a place to compute"):
+        persist.spark.refresh(view, spark, where="cluster")  # type: ignore[arg-type]
+
+
+def test_a_row_that_the_query_fails_on_is_named_and_the_view_stays(spark: SparkSession, client: persist.Client) -> None:
+    orders = client.load("orders")
+    view = client.create_view("v", "SELECT id * 1800000000000000 AS n FROM orders WHERE id > 1998")
+    persist.spark.refresh(view, spark, where="spark")
+    before = rows(view)
+    orders.write([((90_000, ("odd", 1.0)), 13, 1)], seal=14).result()
+    with pytest.raises(OperatorFailed, match="90000"):
+        persist.spark.refresh(view, spark, where="spark")
+    assert (view.upper, rows(view)) == (persist.Antichain(13), before)
+    orders.write([((90_000, ("odd", 1.0)), 14, -1)], seal=15).result()
+    told = persist.spark.refresh(view, spark, where="spark")
+    assert (told.way, told.reason) == ("embedded", "the query fails on a row, which tasks found")
+    assert (view.upper, rows(view)) == (persist.Antichain(15), before)
+
+
+def test_a_program_runs_on_spark(spark: SparkSession, client: persist.Client) -> None:
+    program = Program("paid per amount").using(client)
+    paid = program.source("orders").filter(col("status") == "paid").map(whole=col("amount"))
+    paid.group_by("whole").agg(n=col("whole").count()).persist("paid", key=["whole"])
+    told = program.run_on(spark, client, until=10, where="spark", partitions=2)
+    assert told.way == "spark"
+    found = client.load("paid")
+    assert found.upper == persist.Antichain(13)
+    client.load("orders").seal(14).result()
+    with program.open(client) as running:
+        running.run(until=13)
+    assert found.upper == persist.Antichain(14)
+    assert sum(count for _, count in rows(found)) == sum(
+        status == "paid" for _, status, _ in rows(client.load("orders"))
+    )
+    with pytest.raises(persist.InvalidUsage, match="is not a time"):
+        program.run_on(spark, client, until=-1)
+    with pytest.raises(persist.AsOfNotSealed):
+        program.run_on(spark, client, until=50, timeout_s=0.0)
+
+
+@pytest.mark.sampled(0.2)
+@pytest.mark.parametrize("names", [SMALL[:5], SMALL[5:]], ids=["first", "second"])
+def test_queries_of_tpch_have_the_answers_of_duckdb_after_each_refresh_on_spark(
+    spark: SparkSession, tmp_path: Path, names: list[str]
+) -> None:
+    tables = generated(tmp_path / "data", 0.001)
+    changing = Refreshes(tables, seed=len(names[0]))
+    with persist.open(str(tmp_path / "location")) as client:
+        for name, table in tables.items():
+            kinds = {field.name: field.type for field in table.schema}
+            key = {each: kinds.pop(each) for each in KEYS.get(name, table.column_names[:1])}
+            client.create_or_load(name, key=key, value=kinds).write(with_diff(table, 0, 1), seal=1).result()
+        views = {name: client.create_view(name, QUERIES[name]) for name in names}
+        for step in range(1 + examples(3)):
+            given = changing.step(0.02) if step else {}
+            for name in tables:
+                collection = client.load(name)
+                for changed, diff in zip(given.get(name, ()), (-1, 1), strict=False):
+                    collection.write(with_diff(changed, step, diff))
+                collection.seal(step + 1).result()
+            for name, view in views.items():
+                assert persist.spark.refresh(view, spark, where="spark", partitions=2).way == "spark"
+                assert answer(view) == asked(QUERIES[name], changing.tables), (name, step)
+
+
+def answer(view: Any) -> Counter[Row]:
+    table = view.snapshot(form="diff").to_arrow()
+    columns = [table[name].to_pylist() for name, _ in view.definition.columns]
+    found: Counter[Row] = Counter()
+    for record, diff in zip(zip(*columns, strict=True), table["_diff"].to_pylist(), strict=True):
+        found[tuple(map(comparable, record))] += diff
+    return Counter({record: count for record, count in found.items() if count})
+
+
+def test_every_type_goes_through_a_shuffle_as_it_is(spark: SparkSession, tmp_path: Path) -> None:
+    kinds = {
+        "i": pa.int16(), "s": pa.string(), "f": pa.float32(), "m": pa.decimal128(38, 4), "d": pa.date32(),
+        "t": pa.timestamp("us"), "b": pa.bool_(),
+    }  # fmt: skip
+    with persist.open(str(tmp_path / "location")) as client:
+        given = client.create_or_load("given", key={"k": pa.int64()}, value=kinds)
+        given.write([((n, (None,) * len(kinds)), 0, n) for n in range(1, 4)])
+        given.write(
+            pa.table(
+                {
+                    "k": pa.array([9, 10]),
+                    "i": pa.array([7, 7], pa.int16()),
+                    "s": ["é", "é"],
+                    "f": pa.array([float("nan"), -0.0], pa.float32()),
+                    "m": pa.array(["1.5", "-99999999999999999999.0001"]).cast(pa.decimal128(38, 4)),
+                    "d": pa.array([0, -719162], pa.int32()).cast(pa.date32()),
+                    "t": pa.array([1, -1], pa.timestamp("us")),
+                    "b": [True, False],
+                    "_time": [0, 0],
+                    "_diff": [1, 1],
+                }
+            )
+        )
+        given.seal(1).result()
+        query = "SELECT i, s, f, m, d, t, b, count(*) AS n FROM given GROUP BY ALL"
+        by_tasks, embedded = (client.create_view(name, query) for name in ("by tasks", "embedded"))
+        persist.spark.refresh(by_tasks, spark, where="spark", partitions=3)
+        embedded.refresh()
+        assert len(rows(embedded)) == 3
+        assert shown(by_tasks) == shown(embedded)
