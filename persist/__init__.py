@@ -26,6 +26,10 @@ class _Package(ModuleType):
         if name != "fsck" or not isinstance(value, ModuleType):
             super().__setattr__(name, value)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Let a function that mentions this package be sent to Spark's workers, as it may that mentions a module."""
+        return import_module, (self.__name__,)
+
 
 if not TYPE_CHECKING:  # Else any name would be right for a type checker.
 

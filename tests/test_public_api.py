@@ -1,5 +1,6 @@
 """The names that users import are pinned: adding or removing one is a decision."""
 
+import pickle
 import subprocess
 import sys
 
@@ -96,3 +97,9 @@ def test_every_error_is_in_one_group_and_says_so() -> None:
         if error is not persist.PersistError:
             assert sum(issubclass(error, group) for group in groups) == 1, error
     assert issubclass(persist.InvalidUsage, ValueError)
+
+
+def test_a_function_that_mentions_the_package_can_be_sent_to_workers() -> None:
+    cloudpickle = pytest.importorskip("pyspark.cloudpickle")
+    assert cloudpickle.loads(cloudpickle.dumps(lambda: persist))() is persist
+    assert pickle.loads(pickle.dumps(persist)) is persist
