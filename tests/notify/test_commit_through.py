@@ -32,6 +32,12 @@ LOG = "log/"
 Served = tuple[Client, Server, Stepped]
 
 
+@pytest.fixture(autouse=True)
+def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only a line that is cut ends a wait for a server, however busy this machine is."""
+    monkeypatch.setattr(relay, "ANSWER_S", 600.0)
+
+
 @pytest.fixture
 def blob() -> MemoryBlob:
     return MemoryBlob()
