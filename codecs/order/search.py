@@ -37,7 +37,9 @@ class SortedKeys:
 
     def __init__(self, keys: pa.Table | pa.RecordBatch) -> None:
         """keys are sorted by all of their columns, of which there is at least one. A batch is not copied."""
-        found = [keys] if isinstance(keys, pa.RecordBatch) else keys.combine_chunks().to_batches()
+        found = [keys] if isinstance(keys, pa.RecordBatch) else keys.to_batches()
+        if len(found) > 1:
+            found = keys.combine_chunks().to_batches()
         self.batch: pa.RecordBatch = found[0] if found else empty_batch(keys.schema)
         self._arrays = self.batch.columns
         self._layout = layout_of(self._arrays)

@@ -127,6 +127,8 @@ class Lookup:
         found = self._found(wanted, reader) if wanted.rows else []
         has_keys = {*keys} <= {*columns}
         if columns and form == "rows" and all(source.diff == 1 for source, _ in found):
+            if len(found) == 1:
+                return found[0][1].select(columns)
             table = pa.concat_tables([scan.empty(columns), *(table.select(columns) for _, table in found)])
             return table.take(sort_indices(table, keys)) if has_keys and len(found) > 1 and keys else table
         if len(found) == 1 and columns:

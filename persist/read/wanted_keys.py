@@ -6,7 +6,17 @@ from typing import Any
 import pyarrow as pa
 
 from persist.blob import InvalidUsage
-from persist.codecs import CollectionSchema, InvalidUpdate, SchemaMismatch, Side, consolidate, is_flat, to_updates
+from persist.codecs import (
+    CollectionSchema,
+    InvalidUpdate,
+    SchemaMismatch,
+    Side,
+    consolidate,
+    gathered,
+    is_flat,
+    small_updates,
+    to_updates,
+)
 from persist.codecs.types.values import cut
 from persist.codecs.updates.inputs import check_given
 from persist.codecs.updates.records import owned
@@ -33,7 +43,10 @@ def wanted_keys(keys: Any, schema: CollectionSchema) -> pa.Table:
     listed = None if given is not None else _listed(keys)
     try:
         updates = given if listed is None else [((key, None), 0, 1) for key in listed]
-        table = to_updates(updates, schema, default_time=0, default_diff=1)
+        small = None if listed is None else small_updates(updates, schema)  # Far quicker for a few keys.
+        table = (
+            to_updates(updates, schema, default_time=0, default_diff=1) if small is None else gathered([small], schema)
+        )
     except InvalidUpdate as error:
         for index, key in enumerate(listed or ()):
             if _has_other_shape(key, schema.key):
