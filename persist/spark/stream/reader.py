@@ -79,7 +79,7 @@ class PersistStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def partitions(self, start: Json, end: Json) -> list[InputPartition]:
         with surfaced_errors():
             pieces = self._source.plan(Offset.of(start), Offset.of(end))
-            return [StreamSlice(piece.scan, self._source.address, piece.as_of) for piece in pieces]
+            return [StreamSlice(piece.scan, self._source.address, as_of=piece.as_of) for piece in pieces]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Read one slice, in a task."""
