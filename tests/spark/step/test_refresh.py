@@ -48,6 +48,7 @@ def changes(collection: Collection) -> list[str]:
     return sorted(map(repr, table.to_pylist()))
 
 
+@pytest.mark.sampled(0.5, group="steps on Spark")
 def test_tasks_give_what_an_embedded_refresh_gives_at_every_time(spark: SparkSession, client: persist.Client) -> None:
     orders = client.load("orders")
     by_tasks, embedded = (client.create_view(name, TOTALS) for name in ("by tasks", "embedded"))
@@ -68,6 +69,7 @@ def test_tasks_give_what_an_embedded_refresh_gives_at_every_time(spark: SparkSes
     assert client.fsck().problems == ()
 
 
+@pytest.mark.sampled(0.5, group="steps on Spark")
 def test_views_on_views_move_in_one_commit_of_tasks(spark: SparkSession, client: persist.Client) -> None:
     totals = client.create_view("totals", TOTALS)
     most = client.create_view("most", "SELECT max(total) AS most, count(*) AS n FROM totals")
