@@ -213,13 +213,21 @@ class LargeGroups:
         found = np.zeros(keys.shape[1], np.bool_)
         if self._groups:
             changes = np.bincount(numbers, minlength=keys.shape[1]).tolist()
-            for at, key in enumerate(zip(*keys.tolist(), strict=True) if len(keys) else [()] * keys.shape[1]):
+            for at in self._candidates(keys).tolist():
+                key = tuple(keys[:, at].tolist())
                 if key not in self._groups:
                     continue
                 found[at] = self._pays(self._sizes[key], changes[at], times, numbers, at)
                 if not found[at]:
                     self._forget(key)
         return found
+
+    def _candidates(self, keys: Ints) -> Ints:
+        """Return the numbers of the keys that may have a ranked group: few, of however many that a step touches."""
+        if not len(keys):
+            return np.arange(keys.shape[1])
+        firsts = np.fromiter((key[0] for key in self._groups), np.int64, len(self._groups))
+        return np.flatnonzero(np.isin(keys[0], firsts))
 
     def worthwhile(self, sizes: Ints, numbers: Ints, times: Ints) -> Ints:
         """Return the numbers of the keys, of groups of so many rows, that are to be ranked.

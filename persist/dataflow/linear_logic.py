@@ -40,7 +40,7 @@ Made = TypeVar("Made")
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class LinearStep:
     """One linear operator, before it is known what columns it gets.
 
     Attributes:
@@ -60,7 +60,7 @@ class LinearMethods(ABC, Generic[Made]):
     """The linear operators. Each returns what it is called on, with the operator behind it."""
 
     @abstractmethod
-    def then(self, step: Step) -> Made:
+    def then(self, step: LinearStep) -> Made:
         """Return this with a linear operator behind it."""
 
     def map(self, function: Function | None = None, *, schema: Columns | None = None, **outputs: Any) -> Made:
@@ -88,12 +88,14 @@ class LinearMethods(ABC, Generic[Made]):
         def stage(given: pa.Schema) -> Stage:
             return Map(tuple(({name: col(name) for name in given.names} | computed).items()))
 
-        return self.then(Step("extend", stage))
+        return self.then(LinearStep("extend", stage))
 
     def project(self, *names: str) -> Made:
         """Return some of the columns. Records that look alike then add up."""
         return self.then(
-            Step("project", lambda given: Map(tuple((name, col(name)) for name in as_names("project", names, given))))
+            LinearStep(
+                "project", lambda given: Map(tuple((name, col(name)) for name in as_names("project", names, given)))
+            )
         )
 
     def rename(self, names: Mapping[str, str]) -> Made:
@@ -104,7 +106,7 @@ class LinearMethods(ABC, Generic[Made]):
             as_names("rename", list(given_names), given)
             return Map(tuple((given_names.get(name, name), col(name)) for name in given.names))
 
-        return self.then(Step("rename", stage))
+        return self.then(LinearStep("rename", stage))
 
     def filter(self, condition: Expression | Function) -> Made:
         """Return the records for which a condition, or a Python function, is true."""
@@ -136,7 +138,7 @@ class LinearMethods(ABC, Generic[Made]):
         """
         check_function(function, "join_function")
         made = FlatMap(function, record_schema(schema, "join_function"), "updates")
-        return self.then(Step("join_function", lambda _: made, needs_root=True))
+        return self.then(LinearStep("join_function", lambda _: made, needs_root=True))
 
     def negate(self) -> Made:
         """Return the same records with the opposite multiplicities."""
@@ -150,7 +152,7 @@ class LinearMethods(ABC, Generic[Made]):
         """
         bounds = [None if each is None else lit(each) for each in (lower, upper)]
         made = TemporalFilter(bounds[0], bounds[1], dimension)
-        return self.then(Step("temporal_filter", lambda _: made, dimension, needs_root=True))
+        return self.then(LinearStep("temporal_filter", lambda _: made, dimension, needs_root=True))
 
     def delay(self, to: Any, *, dimension: int = 0) -> Made:
         """Let each update come at an integer expression's value: `delay((col("_time") // 60 + 1) * 60)`.
@@ -158,10 +160,10 @@ class LinearMethods(ABC, Generic[Made]):
         An update whose value is before its time is an error when the program runs.
         """
         made = Delay(lit(to), dimension)
-        return self.then(Step("delay", lambda _: made, dimension, needs_root=True))
+        return self.then(LinearStep("delay", lambda _: made, dimension, needs_root=True))
 
     def _always(self, operator: str, stage: Stage) -> Made:
-        return self.then(Step(operator, lambda _: stage))
+        return self.then(LinearStep(operator, lambda _: stage))
 
 
 class Logic(LinearMethods["Logic"]):
@@ -175,10 +177,10 @@ class Logic(LinearMethods["Logic"]):
 
     __slots__ = ("steps",)
 
-    def __init__(self, *steps: Step) -> None:
+    def __init__(self, *steps: LinearStep) -> None:
         self.steps = steps
 
-    def then(self, step: Step) -> "Logic":
+    def then(self, step: LinearStep) -> "Logic":
         """Return this with a linear operator behind it."""
         return Logic(*self.steps, step)
 

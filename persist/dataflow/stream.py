@@ -17,7 +17,7 @@ from persist.codecs.types.schema import TIME
 from persist.dataflow.aggregates import result_type
 from persist.dataflow.draft import Draft
 from persist.dataflow.expression import Aggregate, Expression, col, lit
-from persist.dataflow.linear_logic import Function, LinearMethods, Logic, Step
+from persist.dataflow.linear_logic import Function, LinearMethods, LinearStep, Logic
 from persist.dataflow.plan import (
     ROOT,
     Aggregates,
@@ -92,7 +92,7 @@ class Stream(LinearMethods["Stream"]):
             schema = self._through(stages[-1], schema, step.operator)
         return self._add(Linear(tuple(stages)), [self], schema) if stages else self
 
-    def then(self, step: Step) -> "Stream":
+    def then(self, step: LinearStep) -> "Stream":
         """Return this with a linear operator behind it."""
         return self.linear(Logic(step))
 
@@ -279,7 +279,7 @@ class Stream(LinearMethods["Stream"]):
 
     def _mapped(self, outputs: Mapping[str, Expression]) -> "Stream":
         """Return what expressions give, which may be of no columns."""
-        return self.then(Step("map", lambda _: Map(tuple(outputs.items()))))
+        return self.then(LinearStep("map", lambda _: Map(tuple(outputs.items()))))
 
     def _through(self, stage: Stage, given: pa.Schema, operator: str) -> pa.Schema:
         has_time = self.program.dimensions == 1 and self.node.scope == ROOT
