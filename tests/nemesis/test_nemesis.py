@@ -41,6 +41,10 @@ def test_every_answer_is_right_whatever_servers_do(seed: int) -> None:
     assert report.retries["commits: relayed"] > 0
 
 
+def test_a_token_known_to_one_collection_that_evolved_since_may_be_refused_as_naming_other_data() -> None:
+    innocent(Episode(5061, 250))
+
+
 def innocent(episode: Episode) -> Report:
     history, violations, report = execute(episode, episode.steps())
     if violations:

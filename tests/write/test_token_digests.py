@@ -167,6 +167,26 @@ def test_a_commit_to_several_collections_is_compared_for_each(
     assert held(items) == [(7, None), (8, None)]
 
 
+def test_other_data_is_what_is_said_first_of_a_token_that_only_some_collections_know(
+    client: persist.Client, orders: persist.Collection
+) -> None:
+    items = client.create_or_load("items", key={"k": pa.int64()})
+    orders.write(ROWS, time=1, token="t").result()
+
+    def commit(rows: Any) -> None:
+        with client.multi_write(token="t") as multi:
+            multi.write(items, [(7, None)], time=1)
+            multi.write(orders, rows, time=1)
+
+    with pytest.raises(persist.InvalidUsage, match="not a repetition") as caught:
+        commit(ROWS)
+    assert not isinstance(caught.value, persist.TokenReused)
+    with pytest.raises(persist.TokenReused, match="to the collection 'orders'"):
+        commit(ROWS[:1])
+    items.seal(2).result()
+    assert held(items) == []
+
+
 def test_a_tiny_write_without_a_token_is_not_made_a_table_for_a_digest(
     orders: persist.Collection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
