@@ -13,6 +13,7 @@ class SourceOptions:
         as_of: begin with the contents as of this time.
         lower: begin without contents, with the updates at this time and later.
         columns: those wanted; None for all.
+        upserts: follow a keyed collection, tombstones among its rows, to make events by key of it.
         hold: the name of the permanent hold, "none" for no hold, None to have a name drawn.
         slices: into how many slices a micro-batch is cut, at most; None for what fits into memory.
         wait_s: how long as_of may stay unsealed; None for no limit.
@@ -24,6 +25,7 @@ class SourceOptions:
     as_of: int | str | None = "latest"
     lower: int | str | None = None
     columns: tuple[str, ...] | None = None
+    upserts: bool = False
     hold: str | None = None
     slices: int | None = None
     wait_s: float | None = None

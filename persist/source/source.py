@@ -12,16 +12,19 @@ from dataclasses import dataclass, replace
 from persist.antichain import Antichain
 from persist.client import open as open_client
 from persist.codecs import TIME_MAX
+from persist.engine.keyed import keyed_form
 from persist.errors import AsOfNotSealed, InvalidUsage, LeaseExpired
 from persist.read.claimed_read import ClaimedRead
 from persist.read.plan import changes_scan, snapshot_scan
 from persist.read.scan import Scan
+from persist.read.upserts import UpsertEvents
 from persist.source.address import CollectionAddress
 from persist.source.hold import StreamHold, check_free
 from persist.source.limits import BatchEnds, BatchLimits
 from persist.source.offset import NO_HOLD, Offset, Position
 from persist.source.options import SourceOptions
 from persist.state.contents import CollectionState, check_changes_readable, check_readable
+from persist.state.keyed_rules import form_in
 
 POLL_S = 0.5  # How long to look for something new before the engine is told that there is nothing.
 SLICE_BYTES = 16 << 20
@@ -29,10 +32,15 @@ SLICE_BYTES = 16 << 20
 
 @dataclass(frozen=True)
 class PlannedSlice:
-    """What one task reads: part of the contents as of a time, or, if that is None, of the updates of an interval."""
+    """What one task reads: part of the contents as of a time, or, if that is None, of the updates of an interval.
+
+    Attributes:
+        events: makes events by key of it, if these are wanted.
+    """
 
     scan: Scan
     as_of: int | None
+    events: UpsertEvents | None = None
 
 
 class StreamSource:
@@ -44,6 +52,8 @@ class StreamSource:
         self._client = open_client(options.location, mode=mode, storage_options=options.storage)  # type: ignore[arg-type]
         try:
             self._collection = self._client.load(options.collection)
+            if options.upserts:
+                keyed_form(self._collection.handle)
         except BaseException:
             self._client.close()
             raise
@@ -236,18 +246,21 @@ class StreamSource:
     def _pieces(self, contents: CollectionState, at: Position, lower: int | None) -> list[PlannedSlice]:
         """Cut what is read up to a position: contents, or the updates from lower on."""
         schema, contents = self._collection.schema, self._collection.handle.folded(contents)
+        raw = self._options.upserts
         wanted = schema.names if self._options.columns is None else schema.distinct("columns", self._options.columns)
         # With the key, how updates are consolidated does not depend on how they are cut, nor on how they are stored.
         wanted = (*wanted, *(name for name in schema.key_names if name not in wanted))
         if lower is None:
             assert at.as_of is not None
-            scan = snapshot_scan(contents, schema, at.as_of, wanted)
+            scan = snapshot_scan(contents, schema, at.as_of, wanted, raw=raw)
         else:
             check_changes_readable(contents, lower)
-            scan = changes_scan(contents, schema, lower, _end(at.frontier), wanted)
+            scan = changes_scan(contents, schema, lower, _end(at.frontier), wanted, raw=raw)
         scan.check_columns()
         slices = scan.slices(self._options.slices) if self._options.slices else scan.slices_within(SLICE_BYTES)
-        return [PlannedSlice(each, at.as_of if lower is None else None) for each in slices if each.all_parts]
+        events = UpsertEvents(scan.schema, form_in(contents, scan.schema, resolves=False)) if raw else None
+        as_of = at.as_of if lower is None else None
+        return [PlannedSlice(each, as_of, events) for each in slices if each.all_parts]
 
     def _claim(self, time: int) -> CollectionState:
         """Keep what is read from a time on, for tasks that run from now on; return the contents of a moment after that.

@@ -17,6 +17,7 @@ from pyspark.sql.types import StructType
 
 from persist.client import open as open_client
 from persist.collection import Collection
+from persist.engine.keyed import keyed_form
 from persist.errors import AsOfNotSealed, InvalidUsage
 from persist.read.snapshot import Snapshot
 from persist.read.upserts import UpsertEvents
@@ -78,6 +79,7 @@ class PersistDataSource(DataSource):
                 names = schema.names if options.columns is None else schema.distinct("columns", options.columns)
                 fields = {field.name: field for field in (*schema.arrow, *schema.declared)}
                 if options.form == "upserts":
+                    keyed_form(collection.handle)
                     fields |= {field.name: field for field in UpsertEvents(schema, None).schema}
                 moments = collection.handle.moments(options.times)
                 if moments is not None:

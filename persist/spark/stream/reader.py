@@ -79,15 +79,16 @@ class PersistStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def partitions(self, start: Json, end: Json) -> list[InputPartition]:
         with surfaced_errors():
             pieces = self._source.plan(Offset.of(start), Offset.of(end))
-            return [StreamSlice(piece.scan, self._source.address, as_of=piece.as_of) for piece in pieces]
+            address = self._source.address
+            return [StreamSlice(piece.scan, address, piece.events, as_of=piece.as_of) for piece in pieces]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Read one slice, in a task."""
         assert isinstance(partition, StreamSlice)
         form: Form = "rows" if self._options.form == "rows" else "diff"
         what: What = "changes" if partition.as_of is None else "all"
-        task = _StreamTask(partition.address, (partition.scan,), form, what, self._schema, as_of=partition.as_of)
-        return task.slice(0)
+        reading = (partition.address, (partition.scan,), form, what, self._schema, partition.events)
+        return _StreamTask(*reading, as_of=partition.as_of).slice(0)
 
     def commit(self, end: Json) -> None:
         with surfaced_errors():
@@ -115,11 +116,24 @@ class PersistStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 @dataclass(frozen=True)
 class _StreamTask(TaskReader):
-    """Reads a slice of contents as of a time, or, if that is None, of updates."""
+    """Reads a slice of contents as of a time, or, if that is None, of updates; or what these are as events by key."""
 
     as_of: int | None = None
 
     def _tables(self, scan: Scan, reader: PartReader) -> Iterator[pa.Table]:
+        if self.events is not None:
+            yield self.events.of(self._updates(scan, reader))
+        else:
+            yield from self._as_stored(scan, reader)
+
+    def _updates(self, scan: Scan, reader: PartReader) -> pa.Table:
+        """Return a slice as one table, since events are made of all that is there of a key."""
+        if self.as_of is None:
+            return read_changes(scan, reader)
+        contents = [_at(self.as_of, table, scan) for table in read_snapshot(scan, "diff", reader)]
+        return pa.concat_tables(contents) if contents else scan.schema.arrow.empty_table()
+
+    def _as_stored(self, scan: Scan, reader: PartReader) -> Iterator[pa.Table]:
         if self.as_of is None:
             updates = read_changes(scan, reader)
             return iter([updates]) if self.form == "diff" else repeated(_insertions(updates), scan)
