@@ -127,7 +127,7 @@ def _relay(client: "Client", server: Notify) -> None:
     committer = engine.writer("commit_through").committer
     relay = FlightRelay(server, engine.clock)
     relay.check(engine.follower.state.location)
-    committer.relay = relay
+    committer.groups.relay = relay
     committer.when_ended(relay.close)
     engine.count_also("commit_through", relay.counts)
 

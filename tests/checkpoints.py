@@ -5,5 +5,4 @@ import persist
 
 def wait_for_checkpoint(client: persist.Client) -> None:
     """Return when no checkpoint is under way: a commit has begun one, if it was due, before it was acknowledged."""
-    with client.engine.writer("wait").committer._checkpointing:
-        pass
+    client.engine.writer("wait").committer.groups.checkpointing.wait()

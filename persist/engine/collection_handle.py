@@ -205,7 +205,7 @@ class CollectionHandle:
 
     def pend_step(self, events: EventTable) -> Write:
         """Return what adds events, of which there are some, to a commit; start their upload."""
-        return self.engine.writer("upsert").committer.events_step(self.id, events)
+        return self.engine.writer("upsert").committer.write_steps.of_events(self.id, events)
 
     def sealed_and_claimed(
         self, as_of: int | Moment | None, timeout_s: float | None, consumer: str = ""

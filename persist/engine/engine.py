@@ -162,7 +162,7 @@ class Engine:
     def abandon(self, steps: Sequence[Step]) -> None:
         """Delete what has been uploaded for steps that will not be submitted after all."""
         if self._writer is not None:  # A client that only reads has uploaded nothing.
-            self._writer.committer.abandon(steps)
+            self._writer.committer.groups.abandon(steps)
 
     def claim(self, collection: str, name: str, time: int, consumer: str = "") -> Claim:
         """Keep the since of a collection at or before time for a read, and the blobs of the present state.
@@ -208,7 +208,7 @@ class Engine:
         beyond = 0 if interrupted is None else interrupted.last - interrupted.end
         groups: dict[str, Mapping[str, float]] = {"log": {"seqno": self.follower.state.seqno, "beyond_end": beyond}}
         if self._writer is not None:
-            groups |= {"commits": self._writer.committer.counts(), "leases": self._lease_counts(self._writer)}
+            groups |= {"commits": self._writer.committer.groups.counts(), "leases": self._lease_counts(self._writer)}
         if self.spilled is not None:
             groups["spilled"] = self.spilled.counts()
         groups |= {name: counts() for name, counts in self._counted_also.items()}

@@ -190,7 +190,7 @@ def _held_or_stored(
     A digest is taken by some columns; there is none without any.
     """
     committer = handle.engine.writer("overwrite").committer
-    new, digest = committer.held_or_stored(handle.id, handle.schema, rows, stamp, digest_by=by)
+    new, digest = committer.write_steps.held_or_stored(handle.id, handle.schema, rows, stamp, by=by)
     if isinstance(new, tuple):
         stack.callback(writer.discard, new)
     return new, digest

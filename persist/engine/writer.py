@@ -101,7 +101,7 @@ class Writer:
         self.compaction = CompactionSchedule(self.compactor, follower, clock, settings, self.resolver.resolve_due)
         self.keyed = KeyedQueue(settings.memory_budget)
         self.upkeep = Upkeep(self.leases, self.consumers, self.compaction, self.garbage.collect, clock, settings)
-        committer.appended = self.upkeep.committed
+        committer.groups.appended = self.upkeep.committed
         self._stop_with_client(self.upkeep.request_stop)
 
     def write_step(
@@ -113,13 +113,13 @@ class Writer:
         *,
         digest_by: Sequence[str] = (),
     ) -> Write | None:
-        """Return the step that adds updates, None if there are none; see `Committer.write_step`.
+        """Return the step that adds updates, None if there are none; see `WriteSteps.of`.
 
         Where a collection has too many runs, the caller waits for a merge first.
         """
         if self.committer.may_wait():
             self.compaction.relieve(collection)
-        return self.committer.write_step(collection, schema, updates, stamp, digest_by=digest_by)
+        return self.committer.write_steps.of(collection, schema, updates, stamp, by=digest_by)
 
     def allow_compaction(self, step: AllowCompaction, name: str) -> CommitFuture:
         """Commit that since may advance, after this client's own hold has moved to where its reads need it."""
@@ -163,7 +163,7 @@ class Writer:
         self.upkeep.close()
         self.consumers.close()
         self.leases.close()
-        unlocked = None if self.committer.epoch is None else self.committer.submit([CloseWriter()], {})
+        unlocked = None if self.committer.groups.epoch is None else self.committer.submit([CloseWriter()], {})
         self.committer.close()
         # The future's own method would count as a look at its error, and raising that here would lose all others.
         if unlocked is not None and unlocked.done() and isinstance(Future.exception(unlocked), WriterFenced):
@@ -173,7 +173,7 @@ class Writer:
         reentrance_id = options.reentrance_id or uuid.uuid4().hex
         try:
             opening = self.committer.submit([OpenWriter(reentrance_id, name, options.force)], {})
-            self.committer.epoch = opening.result()
+            self.committer.groups.epoch = opening.result()
         except BaseException as error:
             if isinstance(error, Indeterminate):
                 error.add_note(f"If it is, reentrance_id={reentrance_id!r} takes the location over at once.")

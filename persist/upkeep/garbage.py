@@ -266,7 +266,9 @@ class _Round:
         write_checkpoint(self._blob, *self._follower.recent())
 
     def _checkpoints(self) -> list[_Mark]:
-        self._being_made = self._committer.checkpoint_from  # First: it may be there when the listing has passed it.
+        self._being_made = (
+            self._committer.groups.checkpointing.least_seqno
+        )  # First: it may be there when the listing has passed it.
         found = ((checkpoint_seqno(entry.key), entry.modified_s) for entry in self._blob.list(CHECKPOINTS))
         return [_Mark(seqno, modified_s) for seqno, modified_s in found if seqno is not None]
 

@@ -66,7 +66,7 @@ def blobs_of(seed: int) -> Blobs:
     write_every_kind(blob)
     with pytest.MonkeyPatch.context() as patch, persist.open(blob, settings=SETTINGS) as client:
         # Or else it would depend on the pace of threads which ones there are.
-        patch.setattr("persist.write.committer.checkpoint_due", lambda *_: False)
+        patch.setattr("persist.write.group_commit.checkpoint_due", lambda *_: False)
         write_compacted(client, f"{rng.random()}")
         many = client.create_or_load("many", key={"k": pa.int64()}, value={"v": pa.string()})
         few = client.create_or_load("few", key={"k": pa.int64()}, value={"v": pa.string()})

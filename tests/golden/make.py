@@ -22,7 +22,7 @@ from persist.log.envelope import FORMAT
 from persist.log.records import SetHold, TruncateLog
 from persist.replica import directory
 from persist.replica.checkpoint import write_checkpoint
-from persist.write import committer
+from persist.write import group_commit
 from persist.write.part_writer import PartWriter
 from tests.golden.kinds import SETTINGS, commit, write_compacted, write_every_kind, write_evolved_keyed, write_keyed
 from tests.parts import commit_parts
@@ -149,7 +149,7 @@ def write_view(client: persist.Client) -> None:
 
 def write_directories(location: Path) -> None:
     """Leave a directory object with all collections, one that says what is gone, and a checkpoint that says so."""
-    vars(committer)["checkpoint_due"] = lambda _: False  # Or else it would depend on the pace of threads.
+    vars(group_commit)["checkpoint_due"] = lambda _: False  # Or else it would depend on the pace of threads.
     with persist.open(location, settings=SETTINGS) as client:
         doomed = [client.create_or_load(f"gone from {n}", key=None, value=None) for n in range(2)]
 

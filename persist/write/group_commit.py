@@ -1,0 +1,404 @@
+"""How a group of operations becomes one record of the log, and what each of their callers is told.
+
+For one group:
+
+1. *Validate* each operation in order against a `Draft` of the newest known state. A rejection counts only if that
+   state is the newest there is, so the log is read before one is handed out.
+2. *Merge* what was accepted into the least number of mutations (`persist.write.operations`). Readers cannot tell,
+   because a record is atomic.
+3. *Create* the record at the next seqno. Whoever loses the race applies the winner's record and starts again at 1,
+   with the same uploads.
+
+With a `relay`, another client is asked first to commit a group with those of others (`persist.write.relay`); what it
+does not answer is settled here.
+
+A blob is stored before the record that refers to it, never after. Uploads of rejected operations are deleted; after
+an indeterminate commit they are left, because the record may yet appear.
+"""
+
+import itertools
+import uuid
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from typing import TypeVar
+
+from msgspec import UNSET
+
+from persist.blob import Blob
+from persist.blob.clock import Clock
+from persist.codecs import Part
+from persist.errors import (
+    CollectionNotFound,
+    Conflict,
+    Corruption,
+    Indeterminate,
+    InvalidUsage,
+    PersistError,
+    Unavailable,
+    UpdatesBeyondUpper,
+)
+from persist.log.commits import create_record
+from persist.log.keys import is_upload, record_key
+from persist.log.part_lists import move_out
+from persist.log.records import Append, BringsParts, Mutation, Pend, Record, Replace, Resolve, Submitted
+from persist.replica.checkpoint import checkpoint_due
+from persist.replica.follower import Follower
+from persist.replica.unsealed_writes import say_whose
+from persist.state.collection_rules import ExpectNothingBeyondUpper
+from persist.state.draft import Draft
+from persist.state.location import check_uploaded
+from persist.state.state import State, apply
+from persist.write.checkpointing import Checkpointing
+from persist.write.operations import Operation, Step, Submission, Write, merge
+from persist.write.part_writer import PartWriter
+from persist.write.proof import StoreProof
+from persist.write.relay import Relay, doubt, is_in_doubt, is_plain, may_be_relayed, submitted
+
+COUNTS = ("records", "operations", "repeated", "rejected", "lost_races", "relayed", "in_doubt")
+
+B = TypeVar("B", bound=BringsParts)
+
+
+class GroupCommit:
+    """Commits one group after another; `commit` is called by one thread, the others by any."""
+
+    def __init__(
+        self,
+        blob: Blob,
+        follower: Follower,
+        clock: Clock,
+        writer_name: str,
+        parts: PartWriter,
+        checkpointing: Checkpointing,
+    ) -> None:
+        self.epoch: int | None = None  # Set once, by whoever opened the location exclusively.
+        self.relay: Relay | None = None  # Set once, before anything is submitted.
+        self.appended: Callable[[str], object] = lambda collection: None  # Told of each commit that adds updates.
+        self.checkpointing = checkpointing
+        self._blob = blob
+        self._follower = follower
+        self._clock = clock
+        self._writer_name = writer_name
+        self._parts = parts
+        self._proof = StoreProof(blob, clock)
+        self._submitter, self._numbers, self._relayed = uuid.uuid4().hex, itertools.count(1), -1
+        self._counts = dict.fromkeys(COUNTS, 0)
+
+    def counts(self) -> dict[str, int]:
+        """Return what became of what was asked for.
+
+        Records made, the operations they or an earlier record hold, those among them that were done before, those
+        rejected, attempts that found their slot of the log taken, and checkpoints made. Of operations, besides: those
+        that another client committed or rejected for this one, and those that it was asked for and did not answer.
+        """
+        return self._counts | {"checkpoints": self.checkpointing.made}
+
+    def abandon(self, steps: Sequence[Step]) -> None:
+        """Delete what has been uploaded for steps that will not be submitted after all."""
+        for step in steps:
+            if isinstance(step, Write) and isinstance(step.data, Future):
+                step.data.add_done_callback(partial(self._discard_upload, step.collection))
+
+    def commit(self, group: list[Operation]) -> None:
+        """Resolve the future of every operation of the group."""
+        operations = self._relayed_first(self._with_failed_uploads_rejected(group))
+        try:
+            self._commit_here(operations)
+        except BaseException as error:
+            doubt(operations, error)
+            raise
+
+    def _relayed_first(self, operations: list[Operation]) -> list[Operation]:
+        """Have another client commit operations, if there is one; return those that are left to do."""
+        relay, location = self.relay, self._follower.state.location
+        if relay is None or location is None or not may_be_relayed(operations):
+            return operations
+        after = max(self._follower.state.seqno, self._relayed)
+        asked = [
+            replace(each, submission=Submission(self._submitter, next(self._numbers), after, is_own=True))
+            for each in operations
+        ]
+        answers = relay.commit(location, asked)
+        if answers is None:
+            return operations
+        self._relayed = max((each for each in answers if isinstance(each, int)), default=self._relayed)
+        left = [each for each, answer in zip(asked, answers, strict=True) if answer is None]
+        self._counts["relayed"] += len(asked) - len(left)
+        self._counts["in_doubt"] += len(left)
+        if not all(map(is_plain, asked)):
+            with suppress(PersistError):  # They are committed; whoever reads what they did hears of it.
+                self._follower.refresh()
+        for operation, answer in zip(asked, answers, strict=True):
+            if isinstance(answer, PersistError):
+                self._reject(operation, answer)
+            elif answer is not None:
+                operation.future.succeed(answer)
+        return left
+
+    def _commit_here(self, operations: list[Operation]) -> None:
+        doubtful = [each.submission.after for each in operations if each.submission is not None and is_in_doubt(each)]
+        if doubtful:
+            self._follower.catch_up(min(doubtful))
+        appends: dict[str, tuple[list[Write], list[Append | Pend]]] = {}
+        while operations:
+            self._follower.prove()
+            state, unreadable = self._state_for(operations)
+            if not self._is_store_proven(state):
+                continue
+            operations = self._unsettled(operations, state, unreadable)
+            accepted, done, rejected = self._validate(state, operations, unreadable)
+            mutations = self._mutations(state, accepted, appends)
+            is_final = bool(rejected) or (bool(accepted) and not mutations)
+            if is_final and self._follower.refresh().seqno != state.seqno:
+                continue  # Nobody is refused, and nothing found to change nothing, on the strength of an old state.
+            # What may come in another way must not, before anybody is told what became of it.
+            is_record = bool(mutations) or any(map(is_in_doubt, operations))
+            try:
+                if is_record and not self._create(state, mutations, submitted(operations, accepted)):
+                    self._follower.refresh()  # Where many race, the next slot has been taken meanwhile, too.
+                    continue
+            except BaseException:
+                self._reject_without(state, rejected, unreadable)
+                raise
+            # Only now: what refuses them may be what was asked for before them, and is true only with this record.
+            for operation, error in rejected:
+                self._reject(operation, error)
+            for mutation in mutations:
+                if isinstance(mutation, Append | Resolve):
+                    self.appended(mutation.collection)
+            self._succeed(accepted, done, state.seqno + is_record)
+            break
+
+    def _succeed(self, accepted: list[Operation], done: list[Operation], seqno: int) -> None:
+        self._counts["operations"] += len(accepted) + len(done)
+        self._counts["repeated"] += len(done)
+        for operation in done:
+            self.abandon(operation.steps)
+        for operation in (*accepted, *done):
+            operation.future.succeed(seqno)
+
+    def _unsettled(
+        self, operations: list[Operation], state: State, unreadable: dict[str, PersistError]
+    ) -> list[Operation]:
+        """Resolve operations of which the log says what became of them; return the others."""
+        known, left = self._follower.submissions, []
+        for operation in operations:
+            asked = operation.submission
+            if asked is None:
+                left.append(operation)
+            elif not known.knows(asked.after):
+                missing = f"records after {asked.after} have been truncated before this client read them"
+                operation.future.fail(
+                    Indeterminate(f"{missing}, and another client may have committed this there. Read back first.")
+                )
+            elif (seqno := known.seqno_of(asked.submitter, asked.number)) is not None:
+                self._counts["operations"] += 1
+                operation.future.succeed(seqno)
+            elif known.is_past(asked.submitter, asked.number):
+                self._settle_past(state, operation, unreadable)
+            else:
+                left.append(operation)
+        return left
+
+    def _settle_past(self, state: State, operation: Operation, unreadable: dict[str, PersistError]) -> None:
+        """Answer an operation that is not in the log, while later ones are: it was rejected, or had nothing to do."""
+        accepted, done, alone = self._validate(state, [operation], unreadable)
+        adds = any(isinstance(step, Write) for step in operation.steps)
+        if done or (accepted and not adds and not self._mutations(state, accepted, {})):
+            self._succeed(accepted, done, state.seqno)
+            return
+        lost = Unavailable("it was refused while others that came after it were not, and why was lost. Try it again.")
+        self._reject(operation, alone[0][1] if alone else lost)
+
+    def _reject_without(
+        self,
+        state: State,
+        rejected: list[tuple[Operation, PersistError]],
+        unreadable: dict[str, PersistError],
+    ) -> None:
+        """Reject operations of a group whose record was not confirmed, with what state alone has against each.
+
+        Those that another client may commit yet are left out.
+        """
+        for operation, _ in rejected:
+            if is_in_doubt(operation):
+                continue
+            _, _, alone = self._validate(state, [operation], unreadable)
+            error = Unavailable("it came after others that could not be committed, and was not tried. Try it again.")
+            self._reject(operation, alone[0][1] if alone else error)
+
+    def _is_store_proven(self, state: State) -> bool:
+        """Have the store show that it refuses what exists, unless it has or the log is empty; False: begin again.
+
+        Before anything is created, or found to have been done before: so no record of others is overwritten.
+        """
+        self._proof.check()
+        if self._proof.is_given or state.seqno < 0:
+            return True
+        newest = self._follower.newest_record()
+        if newest is None or self._proof.offer(newest):
+            return True
+        if not self._follower.is_truncated(newest.seqno):
+            self._proof.refuse(newest.seqno, "It was not tried.")
+        # The store took it rightly, because it had been truncated meanwhile: it does not belong there any more.
+        with suppress(PersistError):
+            self._blob.delete(record_key(newest.seqno))
+        self._follower.restart()
+        self._follower.refresh()
+        return False
+
+    def _create(self, state: State, mutations: tuple[Mutation, ...], marks: tuple[Submitted, ...]) -> bool:
+        """Try to be the record that follows state; return whether this was it."""
+        record = Record(
+            location=state.location or uuid.uuid4().hex,
+            seqno=state.seqno + 1,
+            commit=uuid.uuid4().hex,
+            previous=state.commit,
+            writer=self._writer_name,
+            epoch=self.epoch,
+            written_ms=self._clock.wall_ms(),
+            mutations=mutations,
+            submitted=marks or UNSET,
+        )
+        # Whatever went wrong before, a record that readers would refuse must not enter the log.
+        after = apply(state, record)
+        began = self._follower.now()
+        winner = create_record(self._blob, record, self._clock)
+        if winner is None and self._was_truncated(record, began):
+            # The slot was free because its record is no longer needed: this one is not part of the log.
+            with suppress(PersistError):  # What stays below the floor is collected sooner or later.
+                self._blob.delete(record_key(record.seqno))
+            self._follower.refresh()
+            return False
+        if winner is None and not self._proof.is_given:
+            self._proof.offer_own(record)
+        self._follower.advance(winner or record, (state, after) if winner is None else None)
+        self._counts["records" if winner is None else "lost_races"] += 1
+        if winner is None and checkpoint_due(record.seqno):
+            self.checkpointing.begin(record.seqno)
+        return winner is None
+
+    def _was_truncated(self, record: Record, began: tuple[float, float]) -> bool:
+        """Return whether a record, created after began, went to a slot that had been truncated before."""
+        try:
+            was_truncated = self._follower.was_truncated(record)
+        except PersistError as error:
+            raise Indeterminate(
+                f"a record was created at seqno {record.seqno} after so long that its slot may have been truncated "
+                f"before, and that could not be found out: {error}. Read back before writing it again."
+            ) from error
+        if was_truncated and self._follower.is_long_ago(began):
+            # Both are possible: it was in the log and was truncated since, or it never was.
+            raise Indeterminate(
+                f"creating a record at seqno {record.seqno} took so long that the log has been truncated beyond it "
+                "meanwhile, so it cannot be told whether the record was part of it. Read back before writing it again."
+            )
+        return was_truncated
+
+    def _with_failed_uploads_rejected(self, group: list[Operation]) -> list[Operation]:
+        uploaded = []
+        for operation in group:
+            failed = (step.upload_error() for step in operation.steps if isinstance(step, Write))
+            error = next((error for error in failed if error is not None), None)
+            if error is None:
+                uploaded.append(operation)
+            else:
+                self._reject(operation, error)
+        return uploaded
+
+    def _state_for(self, operations: list[Operation]) -> tuple[State, dict[str, PersistError]]:
+        """Return a state with the contents of all collections concerned, and why some could not be read."""
+        unreadable: dict[str, PersistError] = {}
+        wanted = {step.collection for operation in operations for step in operation.steps} - {""}
+        while wanted:
+            for id_ in wanted:
+                try:
+                    self._follower.load(id_)
+                except Corruption as error:
+                    unreadable[id_] = error
+            state = self._follower.state
+            # To load one, or to refresh in another thread, may go back to a checkpoint: without any contents.
+            loaded = (state.entries.get(id_) for id_ in wanted - unreadable.keys())
+            if all(entry is None or entry.contents is not None for entry in loaded):
+                return state, unreadable
+        return self._follower.state, unreadable
+
+    def _mutations(
+        self, state: State, accepted: list[Operation], appends: dict[str, tuple[list[Write], list[Append | Pend]]]
+    ) -> tuple[Mutation, ...]:
+        """Return what the record must say; appends keeps what was encoded for an attempt that lost the race."""
+        first, changes, last = merge(accepted)
+        mutations: list[Mutation] = [*first]
+        for change in changes.values():
+            entry = state.entries.get(change.id)
+            contents = entry.contents if entry is not None else None
+            known = appends.get(change.id)
+            if known is None or known[0] != change.writes:
+                inline_bytes = contents.inline_bytes if contents is not None else 0
+                appends[change.id] = (change.writes, self._parts.encoded(change.id, change.writes, inline_bytes))
+            encoded = appends[change.id][1]
+            if state.location is not None:
+                # For every attempt: a list whose name is below the log's floor is collected, whoever names it.
+                move = partial(_moved_out, self._blob, state.location, state.seqno + 1)
+                encoded, change.replaces = move(encoded), move(change.replaces)
+                change.resolves = move(change.resolves)
+            mutations += change.mutations(contents, encoded)
+        return (*mutations, *last)
+
+    def _reject(self, operation: Operation, error: BaseException) -> None:
+        self.abandon([step for step in operation.steps if not (isinstance(step, Write) and step.is_kept)])
+        if isinstance(error, CollectionNotFound):
+            error = CollectionNotFound(operation.names.get(error.name, error.name), self._blob.url, error.known)
+        if isinstance(error, UpdatesBeyondUpper):
+            self._say_whose(operation, error)
+        self._counts["rejected"] += 1
+        operation.future.fail(error)
+
+    def _say_whose(self, operation: Operation, error: UpdatesBeyondUpper) -> None:
+        for step in operation.steps:
+            if isinstance(step, ExpectNothingBeyondUpper) and not error.writes:
+                say_whose(error, self._blob, self._follower.state, step.collection, self._writer_name)
+
+    def _validate(
+        self, state: State, operations: list[Operation], unreadable: dict[str, PersistError]
+    ) -> tuple[list[Operation], list[Operation], list[tuple[Operation, PersistError]]]:
+        """Return the operations that may follow state in this order, those done before, and the others with the reason.
+
+        One that repeats another of the same group counts as done, too: it is once the group is.
+        """
+        draft = Draft(state, self.epoch)
+        accepted: list[Operation] = []
+        done: list[Operation] = []
+        rejected: list[tuple[Operation, PersistError]] = []
+        for operation in operations:
+            broken = [unreadable[step.collection] for step in operation.steps if step.collection in unreadable]
+            try:
+                if broken:
+                    raise broken[0]
+                for step in operation.steps:
+                    # Here, where it costs its own operation only; `apply` would refuse the whole record.
+                    if isinstance(step, Write) and isinstance(step.data, Future):
+                        check_uploaded(state.control, Append(step.collection, step.data.result()))
+                    elif isinstance(step, Replace | Resolve):
+                        check_uploaded(state.control, step)
+                (accepted if draft.extend(operation.plan()) else done).append(operation)
+            except (InvalidUsage, Conflict, Corruption) as error:
+                rejected.append((operation, error))
+        return accepted, done, rejected
+
+    def _discard_upload(self, collection: str, upload: "Future[tuple[Part, ...]]") -> None:
+        """Delete parts, except those that were committed nevertheless, such as by a commit that was tried again."""
+        entry = self._follower.state.entries.get(collection)
+        if upload.exception() is not None or (entry is not None and entry.contents is None):
+            return  # Nobody knows whether they are in use, so they are left to garbage collection.
+        committed = set() if entry is None or entry.contents is None else {p.blob for p in entry.contents.stored_parts}
+        self._parts.discard(
+            part for part in upload.result() if part.blob not in committed and is_upload(part.blob, collection)
+        )
+
+
+def _moved_out(blob: Blob, location: str, seqno: int, mutations: Sequence[B]) -> list[B]:
+    return [move_out(blob, location, each, seqno) for each in mutations]
