@@ -23,6 +23,7 @@ from persist.blob.errors import CorruptBlob, InvalidUsage, PersistError
 KEY_BYTES_MAX = 900  # S3 allows 1024 including the location's prefix.
 SEGMENT_BYTES_MAX = 200  # Linux file names end at 255 bytes, and temporary files add to the name.
 TEMPORARY_PREFIX = ".tmp-"
+TEMPORARY_AGE_MAX_S = 3600.0  # Who made an older one is gone.
 OPERATIONS = ("create", "delete", "get", "list", "set")
 DELETE_PAGE_MAX = 1000
 LIST_PAGE_ENTRIES = 1000  # As S3 has it; what wrappers count and retry as one request.

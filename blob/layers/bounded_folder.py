@@ -24,10 +24,10 @@ from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext, suppress
 
 from persist.blob.clock import Clock
+from persist.blob.protocol import TEMPORARY_AGE_MAX_S
 
 PAUSE_S = 10.0
 FILE_SHARE_MAX = 8  # A file may take an eighth of the room, or it would drive out too many others.
-TEMPORARY_AGE_MAX_S = 3600.0
 _OURS = re.compile(r"[0-9a-f]{32}\.(cached|rows)")
 _OUR_TEMPORARY = re.compile(r"\.tmp-[0-9a-f]{32}\.(cached|rows)")
 

@@ -52,10 +52,17 @@ from persist.blob.errors import (
     StoreMisconfigured,
     Unavailable,
 )
-from persist.blob.protocol import TEMPORARY_PREFIX, BlobEntry, check_bytes, check_key, check_range, is_key
+from persist.blob.protocol import (
+    TEMPORARY_AGE_MAX_S,
+    TEMPORARY_PREFIX,
+    BlobEntry,
+    check_bytes,
+    check_key,
+    check_range,
+    is_key,
+)
 from persist.blob.stores.creation_queue import Turns
 
-TEMPORARY_AGE_MAX_S = 3600.0
 FILE_MODE = 0o600
 FOLDER_MODE = 0o700
 VALUE_BYTES_MAX = 16 << 30  # Far more than a part ever has. Readers who know better ask for less.

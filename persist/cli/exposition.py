@@ -17,7 +17,6 @@ has its name point here gets nothing.
 """
 
 import hmac
-import ipaddress
 import math
 import re
 import socket
@@ -33,12 +32,12 @@ from urllib.parse import urlsplit
 import persist
 from persist.cli.survey import Facts, survey
 from persist.metrics import Reading, readings
+from persist.notify.listening import host_of, is_loopback, listening
 
 COLLECTIONS_MAX = 2000
 CONNECTIONS_MAX = 8
 TIMEOUT_S = 10.0
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-_LOCAL = "localhost"
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,13 +146,13 @@ class MetricsServer:
             InvalidUsage: that is no address, is taken, or can be reached by others and has no token.
         """
         host, port = _parsed(address)
-        is_local = _is_local(host)
+        is_local = is_loopback(host)
         if not is_local and token is None and not insecure:
             raise persist.InvalidUsage(
                 f"--metrics {address}: others reach this address, and there is no token. Set PERSIST_SERVE_TOKEN, "
                 "listen at 127.0.0.1, or say --insecure"
             )
-        self._server = _listening(host, port, _handler(Exposition(client), token, is_local and token is None))
+        self._server = _Server(listening(host, port), _handler(Exposition(client), token, is_local and token is None))
         shown = f"[{host}]" if ":" in host else host
         self.url = f"http://{shown}:{self._server.server_address[1]}/metrics"
         self._thread = threading.Thread(target=self._server.serve_forever, name="persist-metrics", daemon=True)
@@ -175,14 +174,14 @@ class MetricsServer:
 class _Server(socketserver.ThreadingTCPServer):
     """Answers a few connections at a time, and closes others at once."""
 
-    allow_reuse_address = True
     daemon_threads = True
     block_on_close = False
 
-    def __init__(self, address: tuple[str, int], handler: Any, family: socket.AddressFamily) -> None:
-        self.address_family = family
+    def __init__(self, listener: socket.socket, handler: Any) -> None:
         self._room = threading.Semaphore(CONNECTIONS_MAX)
-        super().__init__(address, handler)
+        super().__init__(listener.getsockname(), handler, bind_and_activate=False)
+        self.socket.close()  # The base class has made one that listens at nothing.
+        self.socket = listener
 
     def process_request(self, request: Any, client_address: Any) -> None:
         if self._room.acquire(blocking=False):
@@ -209,7 +208,7 @@ def _handler(exposition: Exposition, token: str | None, checks_host: bool) -> ty
             given = self.headers.get("Authorization", "")
             if token is not None and not hmac.compare_digest(given.encode(), f"Bearer {token}".encode()):
                 self._answer(401, "The token is missing or wrong: send Authorization: Bearer TOKEN.\n")
-            elif checks_host and not _is_local(_host_of(self.headers.get("Host", ""))):
+            elif checks_host and not is_loopback(host_of(self.headers.get("Host", ""))):
                 self._answer(403, "Ask for this by 127.0.0.1 or localhost.\n")
             elif self.path.partition("?")[0] != "/metrics":
                 self._answer(404, "There is nothing here: ask for /metrics.\n")
@@ -242,28 +241,3 @@ def _parsed(address: str) -> tuple[str, int]:
             f"--metrics {address!r} is no HOST:PORT, such as 127.0.0.1:9464; port 0 takes a free one"
         )
     return host, port
-
-
-def _host_of(header: str) -> str:
-    try:
-        return urlsplit(f"//{header}").hostname or ""
-    except ValueError:
-        return ""
-
-
-def _is_local(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == _LOCAL
-
-
-def _listening(host: str, port: int, handler: Any) -> _Server:
-    try:
-        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        return _Server((host, port), handler, family)
-    except OSError as error:
-        reason = error.strerror or str(error)
-        raise persist.InvalidUsage(
-            f"nothing can listen at {host}, port {port}: {reason}. Choose another port, or 0 for any that is free"
-        ) from error

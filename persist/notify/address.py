@@ -1,11 +1,11 @@
 """Where a server is, and what a client needs to reach it: `grpc://host:port`, or `grpc+tls://host:port`."""
 
-import ipaddress
 import re
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from persist.blob import InvalidUsage
+from persist.notify.listening import is_loopback
 
 SCHEMES = ("grpc", "grpc+tls")
 TOKEN_CHARS_MAX = 4096
@@ -29,12 +29,7 @@ class Address:
     @property
     def is_public(self) -> bool:
         """Whether others than processes of this machine may reach it."""
-        if self.host == "localhost":
-            return False
-        try:
-            return not ipaddress.ip_address(self.host).is_loopback
-        except ValueError:
-            return True
+        return not is_loopback(self.host)
 
 
 @dataclass(frozen=True, slots=True, repr=False)

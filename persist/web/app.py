@@ -9,7 +9,6 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any
-from urllib.parse import urlsplit
 
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
@@ -18,6 +17,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response, Strea
 from starlette.routing import Route
 
 import persist
+from persist.notify.listening import host_of, is_loopback
 from persist.web.explorer import Explorer
 from persist.web.limits import LISTENERS_MAX
 
@@ -60,16 +60,16 @@ class Names:
 
     def has(self, header: str) -> bool:
         """Return whether a Host header names this server. Loopback always does."""
-        try:
-            host = (urlsplit(f"//{header}").hostname or "").rstrip(".")
-        except ValueError:
-            return False
-        if host == "localhost" or host in self.hosts:
-            return True
-        try:
-            return ipaddress.ip_address(host).is_loopback or self.any_address
-        except ValueError:
-            return False
+        host = host_of(header)
+        return host in self.hosts or is_loopback(host) or (self.any_address and _is_address(host))
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
 
 
 def make_app(explorer: Explorer, token: str, names: Names) -> Starlette:

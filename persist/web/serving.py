@@ -1,6 +1,5 @@
 """Serving the page: where, and until when."""
 
-import ipaddress
 import secrets
 import socket
 from collections.abc import Callable, Iterator, Sequence
@@ -8,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 import persist
+from persist.notify.listening import listening
 
 try:
     import uvicorn
@@ -52,7 +52,8 @@ def served(
         InvalidUsage: the address cannot be listened at.
     """
     token = token or secrets.token_urlsafe(16)
-    with _listening(host, port) as listener:
+    with listening(host, port) as listener:
+        listener.setblocking(False)
         shown_host = f"[{host}]" if ":" in host else host
         server = uvicorn.Server(
             uvicorn.Config(
@@ -72,32 +73,9 @@ def served(
         yield Served(url, lambda: server.run(sockets=[listener]), stop)
 
 
-def is_loopback(host: str) -> bool:
-    """Return whether only programs on this machine reach an address."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
-
-
 def names_of(host: str, allowed: Sequence[str]) -> Names:
     """Return by which names the page may be asked for that listens at a host."""
     own = {host}
     if is_wildcard := host in ("", "0.0.0.0", "::"):
         own |= {socket.gethostname(), socket.getfqdn()}
     return Names(frozenset(each.lower().rstrip(".") for each in (*own, *allowed)), is_wildcard)
-
-
-def _listening(host: str, port: int) -> socket.socket:
-    if not 0 <= port <= 65535:
-        raise persist.InvalidUsage(f"port {port} is none: give 1 to 65535, or 0 for any that is free")
-    try:
-        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        listener = socket.create_server((host, port), family=family)
-    except OSError as error:
-        reason = error.strerror or str(error)
-        raise persist.InvalidUsage(
-            f"nothing can listen at {host}, port {port}: {reason}. Choose another --port, or 0 for any that is free"
-        ) from error
-    listener.setblocking(False)
-    return listener

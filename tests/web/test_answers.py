@@ -18,10 +18,11 @@ import pytest
 
 import persist
 from persist.cli.main import main
+from persist.notify.listening import is_loopback
 from persist.web.explorer import Explorer
 from persist.web.limits import MEMORY_BUDGET
 from persist.web.picture import picture
-from persist.web.serving import is_loopback, names_of, served
+from persist.web.serving import names_of, served
 from tests.web.places import NASTY, add_views, fill, shown
 
 Ask = Callable[..., Any]
@@ -331,7 +332,7 @@ def test_a_port_in_use_is_one_line_that_says_what_to_do(folder: Path, capsys: py
     with socket.create_server(("127.0.0.1", 0)) as taken:
         assert main(["ui", str(folder), "--port", str(taken.getsockname()[1])]) == 2
     err = capsys.readouterr().err
-    assert "Choose another --port" in err
+    assert "Choose another port" in err
     assert err.count("\n") == 1
     assert main(["ui", str(folder), "--port", "70000"]) == 2
     assert main(["ui", str(folder), "--host", "no such host"]) == 2

@@ -25,8 +25,9 @@ from persist.blob import (
     Unavailable,
     UnreliableBlob,
 )
-from persist.blob.layers.bounded_folder import FILE_SHARE_MAX, PAUSE_S, TEMPORARY_AGE_MAX_S
+from persist.blob.layers.bounded_folder import FILE_SHARE_MAX, PAUSE_S
 from persist.blob.layers.cache import ENTRY_OVERHEAD_BYTES
+from persist.blob.protocol import TEMPORARY_AGE_MAX_S
 from persist.log.keys import is_immutable
 from tests.clocks import ImpatientClock
 from tests.servers.fixtures import ROOT

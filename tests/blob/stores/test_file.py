@@ -19,7 +19,8 @@ from persist.blob import (
     StoreMisconfigured,
     Unavailable,
 )
-from persist.blob.stores.file import CLOCK_TICK_NS, TEMPORARY_AGE_MAX_S
+from persist.blob.protocol import TEMPORARY_AGE_MAX_S
+from persist.blob.stores.file import CLOCK_TICK_NS
 
 ROOT = Path(__file__).parents[3]
 NOBODY = 65534
