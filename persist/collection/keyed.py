@@ -95,9 +95,17 @@ class KeyedCalls(CollectionBase):
 
     @property
     def late_bound(self) -> Any:
-        """The watermark below which events of a keyed collection are late, None if none are. Cost: one GET."""
+        """The watermark below which events of a keyed collection are late, None if none are. Cost: one GET.
+
+        It is None, too, if it is below all that the type of watermarks, or Python, can tell.
+        """
         form, bound = keyed_form(self.handle), self.handle.contents().late_bound
-        return None if bound is None else scalar_from_json(bound, late_column(form, self.schema)).as_py()
+        if bound is None:
+            return None
+        try:
+            return scalar_from_json(bound, late_column(form, self.schema)).as_py()
+        except (ValueError, OverflowError):
+            return None  # It is a distance behind a watermark, which may be among the least.
 
     def advance_late_bound(self, bound: Any) -> CommitFuture:
         """Let events with a watermark below bound be late from now on; where it is farther already, it stays there.

@@ -89,7 +89,7 @@ def keyed_form(handle: CollectionHandle) -> KeyedForm:
 
 def taken_events(handle: CollectionHandle, data: Any, stamp: Stamp | None) -> EventTable:
     """Return events in any form, checked; see `persist.upsert.taking`."""
-    return to_events(data, handle.schema, keyed_form(handle), stamp, handle.timeline)
+    return to_events(data, handle.schema, keyed_form(handle), stamp, handle.timeline, handle.machine)
 
 
 def taken_keys(handle: CollectionHandle, what: Any, stamp: Stamp | None) -> EventTable:
@@ -99,7 +99,7 @@ def taken_keys(handle: CollectionHandle, what: Any, stamp: Stamp | None) -> Even
     if rows is None or {*rows.column_names} <= {*handle.schema.key_names}:
         rows = wanted_keys(what, keys_alone(handle.schema)).select([*handle.schema.key_names])
     rows = rows.append_column(DELETED, pa.array(np.ones(len(rows), np.bool_)))
-    return to_events(rows, handle.schema, form, stamp, handle.timeline)
+    return to_events(rows, handle.schema, form, stamp, handle.timeline, handle.machine)
 
 
 def submit(handle: CollectionHandle, action: str, asked: AskedEvents) -> CommitFuture:

@@ -1,7 +1,7 @@
 """How a collection takes events by key, as users declare it: `create_or_load(..., keyed=Keyed(...))`."""
 
 import datetime
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -54,7 +54,8 @@ class Keyed:
     machine: Machine | None = None
 
     def __post_init__(self) -> None:
-        if isinstance(self.order_by, str) or not all(isinstance(name, str) for name in self.order_by):
+        is_list = isinstance(self.order_by, Iterable) and not isinstance(self.order_by, str)
+        if not is_list or not all(isinstance(name, str) for name in self.order_by):
             raise InvalidUsage(f'order_by={self.order_by!r} is not a list of columns: give one, such as ["at"]')
         object.__setattr__(self, "order_by", tuple(self.order_by))
         if self.tombstone is not None and not isinstance(self.tombstone, str):
@@ -66,8 +67,11 @@ class Keyed:
             raise InvalidUsage(f"tombstone_value={self.tombstone_value!r} needs tombstone=, the column that it is in")
         if self.resolve not in get_args(Policy):
             raise InvalidUsage(f'resolve={self.resolve!r} is no policy: use "seal" or "background"')
-        if self.machine is not None and not isinstance(self.machine, Machine):
-            raise InvalidUsage(f"machine={self.machine!r} is no machine: see persist.upsert.machine.Machine")
+        if isinstance(self.machine, type) or (self.machine is not None and not isinstance(self.machine, Machine)):
+            raise InvalidUsage(
+                f"machine={self.machine!r} is no machine: give an instance, such as InsertIfAbsent(); see "
+                "persist.upsert.machine.Machine"
+            )
         if self.late_bound is not None and not self.order_by:
             raise InvalidUsage(f"late_bound={self.late_bound!r} needs order_by=, the columns of the watermark")
 
@@ -93,6 +97,7 @@ def form_of(keyed: Keyed, schema: CollectionSchema) -> KeyedForm:
     _check_tombstone(keyed, schema)
     machine = machine_form(keyed.machine)
     _check_machine(machine)
+    _check_policy(keyed, machine, schema)
     bound, late_by = _late(keyed, events)
     is_value = tuple(fields) == schema.value.fields
     return KeyedForm(
@@ -131,6 +136,8 @@ def watermark_to_int(value: Any, kind: pa.DataType) -> int:
     try:
         scalar = value if isinstance(value, pa.Scalar) else pa.scalar(value, kind)
         number = scalar.cast(kind).value if pat.is_temporal(kind) else scalar.cast(kind).as_py()
+        if isinstance(value, float) and number != value:
+            raise ValueError("it would be rounded")
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
         raise InvalidUsage(f"late_bound={value!r} is no watermark: they are of type {kind}") from error
     if number is None:
@@ -169,8 +176,8 @@ def _distance(distance: Any, kind: pa.DataType) -> int:
     if isinstance(distance, datetime.timedelta) and pat.is_timestamp(kind):
         number = distance // datetime.timedelta(microseconds=1) * 1000
         return _not_negative(number // {"s": 10**9, "ms": 10**6, "us": 10**3, "ns": 1}[kind.unit], distance)
-    if isinstance(distance, datetime.timedelta) and pat.is_date32(kind):
-        return _not_negative(distance.days, distance)
+    if isinstance(distance, datetime.timedelta) and pat.is_date(kind):
+        return _not_negative(distance.days * (1 if pat.is_date32(kind) else 86_400_000), distance)
     if isinstance(distance, int) and not isinstance(distance, bool):
         return _not_negative(distance, distance)
     raise InvalidUsage(
@@ -217,6 +224,16 @@ def _check_machine(machine: MachineForm) -> None:
         raise InvalidUsage(f"the options of the machine {described(machine)} are not the same when read back from JSON")
     if not 0 < len(machine.name) <= 128 or not machine.name.isprintable() or machine.version < 0:
         raise InvalidUsage(f"a machine has a name of 1 to 128 printable characters and a version, not {machine!r}")
+
+
+def _check_policy(keyed: Keyed, machine: MachineForm, schema: CollectionSchema) -> None:
+    may_refuse = getattr(keyed.machine, "may_refuse", None)
+    if keyed.resolve == "background" and may_refuse is not None and may_refuse(schema):
+        raise SchemaMismatch(
+            f"the machine {described(machine)} may refuse events when they are resolved, and with "
+            'resolve="background" they would be sealed by then: what is sealed could not be read any more. Give '
+            'resolve="seal".'
+        )
 
 
 def _told(form: KeyedForm, name: str) -> str:

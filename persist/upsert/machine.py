@@ -14,7 +14,11 @@ What a machine promises, because everything that resolution promises follows fro
   taking all of them at once gives. So nobody can tell where the seals were.
 - *Every update is at the time of an event of its key.*
 
-It may raise `PersistError` for events that it does not accept: then nothing is resolved, and the seal fails with it.
+What an event lacks by itself is refused when it is given: fields of `event_fields` that are not nullable must have a
+value in events that do not delete. A machine may also raise `PersistError` for what it does not accept when it
+resolves: then nothing is resolved, and the seal fails with it. Such a machine has a method `may_refuse(schema)` that
+returns True, and goes with resolve="seal" only: in the background events would be sealed by then, and whatever is
+sealed could not be read any more.
 """
 
 from collections.abc import Mapping

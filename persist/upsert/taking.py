@@ -8,7 +8,7 @@ Whatever says that a key is gone says so twice afterwards: in `_deleted`, and in
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -36,7 +36,9 @@ from persist.state.keyed_rules import WATERMARK_OF_NULL
 from persist.timeline import Timeline
 from persist.upsert.events import event_fields, events_schema
 from persist.upsert.keyed import is_counted
-from persist.upsert.machine import DELETED, SEQ
+from persist.upsert.known import machine_of
+from persist.upsert.machine import DELETED, SEQ, Machine
+from persist.upsert.replacing import NAME
 from persist.upsert.tombstones import is_tombstone, marked
 
 _SHAPE = "an event looks like (key, value, time), where None as the value deletes the key"
@@ -58,32 +60,38 @@ class EventTable:
 
 
 def to_events(
-    data: Any, schema: CollectionSchema, form: KeyedForm, stamp: Stamp | None, timeline: Timeline | None
+    data: Any,
+    schema: CollectionSchema,
+    form: KeyedForm,
+    stamp: Stamp | None,
+    timeline: Timeline | None,
+    machine: Machine | None = None,
 ) -> EventTable:
     """Return events as one table.
 
     Args:
         schema: of the collection.
         stamp: what the events lack, if they have no time of their own.
+        machine: of the collection, if it is none of those in the box.
 
     Raises:
         SchemaMismatch: a column is missing, unexpected, or of a type that does not convert.
         InvalidUpdate: a value does not fit, a key is NULL, or an event deletes and cannot say so; names the event.
     """
     fields = event_fields(schema, form)
-    taken = CollectionSchema(schema.key, schema.value if form.fields is None else Side(fields), schema.timeline)
+    side = _with_null(schema.value, fields) if form.fields is None else Side(fields)
+    taken = CollectionSchema(schema.key, side, schema.timeline)
+    needed = _Needed.of(schema, form, machine)
     data = opened(data)
     if isinstance(data, TableStream):
-        pieces = [_of_table(each, taken, schema, form, stamp, timeline) for each in data.tables(taken)]
-        return _joined(
-            pieces
-            or [_of_table(taken.arrow.empty_table().drop_columns(["_diff"]), taken, schema, form, None, timeline)]
-        )
+        pieces = [_of_table(each, taken, schema, form, stamp, timeline, needed) for each in data.tables(taken)]
+        none = taken.arrow.empty_table().drop_columns(["_diff"])
+        return _joined(pieces or [_of_table(none, taken, schema, form, None, timeline, needed)])
     table = as_table(data, _with_deleted(taken))
     if table is not None:
-        return _of_table(table, taken, schema, form, stamp, timeline)
+        return _of_table(table, taken, schema, form, stamp, timeline, needed)
     rows, deleted = _of_tuples(_listed(data, stamp), taken, stamp, timeline)
-    return _finished(rows, deleted, schema, form, fields)
+    return _finished(rows, deleted, schema, form, fields, needed)
 
 
 def watermarks_of(column: pa.ChunkedArray) -> Watermarks | None:
@@ -102,7 +110,56 @@ def watermark_below(column: pa.ChunkedArray, bound: int) -> np.ndarray[Any, np.d
     """Return bool[events]: whether their watermark is below a late bound; NULL is below every one."""
     if pa.types.is_temporal(column.type):
         column = column.cast(pa.int32() if column.type.bit_width == 32 else pa.int64())
-    return boolean_values(combined(pc.fill_null(pc.less(column, pa.scalar(bound)), True)))
+    limits = np.iinfo(column.type.to_pandas_dtype())
+    if bound > limits.max:
+        return np.ones(len(column), np.bool_)
+    # A bound may be below all that the type can hold: it is a distance behind what was seen.
+    below = pc.less(column, pa.scalar(max(bound, int(limits.min)), column.type))
+    return boolean_values(combined(pc.fill_null(below, bound > WATERMARK_OF_NULL)))
+
+
+@dataclass(frozen=True, slots=True)
+class _Needed:
+    """Which columns of events must have a value: those that are not null by the schema, or by the machine.
+
+    Attributes:
+        live: of events that do not delete.
+        stored: of all events, because what deletes is kept as the row of its key.
+    """
+
+    live: tuple[str, ...]
+    stored: bool
+
+    @classmethod
+    def of(cls, schema: CollectionSchema, form: KeyedForm, machine: Machine | None) -> "_Needed":
+        known = machine_of(form, machine, "")
+        own = schema.value.fields if form.fields is None else ()
+        fields = own if known is None else known.event_fields(schema)
+        live = tuple(field.name for field in fields if not field.nullable)
+        return cls(live, form.tombstone is not None and form.machine.name == NAME)
+
+    def check(self, rows: pa.Table, deleted: pa.ChunkedArray) -> None:
+        """Raise InvalidUpdate for the first event without a value that it must have."""
+        for name in self.live:
+            if not rows[name].null_count:
+                continue
+            missing = pc.is_null(rows[name])
+            if (at := pc.index(pc.and_not(missing, deleted), True).as_py()) >= 0:
+                raise InvalidUpdate(
+                    f"event {at} has NULL in {name!r}, where an event that does not delete must have a value "
+                    "(nullable=False): give it one, or leave the event out"
+                )
+            if self.stored:
+                raise InvalidUpdate(
+                    f"event {pc.index(missing, True).as_py()} deletes its key and has NULL in {name!r}, which is not "
+                    "null by the collection's schema (nullable=False): what deletes is kept as the row of its key, so "
+                    "give it a value there, in a row with the tombstone"
+                )
+
+
+def _with_null(side: Side, fields: tuple[pa.Field, ...]) -> Side:
+    """Return a side whose columns may all be NULL, as those of a deletion are."""
+    return side if side.fields == fields else replace(side, fields=fields)
 
 
 def _listed(data: Any, stamp: Stamp | None) -> Sequence[Any]:
@@ -162,6 +219,7 @@ def _of_table(
     form: KeyedForm,
     stamp: Stamp | None,
     timeline: Timeline | None,
+    needed: _Needed,
 ) -> EventTable:
     if "_diff" in table.column_names:
         raise SchemaMismatch("events have no '_diff': each of them says what its key is from its time on. Drop it.")
@@ -176,7 +234,7 @@ def _of_table(
     if stamp is not None:
         table = stamped(table, taken, stamp)
     rows = to_updates(table, taken, default_diff=1, moments=timeline)
-    return _finished(rows, deleted, schema, form, taken.value.fields)
+    return _finished(rows, deleted, schema, form, taken.value.fields, needed)
 
 
 def _flags(column: pa.ChunkedArray) -> np.ndarray[Any, np.dtype[np.bool_]]:
@@ -193,6 +251,7 @@ def _finished(
     schema: CollectionSchema,
     form: KeyedForm,
     fields: tuple[pa.Field, ...],
+    needed: _Needed,
 ) -> EventTable:
     _check_keys(rows, schema)
     flags = pa.chunked_array([boolean_array(np.zeros(len(rows), np.bool_) if deleted is None else deleted)])
@@ -200,6 +259,7 @@ def _finished(
         rows = _deleting(rows, deleted, flags, form)
     if form.tombstone is not None and form.tombstone in rows.column_names:
         flags = pc.or_(flags, is_tombstone(rows[form.tombstone], form))
+    needed.check(rows, flags)
     made = events_schema(schema, fields)
     numbers = int64_array(np.arange(len(rows), dtype=np.int64))
     columns = {**dict(zip(rows.column_names, rows.columns, strict=True)), SEQ: numbers, DELETED: flags}
@@ -229,8 +289,11 @@ def _deleting(
             f"event {first} deletes its key, and a late event could bring it back: this collection orders events by "
             f"{list(form.order_by)} and has no tombstone column to keep what was deleted. Create one with tombstone=."
         )
-    if form.order_by and (missing := rows[form.order_by[0]].filter(flags)).null_count:
-        lacks = np.flatnonzero(deleted)[pc.index(pc.is_null(missing), True).as_py()]
+    says = is_tombstone(rows[form.tombstone], form) if form.tombstone in rows.column_names else pa.scalar(False)
+    # A row that is a tombstone by itself may have any watermark, as a row that is none may.
+    lacking = pc.and_not(flags, says)
+    if form.order_by and (lacking := pc.and_(lacking, pc.is_null(rows[form.order_by[0]]))).to_numpy().any():
+        lacks = pc.index(lacking, True).as_py()
         raise InvalidUpdate(
             f"event {lacks} deletes its key and has no watermark {form.order_by[0]!r}, so it would change nothing: "
             "give rows with the watermark columns and the tombstone, or _deleted."

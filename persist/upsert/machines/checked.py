@@ -85,6 +85,10 @@ class Checked:
             raise SchemaMismatch("a collection without value columns has no row before a change to check.")
         return (*schema.value.fields, pa.field(BEFORE, pa.struct(list(schema.value.fields))))
 
+    def may_refuse(self, schema: CollectionSchema) -> bool:
+        """Tell whether a difference is refused."""
+        return self._policy == "fail"
+
     def step(self, touched: Touched) -> pa.Table:
         """Return the updates; see `persist.upsert.machine.Machine.step`.
 

@@ -46,6 +46,8 @@ class History:
             _check_moments(name, schema)
         if self._from == self._to:
             raise SchemaMismatch(f"valid_from and valid_to are both {self._from!r}: an interval has two columns.")
+        if self._to in schema.required:
+            raise SchemaMismatch(f"the column {self._to!r} is NULL in what is valid now: it cannot be nullable=False.")
         return tuple(f for f in schema.value.fields if f.name not in (self._from, self._to))
 
     def step(self, touched: Touched) -> pa.Table:

@@ -67,7 +67,11 @@ class Sessions:
         for name, kind in [(self._count, kinds[self._count]), *((f.name, f.type) for f in sums)]:
             if kind != pa.int64():
                 raise SchemaMismatch(f"the column {name!r} is summed up and has type {kind}: it must be int64.")
-        return (pa.field(self._at, moment), *sums)
+        return (pa.field(self._at, moment, nullable=False), *(f.with_nullable(True) for f in sums))
+
+    def may_refuse(self, schema: CollectionSchema) -> bool:
+        """Tell whether something is summed up, of which a sum may not fit."""
+        return len(self.event_fields(schema)) > 1
 
     def step(self, touched: Touched) -> pa.Table:
         """Return the updates; see `persist.upsert.machine.Machine.step`."""
@@ -171,6 +175,7 @@ def _summed(column: Ints, at: Ints) -> Ints:
     about = np.add.reduceat(column.astype(np.float64), at)
     if (np.abs(about) > SUM_MAX).any():
         raise InvalidUpdate(
-            "the sum of a session is too large for int64. Leave the column out, or sum smaller numbers."
+            "the sum of a session is too large for int64, and nothing was sealed. An event that deletes the key at the "
+            "same time takes out what came before it. Leave the column out, or sum smaller numbers."
         )
     return np.add.reduceat(column, at)

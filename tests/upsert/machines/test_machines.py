@@ -242,7 +242,7 @@ def test_sessions_of_moments_keep_their_type_and_refuse_what_has_none() -> None:
     kind = pa.timestamp("us", "UTC")
     schema = schema_of(start=kind, end=kind, events=pa.int64())
     machine = Sessions(1_000_000)
-    assert machine.event_fields(schema) == (pa.field("at", kind),)
+    assert machine.event_fields(schema) == (pa.field("at", kind, nullable=False),)
     with pytest.raises(InvalidUpdate, match="belongs to no session"):
         by_machine(machine, schema, [(1, (None,), 1)], [])
 
