@@ -209,6 +209,17 @@ def products(ones: Ints, others: Ints) -> Ints:
     return found
 
 
+def negated(diffs: Ints) -> Ints:
+    """Return the opposite diffs.
+
+    Raises:
+        DiffOverflow: one does not fit int64.
+    """
+    if len(diffs) and diffs.min() == -(2**63):
+        raise DiffOverflow(f"the opposite of the multiplicity {-(2**63)} does not fit int64: the diffs are too large")
+    return -diffs
+
+
 def _largest(diffs: Ints) -> int:
     return max(int(diffs.max()), -int(diffs.min()))
 

@@ -152,9 +152,10 @@ def as_array(value: Value, rows: int) -> pa.Array:
 
 
 def _divide(one: Value, other: Value) -> Value:
-    divisor = pc.cast(other, pa.float64())
+    divisor = pc.cast(other, pa.float64(), safe=False)
     zero = pc.equal(divisor, 0.0)
-    return pc.divide(pc.cast(one, pa.float64()), pc.if_else(zero, pa.scalar(None, pa.float64()), divisor))
+    divisor = pc.if_else(zero, pa.scalar(None, pa.float64()), divisor)
+    return pc.divide(pc.cast(one, pa.float64(), safe=False), divisor)
 
 
 def _whole(one: Value, other: Value) -> tuple[Value, Value]:
@@ -164,7 +165,7 @@ def _whole(one: Value, other: Value) -> tuple[Value, Value]:
             raise TypeError(f"{each.type} is not a number")
     is_floating = pat.is_floating(one.type) or pat.is_floating(other.type)
     kind = pa.float64() if is_floating else pa.int64()
-    one, other = pc.cast(one, kind), pc.cast(other, kind)
+    one, other = (pc.cast(each, kind, safe=not is_floating) for each in (one, other))
     return one, pc.if_else(pc.equal(other, pa.scalar(0, kind)), pa.scalar(None, kind), other)
 
 
@@ -181,7 +182,20 @@ def _floor_divide(one: Value, other: Value) -> Value:
 def _modulo(one: Value, other: Value) -> Value:
     quotient = _floor_divide(one, other)
     one, other = _whole(one, other)
+    if pat.is_floating(one.type):
+        return _float_modulo(one, other)
     return pc.subtract(one, pc.multiply(quotient, other))
+
+
+def _float_modulo(one: Value, other: Value) -> Value:
+    """Return the exact rest of floats: what is left after the rounded quotient may be no number at all."""
+    rows = next((len(each) for each in (one, other) if not isinstance(each, pa.Scalar)), None)
+    ones, others = (as_array(each, 1 if rows is None else rows) for each in (one, other))
+    with np.errstate(invalid="ignore"):
+        rest = np.mod(*(each.fill_null(1.0).to_numpy(zero_copy_only=False) for each in (ones, others)))
+    is_null = pc.or_(pc.is_null(ones), pc.is_null(others)).to_numpy(zero_copy_only=False)
+    found = pa.array(rest, mask=is_null)
+    return found[0] if rows is None else found
 
 
 def _condition(*values: Value) -> None:
@@ -219,9 +233,9 @@ def _cast(value: Value, kind: pa.DataType) -> Value:
 
 def _is_in(value: Value, values: tuple[Any, ...]) -> Value:
     found = pc.is_in(value, value_set=pa.array(list(values), value.type))
-    if isinstance(value, pa.Scalar):
-        return found if value.is_valid else pa.scalar(None, pa.bool_())
-    return pc.if_else(pc.is_valid(value), found, pa.scalar(None, pa.bool_()))
+    # As in SQL, what is none of the values may still be one that is NULL.
+    known = pc.or_(found, None not in values)
+    return pc.if_else(pc.and_(pc.is_valid(value), known), found, pa.scalar(None, pa.bool_()))
 
 
 def _part(value: Value, unit: str) -> Value:
@@ -250,7 +264,20 @@ def _concat(*values: Value) -> Value:
 def _add(one: Value, other: Value) -> Value:
     if pat.is_string(one.type) and pat.is_string(other.type):
         return _concat(one, other)
-    return pc.add_checked(one, other)
+    return pc.add_checked(*_alike(one, other))
+
+
+def _alike(one: Value, other: Value) -> tuple[Value, Value]:
+    """Return an integer that meets a float as the nearest float; Arrow refuses those that no float equals."""
+    if pat.is_floating(one.type) and pat.is_integer(other.type):
+        return one, pc.cast(other, one.type, safe=False)
+    if pat.is_integer(one.type) and pat.is_floating(other.type):
+        return pc.cast(one, other.type, safe=False), other
+    return one, other
+
+
+def _of_alike(function: Callable[[Value, Value], Value]) -> Callable[[Value, Value], Value]:
+    return lambda one, other: function(*_alike(one, other))
 
 
 _PARTS = (
@@ -260,19 +287,19 @@ _PARTS = (
 
 _FUNCTIONS: dict[str, Callable[..., Value]] = {
     "add": _add,
-    "subtract": pc.subtract_checked,
-    "multiply": pc.multiply_checked,
+    "subtract": _of_alike(pc.subtract_checked),
+    "multiply": _of_alike(pc.multiply_checked),
     "divide": _divide,
     "floor_divide": _floor_divide,
     "modulo": _modulo,
     "negate": pc.negate_checked,
     "abs": pc.abs_checked,
-    "equal": pc.equal,
-    "not_equal": pc.not_equal,
-    "less": pc.less,
-    "less_equal": pc.less_equal,
-    "greater": pc.greater,
-    "greater_equal": pc.greater_equal,
+    "equal": _of_alike(pc.equal),
+    "not_equal": _of_alike(pc.not_equal),
+    "less": _of_alike(pc.less),
+    "less_equal": _of_alike(pc.less_equal),
+    "greater": _of_alike(pc.greater),
+    "greater_equal": _of_alike(pc.greater_equal),
     "and": _and,
     "or": _or,
     "not": _not,

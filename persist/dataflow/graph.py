@@ -12,6 +12,7 @@ from types import MappingProxyType
 import pyarrow as pa
 
 from persist.blob import InvalidUsage
+from persist.codecs import DiffOverflow
 from persist.dataflow.accumulate import exploded
 from persist.dataflow.aggregates import ACCUMULABLE, Wanted
 from persist.dataflow.arrange import Arrangement
@@ -101,7 +102,10 @@ class Graph:
         for each in self.operators:
             each.advance()
             began_s = clock.perf_counter()
-            each.run()
+            try:
+                each.run()
+            except DiffOverflow as error:
+                raise DiffOverflow(f"operator {each.title} failed: {error}") from error
             each.seconds += clock.perf_counter() - began_s
             each.given_out += 0 if each.out is None else each.out.shape[1]
         for each in self.operators:
@@ -229,7 +233,7 @@ class Builder:
                 source = self.plan.nodes[node.inputs[0]]
                 return LeaveOperator(title, self._loops[source.scope], self._made[source.number], outer, depth)
             case Inspect(function):
-                shown = shown_by(function, node.schema, self.domain)
+                shown = shown_by(function, node.schema, self.domain, title)
                 return InspectOperator(title, inputs, outer, depth, shown)
             case Probe():
                 return ProbeOperator(title, inputs, outer, self._probes[node.number])

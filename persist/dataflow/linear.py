@@ -16,7 +16,7 @@ from persist.blob import InvalidUsage
 from persist.codecs import TIME_MAX
 from persist.codecs.types.schema import TIME
 from persist.codecs.types.values import to_array
-from persist.dataflow.batch import products
+from persist.dataflow.batch import negated, products
 from persist.dataflow.errors import OperatorFailed
 from persist.dataflow.evaluate import as_array, evaluate
 from persist.dataflow.expression import Col, Expression, Lit
@@ -186,7 +186,7 @@ def _picks(stage: Map, given: pa.Schema, names: Sequence[str], domain: Domain) -
     if not all((isinstance(each, Col) and each.name in given.names) or isinstance(each, Lit) for each in outputs):
         return None
     rows = [given.get_field_index(each.name) if isinstance(each, Col) else 0 for each in outputs]
-    constants = [(at, _constant(each, domain)) for at, each in enumerate(outputs) if isinstance(each, Lit)]
+    constants = [(at, domain.constant(each.value)) for at, each in enumerate(outputs) if isinstance(each, Lit)]
     count = len(given)
 
     def pick(updates: Ints) -> Ints:
@@ -196,10 +196,6 @@ def _picks(stage: Map, given: pa.Schema, names: Sequence[str], domain: Domain) -
         return found
 
     return pick
-
-
-def _constant(literal: Lit, domain: Domain) -> int:
-    return int(domain.encode(pa.array([literal.value.as_py()], literal.value.type))[0])
 
 
 def applied(stage: Stage, frame: Frame, operator: str) -> Frame:
@@ -214,7 +210,7 @@ def applied(stage: Stage, frame: Frame, operator: str) -> Frame:
         case Filter(condition):
             return frame.where(_true(condition, frame, operator))
         case Negate():
-            return frame.changed(diffs=-frame.diffs)
+            return frame.changed(diffs=negated(frame.diffs))
         case Explode(by):
             counts = _integers(by, frame, operator)
             found = frame.changed(diffs=products(frame.diffs, np.where(counts == NULL, 0, counts)))
@@ -224,7 +220,7 @@ def applied(stage: Stage, frame: Frame, operator: str) -> Frame:
         case Delay():
             return _delayed(stage, frame, operator)
         case FilterFunction(function):
-            kept = [bool(_called(operator, function, each)) for each in frame.records()]
+            kept = [_is_kept(operator, function, each) for each in frame.records()]
             return frame.where(np.array(kept, np.bool_))
         case MapFunction(function, columns):
             records = frame.records()
@@ -240,7 +236,7 @@ def _computed(expression: Expression, frame: Frame, operator: str) -> Column:
     if isinstance(expression, Col) and expression.name in frame.columns:
         return frame.columns[expression.name]
     if isinstance(expression, Lit):
-        words = np.full(len(frame), _constant(expression, frame.domain), np.int64)
+        words = np.full(len(frame), frame.domain.constant(expression.value), np.int64)
         return Column(frame.domain, expression.value.type, words)
     found = _evaluated(expression, frame, operator)
     return Column(frame.domain, found.type, None, found)
@@ -295,7 +291,7 @@ def _within(stage: TemporalFilter, frame: Frame, operator: str) -> Frame:
     stops = starts[end[starts] <= TIME_MAX]
     gone = frame.take(stops)
     gone.times[stage.dimension] = end[stops]
-    return _joined([found, gone.changed(diffs=-gone.diffs)])
+    return _joined([found, gone.changed(diffs=negated(gone.diffs))])
 
 
 def _joined(frames: list[Frame]) -> Frame:
@@ -326,6 +322,13 @@ def _called(operator: str, function: Callable[..., Any], record: Any) -> Any:
         return function(record)
     except Exception as error:
         raise OperatorFailed(operator, record, f"it raised {error!r}") from error
+
+
+def _is_kept(operator: str, function: Callable[..., Any], record: Any) -> bool:
+    found = _called(operator, function, record)
+    if found is not None and not isinstance(found, bool | np.bool_):
+        raise OperatorFailed(operator, record, f"it returned {found!r:.200} instead of True, False or None")
+    return bool(found)
 
 
 def _columns(

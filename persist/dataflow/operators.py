@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from persist.dataflow.batch import Layout, to_batch
+from persist.dataflow.errors import OperatorFailed
 from persist.dataflow.linear import Shape
 from persist.dataflow.stash import Ready, Stash
 from persist.dataflow.taps import Captured, Probed, to_table
@@ -283,6 +284,17 @@ class SinkOperator(ConsolidateOperator):
         self.keys = keys
 
 
-def shown_by(function: Callable[[pa.Table], object], schema: pa.Schema, domain: Domain) -> Callable[[Ints], object]:
+def shown_by(
+    function: Callable[[pa.Table], object], schema: pa.Schema, domain: Domain, operator: str
+) -> Callable[[Ints], object]:
     """Return the function that shows updates as a table to a function."""
-    return lambda updates: function(to_table(updates, schema, domain))
+
+    def shown(updates: Ints) -> None:
+        try:
+            function(to_table(updates, schema, domain))
+        except Exception as error:
+            raise OperatorFailed(
+                operator, None, f"on a table of {updates.shape[1]} updates it raised {error!r}"
+            ) from error
+
+    return shown

@@ -3,7 +3,7 @@
 - Linear operators that follow each other become one; maps of maps become one map.
 - Linear operators before a join or a reduction become part of how it arranges its input, those after it of how it gives
   its output, unless somebody else reads them too.
-- A condition after a join that reads one input only moves before it.
+- A condition after a join that reads one input only, and never raises, moves before it.
 - A join of a join becomes a delta join of all inputs, so that nothing in between is kept.
 - In programs that write collections, operators that tell times apart stay as they are: what they give is kept.
 - Columns that nobody reads after a join are left out of its arrangements, unless `arrange_by_key` asked for them.
@@ -19,6 +19,7 @@ from persist.dataflow.expression import Col, Expression, Lit, columns_of, substi
 from persist.dataflow.plan import ROOT, Arrange, Join, Linear, Node, Plan, Reduce, Stages
 from persist.dataflow.stages import Filter, Map, Stage, through
 from persist.dataflow.timed import kept_apart
+from persist.dataflow.total import is_total
 
 
 def optimised(plan: Plan) -> Plan:
@@ -184,7 +185,7 @@ def _push_conditions(plan: Plan, node: Node) -> None:
         if len(inputs) != 1 or None in inputs or TIME in names - set(owners):
             break
         [to] = (each for each in inputs if each is not None)
-        if isinstance(plan.nodes[node.inputs[to]].operator, Arrange):
+        if isinstance(plan.nodes[node.inputs[to]].operator, Arrange) or not is_total(after[0].condition, schemas[to]):
             break
         before[to] = (*before[to], after.pop(0))
     plan.change(node.number, operator=replace(join, before=tuple(before), after=tuple(after)))

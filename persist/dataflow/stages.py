@@ -195,7 +195,7 @@ def record_schema(columns: Any, operator: str) -> pa.Schema:
         schema = pa.schema(pairs)
     except (TypeError, ValueError) as error:
         raise SchemaMismatch(
-            f"{operator}: schema={columns!r} does not say what the function returns; give a dict of names and types"
+            f"{operator}: schema={columns!r} does not say which columns there are; give a dict of names and types"
         ) from error
     check_columns(schema, operator)
     return schema
@@ -273,6 +273,8 @@ def _integer(what: str, expression: Expression, given: pa.Schema, operator: str)
     kind = type_of(expression, given, operator)
     if not pat.is_integer(kind):
         raise SchemaMismatch(f"{operator}: {what} is an integer, and {expression} is of type {kind}")
+    if pat.is_uint64(kind):
+        raise SchemaMismatch(f"{operator}: {what} fits int64, and {expression} is of type {kind}: cast it to int64")
 
 
 def _assigned(name: str, expression: Expression) -> str:

@@ -45,6 +45,7 @@ from persist.dataflow.stages import Map, Stage, check_function, record_schema, t
 from persist.dataflow.taps import Captured, Probed
 from persist.dataflow.types import Columns, On, as_names, as_on, concatenated, distinct_columns, joined_schema, pick
 from persist.dataflow.windows import WindowFunction
+from persist.names import check_name
 
 
 class Stream(LinearMethods["Stream"]):
@@ -233,16 +234,24 @@ class Stream(LinearMethods["Stream"]):
         Body is called once, with the collection of an iteration, and returns that of the next; streams from outside
         enter by themselves. After limit iterations without a fixed point it raises `NotConverging`.
         """
-        scope = self.program.scope(name or "iterate", limit=limit, inside=self.node.scope)
-        variable = scope.variable("x", scope.enter(self))
-        result = body(variable)
-        if not isinstance(result, Stream):
-            raise InvalidUsage(
-                f"iterate: the body returned {result!r}, and must return the stream of the next iteration"
-            )
-        result = scope.enter(result)
-        variable.set(result)
-        left: Stream = scope.leave(result)
+        check_function(body, "iterate")
+        plan = self.program.plan
+        nodes, scopes = dict(plan.nodes), dict(plan.scopes)
+        try:
+            scope = self.program.scope(name or "iterate", limit=limit, inside=self.node.scope)
+            variable = scope.variable("x", scope.enter(self))
+            result = body(variable)
+            if not isinstance(result, Stream):
+                raise InvalidUsage(
+                    f"iterate: the body returned {result!r}, and must return the stream of the next iteration"
+                )
+            result = scope.enter(result)
+            variable.set(result)
+            left: Stream = scope.leave(result)
+        except BaseException:
+            # A loop that is not whole would keep the program from being opened ever after.
+            plan.nodes, plan.scopes = nodes, scopes
+            raise
         return left
 
     # Ends.
@@ -271,6 +280,7 @@ class Stream(LinearMethods["Stream"]):
                 "collection one"
             )
         keys = as_names("persist", tuple([key] if isinstance(key, str) else key), self.schema)
+        check_name(collection)
         self.program.check_output(collection)
         self._add(Persist(collection, keys), [self], self.schema)
         return self
@@ -334,9 +344,14 @@ class Stream(LinearMethods["Stream"]):
 
     def _check_dimension(self, operator: str, dimension: int) -> None:
         self._check_root(operator)
-        if not 0 <= dimension < self.program.dimensions:
+        if (
+            isinstance(dimension, bool)
+            or not isinstance(dimension, int)
+            or not 0 <= dimension < self.program.dimensions
+        ):
             raise InvalidUsage(
-                f"{operator}: dimension={dimension} is not one of the {self.program.dimensions} of this program's times"
+                f"{operator}: dimension={dimension!r} is not one of the {self.program.dimensions} of this program's "
+                "times"
             )
 
     def __repr__(self) -> str:
@@ -372,7 +387,7 @@ class Grouped:
                 raise InvalidUsage(f"agg: {name}={each} is no aggregate: end it with .sum(), .count(), .max() …")
             if name in self._keys:
                 raise SchemaMismatch(f"agg: {name!r} is a column of the key already; choose another name")
-            column = f"_{len(values)}"
+            column = self._free_name(len(values))
             values[column] = each.of
             outputs.append((name, each.kind, column))
         mapped = self._mapped(values)
@@ -444,6 +459,13 @@ class Grouped:
     def distinct(self) -> Stream:
         """Return each key of records with positive multiplicity in sum, once."""
         return self._mapped({}).distinct()
+
+    def _free_name(self, number: int) -> str:
+        """Return a name for a column that is aggregated, which no column of the key has."""
+        name = f"_{number}"
+        while name in self._keys:
+            name = f"_{name}"
+        return name
 
     def _whole(self) -> tuple[Stream, tuple[str, ...]]:
         values = {name: col(name) for name in self._stream.columns if name not in self._keys}

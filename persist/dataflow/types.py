@@ -36,6 +36,10 @@ def as_on(operator: str, on: On, left: pa.Schema, right: pa.Schema) -> Pairs:
     """
     if isinstance(on, str):
         on = [on]
+    if not isinstance(on, Mapping | Sequence):
+        raise InvalidUsage(
+            f"{operator}: on={on!r} does not say which columns: give names, or {{this one's: the other's}}"
+        )
     pairs = tuple(on.items()) if isinstance(on, Mapping) else tuple((name, name) for name in on)
     if not pairs:
         raise InvalidUsage(f"{operator}: on={on!r} names no columns; for all pairs of records use cross()")

@@ -51,9 +51,11 @@ class Interner:
     def __init__(self, kind: pa.DataType) -> None:
         self.kind = kind
         self._is_nested = pat.is_nested(kind)
+        self._plain = _without_nanoseconds(kind)
         self._numbers: dict[Any, int] = {}
         self._values: npt.NDArray[np.object_] = np.empty(16, object)
         self._free: list[int] = []
+        self._pinned: set[int] = set()
         self._end = 0
 
     def __len__(self) -> int:
@@ -67,7 +69,7 @@ class Interner:
                 words = self._numbers_of(coded.dictionary.to_pylist())
                 at = coded.indices.fill_null(len(words)).to_numpy(zero_copy_only=False)
                 return np.append(words, NULL).take(at)
-        return self._numbers_of(array.to_pylist())
+        return self._numbers_of((array if self._plain == self.kind else array.cast(self._plain)).to_pylist())
 
     def _numbers_of(self, values: list[Any]) -> Ints:
         keys = [_frozen(value) for value in values] if self._is_nested else values
@@ -111,20 +113,48 @@ class Interner:
             found[is_null] = None
         else:
             found = self._values.take(words)
-        return pa.array(found.tolist(), self.kind, from_pandas=False)
+        array = pa.array(found.tolist(), self._plain, from_pandas=False)
+        return array if self._plain == self.kind else array.cast(self.kind)
 
     def value(self, number: int) -> Any:
         """Return the value of a number, in Python."""
         return self._values[number]
 
+    def pin(self, number: int) -> None:
+        """Keep a value for ever: the constants of a program stand in its operators, and in no update that is live."""
+        if number != NULL:
+            self._pinned.add(number)
+
     def retain(self, live: Ints) -> None:
-        """Forget all values but those whose numbers are in live. Numbers keep their meaning."""
+        """Forget all values but those whose numbers are in live, and those that are pinned. Numbers keep their
+        meaning."""
         keep = np.zeros(self._end, np.bool_)
         keep[live[live != NULL]] = True
+        keep[list(self._pinned)] = True
         for key in [key for key, number in self._numbers.items() if not keep[number]]:
             number = self._numbers.pop(key)
             self._values[number] = None
             self._free.append(number)
+
+
+def _without_nanoseconds(kind: pa.DataType) -> pa.DataType:
+    """Return a nested type with integers for what counts nanoseconds, which values of Python do not hold."""
+    if pat.is_list(kind):
+        return pa.list_(_plain_field(kind.value_field))
+    if pat.is_large_list(kind):
+        return pa.large_list(_plain_field(kind.value_field))
+    if pat.is_fixed_size_list(kind):
+        return pa.list_(_plain_field(kind.value_field), kind.list_size)
+    if pat.is_struct(kind):
+        return pa.struct([_plain_field(kind.field(at)) for at in range(kind.num_fields)])
+    if pat.is_map(kind):
+        return pa.map_(_plain_field(kind.key_field), _plain_field(kind.item_field), keys_sorted=kind.keys_sorted)
+    counts_nanoseconds = (pat.is_time64(kind) or pat.is_timestamp(kind) or pat.is_duration(kind)) and kind.unit == "ns"
+    return pa.int64() if counts_nanoseconds else kind
+
+
+def _plain_field(field: pa.Field) -> pa.Field:
+    return field.with_type(_without_nanoseconds(field.type))
 
 
 def _frozen(value: Any) -> Any:
@@ -173,6 +203,15 @@ class Domain:
                 "for NULL. Filter it out of the source, or replace it there."
             )
         return words
+
+    def constant(self, value: pa.Scalar) -> int:
+        """Return the word of a constant of the program, which keeps its meaning whatever is forgotten."""
+        # Arrow repeats no intervals.
+        one = pa.array([value.as_py()], value.type) if pat.is_interval(value.type) else pa.repeat(value, 1)
+        word = int(self.encode(one)[0])
+        if _is_interned(value.type):
+            self.interner(value.type).pin(word)
+        return word
 
     def decode(self, words: Ints, kind: pa.DataType) -> pa.Array:
         """Return the values of words, of a type."""
