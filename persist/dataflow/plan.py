@@ -330,18 +330,25 @@ def edges_into(node: Node) -> list[int]:
 
 def sources_of(plan: Plan, output: str) -> set[str]:
     """Return the collections that an output is made of."""
+    return {each.collection for each in _made_of(plan, output) if isinstance(each, Source)}
+
+
+def has_inputs(plan: Plan, output: str) -> bool:
+    """Return whether an output is made of what is given to the running program, which nothing keeps."""
+    return any(isinstance(each, Input) for each in _made_of(plan, output))
+
+
+def _made_of(plan: Plan, output: str) -> Iterator[Operator]:
     left = [
         n.number for n in plan.nodes.values() if isinstance(n.operator, Persist) and n.operator.collection == output
     ]
-    seen, found = set[int](), set[str]()
+    seen = set[int]()
     while left:
         node = plan.nodes[left.pop()]
         if node.number not in seen:
             seen.add(node.number)
             left += edges_into(node)
-            if isinstance(node.operator, Source):
-                found.add(node.operator.collection)
-    return found
+            yield node.operator
 
 
 def described(operator: Operator) -> str:

@@ -27,7 +27,7 @@ from persist.dataflow.batch import Layout, to_batch
 from persist.dataflow.errors import OutputConflict, SourceLost
 from persist.dataflow.kept import KeptLinear
 from persist.dataflow.operators import SinkOperator
-from persist.dataflow.plan import Plan, sources_of
+from persist.dataflow.plan import Plan, has_inputs, sources_of
 from persist.dataflow.sources import SourceReader
 from persist.dataflow.taps import to_table
 from persist.dataflow.timed import reads_time
@@ -57,6 +57,7 @@ class Output:
         sealed_to: up to where they are complete.
         definition: of a view, the number of its definition, and the time from which on that holds.
         corrects: the first commit makes of what the collection holds what it should hold.
+        compares: before the first commit, what the collection holds is compared with what it should hold.
         jumps_to: the first commit passes over the times before this one, which cannot be read then.
     """
 
@@ -75,6 +76,7 @@ class Output:
         self.definition = definition
         self.keeps = keeps
         self.corrects = False
+        self.compares = False
         self.jumps_to: int | None = None
         self._domain = domain
         self._layout = Layout(len(sink.schema), 0, 1)
@@ -112,7 +114,7 @@ class Output:
                 np.maximum(found[-2], self.done, out=found[-2])
             late = found[-2] >= self.done
             self.waiting.append(found[:, late])
-            if self.corrects:
+            if self.corrects or self.compares:
                 self._before.append(found[:, ~late])
         self.sealed_to = max(self.sealed_to, end_of(self.sink.frontier))
 
@@ -120,14 +122,39 @@ class Output:
         """Of a changed program: add what makes the collection at the first unsealed time what it should be."""
         if not self.corrects or self.sealed_to <= self.began_at:
             return
+        self.waiting.append(self._missing())
         self.corrects = False
-        is_ = self.collection.snapshot(self.began_at - 1, form="diff").to_arrow()
-        rows = self._words(is_)
+        self._before = []
+
+    def compare(self) -> None:
+        """If it cannot be told who wrote the collection: compare what it holds with what this program gives.
+
+        Raises:
+            OutputConflict: they differ, so what comes now would not fit what is there.
+        """
+        if not self.compares or self.sealed_to < self.began_at:
+            return
+        if (self.collection.since.time or 0) < self.began_at:
+            missing = self._missing()
+            if missing.shape[1]:
+                raise OutputConflict(
+                    self.collection.name,
+                    f"it was sealed to {self.began_at} before this program was opened, and what it holds as of "
+                    f"{self.began_at - 1} differs from what this program gives, for example by "
+                    f"{self.table(missing[:, :1]).drop_columns(['_time']).to_pylist()[0]}. If the program has inputs "
+                    "in memory, insert all their updates again, from the first one on. If the program has changed, "
+                    "or its sources are not what they were, open it with replace=True",
+                )
+        self.compares = False
+        self._before = []
+
+    def _missing(self) -> Ints:
+        """Return what the collection lacks of what the program gave before it began, at the time when it began."""
+        rows = self._words(self.collection.snapshot(self.began_at - 1, form="diff").to_arrow())
         rows[-1] *= -1
         both = np.concatenate([*self._before, rows], axis=1)
         both[-2] = self.began_at
-        self.waiting.append(to_batch(both, self._layout)[1:])
-        self._before = []
+        return to_batch(both, self._layout)[1:]
 
     def check_jump(self) -> None:
         """Raise OutputConflict if somebody keeps times readable that are passed over."""
@@ -299,6 +326,8 @@ class Outputs:
         if len(asked) > 1:
             raise InvalidUsage(f"the sources ask for as_of {sorted(asked)}: a program begins at one time")
         self._replays = reads_time(plan) and not any(each.keeps for each in self.every)
+        for output in self.every:
+            output.compares = self._is_of_unknown_origin(output, plan)
         if not sources:
             return 0
         uppers = [end_of(each.collection.upper) for each in sources]
@@ -320,6 +349,19 @@ class Outputs:
             if resume_at is not None and not self._replays:
                 output.restore(begin)
         return begin
+
+    def _is_of_unknown_origin(self, output: Output, plan: Plan) -> bool:
+        """Return whether it cannot be told that a sealed output was written by this program, from what it reads now.
+
+        The program's hold on a source is the sign of it: it goes with the source, and with `Program.drop`. What was
+        given to inputs in memory is not kept at all.
+        """
+        known = output.corrects or output.keeps is not None or output.definition is not None
+        if known or not 0 < output.upper < NEVER or self._replays:
+            return False
+        names = sources_of(plan, output.collection.name)
+        held = [each.held_at() for each in self._sources if each.operator.collection in names]
+        return has_inputs(plan, output.collection.name) or (bool(held) and None in held)
 
     def _check_behind(self, sources: Sequence[SourceReader], plan: Plan) -> None:
         """Raise OutputConflict if an output is sealed further than the sources that it is made of."""
@@ -363,6 +405,7 @@ class Outputs:
         seqno = None
         for each in self.every:
             each.correct()
+            each.compare()
             if each.upper > each.done:
                 each.follow(each.upper)
         while any(each.sealed_to > each.upper for each in self.every):
