@@ -5,9 +5,11 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as pat
 
 from persist.blob import InvalidUsage
-from persist.codecs import CollectionSchema, to_updates
+from persist.codecs import TIME_MAX, CollectionSchema, to_updates
 from persist.codecs.errors import InvalidUpdate
 from persist.dataflow.batch import Layout, to_batch
 from persist.dataflow.errors import InputClosed
@@ -130,18 +132,40 @@ class InputHandle:
         missing = [name for name in names if name not in table.column_names]
         if missing:
             raise InvalidUpdate(f"input {self.name!r}: the updates lack the column {missing[0]!r} of their times")
-        times = np.array([table[name].combine_chunks().to_numpy() for name in names], np.int64)
+        times = np.array([self._coordinate(name, table[name]) for name in names], np.int64)
         table = table.drop_columns(names)
         if "_diff" in table.column_names:
             keep = table["_diff"].to_numpy() != 0
             table, times = table.filter(pa.array(keep)), times[:, keep]
-        if times.size and times.min() < 0:
-            raise InvalidUpdate(f"input {self.name!r}: a coordinate of a time is {times.min()}, and cannot be negative")
         found = to_updates(table.append_column("_time", pa.array(np.zeros(len(table), np.int64))), self._schema)
         return found, times
 
+    def _coordinate(self, name: str, column: pa.ChunkedArray) -> Ints:
+        """Return a column of coordinates of times.
+
+        Raises:
+            InvalidUpdate: it is not of whole numbers from 0 to `TIME_MAX`.
+        """
+        if not pat.is_integer(column.type):
+            raise InvalidUpdate(f"input {self.name!r}: the column {name!r} is of type {column.type}; give int64")
+        if column.null_count:
+            raise InvalidUpdate(f"input {self.name!r}: the column {name!r} holds NULL: every update needs a time")
+        bounds = pc.min_max(column).as_py()
+        for each in bounds.values() if len(column) else ():
+            if not 0 <= each <= TIME_MAX:
+                raise InvalidUpdate(
+                    f"input {self.name!r}: a time has {name}={each}, which is not a whole number from 0 to {TIME_MAX}"
+                )
+        found: Ints = column.cast(pa.int64()).to_numpy()
+        return found
+
     def _with_time_tuples(self, updates: Iterable[Any]) -> tuple[pa.Table, Ints]:
         kept, times = [], []
+        if not isinstance(updates, Iterable):
+            raise InvalidUpdate(
+                f"input {self.name!r}: the updates are {updates!r:.100}; give ((key, value), time, diff) tuples, or "
+                "anything Arrow"
+            )
         for each in updates:
             if not isinstance(each, tuple) or len(each) != 3:
                 raise InvalidUpdate(f"input {self.name!r}: {each!r:.100} is not a tuple ((key, value), time, diff)")

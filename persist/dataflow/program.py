@@ -32,6 +32,7 @@ from persist.dataflow.stages import record_schema
 from persist.dataflow.stream import Stream
 from persist.dataflow.types import Columns, shown
 from persist.errors import CollectionNotFound, HoldNotFound
+from persist.names import check_name
 from persist.timeline import Moment
 
 ITERATIONS_MAX = 1000
@@ -73,6 +74,7 @@ class Program(Draft):
             as_of: the time of the snapshot; everything before is seen at this time. None: the latest it can be. If the
                 collection has a timeline, it may be a moment: the last time that is not after it.
         """
+        check_name(collection)
         self.check_source(collection)
         if self.dimensions != 1:
             raise InvalidUsage(
@@ -81,11 +83,14 @@ class Program(Draft):
             )
         if schema is None:
             schema = self._columns_of(collection)
-        columns = pa.schema([pa.field(each.name, each.type) for each in pa.schema(_items(schema))])
+        given = record_schema(schema, f"source {collection!r}")
+        columns = pa.schema([pa.field(each.name, each.type) for each in given])
         return Stream(self, self.plan.add(Source(collection, as_of), (), columns).number)
 
     def constant(self, records: pa.Table) -> Stream:
         """Return records that are there from the first time on, and never change."""
+        if not isinstance(records, pa.Table):
+            raise InvalidUsage(f"constant: {records!r:.100} is not a pyarrow Table of records")
         columns = record_schema(records.schema, "constant")
         return Stream(self, self.plan.add(Constant(records), (), columns).number)
 
@@ -146,7 +151,7 @@ class Program(Draft):
             options: those of `persist.dataflow.running.Options`.
         """
         self.check()
-        return Running(self, client, Options(**options))
+        return Running(self, client, Options.of(options))
 
     def run_on(self, spark: Any, client: Client, **options: Any) -> Any:
         """Bring the outputs up to what the sources have sealed by the tasks of a Spark session, in one commit.
@@ -222,7 +227,7 @@ class Scope:
         if (initial is None) == (schema is None):
             raise InvalidUsage(f"variable {name!r}: give either an initial stream, or the columns with schema={{…}}")
         start = None if initial is None else self.enter(initial)
-        columns = start.schema if start is not None else pa.schema(_items(schema))
+        columns = start.schema if start is not None else record_schema(schema, f"variable {name!r}")
         node = self.program.plan.add(Variable(name), (), columns, self.number)
         whole = Stream(self.program, node.number)
         if start is not None:
@@ -287,7 +292,3 @@ def _cycle_without_consolidation(plan: Plan, variable: int) -> list[int]:
                 seen.add(each)
                 paths.append([*path, each])
     return []
-
-
-def _items(schema: Columns | None) -> Any:
-    return schema if isinstance(schema, pa.Schema) else list((schema or {}).items())

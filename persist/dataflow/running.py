@@ -2,9 +2,11 @@
 
 import threading
 import time as clock
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from os import PathLike
+from os.path import isdir
 from types import TracebackType
 from typing import Any
 
@@ -50,7 +52,30 @@ class Options:
     replace: bool = False
     jump: bool = False
     memory_budget: int = 4 << 30
-    spill_folder: str | None = None
+    spill_folder: str | PathLike[str] | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("optimise", "replace", "jump"):
+            if not isinstance(getattr(self, name), bool):
+                raise InvalidUsage(f"open: {name}={getattr(self, name)!r} is neither True nor False")
+        budget, folder = self.memory_budget, self.spill_folder
+        if isinstance(budget, bool) or not isinstance(budget, int) or budget < 0:
+            raise InvalidUsage(f"open: memory_budget={budget!r} is not a number of bytes: give a whole one from 0 on")
+        if folder is not None and not (isinstance(folder, str | PathLike) and isdir(folder)):
+            raise InvalidUsage(f"open: spill_folder={folder!r} is not a folder: make it, or leave it out")
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any]) -> "Options":
+        """Return options that were given by name.
+
+        Raises:
+            InvalidUsage: there is no such option, or it cannot have this value.
+        """
+        names = [each.name for each in fields(cls)]
+        unknown = [name for name in given if name not in names]
+        if unknown:
+            raise InvalidUsage(f"open: there is no option {unknown[0]!r}; there are {', '.join(names)}")
+        return cls(**given)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +106,7 @@ class Running:
         self._options = options
         self._stopped = threading.Event()
         self._is_broken = False
+        self._is_closed = False
         self._domain = Domain()
         self._spill = Spill(options.memory_budget, options.spill_folder)
         kept = {each: name for each in kept_apart(self.plan) if (name := program.kept(each)) is not None}
@@ -295,6 +321,7 @@ class Running:
 
     def close(self) -> None:
         """Stop reading, and free what is held; idempotent. Outputs stay sealed where they are."""
+        self._is_closed = True
         self._stopped.set()
         for source in self._sources:
             source.close()
@@ -310,6 +337,8 @@ class Running:
         self.close()
 
     def _check(self) -> None:
+        if self._is_closed:
+            raise InvalidUsage(f"program {self.program.name!r} was closed: open it again with program.open(…)")
         if self._is_broken:
             raise InvalidUsage(
                 f"program {self.program.name!r} failed in the middle of a step, so what it holds cannot be "

@@ -7,6 +7,7 @@ they are mapped, so they are gone when nothing refers to them, whatever ends the
 import mmap
 import tempfile
 import weakref
+from os import PathLike
 
 import numpy as np
 
@@ -23,7 +24,7 @@ class Spill:
         folder: where files are made; None for the system's folder for temporary files.
     """
 
-    def __init__(self, budget: int, folder: str | None) -> None:
+    def __init__(self, budget: int, folder: str | PathLike[str] | None) -> None:
         self._budget = budget
         self._folder = folder
         self._in_memory = 0

@@ -74,7 +74,8 @@ def _pair(one: Time, other: Time) -> tuple[Coordinates, Coordinates]:
 class Antichain:
     """A frontier: times none of which is before another. The empty one means "complete, for ever".
 
-    `a <= b` holds when every element of b is beyond a. Frontiers of one dimension hold one element, or none.
+    `a <= b` holds when every element of b is beyond a; a time stands for the frontier that it is the element of.
+    Frontiers of one dimension hold one element, or none.
     """
 
     __slots__ = ("_rows", "points")
@@ -111,13 +112,13 @@ class Antichain:
         """Return the frontier that the times beyond this one are beyond, and time too."""
         return Antichain(*self.points, time)
 
-    def meet(self, other: "Antichain") -> "Antichain":
+    def meet(self, other: "Antichain | Time") -> "Antichain":
         """Return the greatest frontier not after either: what is beyond it is beyond one of them."""
-        return Antichain(*self.points, *other.points)
+        return Antichain(*self.points, *_frontier(other).points)
 
-    def join(self, other: "Antichain") -> "Antichain":
+    def join(self, other: "Antichain | Time") -> "Antichain":
         """Return the least frontier not before either: what is beyond it is beyond both."""
-        return Antichain(*(lub(one, two) for one in self.points for two in other.points))
+        return Antichain(*(lub(one, two) for one in self.points for two in _frontier(other).points))
 
     def has_beyond(self, time: Time) -> bool:
         """Return whether time is beyond it."""
@@ -144,17 +145,17 @@ class Antichain:
             np.minimum(found, np.maximum(times, element[:, None]), out=found)
         return found
 
-    def __le__(self, other: "Antichain") -> bool:
-        return all(self.has_beyond(element) for element in other.points)
+    def __le__(self, other: "Antichain | Time") -> bool:
+        return all(self.has_beyond(element) for element in _frontier(other).points)
 
-    def __lt__(self, other: "Antichain") -> bool:
-        return self != other and self <= other
+    def __lt__(self, other: "Antichain | Time") -> bool:
+        return self != _frontier(other) and self <= other
 
-    def __ge__(self, other: "Antichain") -> bool:
-        return other <= self
+    def __ge__(self, other: "Antichain | Time") -> bool:
+        return _frontier(other) <= self
 
-    def __gt__(self, other: "Antichain") -> bool:
-        return other < self
+    def __gt__(self, other: "Antichain | Time") -> bool:
+        return _frontier(other) < self
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Antichain) and self.points == other.points
@@ -164,6 +165,10 @@ class Antichain:
 
     def __repr__(self) -> str:
         return f"Antichain({', '.join(map(str, self.elements))})"
+
+
+def _frontier(given: Antichain | Time) -> Antichain:
+    return given if isinstance(given, Antichain) else Antichain(given)
 
 
 def _before(one: Coordinates, other: Coordinates) -> bool:
@@ -202,16 +207,20 @@ class MutableAntichain:
         """Add changes of counts, and return how the frontier's elements changed: +1 came, -1 went.
 
         Raises:
-            InvalidUsage: a count would become negative; nothing was changed.
+            InvalidUsage: a count would become negative, or times have different dimensions; nothing was changed.
         """
         counts = self._counts.copy()
         for time, change in changes:
+            if isinstance(change, bool) or not isinstance(change, int):
+                raise InvalidUsage(f"the count of time {time!r} cannot change by {change!r}: give a whole number")
             counts[coordinates("time", time)] += change
         for point, count in counts.items():
             if count < 0:
                 raise InvalidUsage(f"the count of time {as_given(point)} would become {count}: it was never that high")
-        self._counts = +counts
-        before, self._frontier = self._frontier, Antichain(*self._counts)
+        counts = +counts
+        found = Antichain(*counts)
+        self._counts = counts
+        before, self._frontier = self._frontier, found
         gone = [(as_given(point), -1) for point in before.points if point not in self._frontier.points]
         return gone + [(as_given(point), 1) for point in self._frontier.points if point not in before.points]
 

@@ -110,4 +110,4 @@ def open_together(programs: Sequence[Program], client: Client | None = None, **o
 
     What each captures and probes is where it was asked for. Inputs are called by their names.
     """
-    return Running(Together(programs), client, Options(**options))
+    return Running(Together(programs), client, Options.of(options))
