@@ -40,7 +40,13 @@ class AdmittingCache(ByteBoundedLru[K, V]):
     def get(self, key: K) -> V | None:
         """Return the value of a key, which then counts as wanted once more, whether it is here or not."""
         with self._lock:
-            self._count(key)
+            counts = self._counts
+            count = counts.get(key, 0)
+            if count < COUNT_MAX:
+                counts[key] = count + 1
+            self._questions += 1
+            if self._questions >= QUESTIONS_MIN and self._questions >= AGE_FACTOR * len(self._kept):
+                self._age()
             found = self._kept.get(key)
             if found is None:
                 return None
@@ -96,9 +102,6 @@ class AdmittingCache(ByteBoundedLru[K, V]):
             self._kept.move_to_end(other, last=False)
         return True
 
-    def _count(self, key: K) -> None:
-        self._counts[key] = min(self._counts.get(key, 0) + 1, COUNT_MAX)
-        self._questions += 1
-        if self._questions >= max(AGE_FACTOR * len(self._kept), QUESTIONS_MIN):
-            self._questions = 0
-            self._counts = {each: count // 2 for each, count in self._counts.items() if count > 1}
+    def _age(self) -> None:
+        self._questions = 0
+        self._counts = {each: count // 2 for each, count in self._counts.items() if count > 1}

@@ -25,7 +25,7 @@ from persist.codecs.types.schema import TIME_MAX, TIME_UNITS, CollectionSchema, 
 from persist.codecs.types.suggestion import did_you_mean
 from persist.codecs.updates.inputs import TableStream, opened
 from persist.codecs.updates.plain import Stamp, stamped
-from persist.codecs.updates.small import SmallUpdates, gathered, small_updates
+from persist.codecs.updates.small import SmallUpdates, gathered, small_key, small_updates
 from persist.codecs.updates.updates import streamed_updates, to_rows, to_tuples, to_updates
 
 __all__ = [
@@ -85,6 +85,7 @@ __all__ = [
     "row_hashes",
     "scalar_from_json",
     "scalar_to_json",
+    "small_key",
     "small_updates",
     "sort_indices",
     "stamped",

@@ -50,13 +50,12 @@ class SortedKeys:
         # Integers and times are packed as they are stored.
         is_stored = self._layout is None or (self._layout.is_number and not pat.is_floating(self._arrays[0].type))
         self.packs = not is_stored
-        room = self._layout.row_bytes if self._layout is not None and self.packs else 0
-        self._nbytes = int(self.batch.nbytes) + room * len(self)
 
     @property
     def nbytes(self) -> int:
         """What the keys take, packed ones included."""
-        return self._nbytes
+        room = self._layout.row_bytes if self._layout is not None and self.packs else 0
+        return int(self.batch.nbytes) + room * len(self)
 
     def __len__(self) -> int:
         return int(self.batch.num_rows)

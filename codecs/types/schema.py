@@ -22,9 +22,9 @@ Written form, part of the storage format:
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar, cast
 
 import msgspec
 import pyarrow as pa
@@ -43,6 +43,8 @@ TIME = "_time"
 DIFF = "_diff"
 TIME_MAX = 2**63 - 2  # The greatest time: one more is the first that no update may have.
 NOT_NULL = "not null"
+
+T = TypeVar("T")
 TIME_UNITS = ("s", "ms", "us", "ns")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
@@ -117,6 +119,13 @@ class Side:
         raise ValueError(f"{j!r:.80} is not the written form of a {side}")
 
 
+class _Derived(dict[Callable[["CollectionSchema"], Any], Any]):
+    """What was made of a schema, by what made it. It does not travel with the schema: it can be made again."""
+
+    def __reduce__(self) -> tuple[type["_Derived"], tuple[()]]:
+        return _Derived, ()
+
+
 @dataclass(frozen=True, slots=True, weakref_slot=True)
 class CollectionSchema:
     """The fields of key and value of one collection, with what follows from them worked out once.
@@ -143,6 +152,7 @@ class CollectionSchema:
     ids: tuple[int, ...] = ()
     defaults: tuple[tuple[int, str], ...] = ()
     known: tuple["CollectionSchema", ...] = field(default=(), repr=False, compare=False)
+    _derived: _Derived = field(init=False, repr=False, compare=False)
     key_names: tuple[str, ...] = field(init=False, repr=False, compare=False)
     value_names: tuple[str, ...] = field(init=False, repr=False, compare=False)
     names: tuple[str, ...] = field(init=False, repr=False, compare=False)
@@ -160,6 +170,7 @@ class CollectionSchema:
                 f"field {name!r} occurs {count} times in key {list(self.key.names)} and value "
                 f"{list(self.value.names)}: names must be unique over both. Rename one of them."
             )
+        object.__setattr__(self, "_derived", _Derived())
         ends = [pa.field(TIME, pa.int64(), nullable=False), pa.field(DIFF, pa.int64(), nullable=False)]
         object.__setattr__(self, "ids", self.ids or tuple(range(len(names))))
         object.__setattr__(self, "key_names", self.key.names)
@@ -194,15 +205,20 @@ class CollectionSchema:
         check_width([*sides[0].fields, *sides[1].fields])
         return cls(*sides, timeline)
 
+    def derived(self, make: Callable[["CollectionSchema"], T]) -> T:
+        """Return what a function makes of this schema, which is made once: a look-up by the schema hashes all of it."""
+        found = self._derived.get(make, _Derived)
+        if found is _Derived:
+            found = self._derived[make] = make(self)
+        return cast(T, found)
+
     @property
     def reading(self) -> str:
         """What is read from the same bytes of the same version is the same where this is: a name for caches.
 
         Bytes alone do not tell: a batch names no columns, and a name may stand for another column in another version.
         """
-        if not self.known:
-            return f"{self.key_names} {self.value_names} {self.types}"
-        return msgspec.json.encode([self.version, *(each.to_json() for each in self.known)]).decode()
+        return self.derived(_reading)
 
     def distinct(self, what: str, names: Sequence[str]) -> tuple[str, ...]:
         """Return names of some columns, key and value, which a caller gave as the argument called what.
@@ -273,6 +289,12 @@ class CollectionSchema:
             )
         sides = (_with_codec(stored.key, self.key), _with_codec(stored.value, self.value))
         return replace(stored, key=sides[0], value=sides[1])
+
+
+def _reading(schema: CollectionSchema) -> str:
+    if not schema.known:
+        return f"{schema.key_names} {schema.value_names} {schema.types}"
+    return msgspec.json.encode([schema.version, *(each.to_json() for each in schema.known)]).decode()
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,10 +6,12 @@ values that are certain to convert: `small_updates` accepts a value by its exact
 at whatever else it sees, for `to_updates` to take over. It never raises and never refuses an update by itself.
 """
 
+# Generators take several times as long as loops for one value, of which there is one most of the time.
+# ruff: noqa: SIM110
+
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime
-from functools import lru_cache
 from itertools import chain
 from typing import Any
 
@@ -55,7 +57,10 @@ class SmallUpdates:
 
 def small_updates(data: Any, schema: CollectionSchema) -> SmallUpdates | None:
     """Return data as columns, or None if it is not a short list of well-formed tuples of plain values."""
-    if type(data) is not list or not 0 < len(data) <= ROWS_MAX or not _is_plain(schema):
+    if type(data) is not list or not 0 < len(data) <= ROWS_MAX:
+        return None
+    checks = schema.derived(_checks)
+    if checks is None:
         return None
     try:
         if {*map(type, data)} != _TUPLE:
@@ -68,11 +73,33 @@ def small_updates(data: Any, schema: CollectionSchema) -> SmallUpdates | None:
         columns += [list(times), list(diffs)]
     except (TypeError, ValueError):
         return None
-    checks = _checks(schema)
-    if len(columns) != len(checks) or not all(check(c) for check, c in zip(checks, columns, strict=True)):
+    if not _pass(checks, columns):
         return None
-    text = sum(len(v) for column in columns for v in column if type(v) in _TEXTS)
+    text = 0
+    for column in columns:
+        for v in column:
+            if type(v) in _TEXTS:
+                text += len(v)
     return SmallUpdates(columns, len(times) * _UPDATE_BYTES + text) if text <= TEXT_BYTES_MAX else None
+
+
+def small_key(key: Any, schema: CollectionSchema) -> pa.RecordBatch | None:
+    """Return one plain key as a batch of the key columns, or None if it is not certain to be one."""
+    checks = schema.derived(_checks)
+    if checks is None:
+        return None
+    try:
+        columns = _side((key,), len(schema.key.fields))
+    except ValueError:
+        return None
+    fields = schema.derived(_key_fields)
+    if not columns or not _pass(checks[: len(fields)], columns):
+        return None
+    text = sum(len(value) for (value,) in columns if type(value) in _TEXTS)
+    if text > TEXT_BYTES_MAX or any(value == 0 or value != value for (value,) in columns if type(value) is float):
+        return None  # Of floats, zeros and NaN would have to be made canonical.
+    arrays = [plain_array(column, kind) for column, kind in zip(columns, fields.types, strict=True)]
+    return pa.RecordBatch.from_arrays(arrays, schema=fields)
 
 
 def gathered(batches: Sequence[SmallUpdates], schema: CollectionSchema) -> pa.Table:
@@ -92,21 +119,32 @@ def _side(values: tuple[Any, ...], fields: int) -> list[Column]:
         if any(value is not None for value in values):
             raise ValueError
         return []
-    if not all(type(value) is tuple and len(value) == fields for value in values):
-        raise ValueError
+    for value in values:
+        if not (type(value) is tuple and len(value) == fields):
+            raise ValueError
     return [list(column) for column in zip(*values, strict=True)]
 
 
-@lru_cache(maxsize=1024)
-def _checks(schema: CollectionSchema) -> tuple[Check, ...]:
-    fields = [_check(field) for field in (*schema.key.fields, *schema.value.fields)]
-    return (*fields, _are_times, _are_diffs)
+def _pass(checks: Sequence[Check], columns: Sequence[Column]) -> bool:
+    if len(checks) != len(columns):
+        return False
+    for check, column in zip(checks, columns, strict=True):
+        if not check(column):
+            return False
+    return True
 
 
-@lru_cache(maxsize=1024)
-def _is_plain(schema: CollectionSchema) -> bool:
-    sides = (schema.key, schema.value)
-    return all(side.codec_name is None and all(f.type in _CHECKS for f in side.fields) for side in sides)
+def _checks(schema: CollectionSchema) -> tuple[Check, ...] | None:
+    """Return what is checked of each column, or None if there are columns of other types than these."""
+    fields = (*schema.key.fields, *schema.value.fields)
+    codecs = (schema.key.codec_name, schema.value.codec_name)
+    if codecs != (None, None) or not all(field.type in _CHECKS for field in fields):
+        return None
+    return (*map(_check, fields), _are_times, _are_diffs)
+
+
+def _key_fields(schema: CollectionSchema) -> pa.Schema:
+    return pa.schema([schema.arrow.field(name) for name in schema.key_names])
 
 
 def _check(field: pa.Field) -> Check:
@@ -120,12 +158,18 @@ def _of_types(*kinds: type) -> Check:
 
 
 def _are_ints(column: Column) -> bool:
-    return all(v is None or (type(v) is int and -(2**63) <= v < 2**63) for v in column)
+    for v in column:
+        if not (v is None or (type(v) is int and -(2**63) <= v < 2**63)):
+            return False
+    return True
 
 
 def _are_texts(column: Column) -> bool:
     # Text that is not ASCII may hold a lone surrogate, which has no UTF-8.
-    return all(v is None or (type(v) is str and v.isascii()) for v in column)
+    for v in column:
+        if not (v is None or (type(v) is str and v.isascii())):
+            return False
+    return True
 
 
 def _are_naive(column: Column) -> bool:
@@ -133,11 +177,17 @@ def _are_naive(column: Column) -> bool:
 
 
 def _are_times(column: Column) -> bool:
-    return all(type(v) is int and 0 <= v <= TIME_MAX for v in column)
+    for v in column:
+        if not (type(v) is int and 0 <= v <= TIME_MAX):
+            return False
+    return True
 
 
 def _are_diffs(column: Column) -> bool:
-    return all(type(v) is int and v and -(2**63) <= v < 2**63 for v in column)
+    for v in column:
+        if not (type(v) is int and v and -(2**63) <= v < 2**63):
+            return False
+    return True
 
 
 _CHECKS: dict[pa.DataType, Check] = {

@@ -1,8 +1,8 @@
 """What one read works with: a reader of parts, and the claim that keeps their blobs in the store."""
 
 import weakref
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from types import TracebackType
 
 from persist.blob import InvalidUsage, MissingBlob
 from persist.errors import LeaseExpired
@@ -30,7 +30,7 @@ class ClaimedRead:
         self.name = name
         self._source = source
         self._claim = claim
-        self._is_needed = is_needed
+        self._explained = _Explained(is_needed)
         self._release = weakref.finalize(self, claim.release)
 
     def __call__(self) -> PartReader:
@@ -60,14 +60,26 @@ class ClaimedRead:
         """Give up the claim; idempotent."""
         self._release()
 
-    @contextmanager
-    def explained(self) -> Iterator[None]:
-        """Raise LeaseExpired in place of MissingBlob, if the blob is missing because it was collected."""
-        try:
-            yield
-        except MissingBlob as error:
-            if self._is_needed(error.key):
-                raise
+    def explained(self) -> "_Explained":
+        """Raise, in a `with`, LeaseExpired in place of MissingBlob, if the blob is missing because it was collected."""
+        return self._explained
+
+
+class _Explained:
+    """Keeps nothing of the block that it is used for, so one serves for all reads: a point read enters one each."""
+
+    __slots__ = ("_is_needed",)
+
+    def __init__(self, is_needed: Callable[[str], bool]) -> None:
+        self._is_needed = is_needed
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if isinstance(error, MissingBlob) and not self._is_needed(error.key):
             raise collected(error) from error
 
 

@@ -5,7 +5,7 @@ tiny parts that follow each other in the history are read as one, sorted by key,
 parts come at the end of the history: groups before the last one stay as they are until a compaction.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import pyarrow as pa
 
@@ -43,6 +43,10 @@ class JoinedRows:
     def are_in_memory(self, wanted: SortedKeys | None) -> bool:
         """Return whether `with_keys` has to read nothing."""
         return self._reader.decoded.peek(self._name) is not None or all(part.inline for part in self._parts)
+
+    def at_hand(self, wanted: SortedKeys | None) -> Iterable[pa.Table] | None:
+        """Return what `with_keys` does, if nothing has to be read for that; None otherwise."""
+        return self.with_keys(wanted) if self.are_in_memory(wanted) else None
 
     def with_keys(self, wanted: SortedKeys | None) -> Iterator[pa.Table]:
         """Yield the rows with a wanted key: the key columns and the others, in the order of keys, then of parts."""

@@ -9,7 +9,7 @@ memory only what cannot go there. Rows of a file are used only after these very 
 """
 
 import json
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from itertools import pairwise
 from typing import TypeAlias
 
@@ -33,16 +33,24 @@ class PartRows:
     """The rows of a part for one look-up.
 
     Args:
-        types: `CollectionSchema.reading`.
+        types: the version of the part, and `CollectionSchema.reading`.
         columns: those wanted besides the key columns.
+        fields: of key columns and columns.
     """
 
     def __init__(
-        self, part: Part, schema: CollectionSchema, types: str, columns: tuple[str, ...], reader: PartReader
+        self,
+        part: Part,
+        schema: CollectionSchema,
+        types: str,
+        columns: tuple[str, ...],
+        fields: pa.Schema,
+        reader: PartReader,
     ) -> None:
         self._part = part
         self._schema = schema
-        self._types = f"{part.schema} {types}"
+        self._types = types
+        self._row_fields = fields
         self._keys = schema.key_names
         self._columns = columns
         self._reader = reader
@@ -69,6 +77,46 @@ class PartRows:
             for first, end, groups in self._blocks(bounds, wanted)
             for columns in kinds
         )
+
+    def at_hand(self, wanted: SortedKeys | None) -> Iterable[pa.Table] | None:
+        """Return what `with_keys` does, if nothing has to be read for that, as far as is known; None otherwise."""
+        block = None if wanted is None or self._is_small else self._block()
+        if block is None:
+            return self.with_keys(wanted) if self.are_in_memory(wanted) else None
+        assert wanted is not None
+        keys, values = block
+        rows = keys.find(wanted)
+        return [self._taken(rows, keys, values)] if len(rows) else []
+
+    def _block(self) -> tuple[SortedKeys, pa.RecordBatch | None] | None:
+        """Return all rows of the part, if they are one block in memory: its keys, and the other columns if any.
+
+        To search in it takes no longer than to ask where to.
+        """
+        decoded = self._reader.decoded
+        bounds = decoded.get((self._part.checksum, "bounds", self._types))
+        if bounds is None:
+            return None
+        assert isinstance(bounds, GroupBounds)
+        self._known_bounds = bounds
+        total = len(bounds.firsts) - 1
+        if total > bounds.group_count_max or not self._keys:
+            return None
+        names = [self._name(columns, (0, total)) for columns in (self._keys, self._columns) if columns]
+        if not all(decoded.peek(name) is not None for name in names):
+            return None
+        keys, values = decoded.get(names[0]), decoded.get(names[-1]) if self._columns else None
+        if keys is None or (self._columns and values is None):  # It has gone meanwhile.
+            return None
+        assert isinstance(keys, SortedKeys)
+        assert values is None or isinstance(values, pa.RecordBatch)
+        return keys, values
+
+    def _taken(self, rows: Numbers, keys: SortedKeys, values: pa.RecordBatch | None) -> pa.Table:
+        """Return some rows of a piece, of which values are the other columns; one call for all takes half as long."""
+        columns = keys.batch.columns if values is None else [*keys.batch.columns, *values.columns]
+        whole = pa.RecordBatch.from_arrays(columns, schema=self._row_fields)
+        return pa.Table.from_batches([whole.take(int64_array(rows))])
 
     def with_keys(self, wanted: SortedKeys | None) -> Iterator[pa.Table]:
         """Yield the rows with a wanted key: the key columns and the others; None wants all rows."""
@@ -116,11 +164,7 @@ class PartRows:
             return
         pieces = values(rows + start) if self._columns else []
         if len(pieces) == 1 and len(pieces[0][1]) == len(keys) and pieces[0][0] == start:
-            # Mostly both are one block, and one call for all columns takes half as long as two.
-            columns = [*keys.batch.columns, *_batch(pieces[0][1]).columns]
-            fields = [*keys.batch.schema, *_batch(pieces[0][1]).schema]
-            whole = pa.RecordBatch.from_arrays(columns, schema=pa.schema(fields))
-            yield pa.Table.from_batches([whole.take(int64_array(rows))])
+            yield self._taken(rows, keys, _batch(pieces[0][1]))  # Mostly both are one block.
             return
         taken = [keys.batch.take(int64_array(rows))]
         if pieces:

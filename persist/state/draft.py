@@ -22,6 +22,8 @@ from persist.state.tokens import Used, were_used
 
 DraftStep = Mutation | Planned | Condition
 
+_ONLY_APPENDS = {PlannedAppend}
+
 
 class Draft:
     """A state being extended by operations that are not in the log yet, to tell which of them are valid.
@@ -40,6 +42,8 @@ class Draft:
         self._epoch = epoch
         self._new_tokens: dict[Used, str | None] = {}  # With the digests of what they name.
         self._appended: set[str] = set()  # Collections that operations before this one add updates to.
+        # Planned appends that were valid, by all but their time, and from which time on others like them are, too.
+        self._valid_from: dict[tuple[str, int], int] = {}
         self._now = Changing(MapChanges(state.entries), MapChanges(state.ids), state.control, _with_step)
 
     def extend(self, steps: Iterable[DraftStep]) -> bool:
@@ -55,11 +59,10 @@ class Draft:
         steps = tuple(steps)
         now = self._now
         check_writer(now.control.writer, now.control.epoch, self._epoch, steps)
-        if all(isinstance(step, PlannedAppend) for step in steps):
+        if {*map(type, steps)} == _ONLY_APPENDS:
             for step in steps:  # They change nothing that is followed here, so nothing has to be undone.
                 assert isinstance(step, PlannedAppend)
-                after_step(now.entry_for(step).contents, step)
-                self._appended.add(step.collection)
+                self._check(step)
             return True
         if self._repeats_batch(steps):
             return False
@@ -71,12 +74,22 @@ class Draft:
             if isinstance(step, ExpectNothingBeyondUpper) and step.collection in self._appended:
                 raise UpdatesBeyondUpper(step.upper, None)
             draft.add(step, self._seqno, 0)
+        self._valid_from.clear()
         now.entries.update(draft.entries)
         now.ids.update(draft.ids)
         now.control = draft.control
         self._new_tokens.update(tokens)
         self._appended.update(step.collection for step in steps if isinstance(step, PlannedAppend))
         return True
+
+    def _check(self, step: PlannedAppend) -> None:
+        """Check one append to what is known here. Of many tiny writes of a group, only times are told apart."""
+        alike = step.collection, step.schema
+        valid_from = self._valid_from.get(alike)
+        if valid_from is None or step.time_min < valid_from:
+            after_step(self._now.entry_for(step).contents, step)
+            self._valid_from[alike] = step.time_min
+            self._appended.add(step.collection)
 
     def _repeats_batch(self, steps: tuple[DraftStep, ...]) -> bool:
         """Tell whether steps are a batch that a collection has: one record adds it to all, so any will do."""

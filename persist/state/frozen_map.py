@@ -21,13 +21,16 @@ SHARDS = 256
 class FrozenMap(Mapping[str, V]):
     """Holds what it was made of, for ever. Its order is arbitrary, and the same whenever it was made the same way."""
 
-    __slots__ = ("_count", "_shards")
+    __slots__ = ("_count", "_last", "_shards")
 
     def __init__(self, values: Mapping[str, V] | None = None) -> None:
         self._shards: dict[int, dict[str, V]] = {}
         for key, value in (values or {}).items():
             self._shards.setdefault(_shard(key), {})[key] = value
         self._count = len(values or ())
+        # What was found last: of many tiny writes, each asks several times for one collection. A tuple, so that it is
+        # whole whichever thread has put it there.
+        self._last: tuple[str | None, V | None] = (None, None)
 
     def with_changes(self, changes: Mapping[str, V | None]) -> "FrozenMap[V]":
         """Return a copy with some values set, or taken out where the change is None."""
@@ -69,8 +72,15 @@ class FrozenMap(Mapping[str, V]):
 
     def get(self, key: str, default: V | None = None) -> V | None:  # type: ignore[override]
         """Return the value of key, or default. As in any Mapping, without the cost of raising where it is absent."""
+        last = self._last
+        if last[0] is key:
+            return last[1]
         shard = self._shards.get(_shard(key))
-        return default if shard is None else shard.get(key, default)
+        if shard is None or key not in shard:
+            return default
+        found = shard[key]
+        self._last = key, found
+        return found
 
     def __contains__(self, key: object) -> bool:
         return isinstance(key, str) and key in self._shards.get(_shard(key), ())

@@ -198,9 +198,12 @@ class Committer:
         with self._changed:
             # What is ready must not wait for an upload that was asked for later.
             while self._asked and group_bytes <= GROUP_BYTES_MAX and self._asked[0].is_ready:
-                if group and (group[0].is_alone or self._asked[0].is_alone):
+                is_alone = self._asked[0].is_alone
+                if group and is_alone:
                     break
                 group.append(self._asked.popleft())
                 group_bytes += group[-1].bytes
+                if is_alone:
+                    break
             self._committing = tuple({name for operation in group for name in operation.names.values()})
         return group

@@ -97,6 +97,7 @@ class CommitFuture(Future[int]):
         self._number = next(self._numbers)
         self._unobserved = unobserved
         self._on_wait = on_wait
+        self._seqno: int | None = None  # Known without a lock, once all who waited have been told.
         self.late: pa.Table | None = None
 
     def fail(self, error: BaseException) -> None:
@@ -111,14 +112,19 @@ class CommitFuture(Future[int]):
         """Resolve to the seqno of the commit."""
         with _contained():
             self.set_result(seqno)
+        self._seqno = seqno
 
     def result(self, timeout: float | None = None) -> int:
         """Return the seqno of the commit; raise its error, or TimeoutError after timeout seconds."""
+        if self._seqno is not None:
+            return self._seqno
         self.exception(timeout)
         return super().result(0)
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """Return the error of the commit, or None when it is durable; TimeoutError after timeout seconds."""
+        if self._seqno is not None:
+            return None
         if not self.done():
             self._on_wait()
         error = super().exception(timeout)

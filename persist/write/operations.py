@@ -116,7 +116,7 @@ TOKEN_CHARS_MAX = 200
 Step = Write | Mutation | Condition | Asked
 Commit = Callable[[Sequence[Step], dict[str, str]], CommitFuture]  # Of the steps, and the names of what they concern.
 # Rare, so a record each costs little.
-Alone = Evolve | Redefine | Rename | Describe | SetTag | DropTag | SetRetention | DescribeLocation
+_ALONE = frozenset((Evolve, Redefine, Rename, Describe, SetTag, DropTag, SetRetention, DescribeLocation))
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,11 +160,14 @@ class Operation:
     @property
     def is_alone(self) -> bool:
         """Whether it gets a record of its own, because its place among the others matters."""
-        return any(isinstance(step, Alone) for step in self.steps)
+        return not _ALONE.isdisjoint(map(type, self.steps))
 
     @property
     def is_ready(self) -> bool:
-        return all(upload.done() for upload in self.uploads)
+        for step in self.steps:
+            if isinstance(step, Write) and isinstance(step.data, Future) and not step.data.done():
+                return False
+        return True
 
     def plan(self) -> Iterable[DraftStep]:
         """Return what `persist.state.draft.Draft` needs to validate this."""
