@@ -37,7 +37,8 @@ def listen_from(
             return with_moments(found, moments)
         parts = unread.at_or_after(contents, lower)
         schema = among_versions(handle.schema, contents)
-        found = read_changes(Scan(schema, parts, lower, upper, tuple(columns or schema.names)).pruned(), reading())
+        scan = Scan(schema, parts, lower, upper, tuple(columns or schema.names)).with_newest_types()
+        found = read_changes(scan.pruned(), reading())
         return with_moments(found, moments)
 
     return Listen(handle.engine.follower, handle.id, handle.name, lower, reading, read, first)
@@ -49,7 +50,7 @@ def contents_as_of(
     """Return the contents of a collection as of a time, as the updates of that time that would make them."""
     scan = snapshot_scan(handle.folded(contents), handle.schema, time, None, None)
     with reading.explained():
-        empty = scan.empty([*scan.columns, "_diff"])
+        empty = scan.given_out(scan.empty([*scan.columns, "_diff"]))
         found = pa.concat_tables([empty, *snapshot_tables(scan, "diff", reading)])
     column = pa.repeat(pa.scalar(time, pa.int64()), len(found))
     updates = found.add_column(len(handle.schema.names), handle.schema.arrow.field("_time"), column)

@@ -23,6 +23,7 @@ POLICY = CompactionPolicy(keyframe_rows_min=3, keyframe_fraction=0.1, merge_runs
 SETTINGS = persist.Settings(background=False, hold_linger_s=0, compaction=POLICY)
 NAMES = ("a", "b", "c", "d", "e")
 WIDER = {pa.int8(): [pa.int16(), pa.int32()], pa.int16(): [pa.int64(), pa.float32()], pa.string(): [pa.large_string()]}
+TOO_WIDE = {pa.int16(): 1000, pa.int32(): 1000, pa.int64(): 100_000, pa.float32(): 0.5}  # For what was widened to these.
 VALUES = {pa.int8(): st.integers(0, 2), pa.int16(): st.integers(0, 2), pa.string(): st.sampled_from(["", "x", "y"])}
 
 
@@ -39,7 +40,17 @@ class Version:
     def values(self, kind: pa.DataType) -> st.SearchStrategy[Any]:
         base = next((k for k, wide in WIDER.items() if kind in wide), kind)
         base = base if base in VALUES else pa.int16()
-        return st.none() | VALUES[base]
+        wider = st.just(TOO_WIDE[kind]) if kind != base and kind in TOO_WIDE else st.nothing()
+        return st.none() | VALUES[base] | wider
+
+    def holds(self, values: tuple[Any, ...]) -> bool:
+        """Whether the types of this version hold what columns that are wider by now may have."""
+        most = {pa.int8(): 127, pa.int16(): 2**15 - 1}
+        kinds = (most.get(kind) for _, _, kind in self.columns)
+        return all(
+            value is None or bound is None or (value <= bound and value == int(value))
+            for value, bound in zip(values, kinds, strict=True)
+        )
 
 
 class Evolving(RuleBasedStateMachine):
@@ -256,16 +267,19 @@ class Evolving(RuleBasedStateMachine):
         as_of = data.draw(st.integers(self.since, self.upper - 1))
         number = data.draw(st.integers(1, len(self.versions)))
         version = self.versions[number - 1]
-        wanted = {id_ for id_, _, _ in version.columns}
+        wanted, expected = {id_ for id_, _, _ in version.columns}, self.contents(version, as_of)
         try:
             table = self.collection.snapshot(as_of, form="diff", schema=number).to_arrow()
-        except persist.SchemaMismatch:
+        except persist.SchemaMismatch as error:
             assert number < len(self.versions)
+            is_too_narrow = not all(version.holds(values) for _, values in expected)
+            assert "is gone" in str(error) or (is_too_narrow and "cannot hold" in str(error))
             return
+        assert all(version.holds(values) for _, values in expected)
         # What was written without a column that was dropped cannot be read with it: never as NULL.
         later = [v for _, _, time, _, v in self.updates if time <= as_of and v > number]
         assert all(wanted <= {id_ for id_, _, _ in self.versions[v - 1].columns} for v in later)
-        assert counted(table) == self.contents(version, as_of)
+        assert counted(table) == expected
 
     @invariant()
     def the_digest_does_not_depend_on_how_it_is_stored(self) -> None:

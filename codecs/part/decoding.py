@@ -107,7 +107,7 @@ def part_lift(part: Part, schema: CollectionSchema) -> Lift | None:
     Raises:
         CorruptBlob: it says that it was written with a version that there is not.
     """
-    if part.schema == schema.version:
+    if part.schema == schema.version and not schema.is_widened:
         return None
     try:
         return lift(schema, part.schema)

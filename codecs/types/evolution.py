@@ -13,6 +13,9 @@ Invariants:
 - lifting never makes a value up: what a part lost, because it was written or merged after a column was dropped, is an
   error and never NULL.
 
+A read with an older version works with the newest types, and makes narrower at the end what it gives out
+(`newest_types`, `narrowed`): a part holds updates of many times, and what is not wanted of these need not fit.
+
 Lifting does not change which records are equal, but where a column is left out: then records may become equal that the
 part tells apart (`Lift.is_exact` is False).
 """
@@ -102,13 +105,7 @@ class Lift:
         column = table.column(source)
         if column.type == field.type:
             return column
-        try:
-            return widened_column(column, field.type)
-        except pa.ArrowException as error:
-            raise SchemaMismatch(
-                f"column {field.name!r} holds values that its type {field.type} of schema version "
-                f"{self.wanted.version} cannot hold: {error}. Read with the newest schema."
-            ) from error
+        return _in_type(column, field, self.wanted.version)
 
 
 def lift(schema: CollectionSchema, version: int) -> Lift | None:
@@ -117,7 +114,7 @@ def lift(schema: CollectionSchema, version: int) -> Lift | None:
     Raises:
         ValueError: there is no such version.
     """
-    if version == schema.version:
+    if version == schema.version and not schema.is_widened:
         return None
     stored = next((each for each in schema.known if each.version == version), None)
     if stored is None:
@@ -131,6 +128,61 @@ def _lift(stored: CollectionSchema, wanted: CollectionSchema) -> Lift:
     sources = {name: named[id_] for id_, name in zip(wanted.ids, wanted.names, strict=True) if id_ in named}
     sources |= {"_time": "_time", "_diff": "_diff"}
     return Lift(stored, wanted, set(stored.ids) <= set(wanted.ids), sources)
+
+
+def newest_types(schema: CollectionSchema) -> CollectionSchema:
+    """Return a version of a schema with the types that its columns have in the last version that has them.
+
+    It is the schema itself if none was widened. Types only become wider, so every value of every version has a place.
+    """
+    return schema.derived(_newest_types)
+
+
+def _newest_types(schema: CollectionSchema) -> CollectionSchema:
+    last = {id_: kind for version in schema.known for id_, kind in zip(version.ids, version.types[:-2], strict=True)}
+    if all(last.get(id_, kind) == kind for id_, kind in zip(schema.ids, schema.types[:-2], strict=True)):
+        return schema
+    columns = [
+        Column(id_, field.name, last[id_], field.nullable)
+        for id_, field in zip(schema.ids, schema.declared, strict=True)
+    ]
+    keys = len(schema.key_names)
+    has_default = dict(schema.defaults)
+    defaults = [
+        (each.id, scalar_to_json(_widened_default(each.name, default_of(schema, each.name), each.kind)))
+        for each in columns
+        if each.id in has_default
+    ]
+    return replace(
+        schema,
+        key=_side(schema.key, columns[:keys]),
+        value=_side(schema.value, columns[keys:]),
+        defaults=tuple((id_, msgspec.json.encode(value).decode()) for id_, value in sorted(defaults)),
+        is_widened=True,
+    )
+
+
+def narrowed(table: pa.Table, columns: Sequence[str], schema: CollectionSchema) -> pa.Table:
+    """Return a table, of which some columns get the types that they have in a schema.
+
+    Raises:
+        SchemaMismatch: a value does not fit; the message names the column.
+    """
+    for name in columns:
+        at, wanted = table.schema.get_field_index(name), schema.arrow.field(name)
+        if table.schema.types[at] != wanted.type:
+            table = table.set_column(at, wanted, _in_type(table.column(at), wanted, schema.version))
+    return table
+
+
+def _in_type(column: pa.ChunkedArray, field: pa.Field, version: int) -> pa.ChunkedArray:
+    try:
+        return widened_column(column, field.type)
+    except pa.ArrowException as error:
+        raise SchemaMismatch(
+            f"column {field.name!r} holds values that its type {field.type} of schema version {version} cannot hold: "
+            f"{error}. Read with the newest schema."
+        ) from error
 
 
 def default_of(schema: CollectionSchema, name: str) -> pa.Scalar:

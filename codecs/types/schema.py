@@ -136,6 +136,8 @@ class CollectionSchema:
         ids: of the columns, key and value; a name that is used again has another one. By default they are 0, 1, 2 ….
         defaults: what records older than a column read as, as JSON, by id.
         known: all versions of the collection's schema, this one too; none if there was never another one.
+        is_widened: whether types are not those of this version, but those that its columns have in the newest one; only
+            for reading, as `persist.codecs.types.evolution.newest_types` makes it.
         key_names, value_names: column names per side, in order; `names` is both.
         required: the names of those columns that were given as not null: NULL is refused there when it is written.
         declared: the fields of key and value, as they were given.
@@ -152,6 +154,7 @@ class CollectionSchema:
     ids: tuple[int, ...] = ()
     defaults: tuple[tuple[int, str], ...] = ()
     known: tuple["CollectionSchema", ...] = field(default=(), repr=False, compare=False)
+    is_widened: bool = False
     _derived: _Derived = field(init=False, repr=False, compare=False)
     key_names: tuple[str, ...] = field(init=False, repr=False, compare=False)
     value_names: tuple[str, ...] = field(init=False, repr=False, compare=False)
@@ -294,7 +297,7 @@ class CollectionSchema:
 def _reading(schema: CollectionSchema) -> str:
     if not schema.known:
         return f"{schema.key_names} {schema.value_names} {schema.types}"
-    return msgspec.json.encode([schema.version, *(each.to_json() for each in schema.known)]).decode()
+    return msgspec.json.encode([schema.version, schema.is_widened, *(each.to_json() for each in schema.known)]).decode()
 
 
 @dataclass(frozen=True, slots=True)

@@ -164,8 +164,8 @@ class ReadingCalls(CollectionBase):
         """
         keyed_form(self.handle)
         changes = self._changes(lower, upper, None, None, "int", schema, timeout_s, raw=True)
-        form = form_in(self.handle.known(), changes.scan.schema, resolves=False)
-        return Upserts(changes, UpsertEvents(changes.scan.schema, form))
+        form = form_in(self.handle.known(), changes.scan.given, resolves=False)
+        return Upserts(changes, UpsertEvents(changes.scan.given, form))
 
     def listen(self, as_of: int | Moment | None = None, *, times: Times = "int") -> Listen:
         """Follow the updates after as_of, with progress; since waits for how far that has come.

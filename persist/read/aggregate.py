@@ -143,6 +143,11 @@ def aggregate(scan: Scan, request: Request, reader: PartReader, consolidated: Co
         DiffOverflow: a result is outside its type.
         CorruptBlob: a part is missing or damaged.
     """
+    if scan.narrow is not None:  # Only what records come to has the types of before they were widened.
+        sums = _Sums(scan, request, tracks_size=False)
+        for table in consolidated(request.columns):
+            sums.add(table, None)
+        return sums.merged().result()
     retracts = scan.sign < 0 or any(part.negatives for part in scan.all_parts)
     sums = _Sums(scan, request, tracks_size=retracts)
     for table, diff in _updates(scan, reader, request.columns):
@@ -181,10 +186,10 @@ class _Sums:
 
     def __init__(self, scan: Scan, request: Request, *, tracks_size: bool) -> None:
         self.request = request
-        self.schema = scan.schema
+        self.schema = scan.given
         self.tracks_size = tracks_size
         summed = {a.column for a in request.aggregations if a.kind == "sum" and a.column is not None}
-        is_float = {name: pat.is_floating(scan.schema.arrow.field(name).type) for name in summed}
+        is_float = {name: pat.is_floating(scan.given.arrow.field(name).type) for name in summed}
         self.counted = sorted({a.column for a in request.aggregations if a.column is not None})
         self.added = sorted(name for name in summed if not is_float[name])
         self.floats = sorted(name for name in summed if is_float[name])
@@ -192,7 +197,8 @@ class _Sums:
         self.bounds = dict.fromkeys(measures, 0)
         self._partials: list[pa.Table] = []
         self._merge_rows = MERGE_ROWS
-        self.add(scan.empty([*request.columns, "_diff"]), None)
+        names = [*request.columns, "_diff"]
+        self.add(pa.schema([scan.given.arrow.field(name) for name in names]).empty_table(), None)
 
     def add(self, table: pa.Table, diff: int | None) -> None:
         """Add a table of updates, all with that diff or with a column `_diff`."""

@@ -28,7 +28,7 @@ def read_changes(scan: Scan, reader: PartReader) -> pa.Table:
     wanted = [*scan.columns, "_time", "_diff"]
     updates = pa.concat_tables([scan.empty(wanted), *scan.updates(reader, wanted)])
     found = consolidate(updates, ["_time", *scan.columns])
-    return found.select([*scan.columns, "_time", "_diff"])
+    return scan.given_out(found.select([*scan.columns, "_time", "_diff"]))
 
 
 def with_moments(updates: pa.Table, moments: Timeline | None) -> pa.Table:
@@ -54,7 +54,7 @@ class Changes(ArrowResult):
     @property
     def schema(self) -> pa.Schema:
         """The columns asked for, `_time` and `_diff`."""
-        plain = pa.schema([self.scan.schema.arrow.field(n) for n in (*self.scan.columns, "_time", "_diff")])
+        plain = pa.schema([self.scan.given.arrow.field(n) for n in (*self.scan.columns, "_time", "_diff")])
         return plain if self.moments is None else with_moments(plain.empty_table(), self.moments).schema
 
     def slices(self, count: int) -> list[Scan]:
@@ -64,7 +64,7 @@ class Changes(ArrowResult):
     def updates(self) -> Iterator[tuple[tuple[Any, Any], int, int]]:
         """Yield `((key, value), time, diff)` tuples."""
         for table in self._tables():
-            yield from to_tuples(table, self.scan.schema)
+            yield from to_tuples(table, self.scan.given)
 
     def _read(self) -> Iterator[pa.Table]:
         return self._read_scan(self.scan)

@@ -127,6 +127,10 @@ class Lookup:
         return Wanted.of(wanted_keys(keys, self._keys), self._scan.schema)
 
     def contents(self, wanted: Wanted, form: str, reader: PartReader) -> pa.Table:
+        """Return what `_contents` does, with the types that the scan gives out."""
+        return self._scan.given_out(self._contents(wanted, form, reader))
+
+    def _contents(self, wanted: Wanted, form: str, reader: PartReader) -> pa.Table:
         """Return the scan's columns of the records with a wanted key, and `_diff`, consolidated by these columns.
 
         In form "rows", it may be left out where it would be 1 throughout, and then records that look alike are not made
@@ -156,7 +160,7 @@ class Lookup:
         columns = [*self._scan.columns, "_time", "_diff"]
         found = self._found(wanted, reader) if wanted.rows else []
         tables = [_counted(table, source.diff).select(columns) for source, table in found]
-        return consolidate(pa.concat_tables([self._scan.empty(columns), *tables]), columns[:-1])
+        return self._scan.given_out(consolidate(pa.concat_tables([self._scan.empty(columns), *tables]), columns[:-1]))
 
     def _found(self, wanted: Wanted, reader: PartReader) -> list[Found]:
         """Return the updates with a wanted key, of each part that has some: first of those that are in memory."""

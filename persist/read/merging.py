@@ -72,6 +72,7 @@ def read_touched(scan: Scan, form: Form, reader: PartReader) -> Iterator[pa.Tabl
 
 
 def _given_out(table: pa.Table, scan: Scan, form: Form) -> Iterator[pa.Table]:
+    table = scan.given_out(table)
     if form == "rows" and "_diff" in table.column_names:
         yield from repeated(table, scan)
     elif table.num_rows:

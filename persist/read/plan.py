@@ -101,7 +101,7 @@ def snapshot_scan(
     if contents.history_from == 0:
         candidates.append(None)
     best = min(candidates, key=lambda keyframe: _cost(contents, history, keyframe, as_of))
-    return _from(contents, history, schema, best, as_of, names, filter).pruned()
+    return _from(contents, history, schema, best, as_of, names, filter).with_newest_types().pruned()
 
 
 def explained(contents: CollectionState, scan: Scan, form: str, slices: int) -> Explanation:
@@ -158,7 +158,7 @@ def changes_scan(
     filter = None if filter is None else with_both_zeros(filter)
     filter = filter if raw else _with_live(contents, schema, filter)
     names = schema.names if columns is None else tuple(columns)
-    return Scan(schema, contents.history_parts, lower, upper, names, filter).pruned()
+    return Scan(schema, contents.history_parts, lower, upper, names, filter).with_newest_types().pruned()
 
 
 def _with_live(

@@ -21,6 +21,7 @@ import pyarrow.types as pt
 from persist.blob import InvalidUsage
 from persist.codecs import CollectionSchema, KeyRange, Part, key_ranges, parts_that_may_match
 from persist.codecs.part.decoding import part_lift
+from persist.codecs.types.evolution import narrowed, newest_types
 from persist.read.part_reader import ALL_KEYS, PartReader, memory_within
 
 SLICES_MAX = 100_000
@@ -37,6 +38,7 @@ class Scan:
         keys: the slice of the key space.
         base: of a keyframe; they do not overlap in key.
         sign: by which the diffs of parts are multiplied: -1 when the keyframe is of a later time than is wanted.
+        narrow: with what types rows are given out; None for those of schema. See `with_newest_types`.
     """
 
     schema: CollectionSchema
@@ -48,6 +50,7 @@ class Scan:
     keys: KeyRange = ALL_KEYS
     base: tuple[Part, ...] = ()
     sign: int = 1
+    narrow: CollectionSchema | None = None
 
     @property
     def all_parts(self) -> tuple[Part, ...]:
@@ -75,6 +78,29 @@ class Scan:
             # A record is a key and a value, so what cannot pass the filter cannot cancel what does.
             kept = parts_that_may_match(kept, self.filter, self.schema)
         return tuple(kept)
+
+    @property
+    def given(self) -> CollectionSchema:
+        """The schema of what is given out."""
+        return self.schema if self.narrow is None else self.narrow
+
+    def given_out(self, table: pa.Table) -> pa.Table:
+        """Return what was read of the times that are wanted, all of it made one: its columns with the types of `given`.
+
+        Raises:
+            SchemaMismatch: they cannot hold a value of these times.
+        """
+        return table if self.narrow is None else narrowed(table, self.columns, self.narrow)
+
+    def with_newest_types(self) -> "Scan":
+        """Return a scan that reads with the types that columns have by now, and gives out those that they have here.
+
+        So it fails only if a value of the times that are wanted does not fit, and not one that lies beside it.
+        """
+        wide = newest_types(self.schema)
+        if wide is self.schema or (self.filter is not None and not _fits(self.filter, wide)):
+            return self
+        return replace(self, schema=wide, narrow=self.schema)
 
     def empty(self, names: Sequence[str]) -> pa.Table:
         """Return a table of those columns and no rows."""
@@ -190,6 +216,14 @@ def narrowed_scan(scan: Scan, filter: pc.Expression | None, columns: Sequence[st
     both = filter if scan.filter is None or filter is None else scan.filter & filter
     kept = scan.columns if columns is None else tuple(columns)
     return replace(scan, columns=kept, filter=scan.filter if both is None else both).pruned()
+
+
+def _fits(filter: pc.Expression, schema: CollectionSchema) -> bool:
+    try:
+        schema.arrow.empty_table().filter(filter)
+    except (pa.ArrowException, TypeError, ValueError):
+        return False
+    return True
 
 
 def refuse_positions(filter: pc.Expression) -> None:

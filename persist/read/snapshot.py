@@ -95,7 +95,7 @@ class Snapshot(ArrowResult):
     def schema(self) -> pa.Schema:
         """The columns asked for, and `_diff` in form "diff"."""
         names = [*self.scan.columns, *(["_diff"] if self.form == "diff" else [])]
-        return pa.schema([self.scan.schema.arrow.field(name) for name in names])
+        return pa.schema([self.scan.given.arrow.field(name) for name in names])
 
     def slices(self, count: int) -> list[Scan]:
         """Return at most count plans for `read_snapshot` that together are this snapshot."""
@@ -132,9 +132,21 @@ class Snapshot(ArrowResult):
         digest = Digest(scan.columns)
         with self._reading.explained():
             reader = self._reading()
+            if scan.narrow is not None:  # Only what records come to has the types of before they were widened.
+                for table in self._consolidated(scan.columns):
+                    digest.add(table)
+                return digest.text()
             for table in chain(scan.base_rows(reader, names, scan.base), scan.updates(reader, names, scan.parts)):
                 digest.add(table)
         return digest.text()
+
+    def _consolidated(self, columns: tuple[str, ...]) -> Iterator[pa.Table]:
+        """Yield the records with their multiplicities, of some columns. Slices hold whole records, so what cancels does
+        so within one.
+        """
+        scan = replace(self.scan, columns=columns)
+        for each in scan.slices_within(self._reading().slice_bytes):
+            yield from read_snapshot(each, "diff", self._reading())
 
     def aggregate(
         self, group_by: Sequence[str] = (), aggregations: Mapping[str, tuple[str | None, str]] = MappingProxyType({})
@@ -161,16 +173,9 @@ class Snapshot(ArrowResult):
             InvalidUsage: an aggregation is none, cannot be made of that column, or has the name of a group's column.
             DiffOverflow: a result does not fit its type. Nothing wraps.
         """
-        request = Request.of(self.scan.schema, group_by, aggregations)
-
-        def consolidated(columns: tuple[str, ...]) -> Iterator[pa.Table]:
-            # Slices hold whole records, so what cancels does so within one.
-            scan = replace(self.scan, columns=columns)
-            for each in scan.slices_within(self._reading().slice_bytes):
-                yield from read_snapshot(each, "diff", self._reading())
-
+        request = Request.of(self.scan.given, group_by, aggregations)
         with self._reading.explained():
-            return aggregate(self.scan, request, self._reading(), consolidated)
+            return aggregate(self.scan, request, self._reading(), self._consolidated)
 
     def lookup(self, keys: Any) -> pa.Table:
         """Return the rows with certain keys, as this snapshot would hold them if it were filtered by them.
@@ -246,7 +251,7 @@ class Snapshot(ArrowResult):
         convert = to_rows if self.form == "rows" else to_tuples
         for table in self._tables():
             if table.num_columns:
-                yield from convert(table, self.scan.schema)
+                yield from convert(table, self.scan.given)
             else:  # A collection without any column, in rows: nothing is left to convert.
                 yield from ((None, None) for _ in range(table.num_rows))
 

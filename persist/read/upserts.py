@@ -89,7 +89,7 @@ class Upserts:
     def __init__(self, changes: Changes, events: UpsertEvents) -> None:
         """Make one of changes, tombstones among them."""
         self._changes = changes
-        self._schema = changes.scan.schema
+        self._schema = changes.scan.given
         self.events = events
 
     @property

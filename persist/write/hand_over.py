@@ -42,7 +42,9 @@ class HandOver:
 
     def has(self, part: Part, schema: CollectionSchema) -> bool:
         """Whether `take` would find the rows of a part."""
-        return part.schema == schema.version and self._given.get(_name(part, schema)) is not None
+        return (
+            part.schema == schema.version and not schema.is_widened and self._given.get(_name(part, schema)) is not None
+        )
 
     def take(self, part: Part, schema: CollectionSchema) -> pa.Table | None:
         """Return the rows of a part as `decode_part` would, without a filter; None if they are not here.
@@ -50,7 +52,7 @@ class HandOver:
         They stay, because several may follow. Those of a part that was written with another version of the schema are
         not found: they are read as everybody else reads them.
         """
-        if part.schema != schema.version:
+        if part.schema != schema.version or schema.is_widened:
             return None
         found = self._given.get(_name(part, schema))
         self.taken += found is not None

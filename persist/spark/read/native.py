@@ -32,7 +32,14 @@ from persist.read.scan import Scan
 from persist.read.snapshot import Snapshot
 from persist.source.address import CollectionAddress
 from persist.spark.data_source import source_reader
-from persist.spark.read.native_store import holds_map, part_frame, why_not_stored, why_not_typed
+from persist.spark.read.native_store import (
+    holds_map,
+    narrowed,
+    part_frame,
+    why_not_narrowed,
+    why_not_stored,
+    why_not_typed,
+)
 from persist.spark.read.slicing import slices_for, task_count
 from persist.spark.read.task_reader import TaskReader
 from persist.spark.read.tombstoned import Tombstoned
@@ -153,6 +160,8 @@ def _why_not(
     wanted = tombstoned.names([*scan.columns, *(schema.key_names if parts.is_merged else ())])
     if (reason := why_not_typed(schema, list(dict.fromkeys(wanted)), scan.all_parts)) is not None:
         return reason
+    if (reason := why_not_narrowed(scan, list(dict.fromkeys(wanted)), is_merged=parts.is_merged)) is not None:
+        return reason
     if form == "rows" and any(part.diff_sum - part.rows > REPEATED_MAX for part in (*parts.base, *parts.history)):
         return f"some multiplicity may be over {REPEATED_MAX:,}"
     return why_not_stored(spark, address.url, scan.all_parts)
@@ -203,7 +212,8 @@ class _NativeFrame:
         frames = []
         if standing:
             rows = united(standing)
-            frames.append((self._less_touched(rows) if is_merged else rows).select(*map(quoted, self._schema.names)))
+            rows = (self._less_touched(rows) if is_merged else rows).select(*map(quoted, self._schema.names))
+            frames.append(narrowed(rows, self._scan))
         if is_merged:
             slices = [each for each in slices_for(self._spark, self._scan) if split(each, self._form).is_merged]
             frames.append(self._read(slices, "touched"))
@@ -244,7 +254,7 @@ class _NativeFrame:
         if not parts:
             return []
         columns = tuple(name for name in names if name != "_diff")
-        scan = replace(self._scan, parts=parts, base=(), columns=columns)
+        scan = replace(self._scan, parts=parts, base=(), columns=columns, narrow=None)  # As what is read from blobs.
         return [self._read([scan], "all", names)]
 
     def _less_touched(self, rows: DataFrame) -> DataFrame:

@@ -20,7 +20,7 @@ from persist.read.scan import Scan
 from persist.source.address import CollectionAddress
 from persist.spark.data_source import source_reader
 from persist.spark.read.native import Route, united
-from persist.spark.read.native_store import part_frame, why_not_stored, why_not_typed
+from persist.spark.read.native_store import narrowed, part_frame, why_not_narrowed, why_not_stored, why_not_typed
 from persist.spark.read.task_reader import TaskReader
 from persist.spark.read.tombstoned import Tombstoned
 from persist.spark.types import quoted, spark_schema
@@ -63,7 +63,7 @@ class PlannedChanges:
                 rows = rows.where((time >= scan.time_lower) & (time < scan.time_upper))
             if self.changes.moments is not None:
                 rows = rows.withColumn("_time", _MOMENTS[self.changes.moments.unit](time))
-            frames.append(rows.select(*map(quoted, schema.names)))
+            frames.append(narrowed(rows.select(*map(quoted, schema.names)), scan))
         inline = tuple(part for part in scan.parts if part.inline)
         if inline:
             frames.append(
@@ -106,6 +106,8 @@ def _why_not(spark: SparkSession, scan: Scan, address: CollectionAddress, tombst
     if not all(map(scan.tells_apart, scan.parts)):
         return "updates that only a dropped column told apart must be merged"
     if (reason := why_not_typed(scan.schema, scan.columns, scan.parts)) is not None:
+        return reason
+    if (reason := why_not_narrowed(scan, scan.columns, is_merged=False)) is not None:
         return reason
     if may_share_updates(scan):
         return "parts overlap in time and in key, so their updates must be merged"

@@ -16,6 +16,7 @@ from pyspark.sql.types import StructField, StructType
 
 from persist.codecs import CollectionSchema, Part
 from persist.codecs.part.decoding import part_lift
+from persist.read.scan import Scan
 from persist.spark.types import as_spark_expects, quoted, spark_schema
 
 _DAY_US = 86_400 * 10**6
@@ -82,6 +83,47 @@ def why_not_typed(schema: CollectionSchema, names: Sequence[str], parts: Sequenc
         return None
     kinds = ", ".join(f"{name!r} ({schema.arrow.field(name).type})" for name in wrong)
     return f"Spark's Parquet scan cannot read the column {kinds}"
+
+
+def why_not_narrowed(scan: Scan, names: Sequence[str], *, is_merged: bool) -> str | None:
+    """Say which column Spark's plan cannot give out with the narrower type of an earlier version of the schema."""
+    if scan.narrow is None:
+        return None
+    if (reason := why_not_typed(scan.narrow, names)) is not None:
+        return reason
+    for name in names:
+        wide, narrow = (schema.arrow.field(name) for schema in (scan.schema, scan.narrow))
+        if wide.type == narrow.type:
+            continue
+        # A join may be put after what a filter on the narrower column asks, and so after the check of its values.
+        is_blurred = pt.is_temporal(wide.type) and spark_schema(pa.schema([wide])) == spark_schema(pa.schema([narrow]))
+        if is_merged or is_blurred:
+            return f"the column {name!r} is of type {wide.type} by now, and must fit {narrow.type}"
+    return None
+
+
+def narrowed(rows: DataFrame, scan: Scan) -> DataFrame:
+    """Return rows, of which columns of the scan get the types that it gives out; a value that does not fit is an error.
+
+    To be done after all that leaves rows out.
+    """
+    if scan.narrow is None:
+        return rows
+    columns = []
+    for name, now in ((field.name, field.dataType) for field in rows.schema.fields):
+        column = F.col(quoted(name))
+        field = scan.narrow.arrow.field(name)
+        kind = spark_schema(pa.schema([field])).fields[0].dataType if name in scan.columns else now
+        if kind != now:
+            fits = column.try_cast(kind)
+            words = (
+                f"column {name!r} holds values that its type {field.type} of schema version {scan.narrow.version} "
+                "cannot hold. Read with the newest schema."
+            )
+            is_same = fits.cast(now).eqNullSafe(column)
+            column = F.when(is_same, fits).otherwise(F.raise_error(F.lit(words)).cast(kind)).alias(name)
+        columns.append(column)
+    return rows.select(*columns)
 
 
 def holds_map(kind: Any) -> bool:

@@ -204,3 +204,28 @@ def test_a_stream_goes_on_over_additions_and_stops_when_a_column_is_gone(tmp_pat
                 query.next()
         again = PersistDataSource({"path": path, "collection": "rows", "form": "changes", "from": "0"})
         assert again.schema().fieldNames() == ["k", "b", "c", "_time", "_diff"]
+
+
+@pytest.mark.parametrize("native", [None, True, False])
+def test_an_older_version_shows_each_time_whose_values_it_holds_in_spark_too(
+    spark: SparkSession, tmp_path: Path, native: bool | None
+) -> None:
+    path = str(tmp_path)
+    with persist.open(path, settings=QUIET) as client:
+        rows = client.create_or_load("rows", key={"id": pa.int64()}, value={"v": pa.int32(), "f": pa.float32()})
+        rows.write(table(rows, 0, 0, v=1, f=0.5), seal=1).result()
+        rows.evolve(widen={"v": pa.int64(), "f": pa.float64()})
+        rows.write(table(rows, ROWS, 1, v=2**40, f=0.5), seal=2).result()
+        rows.write(table(rows, 2 * ROWS, 2, v=2, f=0.1), seal=3).result()
+        rows.compact()
+        expected = rows.snapshot(0, schema=1).to_arrow()
+        changed = rows.changes(0, 1, schema=1).to_arrow()
+    found = persist.spark.snapshot(spark, path, "rows", as_of=0, schema=1, native=native)
+    assert dict(found.dtypes) == {"id": "bigint", "v": "int", "f": "float"}
+    assert bag(found) == bag(expected)
+    assert bag(persist.spark.changes(spark, path, "rows", 0, 1, schema=1, native=native)) == bag(changed)
+    for as_of, columns, name in ((1, ["v"], "v"), (2, ["f"], "f")):
+        with pytest.raises((PySparkException, persist.SchemaMismatch), match=f"'{name}' holds values"):
+            persist.spark.snapshot(spark, path, "rows", as_of=as_of, schema=1, columns=columns, native=native).collect()
+    with pytest.raises(PySparkException, match="'v' holds values"):
+        persist.spark.changes(spark, path, "rows", 1, 2, schema=1, native=native).collect()
