@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import uuid
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib import import_module
@@ -15,16 +14,17 @@ from persist.blob.clock import Clock, SystemClock
 from persist.codecs import CollectionSchema
 from persist.collection import READ_TIMEOUT_S, Collection
 from persist.engine import CollectionHandle, Engine, Mode, OpenOptions
+from persist.engine.creating import created_or_loaded
 from persist.engine.telling import About, about_location, version_of, words
-from persist.errors import CollectionExists, CollectionNotFound, InvalidUsage
+from persist.errors import CollectionNotFound, InvalidUsage
 from persist.fsck.examine import examine
 from persist.fsck.report import FsckReport
 from persist.listening import WantedListen, listens_together
 from persist.listing import Collections
-from persist.log.records import Create, DescribeLocation, SetRetention
+from persist.log.records import DescribeLocation
 from persist.metrics import Metrics
 from persist.multi_write import MultiWrite
-from persist.names import check_name
+from persist.names import check_free_name, check_name
 from persist.notify.address import Notify
 from persist.read.joint_listen import JointListen
 from persist.replica.history import LAST
@@ -32,15 +32,14 @@ from persist.retention import Retention, retention_times
 from persist.settings import Settings
 from persist.shown import html_table
 from persist.state.contents import CollectionState
-from persist.state.schemas import reconciled
 from persist.storage import Location, open_storage
 from persist.timeline import Moment, Times, timeline_of
 from persist.upkeep.garbage import Deleted, GarbageReport
-from persist.upsert.keyed import Keyed, check_same, form_of
+from persist.upsert.keyed import Keyed, form_of
 from persist.upsert.known import machine_of
 from persist.upsert.machine import Machine
 from persist.write.future import CommitFuture
-from persist.write.operations import Step, check_token, note_steps
+from persist.write.operations import check_token, note_steps
 
 if TYPE_CHECKING:
     from persist.notify.server import Server
@@ -220,7 +219,7 @@ class Client:
         """Return the collection of that name; create it, empty, if there is none. Idempotent.
 
         Args:
-            name: 1 to 255 characters, no '/', '..' or control characters.
+            name: 1 to 255 characters, no '/', '..' or control characters, and no dot at the beginning.
             key, value: a dict of names to Arrow types, a `pa.Schema`, a `Codec`, or None for no columns at all.
             timeline: what times are: "s", "ms", "us" or "ns" since 1970-01-01T00:00Z, so that a moment may be given
                 wherever the collection is read as of a time; None if they are numbers of another meaning.
@@ -235,33 +234,15 @@ class Client:
             ReadOnly: it does not exist, and this client only reads.
         """
         self.engine.check_open("create_or_load")
-        check_name(name)
+        check_free_name(name)
         schema = CollectionSchema.of(key, value, timeline)
         retained = None if retention is None else retention_times(retention, timeline_of(schema))
         if keyed is not None and not isinstance(keyed, Keyed):
             raise InvalidUsage(f"keyed={keyed!r} is no declaration: give persist.Keyed(...)")
         form = None if keyed is None else form_of(keyed, schema)
         machine = None if keyed is None else keyed.machine
-        while True:
-            state = self.engine.follower.refresh()
-            id_ = state.ids.get(name)
-            contents = self.engine.follower.load(id_) if id_ is not None else None
-            if contents is not None:
-                if retained not in (None, contents.retention):
-                    raise InvalidUsage(
-                        f"collection {name!r} has the retention {contents.retention}, in times, and {retained} was "
-                        "given: leave it out, or change it with retain()"
-                    )
-                both = reconciled(schema, contents, name)
-                check_same(form, contents.keyed, name)
-                return self._collection(contents, both, machine)
-            id_ = uuid.uuid4().hex
-            try:
-                create = Create(id_, name, schema.to_json(), form)
-                steps: list[Step] = [create, *([] if retained is None else [SetRetention(id_, retained)])]
-                self.engine.submit("create_or_load", steps, {id_: name}).result()
-            except CollectionExists:
-                continue  # Another client created it in between: load that one.
+        contents, both = created_or_loaded(self.engine, name, schema, form, retained)
+        return self._collection(contents, both, machine)
 
     def rename(self, name: str, new: str) -> None:
         """Call the collection of a name by another one, durably; see `Collection.rename`.

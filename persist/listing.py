@@ -4,11 +4,18 @@ The names are in the directory that every client has. What a collection holds is
 only for the table, and only for the collections that are listed.
 """
 
+from contextlib import suppress
+
 import pyarrow as pa
 
 from persist.engine import Engine
-from persist.errors import CollectionNotFound
+from persist.errors import CollectionNotFound, PersistError
 from persist.read.record_count import record_count
+from persist.shown import html_rows, plain
+from persist.state.contents import CollectionState
+from persist.timeline import shown_time, timeline_of
+
+SHOWN_MAX = 50  # Collections in a representation.
 
 COLUMNS = pa.schema(
     [
@@ -56,3 +63,43 @@ class Collections(list[str]):
                     dict(zip(COLUMNS.names, (name, rows, size, contents.since.time, contents.upper.time), strict=True))
                 )
         return pa.Table.from_pylist(found, schema=COLUMNS)
+
+    def __repr__(self) -> str:
+        """Say what this client knows of each, without asking the store for news."""
+        head, *rows = (tuple(map(plain, row)) for row in self._shown())
+        if not rows:
+            return "no collections"
+        widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
+        lines = [
+            "  ".join(cell.rjust(width) if at == 1 else cell.ljust(width) for at, (cell, width) in enumerate(cells))
+            for cells in (zip(row, widths, strict=True) for row in (head, *rows))
+        ]
+        return "\n".join(line.rstrip() for line in (*lines, *self._left_out()))
+
+    def _repr_html_(self) -> str:
+        """Do what the representation does, as a table."""
+        head, *rows = self._shown()
+        return html_rows(head, [*rows, *((line, "", "", "") for line in self._left_out())])
+
+    def _left_out(self) -> list[str]:
+        return [f"… and {len(self) - SHOWN_MAX:,} more"] if len(self) > SHOWN_MAX else []
+
+    def _shown(self) -> list[tuple[str, str, str, str]]:
+        """Return the head of a table and a row for each collection: name, rows, what is sealed, comment."""
+        entries, ids = self._engine.follower.state.entries, self._engine.follower.state.ids
+        found = [("name", "rows", "sealed before", "comment")]
+        for name in self[:SHOWN_MAX]:
+            entry = entries.get(ids.get(name) or "")
+            contents = None if entry is None else entry.contents
+            told = ("", "", "")
+            if contents is not None:
+                with suppress(PersistError):
+                    told = _told(contents)
+            found.append((name, *told))
+        return found
+
+
+def _told(contents: CollectionState) -> tuple[str, str, str]:
+    rows, upper = record_count(contents), contents.upper.time
+    sealed = "for ever" if upper is None else "-" if upper == 0 else shown_time(upper, timeline_of(contents.schema))
+    return "?" if rows is None else f"{rows:,}", sealed, contents.about.comment

@@ -13,6 +13,7 @@ NAME_CHARS_MAX = 255
 TEXT_CHARS_MAX = 200
 HOLDER_CHARS_MAX = 1000
 
+OWN_PREFIX = "."  # Of collections that the library keeps for itself: the state of dataflows.
 VIEW_HOLD = "view "  # A permanent hold of this and the id of a view keeps what the view reads.
 
 _ID = re.compile(r"[0-9a-f]{32}")
@@ -27,6 +28,18 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 def check_name(name: str) -> str:
     """Return name, or raise InvalidUsage when it is not a good name for a collection."""
     return _checked("collection", name)
+
+
+def check_free_name(name: str) -> str:
+    """Return name, or raise InvalidUsage when it is not a good name for a collection that a user makes or renames."""
+    check_name(name)
+    if name.startswith(OWN_PREFIX):
+        raise InvalidUsage(
+            f"collection name {name!r:.80} is not allowed: names that begin with {OWN_PREFIX!r} are those of what the "
+            "library keeps for itself, such as the state of a dataflow, and are not listed. Leave the dot out, or put "
+            "it between words."
+        )
+    return name
 
 
 def check_hold_name(name: str) -> str:

@@ -5,7 +5,7 @@ that no terminal obeys them, and HTML gets everything escaped.
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from html import escape
 
 _CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2028\u2029\u2066-\u2069]")
@@ -24,6 +24,15 @@ def html_table(caption: str, rows: Iterable[tuple[str, str]]) -> str:
         for name, value in rows
     )
     return f"<table><caption>{escape(plain(caption))}</caption>{body}</table>"
+
+
+def html_rows(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return a table with a head as HTML."""
+
+    def line(kind: str, cells: Iterable[str]) -> str:
+        return "<tr>" + "".join(f'<{kind} style="text-align:left">{escape(plain(c))}</{kind}>' for c in cells) + "</tr>"
+
+    return f"<table>{line('th', head)}{''.join(line('td', row) for row in rows)}</table>"
 
 
 class Shown:

@@ -21,6 +21,9 @@ import xxhash
 
 import persist
 from persist.blob import Blob, MemoryBlob
+from persist.codecs import CollectionSchema
+from persist.dataflow import Program, col
+from persist.engine.creating import created_or_loaded
 
 ROOT = Path(__file__).parent.parent
 KEY = {"k": pa.int64()}
@@ -608,3 +611,25 @@ def test_a_newer_record_that_appears_under_a_live_client_is_refused(blob: Memory
             orders.write([((1, "a"), 5, 1)]).result()
         with refused(blob, persist.IncompatibleVersion, key, "version 2"):
             _ = orders.upper
+
+
+def test_names_that_begin_with_a_dot_are_the_librarys_own(
+    client: persist.Client, orders: persist.Collection, blob: MemoryBlob
+) -> None:
+    with refused(blob, persist.InvalidUsage, "'.mine'", "begin with '.'", "Leave the dot out"):
+        client.create_or_load(".mine", key=KEY)
+    with refused(blob, persist.InvalidUsage, "'.mine'", "the library keeps for itself"):
+        client.rename("orders", ".mine")
+    with refused(blob, persist.InvalidUsage, "'.mine'", "the library keeps for itself"):
+        orders.rename(".mine").result()
+    with refused(blob, persist.InvalidUsage, "'.mine'", "the library keeps for itself"):
+        client.create_view(".mine", "SELECT k FROM orders")
+    rows = Program("p").using(client).source("orders")
+    with refused(blob, persist.InvalidUsage, "'.mine'", "the library keeps for itself"):
+        rows.filter(col("k") > 0).persist(".mine", key=["k"])
+
+
+def test_a_collection_of_the_librarys_own_is_not_renamed(client: persist.Client, blob: MemoryBlob) -> None:
+    created_or_loaded(client.engine, ".dataflow x", CollectionSchema.of(KEY, None))
+    with refused(blob, persist.InvalidUsage, "'.dataflow x'", "leave it"):
+        client.rename(".dataflow x", "mine")

@@ -41,6 +41,7 @@ def everything(client: persist.Client) -> dict[str, Any]:
         "compaction": orders.compact(),
         "garbage": client.gc(),
         "retention": orders.retention,
+        "collections": client.collections(),
     }
 
 
@@ -104,3 +105,26 @@ def test_a_cancelled_wait_loses_no_progress() -> None:
                 return (await anext(listen)).updates["k"].to_pylist()  # type: ignore[no-any-return]
 
     assert asyncio.run(run()) == [1]
+
+
+def test_a_list_of_collections_is_a_table_of_what_is_known_of_them(client: persist.Client) -> None:
+    found = client.collections("orders")
+    assert found == ["orders"], "it is a list all the same"
+    clicks = client.create_or_load("clicks", key={"page": pa.string()}, timeline="s")
+    clicks.write([("/", None)], time="2026-11-21T12:00:00Z", seal="2026-11-22").result()
+    clicks.describe("pages seen").result()
+    client.create_or_load("empty", key=None)
+    assert repr(client.collections("c")).splitlines() == [
+        "name    rows  sealed before                      comment",
+        "clicks     1  1795305600 (2026-11-22T00:00:00Z)  pages seen",
+    ]
+    assert repr(client.collections("empty")).splitlines()[1].split() == ["empty", "0", "-"]
+    assert repr(client.collections("none")) == "no collections"
+    assert "<td" in client.collections("c")._repr_html_()
+
+
+def test_a_long_list_of_collections_says_how_many_more_there_are(client: persist.Client) -> None:
+    for number in range(52):
+        client.create_or_load(f"t{number:02}", key=None)
+    assert repr(client.collections("t")).splitlines()[-1] == "… and 2 more"
+    assert "… and 2 more" in client.collections("t")._repr_html_()

@@ -9,8 +9,9 @@ import pyarrow as pa
 from persist.collection.base import CollectionBase
 from persist.engine.evolving import WantedEvolution, evolve
 from persist.engine.telling import About, about_collection, describe_step
+from persist.errors import InvalidUsage
 from persist.log.records import Destroy, ReleaseHold, Rename
-from persist.names import check_name, view_hold
+from persist.names import OWN_PREFIX, check_free_name, view_hold
 from persist.replica.history import LAST
 from persist.upsert.keyed import Keyed
 from persist.write.future import CommitFuture
@@ -144,7 +145,10 @@ class DescribingCalls(CollectionBase):
             ReadOnly: this client only reads.
         """
         self.handle.engine.writer("rename")
-        return self.handle.submit("rename", [Rename(self.id, check_name(name))])
+        check_free_name(name)
+        if self.name.startswith(OWN_PREFIX):
+            raise InvalidUsage(f"collection {self.name!r} is the library's own, which finds it by its name: leave it")
+        return self.handle.submit("rename", [Rename(self.id, name)])
 
     def destroy(self) -> CommitFuture:
         """Remove the collection; its name becomes free for a new one at once.

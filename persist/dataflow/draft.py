@@ -8,7 +8,7 @@ from persist.codecs import CollectionSchema
 from persist.collection import Collection
 from persist.dataflow.plan import Persist, Plan, Source
 from persist.dataflow.taps import Captured, Probed
-from persist.names import check_hold_name
+from persist.names import check_free_name, check_hold_name
 
 
 def hold_name(program: str) -> str:
@@ -83,7 +83,8 @@ class Draft:
         return self.captures.setdefault(number, Captured())
 
     def check_output(self, collection: str) -> None:
-        """Raise InvalidUsage if the program writes or reads a collection already."""
+        """Raise InvalidUsage if the program writes or reads a collection already, or may not have that name."""
+        check_free_name(collection)
         for node in self.plan.nodes.values():
             match node.operator:
                 case Persist(other, _) if other == collection:

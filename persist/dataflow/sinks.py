@@ -21,7 +21,7 @@ import pyarrow as pa
 from persist.antichain import Antichain as Upper
 from persist.blob import InvalidUsage
 from persist.client import Client
-from persist.codecs import TIME_MAX, Part
+from persist.codecs import TIME_MAX, CollectionSchema, Part
 from persist.collection import Collection
 from persist.dataflow.batch import Layout, to_batch
 from persist.dataflow.errors import OutputConflict, SourceLost
@@ -33,6 +33,8 @@ from persist.dataflow.taps import to_table
 from persist.dataflow.timed import reads_time
 from persist.dataflow.times import Antichain, Ints
 from persist.dataflow.words import Domain
+from persist.engine import CollectionHandle
+from persist.engine.creating import created_or_loaded
 from persist.errors import AsOfCompacted, CollectionNotFound, HoldMoved, UpdatesBeyondUpper, UpperMismatch
 from persist.multi_write import MultiWrite
 
@@ -271,7 +273,8 @@ def _made(client: Client, sink: SinkOperator) -> Collection:
     key = {name: fields[name] for name in sink.keys}
     value = {name: kind for name, kind in fields.items() if name not in key} or None
     unit = client.load(sink.collection).schema.timeline if sink.collection in client else None
-    return client.create_or_load(sink.collection, key=key or None, value=value, timeline=unit)
+    contents, schema = created_or_loaded(client.engine, sink.collection, CollectionSchema.of(key or None, value, unit))
+    return Collection(CollectionHandle(client.engine, contents.id, contents.name, schema))
 
 
 class Outputs:

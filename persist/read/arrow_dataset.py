@@ -78,8 +78,19 @@ class ResultDataset(ds.UnionDataset):  # type: ignore[misc]  # pyarrow comes wit
         return self.scanner(columns, filter, **options).head(num_rows)
 
     def take(self, indices: Any, columns: Any = None, filter: pc.Expression | None = None, **options: Any) -> pa.Table:
-        """Return rows by their positions among those that pass a filter, in the order that they are read in."""
-        return self.scanner(columns, filter, **options).take(indices)
+        """Return rows by their positions among those that pass a filter, in the order that they are read in.
+
+        Raises:
+            InvalidUsage: indices are no whole numbers from 0 to less than the number of these rows.
+        """
+        scanner = self.scanner(columns, filter, **options)
+        try:
+            return scanner.take(indices)
+        except (pa.ArrowIndexError, pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError) as error:
+            raise InvalidUsage(
+                f"take({indices!r:.80}) is not possible: {error}. Give positions among the rows of the result as whole "
+                "numbers from 0 to less than count_rows()"
+            ) from error
 
     def count_rows(self, filter: pc.Expression | None = None, **options: Any) -> int:
         """Return how many rows pass a filter."""

@@ -14,7 +14,7 @@ from typing import Literal, TypeVar
 from persist.client import Client
 from persist.errors import InvalidUsage
 from persist.log.records import Destroy, ReleaseHold
-from persist.names import VIEW_HOLD, check_name, view_hold
+from persist.names import VIEW_HOLD, check_free_name, view_hold
 from persist.sql.compile import mentioned
 from persist.sql.draft import Catalog, Draft, drafted
 from persist.sql.graph import by_id, definition_of
@@ -119,7 +119,7 @@ class _Planner:
         return ViewsPlan(self._client, changes, steps, names)
 
     def _view(self, name: str) -> View | None:
-        check_name(name)
+        check_free_name(name)
         if name not in self._client.collections():
             return None
         found = self._client.load(name)

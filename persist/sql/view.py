@@ -23,7 +23,7 @@ from persist.errors import (
     UpperMismatch,
     ViewRedefined,
 )
-from persist.names import check_name
+from persist.names import check_free_name
 from persist.read.record_count import record_count
 from persist.sql.definition import Definition
 from persist.sql.draft import Catalog, drafted
@@ -300,7 +300,7 @@ def load_view(client: Client, name: str) -> View:
 
 def create_view(client: Client, name: str, sql: str, *, key: Sequence[str] | None = None) -> View:
     """Return a view, which is created if there is none; see `Client.create_view`."""
-    check_name(name)
+    check_free_name(name)
     while True:
         if name in client.collections():
             return _existing(client, name, sql, key)
