@@ -26,7 +26,7 @@ from collections.abc import Sequence
 import pytest
 from hypothesis import HealthCheck, settings
 
-THOROUGH, QUICK = 100, 25  # Examples of a property that does not say how many it wants.
+THOROUGH, QUICK = 100, 10  # Examples of a property that does not say how many it wants.
 ENDS_S = pytest.StashKey[float]()  # When no more of the rest is begun.
 
 # How fast examples are made says something about the machine, not about the code.

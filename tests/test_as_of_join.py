@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 import persist
 from persist.blob import MemoryBlob
+from tests.sampling import examples
 
 QUIET = persist.Settings(background=False)
 SEALED = 8
@@ -31,7 +32,7 @@ def model(updates: list[tuple[int, str, int, int]], rows: list[tuple[Any, Any]])
     return found
 
 
-@settings(deadline=None, max_examples=120)
+@settings(deadline=None, max_examples=examples(120))
 @given(updates=st.lists(UPDATE, max_size=14), rows=st.lists(ROW, max_size=8), keyframe=st.booleans())
 def test_each_row_gets_what_the_model_says(
     updates: list[tuple[int, str, int, int]], rows: list[tuple[Any, Any]], keyframe: bool

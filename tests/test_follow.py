@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 import persist
 from persist.blob import MemoryBlob
 from tests.clocks import ImpatientClock
+from tests.sampling import examples
 
 QUIET = persist.Settings(background=False)
 
@@ -196,7 +197,7 @@ def test_a_client_that_only_reads_cannot_follow_by_name(tmp_path: Path) -> None:
 UPDATES = st.lists(st.tuples(st.integers(0, 3), st.sampled_from("ab"), st.sampled_from([1, 1, -1])), max_size=4)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 @given(steps=st.lists(st.tuples(UPDATES, st.sampled_from(["nothing", "before", "inside", "after"])), max_size=6))
 def test_a_copy_is_its_source_wherever_the_consumer_is_killed(steps: list[tuple[list[tuple], str]]) -> None:  # type: ignore[type-arg]
     blob = MemoryBlob()

@@ -12,6 +12,7 @@ from persist.dataflow.batch import HASH_VERSION, key_hashes, mixed
 from persist.dataflow.times import Ints
 from tests.dataflow.programs import OPERATORS
 from tests.dataflow.test_oracle import NAMES, compare
+from tests.sampling import examples
 
 WORDS = [[0, 1, -1, 2**62, -(2**63)], [0, 5, 5, -7, 3]]
 # What version 1 gives, of both rows and of the first one. A change of the hash is another version, with other numbers.
@@ -52,7 +53,7 @@ def test_the_hash_of_these_tests_collides() -> None:
 @pytest.mark.sampled(0.3)
 @pytest.mark.usefixtures("_collisions")
 @pytest.mark.parametrize("which", range(len(OPERATORS)), ids=[f"{at}-{name}" for at, name in enumerate(NAMES)])
-@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(15), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_keys_whose_hashes_collide_are_told_apart_by_every_operator(which: int, data: Any) -> None:
     arguments = data.draw(st.lists(st.integers(0, 1), min_size=3, max_size=3))

@@ -19,6 +19,7 @@ from persist.dataflow.times import Ints
 from persist.dataflow.words import Domain
 from tests.dataflow.programs import OPERATORS
 from tests.dataflow.test_oracle import compare
+from tests.sampling import examples
 
 RANKED = ("operator", "first_two", "upserted", "all_in_one")  # Those of `grouped` are called operator.
 CASES = [at for at, (_, each) in enumerate(OPERATORS) if each.__name__ in RANKED]
@@ -44,13 +45,13 @@ def always_ranked(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
 
 @pytest.mark.parametrize("which", CASES, ids=[f"{at}-{OPERATORS[at][1].__name__}" for at in CASES])
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(60), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_ranked_groups_agree_with_recomputing_from_scratch(which: int, data: Any, always_ranked: Counter[str]) -> None:
     compare(data, 1, [(which, [0, 1, 0])], 16)
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(60), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data(), room=st.sampled_from([1, 6, 1 << 20]), cost=st.sampled_from([0, 1, 4]))
 def test_groups_are_ranked_and_forgotten_in_any_order(
     monkeypatch: pytest.MonkeyPatch, always_ranked: Counter[str], data: Any, room: int, cost: int
@@ -72,7 +73,7 @@ VALUES: list[list[Any]] = [
 ]
 
 
-@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(150), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data(), kind=st.integers(0, len(KINDS) - 1), down=st.booleans(), first=st.booleans())
 def test_a_ranked_multiset_is_in_order_whatever_is_added_and_taken_away(
     monkeypatch: pytest.MonkeyPatch, data: Any, kind: int, down: bool, first: bool

@@ -11,6 +11,7 @@ import persist
 from persist.dataflow import Logic, Program, Stream, col
 from persist.dataflow.plan import Linear
 from tests.dataflow.schedule import updates_strategy
+from tests.sampling import examples
 
 KV = {"k": pa.int64(), "v": pa.int64()}
 EACH = [
@@ -45,7 +46,7 @@ def test_every_linear_operator_is_a_stage_of_the_one_general_one(logic: Logic) -
     assert len(made.node.operator.stages) == len(logic.steps)
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(logics=st.lists(st.sampled_from(EACH), min_size=2, max_size=4), data=st.data())
 def test_what_follows_gives_what_one_after_the_other_gives(logics: list[Logic], data: Any) -> None:
     together = Logic()

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from tests.dataflow.oracle import updates_of
 from tests.dataflow.programs import OPERATORS, build
 from tests.dataflow.schedule import captured, complete, drive, updates_strategy
+from tests.sampling import examples
 
 NAMES = [operator.__name__ for _, operator in OPERATORS]
 
@@ -30,7 +31,7 @@ def compare(data: st.DataObject, dimensions: int, choices: list[tuple[int, list[
 @pytest.mark.sampled(0.34)
 @pytest.mark.parametrize("dimensions", [1, 2, 3])
 @pytest.mark.parametrize("which", range(len(OPERATORS)), ids=[f"{at}-{name}" for at, name in enumerate(NAMES)])
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 @given(data=st.data())
 def test_an_operator_agrees_with_recomputing_from_scratch(dimensions: int, which: int, data: Any) -> None:
     arguments = data.draw(st.lists(st.integers(0, 1), min_size=3, max_size=3), label="arguments")
@@ -38,14 +39,14 @@ def test_an_operator_agrees_with_recomputing_from_scratch(dimensions: int, which
 
 
 @pytest.mark.parametrize("dimensions", [1, 2])
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(data=st.data())
 def test_random_programs_agree_with_recomputing_from_scratch(dimensions: int, data: Any) -> None:
     choice = st.tuples(st.integers(0, len(OPERATORS) - 1), st.lists(st.integers(0, 5), min_size=3, max_size=3))
     compare(data, dimensions, data.draw(st.lists(choice, min_size=2, max_size=4), label="operators"), 6)
 
 
-@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(100), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data(), cells=st.sampled_from([1, 4, 16]), few=st.sampled_from([0, 48]))
 def test_many_times_at_once_are_reduced_block_by_block(
     monkeypatch: pytest.MonkeyPatch, data: Any, **limits: int

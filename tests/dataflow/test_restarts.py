@@ -14,6 +14,7 @@ from persist.dataflow import Program, Stream
 from tests.dataflow import programs
 from tests.dataflow.oracle import at, updates_of
 from tests.dataflow.programs import OPERATORS, build
+from tests.sampling import examples
 
 TIMES = 6
 RECORDS = st.tuples(st.one_of(st.none(), st.integers(0, 3)), st.one_of(st.none(), st.integers(0, 3)))
@@ -32,7 +33,7 @@ class OfSources(Program):
 
 
 @pytest.mark.sampled(0.5)
-@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(40), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data(), choices=st.lists(CHOICE, min_size=1, max_size=3))
 def test_programs_that_are_started_again_go_on_exactly(
     monkeypatch: pytest.MonkeyPatch, data: Any, choices: list[tuple[int, list[int]]]
