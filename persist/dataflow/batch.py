@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from persist.codecs import DiffOverflow
+from persist.dataflow.bulk import MANY_ROWS, order_of, summed_first
 from persist.dataflow.times import Flags, Ints
 
 HASH_VERSION = 1  # Of `mixed`; another hash is another version.
@@ -111,7 +112,18 @@ def to_batch(updates: Ints, layout: Layout, *, is_consolidated: bool = False) ->
     batch = np.empty((layout.height, updates.shape[1]), np.int64)
     batch[0] = hashes
     batch[1:] = updates
+    if batch.shape[1] >= MANY_ROWS and not is_consolidated:
+        batch = summed_first(batch, 1 + layout.words, _marks(batch, layout))
     return settled(batch, layout, is_consolidated=is_consolidated)
+
+
+def _marks(batch: Ints, layout: Layout) -> Ints:
+    """Return what is equal for updates of one record and time, given the hashes of the records."""
+    times = layout.times(batch)
+    if (times == times[:, :1]).all():
+        return batch[0]
+    marks: Ints = batch[0] ^ mixed(times).view(np.int64)
+    return marks
 
 
 def settled(batch: Ints, layout: Layout, *, is_consolidated: bool = False) -> Ints:
@@ -122,8 +134,9 @@ def settled(batch: Ints, layout: Layout, *, is_consolidated: bool = False) -> In
     """
     if batch.shape[1] > 1:
         hashes = batch[0]
-        if (hashes[1:] < hashes[:-1]).any():
-            batch = batch.take(hashes.argsort(kind="stable"), axis=1)
+        descents = hashes[1:] < hashes[:-1]
+        if descents.any():
+            batch = batch.take(order_of(hashes, descents), axis=1)
             hashes = batch[0]
         tied = (hashes[1:] == hashes[:-1]).nonzero()[0]
         if len(tied):
