@@ -43,10 +43,24 @@ class Arrangement(Waiting):
         self.schema = schema
         self._readers: list[ReaderFrontier] = []
         self._is_needed = True
+        self._restored: tuple[Ints, int] | None = None
 
     def read_from(self, frontier: ReaderFrontier) -> None:
         """Take note of a reader: it compares times with those beyond its frontier only."""
         self._readers.append(frontier)
+
+    def restore(self, updates: Ints, at: int) -> None:
+        """Take updates, in the next pass, for what comes of the input up to a time."""
+        self._restored = updates, at
+
+    def shaped(self) -> Ints | None:
+        found = super().shaped()
+        if self._restored is None:
+            return found
+        (updates, at), self._restored = self._restored, None
+        if found is None:
+            return updates
+        return np.concatenate((updates, found[:, found[self.layout.words] > at]), axis=1)
 
     def run(self) -> None:
         if self.new is not None and self._is_needed:

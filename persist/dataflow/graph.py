@@ -5,7 +5,7 @@ enters it. Joins and reductions read arrangements, which are made once for each 
 """
 
 import time as clock
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
@@ -74,8 +74,9 @@ from persist.dataflow.plan import (
     Windowed,
 )
 from persist.dataflow.reduce import PartialReduce, ReduceOperator, TotalReduce
+from persist.dataflow.resume import Counts, counts_of
 from persist.dataflow.spine import Allocate
-from persist.dataflow.stages import Map, ident, through
+from persist.dataflow.stages import Map, ident, move_times, through
 from persist.dataflow.taps import Captured, Probed
 from persist.dataflow.windows import windows
 from persist.dataflow.words import Domain
@@ -90,17 +91,22 @@ class Graph:
         entries: of inputs and sources, by the number of their node.
         sinks: of outputs, and of hidden collections.
         kept: the operators whose output hidden collections keep, by the name of the collection.
+        counts: how the state of some reductions is told from what they give.
     """
 
     operators: list[Operator] = field(default_factory=list)
     entries: dict[int, EntryOperator] = field(default_factory=dict)
     sinks: list[SinkOperator] = field(default_factory=list)
     kept: dict[str, KeptLinear] = field(default_factory=dict)
+    counts: dict[Operator, Counts] = field(default_factory=dict)
 
-    def run(self) -> None:
-        """Make one pass."""
+    def run(self, resting: Set[Operator] = frozenset()) -> None:
+        """Make one pass, without the operators that rest."""
         for each in self.operators:
             each.advance()
+            if each in resting:
+                each.out = None
+                continue
             began_s = clock.perf_counter()
             try:
                 each.run()
@@ -214,7 +220,9 @@ class Builder:
                 if node.number in self._kept:
                     return KeptLinear(title, inputs, traced(stages, given, node.schema.names, self.domain, title))
                 shape = compiled(stages, given, node.schema.names, self.domain, title)
-                return LinearOperator(title, inputs, outer, depth, shape)
+                linear = LinearOperator(title, inputs, outer, depth, shape)
+                linear.moves_times = move_times(stages)
+                return linear
             case Concat():
                 return ConcatOperator(title, inputs, outer, depth)
             case Arrange():
@@ -272,6 +280,7 @@ class Builder:
             shape = compiled(before, given, [*keys, *values], self.domain, node.title)
             schema = self._after(before, source, node)
             found = self._arranged(node, source, len(keys), len(values), shape, _picked(schema, (*keys, *values)))
+            found.moves_times = move_times(before)
             self._arrangements[what] = found
             operators.append(found)
         return found
@@ -313,6 +322,7 @@ class Builder:
         inputs = [each.start for each in paths]
         depth = self.plan.scopes[node.scope].depth
         made = JoinOperator(node.title, inputs, self.plan.dimensions, depth, paths, shape, null_equals=join.null_equals)
+        made.moves_times = move_times(join.after)
         for number, path in enumerate(paths):
             for step in path.steps:
                 # A look-up compares with the times of what is yet to come of the input that the path begins with.
@@ -348,6 +358,11 @@ class Builder:
             ranking,
         )
         arrangement.read_from(lambda: made.frontier)
+        made.moves_times = move_times(reduce.after)
+        if is_accumulated:
+            counts = counts_of(len(reduce.keys), wanted, columns, reduce.after, node.schema.names)
+            if counts is not None:
+                self.graph.counts[made] = counts
         return made
 
     def _accumulating(self, node: Node, reduce: Reduce, wanted: list[Wanted], given: pa.Schema) -> Arrangement:
@@ -359,9 +374,11 @@ class Builder:
         shape = compiled(reduce.before, self.plan.nodes[source].schema, names, self.domain, node.title)
         keys = len(reduce.keys)
         schema = pa.schema([*(given.field(name) for name in reduce.keys), ("slot", pa.int64())])
-        return self._arranged(
+        found = self._arranged(
             node, source, keys, 1, lambda updates: exploded(shape(updates), keys, wanted, self.domain), schema
         )
+        found.moves_times = move_times(reduce.before)
+        return found
 
     def _logic(self, node: Node, reduce: Reduce, given: pa.Schema, wanted: list[Wanted]) -> Logic:
         values = _picked(given, reduce.values)

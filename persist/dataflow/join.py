@@ -61,6 +61,8 @@ class Path:
 class JoinOperator(Operator):
     """A join of as many inputs as there are paths."""
 
+    may_rest = True
+
     def __init__(
         self,
         title: str,

@@ -74,6 +74,11 @@ class KeptLinear(Operator):
         part of it."""
         self._restored, self._after = kept, at
 
+    @property
+    def is_restored(self) -> bool:
+        """Whether what comes up to the time at which it goes on is known to it."""
+        return self._after is not None
+
     def run(self) -> None:
         given = self.inputs[0].out
         if given is not None and self._after is not None:

@@ -10,6 +10,7 @@ frontier of an operator is the meet of those of what it reads.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from typing import ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -27,6 +28,7 @@ class Operator:
     """One operator of a running dataflow.
 
     Attributes:
+        may_rest: it may be left out of a pass in which nobody needs what it gives: what it keeps is what it reads.
         title: how messages call it.
         inputs: the operators it reads.
         depth: how many iterations it is in.
@@ -34,8 +36,11 @@ class Operator:
         frontier: how far its inputs are complete, in the program's dimensions.
         rounds: the iterations that are under way, outermost first.
         out: what it gave in this pass; None for nothing.
+        moves_times: it may give, of what it takes, updates of later times.
         given_out, seconds: updates that it gave, and the time that it took, in all passes.
     """
+
+    may_rest: ClassVar[bool] = False
 
     def __init__(self, title: str, inputs: Sequence["Operator"], outer: int, depth: int) -> None:
         self.title = title
@@ -46,6 +51,7 @@ class Operator:
         self.frontier = Antichain.least(outer)
         self.rounds: tuple[int, ...] = ()
         self.out: Ints | None = None
+        self.moves_times = False
         self.given_out = 0
         self.seconds = 0.0
 
@@ -143,20 +149,23 @@ class Waiting(Operator):
         axis = layout.words + (layout.dimensions - 1 if depth else 0)
         self.stash = Stash(axis, slice(layout.words, layout.words + layout.dimensions))
 
+    def shaped(self) -> Ints | None:
+        """Return what the input gave, after what is done to it first."""
+        given = self.given()
+        return None if given is None else self.shape(given)
+
     def taken(self) -> Ints | None:
         """Return what is ready by now as a consolidated batch, or None."""
-        given = self.given()
+        updates = self.shaped()
         found = [] if self.stash.is_empty else self.stash.take(self.ready, self.bound())
-        if given is not None:
-            updates = self.shape(given)
-            if updates.shape[1]:
-                flags = self.ready(updates[self.layout.words : -1])
-                if flags.all():
-                    found.append(updates)
-                else:
-                    if flags.any():
-                        found.append(updates[:, flags])
-                    self.stash.add(updates[:, ~flags])
+        if updates is not None and updates.shape[1]:
+            flags = self.ready(updates[self.layout.words : -1])
+            if flags.all():
+                found.append(updates)
+            else:
+                if flags.any():
+                    found.append(updates[:, flags])
+                self.stash.add(updates[:, ~flags])
         if not found:
             return None
         batch = to_batch(found[0] if len(found) == 1 else np.concatenate(found, axis=1), self.layout)
@@ -184,6 +193,8 @@ class EntryOperator(Operator):
 class LinearOperator(Operator):
     """A stack of linear stages."""
 
+    may_rest = True
+
     def __init__(self, title: str, inputs: Sequence[Operator], outer: int, depth: int, shape: Shape) -> None:
         super().__init__(title, inputs, outer, depth)
         self.shape = shape
@@ -196,12 +207,16 @@ class LinearOperator(Operator):
 class ConcatOperator(Operator):
     """All updates of all inputs."""
 
+    may_rest = True
+
     def run(self) -> None:
         self.out = self.given()
 
 
 class ConsolidateOperator(Waiting):
     """Updates summed per record and time, once they are complete."""
+
+    may_rest = True
 
     def __init__(self, title: str, inputs: Sequence[Operator], outer: int, depth: int, schema: pa.Schema) -> None:
         super().__init__(title, inputs, outer, depth, Layout(len(schema), 0, outer + depth))
@@ -249,6 +264,8 @@ class ProbeOperator(Operator):
 class CaptureOperator(ConsolidateOperator):
     """Keeps complete updates in memory."""
 
+    may_rest = False
+
     def __init__(
         self, title: str, inputs: Sequence[Operator], outer: int, schema: pa.Schema, captured: Captured, domain: Domain
     ) -> None:
@@ -268,6 +285,8 @@ class CaptureOperator(ConsolidateOperator):
 
 class SinkOperator(ConsolidateOperator):
     """Holds the complete updates of this pass for whoever writes them."""
+
+    may_rest = False
 
     def __init__(
         self,

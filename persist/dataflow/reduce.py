@@ -49,6 +49,8 @@ class ReduceOperator(Operator):
         ranking: how to keep large groups in order, if the logic is one that allows for it.
     """
 
+    may_rest = True
+
     def __init__(
         self,
         title: str,
@@ -325,6 +327,8 @@ def _versions(changes: Ints, values: int, sizes: Ints, firsts: Ints) -> tuple[In
 
 class PartialReduce(ReduceOperator):
     """A reduction over partially ordered times; it keeps its output, and the times that are still to be looked at."""
+
+    may_rest = False
 
     def __init__(self, *arguments: object, **named: object) -> None:
         super().__init__(*arguments, **named)  # type: ignore[arg-type]

@@ -2,7 +2,7 @@
 
 import threading
 import time as clock
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from contextlib import suppress
 from dataclasses import dataclass, fields
 from os import PathLike
@@ -19,9 +19,11 @@ from persist.dataflow.draft import Draft
 from persist.dataflow.errors import SourceLost
 from persist.dataflow.graph import Builder
 from persist.dataflow.inputs import Gate, InputHandle
+from persist.dataflow.operators import Operator
 from persist.dataflow.optimise import optimised
 from persist.dataflow.plan import Constant, Input, Plan, Source
 from persist.dataflow.report import OperatorReport, drawn, reports_of
+from persist.dataflow.resume import resumed
 from persist.dataflow.sinks import Outputs
 from persist.dataflow.sources import SourceReader
 from persist.dataflow.spill import Spill
@@ -107,6 +109,7 @@ class Running:
         self._stopped = threading.Event()
         self._is_broken = False
         self._is_closed = False
+        self._resumes = True
         self._domain = Domain()
         self._spill = Spill(options.memory_budget, options.spill_folder)
         kept = {each: name for each in kept_apart(self.plan) if (name := program.kept(each)) is not None}
@@ -247,10 +250,27 @@ class Running:
             return Step(0, self.frontier, self._commit())
         for source in self._sources:
             source.poll(0.0)
-        limit = self._limit(times, updates)
+        count = self._resumed()
+        count += self._pass(self._limit(times, updates), frozenset())
+        self._words.after(count)
+        return Step(count, self.frontier, self._commit())
+
+    def _resumed(self) -> int:
+        """Of a program that goes on: take in what its sources hold at the time that it goes on from, once."""
+        if not self._resumes:
+            return 0
+        self._resumes = False
+        at = None if self._outputs is None else self._outputs.goes_on_from
+        if at is None or self._inputs or any(gate.frontier.has_beyond((at,)) for gate in self._gates.values()):
+            return 0
+        assert self._outputs is not None
+        return self._pass(at + 1, resumed(self._graph.operators, self._graph.counts, self._outputs, at))
+
+    def _pass(self, limit: int | None, resting: Set[Operator]) -> int:
+        """Make one pass with what is complete up to a limit; return how many updates it took in."""
         count = sum(gate.open(limit) for gate in self._gates.values())
         try:
-            self._graph.run()
+            self._graph.run(resting)
         except BaseException:
             self._is_broken = True
             raise
@@ -258,8 +278,7 @@ class Running:
             gate.shut()
         if self._outputs is not None:
             self._outputs.take()
-        self._words.after(count)
-        return Step(count, self.frontier, self._commit())
+        return count
 
     def run(self, until: Time | None = None, *, timeout_s: float | None = None) -> None:
         """Step until all times up to until, inclusive, are done; without until, until nothing more is complete.

@@ -35,7 +35,14 @@ from persist.dataflow.times import Antichain, Ints
 from persist.dataflow.words import Domain
 from persist.engine import CollectionHandle
 from persist.engine.creating import created_or_loaded
-from persist.errors import AsOfCompacted, CollectionNotFound, HoldMoved, UpdatesBeyondUpper, UpperMismatch
+from persist.errors import (
+    AsOfCompacted,
+    AsOfNotSealed,
+    CollectionNotFound,
+    HoldMoved,
+    UpdatesBeyondUpper,
+    UpperMismatch,
+)
 from persist.multi_write import MultiWrite
 
 NEVER = TIME_MAX + 2  # After every time: the upper of what is complete for ever.
@@ -99,6 +106,14 @@ class Output:
         except AsOfCompacted as error:
             raise SourceLost(self.collection.name, f"it has been compacted ({error})", "Open it again.") from error
         self.keeps.restore(np.delete(kept, -2, axis=0), at)
+
+    def contents(self, at: int) -> Ints | None:
+        """Return what the collection holds as of a time, as updates at 0; None if that is not to be had any more."""
+        try:
+            found = self.collection.snapshot(at, columns=self.sink.schema.names, form="diff", timeout_s=0.0)
+            return self._words(found.to_arrow())
+        except (AsOfCompacted, AsOfNotSealed):
+            return None
 
     def begin(self, upper: int) -> None:
         """Go on from where the collection is sealed."""
@@ -285,6 +300,10 @@ class Outputs:
             `Draft.definition`).
         replace: the program has changed: correct what its outputs hold.
         jump: go on at the latest time that the sources have sealed, and pass over the times before it.
+
+    Attributes:
+        goes_on_from: the last time up to which all outputs are sealed that the program goes on from; None if it begins
+            anew, or has to follow its sources from an earlier time on.
     """
 
     def __init__(
@@ -307,6 +326,7 @@ class Outputs:
         for each in self.every:
             each.corrects |= replace and each.upper > 0
         self.has_pending = False
+        self.goes_on_from: int | None = None
         self._replays = False
         self._jumps = jump
         self._sources: list[SourceReader] = []
@@ -347,6 +367,7 @@ class Outputs:
             # Holds that are there already are of a view that was made then, or of an attempt that wrote nothing.
             held = [time for each in sources if (time := each.held_at()) is not None]
             begin = max(0, *sinces, min(held, default=min(*uppers, TIME_MAX) - 1))
+        self.goes_on_from = None if resume_at is None or self._replays else begin
         for output in self.every:
             output.begin_readable(begin)
             if resume_at is not None and not self._replays:

@@ -172,6 +172,14 @@ Stage = (
 )
 
 
+def move_times(stages: Sequence[Stage]) -> bool:
+    """Return whether stages may make updates of later times of an update."""
+    return any(
+        isinstance(each, TemporalFilter | Delay) or (isinstance(each, FlatMap) and each.gives == "updates")
+        for each in stages
+    )
+
+
 def through(stages: Sequence[Stage], schema: pa.Schema, operator: str, *, has_time: bool) -> pa.Schema:
     """Return the columns after some stages, each checked.
 
