@@ -43,6 +43,9 @@ class Antichain:
 
     def __init__(self, *elements: int) -> None:
         # One more than the greatest time of an update, so that a seal can cover all of them.
+        if len(elements) == 1 and type(elements[0]) is int and 0 <= elements[0] <= TIME_MAX + 1:
+            object.__setattr__(self, "elements", elements)  # Nearly all of them, in a fraction of the time.
+            return
         times = [as_time("frontier time", time, most=TIME_MAX + 1) for time in elements]
         object.__setattr__(self, "elements", (min(times),) if times else ())
 

@@ -24,6 +24,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Any, TypeAlias, TypeVar, cast
 
 import msgspec
@@ -43,9 +44,10 @@ TIME = "_time"
 DIFF = "_diff"
 TIME_MAX = 2**63 - 2  # The greatest time: one more is the first that no update may have.
 NOT_NULL = "not null"
+SHARED_BYTES_MAX = 4096  # Of a written form: longer ones are of wide schemas, which take memory and are few.
+TIME_UNITS = ("s", "ms", "us", "ns")
 
 T = TypeVar("T")
-TIME_UNITS = ("s", "ms", "us", "ns")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
 # Besides, whatever `persist.codecs.types.python_types` makes fields of: frames and their schemas, dataclasses.
@@ -257,16 +259,12 @@ class CollectionSchema:
 
     @classmethod
     def from_json(cls, j: Json) -> "CollectionSchema":
-        """Read the written form, codecs unknown here as None; raises ValueError on anything else."""
-        match j:
-            case {"key": key, "value": value, **rest}:
-                sides = Side.from_json(key, "key"), Side.from_json(value, "value")
-                unit = rest.pop("timeline", None)
-                count = sum(len(side.fields) for side in sides)
-                later = _Later.of(rest, count) if rest else _Later()
-                if unit is None or unit in TIME_UNITS:
-                    return cls(*sides, unit, later.version, later.ids, later.defaults)
-        raise ValueError(f"{j!r:.80} is not the written form of a schema")
+        """Read the written form, codecs unknown here as None; raises ValueError on anything else.
+
+        Many collections have one schema, and a schema never changes: those of equal written forms are one object.
+        """
+        written = msgspec.json.encode(j)
+        return _shared(written) if len(written) <= SHARED_BYTES_MAX else _schema_of(j)
 
     def reconcile(self, stored: "CollectionSchema", collection: str) -> "CollectionSchema":
         """Return the stored schema with the codec objects given here, if both say the same.
@@ -298,6 +296,23 @@ def _reading(schema: CollectionSchema) -> str:
     if not schema.known:
         return f"{schema.key_names} {schema.value_names} {schema.types}"
     return msgspec.json.encode([schema.version, schema.is_widened, *(each.to_json() for each in schema.known)]).decode()
+
+
+@lru_cache(maxsize=256)
+def _shared(written: bytes) -> CollectionSchema:
+    return _schema_of(msgspec.json.decode(written))
+
+
+def _schema_of(j: Json) -> CollectionSchema:
+    match j:
+        case {"key": key, "value": value, **rest}:
+            sides = Side.from_json(key, "key"), Side.from_json(value, "value")
+            unit = rest.pop("timeline", None)
+            count = sum(len(side.fields) for side in sides)
+            later = _Later.of(rest, count) if rest else _Later()
+            if unit is None or unit in TIME_UNITS:
+                return CollectionSchema(*sides, unit, later.version, later.ids, later.defaults)
+    raise ValueError(f"{j!r:.80} is not the written form of a schema")
 
 
 @dataclass(frozen=True, slots=True)
