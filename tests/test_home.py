@@ -72,8 +72,8 @@ def test_changes_that_are_not_sealed_say_so_in_the_words_of_changes(orders: pers
         orders.changes(0, 8, timeout_s=0)
     assert str(caught.value) == (
         "changes until 8 are not complete, because upper=Antichain(5): times before 5 are sealed, and waiting 0 s did "
-        "not change that. Not sealed yet are at most 2 updates at times 5 to 7: seal(8) makes all of that readable. "
-        "Ask for changes until 5 (the default), seal to 8 or later, or allow a longer timeout."
+        "not change that. Not sealed yet are at most 2 updates at times 5 to 7: sealing to 8 makes all of that "
+        "readable. Ask for changes until 5 (the default), seal to 8 or later, or allow a longer timeout."
     )
 
 
@@ -112,7 +112,7 @@ def test_a_snapshot_where_nothing_is_sealed_fails_at_once_and_says_what_is_there
             read(timeout_s=None)
         assert str(caught.value) == (
             "nothing is sealed yet, so there is no latest time to read. Not sealed yet are 1,204 updates at times 10 "
-            "to 11: seal(12) makes all of that readable."
+            "to 11: sealing to 12 makes all of that readable."
         )
 
 

@@ -1,5 +1,6 @@
 """The columns of a new collection, as they are given on the command line or found in a file."""
 
+import os
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -54,6 +55,8 @@ def _column(text: str, types: dict[str, pa.DataType]) -> tuple[str, Any]:
 
 def _types_of(path: str, format: str | None) -> dict[str, pa.DataType]:
     file = RowFile.of(path, format)
+    if not os.path.exists(file.path):
+        raise InvalidUsage(f"there is no file {path!r}: give the path of one whose columns the collection shall have")
     try:
         schema = _schema_of(file)
     except (pa.ArrowException, OSError) as error:

@@ -125,8 +125,12 @@ def import_(
     """Write the rows of many Parquet files, or make the versions of a Delta table times of a collection."""
     if from_ not in ("parquet", "delta"):
         raise persist.InvalidUsage(f"--from {from_!r} is no source of an import: use parquet or delta")
-    if (time is None) != (from_ == "delta") or (from_ == "delta" and (seal is not None or token is not None)):
-        raise persist.InvalidUsage("--time belongs to Parquet; a Delta table has times, seals and resumes by itself")
+    if from_ == "parquet" and time is None:
+        raise persist.InvalidUsage(
+            "say at which time the rows are: --time 12. (A Delta table, --from delta, has times)"
+        )
+    if from_ == "delta" and (time, seal, token) != (None, None, None):
+        raise persist.InvalidUsage("--time, --seal and --token go with Parquet: a Delta table has times and resumes")
     with at.writing() as client:
         found = client.load(collection)
         if time is not None:

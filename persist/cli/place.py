@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,6 +11,8 @@ from persist.cli.storage_options import storage_options
 from persist.cli.text import print_json, say
 
 FAR = ("://",)  # What has it is no folder.
+# What a client that was ended before its first record may have left.
+OWN = frozenset(("checkpoint", "directory", "gc", "list", "log", "lost", "part", "state"))
 
 
 @dataclass(frozen=True)
@@ -74,7 +76,21 @@ class Place:
         with persist.open(self.location, storage_options=self.options, settings=settings) as client:
             if client.seqno < 0 and not may_be_new:
                 raise persist.InvalidUsage(self._nothing(client.url))
+            if client.seqno < 0 and (foreign := self._foreign()) is not None:
+                raise persist.InvalidUsage(
+                    f"{client.url} holds something else, such as {foreign!r}, and no log of persist. A location wants "
+                    "a folder of its own: name one that is empty or not there yet, such as "
+                    f"{self.location.rstrip('/')}/data"
+                )
             yield client
+
+    def _foreign(self) -> str | None:
+        """Return the name of something in a folder that no client of this library has put there; None if all is."""
+        if any(mark in self.location for mark in FAR):
+            return None
+        with suppress(OSError), os.scandir(os.path.expanduser(self.location)) as found:
+            return min((each.name for each in found if each.name not in OWN), default=None)
+        return None
 
     def nothing(self, url: str) -> "persist.InvalidUsage":
         """Return the error that says that nothing is stored there, and what is instead."""

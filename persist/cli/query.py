@@ -3,7 +3,7 @@
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from typing import Any, NoReturn
 
 import pyarrow as pa
 
@@ -48,18 +48,28 @@ def run_query(
         names = client.collections()
         read = {table: name for table in _tables_of(query, connection) if (name := _named(table, names)) is not None}
         times = _times(as_of, [*read.values()])
+        failed: list[persist.PersistError] = []
         for (schema, table), name in read.items():
             snapshot = stack.enter_context(client.load(name).snapshot(times.get(name, times.get("")), timeout_s=0))
-            _register(connection, schema, table, snapshot)
+            _register(connection, schema, table, _dataset(snapshot, failed))
         try:
             yield connection.sql(query).to_arrow_reader(BATCH_ROWS)
-        except duckdb.PermissionException as error:
-            raise persist.InvalidUsage(
-                f"the query reads something that is no collection: {error}. Say --files to let it read files and URLs "
-                "with your rights"
-            ) from error
-        except duckdb.Error as error:
-            raise persist.InvalidUsage(f"DuckDB refuses the query: {error} The collections are {[*names]}") from error
+        except (duckdb.Error, pa.ArrowException, OSError) as error:
+            if failed:
+                raise failed[0] from error
+            if not isinstance(error, duckdb.Error):
+                raise
+            _refuse(error, names)
+
+
+def _refuse(error: Any, names: Sequence[str]) -> NoReturn:
+    """Raise what a refusal by DuckDB means here."""
+    if type(error).__name__ == "PermissionException":
+        raise persist.InvalidUsage(
+            f"the query reads something that is no collection: {error}. Say --files to let it read files and URLs "
+            "with your rights"
+        ) from error
+    raise persist.InvalidUsage(f"DuckDB refuses the query: {error} The collections are {[*names]}") from error
 
 
 def _tables_of(query: str, connection: Any) -> list[tuple[str, str]]:
@@ -95,11 +105,25 @@ def _named(table: tuple[str, str], names: Sequence[str]) -> str | None:
     return alike[0] if len(alike) == 1 else None
 
 
-def _register(connection: Any, schema: str, table: str, snapshot: "persist.Snapshot") -> None:
+def _dataset(snapshot: "persist.Snapshot", failed: "list[persist.PersistError]") -> Any:
+    """Return a snapshot as a dataset that notes why reading it failed, which DuckDB tells by a text of its own only."""
+    from persist.read.arrow_dataset import ResultDataset
+
+    def narrowed(columns: Sequence[str] | None, filter: Any) -> Iterator[pa.RecordBatch]:
+        try:
+            yield from snapshot.narrowed(columns, filter)
+        except persist.PersistError as error:
+            failed.append(error)
+            raise
+
+    return ResultDataset(snapshot.schema, narrowed)
+
+
+def _register(connection: Any, schema: str, table: str, dataset: Any) -> None:
     if not schema:
-        connection.register(table, snapshot.dataset())
+        connection.register(table, dataset)
         return
-    connection.register(f"{schema}.{table}", snapshot.dataset())
+    connection.register(f"{schema}.{table}", dataset)
     quoted = [each.replace('"', '""') for each in (schema, table)]
     connection.execute(f'CREATE SCHEMA IF NOT EXISTS "{quoted[0]}"')
     connection.execute(f'CREATE VIEW "{quoted[0]}"."{quoted[1]}" AS FROM "{quoted[0]}.{quoted[1]}"')

@@ -14,6 +14,8 @@ def follow(
 ) -> None:
     """Print updates as they are sealed, until all before a time were, or the collection is complete."""
     end = None if until is None else collection.as_bound("until", until)
+    if end is not None and after is not None and not contents and collection.as_time("after", after) + 1 >= end:
+        raise persist.InvalidUsage(f"no time is after {after} and before {until}: give --until a later one")
     with _begun(collection, after, contents) as listen:
         printed = False
         for progress in listen:

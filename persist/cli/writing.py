@@ -112,7 +112,7 @@ def write(
     when = time_column if time is None else written_time_of(time)
     plan = Plan(when, diff, None if seal is None else written_time_of(seal), token, commit_rows, skip_bad)
     with spooled(file, format) as rows, at.writing() as client:
-        found = client.load(collection)
+        found = _own(client, collection)
         source = "_time" if when is None else time_column
         upper = None if was_begun(found, rows, plan) else found.upper.time
         loaded = load(found, rows, _caster(found, source, ignore, upper), plan)
@@ -159,7 +159,7 @@ def upsert(
         when, None, None if seal is None else written_time_of(seal), token, commit_rows, skip_bad, late=late or "raise"
     )
     with spooled(file, format) as rows, at.writing() as client:
-        found = client.load(collection)
+        found = _own(client, collection)
         source = "_time" if when is None else time_column
         loaded = load(found, rows, _caster(found, source, ignore, is_events=True), plan)
         left_out = sum(found.late_counts.values())
@@ -190,7 +190,7 @@ def overwrite(
     from persist.read.where import parse_where
 
     with spooled(file, format) as rows, at.writing() as client:
-        found = client.load(collection)
+        found = _own(client, collection)
         caster = _caster(found, None, ignore)
         count, skipped = checked(rows, caster, skip_bad=skip_bad)
         only = None if where is None else parse_where(where, found.schema)
@@ -225,7 +225,7 @@ def delete(
     if (where is None) == (keys is None):
         raise persist.InvalidUsage("say what to delete: --where CONDITION, or --keys FILE")
     with at.writing() as client:
-        found = client.load(collection)
+        found = _own(client, collection)
         what: Any
         if where is not None:
             what = parse_where(where, found.schema)
@@ -251,7 +251,7 @@ def seal(
     if (upper is None) == (not for_ever):
         raise persist.InvalidUsage("say to which time: persist seal LOCATION COLLECTION TIME, or --for-ever")
     with at.writing() as client:
-        found = client.load(collection)
+        found = _own(client, collection)
         seqno = found.seal(persist.Antichain() if upper is None else written_time_of(upper)).result()
         now = found.upper.time
         tell_done(
@@ -273,6 +273,17 @@ def destroy(at: Place, collection: Name, yes: Yes = False) -> int:
         seqno = found.destroy().result()
         tell_done(at, {"destroyed": collection, "seqno": seqno}, f"destroyed {collection}")
     return OK
+
+
+def _own(client: "persist.Client", collection: str) -> "persist.Collection":
+    """Return a collection that its users write; a view is written by its query alone."""
+    found = client.load(collection)
+    if found.handle.contents().view is not None:
+        raise persist.InvalidUsage(
+            f"{collection!r} is a view: it holds what its query gives, and nothing else writes or seals it. Write to "
+            "the collections that it reads, then use persist refresh"
+        )
+    return found
 
 
 def vars_of(loaded: Any) -> dict[str, Any]:

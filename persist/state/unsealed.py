@@ -26,7 +26,7 @@ class Unsealed:
     @property
     def advice(self) -> str:
         """What is there, and what makes it readable."""
-        return f"{self}: seal({self.last + 1}) makes all of that readable"
+        return f"{self}: sealing to {self.last + 1} makes all of that readable"
 
     def __str__(self) -> str:
         many = f"{self.updates:,} update{'' if self.updates == 1 else 's'}"

@@ -101,7 +101,7 @@ def test_collections_are_listed(folder: Path, capsys: pytest.CaptureFixture[str]
         (["holds", "{tmp}/nothing"], "nothing is stored at"),
         (["holds", "{tmp}/nothing", "orders"], "nothing is stored at"),
         (["ls", "{tmp}/nothing"], "nothing is stored at"),
-        (["fsck", "{tmp}", "--dry-run"], "dry_run=True goes with repair=True"),
+        (["fsck", "{tmp}", "--dry-run"], "--dry-run goes with --repair"),
         (["ls", "nonsense://x"], "unknown scheme"),
         (["gc", "{tmp}", "--storage-option", "fsink=no"], "'fsink' is not an option"),
     ],

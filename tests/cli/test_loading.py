@@ -333,7 +333,7 @@ def test_columns_of_a_new_collection_come_from_a_file(tmp_path: Path, capsys: Pr
         (["--key", "id"], "'id' has no type"),
         (["--key", "id:itn64"], "no type is called that"),
         (["--key", "idd", "--like", str(tmp_path / "rows.csv")], "did you mean 'id'"),
-        (["--key", "id:int64", "--like", str(tmp_path / "none.csv")], "cannot be read as csv"),
+        (["--key", "id:int64", "--like", str(tmp_path / "none.csv")], "there is no file"),
     ):
         assert main(["create", place, "other", *arguments]) == 2
         assert says in capsys.readouterr().err

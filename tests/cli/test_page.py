@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import typer
 
-from persist.cli import main
+from persist.cli import dispatch
 from persist.cli.command import app
 from tests.console import matches, run_page
 
@@ -44,7 +44,7 @@ def test_what_a_page_expects_can_differ() -> None:
 
 
 def test_every_command_is_on_a_page() -> None:
-    assert main.COMMANDS
+    assert dispatch.COMMANDS
     pages = PAGE.read_text() + (PAGE.parent / "operations.md").read_text()
     names = list(typer.main.get_command(app).commands)  # type: ignore[attr-defined]
     assert [name for name in names if not re.search(rf"persist {name}\b", pages)] == []

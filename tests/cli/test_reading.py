@@ -164,7 +164,7 @@ def test_one_collection_is_shown_with_all_there_is_to_say(place: str, capsys: Pr
         client.load("orders").compact()
     assert main(["show", place, "orders"]) == 0
     out = capsys.readouterr().out
-    for text in ("key    id      int64", "upper     13", "1 update at time 20: seal(21)", "consumer", "keyframes"):
+    for text in ("key    id      int64", "upper     13", "1 update at time 20: sealing to 21", "consumer", "keyframes"):
         assert text in out
     assert main(["show", place, "shop.items", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
@@ -271,9 +271,9 @@ def test_errors_of_the_library_have_their_statuses_and_their_advice(place: str, 
         less = client.create_or_load("less", key={"id": pa.int64()})
         less.write([((1, None), 0, -1)], seal=1).result()
     for arguments, kind, says in (
-        (["read", place, "orders", "--as-of", "10"], "AsOfCompacted", "Read at as_of >= 12"),
+        (["read", place, "orders", "--as-of", "10"], "AsOfCompacted", "Read at time 12 or later"),
         (["changes", place, "orders", "10"], "AsOfCompacted", "from 13 or later"),
-        (["read", place, "less"], "NegativeMultiplicity", 'form="diff"'),
+        (["read", place, "less"], "NegativeMultiplicity", "persist read --form diff"),
         (["seal", place, "orders", "3"], "FrontierRegression", "at or beyond"),
         (["delete", place, "orders", "--time", "3", "--where", "id = 1"], "UpdateNotBeyondUpper", "at times >= 13"),
     ):

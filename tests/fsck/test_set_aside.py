@@ -7,7 +7,8 @@ import pytest
 
 import persist
 from persist.blob import FileBlob, InvalidUsage, MemoryBlob
-from persist.cli.main import OK, PROBLEMS, main
+from persist.cli.command import OK, PROBLEMS
+from persist.cli.main import main
 from persist.fsck.set_aside import SettingAside
 from persist.log.keys import record_key
 from persist.replica.follower import Follower

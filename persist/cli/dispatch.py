@@ -1,0 +1,91 @@
+"""Running one command, and what becomes of its errors.
+
+Errors of the library, of the network and of files are one line on standard error, in the words of the command line
+(`persist.cli.wording`); the exit status says of what kind they are (`persist.cli.command`). With --json the line is an
+object. A traceback is a fault of ours.
+"""
+
+import json
+import sys
+from collections.abc import Sequence
+from itertools import takewhile
+from typing import Any
+
+import typer
+
+import persist
+from persist.cli import looking, moving, naming, page, reading, upkeep, writing
+from persist.cli.command import CONFLICT, INTERRUPTED, MISTAKE, OK, PROBLEMS, UNAVAILABLE, app
+from persist.cli.text import shown
+from persist.cli.wording import worded
+
+# Typer brings a Click of its own, or uses the other one: this is the base of its errors about arguments.
+_Misuse: type[Exception] = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
+
+COMMANDS = (looking, reading, writing, naming, moving, upkeep, page)
+
+
+def run(arguments: Sequence[str] | None = None) -> int:
+    """Run one command, given its arguments without the program's name; return the exit status."""
+    group = typer.main.get_command(app)
+    given = sys.argv[1:] if arguments is None else arguments
+    as_json = "--json" in takewhile(lambda each: each != "--", given)
+    try:
+        status = group.main(
+            args=None if arguments is None else [*arguments], prog_name="persist", standalone_mode=False
+        )
+        return status if isinstance(status, int) else OK
+    except _Misuse as error:
+        return _misused(error, as_json)
+    except (typer.Abort, KeyboardInterrupt):
+        return _failed("interrupted", INTERRUPTED, as_json)
+    except persist.PersistError as error:
+        return _failed(error, _status_of(error), as_json)
+    except BaseExceptionGroup as group_of:  # Several writes of one client failed.
+        first = group_of.exceptions[0]
+        if not isinstance(first, persist.PersistError):
+            raise
+        return _failed(first, _status_of(first), as_json)
+    except OSError as error:
+        is_mistake = isinstance(error, FileNotFoundError | PermissionError | IsADirectoryError | NotADirectoryError)
+        told = f"{error.filename}: {error.strerror}" if error.filename else str(error)
+        return _failed(told, MISTAKE if is_mistake else UNAVAILABLE, as_json)
+
+
+def _status_of(error: "persist.PersistError") -> int:
+    if isinstance(error, persist.Corruption):
+        return PROBLEMS
+    if isinstance(error, persist.Conflict):
+        return CONFLICT
+    if isinstance(error, persist.Unavailable | persist.Indeterminate):
+        return UNAVAILABLE
+    return MISTAKE
+
+
+def _misused(error: Any, as_json: bool) -> int:
+    context = getattr(error, "ctx", None)
+    if type(error).__name__ == "NoArgsIsHelpError":
+        print(error.format_message(), file=sys.stderr)
+        return MISTAKE
+    if context is not None and not as_json:
+        print(f"{context.get_usage()}\nTry '{context.command_path} --help'.", file=sys.stderr)
+    return _failed(error.format_message(), MISTAKE, as_json)
+
+
+def _failed(error: "persist.PersistError | str", status: int, as_json: bool) -> int:
+    has_lines = getattr(error, "has_lines", False)
+    text = str(error) if has_lines else " ".join(str(error).split())
+    text = text if isinstance(error, str) else worded(text)
+    if as_json:
+        told = {"error": _kind_of(error, status), "message": text, "status": status}
+        print(json.dumps(told), file=sys.stderr)
+    else:
+        print(f"persist: {shown(text, lines=has_lines)}", file=sys.stderr)
+    return status
+
+
+def _kind_of(error: "persist.PersistError | str", status: int) -> str:
+    """Return the public name of an error; of one that is none of the library's, that of what a handler would do."""
+    if isinstance(error, str):
+        return {MISTAKE: "InvalidUsage", INTERRUPTED: "KeyboardInterrupt"}.get(status, "Unavailable")
+    return next(kind.__name__ for kind in type(error).__mro__ if kind.__name__ in persist.__all__)
