@@ -14,14 +14,16 @@ export function drawPicture(box, picture, marks, textOf, choose) {
   const width = Math.max(320, box.clientWidth || 320), height = width < 560 ? 220 : 280;
   const left = 34, right = 12, top = 12, bottom = 30;
   const times = [...picture.history.flatMap((p) => [p.first, p.last]), ...picture.keyframes.map((p) => p.as_of)];
-  times.push(...marks.filter((m) => m.time !== null).map((m) => m.time));
+  // Lines before all data are drawn at the left edge: since is 0 at first, which may be 1970.
+  const begins = picture.begins === null ? null : Number(picture.begins);
+  times.push(...marks.filter((m) => m.time !== null && !(Number(m.time) < begins)).map((m) => m.time));
   const numbers = times.map(Number);
   let low = numbers.length ? Math.min(...numbers) : 0, high = (numbers.length ? Math.max(...numbers) : 1);
   if (high <= low) high = low + 1;
   const pad = (high - low) * 0.02;
   low -= pad;
   high += pad;
-  const x = (t) => left + ((Number(t) - low) / (high - low)) * (width - left - right);
+  const x = (t) => left + Math.max(0, (Number(t) - low) / (high - low)) * (width - left - right);
   const y = (k) => height - bottom - k * (height - top - bottom);
   const svg = element("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": "Runs and keyframes over time and key" });
   svg.append(element("line", { class: "axis", x1: left, x2: width - right, y1: height - bottom, y2: height - bottom }));
@@ -52,8 +54,8 @@ function shortened(time, textOf, width) {
 }
 
 function rectangle(part, from, to, y, kind, least) {
-  const wide = Math.max(least, to - from), high = Math.max(4, y(part.low) - y(part.high));
-  const made = element("rect", { class: `part ${kind}`, x: (from + to - wide) / 2, y: y(part.high) - (high > 4 ? 0 : 2), width: wide, height: high, rx: 1.5 });
+  const wide = Math.max(least, to - from), high = Math.max(6, y(part.low) - y(part.high));
+  const made = element("rect", { class: `part ${kind}`, x: (from + to - wide) / 2, y: Math.min(y(part.high), y(0) - high), width: wide, height: high, rx: 1.5 });
   const when = part.as_of === undefined ? `times ${part.first} to ${part.last}` : `keyframe as of ${part.as_of}`;
   made.append(element("title", {}, `${when}: ${part.rows.toLocaleString("en")} rows, ${part.bytes.toLocaleString("en")} bytes`));
   return made;

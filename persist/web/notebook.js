@@ -41,9 +41,9 @@ function render({ model, el }) {
     for (const tag of told.picture.tags) marks.push({ kind: "tag", text: `tag ${visibleText(tag.name)}`, time: tag.time });
     for (const hold of told.picture.holds) marks.push({ kind: "hold", text: visibleText(hold.name ?? "a reader"), time: hold.time });
     drawPicture(chart, told.picture, marks, String, (at) => choose(Math.max(0, Math.round(at))));
-    slider.disabled = told.latest === null || told.latest === told.since;
+    slider.disabled = told.latest === null || told.latest === told.picture.begins;
     if (told.latest !== null && shown.as_of !== undefined) {
-      const low = BigInt(told.since), high = BigInt(told.latest);
+      const low = BigInt(told.picture.begins), high = BigInt(told.latest);
       slider.value = high > low ? Number(((BigInt(shown.as_of) - low) * 1000n) / (high - low)) : 1000;
     }
     time.textContent = shown.as_of === undefined ? "nothing is sealed yet" : `as of ${shown.moment ?? shown.as_of}`;
@@ -55,7 +55,7 @@ function render({ model, el }) {
     changes.replaceChildren(tableOf(changed.rows && changed.rows.length ? changed : {}, (row) => (row[row.length - 1].startsWith("-") ? "go" : "come")));
   };
   slider.addEventListener("change", () => {
-    const told = model.get("told"), low = BigInt(told.since), high = BigInt(told.latest);
+    const told = model.get("told"), low = BigInt(told.picture.begins), high = BigInt(told.latest);
     choose(low + ((high - low) * BigInt(slider.value)) / 1000n);
   });
   for (const name of ["told", "shown", "changed", "error"]) model.on(`change:${name}`, draw);

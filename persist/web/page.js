@@ -206,7 +206,7 @@ async function openCollection(name, wanted) {
   $("follow").checked = wanted === null;
 
   const textOf = (time) => (told && told.timeline ? `${time} (${momentOf(time, told.timeline)})` : String(time));
-  const span = () => [BigInt(told.since ?? 0), told.latest === null ? null : BigInt(told.latest)];
+  const span = () => [BigInt(told.picture.begins ?? 0), told.latest === null ? null : BigInt(told.latest)];
 
   const refresh = async () => {
     told = await ask("collection", { name });
@@ -274,7 +274,7 @@ async function openCollection(name, wanted) {
     draw();
     $("from").value = at;
     $("until").value = String(BigInt(at) + 1n);
-    if (!$("first").value) $("first").value = told.since ?? "0";
+    if (!$("first").value) $("first").value = told.picture.begins ?? "0";
     if (!$("second").value) $("second").value = at;
     await showChanges();
     const plan = await ask("plan", { name, as_of: at });

@@ -9,6 +9,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from persist.cli.survey import Facts
 from persist.codecs import CollectionSchema, Part, scalar_from_json
 from persist.state.contents import CollectionState
 from persist.web.limits import PARTS_DRAWN_MAX
@@ -24,6 +25,7 @@ def picture(contents: CollectionState) -> dict[str, Any]:
     chosen.sort(key=lambda each: (each[1].time_min if each[0] is None else each[0], each[1].time_max))
     parts = [_drawn(as_of, part, [rank[_order(b)] for b in _bounds(part, schema)]) for as_of, part in chosen]
     return {
+        "begins": _begins(contents),
         "history": [each for each in parts if "as_of" not in each],
         "keyframes": [each for each in parts if "as_of" in each],
         "left_out": len(drawn) + len(frames) - len(chosen),
@@ -32,6 +34,18 @@ def picture(contents: CollectionState) -> dict[str, Any]:
             {"name": None if hold.lease else name, "time": str(hold.time)} for name, hold in contents.holds.items()
         ],
     }
+
+
+def _begins(contents: CollectionState) -> str | None:
+    """Return the first time that is worth looking at: since, or the first time of any data if that comes later.
+
+    Before its first data a collection is empty, and where times are moments that may be fifty years.
+    """
+    since, latest = contents.since.time, Facts(contents).latest
+    if since is None or latest is None:
+        return None
+    first = min((part.time_min for part in contents.history_parts), default=since)
+    return str(max(since, min(first, latest)))
 
 
 def _drawn(as_of: int | None, part: Part, bounds: list[float]) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from persist.web.explorer import Explorer
 from persist.web.limits import MEMORY_BUDGET
 from persist.web.picture import picture
 from persist.web.serving import names_of, served
-from tests.web.places import NASTY, add_views, fill, shown
+from tests.web.places import NASTY, START, add_views, fill, shown
 
 Ask = Callable[..., Any]
 
@@ -147,7 +147,7 @@ def test_collections_are_listed_in_pages_and_found(ask: Ask) -> None:
 def test_one_collection_is_drawn_over_time_and_key(ask: Ask) -> None:
     told = ask("collection", name="orders")
     assert (told["since"], told["upper"], told["latest"]) == ("20", "80", "79")
-    assert "seal(96)" in told["unsealed"]
+    assert "sealing to 96" in told["unsealed"]
     drawn = told["picture"]
     assert drawn["holds"] == [{"name": "nightly-report", "time": "25"}]
     assert [frame["as_of"] for frame in drawn["keyframes"]] == ["39", "59"]
@@ -267,6 +267,22 @@ def test_a_picture_of_very_many_parts_shows_the_largest(monkeypatch: pytest.Monk
         drawn = picture(client.load("orders").handle.contents())
     assert len(drawn["history"]) + len(drawn["keyframes"]) == 3
     assert drawn["left_out"] > 0
+
+
+def test_a_picture_begins_with_the_first_data_or_with_since(folder: Path, tmp_path: Path) -> None:
+    with persist.open(folder, mode="read") as client:
+        drawn = {name: picture(client.load(name).handle.contents()) for name in ("shop.items", "orders", "empty")}
+    assert drawn["shop.items"]["begins"] == str(int(START.timestamp()))  # And not since, which is in 1970.
+    assert drawn["orders"]["begins"] == "20"
+    assert drawn["empty"]["begins"] is None
+    with persist.open(tmp_path, settings=persist.Settings(background=False)) as client:
+        early = client.create_or_load("early", key={"k": pa.int64()})
+        early.seal(5).result()
+        assert picture(early.handle.contents())["begins"] == "0"
+        early.write([((1, None), 9, 1)]).result()
+        assert picture(early.handle.contents())["begins"] == "4"  # The latest time that can be read.
+        early.seal(20).result()
+        assert picture(early.handle.contents())["begins"] == "9"
 
 
 def test_keys_that_have_no_bounds_span_the_picture(tmp_path: Path) -> None:
