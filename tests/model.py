@@ -6,7 +6,8 @@ processes that race (`tests/races`) and processes that die (`tests/crash`).
 
 States are values: a call returns the one after it, or raises `Refused`. They hold frontiers, holds and tokens. Updates
 are kept beside them, in lists that only grow: what is read as of a sealed time does not depend on what came later. An
-update is any sequence that ends with its time and its diff; `contents` and `changes` say which record it is of.
+update is any sequence that ends with its time and its diff; `contents` and `changes` say which record it is of. Events
+of keyed collections are `[key, value or None, time]`, in the order of arrival; `resolved` says what they amount to.
 
 Times are integers. EMPTY, above all of them, is the empty frontier, which means complete for ever.
 """
@@ -41,6 +42,8 @@ class Collection:
         tokens: of the writes that had one.
         columns: that the collection has got since it was created, and still has.
         version: of its schema.
+        keyed: its policy, "seal" or "background"; None of a collection that takes updates.
+        resolved: up to which time events have been turned into updates, of a keyed one.
     """
 
     upper: int = 0
@@ -50,14 +53,21 @@ class Collection:
     tokens: frozenset[str] = field(default=frozenset(), repr=False)
     columns: frozenset[str] = frozenset()
     version: int = 1
+    keyed: str | None = None
+    resolved: int = 0
 
     def after(self, kind: str, argument: Any) -> "Collection":
         """Return the collection after one step of a commit.
 
         Steps are ("write", updates), ("seal", upper), ("allow_compaction", since), ("expect", upper), ("token", token);
         ("evolve", ("add" or "drop", column, the version that it is made from)), and ("columns", those that a writer
-        knows of).
+        knows of). Of keyed ones, ("upsert", events) takes the place of "write", and ("resolve", upper) is maintenance.
         """
+        if kind == "upsert":
+            self.check_write([*event, 1] for event in argument)
+            return self
+        if kind == "resolve":
+            return replace(self, resolved=max(self.resolved, argument))._moved()
         if kind == "evolve":
             return self._evolved(*argument)
         if kind == "columns":
@@ -80,7 +90,8 @@ class Collection:
         assert kind == "seal", kind
         if argument < self.upper:
             raise Refused("FrontierRegression", frontier="upper", asked=argument, current=self.upper)
-        return replace(self, upper=argument)
+        resolved = argument if self.keyed == "seal" else self.resolved
+        return replace(self, upper=argument, resolved=resolved)._moved()
 
     def _evolved(self, how: str, column: str, version: int) -> "Collection":
         if version != self.version:
@@ -116,8 +127,12 @@ class Collection:
         return self.holding_only({n: hold for n, hold in self.holds.items() if hold[1] != lease})
 
     def _moved(self) -> "Collection":
-        """Rule 4: since is the least of what was allowed and every live hold, and never goes back."""
-        reach = min([self.allowed, *(time for time, _ in self.holds.values())])
+        """Rule 4: since is the least of what was allowed and every live hold, and never goes back.
+
+        Nor does it pass the last time at which a keyed collection is resolved: what comes next begins with that.
+        """
+        most = [max(0, self.resolved - 1)] if self.keyed is not None else []
+        reach = min([self.allowed, *most, *(time for time, _ in self.holds.values())])
         return replace(self, since=max(self.since, reach))
 
     def check_snapshot(self, as_of: int) -> None:
@@ -199,6 +214,25 @@ def changes(updates: Iterable[Update], lower: int, upper: int) -> dict[tuple[Has
         if lower <= time < upper:
             sums[_whole(record), time] += diff
     return {update: n for update, n in sums.items() if n}
+
+
+def resolved(events: Iterable[Sequence[Any]], machine: str = "upsert") -> list[list[Any]]:
+    """Return the updates [key, value, time, diff] that events amount to, by time, and of one time by arrival.
+
+    The machine "upsert" replaces the value of a key; "insert-if-absent" leaves it, unless it is to be deleted.
+    """
+    present: dict[Any, Any] = {}
+    sums: Counter[tuple[Any, Any, int]] = Counter()
+    for key, value, time in sorted(events, key=lambda event: event[2]):
+        old = present.pop(key, None)
+        if machine == "insert-if-absent" and old is not None and value is not None:
+            value = old
+        if old is not None:
+            sums[key, old, time] -= 1
+        if value is not None:
+            sums[key, value, time] += 1
+            present[key] = value
+    return [[*update, n] for update, n in sums.items() if n]
 
 
 def _whole(record: list[Any]) -> Hashable:

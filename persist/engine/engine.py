@@ -152,7 +152,7 @@ class Engine:
             ReadOnly, ClientClosed, InvalidUsage: as `writer`. What was uploaded for the steps is deleted then.
         """
         try:
-            future = self.writer(action).committer.submit(steps, names)
+            future = self.writer(action).submit(steps, names)
         except ClientClosed:
             self.abandon(steps)
             raise
@@ -233,8 +233,11 @@ class Engine:
         """
         if self._is_closed:
             return
+        is_own = os.getpid() == self._pid
+        if self._writer is not None and is_own:
+            self._writer.keyed.close()  # What is queued there asks this engine, which must not refuse it.
         self._is_closed = True
-        if os.getpid() != self._pid:
+        if not is_own:
             return
         self._unregister()
         self._unclosed.closed()

@@ -31,6 +31,11 @@ class KeyedQueue:
         with self._lock:
             return self._queued[collection] > 0
 
+    @staticmethod
+    def is_own_thread() -> bool:
+        """Whether the caller is what was submitted here."""
+        return threading.current_thread().name.startswith(THREAD)
+
     def submit(self, collection: str, future: CommitFuture, do: Callable[[], int], size: int) -> CommitFuture:
         """Have future become what do returns, after what was submitted before; size is of its events, in bytes."""
         with self._lock:

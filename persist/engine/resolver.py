@@ -5,6 +5,7 @@ deleted then. `resolve_due` is what maintenance does where resolve="background".
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from itertools import chain
 
 import pyarrow as pa
@@ -12,7 +13,7 @@ import pyarrow as pa
 from persist.antichain import Antichain
 from persist.blob import Conflict, InvalidUsage, MissingBlob
 from persist.codecs import CollectionSchema, Part
-from persist.errors import UploadExpired
+from persist.errors import Locked, UploadExpired
 from persist.errors.conflicts import Superseded
 from persist.log.records import Resolve, Watermarks
 from persist.read.part_reader import PartReader
@@ -131,9 +132,13 @@ class Resolver:
         return False
 
     def resolve_due(self, contents: CollectionState) -> None:
-        """Do what maintenance does for a collection: resolve what is sealed, if its machine is known here."""
+        """Do what maintenance does for a collection: resolve what is sealed, if its machine is known here.
+
+        Where another client has the location for itself, that one resolves.
+        """
         if contents.keyed is None or contents.keyed.resolve != "background" or not due(contents, contents.upper_times):
             return
         given = self._given.get(contents.id)
         if machine_of(contents.keyed, given, contents.name) is not None:
-            self.resolve(contents.id, contents.name, given)
+            with suppress(Locked):
+                self.resolve(contents.id, contents.name, given)

@@ -36,7 +36,7 @@ from persist.upkeep.garbage import Garbage, GarbageReport
 from persist.write.committer import Committer
 from persist.write.future import CommitFuture
 from persist.write.hand_over import HandOver
-from persist.write.operations import Write
+from persist.write.operations import Step, Write
 from persist.write.part_writer import PartWriter
 
 
@@ -125,7 +125,15 @@ class Writer:
         """Commit that since may advance, after this client's own hold has moved to where its reads need it."""
         self.leases.settle_soon(step.collection)
         self.consumers.settle_soon(step.collection)
-        return self.committer.submit([step], {step.collection: name})
+        return self.submit([step], {step.collection: name})
+
+    def submit(self, steps: Sequence[Step], names: dict[str, str]) -> CommitFuture:
+        """Queue steps as one commit, after what was asked of the same collections before, seals that resolve, too."""
+        busy = None if self.keyed.is_own_thread() else next((id_ for id_ in names if self.keyed.is_busy(id_)), None)
+        if busy is None:
+            return self.committer.submit(steps, names)
+        future = self.committer.new_future()
+        return self.keyed.submit(busy, future, lambda: self.committer.submit(steps, names).result(), 0)
 
     def compact(self, collection: str, name: str, *, full: bool) -> CompactionReport:
         """Compact a collection, in this thread; full means all that can be done, and not only what is due."""

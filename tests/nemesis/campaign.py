@@ -25,6 +25,7 @@ SIZES = (100, 300, 300, 600)
 SHOWN_MAX = 10
 FLAT_OUT = 0.25
 SERVED = 0.1
+KEYED = 0.3
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,14 +37,15 @@ class Episode:
     on_files: bool = False
     flat_out: bool = False
     is_served: bool = False
+    is_keyed: bool = False
 
     def steps(self) -> list[Step]:
-        steps = generate(self.seed, self.size, features(), flat_out=self.flat_out)
+        steps = generate(self.seed, self.size, features(), flat_out=self.flat_out, is_keyed=self.is_keyed)
         return served_steps(steps, self.seed) if self.is_served else steps
 
     def __str__(self) -> str:
         how = (" on files" if self.on_files else "") + (" flat out" if self.flat_out else "")
-        how += " served" if self.is_served else ""
+        how += (" served" if self.is_served else "") + (" keyed" if self.is_keyed else "")
         return f"seed={self.seed} size={self.size}{how}"
 
 
@@ -85,6 +87,7 @@ def episodes(seed: int, *, flat_out: float = FLAT_OUT) -> Iterator[Episode]:
             on_files,
             chance.random() < flat_out,
             chance.random() < SERVED,
+            chance.random() < KEYED,
         )
 
 

@@ -14,12 +14,14 @@ from collections.abc import Collection
 from typing import Any
 
 from tests.model import EMPTY
-from tests.nemesis.validator import BAD_WRITES
+from tests.nemesis.validator import BAD_WRITES, KEYED_WRITE
 
 Step = dict[str, Any]
 
 SLOTS = 4
 NAMES = ("a", "b", "c")
+KEYED = ("a", "seal", "background", "transitions")  # With what is not called so, three keyed ones.
+KEYED_ONLY = KEYED[1:]
 KEYS = 4
 FIRST_MARKER = 1000
 OUTAGE_REQUESTS = 120  # More than a commit tries within its deadline.
@@ -74,6 +76,7 @@ FLAT_OUT_WEIGHTS = {
     "destroy": 0.4,
 }
 SKEW_MAX_S = 10
+KEYED_WEIGHTS = {"resolve": 4, "multi": 1}
 PART_BYTES = (64 << 10, 4 << 10, 1)  # For compaction; with 1, each key is a part of its own.
 
 
@@ -87,25 +90,30 @@ class _Belief:
         self.columns: list[str] = []  # That it got, dropped ones too.
 
 
-def generate(seed: int, size: int, features: Collection[str] = (), *, flat_out: bool = False) -> list[Step]:
+def generate(
+    seed: int, size: int, features: Collection[str] = (), *, flat_out: bool = False, is_keyed: bool = False
+) -> list[Step]:
     """Return size steps, of the public operations that features and their predecessors name.
 
     Args:
         flat_out: after each step, somebody compacts or collects garbage, and time passes.
+        is_keyed: most collections are keyed.
     """
-    return _Generator(seed, frozenset(features), flat_out=flat_out).steps(size)
+    return _Generator(seed, frozenset(features), flat_out=flat_out, is_keyed=is_keyed).steps(size)
 
 
 class _Generator:
-    def __init__(self, seed: int, features: frozenset[str], *, flat_out: bool) -> None:
+    def __init__(self, seed: int, features: frozenset[str], *, flat_out: bool, is_keyed: bool) -> None:
         self.chance = random.Random(seed)
         self.flat_out = flat_out
         self.features = features
-        self.belief = {name: _Belief() for name in NAMES}
+        self.names = KEYED if is_keyed else NAMES
+        self.belief = {name: _Belief() for name in self.names}
         self.modes: dict[int, str] = {}
         self.handles: dict[int, set[str]] = {slot: set() for slot in range(SLOTS)}
         self.taken: dict[str, list[Step]] = {"snapshot": [], "feed": [], "hold": []}
         self.with_token: list[Step] = []
+        self.upsert_with_token: list[Step] = []
         self.multi_with_token: list[Step] = []
         self.weather = "clear"
         self.next_marker = FIRST_MARKER
@@ -117,12 +125,14 @@ class _Generator:
                 weights |= more
         if flat_out:
             weights |= FLAT_OUT_WEIGHTS
+        if is_keyed:
+            weights |= KEYED_WEIGHTS
         self.ops, self.weights = list(weights), list(weights.values())
 
     def steps(self, size: int) -> list[Step]:
         steps: list[Step] = []
         for slot in range(2):
-            steps += [self._open(slot, "shared"), *(self._create_or_load(slot, name) for name in NAMES)]
+            steps += [self._open(slot, "shared"), *(self._create_or_load(slot, name) for name in self.names)]
         while len(steps) < size:
             if self.chance.random() < 0.03:
                 self.weather = self.chance.choices(list(WEATHER), [6, 3, 1])[0]
@@ -149,7 +159,7 @@ class _Generator:
         assert step is not None
         known = self.handles[step["slot"]]
         if op in ("create_or_load", "load"):
-            step = self._create_or_load(step["slot"], chance.choice(NAMES), op)
+            step = self._create_or_load(step["slot"], chance.choice(self.names), op)
         elif op in ("close", "crash"):
             self._forget(step["slot"], op)
         elif op in ("read", "close_snapshot", "poll", "close_feed", "advance", "release"):
@@ -158,8 +168,10 @@ class _Generator:
             self._gc(step)
         elif op not in ("collections", "settle", "maintain"):
             if not known:
-                return self._create_or_load(step["slot"], chance.choice(NAMES))
+                return self._create_or_load(step["slot"], chance.choice(self.names))
             step["name"] = chance.choice(sorted(known))
+            if op == "resolve" and step["name"] not in KEYED_ONLY:
+                return None
             getattr(self, f"_{op}", lambda step, belief: None)(step, self.belief[step["name"]])
         if step is not None and "faults" not in step:
             self._add_faults(step)
@@ -246,6 +258,20 @@ class _Generator:
             updates.append([chance.randrange(KEYS), value, first + chance.choice([0, 0, 1, 3]), diff])
         return updates
 
+    def _written(self, name: str) -> Step:
+        """Return a write, or for a keyed collection an upsert."""
+        if name in KEYED_ONLY:
+            return {"op": "upsert", "events": self._events(self.belief[name])}
+        return {"op": "write", "updates": self._updates(self.belief[name])}
+
+    def _events(self, belief: _Belief) -> list[list[Any]]:
+        """Return events of which some delete; all delete in a few, and the first one marks them in any case."""
+        found = [[k, v, time] for k, v, time, _ in self._updates(belief)]
+        deletes = self.chance.random()
+        for event in found[1:] if deletes > 0.08 else found:
+            event[1] = None if self.chance.random() < (0.3 if deletes > 0.08 else 1.0) else event[1]
+        return found
+
     def _wait(self, step: Step) -> None:
         step["wait"] = self.chance.choices(["now", "later", "never"], [12, 4, 1])[0]
         if self.chance.random() < 0.012:
@@ -253,6 +279,9 @@ class _Generator:
 
     def _write(self, step: Step, belief: _Belief) -> None:
         chance = self.chance
+        if step["name"] in KEYED_ONLY:
+            self._upsert(step, belief)
+            return
         self._wait(step)
         if self.with_token and chance.random() < 0.15:
             again = chance.choice(self.with_token[-8:])
@@ -268,11 +297,30 @@ class _Generator:
             step["token"] = f"t{step['updates'][0][0]}"
             self.with_token.append(step)
 
+    def _upsert(self, step: Step, belief: _Belief) -> None:
+        chance = self.chance
+        step["op"] = "upsert"
+        self._wait(step)
+        if self.upsert_with_token and chance.random() < 0.15:
+            again = chance.choice(self.upsert_with_token[-8:])
+            step |= {n: again[n] for n in ("name", "events", "token", "seal") if n in again}
+            return
+        step["events"] = self._events(belief)
+        if (
+            step["events"][0][1] is not None and chance.random() < 0.4
+        ):  # What only deletes may leave no trace but itself.
+            self._seal(step, belief)
+            step["seal"] = step.pop("upper")
+            step.pop("expected_upper", None)
+        if chance.random() < 0.3:
+            step["token"] = f"t{step['events'][0][0]}"
+            self.upsert_with_token.append(step)
+
     def _about(self, upper: int) -> int:
         return max(0, upper + self.chance.choice([0, 0, 0, 1, -1])) if upper <= 10**6 else upper
 
     def _write_bad(self, step: Step, belief: _Belief) -> None:
-        step["bad"] = self.chance.choice(sorted(BAD_WRITES))
+        step["bad"] = KEYED_WRITE if step["name"] in KEYED_ONLY else self.chance.choice(sorted(BAD_WRITES))
         step["updates"] = []
 
     def _evolve(self, step: Step, belief: _Belief) -> None:
@@ -290,7 +338,7 @@ class _Generator:
             if step["name"] in names and slot in self.modes and self.chance.random() < 0.7:
                 if not drops and slot != step["slot"]:
                     self.planned.append({"op": "load", "slot": slot, "name": step["name"]})
-                written: Step = {"op": "write", "slot": slot, "name": step["name"], "updates": self._updates(belief)}
+                written: Step = {"slot": slot, "name": step["name"], **self._written(step["name"])}
                 self.planned.append({**written, "wait": "now"})
         if self.chance.random() < 0.75:
             self._add_faults(step)
@@ -342,8 +390,12 @@ class _Generator:
             again = chance.choice(self.multi_with_token[-4:])
             step |= {name: again[name] for name in ("steps", "token", "wait", "raises")}
             return
-        others = [name for name in sorted(self.handles[step["slot"]]) if name != step.pop("name", None)]
-        names = [chance.choice(sorted(self.handles[step["slot"]]))]
+        plain = sorted(self.handles[step["slot"]].difference(KEYED_ONLY))
+        if not plain:
+            step.update(op="upper")
+            return
+        others = [name for name in plain if name != step.pop("name", None)]
+        names = [chance.choice(plain)]
         names += chance.sample([name for name in others if name != names[0]], k=min(1, len(set(others) - set(names))))
         step["steps"] = [["write", name, self._updates(self.belief[name])] for name in names]
         for name in names:

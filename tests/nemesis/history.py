@@ -23,6 +23,8 @@ Ops, their arguments (`c` is the id of a collection) and the value of "ok":
     collections                                                       names
     upper, since    c                                                 frontier
     write           c, updates, columns, marker?, token?, expected_upper?, seal?, bad?   seqno
+    upsert          c, events, columns, token?, seal?                 seqno; of keyed collections, in place of write
+    resolve         c                                                 whether there was anything to resolve
     evolve          c, how ("add" | "drop"), column, version          None
     seal            c, upper, expected_upper?                         seqno
     allow_compaction  c, since                                        seqno
@@ -49,7 +51,7 @@ A mutating call has `looked`: False says that nobody looked at its error before 
 records, and the updates here are without them. `version` is that of the schema that the handle of an evolve knows.
 
 The first update of a write is its marker: a record `[marker, "m", time, 1]` that no other write holds, except a
-repetition of this one with the same token.
+repetition of this one with the same token. Likewise the first event of an upsert, `[marker, "m" or None, time]`.
 """
 
 import json

@@ -47,6 +47,8 @@ def _mutation(mutation: dict[str, Any], blobs: Mapping[str, bytes], added: Added
     kind = mutation["kind"]
     if kind == "create":
         plain["schema"] = mutation["schema"]["key"]["fields"][0][0]
+        keyed = mutation.get("keyed")
+        plain["keyed"] = keyed and [keyed["machine"]["name"], keyed.get("resolve", "seal")]
         added[mutation["collection"]] = [[]]
     elif kind == "evolve":
         plain["columns"] = [name for name, *_ in mutation["schema"]["value"]["fields"]][1:]
@@ -55,6 +57,15 @@ def _mutation(mutation: dict[str, Any], blobs: Mapping[str, bytes], added: Added
     elif kind == "append":
         _read_parts(mutation, blobs, plain, added)
         plain["updates"] = [update for part in plain["parts"] for update in part]
+    elif kind == "pend":
+        parts, versions = _parts(mutation, blobs), added[mutation["collection"]]
+        plain["parts"] = [_events(part, blobs, versions[part.get("schema", 1) - 1]) for part in parts]
+        plain["blobs"] = [part.get("blob", "") for part in parts]
+    elif kind == "resolve":
+        _read_parts(mutation, blobs, plain, added)
+        plain["updates"] = [update for part in plain["parts"] for update in part]
+        plain |= {"start": frontier(mutation["start"]), "end": frontier(mutation["end"])}
+        plain |= {"pending": mutation.get("pending", []), "unused": mutation.get("unused", [])}
     elif kind == "replace":
         _read_parts(mutation, blobs, plain, added)
         for name in ("removed_runs", "runs", "removed_keyframes", "unused"):
@@ -86,10 +97,22 @@ def _parts(mutation: dict[str, Any], blobs: Mapping[str, bytes]) -> list[dict[st
 
 def _updates(part: dict[str, Any], blobs: Mapping[str, bytes], more: list[str]) -> list[list[Any]]:
     """Return the updates of a part without the columns that the collection got later, which tell nothing apart."""
+    ks, vs, *_, times, diffs = _rows(part, blobs, {}, more).to_pydict().values()
+    return [[k, v and shorten(v), t, d] for k, v, t, d in zip(ks, vs, times, diffs, strict=True)]
+
+
+def _events(part: dict[str, Any], blobs: Mapping[str, bytes], more: list[str]) -> list[list[Any]]:
+    """Return the events of a part in the order of arrival, likewise."""
+    rows = _rows(part, blobs, {"_seq": pa.int64(), "_deleted": pa.bool_()}, more).to_pylist()
+    found = sorted((list(row.values()) for row in rows), key=lambda row: row[1])
+    return [[k, None if is_gone else shorten(v), row[-2]] for k, _, is_gone, v, *row in found]
+
+
+def _rows(part: dict[str, Any], blobs: Mapping[str, bytes], own: dict[str, pa.DataType], more: list[str]) -> Any:
     data = base64.b64decode(part["inline"]) if "inline" in part else blobs[part["blob"]]
+    if "footer" in part:
+        return pq.read_table(BytesIO(data))
     # A batch has no schema in it. This is that of every collection here, whatever its key is called.
     texts = {name: pa.string() for name in ("v", *more)}
-    columns = pa.schema({"k": pa.int64(), **texts, "_time": pa.int64(), "_diff": pa.int64()})
-    rows = pq.read_table(BytesIO(data)) if "footer" in part else pa.ipc.read_record_batch(pa.py_buffer(data), columns)
-    ks, vs, *_, times, diffs = rows.to_pydict().values()
-    return [[k, shorten(v), t, d] for k, v, t, d in zip(ks, vs, times, diffs, strict=True)]
+    columns = pa.schema({"k": pa.int64(), **own, **texts, "_time": pa.int64(), "_diff": pa.int64()})
+    return pa.ipc.read_record_batch(pa.py_buffer(data), columns)

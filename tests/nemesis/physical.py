@@ -2,7 +2,8 @@
 
 The parts of each collection by number, with the updates that their bytes hold, and which of them its runs and keyframes
 list. A replace must not change what any of it stands for: the history is all updates at times `>= history_from`, and
-each keyframe is the contents as of its time. Shares no code with the library.
+each keyframe is the contents as of its time. Of a keyed collection, parts of events are pending until what they amount
+to is in the history. Shares no code with the library.
 """
 
 from collections import Counter
@@ -25,19 +26,65 @@ class Stored:
     blob: str
 
 
+@dataclass(frozen=True, slots=True)
+class Pending:
+    """A part of events, `[k, v or None, time]`, in the order of arrival."""
+
+    events: list[list[Any]]
+    blob: str
+
+
 @dataclass(slots=True)
 class Physical:
-    """One collection, as the records up to some seqno describe it."""
+    """One collection, as the records up to some seqno describe it; resolved are all updates that events became."""
 
     numbered: dict[int, Stored] = field(default_factory=dict)
     next_number: int = 0
     history: list[Run] = field(default_factory=list)
     keyframes: dict[int, Run] = field(default_factory=dict)
     history_from: int = 0
+    pending: dict[int, Pending] = field(default_factory=dict)
+    resolved: list[Update] = field(default_factory=list)
 
     @property
     def blobs(self) -> set[str]:
-        return {part.blob for part in self.numbered.values() if part.blob}
+        return {part.blob for part in (*self.numbered.values(), *self.pending.values()) if part.blob}
+
+    def pend(self, mutation: dict[str, Any]) -> None:
+        """Take in the parts of a pend."""
+        for events, blob in zip(mutation["parts"], mutation["blobs"], strict=True):
+            self.pending[self.next_number] = Pending(events, blob)
+            self.next_number += 1
+
+    def waiting(self, end: int) -> list[int]:
+        """Return the numbers of the pending parts with an event before end."""
+        return [number for number, part in self.pending.items() if min(time for *_, time in part.events) < end]
+
+    def resolve(self, mutation: dict[str, Any], resolved: int) -> Iterator[str]:
+        """Take in a resolve; yield what is wrong with it, given up to where everything is resolved."""
+        start, end, before = mutation["start"], mutation["end"], self.blobs
+        if start != resolved or end < start:
+            yield f"it resolves from {start} to {end}, and {resolved} is resolved"
+        if mutation["pending"] != self.waiting(end):
+            yield f"it is made of {mutation['pending']}, and before {end} wait {self.waiting(end)}"
+        wrong = [update for update in mutation["updates"] if not start <= update[2] < end]
+        if wrong:
+            yield f"{wrong} are at times that it does not resolve"
+        self.pending = {n: part for n, part in self.pending.items() if max(t for *_, t in part.events) >= end}
+        self.append(mutation)
+        self.resolved += mutation["updates"]
+        if set(mutation["unused"]) != before - self.blobs:
+            yield f"it says that {mutation['unused']} fall out of use, and {before - self.blobs} do"
+
+    def differences(self, events: list[list[Any]], updates: list[Update], resolved: int) -> Iterator[str]:
+        """Yield in what the updates and the events that wait are others than all events that arrived say."""
+        wanted, found = _summed(u for u in updates if u[2] < resolved), _summed(self.resolved)
+        if wanted != found:
+            yield f"its events became {_less(found, wanted)} instead of {_less(wanted, found)}"
+        arrived = [event for part in self.pending.values() for event in part.events if event[2] >= resolved]
+        waiting = [event for event in events if event[2] >= resolved]
+        if _by_key(arrived) != _by_key(waiting):
+            yield f"what waits to be resolved is {arrived} instead of {waiting}"
 
     def append(self, mutation: dict[str, Any]) -> None:
         """Take in the parts of an append, each a run by itself."""
@@ -118,6 +165,11 @@ class Physical:
 def _resolved(number: int, first: int) -> int:
     """Return the number of a part: -1, -2, … are those that come with the record."""
     return number if number >= 0 else first - 1 - number
+
+
+def _by_key(events: list[list[Any]]) -> list[list[Any]]:
+    """Return events by key and time, and those of one key and time in the order in which they are given."""
+    return sorted(events, key=lambda event: (event[0], event[2]))
 
 
 def _summed(updates: Iterable[Update]) -> dict[tuple[Any, ...], int]:

@@ -19,12 +19,14 @@ import pyarrow.compute as pc
 import persist
 from persist.blob import Blob, Fault, MemoryBlob, UnreliableBlob
 from persist.compaction_policy import CompactionPolicy
+from persist.upsert import InsertIfAbsent
 from tests.model import EMPTY
 from tests.nemesis.clocks import BEGAN_MS, ClientClock, World
 from tests.nemesis.generator import SKEW_MAX_S, Step
 from tests.nemesis.history import Event, History
 from tests.nemesis.log_reader import Added, frontier, pad, read_commit, shorten
 from tests.nemesis.stores import ClientStore, Moments, Tap
+from tests.nemesis.validator import KEYED_WRITE
 
 PATIENCE_S = 60.0  # A call that takes longer in real time hangs.
 SLOW_S = 2.0
@@ -40,6 +42,11 @@ SETTINGS: dict[str, Any] = {
     "gc_interval_s": 100.0,
 }
 DEFAULT = "default"
+KEYED = {
+    "seal": persist.Keyed(),
+    "background": persist.Keyed(resolve="background"),
+    "transitions": persist.Keyed(machine=InsertIfAbsent()),
+}
 DOUBTS = ("Unavailable", "Indeterminate", "NotDeleted")
 FRONTIERS = ("upper", "since", "asked", "current", "expected", "actual")
 PLAIN = ("time", "as_of", "lower")
@@ -174,6 +181,9 @@ class Run:
             slot.unreliable.clear_faults()
 
     def _pass(self, step: Step) -> None:
+        # A request does not travel for longer than garbage waits: a checkpoint would name what is deleted by then.
+        if step["seconds"] >= SETTINGS["grace_s"] / 2:
+            self._deliver(step)
         self.world.advance(step["seconds"])
 
     def _deliver(self, step: Step) -> None:
@@ -304,7 +314,8 @@ class Run:
     def _create_or_load(self, slot: Slot, step: Step) -> None:
         def call() -> str:
             key, value = {step["schema"]: pa.int64()}, {"v": pa.string()}
-            slot.handles[step["name"]] = found = slot.client.create_or_load(step["name"], key=key, value=value)
+            name, keyed = step["name"], KEYED.get(step["name"])
+            slot.handles[name] = found = slot.client.create_or_load(name, key=key, value=value, keyed=keyed)
             return found.id
 
         self._call(slot, "create_or_load", {"name": step["name"], "schema": step["schema"]}, call)
@@ -321,6 +332,20 @@ class Run:
         given: dict[str, Any] = {n: v if n == "token" else _antichain(v) for n, v in options.items()}
         args = {"updates": step["updates"], "columns": _added(slot.handles.get(step["name"])), **options}
         self._submit(slot, step, args, lambda c: c.write(_tuples(step, c), **given))
+
+    def _upsert(self, slot: Slot, step: Step) -> None:
+        options: dict[str, Any] = {name: step[name] for name in ("token", "seal") if name in step}
+        given = {n: v if n == "token" else _antichain(v) for n, v in options.items()}
+        args = {"events": step["events"], "columns": _added(slot.handles.get(step["name"])), **options}
+
+        def call(c: persist.Collection) -> Any:
+            take = c.transition if step["name"] == "transitions" else c.upsert
+            return take(_event_tuples(step["events"], c), **given)
+
+        self._submit(slot, step, args, call)
+
+    def _resolve(self, slot: Slot, step: Step) -> None:
+        self._on_handle(slot, step, {}, lambda c: c.resolve())
 
     def _write_bad(self, slot: Slot, step: Step) -> None:
         args = {"updates": [], "bad": step["bad"]}
@@ -563,6 +588,7 @@ class Run:
 
 def _times(events: list[Event]) -> list[int]:
     written = [e.args["updates"] for e in events if e.op == "write"]
+    written += [[[*event, 1] for event in e.args["events"]] for e in events if e.op == "upsert"]
     written += [what for e in events if e.op == "multi" for kind, _, what in e.args["steps"] if kind == "write"]
     return [time for updates in written for _, _, time, _ in updates]
 
@@ -579,10 +605,15 @@ def _value(value: str, collection: persist.Collection) -> Any:
 
 
 def _tuples(step: Step, collection: persist.Collection) -> list[Any]:
-    def padded(v: str) -> str:
-        return pad(v, int(v[3:])) if v.startswith("big") else v
+    return [((k, _value(_padded(v), collection)), t, d) for k, v, t, d in step["updates"]]
 
-    return [((k, _value(padded(v), collection)), t, d) for k, v, t, d in step["updates"]]
+
+def _event_tuples(events: list[Any], collection: persist.Collection) -> list[Any]:
+    return [(k, None if v is None else _value(_padded(v), collection), t) for k, v, t in events]
+
+
+def _padded(value: str) -> str:
+    return pad(value, int(value[3:])) if value.startswith("big") else value
 
 
 def _bad_updates(kind: str, collection: persist.Collection) -> list[Any]:
@@ -594,6 +625,7 @@ def _bad_updates(kind: str, collection: persist.Collection) -> list[Any]:
         "no tuple": [good[0], 0],
         "wrong type": [("one", _value("x", collection)), 0, 1],
         "wrong columns": [(1, "x", "y"), 0, 1],
+        KEYED_WRITE: [good[0], 0, 1],
     }
     return [tuple(changed[kind])]
 

@@ -23,6 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--size", type=int, default=300, help="… with so many steps (default: %(default)s)")
     parser.add_argument("--files", action="store_true", help="… on files")
     parser.add_argument("--served", action="store_true", help="… with servers")
+    parser.add_argument("--keyed", action="store_true", help="… with keyed collections")
     parser.add_argument(
         "--flat-out", action="store_true", help="compaction and collection of garbage after each step, in all episodes"
     )
@@ -32,7 +33,7 @@ def run(args: argparse.Namespace) -> int:
     """Run episodes until there were enough calls, or one of them failed; return whether one did."""
     logging.getLogger("persist").setLevel(logging.ERROR)  # Checkpoints that fail are what storage is down for.
     if args.episode is not None:
-        return _repeat(Episode(args.episode, args.size, args.files, args.flat_out, args.served))
+        return _repeat(Episode(args.episode, args.size, args.files, args.flat_out, args.served, args.keyed))
     print(
         f"Nemesis: seed {args.seed}, {args.operations} operations, features: {', '.join(sorted(features())) or 'none'}"
     )

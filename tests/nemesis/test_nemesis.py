@@ -45,6 +45,13 @@ def test_a_token_known_to_one_collection_that_evolved_since_may_be_refused_as_na
     innocent(Episode(5061, 250))
 
 
+@pytest.mark.sampled(0.25)
+@pytest.mark.parametrize("seed", range(12))
+def test_every_answer_about_keys_is_right_whatever_storage_does(seed: int) -> None:
+    report = innocent(Episode(2000 + seed, 300, on_files=seed % 8 == 7, flat_out=seed % 3 == 2, is_keyed=True))
+    assert report.operations["upsert"] > 5
+
+
 def innocent(episode: Episode) -> Report:
     history, violations, report = execute(episode, episode.steps())
     if violations:

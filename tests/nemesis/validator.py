@@ -29,7 +29,8 @@ from tests.nemesis.versions import Location, View
 TIME_MAX = 2**63 - 2
 ROWS_MAX = 2**31 - 1  # More are not given out one by one.
 DOUBTS = ("Unavailable", "Indeterminate", "NotDeleted")
-MUTATING = ("write", "seal", "allow_compaction", "destroy", "multi", "evolve")
+FIRST_MARKER = 1000
+MUTATING = ("write", "upsert", "seal", "allow_compaction", "destroy", "multi", "evolve")
 UNPLACED = ("multi", "evolve")  # Their answers do not say in which record they are.
 BAD_WRITES = {
     "time below 0": ("InvalidUpdate",),
@@ -39,6 +40,8 @@ BAD_WRITES = {
     "wrong type": ("SchemaMismatch", "InvalidUpdate"),
     "wrong columns": ("SchemaMismatch", "InvalidUpdate"),
 }
+KEYED_WRITE = "updates for a keyed collection"
+REFUSED_WRITES = {**BAD_WRITES, KEYED_WRITE: ("KeyedCollection",)}
 
 # Which rule demands a refusal of the model.
 REFUSED_BY = {
@@ -165,6 +168,8 @@ class _Judgement:
         self.replaced_s: dict[str, list[float]] = {}  # When blobs of a collection were replaced.
         self.evolved: dict[str, list[Commit]] = {}
         self.named: dict[str, Commit] = {}  # Which record brought a blob.
+        self.markers: dict[int, Counter[tuple[str, int]]] = {}  # Of each commit.
+        self.marked: set[tuple[str, int]] = set()  # By events that have come.
         self.dropped: dict[str, Dropped] = {}
         self.ended: dict[str, int] = {}  # When leases ended.
         self.reads_from: dict[str, list[tuple[int, int]]] = {}  # What leases said of it, and when.
@@ -212,15 +217,18 @@ class _Judgement:
             for mutation in commit.mutations:
                 self._apply_said(commit, mutation, said)
             explained = View(self.location, version)
+            self.markers[commit.seqno] = self._new_markers(commit)
             self.included.append(self._explain(commit, explained))
             self._compare(commit, self.included[-1], said, explained)
+            said.arrived = [(id_, events) for id_, events in explained.arrived if said.has(id_)]
             said.store()
+            self._check_events(commit, View(self.location, version + 1))
         self._check_happened()
 
     def _apply_said(self, commit: Commit, mutation: dict[str, Any], view: View) -> None:
         kind, id_ = mutation["kind"], mutation.get("collection", "")
         if kind == "create":
-            view.create(id_, mutation["name"], mutation["schema"])
+            view.create(id_, mutation["name"], mutation["schema"], mutation.get("keyed"))
             self.physical[id_] = Physical()
         elif id_ and not view.alive(id_):
             self.blame("log", f"a {kind} of collection {id_}, which does not exist: {commit}")
@@ -228,6 +236,11 @@ class _Judgement:
             view.append(id_, mutation["updates"])
             self.physical[id_].append(mutation)
             self.named |= dict.fromkeys(filter(None, mutation.get("blobs", [])), commit)
+        elif kind == "pend":
+            self.physical[id_].pend(mutation)
+            self.named |= dict.fromkeys(filter(None, mutation["blobs"]), commit)
+        elif kind == "resolve":
+            self._check_resolve(commit, mutation, view)
         elif kind == "replace":
             self._check_replace(commit, mutation, view)
         elif kind == "seal":
@@ -235,6 +248,8 @@ class _Judgement:
                 self.blame("frontier", f"upper goes back from {view.upper(id_)}: {commit}")
             else:
                 view.step("seal", id_, mutation["upper"])
+                if view.keyed(id_) is not None and not self.physical[id_].waiting(mutation["upper"]):
+                    view.step("resolve", id_, mutation["upper"])
         elif kind == "allow_compaction":
             view.allow(id_, mutation["since"])
         elif kind == "evolve":
@@ -267,6 +282,40 @@ class _Judgement:
         elif kind == "close_writer":
             view.close_writer()
 
+    def _check_resolve(self, commit: Commit, mutation: dict[str, Any], view: View) -> None:
+        """What it is made of is all that waits; whether it is right is judged when all of the commit is known."""
+        id_ = mutation["collection"]
+        before = self.physical[id_].blobs
+        for wrong in self.physical[id_].resolve(mutation, view.resolved(id_)):
+            self.blame("resolved", f"{wrong}: {commit}")
+        self.named |= dict.fromkeys(filter(None, mutation["blobs"]), commit)
+        if mutation["end"] > view.upper(id_):
+            view.step("seal", id_, mutation["end"])
+        view.step("resolve", id_, mutation["end"])
+        self._drop(commit, id_, before - self.physical[id_].blobs, view)
+        if before - self.physical[id_].blobs:
+            self.replaced_s.setdefault(id_, []).append(commit.clock_s)
+
+    def _check_events(self, commit: Commit, view: View) -> None:
+        """Rule 18: what is resolved is what the events of all calls amount to, and the others wait."""
+        for id_ in {mutation.get("collection", "") for mutation in commit.mutations}:
+            if id_ and view.alive(id_) and view.keyed(id_) is not None:
+                known = view.contents(id_)
+                for wrong in self.physical[id_].differences(known.events, known.updates, view.resolved(id_)):
+                    self.blame("resolved", f"{wrong}: {commit}")
+
+    def _new_markers(self, commit: Commit) -> Counter[tuple[str, int]]:
+        """Return the markers that come with a record, and how often; not those of events that were pending before."""
+        found = _markers(commit)
+        keyed: set[tuple[str, int]] = set()
+        for mutation in commit.mutations:
+            if mutation["kind"] in ("pend", "resolve"):
+                keys = {k for part in mutation["parts"] for k, *_ in part}
+                keyed |= {(mutation["collection"], k) for k in keys if k >= FIRST_MARKER}
+        found.update(keyed - self.marked)
+        self.marked |= keyed
+        return found
+
     def _check_replace(self, commit: Commit, mutation: dict[str, Any], view: View) -> None:
         """Compaction changes nothing that may be read."""
         id_ = mutation["collection"]
@@ -276,6 +325,8 @@ class _Judgement:
         self.named |= dict.fromkeys(brought, commit)
         written = [u for name, updates in view.appended if name == id_ for u in updates]
         updates = [*view.contents(id_).updates, *written]
+        if view.keyed(id_) is not None:
+            updates = [update for update in updates if update[2] < view.resolved(id_)]
         for wrong in self.physical[id_].replace(mutation, updates, view.since(id_), view.upper(id_)):
             self.blame("compaction", f"{wrong}: {commit}")
         self._drop(commit, id_, set(mutation["unused"]), view)
@@ -340,8 +391,8 @@ class _Judgement:
 
     def _explain(self, commit: Commit, view: View) -> list[Event]:
         """Apply to view the calls that are in commit; return them."""
-        markers = _markers(commit)
-        wanted = [_said_effect(mutation, view) for mutation in commit.mutations if mutation["kind"] in _EXPLAINED]
+        markers = self.markers[commit.seqno]
+        wanted = [_said_effect(mutation, view) for mutation in commit.mutations if _is_asked_for(mutation, view)]
         events = [e for e in self.of_client.get(commit.client, []) if e.invoked < commit.at]
         sure = [e for e in events if e.op in MUTATING and self._is_acknowledged_in(e, commit, markers, wanted)]
         doubtful = [e for e in events if _may_have_happened(e) and e.id not in self.happened]
@@ -357,7 +408,7 @@ class _Judgement:
         for event in sorted(chosen, key=lambda event: event.invoked):
             if event.op == "create_or_load":
                 created = next(m for m in commit.mutations if m["kind"] == "create" and m["name"] == event.args["name"])
-                view.create(created["collection"], created["name"], created["schema"])
+                view.create(created["collection"], created["name"], created["schema"], created.get("keyed"))
             elif _is_done(event, view):
                 self.done.add(event.id)
             else:
@@ -447,7 +498,7 @@ class _Judgement:
             for marker in _effect_markers(event):
                 writes.setdefault(marker, []).append(event)
         for commit in self.commits:
-            for marker in _markers(commit):
+            for marker in self.markers[commit.seqno]:
                 if marker in seen:
                     self.blame("once", f"marker {marker} is in seqno {seen[marker].seqno} and again: {commit}")
                 seen[marker] = commit
@@ -459,9 +510,15 @@ class _Judgement:
             if event.op == "multi" and event.id in self.happened and len(places) > 1:
                 self.blame("atomic", f"a part of it is in {places} each: {event}")
         for client, events in self.of_client.items():
-            seqnos = [e.outcome[1] for e in events if e.op in MUTATING and e.op not in UNPLACED and e.ok]
-            if seqnos != sorted(seqnos):
-                self.blame("order", f"{client} got its writes committed out of call order: {seqnos}")
+            # Seals of a keyed collection may take longer than what is asked of others after them (rule 5).
+            by_order: dict[str, list[int]] = {}
+            for e in events:
+                if e.op in MUTATING and e.op not in UNPLACED and e.ok:
+                    order = e.args["c"] if self.location.collections[e.args["c"]].machine is not None else "plain"
+                    by_order.setdefault(order, []).append(e.outcome[1])
+            for seqnos in by_order.values():
+                if seqnos != sorted(seqnos):
+                    self.blame("order", f"{client} got its writes committed out of call order: {seqnos}")
 
     # The answers
 
@@ -664,7 +721,7 @@ class _Judgement:
 
     def _expect_mutation(self, event: Event, view: View, expected: Expected) -> None:
         if "bad" in event.args:
-            for error in BAD_WRITES[event.args["bad"]]:
+            for error in REFUSED_WRITES[event.args["bad"]]:
                 expected.fail("bad input", error)
             return
         if event.args.get("raises"):
@@ -682,14 +739,14 @@ class _Judgement:
                 expected.may_fail("once", "TokenReused")
             return
         draft = view.child()
-        for effect in _effects(event):
-            kind, id_, value = effect
+        for kind, id_, value in _effects(event):
             try:
                 draft.step(kind, id_, value)
             except Refused as refused:
                 attributes = {name: found for name, found in refused.fields.items() if name != "frontier"}
                 expected.fail(REFUSED_BY[refused.error], refused.error, **attributes)
-                return
+                if event.op != "upsert":  # Of which all is looked at before it is said what is wrong.
+                    return
 
     def _expect_open(self, event: Event, view: View, expected: Expected) -> None:
         if event.args["mode"] != "exclusive":
@@ -918,6 +975,11 @@ class _Judgement:
         ):
             expected.may_fail("overflow", "DiffOverflow")
 
+    def _expect_resolve(self, event: Event, view: View, expected: Expected) -> None:
+        self._expect_gc(event, view, expected)
+        if self._expect_alive(event.args["c"], view, expected) and (refused := view.refuses(event.client)) is not None:
+            expected.may_fail("exclusive", refused.error)  # If there is anything to resolve.
+
     def _expect_gc(self, event: Event, view: View, expected: Expected) -> None:
         if self.modes.get(event.client) == "read":
             expected.fail("read-only", "ReadOnly")
@@ -932,6 +994,13 @@ class _Judgement:
         expected.check = lambda found: None if not found else f"it found {found}"
 
 
+def _is_asked_for(mutation: dict[str, Any], before: View) -> bool:
+    """Tell whether somebody must have asked for a mutation: for a resolution, if it also seals."""
+    if mutation["kind"] == "resolve":
+        return bool(mutation["end"] > before.upper(mutation["collection"]))
+    return mutation["kind"] in _EXPLAINED
+
+
 _EXPLAINED = ("create", "seal", "allow_compaction", "destroy", "evolve")
 HOLD_ID_CHARS = 32  # Names of leased holds have so many; the named ones of a run are shorter.
 
@@ -942,6 +1011,8 @@ def _said_effect(mutation: dict[str, Any], before: View) -> Effect:
         known, columns = before.columns(mutation["collection"]), frozenset(mutation["columns"])
         how = "add" if columns > known else "drop" if columns < known else "neither"
         return kind, mutation["collection"], (how, *sorted(known ^ columns), mutation["version"] - 1)
+    if kind == "resolve":
+        return "seal", mutation["collection"], mutation["end"]
     value = {"create": "name", "seal": "upper", "allow_compaction": "since"}.get(kind)
     return kind, mutation["collection"], mutation[value] if value else None
 
@@ -969,6 +1040,9 @@ def _effects(event: Event) -> list[Effect]:
             effects.append(("columns", args["c"], args.get("columns", ())))
         if args.get("seal") is not None:
             effects.append(("seal", args["c"], args["seal"]))
+    elif event.op == "upsert":
+        effects += [("upsert", args["c"], args["events"]), ("columns", args["c"], args["columns"])]
+        effects += [("seal", args["c"], args["seal"])] if args.get("seal") is not None else []
     elif event.op == "destroy":
         effects.append(("destroy", args["c"], None))
     elif event.op == "evolve":
@@ -984,8 +1058,9 @@ def _is_something(updates: list[Any]) -> bool:
 
 def _effect_markers(event: Event) -> list[tuple[str, int]]:
     """Return (collection, marker) of each write of a call."""
-    effects = _effects(event) if event.op in ("write", "multi") and "bad" not in event.args else []
-    return [(id_, value[0][0]) for kind, id_, value in effects if kind == "write" and value[0][1] == "m"]
+    effects = _effects(event) if event.op in ("write", "multi", "upsert") and "bad" not in event.args else []
+    found = [(id_, value[0]) for kind, id_, value in effects if kind in ("write", "upsert")]
+    return [(id_, first[0]) for id_, first in found if first[0] >= FIRST_MARKER]
 
 
 def _apply(event: Event, view: View) -> None:
@@ -1017,7 +1092,7 @@ def _changes_nothing(event: Event, view: View) -> bool:
     if _is_done(event, view):
         return True
     for kind, id_, value in _effects(event):
-        if kind == "write":
+        if kind in ("write", "upsert"):
             return False
         if kind == "seal" and view.upper(id_) != value:
             return False
@@ -1045,7 +1120,7 @@ def _markers(commit: Commit) -> Counter[tuple[str, int]]:
     """Return the markers that a record holds, and how often."""
     found: Counter[tuple[str, int]] = Counter()
     for mutation in commit.mutations:
-        for k, v, _, diff in mutation.get("updates", []):
+        for k, v, _, diff in mutation["updates"] if mutation["kind"] == "append" else []:
             if v == "m":
                 found[mutation["collection"], k] += diff
     return found

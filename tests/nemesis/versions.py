@@ -10,16 +10,25 @@ from typing import Any
 from tests import model
 
 Update = list[Any]  # k, v, time, diff
+Event = list[Any]  # k, v or None, time
 
 
 class Contents:
-    """One collection: what never changes of it, and all updates there ever were."""
+    """One collection: what never changes of it, and all updates there ever were; those of events, if it is keyed."""
 
-    def __init__(self, id_: str, name: str, schema: Any) -> None:
+    def __init__(self, id_: str, name: str, schema: Any, machine: str | None = None) -> None:
         self.id = id_
         self.name = name
         self.schema = schema
         self.updates: list[Update] = []
+        self.machine = machine
+        self.events: list[Event] = []
+
+    def arrive(self, events: list[Event]) -> None:
+        """Take events in; all updates follow anew, because times that are not sealed yet are told here, too."""
+        assert self.machine is not None
+        self.events += events
+        self.updates = model.resolved(self.events, self.machine)
 
     def summed(self, lower: int, upper: int) -> dict[tuple[Any, Any, int], int]:
         """Return the updates with lower <= time < upper, consolidated."""
@@ -49,16 +58,21 @@ class View:
         self.state = location.states[version]
         self._created: dict[str, Contents] = {}
         self.appended: list[tuple[str, list[Update]]] = []
+        self.arrived: list[tuple[str, list[Event]]] = []
 
     def child(self) -> "View":
         """Return a view that can be changed without changing this one."""
         other = View(self._location, 0)
         other.state, other._created = self.state, dict(self._created)
-        other.appended = list(self.appended)
+        other.appended, other.arrived = list(self.appended), list(self.arrived)
         return other
 
     def contents(self, id_: str) -> Contents:
         return self._created.get(id_) or self._location.collections[id_]
+
+    def has(self, id_: str) -> bool:
+        """Tell whether a collection ever was, this version included."""
+        return id_ in self._created or id_ in self._location.collections
 
     def alive(self, id_: str) -> bool:
         return id_ in self.state.collections
@@ -81,6 +95,12 @@ class View:
     def columns(self, id_: str) -> frozenset[str]:
         return self.state.collections[id_].columns
 
+    def keyed(self, id_: str) -> str | None:
+        return self.state.collections[id_].keyed
+
+    def resolved(self, id_: str) -> int:
+        return self.state.collections[id_].resolved
+
     def names(self) -> dict[str, str]:
         return {self.contents(id_).name: id_ for id_ in self.state.collections}
 
@@ -95,9 +115,11 @@ class View:
             return refused
         return None
 
-    def create(self, id_: str, name: str, schema: Any) -> None:
-        self._created[id_] = Contents(id_, name, schema)
-        self.state = self.state.having(id_, model.Collection())
+    def create(self, id_: str, name: str, schema: Any, keyed: tuple[str, str] | None = None) -> None:
+        """Make a collection; keyed is its machine and its policy."""
+        machine, policy = keyed or (None, None)
+        self._created[id_] = Contents(id_, name, schema, machine)
+        self.state = self.state.having(id_, model.Collection(keyed=policy))
 
     def append(self, id_: str, updates: list[Update]) -> None:
         self.appended.append((id_, updates))
@@ -107,6 +129,8 @@ class View:
         self.state = self.state.after(kind, id_, argument)
         if kind == "write":
             self.append(id_, argument)
+        if kind == "upsert":
+            self.arrived.append((id_, argument))
 
     def allow(self, id_: str, since: int) -> None:
         self._change(id_, lambda collection: collection.allowing(since))
@@ -133,6 +157,8 @@ class View:
         self._location.states.append(self.state)
         for id_, updates in self.appended:
             self._location.collections[id_].updates += updates
+        for id_, events in self.arrived:
+            self._location.collections[id_].arrive(events)
 
     def _change(self, id_: str, change: Callable[[model.Collection], model.Collection]) -> None:
         self.state = self.state.having(id_, change(self.state.collections[id_]))

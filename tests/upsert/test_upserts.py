@@ -104,3 +104,32 @@ def test_events_that_change_nothing_write_nothing(client: persist.Client) -> Non
     users.upsert([(1, (1, "a", None)), (2, None)], time=1, seal=2).result()
     assert updates(users, 1) == []
     assert len(users.handle.contents().history_parts) == 1
+
+
+def test_closing_a_client_finishes_the_seals_that_it_was_asked_for(tmp_path: Path) -> None:
+    client = persist.open(tmp_path)
+    users = keyed(client)
+    futures = [users.upsert([(time, (1, "a", None))], time=time, seal=time + 1) for time in range(4)]
+    client.close()
+    assert all(future.exception() is None for future in futures)
+    with persist.open(tmp_path, mode="read") as client:
+        assert client.load("users").upper == persist.Antichain(4)
+
+
+def test_what_is_asked_of_a_collection_after_a_seal_comes_after_it(client: persist.Client) -> None:
+    for _ in range(5):
+        users = keyed(client)
+        sealed = users.upsert([(k, (k, "a", None)) for k in range(2000)], time=0, seal=1)
+        allowed, destroyed = users.allow_compaction(0), users.destroy()
+        assert sealed.result() <= allowed.result() < destroyed.result()
+
+
+def test_maintenance_leaves_resolving_to_whoever_has_the_location_for_itself(tmp_path: Path) -> None:
+    quiet = persist.Settings(background=False)
+    with persist.open(tmp_path, settings=quiet) as shared:
+        keyed(shared, resolve="background").upsert([(1, (1, "a", None))], time=0, seal=1).result()
+        with persist.open(tmp_path, mode="exclusive", settings=quiet) as alone:
+            shared.maintain()
+            assert alone.load("users").handle.contents().pending
+            alone.maintain()
+            assert not alone.load("users").handle.contents().pending
