@@ -22,7 +22,7 @@ import bisect
 import heapq
 import itertools
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -42,6 +42,7 @@ from tests.races.states import (
 )
 
 PLACEMENTS_MAX = 1000
+NO_MACHINES: Mapping[str, str] = {}
 LATER = 2**63
 REFUSALS = {
     "UpdateNotBeyondUpper",
@@ -63,29 +64,34 @@ class Report:
         violations: what no order of events explains, each with the call.
         records: how many seqnos the calls of the history account for.
         states: those after each call that was committed.
-        updates: (id, time, diff) that were accepted, by collection.
+        updates: (id, time, diff) that were accepted, by collection; of a keyed one those of its events.
+        events: [id, value or None, time] that were accepted, in the order of arrival, by collection.
     """
 
     violations: list[str] = field(default_factory=list)
     records: int = 0
     states: list[State] = field(default_factory=list)
     updates: dict[str, list[tuple[Any, int, int]]] = field(default_factory=dict)
+    events: dict[str, list[list[Any]]] = field(default_factory=dict)
 
     def contents(self, collection: str, as_of: int) -> dict[Any, int]:
         """Return the diffs of each id as of a time."""
         return model.contents(self.updates.get(collection, ()), as_of)
 
 
-def check(calls: Sequence[Call], *, healthy: bool = True, holds: bool = False) -> Report:
+def check(
+    calls: Sequence[Call], *, healthy: bool = True, holds: bool = False, machines: Mapping[str, str] = NO_MACHINES
+) -> Report:
     """Return what is wrong with a history, if anything.
 
     Args:
         holds: clients that may write take snapshots, too, which hold since back: it is at most what was asked for.
+        machines: of the keyed collections, by name. How far these are resolved is not known, nor how far since may go.
         healthy: the store never failed, so `Unavailable` and `Indeterminate` are violations.
     """
     best: Report | None = None
     for placed in _placements(calls):
-        report = _Check(placed, healthy, holds).run()
+        report = _Check(placed, healthy, holds or bool(machines), machines).run()
         if not report.violations:
             return report
         if best is None or len(report.violations) < len(best.violations):
@@ -150,8 +156,9 @@ class _Attempt:
 
 
 class _Check:
-    def __init__(self, calls: Sequence[Call], healthy: bool, holds: bool) -> None:
+    def __init__(self, calls: Sequence[Call], healthy: bool, holds: bool, machines: Mapping[str, str]) -> None:
         self.calls = calls
+        self.machines = machines
         self.healthy = healthy
         self.report = Report()
         self.modes = {call.client: str(call.args["mode"]) for call in calls if call.op == "open"}
@@ -245,6 +252,8 @@ class _Check:
             for kind, collection, argument in call.args.get("steps", ()):
                 if kind == "write":
                     self.report.updates.setdefault(collection, []).extend(map(tuple, argument))
+                if kind == "upsert":
+                    self.report.events.setdefault(collection, []).extend(argument)
         self.report.records += bool(attempt.made)
         self.idle |= {(call.client, call.number): places for call, places in attempt.idle}
 
@@ -336,6 +345,10 @@ class _Check:
     # Contents.
 
     def contents(self) -> None:
+        for collection, events in self.report.events.items():
+            # What is read was sealed, so that no later event is part of it.
+            amount = model.resolved(events, self.machines[collection])
+            self.report.updates[collection] = [(f"{id_}={value}", time, n) for id_, value, time, n in amount]
         for call in self.calls:
             if "rows" not in call.answer:
                 continue

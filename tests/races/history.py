@@ -12,13 +12,15 @@ A frontier is a time. `args` and `answer`, by `op`:
     commit    {"steps": [step, ...]}                         {"seqno"}
               step = ["write", collection, [[id, time, diff], ...]] | ["seal", collection, upper]
                    | ["allow_compaction", collection, since] | ["expect", collection, upper]
-                   | ["token", collection, token]
+                   | ["token", collection, token] | ["upsert", collection, [[id, value or None, time], ...]]
     open      {"mode", "id", "force", "process"}             {}; an exclusive one's seqno comes from the log
     close     {}                                             {}; likewise
     upper     {"collection"}                                 {"value"}
     since     {"collection"}                                 {"value"}
     snapshot  {"collection", "as_of"}                        {"rows": [[id, diff], ...]}
     changes   {"collection", "lower", "upper"}               {"rows": [[id, time, diff], ...]}
+
+Of a keyed collection, what has an id in rows is `id=value`.
 
 Instead of all that, an answer may be {"error": class name, ... fields}. A call that has no answer at all, or
 `Indeterminate`, may or may not have happened.

@@ -18,6 +18,8 @@ import persist
 from persist.blob import MeteredBlob, UnreliableBlob, open_blob
 
 KEY, VALUE = {"id": pa.string()}, None
+KEYED_VALUE = {"v": pa.string()}
+KEYS = 6  # Of keyed collections: few, so that all processes are at the same ones.
 FIELDS = ("time", "upper", "frontier", "asked", "current", "expected", "actual", "as_of", "since")
 ROWS_RECORDED_MAX = 100_000  # After so many, a process takes no more snapshots: the history must fit into memory.
 SLOW_DOWN_S = 0.002
@@ -39,6 +41,7 @@ class Plan:
         seconds: how long it goes on; up to `PATIENCE` times as long until it has made `CALLS_MIN` calls.
         reentrance_ids: those that an exclusive process chooses from.
         holds: writers take snapshots, too.
+        keyed: those among collections that take events; one whose name ends with "first" by transitions.
         lost_answers: the chance that a `create` loses its answer, half of them after it happened.
     """
 
@@ -53,6 +56,7 @@ class Plan:
     reentrance_ids: list[str] = field(default_factory=list)
     lost_answers: float = 0.0
     holds: bool = False
+    keyed: list[str] = field(default_factory=list)
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
@@ -151,6 +155,10 @@ class RecordedClient:
         return wait
 
     def _ask(self, handle: persist.Collection, steps: dict[str, Any]) -> persist.CommitFuture:
+        if "upsert" in steps:
+            take = handle.transition if handle.name.endswith("first") else handle.upsert
+            events = [(id_, value, time_) for id_, value, time_ in steps["upsert"]]
+            return take(events, token=steps.get("token"), seal=steps.get("seal"))
         if "write" in steps:
             options = {"expected_upper": steps.get("expect"), "token": steps.get("token"), "seal": steps.get("seal")}
             return handle.write(_updates(steps["write"]), **options)
@@ -194,9 +202,9 @@ class RecordedClient:
             return getattr(handle, op).time
         if op == "snapshot":
             table = handle.snapshot(args["as_of"], form="diff", timeout_s=0).to_arrow()
-            return [[row["id"], row["_diff"]] for row in table.to_pylist()]
+            return [[_id_of(row), row["_diff"]] for row in table.to_pylist()]
         table = handle.changes(args["lower"], args["upper"], timeout_s=0).to_arrow()
-        return [[row["id"], row["_time"], row["_diff"]] for row in table.to_pylist()]
+        return [[_id_of(row), row["_time"], row["_diff"]] for row in table.to_pylist()]
 
     def _counted(self, steps: list[list[Any]], error: BaseException | None) -> str | None:
         """Learn from the answer to a commit; return the class of its error."""
@@ -207,13 +215,17 @@ class RecordedClient:
                     self.uppers[collection] = max(argument, self.uppers.get(collection, 0))
             return None
         self.counts[type(error).__name__] += 1
-        if isinstance(error, persist.UpdateNotBeyondUpper) and len(steps) == 1:
+        if isinstance(error, persist.UpdateNotBeyondUpper) and len({name for _, name, _ in steps}) == 1:
             self.uppers[steps[0][1]] = error.upper.time or 0
         if isinstance(error, persist.UpperMismatch):
             self.uppers[steps[0][1]] = error.actual.time or 0
         if isinstance(error, persist.FrontierRegression) and error.frontier == "upper" and len(steps) == 1:
             self.uppers[steps[0][1]] = error.current.time or 0
         return type(error).__name__
+
+
+def _id_of(row: dict[str, Any]) -> str:
+    return f"{row['id']}={row['v']}" if "v" in row else str(row["id"])
 
 
 def _updates(updates: list[list[Any]]) -> list[Any]:
@@ -301,7 +313,8 @@ class Racer:
             if self.plan.mode == "read" or self.chance.random() < 0.1:
                 self.look(client)
                 continue
-            burst = self.chance.choice([1, 1, 1, 1, 2, 4, 8])
+            # The seal of a keyed collection does not hold up what is asked of others after it.
+            burst = 1 if self.plan.keyed else self.chance.choice([1, 1, 1, 1, 2, 4, 8])
             errors = [wait() for wait in [client.commit(self.steps(client)) for _ in range(burst)]]
             if "WriterFenced" in errors:
                 left = min(left, 3)  # It goes on for a little, to see whether it is fenced still.
@@ -311,6 +324,8 @@ class Racer:
     def steps(self, client: RecordedClient) -> list[list[Any]]:
         chance = self.chance
         collection = chance.choice(self.plan.collections)
+        if collection in self.plan.keyed:
+            return self.keyed_steps(client, collection)
         kind = chance.random()
         if kind < 0.45:
             return [self.write(client, collection)]
@@ -327,9 +342,36 @@ class Racer:
             time_ = self.near_upper(client, collection, chance.randint(0, 2))
             token = f"t{chance.randrange(TOKENS)}at{time_}"  # With other data, it is refused.
             return [["token", collection, token], ["write", collection, [[token, time_, 1]]]]
-        both = chance.sample(self.plan.collections, 2)
+        both = chance.sample([name for name in self.plan.collections if name not in self.plan.keyed], 2)
         steps = [self.write(client, name) for name in both]
         return steps + [["seal", name, self.near_upper(client, name, chance.randint(0, 2))] for name in both]
+
+    def keyed_steps(self, client: RecordedClient, collection: str) -> list[list[Any]]:
+        chance, kind = self.chance, self.chance.random()
+        if kind < 0.4:
+            return [["upsert", collection, self.events(self.near_upper(client, collection, chance.randint(-1, 2)))]]
+        if kind < 0.65:
+            # Events and their seal are one record, if nothing else waits.
+            upper = self.near_upper(client, collection, 0)
+            return [["upsert", collection, self.events(upper)], ["seal", collection, upper + 1]]
+        if kind < 0.85:
+            return [["seal", collection, self.near_upper(client, collection, chance.randint(-1, 2))]]
+        if kind < 0.9:
+            return [["allow_compaction", collection, self.near_upper(client, collection, chance.randint(-12, -3))]]
+        time_ = self.near_upper(client, collection, chance.randint(0, 2))
+        token = f"t{chance.randrange(TOKENS)}at{time_}"
+        return [["token", collection, token], ["upsert", collection, [[token, "once", time_]]]]
+
+    def events(self, time_: int) -> list[list[Any]]:
+        found = []
+        for _ in range(self.chance.randint(1, 3)):
+            self.written += 1
+            value = None if self.chance.random() < 0.25 else f"{self.plan.number}.{self.written}"
+            # The first one is the earliest, so that of a seal and an event that are both too late the event is named.
+            found.append(
+                [f"key{self.chance.randrange(KEYS)}", value, time_ + (self.chance.choice([0, 0, 1]) if found else 0)]
+            )
+        return found
 
     def write(self, client: RecordedClient, collection: str) -> list[Any]:
         updates = []

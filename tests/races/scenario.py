@@ -10,12 +10,19 @@ from typing import Any
 
 import persist
 from persist.blob import open_blob
+from persist.upsert import InsertIfAbsent
 from tests.races.checker import Report, check
 from tests.races.fleet import Trouble, race
 from tests.races.history import Call, read_calls, with_log
-from tests.races.racer import KEY, VALUE, Plan, RecordedClient, Recorder
+from tests.races.racer import KEY, KEYED_VALUE, VALUE, Plan, RecordedClient, Recorder
 
 COLLECTIONS = ["k0", "k1", "k2", "k3"]
+KEYED = {
+    "u-seal": persist.Keyed(),
+    "u-background": persist.Keyed(resolve="background"),
+    "u-first": persist.Keyed(machine=InsertIfAbsent()),
+}
+MACHINES = {"u-seal": "upsert", "u-background": "upsert", "u-first": "insert-if-absent"}
 READERS = 2
 TIMEOUT_S = 240
 FAR = 1_000_000  # Beyond all times that racers write at.
@@ -74,12 +81,15 @@ def run(
     seed: int,
     lost_answers: float = 0.0,
     holds: bool = False,
+    keyed: bool = False,
     troubles: Sequence[Trouble] = (),
 ) -> Outcome:
     """Race a process for each of writers (their modes), and `READERS` more that read; keep the history in folder."""
+    names = [*KEYED, *COLLECTIONS[:2]] if keyed else COLLECTIONS
     with persist.open(url, storage_options=options) as client:
-        for name in COLLECTIONS:
-            client.create_or_load(name, key=KEY, value=VALUE)
+        for name in names:
+            form = KEYED.get(name)
+            client.create_or_load(name, key=KEY, value=KEYED_VALUE if form else VALUE, keyed=form)
     folder.mkdir()
     plans = [
         Plan(
@@ -89,26 +99,28 @@ def run(
             number=number,
             seed=seed,
             mode=mode,
-            collections=COLLECTIONS,
+            collections=names,
             seconds=seconds,
             reentrance_ids=["red", "blue"],
             lost_answers=lost_answers,
-            holds=holds,
+            holds=holds or keyed,
+            keyed=[name for name in names if name in KEYED],
         )
         for number, mode in enumerate([*writers, *["read"] * READERS])
     ]
     counts = race(plans, troubles, seconds + TIMEOUT_S)
-    read_back(url, options, folder, exclusive="exclusive" in writers)
+    read_back(url, options, folder, names, exclusive="exclusive" in writers)
     blob = open_blob(url, options)
     records = [json.loads(blob.get(entry.key) or b"") for entry in blob.list("log/")]
     blob.close()
     calls = with_log(read_calls(sorted(folder.glob("history-*.jsonl"))), records)
     racing = [call for call in calls if call.client not in ("final", "last")]
     took_ns = max(call.invoked_ns for call in racing) - min(call.invoked_ns for call in racing)
-    return Outcome(calls, check(calls, holds=holds), counts, took_ns / 1e9)
+    machines = {name: machine for name, machine in MACHINES.items() if keyed}
+    return Outcome(calls, check(calls, holds=holds, machines=machines), counts, took_ns / 1e9)
 
 
-def read_back(url: str, options: dict[str, Any], folder: Path, *, exclusive: bool) -> None:
+def read_back(url: str, options: dict[str, Any], folder: Path, names: Sequence[str], *, exclusive: bool) -> None:
     """Seal everything and read all of it with clients that are new, so that the checker judges the final state, too."""
     recorder = Recorder(folder / "history-final.jsonl")
     blob = open_blob(url, options)
@@ -116,13 +128,13 @@ def read_back(url: str, options: dict[str, Any], folder: Path, *, exclusive: boo
         {"mode": "exclusive", "reentrance_id": "last", "force": True} if exclusive else {"mode": "shared"}
     )
     client = RecordedClient(recorder, "final", blob, **mode)
-    for name in COLLECTIONS:
+    for name in names:
         assert client.commit([["seal", name, FAR]])() is None
         client.read("upper", name)
     client.close()
     # One that only reads takes no hold, so that since stays as the checker knows it.
     client = RecordedClient(recorder, "last", blob, "read")
-    for name in COLLECTIONS:
+    for name in names:
         since = client.read("since", name)
         client.read("snapshot", name, as_of=FAR - 1)
         client.read("changes", name, lower=since + 1, upper=FAR)

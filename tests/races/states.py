@@ -75,7 +75,7 @@ def changes_nothing(state: State, client: str, mode: str, steps: list[Step]) -> 
         return False
     if after is state:
         return True
-    writes = any(kind == "write" and argument for kind, _, argument in steps)
+    writes = any(kind in ("write", "upsert") and argument for kind, _, argument in steps)
     return not writes and all(after.collection(name) == state.collection(name) for _, name, _ in steps)
 
 

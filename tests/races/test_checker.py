@@ -434,3 +434,28 @@ def test_the_log_tells_what_clients_are_not_told() -> None:
         {"error": "WriterFenced"},
         {**unknown, "places": [7]},
     ]
+
+
+SENT = [["a", "one", 0], ["b", "one", 1], ["a", None, 1]]
+KEYED = {"machines": {"k": "upsert"}}
+
+
+def events(h: History, rows: list[Any]) -> list[str]:
+    """Two clients whose events of one key and time arrive in the order of their records, and a read of all that."""
+    h.steps("A", (0, 1), [["upsert", "k", SENT]], 0)
+    h.steps("B", (2, 3), [["upsert", "k", [["a", "two", 0]]], ["seal", "k", 2]], 1)
+    h.steps("A", (4, 5), [["upsert", "k", [["a", "late", 1]]]], not_beyond(1, 2))
+    h.changes("B", (6, 7), 0, 2, rows)
+    return h.violations(**KEYED)
+
+
+def test_what_events_amount_to_is_accepted(h: History) -> None:
+    assert events(h, [["a=two", 0, 1], ["b=one", 1, 1], ["a=two", 1, -1]]) == []
+
+
+def test_events_in_another_order_are_found(h: History) -> None:
+    assert events(h, [["a=one", 0, 1], ["b=one", 1, 1], ["a=one", 1, -1]])
+
+
+def test_an_event_that_retracts_nothing_is_found(h: History) -> None:
+    assert events(h, [["a=two", 0, 1], ["b=one", 1, 1]])

@@ -62,3 +62,22 @@ def test_a_killed_exclusive_writer_leaves_nothing_half_done(tmp_path: Path) -> N
     troubles = [Trouble(number, 0.4 + number / 2, None) for number in range(3)]
     location = str(tmp_path / "location")
     judge(run(location, {}, tmp_path / "history", writers=writers, seconds=SECONDS, seed=SEED, troubles=troubles))
+
+
+@pytest.mark.sampled(0.15, group="long")
+def test_writers_of_events_agree_on_one_order_though_some_are_killed(tmp_path: Path) -> None:
+    troubles = [Trouble(0, 1.5, None), Trouble(1, 1.0, 0.5)]
+    location = str(tmp_path / "location")
+    writers = ["shared"] * 5
+    judge(
+        run(
+            location,
+            {},
+            tmp_path / "history",
+            writers=writers,
+            seconds=SECONDS,
+            seed=SEED,
+            keyed=True,
+            troubles=troubles,
+        )
+    )
