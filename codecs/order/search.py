@@ -83,6 +83,11 @@ class SortedKeys:
         here, there = self.packed(layout), others.packed(layout)
         return here.searchsorted(there), here.searchsorted(there, "right")
 
+    def less_than(self, others: "SortedKeys") -> Rows | None:
+        """Return, for each of some keys in whatever order, how many of these are less; None if unknown."""
+        layout = others._layout
+        return None if layout is None else self.packed(layout).searchsorted(others.packed(layout))
+
     def find(self, wanted: "SortedKeys") -> Rows:
         """Return, ascending, the rows with one of the wanted keys, which are distinct."""
         if not len(self) or not len(wanted):

@@ -15,6 +15,7 @@ from persist.codecs import CollectionSchema, order_keys
 from persist.codecs.order.arrays import int64_array, int64_values
 from persist.codecs.order.digits import RowSorter
 from persist.codecs.order.ordering import combined, row_sorter
+from persist.codecs.order.search import SortedKeys
 from persist.log.records import KeyedForm
 from persist.upsert.machine import GROUP, SEQ, Machine, Touched
 from persist.upsert.replacing import watermark_ranks
@@ -82,6 +83,10 @@ def _groups_of(rows: pa.Table, keys: pa.Table) -> Ints:
     """Return the number of the key of each row, all of which are among the keys."""
     if not len(rows):
         return np.zeros(0, np.int64)
+    found = SortedKeys(keys).less_than(SortedKeys(rows.select(keys.column_names)))
+    if found is not None:
+        assert int(found.max()) < len(keys), "a row has a key that no event has"
+        return found.astype(np.int64, copy=False)
     both = pa.concat_tables([keys, rows.select(keys.column_names)]).combine_chunks()
     order, starts = RowSorter(order_keys(both, keys.column_names)).sort()
     ranks = np.empty(len(order), np.int64)
