@@ -48,7 +48,8 @@ class Physical:
 
     @property
     def blobs(self) -> set[str]:
-        return {part.blob for part in (*self.numbered.values(), *self.pending.values()) if part.blob}
+        stored = [part.blob for part in self.numbered.values()] + [part.blob for part in self.pending.values()]
+        return {blob for blob in stored if blob}
 
     def pend(self, mutation: dict[str, Any]) -> None:
         """Take in the parts of a pend."""

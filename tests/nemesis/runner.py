@@ -335,7 +335,7 @@ class Run:
 
     def _upsert(self, slot: Slot, step: Step) -> None:
         options: dict[str, Any] = {name: step[name] for name in ("token", "seal") if name in step}
-        given = {n: v if n == "token" else _antichain(v) for n, v in options.items()}
+        given: dict[str, Any] = {n: v if n == "token" else _antichain(v) for n, v in options.items()}
         args = {"events": step["events"], "columns": _added(slot.handles.get(step["name"])), **options}
 
         def call(c: persist.Collection) -> Any:

@@ -363,7 +363,7 @@ class Racer:
         return [["token", collection, token], ["upsert", collection, [[token, "once", time_]]]]
 
     def events(self, time_: int) -> list[list[Any]]:
-        found = []
+        found: list[list[Any]] = []
         for _ in range(self.chance.randint(1, 3)):
             self.written += 1
             value = None if self.chance.random() < 0.25 else f"{self.plan.number}.{self.written}"
