@@ -1,6 +1,6 @@
 """Speed as ratios: each measure and what it is compared with run in alternation, in one process, on this machine.
 
-    python -m benchmarks [NAME …] [--rounds N] [--scale S] [--folder FOLDER]
+    python -m benchmarks [NAME …] [--rounds N] [--scale S] [--folder FOLDER] [--cpu]
 
 Without names, all measures. A ratio is the median over rounds of (time of the peer / time of ours) in the same round,
 so 2.0 means twice as fast. Each measure first makes sure that both sides give the same answer. Writes go to a folder
@@ -86,12 +86,22 @@ def main(command_line: list[str] | None = None) -> int:
     parser.add_argument(
         "--memory", action=argparse.BooleanOptionalAction, default=True, help="also measure peak memory"
     )
+    parser.add_argument(
+        "--cpu",
+        action="store_true",
+        help="take CPU time of all threads, of both sides, in place of wall time: for a machine that others use, too",
+    )
     arguments = parser.parse_args(command_line)
     if unknown := [name for name in arguments.names if name not in MEASURES]:
         parser.error(f"no such measure: {', '.join(unknown)}; there are {', '.join(MEASURES)}")
     with tempfile.TemporaryDirectory(dir=arguments.folder, prefix="persist-bench-") as name:
         work = Workspace(
-            Path(name), arguments.folder or Path(name), arguments.scale, arguments.rounds, arguments.memory
+            Path(name),
+            arguments.folder or Path(name),
+            arguments.scale,
+            arguments.rounds,
+            arguments.memory,
+            cpu=arguments.cpu,
         )
         # What the imports made is not garbage; without it, the collections between rounds are quick.
         gc.freeze()
@@ -99,7 +109,8 @@ def main(command_line: list[str] | None = None) -> int:
         gc.unfreeze()
     versions = ", ".join(f"{package} {version(package)}" for package in PACKAGES)
     print(f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}, {versions}")
-    print(f"{time.strftime('%Y-%m-%d')}, scale {arguments.scale:g}, {arguments.rounds} rounds\n")
+    how = ", CPU time" if arguments.cpu else ""
+    print(f"{time.strftime('%Y-%m-%d')}, scale {arguments.scale:g}, {arguments.rounds} rounds{how}\n")
     print(report(rows))
     for measure, text in work.explained.items():
         print(f"\n{measure}:\n\n```\n{text}\n```")

@@ -86,7 +86,7 @@ def write(work: Workspace) -> list[Row]:
         [Side(call, "pyarrow", before=empty)],
         Job(write_anew, [str(work.folder / "write-memory"), _rows(work)]),
     )
-    return [measure.run(work.rounds, work.memory_of)]
+    return [measure.run(work.rounds, work.memory_of, work.clock)]
 
 
 def write_tables(location: str, tables: list[pa.Table]) -> None:
@@ -133,7 +133,7 @@ def read(work: Workspace) -> list[Row]:
             [Side(theirs, "DuckDB")],
             Job(read_latest, [location]),
         )
-        return [measure.run(work.rounds, work.memory_of)]
+        return [measure.run(work.rounds, work.memory_of, work.clock)]
 
 
 def read_latest(location: str) -> None:

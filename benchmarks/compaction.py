@@ -46,7 +46,7 @@ def throughput(work: Workspace) -> list[Row]:
         ">= 0.7x",
         Side(lambda: compact(str(copy)), before=copied),
         [Side(theirs, "pyarrow")],
-    ).run(work.rounds, work.memory_of)
+    ).run(work.rounds, work.memory_of, work.clock)
     return [Row(row.measure, row.against, row.reach, row.ours, row.theirs, row.ratio, memory)]
 
 

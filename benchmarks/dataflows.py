@@ -102,7 +102,7 @@ def _join_and_count(work: Workspace, *, texts: bool) -> list[Row]:
     peer = Side(lambda: JoinAndCount().step(changes, dimensions, 0), "dictionaries", units=1 / 30)
     reach = ">= 15x" if texts else ">= 30x"
     measure = Measure(f"{what}: load", "dictionaries, a thirtieth of it", reach, mine, [peer])
-    rows = [measure.run(work.rounds, work.memory_of)]
+    rows = [measure.run(work.rounds, work.memory_of, work.clock)]
     ours = fresh[0]
     rows.append(_changes(what, ours, work))
     # Made before it is timed, at the time that has come by then.
@@ -263,5 +263,5 @@ def _restart(client: persist.Client, work: Workspace) -> Row:
 
     peer = Side(sorted_once, "reading and sorting")
     return Measure("restart", "reading the inputs and sorting them once", "<= 1.5x its time", Side(ours), [peer]).run(
-        work.rounds, work.memory_of
+        work.rounds, work.memory_of, work.clock
     )

@@ -9,6 +9,7 @@ so 2.0 means twice as fast; of several peers the one with the least median count
 import gc
 import importlib
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -67,9 +68,9 @@ class Measure:
     theirs: Sequence[Side]
     job: Job | None = None
 
-    def run(self, rounds: int, memory_of: Callable[[Job], str]) -> Row:
+    def run(self, rounds: int, memory_of: Callable[[Job], str], clock: Callable[[], float] = time.perf_counter) -> Row:
         """Run all sides and return the line of the report; memory_of tells the peak memory of a job."""
-        mine, *others = alternate([self.ours, *self.theirs], rounds)
+        mine, *others = alternate([self.ours, *self.theirs], rounds, clock)
         best = min(range(len(others)), key=lambda i: statistics.median(others[i]))
         ratios = [theirs / ours for ours, theirs in zip(mine, others[best], strict=True)]
         named = len(others) > 1
@@ -82,19 +83,37 @@ class Measure:
         return Row(self.measure, self.against, self.reach, ours, theirs, times(ratios), memory)
 
 
-def alternate(sides: Sequence[Side], rounds: int) -> list[list[float]]:
-    """Return the seconds per unit of each round of each side; in each round another one goes first."""
+def alternate(sides: Sequence[Side], rounds: int, clock: Callable[[], float] = time.perf_counter) -> list[list[float]]:
+    """Return the seconds per unit of each round of each side, by a clock; in each round another one goes first."""
     taken: list[list[float]] = [[] for _ in sides]
     for round_ in range(rounds + 1):
         for i in range(len(sides)):
             at = (i + round_) % len(sides)
             sides[at].before()
             gc.collect()
-            began = time.perf_counter()
+            began = clock()
             sides[at].call()
             if round_:
-                taken[at].append((time.perf_counter() - began) / sides[at].units)
+                taken[at].append((clock() - began) / sides[at].units)
     return taken
+
+
+def tree_cpu_s() -> float:
+    """Return the CPU seconds of this process and its descendants, those that have ended among them. Linux only."""
+    parents: dict[int, int] = {}
+    ticks: dict[int, int] = {}
+    for each in Path("/proc").iterdir():
+        if each.name.isdigit():
+            try:
+                fields = (each / "stat").read_text().rpartition(")")[2].split()
+            except OSError:
+                continue  # It has ended meanwhile.
+            parents[int(each.name)] = int(fields[1])
+            ticks[int(each.name)] = sum(map(int, fields[11:15]))
+    ours = {os.getpid()}
+    while more := {pid for pid, parent in parents.items() if parent in ours} - ours:
+        ours |= more
+    return sum(ticks[pid] for pid in ours) / os.sysconf("SC_CLK_TCK")
 
 
 def times(ratios: Sequence[float]) -> str:

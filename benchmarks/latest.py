@@ -62,7 +62,7 @@ def _against_files(
         work.explain(measure, rows.snapshot())
         job = Job(read_latest, [location])
         return Measure(measure, what, reach, Side(ours), [Side(theirs, "pyarrow")], job).run(
-            work.rounds, work.memory_of
+            work.rounds, work.memory_of, work.clock
         )
 
 
@@ -103,7 +103,7 @@ def _consolidating(work: Workspace, name: str, reach: str) -> Row:
         what = "DuckDB, Polars: group-by and filter over the same files"
         sides = [Side(by_duckdb, "DuckDB"), Side(by_polars, "Polars")]
         compared = Measure(measure, what, reach, Side(ours), sides, job)
-        return compared.run(work.rounds, work.memory_of)
+        return compared.run(work.rounds, work.memory_of, work.clock)
 
 
 def aggregates(work: Workspace) -> list[Row]:
@@ -124,7 +124,7 @@ def _count(work: Workspace) -> Row:
         job = Job(count, [location])
         ours = Side(lambda: rows.snapshot().count())
         return Measure(measure, "DuckDB, consolidating first", ">= 3x", ours, sides, job).run(
-            work.rounds, work.memory_of
+            work.rounds, work.memory_of, work.clock
         )
 
 
@@ -146,7 +146,7 @@ def _grouped_sum(work: Workspace) -> Row:
         work.explain(measure, rows.snapshot())
         sides = [Side(theirs, "DuckDB")]
         return Measure(measure, "DuckDB, consolidating first", ">= 3x", Side(ours), sides, job).run(
-            work.rounds, work.memory_of
+            work.rounds, work.memory_of, work.clock
         )
 
 

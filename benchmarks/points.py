@@ -59,7 +59,9 @@ def points(work: Workspace) -> list[Row]:
         ]
         what = f"deltalake with a filter, DuckDB over the compacted parts ({PEER_READS} keys each)"
         job = Job(read_points, [location, keys])
-        row = Measure(measure, what, ">= 20x", Side(ours, units=READS), sides, job).run(work.rounds, work.memory_of)
+        row = Measure(measure, what, ">= 20x", Side(ours, units=READS), sides, job).run(
+            work.rounds, work.memory_of, work.clock
+        )
         return [row, _latency(snapshot, keys)]
 
 

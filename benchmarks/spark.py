@@ -145,7 +145,7 @@ def _compare(
 ) -> Row:
     sides = [Side(lambda make=make: to_noop(on_top(make())), name) for name, make in theirs.items()]  # type: ignore[misc]
     return Measure(measure, against, reach, Side(lambda: to_noop(on_top(ours()))), sides).run(
-        work.rounds, work.memory_of
+        work.rounds, work.memory_of, work.tree_clock
     )
 
 
@@ -185,7 +185,7 @@ def write(work: Workspace) -> list[Row]:
         measure = f"Spark: write of {len(updates):,} updates, ranged and sorted"
         against = "repartitionByRange, sortWithinPartitions, write.parquet"
         mine, parquet = Side(ours, before=fresh), Side(theirs, "parquet")
-        return [Measure(measure, against, ">= 0.6x", mine, [parquet]).run(work.rounds, work.memory_of)]
+        return [Measure(measure, against, ">= 0.6x", mine, [parquet]).run(work.rounds, work.memory_of, work.tree_clock)]
 
 
 def streams(work: Workspace) -> list[Row]:

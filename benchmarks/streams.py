@@ -53,7 +53,7 @@ def append(work: Workspace) -> list[Row]:
             Side(ours, units=appends),
             [Side(theirs, "deltalake", units=appends)],
         )
-        row = measure.run(work.rounds, work.memory_of)
+        row = measure.run(work.rounds, work.memory_of, work.clock)
         expected = appends * (work.rounds + 1) * len(updates)
         assert rows.snapshot(form="diff").to_arrow()["_diff"].to_numpy().sum() == expected, "our rows are not all there"
         assert DeltaTable(table).to_pyarrow_table().num_rows == expected + len(columns), "the peer lacks rows"

@@ -69,7 +69,7 @@ def anytime(work: Workspace) -> list[Row]:
         for time, file in zip(as_of, files, strict=True):
             theirs = partial(pq.read_table, file)
             assert same_rows(ours(time), theirs(), ["id"]), f"our contents as of {time} are wrong"
-            taken = alternate([Side(partial(ours, time)), Side(theirs)], work.rounds)
+            taken = alternate([Side(partial(ours, time)), Side(theirs)], work.rounds, work.clock)
             mine.append(statistics.median(taken[0]))
             peer.append(statistics.median(taken[1]))
         measure = f"snapshot at {len(as_of)} random times, {SET}, whole history kept"
@@ -113,7 +113,7 @@ def versions(work: Workspace) -> list[Row]:
             "> 1x",
             Side(ours, units=units),
             [Side(theirs, "deltalake", units=units)],
-        ).run(work.rounds, work.memory_of)
+        ).run(work.rounds, work.memory_of, work.clock)
     mine, peer = bytes_of(Path(location)), bytes_of(table, besides="_change_data")
     space = Row(
         f"space, {SET}, whole history kept",
@@ -153,7 +153,11 @@ def feed(work: Workspace) -> list[Row]:
         work.explain(measure, rows.changes(lower, upper))
         job = Job(read_changes, [location, lower, upper])
         peer = [Side(theirs, "deltalake")]
-        return [Measure(measure, "deltalake load_cdf", ">= 3x", Side(ours), peer, job).run(work.rounds, work.memory_of)]
+        return [
+            Measure(measure, "deltalake load_cdf", ">= 3x", Side(ours), peer, job).run(
+                work.rounds, work.memory_of, work.clock
+            )
+        ]
 
 
 def _with_diffs(changes: pa.Table) -> pa.Table:

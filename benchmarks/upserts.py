@@ -107,7 +107,7 @@ def _merge(work: Workspace, count: int, size: int, reach: str, *, is_first: bool
         theirs = (lambda: both.merge(DeltaTable(both.theirs))) if is_first else (lambda: both.merge(table))
         name = f"upsert of {size:,} into {count:,}, {how}"
         row = Measure(name, "deltalake merge", reach, Side(ours), [Side(theirs, "deltalake")]).run(
-            work.rounds, work.memory_of
+            work.rounds, work.memory_of, work.clock
         )
     both.check()
     return row
@@ -157,7 +157,7 @@ def _policies(work: Workspace, count: int) -> list[Row]:
         name = f"append and seal of {size:,} events, resolved in the background"
         found.append(
             Measure(name, "plain write", ">= 0.9x", Side(ours), [Side(theirs, "plain write")]).run(
-                work.rounds, work.memory_of
+                work.rounds, work.memory_of, work.clock
             )
         )
     with (
@@ -173,5 +173,7 @@ def _policies(work: Workspace, count: int) -> list[Row]:
         name = f"snapshot of {count:,} with {size:,} superseded and unresolved"
         sides = [Side(lambda: done.snapshot().to_arrow(), "resolved")]
         mine = Side(lambda: left.snapshot().to_arrow())
-        found.append(Measure(name, "the same, resolved", ">= 0.5x", mine, sides).run(work.rounds, work.memory_of))
+        found.append(
+            Measure(name, "the same, resolved", ">= 0.5x", mine, sides).run(work.rounds, work.memory_of, work.clock)
+        )
     return found

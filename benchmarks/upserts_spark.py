@@ -8,7 +8,6 @@ CPU time is of this process, the JVM and Spark's Python workers together. Told i
 """
 
 import argparse
-import os
 import shutil
 import time
 from collections.abc import Callable
@@ -23,31 +22,13 @@ from pyspark.sql import functions as F
 
 import persist
 import persist.spark
+from benchmarks.harness import tree_cpu_s
 from benchmarks.ours import QUIET
 from benchmarks.spark import session
 from benchmarks.upserts import _batches, _made
 from benchmarks.upserts_cpu import folder
 
-TICKS = os.sysconf("SC_CLK_TCK")
 Taken = tuple[float, float]  # CPU and wall seconds.
-
-
-def tree_cpu_s() -> float:
-    """Return the CPU seconds of this process and its descendants, those that have ended among them."""
-    parents: dict[int, int] = {}
-    ticks: dict[int, int] = {}
-    for each in Path("/proc").iterdir():
-        if each.name.isdigit():
-            try:
-                fields = (each / "stat").read_text().rpartition(")")[2].split()
-            except OSError:
-                continue  # It has ended meanwhile.
-            parents[int(each.name)] = int(fields[1])
-            ticks[int(each.name)] = sum(map(int, fields[11:15]))
-    ours = {os.getpid()}
-    while more := {pid for pid, parent in parents.items() if parent in ours} - ours:
-        ours |= more
-    return sum(ticks[pid] for pid in ours) / TICKS
 
 
 def taken(do: Callable[[], object]) -> Taken:

@@ -5,6 +5,7 @@ minutes for a long history. Our collections are always made anew: they are what 
 """
 
 import shutil
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ import pyarrow.parquet as pq
 import persist
 from benchmarks import targets
 from benchmarks.datasets import DataSet, data_set
-from benchmarks.harness import Job, megabytes, peak_memory
+from benchmarks.harness import Job, megabytes, peak_memory, tree_cpu_s
 from benchmarks.histories import Batch
 from benchmarks.ours import COLLECTION, FRUGAL, QUIET, write_collection
 
@@ -29,11 +30,17 @@ class Workspace:
         rounds: how often to measure.
         explained: what `explain()` says of each read that was measured, by measure.
         bytes_written: what was sent to the store while a set was written and maintained, by the name of the set.
+        clock: what times are taken by: the wall, or the CPU time of this process and all its threads.
+        tree_clock: the same for sides that use other processes, and count these.
     """
 
-    def __init__(self, folder: Path, kept: Path, scale: float, rounds: int, memory: bool = True) -> None:
+    def __init__(
+        self, folder: Path, kept: Path, scale: float, rounds: int, memory: bool = True, *, cpu: bool = False
+    ) -> None:
         """folder is for this run only; what is in kept can be used again. Without memory, that is not measured."""
         self._memory = memory
+        self.clock: Callable[[], float] = time.process_time if cpu else time.perf_counter
+        self.tree_clock: Callable[[], float] = tree_cpu_s if cpu else time.perf_counter
         self.folder, self._kept = folder, kept / f"peers-{scale:g}"
         self.scale, self.rounds = scale, rounds
         self._sets: dict[str, DataSet] = {}
