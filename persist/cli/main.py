@@ -19,6 +19,7 @@ def entry() -> None:
     # Listing ten thousand collections makes millions of objects and hardly a circle: look for circles less often.
     gc.set_threshold(100_000, 20, 20)
     _open_streams()
+    _choose_allocator()
     from persist.cli.command import INTERRUPTED, close_output
     from persist.cli.dispatch import run
 
@@ -52,3 +53,13 @@ def _open_streams() -> None:
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115 It stays open as long as the process lives.
+
+
+def _choose_allocator() -> None:
+    """Let Arrow use jemalloc, unless somebody has chosen: of what was freed, it keeps least (docs/performance.md).
+
+    Here alone, because the process is the command's own. Arrow looks at the variable when it is loaded, which is later;
+    its builds for Linux with glibc have jemalloc, and others may not.
+    """
+    if sys.platform == "linux" and "CS_GNU_LIBC_VERSION" in os.confstr_names and os.confstr("CS_GNU_LIBC_VERSION"):
+        os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "jemalloc")

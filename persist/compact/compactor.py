@@ -15,6 +15,7 @@ import msgspec
 from persist.blob import Indeterminate, MissingBlob
 from persist.codecs import TIME_MAX, DiffOverflow, Part, ordered_keys
 from persist.compact.keyframe_sharing import WHOLE_FRACTION, keyframe_pieces
+from persist.compact.memory import LARGE_BYTES, give_back
 from persist.compact.planner import Forget, MakeKeyframe, MergeRuns, Thin, Work, next_work
 from persist.compact.report import CompactionReport, with_read, with_written
 from persist.compact.rewriter import MadeRun, PartMaker, Rewrite, RunPiece
@@ -95,6 +96,8 @@ class Compactor:
                 except DiffOverflow as error:
                     failed[work] = error
                 done(1)
+        if report.bytes_read >= LARGE_BYTES:
+            give_back()
         if failed:
             raise next(iter(failed.values()))
         return report

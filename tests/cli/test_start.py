@@ -1,5 +1,6 @@
 """The command line says at once what it can do: nothing that takes long is loaded for that."""
 
+import os
 import signal
 import subprocess
 import sys
@@ -39,6 +40,25 @@ def test_a_listing_loads_no_table_engine_and_no_screen() -> None:
     with tempfile.TemporaryDirectory() as folder:
         done = subprocess.run([sys.executable, "-c", code, folder], capture_output=True, text=True, check=True)
     assert set(done.stderr.split()) & {"pandas", "duckdb", "boto3", "rich", "starlette", "pyspark", "http"} == set()
+
+
+@pytest.mark.skipif(sys.platform != "linux" or not os.confstr("CS_GNU_LIBC_VERSION"), reason="elsewhere, Arrow chooses")
+@pytest.mark.parametrize(("given", "used"), [(None, "jemalloc"), ("system", "system")])
+def test_a_command_lets_arrow_use_the_allocator_that_keeps_least_unless_told(given: str | None, used: str) -> None:
+    code = """if True:
+        import sys
+        from persist.cli.main import entry
+        sys.argv = ["persist", "ls", "memory://empty"]
+        try:
+            entry()
+        except SystemExit:
+            import pyarrow
+            print(pyarrow.default_memory_pool().backend_name)
+    """
+    others = {name: value for name, value in os.environ.items() if name != "ARROW_DEFAULT_MEMORY_POOL"}
+    chosen = {} if given is None else {"ARROW_DEFAULT_MEMORY_POOL": given}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=others | chosen)
+    assert done.stdout.split()[-1:] == [used]
 
 
 def test_completion_can_be_installed() -> None:
