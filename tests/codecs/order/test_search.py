@@ -1,4 +1,4 @@
-"""Sorted keys are searched in two ways, packed and one by one, and both find what a plain comparison does."""
+"""Sorted keys are searched packed, with a table of buckets, and one by one: each finds what a plain comparison does."""
 
 from typing import Any
 
@@ -8,6 +8,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import example, given, settings
 
+import persist.codecs.order.buckets
 import persist.codecs.order.search
 from persist.codecs import consolidate
 from persist.codecs.order.search import SortedKeys
@@ -41,14 +42,14 @@ def table(types: Types, keys: Keys, *, distinct: bool) -> pa.Table:
 
 
 @settings(max_examples=examples(300))
-@given(keys_and_wanted(), st.sampled_from([(0, 0), (64, 1000)]))
-@example(((pa.string(),), [("a",), ("a\0",), ("a\0\0",), ("",), (None,)], [("a",), ("a\0",), (None,)]), (0, 0))
-@example(((pa.string(),), [("abcdefgh",)], [("abcdefgh",), ("abcdefghi",), ("abcdefgh\0",), ("abcdefg",)]), (0, 0))
-@example(((pa.binary(), pa.bool_()), [(b"\xff" * 8, False), (b"\xff" * 9, None)], [(b"\xff" * 9, None)]), (0, 0))
-@example(((pa.int64(),), [(1,), (1,), (2,), (2,), (2,), (None,), (None,)], [(2,), (None,), (7,)]), (0, 0))
-@example(((pa.float64(),), [(float("nan"),), (-0.0,), (-1.5,), (float("inf"),)], [(float("nan"),), (0.0,)]), (0, 0))
-@example(((pa.string(),), [("x" * 300,), ("x" * 301,)], [("x" * 301,), ("y",)]), (0, 0))
-def test_rows_with_a_wanted_key_are_found(given: tuple[Types, Keys, Keys], searching: tuple[int, int]) -> None:
+@given(keys_and_wanted(), st.sampled_from([(0, 0, 128), (64, 1000, 128), (0, 0, 2)]))
+@example(((pa.string(),), [("a",), ("a\0",), ("a\0\0",), ("",), (None,)], [("a",), ("a\0",), (None,)]), (0, 0, 2))
+@example(((pa.string(),), [("abcdefgh",)], [("abcdefgh",), ("abcdefghi",), ("abcdefgh\0",), ("abcdefg",)]), (0, 0, 2))
+@example(((pa.binary(), pa.bool_()), [(b"\xff" * 8, False), (b"\xff" * 9, None)], [(b"\xff" * 9, None)]), (0, 0, 2))
+@example(((pa.int64(),), [(1,), (1,), (2,), (2,), (2,), (None,), (None,)], [(2,), (None,), (7,)]), (0, 0, 2))
+@example(((pa.float64(),), [(float("nan"),), (-0.0,), (-1.5,), (float("inf"),)], [(float("nan"),), (0.0,)]), (0, 0, 2))
+@example(((pa.string(),), [("x" * 300,), ("x" * 301,)], [("x" * 301,), ("y",)]), (0, 0, 2))
+def test_rows_with_a_wanted_key_are_found(given: tuple[Types, Keys, Keys], searching: tuple[int, int, int]) -> None:
     types, keys, wanted = given
     here, there = table(types, keys, distinct=False), table(types, wanted, distinct=True)
     names = here.column_names
@@ -57,6 +58,9 @@ def test_rows_with_a_wanted_key_are_found(given: tuple[Types, Keys, Keys], searc
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(persist.codecs.order.search, "FEW_KEYS", searching[0])
         patch.setattr(persist.codecs.order.search, "ROWS_PER_SEARCH", searching[1])
+        patch.setattr(persist.codecs.order.search, "MANY_KEYS", searching[2])
+        patch.setattr(persist.codecs.order.search, "ROWS_PER_PLACE", 1000)
+        patch.setattr(persist.codecs.order.buckets, "ROWS_MIN", 2)
         assert SortedKeys(here).find(SortedKeys(there)).tolist() == expected
 
 
