@@ -20,7 +20,9 @@ import pyarrow as pa
 import persist
 from benchmarks.harness import Row, duration
 from benchmarks.workspace import Workspace
+from persist.blob.url import open_blob
 from persist.codecs import CollectionSchema, decode_part, encode_parts, to_updates
+from persist.log.keys import record_key
 from tests.servers.fixtures import make_bucket, options_of, running_moto
 
 KEY, VALUE = {"k": pa.int64()}, {"a": pa.int64(), "b": pa.string()}
@@ -88,6 +90,7 @@ def _seen(work: Workspace) -> Iterator[Row]:
         options = options_of(endpoint)
         location = f"s3://{make_bucket(options)}/told"
         yield Row(f"{told}, on S3 (moto)", "-", "<= 15 ms", _spread(_delays(location, True, options)))
+        yield Row("of that, one GET, as moto answers in the same run", "-", "-", _spread(_gets(location, options)))
 
 
 def _delays(location: str, is_told: bool, options: dict[str, Any] | None = None) -> list[float]:
@@ -108,6 +111,17 @@ def _delays(location: str, is_told: bool, options: dict[str, Any] | None = None)
                 sealed = time.time()
                 taken.append(float(child.stdout.readline()) - sealed)
             source.seal(persist.Antichain()).result()
+    return taken
+
+
+def _gets(location: str, options: dict[str, Any]) -> list[float]:
+    """Return the seconds of GETs of a record, one at a time."""
+    taken, store = [], open_blob(location, options)
+    for _ in range(STEPS):
+        time.sleep(0.05)
+        began = time.perf_counter()
+        assert store.get(record_key(1)) is not None
+        taken.append(time.perf_counter() - began)
     return taken
 
 

@@ -1,5 +1,7 @@
 """A table of buckets gives the places that a binary search gives, and is made where numbers are spread evenly only."""
 
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 import pytest
@@ -21,10 +23,10 @@ def spread(kind: str, rows: int = 20_000) -> npt.NDArray[np.int64]:
 @pytest.mark.parametrize("kind", ["random", "repeated", "even"])
 @pytest.mark.parametrize("dtype", [np.int64, np.uint64])
 def test_places_are_those_of_a_binary_search(kind: str, dtype: type) -> None:
-    numbers = np.sort(spread(kind).astype(dtype))
+    numbers: Any = np.sort(spread(kind).astype(dtype))
     buckets = Buckets.of(numbers)
     assert buckets is not None
-    others = np.random.default_rng(4).integers(-(2**63), 2**63 - 1, 1000).astype(dtype)
+    others: Any = np.random.default_rng(4).integers(-(2**63), 2**63 - 1, 1000).astype(dtype)
     wanted = np.sort(np.concatenate([numbers[::7], numbers[1:] - dtype(1), others]))
     wanted = wanted[(wanted >= numbers[0]) & (wanted <= numbers[-1])]
     assert buckets.lower_bounds(wanted).tolist() == numbers.searchsorted(wanted).tolist()
