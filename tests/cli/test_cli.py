@@ -2,8 +2,10 @@
 
 import json
 import os
+import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pyarrow as pa
@@ -224,3 +226,19 @@ def test_storage_options_nested_too_deeply_are_one_line_and_are_not_shown(
         assert "does not hold a JSON object" in line
         assert "[[" not in line
         assert '"a"' not in line
+
+
+def test_a_store_that_takes_a_request_and_never_answers_is_given_up_after_the_timeout(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "x")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "y")
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        endpoint = f"endpoint_url=http://127.0.0.1:{silent.getsockname()[1]}"
+        began = time.monotonic()
+        status = main(
+            ["ls", "s3://b/p", "--timeout", "0.2", "--storage-option", endpoint, "--storage-option", "region=x"]
+        )
+    assert status == 4
+    assert time.monotonic() - began < 15  # An attempt alone would take 20 s.
+    assert "Check that the store is up and reachable" in capsys.readouterr().err
