@@ -12,6 +12,7 @@ from persist.codecs import Part
 from persist.collection import Collection
 from persist.engine import Engine
 from persist.engine.overwriting import delete_steps, overwrite_steps
+from persist.engine.telling import describe_step
 from persist.errors import InvalidUsage
 from persist.follow import Following
 from persist.log.records import AllowCompaction, Batch, SetHold
@@ -78,6 +79,11 @@ class MultiWrite:
         self._check(collection)
         frontier = collection.handle.frontier("since", since)
         self._add(collection, [AllowCompaction(collection.id, frontier.elements)])
+
+    def describe(self, collection: Collection, *, properties: Mapping[str, str | None]) -> None:
+        """Change properties of a collection in the commit, as `Collection.describe`; None removes one."""
+        self._check(collection)
+        self._add(collection, [describe_step(collection.handle, None, properties, None, None)])
 
     def ack(self, following: Following) -> None:
         """Add to the commit that everything `following` has given out is consumed, so that it will not come again.

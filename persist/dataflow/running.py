@@ -17,6 +17,7 @@ from persist.blob import InvalidUsage, Unavailable
 from persist.client import Client
 from persist.dataflow.draft import Draft
 from persist.dataflow.errors import SourceLost
+from persist.dataflow.fingerprint import fingerprint
 from persist.dataflow.graph import Builder
 from persist.dataflow.inputs import Gate, InputHandle
 from persist.dataflow.operators import Operator
@@ -155,6 +156,7 @@ class Running:
                 for each in self._graph.sinks
             ],
             self._graph.kept,
+            {each.collection: fingerprint(self.program.plan, each.collection) for each in self._graph.sinks},
             self._domain,
             replace=self._options.replace,
             jump=self._options.jump,

@@ -25,6 +25,7 @@ from persist.codecs import TIME_MAX, CollectionSchema, Part
 from persist.collection import Collection
 from persist.dataflow.batch import Layout, to_batch
 from persist.dataflow.errors import OutputConflict, SourceLost
+from persist.dataflow.fingerprint import PROPERTY
 from persist.dataflow.kept import KeptLinear
 from persist.dataflow.operators import SinkOperator
 from persist.dataflow.plan import Plan, has_inputs, sources_of
@@ -77,6 +78,7 @@ class Output:
         known: Collection | None,
         definition: tuple[int, int] | None,
         keeps: KeptLinear | None,
+        fingerprint: str | None,
         domain: Domain,
     ) -> None:
         self.collection = _made(client, sink) if known is None else known
@@ -84,6 +86,9 @@ class Output:
         self.waiting: list[Ints] = []
         self.definition = definition
         self.keeps = keeps
+        # What a view is computed by is its definition, and what is kept goes with the outputs.
+        self._fingerprint = fingerprint if definition is None and keeps is None else None
+        self._says = self.collection.properties.get(PROPERTY)
         self.corrects = False
         self.compares = False
         self.jumps_to: int | None = None
@@ -92,6 +97,20 @@ class Output:
         self._before: list[Ints] = []
         self._is_new = False
         self.begin(end_of(self.collection.upper))
+
+    @property
+    def has_changed(self) -> bool:
+        """Whether what the collection is computed by is known, and is another thing now."""
+        return None not in (self._says, self._fingerprint) and self._says != self._fingerprint
+
+    def describe(self, multi: MultiWrite) -> None:
+        """Say in a commit what the collection is computed by, unless it does."""
+        if self._fingerprint is not None and self._says != self._fingerprint:
+            multi.describe(self.collection, properties={PROPERTY: self._fingerprint})
+
+    def described(self) -> None:
+        """Remember that such a commit was made."""
+        self._says = self._fingerprint
 
     def restore(self, at: int) -> None:
         """Of a hidden collection: let the operator whose output it keeps go on from a time, if it was kept till then.
@@ -298,6 +317,7 @@ class Outputs:
     Args:
         sinks: with the collection of each, if it is there already and is not to be made, and its definition (see
             `Draft.definition`).
+        fingerprints: of what each output is computed by (see `persist.dataflow.fingerprint`).
         replace: the program has changed: correct what its outputs hold.
         jump: go on at the latest time that the sources have sealed, and pass over the times before it.
 
@@ -312,6 +332,7 @@ class Outputs:
         program: str,
         sinks: Sequence[tuple[SinkOperator, Collection | None, tuple[int, int] | None]],
         kept: Mapping[str, KeptLinear],
+        fingerprints: Mapping[str, str],
         domain: Domain,
         *,
         replace: bool,
@@ -320,7 +341,9 @@ class Outputs:
         self._client = client
         self._program = program
         self.every = [
-            Output(client, sink, known, definition, kept.get(sink.collection), domain)
+            Output(
+                client, sink, known, definition, kept.get(sink.collection), fingerprints.get(sink.collection), domain
+            )
             for sink, known, definition in sinks
         ]
         for each in self.every:
@@ -367,7 +390,9 @@ class Outputs:
             # Holds that are there already are of a view that was made then, or of an attempt that wrote nothing.
             held = [time for each in sources if (time := each.held_at()) is not None]
             begin = max(0, *sinces, min(held, default=min(*uppers, TIME_MAX) - 1))
-        self.goes_on_from = None if resume_at is None or self._replays else begin
+        # What is to be compared or corrected is computed, and not taken from what is there.
+        is_trusted = not any(each.compares or each.corrects for each in self.every)
+        self.goes_on_from = begin if resume_at is not None and not self._replays and is_trusted else None
         for output in self.every:
             output.begin_readable(begin)
             if resume_at is not None and not self._replays:
@@ -378,11 +403,13 @@ class Outputs:
         """Return whether it cannot be told that a sealed output was written by this program, from what it reads now.
 
         The program's hold on a source is the sign of it: it goes with the source, and with `Program.drop`. What was
-        given to inputs in memory is not kept at all.
+        given to inputs in memory is not kept at all. The fingerprint says whether the program has changed.
         """
         known = output.corrects or output.keeps is not None or output.definition is not None
         if known or not 0 < output.upper < NEVER or self._replays:
             return False
+        if output.has_changed:
+            return True
         names = sources_of(plan, output.collection.name)
         held = [each.held_at() for each in self._sources if each.operator.collection in names]
         return has_inputs(plan, output.collection.name) or (bool(held) and None in held)
@@ -457,10 +484,19 @@ class Outputs:
 
         Raises:
             UpperMismatch, UpdatesBeyondUpper, HoldMoved, ViewRedefined: somebody came between; nothing was written.
+            OutputConflict: an output was computed in another way before, or it cannot be told; nothing was written.
         """
         due = [each for each in self.every if until > each.upper]
         if not due:
             return None
+        for each in due:
+            if each.compares:
+                raise OutputConflict(
+                    each.collection.name,
+                    "it cannot be told that this program has written what it holds, and a step on Spark does not "
+                    "compare. Open the program once with program.open(client), which compares, or corrects the output "
+                    "with replace=True",
+                )
         for each in due:
             each.sealed_to = until
         durable = self._durable()
@@ -470,12 +506,14 @@ class Outputs:
                     multi.expect_definition(each.collection, each.definition[0])
                 multi.expect_upper(each.collection, Upper(each.upper), alone=True)
                 multi.add_parts(each.collection, parts.get(each.sink.collection, ()), keep=True)
+                each.describe(multi)
                 multi.seal(each.collection, Upper() if until >= NEVER else Upper(until))
             self._move_holds(multi, durable)
         for source in self._sources:
             source.named_moved(durable)
         for each in due:
             each.upper = until
+            each.described()
         return multi.seqno
 
     def _write(self) -> int | None:
@@ -492,6 +530,7 @@ class Outputs:
                 if updates.shape[1]:
                     multi.write(each.collection, each.table(updates))
                 multi.seal(each.collection, Upper() if each.sealed_to >= NEVER else Upper(each.sealed_to))
+                each.describe(multi)
                 if each.jumps_to is not None:
                     multi.allow_compaction(each.collection, each.jumps_to)
                 if each.keeps is not None and durable is not None and each.jumps_to is None:
@@ -501,6 +540,7 @@ class Outputs:
             source.named_moved(durable)
         for each in due:
             each.jumps_to = None
+            each.described()
             each.upper = each.sealed_to
             each.written(each.sealed_to)
         return multi.seqno

@@ -1,5 +1,7 @@
 """A program goes on with an output that is sealed only if it is what the program itself would have written."""
 
+import subprocess
+import sys
 from collections import Counter
 
 import pyarrow as pa
@@ -7,6 +9,7 @@ import pytest
 
 import persist
 from persist.dataflow import OutputConflict, Program, Running, col
+from persist.dataflow.fingerprint import fingerprint
 from tests.dataflow.ledger import rows_at
 
 K, V = {"k": pa.int64()}, {"v": pa.int64()}
@@ -111,3 +114,87 @@ def test_a_program_that_was_dropped_goes_on_if_it_is_the_same(client: persist.Cl
             with pytest.raises(OutputConflict, match="output 'sums'"):
                 running.step()
     assert client.load("sums").upper == persist.Antichain(2 if is_same else 1)
+
+
+def filtering(above: int, *, by_function: bool = False) -> Program:
+    program = Program("filtering")
+    source = program.source("numbers", schema={"k": pa.int64(), "v": pa.int64()})
+    kept = source.filter(lambda row: row.v > above) if by_function else source.filter(col("v") > above)
+    kept.persist("kept", key=["k"])
+    return program
+
+
+@pytest.mark.parametrize("by_function", [False, True])
+def test_a_program_that_was_changed_does_not_go_on_with_what_it_wrote_before(
+    client: persist.Client, by_function: bool
+) -> None:
+    source = numbers(client, 5, seal=1)
+    with filtering(3, by_function=by_function).open(client) as running:
+        running.run(until=0)
+    source.write([((2, 7), 1, 1)]).result()
+    source.seal(2).result()
+    with (
+        pytest.raises(OutputConflict, match=r"'kept'.*open it with replace=True"),
+        filtering(6, by_function=by_function).open(client) as running,
+    ):
+        running.run(until=1)
+    assert client.load("kept").upper == persist.Antichain(1)
+    with filtering(6, by_function=by_function).open(client, replace=True) as running:
+        running.run(until=1)
+    assert rows_at(client.load("kept"), 1) == Counter({(2, 7): 1})
+    with filtering(6, by_function=by_function).open(client) as running:
+        running.run(until=1)
+
+
+def test_a_changed_program_that_gives_the_same_goes_on_and_is_the_one_that_is_known(client: persist.Client) -> None:
+    source = numbers(client, 5, seal=1)
+    with filtering(3).open(client) as running:
+        running.run(until=0)
+    known = client.load("kept").properties
+    source.write([((2, 7), 1, 1)]).result()
+    source.seal(2).result()
+    with filtering(4).open(client) as running:
+        running.run(until=1)
+    kept = client.load("kept")
+    assert rows_at(kept, 1) == Counter({(1, 5): 1, (2, 7): 1})
+    assert known.keys() == kept.properties.keys() == {"persist.dataflow"}
+    assert known != kept.properties
+
+
+def test_a_program_that_is_built_again_in_another_process_has_the_same_fingerprint() -> None:
+    script = (
+        "from tests.dataflow.test_output_origin import filtering, summing\n"
+        "from persist.dataflow.fingerprint import fingerprint\n"
+        "print(fingerprint(filtering(3, by_function=True).plan, 'kept'), fingerprint(summing().plan, 'sums'))"
+    )
+    found = {
+        subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
+        for _ in range(2)
+    }
+    here = [
+        fingerprint(filtering(3, by_function=True).plan, "kept"),
+        fingerprint(summing().plan, "sums"),
+        fingerprint(summing(by=2).plan, "sums"),
+        fingerprint(filtering(4, by_function=True).plan, "kept"),
+    ]
+    assert found == {f"{here[0]} {here[1]}\n"}
+    assert len(set(here)) == 4
+
+
+def test_a_changed_program_takes_no_count_from_what_it_wrote_before(client: persist.Client) -> None:
+    def counted(above: int) -> Program:
+        program = Program("counted")
+        source = program.source("numbers", schema={"k": pa.int64(), "v": pa.int64()})
+        source.filter(col("v") > above).group_by("k").count("n").persist("counts", key=["k"])
+        return program
+
+    source = numbers(client, 5, seal=1)
+    with counted(3).open(client) as running:
+        running.run(until=0)
+    source.write([((1, 7), 1, 1)]).result()
+    source.seal(2).result()
+    with pytest.raises(OutputConflict, match="'counts'"), counted(6).open(client) as running:
+        running.run(until=1)
+    with counted(6).open(client, replace=True) as running:
+        running.run(until=1)
+    assert rows_at(client.load("counts"), 1) == Counter({(1, 1): 1})
