@@ -9,14 +9,16 @@ import importlib
 import sys
 from typing import Any
 
-KINDS = ("nemesis", "crash", "races", "upsert", "corruption", "fuzz")
+KINDS = ("nemesis", "crash", "races", "upsert", "corruption", "fuzz", "sql")
 
 
 def main(arguments: list[str]) -> int:
     """Run what arguments ask for; return 1 if a promise was broken."""
     chosen = arguments[0] if arguments else "--help"
     parser = argparse.ArgumentParser(prog="scripts/soak", description="Run a kind of test for long.")
-    kinds = parser.add_subparsers(dest="kind", required=True, metavar="nemesis|crash|races|upsert|corruption|fuzz|all")
+    kinds = parser.add_subparsers(
+        dest="kind", required=True, metavar="nemesis|crash|races|upsert|corruption|fuzz|sql|all"
+    )
     # Only what is run is imported, because a kind may need what the others do not.
     for kind in KINDS:
         chosen_parser = kinds.add_parser(kind)
