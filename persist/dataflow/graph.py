@@ -77,6 +77,7 @@ from persist.dataflow.reduce import PartialReduce, ReduceOperator, TotalReduce
 from persist.dataflow.resume import Counts, counts_of
 from persist.dataflow.spine import Allocate
 from persist.dataflow.stages import Map, ident, move_times, through
+from persist.dataflow.statistics import Statistics, of_input
 from persist.dataflow.taps import Captured, Probed
 from persist.dataflow.windows import windows
 from persist.dataflow.words import Domain
@@ -129,6 +130,7 @@ class Builder:
         probes: dict[int, Probed],
         allocate: Allocate,
         kept: Mapping[int, str] = MappingProxyType({}),
+        known: Mapping[int, Statistics] = MappingProxyType({}),
     ) -> None:
         self.plan = plan
         self.domain = domain
@@ -137,6 +139,7 @@ class Builder:
         self._probes = probes
         self._allocate = allocate
         self._kept = kept
+        self._known = known
         self._made: dict[int, Operator] = {}
         self._loops: dict[int, Loop] = {}
         self._under_way: set[int] = set()
@@ -317,7 +320,13 @@ class Builder:
         def arrangement(number: int, keys: tuple[str, ...], values: tuple[str, ...]) -> Arrangement:
             return self.arrangement(node, node.inputs[number], join.before[number], keys, values, operators)
 
-        paths = JoinPaths(schemas, join.on, columns.names, arrangement).paths()
+        known = [of_input(self.plan, self._known, *each) for each in zip(node.inputs, join.before, strict=True)]
+
+        def partners(number: int, keys: tuple[str, ...]) -> float | None:
+            found = known[number]
+            return None if found is None else found.partners(keys)
+
+        paths = JoinPaths(schemas, join.on, columns.names, arrangement, partners).paths()
         shape = compiled(join.after, columns, node.schema.names, self.domain, node.title)
         inputs = [each.start for each in paths]
         depth = self.plan.scopes[node.scope].depth

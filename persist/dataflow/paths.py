@@ -1,7 +1,8 @@
 """How a change of one input of a join finds its partners: which input is looked up when, and by what.
 
 Columns that must be equal form a class, and a partial result holds one word for each class it knows. From the inputs
-that are not in it yet, the one is looked up next of which most columns are known; its key are these columns. So every
+that are not in it yet, of which some column is known, the one is looked up next of which fewest partners are expected,
+or, where nothing is known of their sizes, the one of which most columns are known; its key are these columns. So every
 look-up is in an arrangement of an input itself, whatever the order, and nothing intermediate is kept.
 """
 
@@ -13,6 +14,7 @@ from persist.dataflow.arrange import Arrangement
 from persist.dataflow.join import Path, Step
 
 Place = tuple[int, str]  # A column of an input.
+Partners = Callable[[int, tuple[str, ...]], float | None]
 Arranged = Callable[[int, tuple[str, ...], tuple[str, ...]], Arrangement]
 
 
@@ -24,6 +26,7 @@ class JoinPaths:
         on: for the second and each later input, pairs (column of the result so far, column of it).
         outputs: the columns of the result.
         arranged: returns the arrangement of an input by key columns, with other columns as its value.
+        partners: returns about how many records of an input have the same values of some columns; None if unknown.
     """
 
     def __init__(
@@ -32,8 +35,10 @@ class JoinPaths:
         on: Sequence[Sequence[tuple[str, str]]],
         outputs: Sequence[str],
         arranged: Arranged,
+        partners: Partners = lambda number, columns: None,
     ) -> None:
         self._schemas = schemas
+        self._partners = partners
         self._arranged = arranged
         self._class: dict[Place, Place] = {(0, name): (0, name) for name in schemas[0].names}
         named = {name: (0, name) for name in schemas[0].names}
@@ -61,11 +66,16 @@ class JoinPaths:
         found = []
         while left:
             keys = {number: tuple(sorted(self._known(number, known))) for number in left}
-            best = max(left, key=lambda number: len(keys[number]))
+            best = min(left, key=lambda number: self._cost(number, keys[number]))
             found.append((best, keys[best]))
             known |= {self._class[best, name] for name in self._schemas[best].names}
             left.remove(best)
         return found
+
+    def _cost(self, number: int, keys: tuple[str, ...]) -> tuple[bool, float, int]:
+        """Return what is the less the sooner an input is to be looked up."""
+        partners = self._partners(number, keys)
+        return not keys, float("inf") if partners is None else partners, -len(keys)
 
     def _known(self, number: int, known: set[Place]) -> list[str]:
         return [name for name in self._schemas[number].names if self._class[number, name] in known]

@@ -28,6 +28,7 @@ from persist.dataflow.resume import resumed
 from persist.dataflow.sinks import Outputs
 from persist.dataflow.sources import SourceReader
 from persist.dataflow.spill import Spill
+from persist.dataflow.statistics import Statistics, statistics_of
 from persist.dataflow.timed import kept_apart
 from persist.dataflow.times import Antichain, Time, as_given, meet_of
 from persist.dataflow.words import Domain
@@ -103,7 +104,14 @@ class Running:
         plan: as it is run.
     """
 
-    def __init__(self, program: Draft, client: Client | None, options: Options) -> None:
+    def __init__(
+        self,
+        program: Draft,
+        client: Client | None,
+        options: Options,
+        known: Mapping[int, Statistics] | None = None,
+    ) -> None:
+        """Open a program; known is what to take inputs and sources for, in place of what collections tell."""
         self.program = program
         self.plan: Plan = optimised(program.plan) if options.optimise else program.plan.without_unused()
         self._options = options
@@ -114,7 +122,8 @@ class Running:
         self._domain = Domain()
         self._spill = Spill(options.memory_budget, options.spill_folder)
         kept = {each: name for each in kept_apart(self.plan) if (name := program.kept(each)) is not None}
-        builder = Builder(self.plan, self._domain, program.captures, program.probes, self._spill.allocate, kept)
+        known = statistics_of(client, self.plan) if known is None else known
+        builder = Builder(self.plan, self._domain, program.captures, program.probes, self._spill.allocate, kept, known)
         self._graph = builder.build()
         self._words = _Sweep(self._domain, self._live)
         self._gates: dict[int, Gate] = {}
