@@ -118,6 +118,11 @@ class View(Collection):
             self.handle = self.handle.newest()
             self.schema = self.handle.schema
 
+    @property
+    def is_open(self) -> bool:
+        """Whether this handle keeps in memory what refreshes need, so that the next one reads what is new only."""
+        return self._running is not None
+
     def program(self) -> Program:
         """Return the program that a refresh runs: of the view and of the views that it reads."""
         return self._program()

@@ -4,10 +4,12 @@ It begins like an embedded one: the program is open, so its holds keep what is r
 output is to be written. Nothing here needs a session, and no task needs what is not in here.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
+
+import pyarrow as pa
 
 from persist.codecs import TIME_MAX, Part
 from persist.codecs.types.schema import TIME
@@ -17,12 +19,15 @@ from persist.dataflow.program import Program
 from persist.dataflow.running import Running
 from persist.dataflow.sinks import NEVER, Output, Outputs, end_of
 from persist.dataflow.stages import Delay, Negate
-from persist.read.scan import Scan
 from persist.sink.uploads import Target
 from persist.source.address import CollectionAddress
-from persist.spark.read.slicing import count_for
+from persist.spark.step.needs import NOTHING, before, known_only, levels_of, needs_of
+from persist.spark.step.reading import Reading
 from persist.spark.step.stages import StagePlan, cut
-from persist.spark.step.tasks import SourceSlices, StageTask, Written
+from persist.spark.step.tasks import StageTask, Written
+from persist.spark.step.touched import Condition, TouchedKeys
+
+Blocks: TypeAlias = "Iterable[tuple[int, bytes]]"  # Exchanges, and tables in Arrow's form for streams.
 
 
 @dataclass(frozen=True)
@@ -39,9 +44,8 @@ class StepPlan:
 
     Attributes:
         until: the time before which outputs will be complete.
+        as_of: the time as of which the past is; what comes after it is new.
         stages: each after those that it reads from.
-        bytes: what has to be read, decoded, by an estimate.
-        changed: how many updates there are after what the outputs hold.
     """
 
     def __init__(self, program: Program, running: Running, place: Place) -> None:
@@ -50,17 +54,17 @@ class StepPlan:
         self._place = place
         self._readers = {each.operator.collection: each for each in running.sources}
         self.until = min((end_of(each.collection.upper) for each in running.sources), default=NEVER)
+        self.as_of = min((each.as_of for each in running.sources), default=-1)
         self._own: dict[int, tuple[Output, int]] = {}  # Sources that are what an output held before.
         self.stages = cut(self._corrected(program.plan.without_unused()))
         self._open = ExitStack()
-        self._slices: dict[int, SourceSlices] = {}
-        self.bytes = self.changed = 0
+        self._readings: dict[int, Reading] = {}  # By stage.
 
     def __enter__(self) -> "StepPlan":
         try:
             for each in self.stages:
                 if each.source is not None:
-                    self._slices[each.number] = self._sliced(each.source)
+                    self._readings[each.number] = self._reading(each.source)
         except BaseException:
             self._open.close()
             raise
@@ -68,6 +72,21 @@ class StepPlan:
 
     def __exit__(self, *_: object) -> None:
         self._open.close()
+
+    @property
+    def bytes(self) -> int:
+        """What there is to be read, decoded, by an estimate: all that the sources hold, and what is new."""
+        return sum(each.contents_bytes + each.changes_bytes for each in self._readings.values())
+
+    @property
+    def changed_bytes(self) -> int:
+        """What is new of that."""
+        return sum(each.changes_bytes for each in self._readings.values())
+
+    @property
+    def changed(self) -> int:
+        """At most how many updates there are after what the outputs hold."""
+        return sum(each.changed for each in self._readings.values())
 
     @property
     def is_due(self) -> bool:
@@ -79,17 +98,98 @@ class StepPlan:
         """Whether nothing comes of it but a seal: nothing has changed, and no output begins or switches."""
         return not self.changed and all(each.upper > 0 and not each.corrects for each in self._outputs.every)
 
-    def tasks(self, partitions: int) -> list[StageTask]:
+    def why_everything(self) -> str | None:
+        """Say why a step needs all of what its sources hold; None if what touched keys hold is enough."""
+        if any(each.upper == 0 for each in self._outputs.every):
+            return "an output begins"
+        if any(each.corrects for each in self._outputs.every):
+            return "an output switches its definition"
+        needs = needs_of(self.stages)
+        given = [each.node for stage in self.stages if stage.source is not None for each in stage.gives]
+        if given and all(needs.get(number, NOTHING) is None for number in given):
+            return "what changes does not tell what is needed of the inputs"
+        return None
+
+    def levels(self) -> list[tuple[int, list[int]]]:
+        """Return the stages whose touched keys are of use, by how many changes of key lie before them.
+
+        Those of a level are found together, by a `wave`, when those of the levels before are known.
+        """
+        levels, wanted = levels_of(self.stages), self._wanted()
+        found = []
+        for level in range(1, 1 + max(levels.values(), default=0)):
+            own = [each for each in self.stages if levels[each.number] == level and _is_by_key(each)]
+            numbers = [each.number for each in own if level == 1 or each.number in wanted]
+            if numbers:
+                found.append((level, numbers))
+        return found
+
+    def wave(self, wanted: Sequence[int], known: Mapping[int, TouchedKeys], partitions: int) -> list[StageTask]:
+        """Return what tasks do to find the touched keys of some stages; the blocks that are asked for are these."""
+        stages = before(self.stages, wanted)
+        asked = frozenset(each.number for stage in self.stages if stage.number in wanted for each in stage.reads)
+        tasks, _ = self._tasks(stages, partitions, known, {})
+        return [replace(each, asked=asked) for each in tasks]
+
+    def touched(self, wanted: Sequence[int], blocks: Blocks) -> dict[int, TouchedKeys]:
+        """Return the touched keys of stages, made of the blocks that a wave gave, each with its exchange."""
+        to = {each.number: stage.number for stage in self.stages for each in stage.reads}
+        tables: dict[int, list[pa.Table]] = {number: [] for number in wanted}
+        for exchange, block in blocks:
+            tables[to[exchange]].append(pa.ipc.open_stream(block).read_all())
+        return {number: TouchedKeys(tuple(found)) for number, found in tables.items()}
+
+    def tasks(self, partitions: int, known: Mapping[int, TouchedKeys] | None = None) -> list[StageTask]:
         """Return what the tasks of each stage do.
 
         Args:
             partitions: how many tasks a keyed stage has.
+            known: touched keys: what they do not hold is not read, as far as that can be told. None to read all.
         """
         written = {
             each.sink.collection: Written(self._target(each), each.done, each.upper == 0)
             for each in self._outputs.every
         }
-        return [StageTask(each, partitions, written, self._slices.get(each.number)) for each in self.stages]
+        return self._tasks(self.stages, partitions, known, written)[0]
+
+    def needed_bytes(self, known: Mapping[int, TouchedKeys]) -> int:
+        """Return about what a step reads, decoded, if these touched keys are known."""
+        return self._tasks(self.stages, 1, known, {})[1]
+
+    def _tasks(
+        self,
+        stages: Sequence[StagePlan],
+        partitions: int,
+        known: Mapping[int, TouchedKeys] | None,
+        written: Mapping[str, Written],
+    ) -> tuple[list[StageTask], int]:
+        needs = {} if known is None else needs_of(stages)
+        tasks, size = [], 0
+        for stage in stages:
+            slices = None
+            if stage.source is not None:
+                reading = self._readings[stage.number]
+                need = None if known is None else known_only(needs.get(stage.source.number, NOTHING), known.keys())
+                slices, own = reading.sliced(need, known or {}, self._place.parallel)
+                size += own
+            needed = {
+                each.number: condition
+                for each in stage.gives
+                if known is not None
+                and (condition := Condition.of(known_only(needs.get(each.node, NOTHING), known.keys()), known))
+            }
+            tasks.append(StageTask(stage, partitions, written, slices, self.as_of, needed))
+        return tasks, size
+
+    def _wanted(self) -> set[int]:
+        """Return the stages whose touched keys say which part of some source is needed."""
+        needs = needs_of(self.stages)
+        found = set[int]()
+        for number in self._readings:
+            [source] = [each.source for each in self.stages if each.number == number]
+            need = needs.get(source.number, NOTHING) if source is not None else None
+            found |= {each.stage for each in need or ()}
+        return found
 
     def commit(self, stored: Mapping[str, Sequence[Part]]) -> int | None:
         """Commit what tasks have stored as one record, and return its seqno; if that is refused, delete it.
@@ -131,7 +231,7 @@ class StepPlan:
             plan.change(sink.number, inputs=(both.number,))
         return plan
 
-    def _sliced(self, source: Node) -> SourceSlices:
+    def _reading(self, source: Node) -> Reading:
         assert isinstance(source.operator, Source)
         columns = list(source.schema.names)
         if source.number in self._own:
@@ -143,18 +243,17 @@ class StepPlan:
         version = collection.handle.schema.version
         snapshot = collection.snapshot(as_of, columns=columns, form="diff", schema=version)
         self._open.callback(snapshot.close)
-        slices = [(each, False) for each in self._cut(snapshot.scan)]
+        changes = None
         if end > as_of + 1:
-            changes = collection.changes(as_of + 1, min(end, TIME_MAX + 1), columns=columns, schema=version)
-            self._open.callback(changes.close)
-            self.changed += sum(part.rows for part in changes.scan.all_parts)
-            slices += [(each, True) for each in self._cut(changes.scan)]
+            found = collection.changes(as_of + 1, min(end, TIME_MAX + 1), columns=columns, schema=version)
+            self._open.callback(found.close)
+            changes = found.scan
         address = CollectionAddress(self._place.location, self._place.storage, collection.name)
-        return SourceSlices(address, slices, as_of, source.schema)
+        return Reading(address, collection, snapshot.scan, changes, as_of, source.schema)
 
-    def _cut(self, scan: Scan) -> list[Scan]:
-        self.bytes += scan.memory
-        return scan.slices(count_for(scan, self._place.parallel))
+
+def _is_by_key(stage: StagePlan) -> bool:
+    return bool(stage.reads) and all(each.keys for each in stage.reads)
 
 
 def _line(stage: StagePlan) -> str:

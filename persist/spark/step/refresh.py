@@ -1,8 +1,8 @@
 """`persist.spark.refresh`: a view, or a program, brought up to date by the tasks of a Spark session, or embedded.
 
-Both ways give the same updates. The embedded one keeps what it needs in memory, and reads only what is new in its next
-step; it is the faster one as long as what it reads fits one machine. On Spark each step reads what it needs again, and
-no task holds more than its share.
+All ways give the same updates. The embedded one keeps what it needs in memory, and reads only what is new in its next
+step; it is the faster one as long as what it reads fits one machine. On Spark each step looks up what touched keys hold
+(`needs.py`), or reads everything again, and no task holds more than its share. `choosing.py` says which way is taken.
 
 A step on Spark begins like the embedded one, with the same holds, and at the same time. The tasks of each stage
 (`stages.py`) store parts, and one record commits all outputs. If somebody else came between, it is refused as a whole,
@@ -12,30 +12,34 @@ what was stored is deleted, and the step is computed again from where the output
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import reduce
-from typing import Any, Literal, get_args
+from typing import Any, Literal, TypeAlias, get_args
 
-import msgspec
 from pyspark.errors import PySparkException
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import SparkSession
 
 from persist.client import Client
-from persist.codecs import TIME_MAX, Part
+from persist.codecs import TIME_MAX
+from persist.dataflow.errors import OperatorFailed
 from persist.dataflow.plan import Source
 from persist.dataflow.program import Program
 from persist.errors import AsOfCompacted, HoldMoved, InvalidUsage, UpdatesBeyondUpper, UpperMismatch, ViewRedefined
 from persist.spark.options.parsing import seen_by_all
 from persist.spark.read.slicing import parallelism
+from persist.spark.step.choosing import Estimate, Way, Work, best, could_pay, estimates, free_memory
+from persist.spark.step.job import PARTITIONS_MAX, Blocks, asked_here, asked_of, shares, stored_by
 from persist.spark.step.planning import Place, StepPlan
 from persist.spark.step.stages import why_not
-from persist.spark.step.tasks import SHAPE, StageTask, Uploaded
+from persist.spark.step.tasks import StageTask
+from persist.spark.step.touched import TouchedKeys
 from persist.spark.workers import check_workers
 
-EMBEDDED_BYTES_MAX = 1 << 30  # Decoded, of what a step reads: beyond it, the tasks of Spark do it.
-SHARE_BYTES = 64 << 20  # Decoded, of what a step reads, for each task of a keyed stage.
-PARTITIONS_MAX = 100_000
+Known: TypeAlias = Mapping[int, TouchedKeys]
+Job: TypeAlias = Callable[[Sequence[StageTask]], Blocks]
+
+LOCAL_WAVE_BYTES_MAX = 32 << 20  # Of what is new, decoded: its keys are found on the driver, and otherwise by a job.
+KEYS_BYTES_MAX = 64 << 20  # Of touched keys, which all tasks get; if there are more, everything is read.
 TRIES = 5  # While others write the outputs.
-Where = Literal["auto", "embedded", "spark"]
+Where = Literal["auto", "embedded", "spark", "recompute"]
 
 
 @dataclass(frozen=True)
@@ -43,21 +47,25 @@ class Refreshed:
     """What became of a step; print it.
 
     Attributes:
-        way: by whom it was computed.
+        way: who computed it: "embedded" on the driver, "spark" by tasks that read what touched keys hold, "recompute"
+            by tasks that read all that the sources hold.
         reason: why so.
         stages: of the plan, on Spark.
         bytes: what had to be read, decoded, by an estimate.
         seqno: of the commit; None if there was none, or it ran embedded.
+        estimates: what the ways were about to take.
     """
 
-    way: Literal["embedded", "spark"]
+    way: Way
     reason: str
     stages: int
     bytes: int
     seqno: int | None = None
+    estimates: tuple[Estimate, ...] = ()
 
     def __str__(self) -> str:
-        how = f"by the tasks of Spark in {self.stages} stages" if self.way == "spark" else "embedded, on the driver"
+        reads = {"spark": "which read what touched keys hold", "recompute": "which read everything"}.get(self.way)
+        how = "embedded, on the driver" if reads is None else f"by the tasks of Spark in {self.stages} stages, {reads}"
         return f"{how}: {self.reason}; about {self.bytes:,} bytes to read"
 
 
@@ -74,24 +82,31 @@ def refresh(
     Args:
         view: a `persist.sql.View` of a location that all workers can reach.
         spark: the session; None for the active one.
-        where: "spark" by tasks, "embedded" on the driver; "auto" chooses by what must be read. What has no form for
-            Spark runs embedded whatever is asked for; the result says so.
+        where: "spark" by tasks that read what touched keys hold, "recompute" by tasks that read all that the inputs
+            hold, "embedded" on the driver; "auto" chooses by what each is about to take. What has no form for Spark
+            runs embedded whatever is asked for, and what needs everything reads it; the result says so.
         partitions: how many tasks share a stage out; None for as many as what is read is worth.
         storage_options: as those that the client was opened with; they travel to the tasks.
 
     Raises:
         what `View.refresh` raises. A failure that tasks find is looked into by an embedded refresh.
     """
-    if not callable(getattr(view, "program", None)):
-        raise InvalidUsage(f"{view!r:.200} is no view: give what client.view(name) returns")
-    return _Stepping(spark, view.client, view.program, view.refresh, where, partitions, storage_options).run()
+    return _of_view(view, spark, where, partitions, storage_options).run()
 
 
 def explain_refresh(view: Any, spark: SparkSession | None = None, *, where: Where = "auto") -> str:
     """Return how `refresh` would compute a view now and why, and the stages that its plan has on Spark."""
+    return _of_view(view, spark, where, None, None).told()
+
+
+def _of_view(
+    view: Any, spark: SparkSession | None, where: Where, partitions: int | None, storage: Mapping[str, Any] | None
+) -> "_Stepping":
     if not callable(getattr(view, "program", None)):
         raise InvalidUsage(f"{view!r:.200} is no view: give what client.view(name) returns")
-    return _Stepping(spark, view.client, view.program, view.refresh, where, None, None).told()
+    return _Stepping(
+        spark, view.client, view.program, view.refresh, where, partitions, storage, is_open=lambda: view.is_open
+    )
 
 
 def run_program(
@@ -144,9 +159,12 @@ class _Stepping:
         where: Where,
         partitions: int | None,
         storage: Mapping[str, Any] | None,
+        is_open: Callable[[], bool] = lambda: False,
     ) -> None:
         if where not in get_args(Where):
-            raise InvalidUsage(f'where={where!r} is not a place to compute: use "auto", "embedded" or "spark"')
+            raise InvalidUsage(
+                f'where={where!r} is not a place to compute: use "auto", "embedded", "spark" or "recompute"'
+            )
         if partitions is not None and (type(partitions) is not int or not 1 <= partitions <= PARTITIONS_MAX):
             raise InvalidUsage(f"partitions={partitions!r} is not a whole number from 1 to {PARTITIONS_MAX}")
         spark = SparkSession.getActiveSession() if spark is None else spark
@@ -155,6 +173,7 @@ class _Stepping:
         self._spark, self._client = spark, client
         self._program, self._embedded = program, embedded
         self._where, self._partitions, self._storage = where, partitions, dict(storage or {})
+        self._is_open = is_open
 
     def run(self) -> Refreshed:
         """Do it: one commit of all outputs on Spark, as many as the embedded engine makes otherwise."""
@@ -178,24 +197,26 @@ class _Stepping:
         if refused is not None:
             return refused, False
         with program.open(self._client) as running, StepPlan(program, running, self._place()) as step:
-            chosen = self._chosen(step)
-            if chosen.way == "embedded":
-                return chosen, False
             try:
-                return replace(chosen, seqno=self._stepped(step)), True
+                chosen, known = self._chosen(step, self._by_job)
+                if chosen.way == "embedded":
+                    return chosen, False
+                return replace(chosen, seqno=self._stepped(step, chosen, known)), True
             except PySparkException as error:
                 if "OperatorFailed" not in str(error):
                     raise
+            except OperatorFailed:  # In what was looked at on the driver.
+                pass
         # The embedded engine says which row it is, and goes on where that is over by the latest time.
-        return replace(chosen, way="embedded", reason="the query fails on a row, which tasks found"), False
+        return Refreshed("embedded", "the query fails on a row, which tasks found", len(step.stages), step.bytes), False
 
-    def _stepped(self, step: StepPlan) -> int | None:
+    def _stepped(self, step: StepPlan, chosen: Refreshed, known: Known | None) -> int | None:
         if not step.is_due:
             return None
         if step.is_seal_only:
             return step.commit({})
         check_workers(self._spark)
-        return step.commit(self._job(step))
+        return step.commit(stored_by(self._spark, step.tasks(self._shares(chosen.bytes), known)))
 
     def told(self) -> str:
         """Return what would be done, as text; nothing is written but the holds of a program that begins."""
@@ -203,7 +224,8 @@ class _Stepping:
         if (refused := self._refused(program)) is not None:
             return str(refused)
         with program.open(self._client) as running, StepPlan(program, running, self._place()) as step:
-            return "\n".join([str(self._chosen(step)), *step.lines()])
+            chosen, _ = self._chosen(step, None)
+            return "\n".join([str(chosen), *map(str, chosen.estimates), *step.lines()])
 
     def _refused(self, program: Program) -> Refreshed | None:
         """Return why a program does not run on Spark whatever it reads; None if it may."""
@@ -217,61 +239,61 @@ class _Stepping:
             return Refreshed("embedded", "other processes cannot reach a location in memory", 0, 0)
         return None
 
-    def _chosen(self, step: StepPlan) -> Refreshed:
-        """Return who computes the step."""
-        most = f"{EMBEDDED_BYTES_MAX:,} bytes"
-        if self._where == "spark":
-            way, reason = "spark", 'where="spark" was asked for'
-        elif step.bytes <= EMBEDDED_BYTES_MAX:
-            way, reason = "embedded", f"one machine is faster with up to {most}"
+    def _chosen(self, step: StepPlan, job: Job | None) -> tuple[Refreshed, Known | None]:
+        """Return who computes the step, and the touched keys if tasks look them up.
+
+        Args:
+            job: finds keys where that takes one; None to do without, and take for all what it would find.
+        """
+        everything = step.why_everything()
+        needed = None if everything else step.changed_bytes  # At least.
+        jobs = 1 + sum(not self._is_found_here(level, step) for level, _ in step.levels())
+        slots, is_open = parallelism(self._spark), self._is_open()
+        work = Work(step.bytes, step.changed_bytes, needed, jobs, slots, is_open, free_memory())
+        known = None
+        if not everything and (self._where == "spark" or (self._where == "auto" and could_pay(work))):
+            known = self._touched(step, job)
+            work = replace(work, needed_bytes=None if known is None else step.needed_bytes(known))
+        found = estimates(work)
+        if self._where == "auto":
+            way = best(found).way
+            reason = "that is about to take least"
+        elif self._where == "spark" and (everything or known is None):
+            way = "recompute"
+            reason = f'where="spark" was asked for, and {everything or "too many keys are touched"}'
         else:
-            way, reason = "spark", f"it is more than {most}"
-        return Refreshed("spark" if way == "spark" else "embedded", reason, len(step.stages), step.bytes)
+            way, reason = self._where, f'where="{self._where}" was asked for'
+        [size] = [each.bytes for each in found if each.way == way]
+        chosen = Refreshed(way, reason, len(step.stages), size, estimates=found)
+        return chosen, known if way == "spark" else None
 
     def _place(self) -> Place:
         return Place(seen_by_all(self._client.url), self._storage, parallelism(self._spark))
 
-    def _job(self, step: StepPlan) -> dict[str, Sequence[Part]]:
-        """Run the stages as one job; return what its tasks have stored, by output."""
-        tasks = step.tasks(self._shares(step.bytes))
-        frames: dict[int, DataFrame] = {}
-        cached: list[DataFrame] = []
-        try:
-            for task in tasks:
-                stage = task.stage
-                frame = self._frame(task, [(each, frames[each.stage.number]) for each in tasks if each.gives_to(task)])
-                if sum(task.gives_to(each) for each in tasks) + bool(stage.sinks) > 1:
-                    frame = frame.persist()
-                    cached.append(frame)
-                frames[stage.number] = frame
-            ends = [frames[each.stage.number] for each in tasks if each.stage.sinks]
-            rows = _united(ends).where("exchange = -1").select("rows").collect()
-        finally:
-            for each in cached:
-                each.unpersist()
-        found: dict[str, list[Part]] = {}
-        for row in rows:
-            stored = msgspec.json.decode(row.rows, type=Uploaded)
-            found.setdefault(stored.collection, []).extend(stored.parts)
-        return dict(found)
+    def _touched(self, step: StepPlan, job: Job | None) -> Known | None:
+        """Return the touched keys of all stages of which they are of use; None if they are too many."""
+        known: dict[int, TouchedKeys] = {}
+        for level, wanted in step.levels():
+            tasks = step.wave(wanted, known, self._shares(step.changed_bytes))
+            if self._is_found_here(level, step):
+                blocks = asked_here(tasks)
+            elif job is None:
+                return known
+            else:
+                blocks = job(tasks)
+            known |= step.touched(wanted, blocks)
+            if sum(each.nbytes for each in known.values()) > KEYS_BYTES_MAX:
+                return None
+        return known
 
-    def _frame(self, task: StageTask, givers: Sequence[tuple[StageTask, DataFrame]]) -> DataFrame:
-        """Return what the tasks of a stage give."""
-        if task.slices is not None:
-            count = len(task.slices.slices)
-            return self._spark.range(0, count, 1, max(1, count)).mapInArrow(task.__call__, SHAPE)
-        if not givers:
-            wake = ("-1 AS exchange", "0 AS partition", "CAST(NULL AS BINARY) AS rows")
-            return self._spark.range(0, 1, 1, 1).selectExpr(*wake).mapInArrow(task.__call__, SHAPE)
-        numbers = ", ".join(str(each.number) for each in task.stage.reads)
-        given = _united([frame for _, frame in givers]).where(f"exchange IN ({numbers})")
-        return given.repartitionById(task.partitions, given["partition"]).mapInArrow(task.__call__, SHAPE)
+    def _is_found_here(self, level: int, step: StepPlan) -> bool:
+        """Whether touched keys are found on the driver: nothing but what is new tells them, and that is little."""
+        return level == 1 and step.changed_bytes <= LOCAL_WAVE_BYTES_MAX
+
+    def _by_job(self, tasks: Sequence[StageTask]) -> Blocks:
+        check_workers(self._spark)
+        return asked_of(self._spark, tasks)
 
     def _shares(self, size: int) -> int:
         """Return how many tasks share a keyed stage out."""
-        worth = max(1, -(-size // SHARE_BYTES))
-        return self._partitions or min(PARTITIONS_MAX, max(worth, min(parallelism(self._spark), 4 * worth)))
-
-
-def _united(frames: Sequence[DataFrame]) -> DataFrame:
-    return reduce(DataFrame.unionAll, frames)
+        return self._partitions or shares(self._spark, size)

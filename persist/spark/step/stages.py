@@ -69,6 +69,8 @@ class StagePlan:
         feeds: for each input of a node that comes from outside, (node, place) and the exchange that brings it.
         source: the node that the stage reads, None of a keyed one.
         sinks: nodes that are outputs.
+        keyed: by which columns of it each node is shared out among the tasks; None if that is lost.
+        widths: of each join, how many columns are those of its left.
     """
 
     number: int
@@ -78,6 +80,8 @@ class StagePlan:
     gives: list[Exchange] = field(default_factory=list)
     feeds: dict[tuple[int, int], Exchange] = field(default_factory=dict)
     sinks: list[Node] = field(default_factory=list)
+    keyed: dict[int, Keys | None] = field(default_factory=dict)
+    widths: dict[int, int] = field(default_factory=dict)
 
     @property
     def is_keyed(self) -> bool:
@@ -132,7 +136,7 @@ class _Cutting:
             case Source():
                 stage = self._new()
                 stage.source = node
-                self._at[node.number], self._keyed[node.number] = stage, None
+                self._set(node, stage, None)
             case Constant():
                 self._put(self._new(), node, None)
             case Linear(stages):
@@ -143,6 +147,7 @@ class _Cutting:
                 self._concat(node)
             case Join((pairs,)):
                 self._keyed_by(node, [tuple(mine for mine, _ in pairs), tuple(its for _, its in pairs)])
+                self._at[node.number].widths[node.number] = len(self._plan.nodes[node.inputs[0]].schema)
             case Reduce(keys):
                 self._reduce(node, keys)
             case Persist(_, keys):
@@ -211,7 +216,11 @@ class _Cutting:
 
     def _put(self, stage: StagePlan, node: Node, keys: Keys | None) -> None:
         stage.nodes.append(node)
+        self._set(node, stage, keys)
+
+    def _set(self, node: Node, stage: StagePlan, keys: Keys | None) -> None:
         self._at[node.number], self._keyed[node.number] = stage, keys
+        stage.keyed[node.number] = keys
 
     def _new(self) -> StagePlan:
         self._stages.append(StagePlan(len(self._stages)))

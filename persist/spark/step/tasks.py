@@ -8,7 +8,7 @@ program of the stage's nodes that lives as long as the task.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import msgspec
 import numpy as np
@@ -16,17 +16,21 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from persist.codecs import Part, row_hashes, to_updates
+from persist.codecs.order.arrays import boolean_array, int64_values
+from persist.codecs.order.ordering import combined
 from persist.dataflow.plan import Linear
 from persist.dataflow.program import Program
 from persist.dataflow.stages import Map
 from persist.dataflow.stream import Stream
 from persist.read.changes import read_changes
+from persist.read.lookup import Lookup
 from persist.read.merging import read_snapshot
 from persist.read.part_reader import PartReader
 from persist.read.scan import Scan
 from persist.sink.uploads import Target, upload
 from persist.source.address import CollectionAddress
 from persist.spark.step.stages import Exchange, StagePlan
+from persist.spark.step.touched import Condition
 from persist.spark.surfaced_errors import surfaced_errors
 
 SHAPE = "exchange int, partition int, rows binary"
@@ -37,33 +41,58 @@ _NOTHING = pa.schema([("nothing", pa.int8())])  # Stands for a stream without co
 
 
 @dataclass(frozen=True)
+class Slice:
+    """What one task reads.
+
+    Attributes:
+        is_changes: it is one of changes, and otherwise one of contents.
+        keys: look these up in the scan, which is a whole one; None to read all of it.
+    """
+
+    scan: Scan
+    is_changes: bool = False
+    keys: pa.Table | None = None
+
+
+@dataclass(frozen=True)
 class SourceSlices:
     """What a source stage reads, cut for its tasks.
 
     Attributes:
-        slices: of the contents as of a time, and of the changes after it; each with whether it is one of changes.
+        slices: of the contents as of a time, and of the changes after it.
         as_of: when the contents come.
         columns: of the source, with the types that the plan takes them for.
+        needed: which records of the contents are; None for all.
     """
 
     address: CollectionAddress
-    slices: Sequence[tuple[Scan, bool]]
+    slices: Sequence[Slice]
     as_of: int
     columns: pa.Schema
+    needed: Condition | None = None
 
     def read(self, number: int) -> Iterator[pa.Table]:
         """Yield the updates of one slice."""
-        scan, is_changes = self.slices[number]
+        found = self.slices[number]
         with self.address.opened() as storage:
             reader = PartReader(storage.blob)
-            if is_changes:
-                yield self._updates(read_changes(scan, reader))
+            if found.is_changes:
+                yield self._updates(read_changes(found.scan, reader))
                 return
-            for table in read_snapshot(scan, "diff", reader):
+            for table in _contents(found, reader):
+                if self.needed is not None:
+                    table = self.needed.kept(table)
                 yield self._updates(table.append_column("_time", pa.array(np.full(len(table), self.as_of))))
 
     def _updates(self, table: pa.Table) -> pa.Table:
         return table.select([*self.columns.names, "_time", "_diff"])
+
+
+def _contents(found: Slice, reader: PartReader) -> Iterable[pa.Table]:
+    if found.keys is None:
+        return read_snapshot(found.scan, "diff", reader)
+    lookup = Lookup(found.scan)
+    return [lookup.contents(lookup.wanted(found.keys), "diff", reader)]
 
 
 @dataclass(frozen=True)
@@ -94,12 +123,18 @@ class StageTask:
     Attributes:
         partitions: how many tasks a keyed stage has.
         written: of each output, by the name of its collection.
+        as_of: updates after this time are new.
+        needed: by exchange, which records of the past are; of what is not named, all.
+        asked: exchanges of which only the keys are given that have something new.
     """
 
     stage: StagePlan
     partitions: int
     written: Mapping[str, Written]
     slices: SourceSlices | None = None
+    as_of: int = -1
+    needed: Mapping[int, Condition] = field(default_factory=dict)
+    asked: frozenset[int] = frozenset()
 
     def gives_to(self, other: "StageTask") -> bool:
         """Whether another stage reads what this one gives."""
@@ -107,17 +142,21 @@ class StageTask:
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         with surfaced_errors():
-            if self.slices is None:
-                held: dict[int, list[pa.Table]] = {}
-                for batch in batches:
-                    for number, rows in zip(batch.column(0).to_pylist(), batch.column(2), strict=True):
-                        if rows.is_valid:
-                            held.setdefault(number, []).append(pa.ipc.open_stream(rows.as_buffer()).read_all())
-                yield from self._run(held)
-                return
+            yield from self.rows(batches)
+
+    def rows(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Do what a task does; errors are as they are raised."""
+        if self.slices is None:
+            held: dict[int, list[pa.Table]] = {}
             for batch in batches:
-                for number in batch.column(0).to_pylist():
-                    yield from self._run({WAKES: list(self.slices.read(number))})
+                for number, rows in zip(batch.column(0).to_pylist(), batch.column(2), strict=True):
+                    if rows.is_valid:
+                        held.setdefault(number, []).append(pa.ipc.open_stream(rows.as_buffer()).read_all())
+            yield from self._run(held)
+            return
+        for batch in batches:
+            for number in batch.column(0).to_pylist():
+                yield from self._run({WAKES: list(self.slices.read(number))})
 
     def _run(self, held: Mapping[int, list[pa.Table]]) -> Iterator[pa.RecordBatch]:
         given = _Given(self.stage, self.slices)
@@ -127,6 +166,15 @@ class StageTask:
             yield self._stored(collection, table)
 
     def _shared_out(self, exchange: Exchange, table: pa.Table) -> Iterator[pa.RecordBatch]:
+        if exchange.number in self.asked:
+            table = self._new_keys(exchange, table)
+            for block in _blocks(table) if table.num_rows else ():
+                yield block_row(exchange.number, 0, block)
+            return
+        needed = self.needed.get(exchange.number)
+        if needed is not None:
+            is_new = int64_values(combined(table["_time"])) > self.as_of
+            table = table.filter(boolean_array(is_new | needed.holds(table)))
         if not table.num_rows:
             return
         if exchange.keys == () or self.partitions == 1:
@@ -140,6 +188,13 @@ class StageTask:
         for start, end in zip(starts, [*starts[1:], len(to)], strict=True):
             for block in _blocks(table.slice(start, end - start)):
                 yield block_row(exchange.number, int(to[start]), block)
+
+    def _new_keys(self, exchange: Exchange, table: pa.Table) -> pa.Table:
+        """Return the keys of what is new, each once."""
+        assert exchange.keys
+        table = table.filter(pc.greater(table["_time"], self.as_of)).select([*exchange.keys])
+        _, first = np.unique(row_hashes(table, exchange.keys), return_index=True)
+        return table.take(pa.array(first))
 
     def _stored(self, collection: str, table: pa.Table) -> pa.RecordBatch:
         how = self.written[collection]
@@ -239,3 +294,8 @@ def block_row(exchange: int, partition: int, rows: bytes | None) -> pa.RecordBat
             "rows": pa.array([rows], pa.binary()),
         }
     )
+
+
+def numbered(number: int) -> pa.RecordBatch:
+    """Return what the task of a stage with a source is given: the number of a slice."""
+    return pa.record_batch({"id": pa.array([number], pa.int64())})

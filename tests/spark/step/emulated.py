@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Sequence
+from typing import TypeAlias
 
 import msgspec
 import pyarrow as pa
@@ -9,21 +10,42 @@ import pyarrow as pa
 from persist.codecs import Part
 from persist.spark.step.planning import Place, StepPlan
 from persist.spark.step.tasks import StageTask, Uploaded, block_row
+from persist.spark.step.touched import TouchedKeys
 from persist.sql import View
 
+Blocks: TypeAlias = dict[tuple[int, int], list[pa.RecordBatch]]
 
-def stepped(view: View, *, partitions: int, seed: int = 0) -> None:
-    """Do one step of a view by tasks."""
-    program = view.program()
+
+def stepped(view: View, *, partitions: int, seed: int = 0, looks_up: bool = False) -> int | None:
+    """Do one step of a view by tasks; if it is to look up what touched keys hold, return how many bytes that saves."""
+    program, chance = view.program(), random.Random(seed)
     place = Place(view.client.url, {}, parallel=3)
     with program.open(view.client) as running, StepPlan(program, running, place) as step:
-        if step.is_due:
-            step.commit({} if step.is_seal_only else emulated(step.tasks(partitions), random.Random(seed)))
+        if not step.is_due or step.is_seal_only:
+            step.commit({})
+            return None
+        known: dict[int, TouchedKeys] | None = None
+        if looks_up and step.why_everything() is None:
+            known = {}
+            for _, wanted in step.levels():
+                known |= step.touched(wanted, asked(step.wave(wanted, known, partitions), chance))
+        step.commit(emulated(step.tasks(partitions, known), chance))
+        return None if known is None else step.bytes - step.needed_bytes(known)
 
 
-def emulated(tasks: Sequence[StageTask], chance: random.Random) -> dict[str, list[Part]]:
-    """Return what the tasks store, by output."""
-    blocks: dict[tuple[int, int], list[pa.RecordBatch]] = {}
+def asked(tasks: Sequence[StageTask], chance: random.Random) -> list[tuple[int, bytes]]:
+    """Return the blocks that tasks give of what is asked for."""
+    blocks: Blocks = {}
+    assert emulated(tasks, chance, blocks) == {}
+    wanted = {number for each in tasks for number in each.asked}
+    return [
+        (number, row.column(2)[0].as_py()) for (number, _), rows in blocks.items() for row in rows if number in wanted
+    ]
+
+
+def emulated(tasks: Sequence[StageTask], chance: random.Random, blocks: Blocks | None = None) -> dict[str, list[Part]]:
+    """Return what the tasks store, by output; blocks are what they give each other."""
+    blocks = {} if blocks is None else blocks
     stored: dict[str, list[Part]] = {}
     for task in tasks:
         for given in _shares(task, blocks, chance):
@@ -37,9 +59,7 @@ def emulated(tasks: Sequence[StageTask], chance: random.Random) -> dict[str, lis
     return stored
 
 
-def _shares(
-    task: StageTask, blocks: dict[tuple[int, int], list[pa.RecordBatch]], chance: random.Random
-) -> list[list[pa.RecordBatch]]:
+def _shares(task: StageTask, blocks: Blocks, chance: random.Random) -> list[list[pa.RecordBatch]]:
     """Return what each task of a stage is given."""
     if task.slices is not None:
         return [[pa.record_batch({"id": [number]})] for number in range(len(task.slices.slices))]

@@ -7,13 +7,14 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
 import persist
 import persist.spark
 from persist.collection import Collection
 from persist.dataflow import Program, col
 from persist.dataflow.errors import OperatorFailed
+from persist.spark.step.choosing import Way
 from tests.sampling import examples
 from tests.sql.oracle import Row, comparable
 from tests.sql.test_tpch import asked, with_diff
@@ -22,6 +23,8 @@ from tests.sql.tpch import QUERIES, Refreshes, generated
 pytestmark = pytest.mark.spark
 
 TOTALS = "SELECT status, sum(amount) AS total, count(*) AS n FROM orders GROUP BY status"
+LEAST = "that is about to take least"
+WAYS: tuple[Way, ...] = ("embedded", "spark", "recompute")
 SMALL = ["q1", "q3", "q4", "q6", "q12", "q13", "q14", "q15", "q18", "q22"]
 KEYS = {"lineitem": ["l_orderkey", "l_linenumber"], "partsupp": ["ps_partkey", "ps_suppkey"]}
 
@@ -53,13 +56,14 @@ def test_tasks_give_what_an_embedded_refresh_gives_at_every_time(spark: SparkSes
     orders = client.load("orders")
     by_tasks, embedded = (client.create_view(name, TOTALS) for name in ("by tasks", "embedded"))
     told = persist.spark.refresh(by_tasks, spark, where="spark", partitions=3)
-    assert (told.way, told.stages) == ("spark", 2)
+    assert (told.way, told.stages) == ("recompute", 2)
+    assert told.reason == 'where="spark" was asked for, and an output begins'
     assert told.seqno is not None
     embedded.refresh()
     assert shown(by_tasks) == shown(embedded)
     orders.write([((1, ("paid", 7.5)), 13, 1), ((2, ("new", 1.0)), 13, -1), ((6000, (None, float("nan"))), 15, 1)])
     orders.seal(20).result()
-    persist.spark.refresh(by_tasks, spark, where="spark")
+    assert persist.spark.refresh(by_tasks, spark, where="spark").way == "spark"
     embedded.refresh()
     assert (by_tasks.upper, changes(by_tasks)) == (embedded.upper, changes(embedded))
     orders.seal(21).result()
@@ -79,21 +83,57 @@ def test_views_on_views_move_in_one_commit_of_tasks(spark: SparkSession, client:
     assert repr(rows(most)) == repr([(float("nan"), len(rows(totals)))])
 
 
-def test_who_computes_is_chosen_by_what_must_be_read_and_said(
+def test_who_computes_is_chosen_by_what_each_way_takes_and_said(
     spark: SparkSession, client: persist.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     totals = client.create_view("totals", TOTALS)
-    assert persist.spark.explain_refresh(totals, spark).startswith("embedded, on the driver: one machine is faster")
+    told = persist.spark.explain_refresh(totals, spark)
+    assert told.startswith("embedded, on the driver: that is about to take least")
+    assert "\nembedded: about " in told
+    assert "\nrecompute: about " in told
+    assert "\nspark: about " not in told  # The view begins, so there is nothing to look up.
     told = persist.spark.explain_refresh(totals, spark, where="spark")
-    assert 'by the tasks of Spark in 2 stages: where="spark" was asked for; about ' in told
+    assert 'by the tasks of Spark in 2 stages, which read everything: where="spark" was asked for, and' in told
     assert "read orders" in told
     assert persist.spark.refresh(totals, spark).way == "embedded"
     assert totals.upper == persist.Antichain(13)
-    monkeypatch.setattr("persist.spark.step.refresh.EMBEDDED_BYTES_MAX", 10)
-    client.load("orders").seal(14).result()
+    monkeypatch.setattr("persist.spark.step.choosing.EMBEDDED_BYTES_S", 1.0)
+    totals.close()
+    client.load("orders").write([((7, ("new", 3.5)), 13, -1)], seal=14).result()
+    assert "\nspark: about " in persist.spark.explain_refresh(totals, spark)
     found = persist.spark.refresh(totals, spark)
-    assert (found.way, found.reason) == ("spark", "it is more than 10 bytes")
+    assert (found.way, found.reason) == (min(found.estimates, key=lambda each: each.seconds).way, LEAST)
+    assert found.way != "embedded"
     assert totals.upper == persist.Antichain(14)
+
+
+def test_all_ways_give_the_same_updates_and_a_look_up_reads_less(spark: SparkSession, client: persist.Client) -> None:
+    customers = client.create_or_load("customers", key={"c": pa.int64()}, value={"city": pa.string()})
+    customers.write([((n, f"city {n % 3}"), 0, 1) for n in range(3000)], seal=13).result()
+    joined = (
+        "SELECT o.id, c.city, o.amount, count(*) OVER (PARTITION BY o.id) AS n"
+        " FROM orders o JOIN customers c ON o.id = c.c"
+    )
+    # The second one has a change of key behind the first: which keys are touched there, the first one's tasks tell.
+    grouped = "SELECT amount, count(*) AS n, max(city) AS city FROM orders JOIN customers ON id = c GROUP BY amount"
+    for number, query in enumerate((joined, grouped)):
+        ways = {way: client.create_view(f"{way} {number}", query) for way in WAYS}
+        for each in ways.values():
+            each.refresh()
+            each.close()
+        orders, upper = client.load("orders"), client.load("orders").upper.time or 0
+        orders.write([((8, ("new", 4.0)), upper, -1), ((8, ("paid", 5.0)), upper, 1)], seal=upper + 1).result()
+        orders.write([((9, ("paid", 4.5)), upper + 1, -1)], seal=upper + 2).result()
+        customers.write([((10, "city 1"), upper, -1), ((10, None), upper, 1)], seal=upper + 2).result()
+        told = {}
+        for way, each in ways.items():
+            told[way] = persist.spark.refresh(each, spark, where=way, partitions=2)
+            assert told[way].way == way
+        assert changes(ways["spark"]) == changes(ways["recompute"]) == changes(ways["embedded"])
+        assert len(changes(ways["embedded"])) >= 4
+        # Of the second one, an amount does not say in which part it is, but only what is needed is shuffled.
+        assert told["spark"].bytes < told["recompute"].bytes / 2 or number == 1
+    assert client.fsck().problems == ()
 
 
 def test_what_has_no_form_for_spark_runs_embedded_and_says_so(spark: SparkSession, client: persist.Client) -> None:
@@ -130,7 +170,7 @@ def test_a_program_runs_on_spark(spark: SparkSession, client: persist.Client) ->
     paid = program.source("orders").filter(col("status") == "paid").map(whole=col("amount"))
     paid.group_by("whole").agg(n=col("whole").count()).persist("paid", key=["whole"])
     told = program.run_on(spark, client, until=10, where="spark", partitions=2)
-    assert told.way == "spark"
+    assert told.way == "recompute"
     found = client.load("paid")
     assert found.upper == persist.Antichain(13)
     client.load("orders").seal(14).result()
@@ -167,7 +207,7 @@ def test_queries_of_tpch_have_the_answers_of_duckdb_after_each_refresh_on_spark(
                     collection.write(with_diff(changed, step, diff))
                 collection.seal(step + 1).result()
             for name, view in views.items():
-                assert persist.spark.refresh(view, spark, where="spark", partitions=2).way == "spark"
+                assert persist.spark.refresh(view, spark, where="spark", partitions=2).way != "embedded"
                 assert answer(view) == asked(QUERIES[name], changing.tables), (name, step)
 
 
@@ -211,3 +251,27 @@ def test_every_type_goes_through_a_shuffle_as_it_is(spark: SparkSession, tmp_pat
         embedded.refresh()
         assert len(rows(embedded)) == 3
         assert shown(by_tasks) == shown(embedded)
+
+
+def test_a_streaming_query_drives_refreshes(spark: SparkSession, client: persist.Client, tmp_path: Path) -> None:
+    totals = client.create_view("totals", TOTALS)
+    totals.refresh()
+    sent = client.create_or_load("sent", key={"id": pa.int64()}, value={"status": pa.string()})
+    counts = client.create_view("counts", "SELECT status, count(*) AS n FROM sent GROUP BY status")
+    folder, ways = client.url, []
+
+    def passed_on(batch: DataFrame, number: int) -> None:
+        come = batch.where("_diff = 1").selectExpr("id", "status", f"{number}L AS _time", "_diff")
+        persist.spark.write(come, folder, "sent", seal=number + 1, token=f"batch {number}")
+        ways.append(persist.spark.refresh(counts, batch.sparkSession, where="spark").way)
+
+    options = {"collection": "orders", "form": "changes", "from": "10"}
+    stream = spark.readStream.format("persist").options(**options).load(folder)
+    writer = stream.writeStream.foreachBatch(passed_on).option("checkpointLocation", str(tmp_path / "checkpoint"))
+    writer.trigger(availableNow=True).start().awaitTermination()
+    assert ways
+    assert ways[0] == "recompute"
+    assert counts.upper == sent.upper
+    expected = Counter(status for _, status in rows(sent))
+    assert expected["paid"] == 667
+    assert dict(rows(counts)) == expected
