@@ -11,7 +11,6 @@ from typing import Any
 
 import pyarrow as pa
 from pyspark.sql import DataFrame
-from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from persist.client import Client
@@ -22,7 +21,7 @@ from persist.read.result import BATCH_ROWS_MAX
 from persist.sink.uploads import gathered
 from persist.spark.options.parsing import seen_by_all
 from persist.spark.surfaced_errors import surfaced_errors
-from persist.spark.types import as_spark_expects, quoted, spark_schema
+from persist.spark.types import as_spark_expects, quoted, spark_schema, utc_arrow_schema
 from persist.spark.workers import check_workers
 
 
@@ -94,7 +93,7 @@ def as_of_join(
     plan = _Join(seen_by_all(location), dict(storage_options or {}), collection, time, names, wanted, timeout_s)
     with plan.opened() as client:
         found = client.load(collection)
-        empty = plan.joined(found, to_arrow_schema(df.schema, timezone="UTC").empty_table())
+        empty = plan.joined(found, utc_arrow_schema(df.schema).empty_table())
         added = pa.schema([empty.schema.field(name) for name in empty.column_names[len(df.columns) :]])
         schema = StructType([*df.schema.fields, *spark_schema(added).fields])
         keys = [quoted(name) for name in names or found.schema.key_names]

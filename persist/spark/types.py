@@ -14,6 +14,7 @@ A timestamp without a time zone is TIMESTAMP_NTZ and never anything else: Spark 
 as TIMESTAMP for one in UTC, and says nothing.
 """
 
+from inspect import signature
 from typing import Any
 
 import pyarrow as pa
@@ -55,7 +56,7 @@ def as_spark_expects(table: pa.Table, schema: StructType) -> pa.Table:
         InvalidUsage: a value does not fit, such as a timestamp with nanoseconds; or schema, which somebody has given,
             has timestamps with a time zone where table has some without, or the other way round.
     """
-    target = to_arrow_schema(schema, timezone="UTC")
+    target = utc_arrow_schema(schema)
     if not target.names:
         return rows_without_columns(len(table))
     for field in target:
@@ -161,3 +162,13 @@ def _nested(type_: Any, column: str) -> pa.DataType:
 def quoted(name: str) -> str:
     """Return a column's name as Spark takes it whatever characters it has."""
     return f"`{name.replace('`', '``')}`"
+
+
+def utc_arrow_schema(schema: StructType) -> pa.Schema:
+    """Return the schema of a DataFrame in Arrow, with moments in UTC.
+
+    PySpark 4.1 knows no `timezone`, and takes UTC by itself.
+    """
+    if "timezone" in signature(to_arrow_schema).parameters:
+        return to_arrow_schema(schema, timezone="UTC")
+    return to_arrow_schema(schema)

@@ -5,7 +5,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import pyarrow as pa
-from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from persist.antichain import Antichain
@@ -16,7 +15,7 @@ from persist.log.records import KeyedForm
 from persist.read.resolving import machine_needed
 from persist.sink.keyed_work import KeyedWork
 from persist.sink.uploads import Target
-from persist.spark.types import as_collection_expects
+from persist.spark.types import as_collection_expects, utc_arrow_schema
 from persist.state.contents import CollectionState
 from persist.timeline import Moment, timeline_of
 from persist.upsert.events import event_fields
@@ -54,7 +53,7 @@ class EventRows:
             raise InvalidUsage("the DataFrame has a column _time, and the option time says it, too. Drop one of them.")
         if self.stamp is None and "_time" not in schema.names:
             raise SchemaMismatch("the events have no column _time, and no time is given for all of them. Give one.")
-        self(to_arrow_schema(schema, timezone="UTC").empty_table())
+        self(utc_arrow_schema(schema).empty_table())
 
 
 def planned(
@@ -115,7 +114,7 @@ def packed(batches: list[pa.RecordBatch]) -> bytes:
 def rows_of(schema: StructType, streams: Sequence[bytes]) -> pa.Table:
     """Return the rows of Arrow streams as one table, with the columns of a DataFrame."""
     tables = [pa.ipc.open_stream(stream).read_all() for stream in streams]
-    return pa.concat_tables(tables) if tables else to_arrow_schema(schema, timezone="UTC").empty_table()
+    return pa.concat_tables(tables) if tables else utc_arrow_schema(schema).empty_table()
 
 
 @dataclass(frozen=True)

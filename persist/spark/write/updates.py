@@ -15,12 +15,11 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pt
-from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from persist.codecs import CollectionSchema, to_updates
 from persist.errors import InvalidUpdate, InvalidUsage, SchemaMismatch
-from persist.spark.types import as_collection_expects
+from persist.spark.types import as_collection_expects, utc_arrow_schema
 from persist.timeline import timeline_of
 
 UNITS = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}  # In a second.
@@ -59,7 +58,7 @@ class Rows:
                 f"{self.column!r}, which is to say the times, is not a column of the DataFrame, which has {names}. A "
                 "time that all rows have is a number, or a moment such as 2026-11-20T12:00:00Z."
             )
-        self.updates(to_arrow_schema(schema, timezone="UTC").empty_table())
+        self.updates(utc_arrow_schema(schema).empty_table())
 
     def updates(self, table: pa.Table) -> pa.Table:
         """Return rows as a table of updates; raises what `to_updates` raises, and InvalidUpdate for a diff of 0."""
