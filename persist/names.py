@@ -51,12 +51,17 @@ def check_hold_name(name: str) -> str:
 
 def check_tag_name(name: str) -> str:
     """Return name, or raise InvalidUsage when it is not a good name for a tag: a time is given by either."""
-    if isinstance(name, str) and (_LIKE_A_TIME.match(name.strip()) or name.strip().lower() in _TIME_WORDS):
+    if isinstance(name, str) and (_LIKE_A_TIME.match(name.strip()) or is_time_word(name)):
         raise InvalidUsage(
             f"tag name {name!r:.80} is not allowed: it looks like a time, and a tag is given where a time is. Begin it "
             "with a word, such as 'end-of-2026'."
         )
     return _checked("tag", name)
+
+
+def is_time_word(name: str) -> bool:
+    """Tell whether it is a word that people give for a time, so that no tag has it for a name."""
+    return name.strip().lower() in _TIME_WORDS
 
 
 def check_text(what: str, text: str) -> str:

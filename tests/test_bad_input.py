@@ -14,6 +14,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pandas as pd
+import polars as pl
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
@@ -633,3 +636,29 @@ def test_a_collection_of_the_librarys_own_is_not_renamed(client: persist.Client,
     created_or_loaded(client.engine, ".dataflow x", CollectionSchema.of(KEY, None))
     with refused(blob, persist.InvalidUsage, "'.dataflow x'", "leave it"):
         client.rename(".dataflow x", "mine")
+
+
+def test_plain_rows_without_a_time_are_told_of_it(orders: persist.Collection, blob: MemoryBlob) -> None:
+    with refused(blob, persist.SchemaMismatch, "'_time' (int64) is missing", "give time=…"):
+        orders.write(pa.table({"k": [1], "v": ["a"]}))
+    with refused(blob, persist.SchemaMismatch, "'v' (string) is missing", "Add, drop or rename"):
+        orders.write(pa.table({"k": [1]}))
+
+
+def test_words_for_times_are_not_advised_as_tags(orders: persist.Collection, blob: MemoryBlob) -> None:
+    with refused(blob, persist.TagNotFound, "'now' is no time", "Leave the time out for the latest"):
+        orders.snapshot("now")
+
+
+def test_a_result_is_no_array_of_its_batches(orders: persist.Collection, blob: MemoryBlob) -> None:
+    with orders.snapshot(9) as snapshot:
+        for use in (pd.DataFrame, np.asarray):
+            with refused(blob, persist.InvalidUsage, "Snapshot is no array of NumPy", "to_pandas()"):
+                use(snapshot)
+        assert pl.DataFrame(snapshot).shape == (1, 2)
+        assert pa.table(snapshot).num_rows == 1
+
+
+def test_positions_beyond_a_dataset_are_refused(orders: persist.Collection, blob: MemoryBlob) -> None:
+    with orders.snapshot(9) as snapshot, refused(blob, persist.InvalidUsage, "take([5])", "less than count_rows()"):
+        snapshot.dataset().take([5])

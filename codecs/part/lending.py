@@ -5,6 +5,10 @@ takes the interpreter's lock for that. Before Python 3.14, whoever asks for that
 its thread ended, which in the middle of a C++ destructor aborts the process: exit status 134, with all work done. So
 what is lent is noted, and the process waits at its end until Arrow has given all of it back, for `WAIT_S` at most.
 
+A scan that PyArrow drives asks Python for its batches out of C++. In a daemon thread it may be under way when the
+interpreter ends, which aborts the process likewise. So from the end on such a scan is refused, and so is its next
+batch, and what is under way is waited for. Those of other threads, of `atexit` functions as well, go on.
+
 Rejected: memory of Arrow's own, which means to copy each part; decoding without threads; waiting for some milliseconds,
 which on a busy machine is not enough. That this is about the process is why a module has a state here.
 """
@@ -14,17 +18,58 @@ import itertools
 import threading
 import time
 import weakref
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
 
+from persist.blob.errors import InvalidUsage
+
 WAIT_S = 2.0
+RETURN_S = 0.05  # For the way of a thread from C++ back to Python, after its scan has ended.
+
+T = TypeVar("T")
 
 _lock = threading.Lock()
 _numbers = itertools.count()
 _lent: "dict[int, weakref.ref[Any]]" = {}
 _is_watched = False
+_is_ending = False
+_scan_ended_s = -1.0
+
+
+class _Scan:
+    """Is there as long as a scan of a daemon thread is under way."""
+
+
+def until_the_end(batches: Iterator[T]) -> Iterator[T]:
+    """Return batches for a scan that C++ drives; in a daemon thread, only until the process begins to end.
+
+    Raises:
+        InvalidUsage: it has begun to end; or when the next batch is asked for then.
+    """
+    if not threading.current_thread().daemon:
+        return batches
+    _check_not_ending()
+    return _until_the_end(batches)
+
+
+def _until_the_end(batches: Iterator[T]) -> Iterator[T]:
+    global _scan_ended_s
+    scan = _Scan()
+    lend(scan)
+    try:
+        for batch in batches:
+            _check_not_ending()
+            yield batch
+    finally:
+        _scan_ended_s = time.monotonic()
+
+
+def _check_not_ending() -> None:
+    if _is_ending:
+        raise InvalidUsage("the process is ending, and daemon threads read nothing any more: join them before that")
 
 
 def lent_buffer(data: bytes | memoryview) -> pa.Buffer:
@@ -45,7 +90,15 @@ def lend(thing: Any) -> None:
         with _lock:
             if not _is_watched:
                 _is_watched = True
-                atexit.register(wait_for_returns)
+                atexit.register(_end)
+
+
+def _end() -> None:
+    global _is_ending
+    _is_ending = True
+    wait_for_returns()
+    left_s = _scan_ended_s + RETURN_S - time.monotonic() if _scan_ended_s >= 0 else 0.0
+    time.sleep(max(0.0, left_s))
 
 
 def wait_for_returns(timeout_s: float = WAIT_S) -> bool:

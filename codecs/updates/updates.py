@@ -240,9 +240,12 @@ def _columns_do_not_fit(found: list[str], wanted: list[str], schema: CollectionS
     problems += [f"{n!r} is unexpected{did_you_mean(n, missing)}" for n in found if n not in known]
     problems += [f"{n!r} is there {count} times" for n, count in Counter(found).items() if count > 1]
     listed = [f"{f.name}: {f.type}" for f in schema.arrow]
+    advice = "Add, drop or rename columns to match."
+    if missing == [TIME, DIFF] and len(problems) == 2:
+        advice = "Plain rows, which have neither, are written at one time: give time=…."
     return SchemaMismatch(
         f"the columns do not fit the collection: {_some(problems, '; ')}. Its columns are {_some(listed, ', ')}, in "
-        "any order. Add, drop or rename columns to match."
+        f"any order. {advice}"
     )
 
 

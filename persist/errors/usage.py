@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from persist.blob import InvalidUsage
+from persist.names import is_time_word
 
 
 class KeyedCollection(InvalidUsage):
@@ -228,7 +229,7 @@ class TagNotFound(InvalidUsage):
 
     def __str__(self) -> str:
         has = f"it has {', '.join(map(repr, self.known[:8]))}" if self.known else "it has none"
-        return (
-            f"{self.name!r} is no time, no moment, and no tag of this collection: {has}. Make one with "
-            f"tag({self.name!r}, time)."
-        )
+        advice = f"Make one with tag({self.name!r}, time)."
+        if is_time_word(self.name):  # Which may be no tag.
+            advice = "Leave the time out for the latest sealed one; give others as numbers, days or moments."
+        return f"{self.name!r} is no time, no moment, and no tag of this collection: {has}. {advice}"

@@ -16,6 +16,7 @@ from pyarrow.fs import LocalFileSystem
 
 from persist.blob import InvalidUsage
 from persist.codecs import SchemaMismatch, did_you_mean
+from persist.codecs.part.lending import until_the_end
 from persist.read.scan import refuse_positions
 
 # Yields the batches of some columns (None: all) in which only rows are that pass a filter, if there is one.
@@ -59,7 +60,7 @@ class ResultDataset(ds.UnionDataset):  # type: ignore[misc]  # pyarrow comes wit
         # What a computed column is computed from, an expression does not say.
         wanted = columns if columns and not isinstance(columns, dict) else None
         schema = self.schema if wanted is None else pa.schema([self.schema.field(name) for name in wanted])
-        reader = pa.RecordBatchReader.from_batches(schema, self._narrowed(wanted, filter))
+        reader = pa.RecordBatchReader.from_batches(schema, until_the_end(self._narrowed(wanted, filter)))
         known = {name: value for name, value in options.items() if name in ("batch_size", "use_threads", "memory_pool")}
         return ds.Scanner.from_batches(reader, columns=columns, **known)
 

@@ -175,6 +175,14 @@ class ArrowResult(ShownByRepr):
         connection.register(name, self.dataset())
         return connection.table(name)
 
+    def __array__(self, *args: object, **options: object) -> Any:
+        """Refuse what NumPy, and `pandas.DataFrame(result)` with it, would make of this: an array of its batches.
+
+        Raises:
+            InvalidUsage: always, with what to do instead.
+        """
+        raise InvalidUsage(f"{type(self).__name__} is no array of NumPy: use to_pandas(), or to_arrow() for columns")
+
     def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
         """Export the result as an Arrow stream, so that `pl.DataFrame(result)` or DuckDB take it directly."""
         reader = pa.RecordBatchReader.from_batches(self.schema, self.to_batches())

@@ -64,3 +64,25 @@ def test_a_read_gives_all_back() -> None:
 def test_processes_that_end_right_after_a_read_end_well() -> None:
     done = subprocess.run([sys.executable, "-c", CHILDREN], capture_output=True, text=True)
     assert done.stdout.strip() == "{0: 15}", done.stderr[-2000:]
+
+
+# A thread that reads for ever, as a page that is served does; the process ends in the middle of it.
+READS_FOR_EVER = """
+import threading, persist
+client = persist.open("memory://x")
+c = client.create_or_load("c", key={"k": int})
+c.write([(key, None) for key in range(5_000)], time=0, seal=1).result()
+snapshot, has_read = c.snapshot(), threading.Event()
+def read():
+    while True:
+        assert snapshot.dataset().to_table().num_rows == 5_000
+        has_read.set()
+threading.Thread(target=read, daemon=True).start()
+has_read.wait()
+"""
+
+
+def test_a_daemon_thread_that_reads_at_the_end_is_refused_and_aborts_nothing() -> None:
+    done = subprocess.run([sys.executable, "-c", READS_FOR_EVER], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr[-1000:]
+    assert "the process is ending, and daemon threads read nothing any more" in done.stderr
