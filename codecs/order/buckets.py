@@ -43,7 +43,7 @@ class Buckets:
         shift = np.uint64(max(0, span.bit_length() - len(numbers).bit_length()))
         at = ((numbers.view(np.uint64) - first) >> shift).view(np.int64)
         counts = np.bincount(at)
-        if np.maximum(counts - (STEPS + 1), 0).sum() > LEFT_SHARE * len(numbers):
+        if np.maximum(counts - np.int64(STEPS + 1), np.int64(0)).sum() > LEFT_SHARE * len(numbers):
             return None
         starts = np.zeros(len(counts), np.int32)
         np.cumsum(counts[:-1], out=starts[1:])

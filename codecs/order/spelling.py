@@ -38,7 +38,7 @@ class Spelling:
         for _, found in counting:
             size //= len(found)
             ranks = found.searchsorted(np.arange(256))
-            self._tables.append(np.minimum(ranks, len(found) - 1) * size)
+            self._tables.append(np.minimum(ranks, np.int64(len(found) - 1)) * size)
 
     def numbers(self, keys: Keys) -> Numbers:
         """Return a number for each key: they ascend with the keys it was learnt from, and equal keys have one number.
