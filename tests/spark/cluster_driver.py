@@ -23,6 +23,7 @@ from pyspark.sql.types import StructType
 
 import persist
 import persist.spark
+from persist.dataflow import Program, col
 from persist.spark.data_source import PersistDataSource
 
 Storage = dict[str, str]
@@ -216,6 +217,28 @@ def compact(spark: SparkSession, location: str, storage: Storage) -> dict[str, A
     return {"keyframes": report.keyframes, "parts_written": report.parts_written}
 
 
+def step(spark: SparkSession, location: str, storage: Storage, where: Any) -> str:
+    """Refresh the view `v`; return which way was taken."""
+    with persist.open(location, storage_options=storage) as client:
+        return persist.spark.refresh(client.view("v"), spark, where=where, storage_options=storage).way
+
+
+def step_stalling(spark: SparkSession, location: str, storage: Storage, *, folder: str) -> str:
+    """Bring a program up to date, of which one task stalls before it has stored anything; return which way it took."""
+
+    def passes(_: Any) -> bool:
+        if os.path.exists(os.path.join(folder, "may stall")) and TaskContext.get() is not None:
+            stall(folder)
+        return True
+
+    with persist.open(location, storage_options=storage) as client:
+        program = Program("by length").using(client)
+        lengths = program.source("c").map(k=col("k"), half=col("k") % 7).filter(passes)
+        lengths.group_by("half").agg(n=col("k").count(), most=col("k").max()).persist("halves", key=["half"])
+        told = program.run_on(spark, client, where="spark", partitions=2, storage_options=storage)
+        return str(told.way)
+
+
 def refused(spark: SparkSession, location: str, storage: Storage, **asked: Any) -> str:
     """Return why a read is refused."""
     try:
@@ -227,7 +250,20 @@ def refused(spark: SparkSession, location: str, storage: Storage, **asked: Any) 
 
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     each.__name__: each
-    for each in (where, write, write_stalling, read, snapshot, route, query, read_stalling, compact, refused)
+    for each in (
+        where,
+        write,
+        write_stalling,
+        read,
+        snapshot,
+        route,
+        query,
+        read_stalling,
+        compact,
+        step,
+        step_stalling,
+        refused,
+    )
 }
 
 

@@ -180,3 +180,25 @@ def test_a_task_that_runs_twice_at_once_counts_once(
     stored, named = stored_and_named(place)
     assert stored - named, "one of the two uploads is nobody's"
     check_clean(place)
+
+
+@pytest.mark.sampled(0.12, group="processes of Spark")
+@pytest.mark.parametrize("place", ["folder", "s3"], indirect=True)
+def test_a_step_ends_right_though_a_worker_is_killed_in_the_middle_of_it(
+    cluster: Cluster, driver: Driver, place: Place, tmp_path: Path
+) -> None:
+    assert driver.call("step_stalling", **arguments(place), folder=str(tmp_path)) == "recompute"
+    with opened(place) as client:
+        client.load("c").write([((k, text(k)), 1, -1) for k in range(0, 3000, 70)], seal=2).result()
+    (tmp_path / "may stall").touch()
+    answer = driver.ask("step_stalling", **arguments(place), folder=str(tmp_path))
+    cluster.kill_worker_of(stalled(tmp_path))
+    assert answer() == "spark"
+    with opened(place) as client:
+        halves, left = client.load("halves"), [k for k in range(3000) if k % 70]
+        assert halves.upper == persist.Antichain(2)
+        expected = [
+            (half, len(every), every[-1]) for half in range(7) for every in [[k for k in left if k % 7 == half]]
+        ]
+        assert sorted(tuple(row.values()) for row in halves.snapshot().to_arrow().to_pylist()) == expected
+        assert client.fsck().problems == ()

@@ -46,3 +46,16 @@ def test_a_client_of_spark_connect_writes_reads_and_compacts(client: Driver, tmp
         message = client.call("refused", location=location, storage=storage, collection="nobody")
         assert "CollectionNotFound" in message
         assert "nobody" in message
+
+
+@pytest.mark.sampled(0.12, group="processes of Spark")
+def test_a_client_of_spark_connect_steps_a_view(client: Driver, tmp_path: Path) -> None:
+    location, storage = str(tmp_path), dict[str, str]()
+    with persist.open(location) as other:
+        c = other.create_or_load("c", key={"k": pa.int64()}, value={"v": pa.string()})
+        c.write([((k, str(k)), 0, 1) for k in range(2000)], seal=1).result()
+        view = other.create_view("v", "SELECT k % 10 AS ends, count(*) AS n FROM c GROUP BY ALL")
+        assert client.call("step", location=location, storage=storage, where="spark") == "recompute"
+        c.write([((7, "7"), 1, -1)], seal=2).result()
+        assert client.call("step", location=location, storage=storage, where="spark") == "spark"
+        assert sorted(view.snapshot().rows()) == [(n, 200 - (n == 7)) for n in range(10)]
