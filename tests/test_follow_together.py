@@ -139,3 +139,29 @@ def test_followers_add_up_to_the_contents_whatever_is_committed_between_their_po
         for each in (a, b):
             if each.upper > 0:
                 assert found[each.name] == rows(persist.Progress(each.changes(0).to_arrow(), each.upper))
+
+
+def test_what_one_collection_gave_is_given_again_if_another_one_cannot_be_read() -> None:
+    store = MemoryBlob()
+    settings = persist.Settings(background=False, compaction=persist.CompactionPolicy(inline_bytes=1))
+    with persist.open(store, settings=settings) as writer, persist.open(store, settings=settings) as reader:
+        a, b = made(writer, "a", "b")
+        both(writer, a, b, 0)
+        followed, missing = (reader[each.name] for each in (a, b))
+        with reader.follow({followed: 0, missing: 0}) as following:
+            before = {entry.key for entry in store.list("")}
+            both(writer, a, b, 1)
+            for each in (a, b):  # What was written is in a blob of its own then.
+                each.compact()
+            parts = [entry.key for entry in store.list("") if entry.key not in before and b.id in entry.key]
+            kept = {key: store.get(key) for key in parts}
+            for key in parts:
+                store.delete(key)
+            with pytest.raises(persist.PersistError):
+                following.poll()
+            for key, data in kept.items():
+                assert data is not None
+                store.set(key, data)
+            step = following.poll()
+            assert step is not None
+            assert {each.name: rows(step[each]) for each in step} == {"a": [(1, 1, 1)], "b": [(1, 1, 1)]}

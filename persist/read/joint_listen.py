@@ -91,10 +91,13 @@ class JointListen(ShownByRepr, AsyncSteps[JointProgress[K]], Generic[K]):
             return None
         seqno, advanced = looked
         progress = {
-            key: self._listens[key].advance(contents)
+            key: self._listens[key].ahead(contents)
             for key, contents in advanced.items()
             if not self._listens[key].is_finished
         }
+        # All or none: if one of them cannot be read now, what the others have comes with the next step.
+        for key, each in progress.items():
+            self._listens[key].move_past(each)
         return JointProgress(seqno, progress) if progress else None
 
     def close(self) -> None:

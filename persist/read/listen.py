@@ -144,6 +144,12 @@ class Listen(ShownByRepr, AsyncSteps[Progress]):
 
     def advance(self, contents: CollectionState) -> Progress:
         """Return what is sealed in a state that `has_advanced`; see `poll`."""
+        progress = self.ahead(contents)
+        self.move_past(progress)
+        return progress
+
+    def ahead(self, contents: CollectionState) -> Progress:
+        """Return what `advance` does, but stay here: it comes again, unless `move_past` is told of it."""
         lower = self._lower
         assert lower is not None
         self._reading()  # Whose lease has ended should hear that, and not what came of it.
@@ -151,9 +157,12 @@ class Listen(ShownByRepr, AsyncSteps[Progress]):
         upper = contents.upper
         with self._reading.explained():
             updates = self._read(self._reading, contents, lower, TIME_MAX + 1 if upper.time is None else upper.time)
-        self._lower = upper.time
-        if upper.time is None:
+        return Progress(updates, upper)
+
+    def move_past(self, progress: Progress) -> None:
+        """Go on behind what `ahead` has returned."""
+        upper = self._lower = progress.upper.time
+        if upper is None:
             self._reading.close()
         else:
-            self._reading.move(upper.time - 1)
-        return Progress(updates, upper)
+            self._reading.move(upper - 1)
