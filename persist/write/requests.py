@@ -54,7 +54,7 @@ from persist.log.records import (
     Tokens,
     Watermarks,
 )
-from persist.state.collection_rules import ExpectNothingBeyondUpper, ExpectParts, ExpectUpper
+from persist.state.collection_rules import ExpectDefinition, ExpectNothingBeyondUpper, ExpectParts, ExpectUpper
 from persist.state.contents import CollectionState
 from persist.state.keyed_rules import PlannedPend
 from persist.state.schemas import version_of
@@ -88,6 +88,10 @@ class _ExpectNothing(_Step, frozen=True, tag="expect_nothing_beyond_upper"):
     upper: Frontier
 
 
+class _ExpectDefinition(_Step, frozen=True, tag="expect_definition"):
+    number: int
+
+
 class _ExpectParts(_Step, frozen=True, tag="expect_parts"):
     next_number: int
 
@@ -97,6 +101,7 @@ Sent = (
     | _ExpectUpper
     | _ExpectNothing
     | _ExpectParts
+    | _ExpectDefinition
     | Create
     | Replace
     | Tokens
@@ -236,6 +241,8 @@ def _sent(step: Any) -> Any:
         return _ExpectNothing(step.collection, step.upper.elements)
     if isinstance(step, ExpectParts):
         return _ExpectParts(step.collection, step.next_number)
+    if isinstance(step, ExpectDefinition):
+        return _ExpectDefinition(step.collection, step.number)
     return step
 
 
@@ -258,6 +265,8 @@ def _step(step: Sent, made: Mapping[str, Create], contents_of: Callable[[str], C
         return ExpectNothingBeyondUpper(step.collection, Antichain(*step.upper))
     if isinstance(step, _ExpectParts):
         return ExpectParts(step.collection, step.next_number)
+    if isinstance(step, _ExpectDefinition):
+        return ExpectDefinition(step.collection, step.number)
     return step
 
 

@@ -468,6 +468,24 @@ def test_every_mutation_that_callers_ask_for_can_be_sent() -> None:
     assert {*get_args(Mutation)} - {*get_args(OWN)} - made_of_others <= {*get_args(Sent)}
 
 
+def test_every_condition_that_callers_set_goes_through_the_server(blob: MemoryBlob, served: Server) -> None:
+    with through(blob, served.url) as client:
+        client["orders"].write(row(1), seal=2).result()
+        view = client.create_view("v", "SELECT v, count(*) AS n FROM orders GROUP BY v")
+        view.refresh()  # Its commits expect the definition by which they were computed.
+        with client.multi_write() as multi:
+            multi.expect_upper(client["orders"], 2)
+            multi.expect_upper(client["orders"], 2, alone=True)
+            multi.expect_definition(client["v"], 1)
+            multi.write(client["orders"], row(2, 2))
+        with pytest.raises(persist.ViewRedefined), client.multi_write() as multi:
+            multi.expect_definition(client["v"], 7)
+            multi.write(client["orders"], row(3, 2))
+        assert client.metrics().groups["commit_through"]["failures"] == 0
+        assert (commits(client)["records"], commits(client)["in_doubt"]) == (0, 0)
+        assert view.snapshot(1).count() == 1
+
+
 def test_an_empty_location_is_begun_by_whoever_writes_first(blob: MemoryBlob) -> None:
     with (
         persist.open(blob, settings=QUIET) as hub,
