@@ -472,6 +472,9 @@ class Client:
             ReadOnly: commits is asked for, and this client only reads.
         """
         self.engine.check_open("serve")
+        for option, given in (("commits", commits), ("insecure", insecure)):
+            if not isinstance(given, bool):
+                raise InvalidUsage(f"serve({option}={given!r}) is not True or False")
         committer = self.engine.writer("serve with commits").committer if commits else None
         if commits and self.mode != "shared":
             raise InvalidUsage(f'serve(commits=True) is for mode="shared", and this is mode={self.mode!r}')

@@ -6,7 +6,7 @@ import pyarrow.flight as flight
 from persist.notify.address import Notify, parsed_address
 
 # What a call may raise when the server is not there, not one of ours, or does not do what was asked.
-CALL_FAILED = (pa.ArrowException, OSError, ValueError, StopIteration)
+CALL_FAILED = (pa.ArrowException, OSError, ValueError)
 
 
 def said(error: BaseException) -> str:
@@ -25,5 +25,7 @@ def ask(client: flight.FlightClient, server: Notify, what: str, body: bytes, tim
     """Have one action done; return the answer. Raises one of `CALL_FAILED`."""
     headers = [] if server.token is None else [(b"authorization", f"Bearer {server.token}".encode())]
     options = flight.FlightCallOptions(timeout=timeout_s, headers=headers)
-    answer: bytes = next(iter(client.do_action(flight.Action(what, body), options))).body.to_pybytes()
-    return answer
+    for found in client.do_action(flight.Action(what, body), options):
+        answer: bytes = found.body.to_pybytes()
+        return answer
+    raise ValueError(f"it has no answer to {what!r}")

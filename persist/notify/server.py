@@ -16,6 +16,7 @@ import json
 import logging
 import threading
 import time
+import uuid
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -24,7 +25,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.flight as flight
 
-from persist.errors import ClientClosed, CollectionNotFound, InvalidUsage, PersistError
+from persist.errors import AsOfNotSealed, ClientClosed, CollectionNotFound, InvalidUsage, PersistError
 from persist.notify.address import Address, check_token, parsed_address
 from persist.notify.commits import CommitsForOthers
 from persist.notify.messages import (
@@ -45,6 +46,7 @@ from persist.write.committer import Committer
 STREAMS_MAX, WAITS_MAX = 64, 512
 BATCH_ROWS = 64 << 10
 LOOK_S = 1.0  # How long a wait for news may go without a look at whether anybody still wants it.
+SEALED_S = 30.0  # How long a read waits for its time to be sealed.
 CLOSE_S = 5.0
 
 logger = logging.getLogger(__name__)
@@ -298,9 +300,7 @@ class _Flight(flight.FlightServerBase):  # type: ignore[misc]
     def _waited(self, wait: Wait, context: Any) -> bytes:
         hub, ends_s = self._hub, time.monotonic() + wait.timeout_s
         with hub.changed:
-            if len(hub.waiters) >= WAITS_MAX:
-                raise flight.FlightUnavailableError(f"{WAITS_MAX} wait already: try again later")
-            hub.waiters.add(wait.waiter)
+            _enter_wait(hub, wait.waiter)
             try:
                 while hub.seqno <= wait.after and wait.waiter not in hub.left and not hub.is_closed:
                     left_s = ends_s - time.monotonic()
@@ -319,17 +319,57 @@ Opened = tuple[pa.Schema, Callable[[], object], Iterator[Any]]
 def _opened(face: Face, wanted: Get, hub: _Hub, context: Any) -> Opened:
     """Return the columns of what is asked for, what gives it up, and its batches."""
     collection = face.load(wanted.collection)
-    if isinstance(wanted, GetSnapshot):
+    if isinstance(wanted, GetSnapshot | GetChanges):
         columns = None if wanted.columns is None else [*wanted.columns]
-        snapshot = collection.snapshot(wanted.as_of, columns=columns)
-        return snapshot.schema, snapshot.close, _sliced(snapshot.to_batches())
-    if isinstance(wanted, GetChanges):
-        columns = None if wanted.columns is None else [*wanted.columns]
-        changes = collection.changes(wanted.start, wanted.end, columns=columns)
-        return changes.schema, changes.close, _sliced(changes.to_batches())
-    listen = collection.subscribe(wanted.as_of) if wanted.contents else collection.listen(wanted.as_of)
+        if isinstance(wanted, GetSnapshot):
+            as_of = wanted.as_of
+            result = _once_sealed(lambda: collection.snapshot(as_of, columns=columns, timeout_s=0.0), hub, context)
+        else:
+            start, end = wanted.start, wanted.end
+            result = _once_sealed(lambda: collection.changes(start, end, columns=columns, timeout_s=0.0), hub, context)
+        return result.schema, result.close, _sliced(result.to_batches())
+    after = wanted.as_of
+    if wanted.contents:
+        listen = _once_sealed(lambda: collection.subscribe(after, timeout_s=0.0), hub, context)
+    else:
+        listen = collection.listen(after)
     schema = collection.schema.arrow
     return schema, listen.close, _steps(listen, schema, hub, context)
+
+
+def _once_sealed(read: Callable[[], Any], hub: _Hub, context: Any) -> Any:
+    """Return what read returns, once what it reads is sealed, unless nobody waits for it any more.
+
+    Raises:
+        AsOfNotSealed: it was not within `SEALED_S`.
+        flight.FlightUnavailableError: there are too many waits, or the server ends.
+    """
+    ends_s, waiter = time.monotonic() + SEALED_S, uuid.uuid4().hex
+    try:
+        while True:
+            seqno = hub.seqno
+            try:
+                return read()
+            except AsOfNotSealed:
+                left_s = ends_s - time.monotonic()
+                if left_s <= 0 or context.is_cancelled():
+                    raise
+            with hub.changed:
+                _enter_wait(hub, waiter)
+                if hub.seqno == seqno and not hub.is_closed:
+                    hub.changed.wait(min(left_s, LOOK_S))
+                if hub.is_closed:
+                    raise flight.FlightUnavailableError("the server ends")
+    finally:
+        with hub.changed:
+            hub.waiters.discard(waiter)
+
+
+def _enter_wait(hub: _Hub, waiter: str) -> None:
+    """Count who waits, if there is room."""
+    if len(hub.waiters) >= WAITS_MAX and waiter not in hub.waiters:
+        raise flight.FlightUnavailableError(f"{WAITS_MAX} wait already: try again later")
+    hub.waiters.add(waiter)
 
 
 def _sliced(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -395,6 +435,12 @@ def _checked(
     """Return where to serve. Raises InvalidUsage if that does not fit, or would let strangers in."""
     address = parsed_address(url)
     check_token(token)
+    if certificate is not None and not (
+        isinstance(certificate, tuple | list)
+        and len(certificate) == 2
+        and all(isinstance(each, str | bytes) for each in certificate)
+    ):
+        raise InvalidUsage("the certificate of a server is a pair: certificate=(chain, key), both as PEM")
     if (certificate is not None) != address.is_tls:
         raise InvalidUsage("grpc+tls:// goes with certificate=(chain, key), both as PEM, and grpc:// with none")
     if address.is_public and token is None and not insecure:

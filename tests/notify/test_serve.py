@@ -3,7 +3,7 @@
 import itertools
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ import pytest
 import persist
 from persist.blob import MemoryBlob
 from persist.client import Client
-from persist.notify import server
+from persist.notify import listener, server
 from persist.replica.follower import HINT_S, POLL_FIRST_S, TOLD_FIRST_S
 from tests.clocks import ImpatientClock
 from tests.stepped import wait_until
@@ -145,6 +145,13 @@ def test_what_a_server_may_not_be_started_with(serving: Client) -> None:
         serving.serve("grpc+tls://127.0.0.1:0")
     with pytest.raises(persist.InvalidUsage, match="certificate"):
         serving.serve(LOCAL, certificate=("chain", "key"))
+    for certificate in (b"xy", ("chain",), ("chain", 7), 7):
+        with pytest.raises(persist.InvalidUsage, match="pair"):
+            serving.serve("grpc+tls://127.0.0.1:0", certificate=certificate)  # type: ignore[arg-type]
+    with pytest.raises(persist.InvalidUsage, match="insecure"):
+        serving.serve("grpc://0.0.0.0:0", insecure="no")  # type: ignore[arg-type]
+    with pytest.raises(persist.InvalidUsage, match="commits"):
+        serving.serve(LOCAL, commits="no")  # type: ignore[arg-type]
     with pytest.raises(persist.InvalidUsage, match="slow_s"):
         serving.serve(LOCAL, slow_s=0)
     with serving.serve(LOCAL) as served, pytest.raises(persist.InvalidUsage, match="port"):
@@ -312,6 +319,67 @@ def test_neither_threads_nor_ports_are_left(tmp_path: Path) -> None:
     assert ours() == before
 
 
+def test_a_read_waits_for_its_time_but_not_beyond_who_asked_or_the_server(
+    serving: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "LOOK_S", 0.01)
+    reads: tuple[dict[str, Any], ...] = (
+        {"get": "snapshot", "as_of": 2},
+        {"get": "changes", "start": 0, "end": 3},
+        {"get": "subscription", "as_of": 2},
+    )
+    found: list[int] = []
+    refused: list[str] = []
+
+    def read(url: str, ticket: dict[str, Any], timeout_s: float) -> None:
+        options = flight.FlightCallOptions(timeout=timeout_s)
+        with flight.FlightClient(url) as client:
+            try:
+                reader = client.do_get(flight.Ticket(json.dumps(ticket | {"collection": "orders"}).encode()), options)
+                found.append(len(reader.read_chunk().data))
+            except (pa.ArrowException, OSError) as error:
+                refused.append(str(error))
+
+    def waiting(timeout_s: float) -> list[threading.Thread]:
+        threads = [threading.Thread(target=read, args=(served.url, each, timeout_s)) for each in reads]
+        for thread in threads:
+            thread.start()
+        wait_until(lambda: served.counts()["waits"] == len(reads))
+        return threads
+
+    with serving.serve(LOCAL) as served:
+        threads = waiting(600.0)
+        serving["orders"].seal(3).result()
+        for thread in threads:
+            thread.join()
+        assert (sorted(found), refused) == ([1, 1, 3], [])
+        for each in reads:
+            for what, time in (("as_of", 3), ("end", 4)):
+                if what in each:
+                    each[what] = time
+        threads = waiting(0.5)
+        for thread in threads:
+            thread.join()
+        wait_until(lambda: served.counts()["waits"] == 0)  # Nobody hung on to them.
+        threads = waiting(600.0)
+    for thread in threads:
+        thread.join()
+    assert [("server ends" in each) for each in refused] == [False] * 3 + [True] * 3
+    assert not [name for name in ours() if name.startswith("persist-server")]
+
+
+def test_a_server_that_answers_nothing_is_asked_again(
+    serving: Client, blob: MemoryBlob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listener, "RETRY_S_MIN", 0.01)
+    with (
+        Liar([None]) as liar,
+        persist.open(blob, mode="read", settings=QUIET, notify=f"grpc://127.0.0.1:{liar.port}") as reader,
+    ):
+        wait_until(lambda: liar.asked >= 3)
+        assert reader.metrics().groups["notify"]["failures"] >= 2
+
+
 def test_tls_serves_who_knows_the_certificate_and_nobody_else(
     serving: Client, blob: MemoryBlob, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -363,14 +431,15 @@ def made_certificate() -> tuple[str, str]:
 class Liar(flight.FlightServerBase):  # type: ignore[misc]
     """Answers every wait at once, with whatever comes next, for ever."""
 
-    def __init__(self, answers: list[bytes]) -> None:
+    def __init__(self, answers: Sequence[bytes | None]) -> None:
         super().__init__("grpc://127.0.0.1:0")
         self._answers = itertools.cycle(answers)
         self.asked = 0
 
     def do_action(self, context: Any, action: flight.Action) -> list[bytes]:
         self.asked += 1
-        return [next(self._answers)]
+        answer = next(self._answers)
+        return [] if answer is None else [answer]
 
 
 @pytest.mark.parametrize(
