@@ -133,7 +133,7 @@ class ReadingCalls(CollectionBase):
         if is_short and contents.upper.has_beyond(upper - 1):
             contents, _ = self.handle.sealed(upper - 1, timeout_s, until=upper)
             check_changes_readable(contents, lower)
-        contents, reading = self.handle.claim(max(0, lower - 1))
+        contents, reading = self.handle.claim(max(0, lower - 1), end=upper)
         try:
             check_changes_readable(contents, lower)
             read_as = self.handle.schema_in(contents, schema)

@@ -160,11 +160,12 @@ class CollectionHandle:
         check_readable(contents, time)
         return contents, time
 
-    def claim(self, time: int, consumer: str = "") -> tuple[CollectionState, ClaimedRead]:
+    def claim(self, time: int, consumer: str = "", *, end: int | None = None) -> tuple[CollectionState, ClaimedRead]:
         """Keep since at or before time; return the state of a moment after that, and what to read its parts with.
 
         Args:
             consumer: see `Engine.claim_all`.
+            end: see `folded`.
 
         Raises:
             AsOfCompacted: since has passed time.
@@ -174,23 +175,32 @@ class CollectionHandle:
             # What a claim costs no commit for may be as old as the state; blobs outlive both by the grace period.
             contents = self.known()
             check_readable(contents, time)
-            contents = self.folded(contents)
+            contents = self.folded(contents, end=end)
         except BaseException:
             claim.release()
             raise
         return contents, ClaimedRead(self.engine.reader, claim, self.needs, self.name)
 
-    def folded(self, contents: CollectionState) -> CollectionState:
+    def folded(self, contents: CollectionState, *, end: int | None = None) -> CollectionState:
         """Return contents as they are once all sealed events are resolved; as they are, if they are already.
 
         What these come to is in parts that only this client has. Cost: reading the events and what their keys hold, the
         first time.
+
+        Args:
+            end: only times before it are read; None for all. A machine that fails on later events fails nobody then.
         """
         if contents.keyed is None or contents.resolved_times is None:
             return contents
         parts = self.engine.folds.get(contents)
         if parts is None:
-            parts = folded(contents, contents.schema, self.machine_in(contents), self.engine.reader())
+            machine, reader = self.machine_in(contents), self.engine.reader()
+            try:
+                parts = folded(contents, contents.schema, machine, contents.upper, reader)
+            except Exception:
+                if end is None or contents.upper <= Antichain(end):
+                    raise
+                return with_folded(contents, folded(contents, contents.schema, machine, Antichain(end), reader))
             self.engine.folds.put(contents, parts)
         return with_folded(contents, parts)
 
@@ -212,7 +222,7 @@ class CollectionHandle:
     ) -> tuple[CollectionState, int, ClaimedRead]:
         """Do what `sealed` does, then `claim` the time it gives."""
         _, time = self.sealed(as_of, timeout_s)
-        contents, reading = self.claim(time, consumer)
+        contents, reading = self.claim(time, consumer, end=time + 1)
         return contents, time, reading
 
     def needs(self, blob: str) -> bool:

@@ -79,10 +79,10 @@ def resolved_updates(
 
 
 def folded(
-    contents: CollectionState, schema: CollectionSchema, machine: Machine, reader: PartReader
+    contents: CollectionState, schema: CollectionSchema, machine: Machine, end: Antichain, reader: PartReader
 ) -> tuple[Part, ...]:
-    """Return the updates up to upper that are not resolved yet, as parts stored nowhere. Memory: all of them."""
-    tables = resolved_updates(contents, schema, machine, contents.upper, reader)
+    """Return the updates before end that are not resolved yet, as parts stored nowhere. Memory: all of them."""
+    tables = resolved_updates(contents, schema, machine, end, reader)
     encoded = (each for table in tables for each in encode_parts(table, schema))
     return tuple(msgspec.structs.replace(part, inline=data) for data, part in encoded)
 

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 import persist
-from persist.upsert import AppendDistinct, Checked, History, InsertIfAbsent, Sessions
+from persist.upsert import AppendDistinct, Checked, Event, History, InsertIfAbsent, PerKey, Sessions
 
 KEY = {"k": pa.int64()}
 SPANS = {"start": pa.int64(), "end": pa.int64(), "events": pa.int64()}
@@ -160,3 +160,24 @@ def test_dates_of_milliseconds_are_late_by_days(client: persist.Client) -> None:
     users = keyed(client, {"at": pa.date64()}, order_by=["at"], late_bound=persist.Behind(datetime.timedelta(days=2)))
     users.upsert([(1, datetime.date(2026, 1, 5), 0)]).result()
     assert users.late_bound == datetime.date(2026, 1, 3)
+
+
+def test_a_function_that_fails_on_a_later_event_keeps_nobody_from_what_was_sealed_before(
+    client: persist.Client,
+) -> None:
+    def last(key: int, held: list[Any], event: Event) -> list[Any]:
+        if event.value == "boom":
+            raise ValueError("boom")
+        return [event.value]
+
+    machine = PerKey(last, name="last", version=1, has_one_value=True)
+    users = keyed(client, {"v": pa.string()}, machine=machine, resolve="background")
+    users.transition([(1, "a", 0), (1, "b", 1), (1, "boom", 2)]).result()
+    users.seal(3).result()
+    with pytest.raises(ValueError, match="boom"):
+        users.snapshot(2)
+    with pytest.raises(ValueError, match="boom"):
+        users.changes(1, 3)
+    assert users.snapshot(0).to_arrow().to_pylist() == [{"k": 1, "v": "a"}]
+    assert users.snapshot(1).to_arrow().to_pylist() == [{"k": 1, "v": "b"}]
+    assert users.changes(1, 2).to_arrow().num_rows == 2
