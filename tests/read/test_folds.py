@@ -15,7 +15,7 @@ def test_what_is_put_again_and_again_takes_its_room_once(tmp_path: Path) -> None
         users.upsert([(1, "a", 0)], seal=1).result()
         handle = users.handle
         contents = handle.contents()
-        parts = folded(contents, contents.schema, handle.machine_in(contents), handle.engine.reader())
+        parts = folded(contents, contents.schema, handle.machine_in(contents), contents.upper, handle.engine.reader())
     folds = Folds(2 * sum(len(part.inline) for part in parts))
     for _ in range(5):
         folds.put(contents, parts)
