@@ -388,7 +388,7 @@ class Outputs:
             begin = asked.pop()
         else:
             # Holds that are there already are of a view that was made then, or of an attempt that wrote nothing.
-            held = [time for each in sources if (time := each.held_at()) is not None]
+            held = [] if self._jumps else [time for each in sources if (time := each.held_at()) is not None]
             begin = max(0, *sinces, min(held, default=min(*uppers, TIME_MAX) - 1))
         # What is to be compared or corrected is computed, and not taken from what is there.
         is_trusted = not any(each.compares or each.corrects for each in self.every)

@@ -260,7 +260,10 @@ def _round(value: Array, *rest: Any) -> Array:
 
 
 def _sign(value: Array, kind: pa.DataType) -> Array:
-    return pc.sign(value.cast(pa.float64()) if pat.is_decimal(value.type) else value).cast(kind)
+    found = pc.sign(value.cast(pa.float64()) if pat.is_decimal(value.type) else value)
+    if pat.is_floating(found.type):  # NaN is of no sign.
+        found = pc.if_else(pc.is_nan(found), pa.scalar(0, found.type), found)
+    return found.cast(kind)
 
 
 def _part(unit: str) -> Callable[..., Array]:

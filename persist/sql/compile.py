@@ -74,11 +74,16 @@ def check_columns(columns: Sequence[tuple[str, str]]) -> None:
             raise InvalidUsage(f"column {name!r} is of type {kind}, which collections cannot hold: cast it")
 
 
+def asked_key(asked: Sequence[str]) -> tuple[str, ...]:
+    """Return the columns that a caller wants for the key; one may be given by its name alone."""
+    return tuple([asked] if isinstance(asked, str) else asked)
+
+
 def key_of(plan: Node, columns: Sequence[tuple[str, str]], asked: Sequence[str] | None) -> tuple[str, ...]:
     """Return which columns are the key: those asked for, or what the query groups by, or all."""
     names = [name for name, _ in columns]
     if asked is not None:
-        given = tuple([asked] if isinstance(asked, str) else asked)
+        given = asked_key(asked)
         unknown = [name for name in given if name not in names]
         if unknown or not given or len(set(given)) < len(given):
             raise InvalidUsage(f"key={asked!r} are not distinct columns of the query, which are {names}")

@@ -8,13 +8,21 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import pyarrow as pa
+
 from persist.client import Client
 from persist.codecs import TIME_MAX, CollectionSchema
+from persist.dataflow.expression import col
+from persist.dataflow.program import Program
+from persist.errors import InvalidUsage
 from persist.log.records import Create, SetHold
 from persist.names import view_hold
+from persist.sql.algebra import Node
 from persist.sql.compile import check_columns, key_of, mentioned, planned
 from persist.sql.definition import VERSION, Definition
 from persist.sql.graph import by_id, definition_of, scans_of
+from persist.sql.lower import Lowering
+from persist.sql.lower_expression import column
 from persist.sql.rewrite import rewritten
 from persist.sql.types import to_arrow
 from persist.state.contents import CollectionState
@@ -104,6 +112,7 @@ def drafted(catalog: Catalog, name: str, sql: str, key: Sequence[str] | None) ->
     reads = {each: catalog.named(each) for each in mentioned(sql, catalog.names)}
     plan, columns = planned(sql, {each: readable.schema for each, readable in reads.items()})
     check_columns(columns)
+    _check_runs(name, plan, columns, reads)
     keys = key_of(plan, columns, key)
     every = {id_: catalog.by_id(id_) for each in reads.values() for id_ in (each.id, *each.inputs)}
     definition = Definition(
@@ -114,6 +123,22 @@ def drafted(catalog: Catalog, name: str, sql: str, key: Sequence[str] | None) ->
     made = Readable(id_, name, schema, _timeline(reads.values()), None, 0, tuple(every), is_view=True)
     steps = (Create(id_, name, schema.to_json(), view=definition.to_json()), *_holds(id_, definition, every.values()))
     return Draft(made, definition, steps, {id_: name, **{each.id: each.name for each in every.values()}})
+
+
+def _check_runs(name: str, plan: Node, columns: Sequence[tuple[str, str]], reads: Mapping[str, Readable]) -> None:
+    """Raise InvalidUsage if the plan is none that can be run, such as one whose constants cannot be computed."""
+    program = Program("view")
+    sources = {each: program.source(each, schema=pa.schema(_columns_of(found))) for each, found in reads.items()}
+    try:
+        answer = Lowering(program, sources.__getitem__).answer(plan)
+        answer.map(**{each: col(column(at)) for at, (each, _) in enumerate(columns)})
+    except InvalidUsage as error:
+        raise InvalidUsage(f"the query of view {name!r} cannot be computed on any rows: {error}") from error
+
+
+def _columns_of(readable: Readable) -> list[pa.Field]:
+    schema = readable.schema
+    return [pa.field(each, kind) for each, kind in zip(schema.names, schema.types, strict=False)]
 
 
 def _holds(view: str, definition: Definition, inputs: Iterable[Readable]) -> list[SetHold]:

@@ -9,7 +9,7 @@ from functools import partial
 from persist.antichain import Antichain
 from persist.client import Client
 from persist.collection import Collection
-from persist.dataflow.errors import OperatorFailed
+from persist.dataflow.errors import NotConverging, OperatorFailed
 from persist.dataflow.program import Program
 from persist.dataflow.report import OperatorReport
 from persist.dataflow.running import Running
@@ -19,12 +19,14 @@ from persist.errors import (
     HoldMoved,
     HoldNotFound,
     InvalidUsage,
+    SchemaMismatch,
     SchemaMoved,
     UpperMismatch,
     ViewRedefined,
 )
 from persist.names import check_free_name
 from persist.read.record_count import record_count
+from persist.sql.compile import asked_key
 from persist.sql.definition import Definition
 from persist.sql.draft import Catalog, drafted
 from persist.sql.graph import ViewProgram, by_id, definition_of, views_for
@@ -33,6 +35,7 @@ from persist.sql.redefine import dependents_of, redefinition
 from persist.state.contents import definition_number
 from persist.write.future import CommitFuture
 
+FAILURES = (OperatorFailed, NotConverging)  # By what the rows are, so they may be over when rows are retracted.
 TRIES = 5  # While others redefine views, or refresh them.
 
 
@@ -70,6 +73,7 @@ class View(Collection):
 
         Raises:
             OperatorFailed: the query fails on a row, which is named, at the latest time.
+            NotConverging: a recursion of the query does not come to its end, at the latest time.
             CollectionNotFound: the view was destroyed.
             SourceLost, OutputConflict: an input cannot be read any more, or somebody else wrote the view.
             ReadOnly: this client only reads.
@@ -96,7 +100,7 @@ class View(Collection):
                 self._adopt(views[-1].definition)
                 self._running = ViewProgram(self.client, views).open(self.client)
             self._running.run()
-        except OperatorFailed as error:
+        except FAILURES as error:
             self._stop()
             self._healed(error)
         except BaseException:
@@ -164,15 +168,15 @@ class View(Collection):
     def _refresh_all(self) -> None:
         """Bring the view, and all that depend on it, to one time; what fails stays where it is."""
         views = [self, *(load_view(self.client, each.name) for each in dependents_of(self.client, self))]
-        with suppress(OperatorFailed), ViewsTogether(views) as together:
+        with suppress(*FAILURES, SchemaMismatch), ViewsTogether(views) as together:
             together.refresh()
 
-    def _healed(self, failure: OperatorFailed) -> None:
+    def _healed(self, failure: OperatorFailed | NotConverging) -> None:
         """Go on where the query does not fail any more; raise the failure if it does at the latest time, too."""
         try:
             with self._program().open(self.client, jump=True) as running:
                 running.run()
-        except OperatorFailed:
+        except FAILURES:
             raise failure from None
 
     def explain(self, *, optimise: bool = True) -> str:
@@ -317,7 +321,7 @@ def create_view(client: Client, name: str, sql: str, *, key: Sequence[str] | Non
 
 def _existing(client: Client, name: str, sql: str, key: Sequence[str] | None) -> View:
     found = load_view(client, name)
-    if found.sql.strip() != sql.strip() or (key is not None and found.definition.key != tuple(key)):
+    if found.sql.strip() != sql.strip() or (key is not None and found.definition.key != asked_key(key)):
         raise InvalidUsage(
             f"there is a view {name!r} with another definition: {found.sql!r:.300}. Choose another name, destroy it, "
             "or give it this one with redefine()"

@@ -128,6 +128,32 @@ def test_a_view_that_fails_goes_on_with_a_definition_that_does_not(client: persi
     assert rows(failing)[-1] == (7, "z", -(2**62) - 1)
 
 
+def test_a_view_whose_columns_became_too_narrow_goes_on_with_a_definition_of_the_wider_ones(
+    client: persist.Client,
+) -> None:
+    small = client.create_or_load("small", key={"id": pa.int64()}, value={"n": pa.int32()})
+    small.write([((1, 1), 0, 1)])
+    small.seal(1).result()
+    view = client.create_view("read", "SELECT id, n FROM small", key=["id"])
+    view.refresh()
+    small.evolve(widen={"n": pa.int64()})
+    client.load("small").write([((2, 2**40), 1, 1)], seal=2).result()
+    with pytest.raises(persist.SchemaMismatch, match="cannot hold"):
+        view.refresh()
+    view.redefine("SELECT id, n + 0 AS n FROM small")
+    assert view.refresh() == persist.Antichain(2)
+    assert rows(view) == [(1, 1), (2, 2**40)]
+
+
+def test_a_definition_that_cannot_be_computed_is_refused(client: persist.Client) -> None:
+    facts = facts_of(client)
+    sums = client.create_view("sums", SUMS)
+    with pytest.raises(persist.InvalidUsage, match="cannot be computed on any rows"):
+        sums.redefine("SELECT k, 'x'::BIGINT AS total FROM facts")
+    facts.seal(3).result()
+    assert sums.refresh() == persist.Antichain(3)
+
+
 def test_an_input_that_cannot_be_read_at_the_switch_is_refused(client: persist.Client) -> None:
     facts, others = facts_of(client), facts_of(client, "others")
     sums = client.create_view("sums", SUMS)

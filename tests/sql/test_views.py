@@ -321,6 +321,12 @@ def test_a_definition_may_be_given_again_but_not_another_one(client: persist.Cli
         client.create_view("orders", TOTALS)
 
 
+def test_a_key_of_one_column_may_be_given_by_its_name_each_time(client: persist.Client) -> None:
+    filled(client)
+    for _ in range(2):
+        assert client.create_view("one", "SELECT id, status FROM orders", key="id").schema.key_names == ("id",)
+
+
 def test_two_processes_may_refresh_one_view(tmp_path: Path) -> None:
     location = str(tmp_path / "location")
     with persist.open(location) as one, persist.open(location) as other:
@@ -372,6 +378,26 @@ def test_a_view_goes_on_when_the_row_that_it_failed_on_is_retracted(client: pers
     assert rows(view, 5) == [(2, 4), (3, 6)]
 
 
+def test_a_view_that_was_never_refreshed_begins_when_the_row_that_it_fails_on_is_retracted(
+    client: persist.Client,
+) -> None:
+    numbers = client.create_or_load("numbers", key={"n": pa.int64()})
+    view = client.create_view("doubled", "SELECT n, n * 2 AS twice FROM numbers")
+    count = client.create_view("how_many", "SELECT count(*) AS n FROM doubled")
+    numbers.write([((2**62, None), 1, 1), ((3, None), 2, 1)])
+    numbers.seal(3).result()
+    with pytest.raises(persist.InvalidUsage, match=str(2**62)):
+        count.refresh()
+    numbers.write([((2**62, None), 4, -1)])
+    numbers.seal(6).result()
+    assert count.refresh() == persist.Antichain(6)
+    assert (rows(view), rows(count)) == ([(3, 6)], [(1,)])
+    numbers.write([((5, None), 6, 1)])
+    numbers.seal(7).result()
+    assert view.refresh() == persist.Antichain(7)
+    assert rows(view) == [(3, 6), (5, 10)]
+
+
 def test_times_that_somebody_reads_are_not_passed_over(client: persist.Client) -> None:
     numbers = client.create_or_load("numbers", key={"n": pa.int64()})
     numbers.seal(1).result()
@@ -408,6 +434,9 @@ def test_times_that_somebody_reads_are_not_passed_over(client: persist.Client) -
         ("SELEC id", "(?s)yntax"),
         ("", "is no query"),
         ("SELECT id FROM orders WHERE id = ?", "parameter|arameter"),
+        ("SELECT id + 'x' AS y FROM orders", "cannot be computed on any rows.*'x'"),
+        ("SELECT 1 // 0 AS y FROM orders", "cannot be computed on any rows.*division by zero"),
+        ("SELECT 170141183460469231731687303715884105727::HUGEINT AS y", "more than 38 digits"),
         ("SELECT * FROM 'x.parquet'", "no collection of that name"),
     ],
 )
@@ -436,6 +465,54 @@ def test_a_recursion_without_end_is_an_error_and_the_view_stays(client: persist.
     with pytest.raises(persist.InvalidUsage, match="iterations"):
         view.refresh()
     assert view.upper == persist.Antichain(0)
+
+
+@pytest.mark.sampled(0.2)  # It goes to the limit of iterations.
+def test_a_view_goes_on_when_what_its_recursion_did_not_end_for_is_retracted(client: persist.Client) -> None:
+    steps = client.create_or_load("steps", key={"n": pa.int64()}, value={"next": pa.int64()})
+    steps.write([((1, 2), 0, 1)])
+    steps.seal(1).result()
+    query = (
+        "WITH RECURSIVE r(n, d) AS (SELECT n, 0 FROM steps UNION ALL SELECT steps.next, 1 FROM r JOIN steps USING (n)) "
+        "SELECT n, d, count(*) AS times FROM r GROUP BY n, d"
+    )
+    view = client.create_view("reached", query)
+    view.refresh()
+    steps.write([((2, 2), 1, 1)])
+    steps.seal(2).result()
+    with pytest.raises(persist.InvalidUsage, match="iterations"):
+        view.refresh()
+    steps.write([((2, 2), 2, -1)])
+    steps.seal(3).result()
+    assert view.refresh() == persist.Antichain(3)
+    assert rows(view) == [(1, 0, 1), (2, 1, 1)]
+
+
+def test_nan_and_zero_are_of_no_sign(client: persist.Client) -> None:
+    numbers = client.create_or_load("numbers", key={"n": pa.int64()}, value={"x": pa.float64()})
+    numbers.write([((at, x), 0, 1) for at, x in enumerate([float("nan"), -0.0, -2.5, float("inf")])])
+    numbers.seal(1).result()
+    view = client.create_view("signs", "SELECT n, sign(x) AS s FROM numbers")
+    view.refresh()
+    assert rows(view) == [(0, 0), (1, 0), (2, -1), (3, 1)]
+
+
+def test_nobody_writes_a_view_but_its_refreshes(client: persist.Client) -> None:
+    orders = filled(client)
+    view = client.create_view("ids", "SELECT id FROM orders")
+    view.refresh()
+    for each in (view, client.load("ids")):
+        with pytest.raises(persist.InvalidUsage, match=r"'ids' is a view.*write\(\) is refused"):
+            each.write([((9, None), 5, 1)])
+        with pytest.raises(persist.InvalidUsage, match=r"'ids' is a view.*seal\(\) is refused"):
+            each.seal(9)
+        with pytest.raises(persist.InvalidUsage, match=r"'ids' is a view.*overwrite\(\) is refused"):
+            each.overwrite([], time=9)
+        with pytest.raises(persist.InvalidUsage, match=r"'ids' is a view.*delete\(\) is refused"):
+            each.delete([1], time=9)
+    orders.seal(4).result()
+    assert view.refresh() == persist.Antichain(4)
+    assert rows(view) == [(1,), (2,), (3,)]
 
 
 def test_a_view_of_a_collection_with_a_timeline_has_its_moments(tmp_path: Path) -> None:
