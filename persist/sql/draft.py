@@ -131,7 +131,8 @@ def _check_runs(name: str, plan: Node, columns: Sequence[tuple[str, str]], reads
     sources = {each: program.source(each, schema=pa.schema(_columns_of(found))) for each, found in reads.items()}
     try:
         answer = Lowering(program, sources.__getitem__).answer(plan)
-        answer.map(**{each: col(column(at)) for at, (each, _) in enumerate(columns)})
+        outputs: dict[str, Any] = {each: col(column(at)) for at, (each, _) in enumerate(columns)}
+        answer.map(**outputs)
     except InvalidUsage as error:
         raise InvalidUsage(f"the query of view {name!r} cannot be computed on any rows: {error}") from error
 
