@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from persist.codecs import DiffOverflow
-from persist.dataflow.bulk import MANY_ROWS, order_of, summed_first
+from persist.dataflow.bulk import MANY_ROWS, SAMPLE, has_repeats, order_of, summed_first
 from persist.dataflow.times import Flags, Ints
 
 HASH_VERSION = 1  # Of `mixed`; another hash is another version.
@@ -106,24 +106,26 @@ def to_batch(updates: Ints, layout: Layout, *, is_consolidated: bool = False) ->
     Args:
         is_consolidated: no two updates agree in record and time, and no diff is 0.
     """
+    if updates.shape[1] >= MANY_ROWS and not is_consolidated:
+        updates = _summed_first(updates, layout)
     hashes = key_hashes(updates[: layout.keys])
     if layout.values:
         hashes |= (mixed(updates[layout.keys : layout.words]) >> _HALF).view(np.int64)
     batch = np.empty((layout.height, updates.shape[1]), np.int64)
     batch[0] = hashes
     batch[1:] = updates
-    if batch.shape[1] >= MANY_ROWS and not is_consolidated:
-        batch = summed_first(batch, 1 + layout.words, _marks(batch, layout))
     return settled(batch, layout, is_consolidated=is_consolidated)
 
 
-def _marks(batch: Ints, layout: Layout) -> Ints:
-    """Return what is equal for updates of one record and time. All 64 bits tell keys apart: of a million, some always
-    agree in the half of the hash that orders them."""
-    times = layout.times(batch)
-    end = 1 + layout.words if (times == times[:, :1]).all() else len(batch) - 1
-    marks: Ints = mixed(batch[1:end]).view(np.int64) if end > 1 else batch[0]
-    return marks
+def _summed_first(updates: Ints, layout: Layout) -> Ints:
+    """Return updates of which equal ones are summed, if that pays. All 64 bits of a hash tell records apart: of a
+    million keys, some always agree in the half that orders them."""
+    times = updates[layout.words : -1]
+    end = layout.words if (times == times[:, :1]).all() else len(updates) - 1
+    count = updates.shape[1]
+    if not end or not has_repeats(mixed(updates[:end, :: count // SAMPLE]), count):
+        return updates
+    return summed_first(updates, layout.words, mixed(updates[:end]).view(np.int64))
 
 
 def settled(batch: Ints, layout: Layout, *, is_consolidated: bool = False) -> Ints:
@@ -153,7 +155,7 @@ def without_zeros(updates: Ints) -> Ints:
 def _with_ties(batch: Ints, layout: Layout, tied: Ints) -> Ints:
     """Consolidate a batch sorted by hash, where row tied[i] + 1 has the hash of row tied[i]."""
     differ = _differs(batch, tied)
-    if differ.any():
+    if differ.any() and not _is_in_order(batch, layout, tied):
         batch = _in_order(batch, layout, tied[_in_mixed_runs(tied, differ)])
         differ = _differs(batch, tied)
     rows = batch.shape[1]
@@ -178,6 +180,15 @@ def _differs(batch: Ints, rows: Ints) -> Flags:
         return np.asarray((every[:, 1:] != every[:, :-1]).any(axis=0).take(rows))
     every = batch[1:-1].take(rows, axis=1, mode="clip")
     return np.asarray((every != batch[1:-1].take(rows + 1, axis=1)).any(axis=0))
+
+
+def _is_in_order(batch: Ints, layout: Layout, tied: Ints) -> bool:
+    """Return whether rows of one hash are of one record and in the order of their times, as when what came later stood
+    behind what was there before; False if that takes longer to tell."""
+    if layout.dimensions != 1 or (batch[-2].take(tied) > batch[-2].take(tied + 1)).any():
+        return False
+    words = batch[1:-2]
+    return all((word.take(tied) == word.take(tied + 1)).all() for word in words)
 
 
 def _in_mixed_runs(tied: Ints, differ: Flags) -> Flags:

@@ -34,31 +34,35 @@ def order_of(hashes: Ints, descents: Flags) -> Ints:
     return order
 
 
-def summed_first(batch: Ints, first_time: int, marks: Ints) -> Ints:
-    """Return a batch that is not sorted yet with equal updates summed, if many are; otherwise as it is.
+def has_repeats(sample: Any, count: int) -> bool:
+    """Return whether summing updates first pays, given the marks of a sample and how many there are in all."""
+    ordered = np.sort(sample)
+    pairs = np.count_nonzero(ordered[1:] == ordered[:-1])
+    return pairs * 2 * count >= REPEATS * len(sample) ** 2  # Birthdays: n values of d make n * n / 2d pairs.
+
+
+def summed_first(updates: Ints, first_time: int, marks: Ints) -> Ints:
+    """Return updates with equal ones summed; as they are, if that turns out not to pay, or sums might not be exact.
 
     Args:
         first_time: the row at which times begin.
         marks: int64[n], equal for equal updates.
     """
-    count = batch.shape[1]
-    sample = np.sort(marks[:: count // SAMPLE])
-    if np.count_nonzero(sample[1:] == sample[:-1]) * 2 * count < REPEATS * len(sample) ** 2:
-        return batch  # By the birthday paradox: n values of d make n * n / 2d pairs.
-    diffs = batch[-1]
+    count = updates.shape[1]
+    diffs = updates[-1]
     largest = max(int(diffs.max()), -int(diffs.min()))
     coded = pa.array(marks).dictionary_encode()
     codes = coded.indices.to_numpy()
     if 2 * len(coded.dictionary) > count or count * largest >= _EXACT:
-        return batch
+        return updates
     # Codes are given out in the order in which marks are met.
     so_far = np.maximum.accumulate(codes)
     firsts = np.concatenate(([0], np.flatnonzero(so_far[1:] != so_far[:-1]) + 1))
-    found = batch.take(firsts, axis=1)
-    for row in range(1, len(batch) - 1):
-        is_one = row >= first_time and (batch[row] == batch[row, 0]).all()
-        if not is_one and (found[row].take(codes) != batch[row]).any():
-            return batch  # Two different updates have one mark.
+    found = updates.take(firsts, axis=1)
+    for row in range(len(updates) - 1):
+        is_one = row >= first_time and (updates[row] == updates[row, 0]).all()
+        if not is_one and (found[row].take(codes) != updates[row]).any():
+            return updates  # Two different updates have one mark.
     is_inserted = largest == 1 and (diffs == 1).all()
     sums = np.bincount(codes) if is_inserted else np.bincount(codes, weights=diffs).astype(np.int64)
     found[-1] = sums

@@ -108,7 +108,8 @@ class InputHandle:
         """
         found = frontier if isinstance(frontier, Antichain) else Antichain(frontier)
         for point in found.points:
-            coordinates(f"input {self.name!r}: frontier", point, self._dimensions)
+            if len(point) != self._dimensions:
+                coordinates(f"input {self.name!r}: frontier", point, self._dimensions)  # Raises.
         if not self.frontier <= found:
             raise InvalidUsage(
                 f"input {self.name!r} would go back from {self.frontier} to {found}: a frontier only advances"

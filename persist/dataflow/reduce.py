@@ -231,12 +231,13 @@ class TotalReduce(ReduceOperator):
             ranks = np.zeros(len(times), np.int64)
         else:
             moments, firsts, sizes, ranks = _moments(numbers, times)
-        rows = np.empty((layout.values + 3, len(numbers) + len(old_numbers)), np.int64)
-        rows[0, : len(numbers)], rows[0, len(numbers) :] = numbers, old_numbers
-        rows[1 : 1 + layout.values, : len(numbers)] = layout.value_rows(new)
-        rows[1 : 1 + layout.values, len(numbers) :] = layout.value_rows(old)
-        rows[-2, : len(numbers)], rows[-2, len(numbers) :] = ranks, -1
-        rows[-1, : len(numbers)], rows[-1, len(numbers) :] = new[-1], old[-1]
+        count_old = len(old_numbers)  # The old ones come first, so that sorting finds each record's times in order.
+        rows = np.empty((layout.values + 3, count_old + len(numbers)), np.int64)
+        rows[0, :count_old], rows[0, count_old:] = old_numbers, numbers
+        rows[1 : 1 + layout.values, :count_old] = layout.value_rows(old)
+        rows[1 : 1 + layout.values, count_old:] = layout.value_rows(new)
+        rows[-2, :count_old], rows[-2, count_old:] = -1, ranks
+        rows[-1, :count_old], rows[-1, count_old:] = old[-1], new[-1]
         changes = to_batch(rows, Layout(1, layout.values, 1))
         if not changes.shape[1]:
             return self.out_layout.empty()

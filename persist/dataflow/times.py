@@ -146,6 +146,9 @@ class Antichain:
         return found
 
     def __le__(self, other: "Antichain | Time") -> bool:
+        points = other.points if isinstance(other, Antichain) else ()
+        if len(points) == len(self.points) == 1 and len(points[0]) == len(self.points[0]):
+            return _before(self.points[0], points[0])
         return all(self.has_beyond(element) for element in _frontier(other).points)
 
     def __lt__(self, other: "Antichain | Time") -> bool:
@@ -172,6 +175,8 @@ def _frontier(given: Antichain | Time) -> Antichain:
 
 
 def _before(one: Coordinates, other: Coordinates) -> bool:
+    if len(one) == len(other) == 1:
+        return one[0] <= other[0]
     return all(a <= b for a, b in zip(one, other, strict=True))
 
 
