@@ -111,7 +111,7 @@ def resumed(operators: Sequence[Operator], counts: dict[Operator, Counts], outpu
         operators: of the root scope, in the order in which they run.
         counts: of some reductions, how their state is told from what they give.
     """
-    is_written = {each.sink: each.done > at and not each.corrects for each in outputs.every}
+    is_written = {each.sink: each.done > at and not (each.corrects or each.compares) for each in outputs.every}
     restored: set[Operator] = set()
     for output in outputs.every:
         reduce = output.sink.inputs[0]

@@ -167,3 +167,15 @@ def test_a_program_that_sealed_further_and_one_that_is_new_go_on_together(client
         running.step()
     for name in ("counting out", "other out"):
         assert rows_at(client.load(name), 2) == expected(facts, 2)
+
+
+def test_an_output_whose_origin_is_in_doubt_is_compared_with_all_that_the_program_gives(client: persist.Client) -> None:
+    facts, _ = filled(client)
+    with counting().open(client) as running:
+        running.step()
+    counting().drop(client)  # Nothing says any more that this program has written it.
+    facts.write([((1000, 1), 1, 1)], seal=2).result()
+    with counting().open(client) as running:
+        running.step()
+        assert gave(running, "join") > 0
+    assert rows_at(client.load("counting out"), 1) == expected(facts, 1)
