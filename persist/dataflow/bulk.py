@@ -38,7 +38,7 @@ def has_repeats(sample: Any, count: int) -> bool:
     """Return whether summing updates first pays, given the marks of a sample and how many there are in all."""
     ordered = np.sort(sample)
     pairs = np.count_nonzero(ordered[1:] == ordered[:-1])
-    return pairs * 2 * count >= REPEATS * len(sample) ** 2  # Birthdays: n values of d make n * n / 2d pairs.
+    return bool(pairs * 2 * count >= REPEATS * len(sample) ** 2)  # Birthdays: n values of d make n * n / 2d pairs.
 
 
 def summed_first(updates: Ints, first_time: int, marks: Ints) -> Ints:
