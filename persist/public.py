@@ -68,6 +68,7 @@ from persist.errors import (
     UploadExpired,
     UpperMismatch,
     ViewRedefined,
+    ViewWritten,
     WriterFenced,
 )
 from persist.follow import Following
@@ -182,6 +183,7 @@ __all__: list[str] = [
     "UpperMismatch",
     "Utf8",
     "ViewRedefined",
+    "ViewWritten",
     "Work",
     "WriterFenced",
     "fsck",

@@ -62,7 +62,6 @@ class WritingCalls(KeyedCalls):
             ReadOnly, ClientClosed: this client cannot write.
         """
         handle = self.handle
-        handle.check_no_view("write")
         expected = [] if expected_upper is None else [handle.expect_step(expected_upper)]
         sealing = [] if seal is None else [handle.seal_step(seal)]
         check_token(token)  # Before anything is uploaded.
@@ -103,7 +102,6 @@ class WritingCalls(KeyedCalls):
             ReadOnly, ClientClosed: this client cannot write.
         """
         self.handle.engine.writer("overwrite")
-        self.handle.check_no_view("overwrite")
         check_request(self.schema, None, where, "diff")
         check_token(token)
         notes = note_steps(message, metadata, [self.id])
@@ -133,7 +131,6 @@ class WritingCalls(KeyedCalls):
         Returns, raises: as `overwrite`.
         """
         self.handle.engine.writer("delete")
-        self.handle.check_no_view("delete")
         if self.handle.keyed is not None:
             return self._delete_keyed(what, time, token, note_steps(message, metadata, [self.id]))
         check_request(self.schema, None, what if isinstance(what, pc.Expression) else None, "diff")
@@ -151,7 +148,6 @@ class WritingCalls(KeyedCalls):
             a future that resolves when the seal is durable, or to `FrontierRegression` if upper is behind the
             current one, `UpperMismatch` if that is not expected_upper. A seal to the current upper does nothing.
         """
-        self.handle.check_no_view("seal")
         expected = [] if expected_upper is None else [self.handle.expect_step(expected_upper)]
         handle = self.handle.as_keyed()
         if handle.keyed is not None:

@@ -82,6 +82,7 @@ class Output:
         domain: Domain,
     ) -> None:
         self.collection = _made(client, sink) if known is None else known
+        self._engine = client.engine
         self.sink = sink
         self.waiting: list[Ints] = []
         self.definition = definition
@@ -222,6 +223,8 @@ class Output:
         self.collection.allow_compaction(at).result()
 
     def _kept_before(self, to: int) -> list[str]:
+        # A read of this client that has ended keeps its time readable for a while, for the next one.
+        self._engine.writer("seal").leases.settle(self.collection.id)
         held = [f"the hold {each.name or each.holder!r}" for each in self.collection.holds() if each.time < to]
         return held + [f"the tag {name!r}" for name, time in self.collection.tags().items() if time < to]
 
@@ -390,9 +393,7 @@ class Outputs:
             # Holds that are there already are of a view that was made then, or of an attempt that wrote nothing.
             held = [] if self._jumps else [time for each in sources if (time := each.held_at()) is not None]
             begin = max(0, *sinces, min(held, default=min(*uppers, TIME_MAX) - 1))
-        # What is to be compared or corrected is computed, and not taken from what is there.
-        is_trusted = not any(each.compares or each.corrects for each in self.every)
-        self.goes_on_from = begin if resume_at is not None and not self._replays and is_trusted else None
+        self.goes_on_from = None if resume_at is None or self._replays else begin
         for output in self.every:
             output.begin_readable(begin)
             if resume_at is not None and not self._replays:

@@ -5,7 +5,6 @@ It stands for that very collection, by id: after its destruction, it does not tu
 
 from collections.abc import Sequence
 from concurrent.futures import Future
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, cast, get_args
 
@@ -372,15 +371,6 @@ class CollectionHandle:
         """Raise KeyedCollection if it takes events, and no plain updates."""
         if self.keyed is not None:
             raise KeyedCollection(self.name, action)
-
-    def check_no_view(self, action: str) -> None:
-        """Raise InvalidUsage if it is a view as far as this client knows: only its refreshes write it."""
-        with suppress(CollectionNotFound):  # The commit will tell.
-            if self.known().view is not None:
-                raise InvalidUsage(
-                    f"collection {self.name!r} is a view, which holds what its query gives, so {action}() is refused: "
-                    "change what it reads and call refresh(), or give it another query with redefine()"
-                )
 
     def _timeline_for(self, what: str, given: Moment) -> Timeline:
         timeline = self.timeline

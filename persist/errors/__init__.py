@@ -61,6 +61,7 @@ from persist.errors.usage import (
     ReadOnly,
     TagNotFound,
     TokenReused,
+    ViewWritten,
 )
 
 __all__ = [
@@ -109,5 +110,6 @@ __all__ = [
     "UploadExpired",
     "UpperMismatch",
     "ViewRedefined",
+    "ViewWritten",
     "WriterFenced",
 ]

@@ -27,6 +27,20 @@ class KeyedCollection(InvalidUsage):
         )
 
 
+class ViewWritten(InvalidUsage):
+    """A view was written or sealed by somebody, and only its refresh may (rule 19)."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.name = name
+
+    def __str__(self) -> str:
+        return (
+            f"the collection {self.name!r} is a view: it holds what its query gives, and nothing else writes or seals "
+            "it. Write to the collections that it reads and refresh it, or give it another query with redefine()."
+        )
+
+
 class NotOneValue(InvalidUsage):
     """A collection was to become keyed, and some keys have more than one value at some time, or contain NULL.
 

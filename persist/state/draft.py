@@ -3,11 +3,12 @@
 from collections.abc import Iterable
 from dataclasses import replace
 
-from persist.errors import UpdatesBeyondUpper
-from persist.log.records import Batch, Mutation, ReleaseHold, Tokens
+from persist.errors import UpdatesBeyondUpper, ViewWritten
+from persist.log.records import Batch, Mutation, ReleaseHold, Seal, Tokens
 from persist.state.collection_rules import (
     CollectionStep,
     Condition,
+    ExpectDefinition,
     ExpectNothingBeyondUpper,
     Planned,
     PlannedAppend,
@@ -70,6 +71,7 @@ class Draft:
         if tokens and self._done(tokens):
             return False
         draft = Changing(MapChanges(now.entries), MapChanges(now.ids), now.control, _with_step)
+        self._check_views(steps)
         for step in steps:
             if isinstance(step, ExpectNothingBeyondUpper) and step.collection in self._appended:
                 raise UpdatesBeyondUpper(step.upper, None)
@@ -87,9 +89,19 @@ class Draft:
         alike = step.collection, step.schema
         valid_from = self._valid_from.get(alike)
         if valid_from is None or step.time_min < valid_from:
+            self._check_views((step,))
             after_step(self._now.entry_for(step).contents, step)
             self._valid_from[alike] = step.time_min
             self._appended.add(step.collection)
+
+    def _check_views(self, steps: tuple[DraftStep, ...]) -> None:
+        """Raise ViewWritten if steps write or seal a view and do not expect the definition that they computed it by."""
+        expected = {step.collection for step in steps if isinstance(step, ExpectDefinition)}
+        for step in steps:
+            if isinstance(step, PlannedAppend | Seal) and step.collection not in expected:
+                entry = self._now.entries.now(step.collection)
+                if entry is not None and entry.contents is not None and entry.contents.view is not None:
+                    raise ViewWritten(entry.contents.name)
 
     def _repeats_batch(self, steps: tuple[DraftStep, ...]) -> bool:
         """Tell whether steps are a batch that a collection has: one record adds it to all, so any will do."""
