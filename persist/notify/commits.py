@@ -38,6 +38,11 @@ class CommitsForOthers:
         """Return how many requests came, with how many operations."""
         return dict(self._counts)
 
+    def location(self) -> str | None:
+        """Return which location is committed to, None if there is none yet."""
+        # Perhaps the client that asks has only just begun the location.
+        return self._follower.state.location or self._follower.refresh().location
+
     def answer(self, data: bytes) -> bytes:
         """Return the answers to a request, once all are known.
 
@@ -45,8 +50,7 @@ class CommitsForOthers:
             ValueError: it is none, or meant for another location.
         """
         request = request_from(data)
-        # Perhaps the client that asks has only just begun the location.
-        location = self._follower.state.location or self._follower.refresh().location
+        location = self.location()
         if request.location != location:
             raise ValueError(f"this server commits to the location {location}, and {request.location} was asked for")
         self._check_new(request)

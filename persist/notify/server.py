@@ -259,8 +259,7 @@ class _Flight(flight.FlightServerBase):  # type: ignore[misc]
             elif action.type == "committed":
                 self._follower.hint(decode_message(body, Committed).seqno)
             elif action.type == "commits":
-                self._committing()
-                return iter([msgspec.json.encode(Commits(self._follower.state.location))])
+                return iter([msgspec.json.encode(Commits(self._committing().location()))])
             elif action.type == "commit":
                 return iter([self._committing().answer(body)])
             else:

@@ -426,6 +426,20 @@ def test_who_may_not_commit_does_not_serve_commits(blob: MemoryBlob, hub: Client
         alone.serve(LOCAL, commits=True)
 
 
+@pytest.mark.parametrize("again", range(5))  # Sometimes the server has looked by itself.
+def test_a_server_of_a_location_that_another_client_has_only_just_begun_commits_there(
+    blob: MemoryBlob, again: int
+) -> None:
+    patient = persist.Settings(background=False, poll_s=3600.0)
+    with persist.open(blob, settings=patient) as hub, hub.serve(LOCAL, commits=True) as served:
+        with persist.open(blob, settings=QUIET) as client:
+            client.create_or_load("orders", key={"k": int}, value={"v": str})
+        with through(blob, served.url) as client:
+            client["orders"].write(row(again)).result()
+            assert commits(client)["relayed"] == 1
+    assert keys(blob) == [again]
+
+
 def test_a_server_that_turns_into_one_of_another_location_commits_nothing_there(
     blob: MemoryBlob, served: Server
 ) -> None:
