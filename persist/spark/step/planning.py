@@ -14,10 +14,11 @@ import pyarrow as pa
 from persist.codecs import TIME_MAX, Part
 from persist.codecs.types.schema import TIME
 from persist.dataflow.expression import col
+from persist.dataflow.output import NEVER, Output, end_of
 from persist.dataflow.plan import Concat, Linear, Node, Persist, Plan, Source
 from persist.dataflow.program import Program
 from persist.dataflow.running import Running
-from persist.dataflow.sinks import NEVER, Output, Outputs, end_of
+from persist.dataflow.sinks import Outputs
 from persist.dataflow.stages import Delay, Negate
 from persist.sink.uploads import Target
 from persist.source.address import CollectionAddress
