@@ -11,6 +11,9 @@ from persist.dataflow import sql_numbers as numbers
 
 Array = Any
 
+TEXT_PLACES_MAX = 6
+CAST_TO_TEXT_AS = f"cast them to a decimal of at most {TEXT_PLACES_MAX} places first"
+
 
 def ordered(value: Array) -> Array:
     """Return values that compare as SQL says: of floats, numbers in their order, with NaN last and equal to itself."""
@@ -80,12 +83,15 @@ def _to_integer(value: Array, kind: pa.DataType) -> Array:
     return pc.cast(value, kind)
 
 
+def is_cast_to_text(kind: pa.DataType) -> bool:
+    """Return whether Arrow writes values of a type as DuckDB does."""
+    return not pat.is_floating(kind) and not (pat.is_decimal(kind) and kind.scale > TEXT_PLACES_MAX)
+
+
 def _to_text(value: Array) -> Array:
     kind = value.type
-    if pat.is_floating(kind):
-        raise ValueError("floats are not cast to text in a view: cast them to a decimal first")
-    if pat.is_decimal(kind) and kind.scale > 6:
-        raise ValueError(f"values of {kind} are not cast to text in a view: cast them to a decimal of 6 places first")
+    if not is_cast_to_text(kind):
+        raise ValueError(f"values of {kind} are not cast to text in a view: {CAST_TO_TEXT_AS}")
     if pat.is_timestamp(kind):
         text = pc.strftime(value, format="%Y-%m-%d %H:%M:%S")
         return pc.replace_substring_regex(pc.replace_substring_regex(text, r"(\.\d*?)0+$", r"\1"), r"\.$", "")

@@ -3,10 +3,11 @@
 from collections.abc import Collection
 from typing import Any, NoReturn
 
+from persist.dataflow.sql_casts import CAST_TO_TEXT_AS, is_cast_to_text
 from persist.errors import InvalidUsage
 from persist.sql.algebra import Aggregation, Call, Column, Constant, Expression, Frame, Order, WindowCall
 from persist.sql.duck import place
-from persist.sql.types import of_duckdb
+from persist.sql.types import of_duckdb, to_arrow
 
 Json = dict[str, Any]
 _NOWHERE = 2**64 - 1
@@ -275,6 +276,9 @@ class Expressions:
         type_, at = node["type"], self._at(node)
         if type_ == "OPERATOR_CAST":
             tries = node.get("function_data", {}).get("try_cast") or node.get("try_cast")
+            given = self.type_of(node["arguments"][0], node)
+            if kind == "text" and not is_cast_to_text(to_arrow(given)):
+                self.refuse(f"values of {given} are not cast to text in a view: {CAST_TO_TEXT_AS}", node)
             return Call("try_cast" if tries else "cast", kind, arguments, at)
         if type_ == "COMPARE_BETWEEN":
             value, low, high = arguments

@@ -497,6 +497,17 @@ def test_nan_and_zero_are_of_no_sign(client: persist.Client) -> None:
     assert rows(view) == [(0, 0), (1, 0), (2, -1), (3, 1)]
 
 
+@pytest.mark.parametrize(
+    "text", ["x::VARCHAR", "TRY_CAST(x AS VARCHAR)", "x || 'a'", "(n / 10.0::DECIMAL(18,9))::VARCHAR"]
+)
+def test_a_cast_to_text_that_is_written_in_many_ways_is_refused_when_the_view_is_made(
+    client: persist.Client, text: str
+) -> None:
+    client.create_or_load("numbers", key={"n": pa.int64()}, value={"x": pa.float64()})
+    with pytest.raises(persist.InvalidUsage, match="not cast to text in a view: cast them to a decimal"):
+        client.create_view("texts", f"SELECT n, {text} AS t FROM numbers")
+
+
 def test_nobody_writes_a_view_but_its_refreshes(client: persist.Client) -> None:
     orders = filled(client)
     view = client.create_view("ids", "SELECT id FROM orders")
