@@ -14,7 +14,7 @@ from persist.client import Client
 from persist.codecs import TIME_MAX, CollectionSchema
 from persist.dataflow.expression import col
 from persist.dataflow.program import Program
-from persist.errors import InvalidUsage
+from persist.errors import CollectionNotFound, InvalidUsage
 from persist.log.records import Create, SetHold
 from persist.names import view_hold
 from persist.sql.algebra import Node
@@ -26,6 +26,7 @@ from persist.sql.lower_expression import column
 from persist.sql.rewrite import rewritten
 from persist.sql.types import to_arrow
 from persist.state.contents import CollectionState
+from persist.state.schemas import version_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +93,19 @@ class Catalog:
         """
         return self._by_id.get(id_) or self._stored(id_, id_)
 
+    def read_as(self, view: Readable, id_: str) -> tuple[CollectionSchema, set[str]] | None:
+        """Return how a view that is there reads a collection itself: by which schema, and which columns of it."""
+        try:
+            definition = definition_of(by_id(self._client, view.id, view.name))
+            contents = by_id(self._client, id_, id_).handle.contents()
+        except CollectionNotFound:
+            return None  # One of them is planned.
+        held = contents.holds.get(view_hold(view.id))
+        columns = {} if definition is None else read_by(definition).get(id_, {})
+        if held is None or held.schema is None or not columns:
+            return None
+        return version_of(contents, held.schema), set(columns)
+
     def _stored(self, id_: str, name: str) -> Readable:
         found = by_id(self._client, id_, name)
         contents, definition = found.handle.contents(), definition_of(found)
@@ -118,6 +132,7 @@ def drafted(catalog: Catalog, name: str, sql: str, key: Sequence[str] | None) ->
     definition = Definition(
         VERSION, sql, tuple(every), {each: r.id for each, r in reads.items()}, tuple(columns), keys, plan
     )
+    _check_together(catalog, name, definition, every)
     schema = _schema_of(columns, keys, reads.values())
     id_ = uuid.uuid4().hex
     made = Readable(id_, name, schema, _timeline(reads.values()), None, 0, tuple(every), is_view=True)
@@ -135,6 +150,32 @@ def _check_runs(name: str, plan: Node, columns: Sequence[tuple[str, str]], reads
         answer.map(**outputs)
     except InvalidUsage as error:
         raise InvalidUsage(f"the query of view {name!r} cannot be computed on any rows: {error}") from error
+
+
+def _check_together(catalog: Catalog, name: str, definition: Definition, every: Mapping[str, Readable]) -> None:
+    """Raise InvalidUsage if a collection has evolved between what the view reads of it and what views below it read.
+
+    All views of a graph are refreshed by one program, which reads a collection once.
+    """
+    own = read_by(definition)
+    for id_, each in every.items():
+        parts = [(name, each.schema, set(own[id_]))] if own.get(id_) else []
+        for view in every.values():
+            read = catalog.read_as(view, id_) if view.is_view else None
+            if read is not None:
+                parts.append((view.name, *read))
+        columns = set().union(*(names for _, _, names in parts))
+        for reader, schema, _ in parts[1:]:
+            then, now = (
+                dict(zip(s.names, zip(s.ids, s.types, strict=False), strict=True)) for s in (schema, parts[0][1])
+            )
+            if other := sorted(column for column in columns if then.get(column) != now.get(column)):
+                raise InvalidUsage(
+                    f"view {name!r} and the views that it reads are refreshed together, and {reader!r} reads "
+                    f"collection {each.name!r} as of version {schema.version} of its schema, in which {other} are "
+                    f"other columns than in version {parts[0][1].version}, which {parts[0][0]!r} reads: make "
+                    f"{reader!r} anew first"
+                )
 
 
 def _columns_of(readable: Readable) -> list[pa.Field]:

@@ -5,6 +5,7 @@ import sys
 from collections.abc import Iterator
 from decimal import Decimal
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -506,6 +507,23 @@ def test_a_cast_to_text_that_is_written_in_many_ways_is_refused_when_the_view_is
     client.create_or_load("numbers", key={"n": pa.int64()}, value={"x": pa.float64()})
     with pytest.raises(persist.InvalidUsage, match="not cast to text in a view: cast them to a decimal"):
         client.create_view("texts", f"SELECT n, {text} AS t FROM numbers")
+
+
+@pytest.mark.parametrize("change", [{"widen": {"x": pa.int64()}}, {"rename": {"x": "w"}}])
+def test_a_view_of_an_input_that_is_another_one_for_a_view_below_it_is_not_made(
+    client: persist.Client, change: dict[str, Any]
+) -> None:
+    numbers = client.create_or_load("numbers", key={"n": pa.int64()}, value={"x": pa.int32(), "y": pa.int32()})
+    numbers.write([((1, (2, 3)), 0, 1)], seal=1).result()
+    below = client.create_view("below", "SELECT n, x FROM numbers")
+    below.refresh()
+    numbers.evolve(**change)
+    with pytest.raises(persist.InvalidUsage, match=r"'below' reads collection 'numbers' as of version 1.*\['x'\]"):
+        client.create_view("both", "SELECT n, below.x, numbers.y FROM below JOIN numbers USING (n)")
+    assert client.collections() == ["below", "numbers"]
+    client.load("numbers").write([((2, (4, 5)), 1, 1)], seal=2).result()
+    assert below.refresh() == persist.Antichain(2)
+    client.create_view("beside", "SELECT n, y FROM numbers").refresh()
 
 
 def test_nobody_writes_a_view_but_its_refreshes(client: persist.Client) -> None:
