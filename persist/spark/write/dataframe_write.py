@@ -56,6 +56,11 @@ class DataFrameWrite:
 
     @classmethod
     def _checked(cls, planned: PlannedWrite, schema: StructType, column: str | None) -> "DataFrameWrite":
+        if planned.target.keyed is not None:
+            raise InvalidUsage(
+                f"the collection {planned.target.name!r} is keyed, so only events change it: give them with "
+                'option("mode", "upsert"), or with persist.spark.upsert(df, …); delete keys with persist.spark.delete'
+            )
         rows = Rows(planned.target.schema, planned.time, column)
         rows.check(schema)
         planned.check()

@@ -199,3 +199,14 @@ def test_a_task_that_fails_in_the_middle_deletes_what_it_has_stored(location: st
         )
         == 1
     )
+
+
+def test_plain_rows_of_a_keyed_collection_are_refused_before_a_task_starts(tmp_path: Path) -> None:
+    path = str(tmp_path / "location")
+    with persist.open(path) as client:
+        client.create_or_load("users", key={"id": pa.int64()}, value={"v": pa.string()}, keyed=persist.Keyed())
+    given = WriteOptions.of({"path": path, "collection": "users", "time": "1"})
+    rows = StructType([StructField("id", LongType()), StructField("v", StringType())])
+    for plan in (DataFrameWrite.append, DataFrameWrite.overwrite):
+        with pytest.raises(persist.InvalidUsage, match=r"'users' is keyed.*option\(\"mode\", \"upsert\"\)"):
+            plan(given, rows)
