@@ -62,7 +62,7 @@ ODD = [
     "%2e%2e",
     "%2e%2e%2fx",
     "con",
-    ".tmp-x",
+    "a.tmp-x",
     "a:b?c*d",
     "~",
     "$HOME",
