@@ -263,7 +263,10 @@ class CollectionSchema:
 
         Many collections have one schema, and a schema never changes: those of equal written forms are one object.
         """
-        written = msgspec.json.encode(j)
+        try:
+            written = msgspec.json.encode(j)
+        except RecursionError:
+            raise ValueError("the schema is nested too deep") from None
         return _shared(written) if len(written) <= SHARED_BYTES_MAX else _schema_of(j)
 
     def reconcile(self, stored: "CollectionSchema", collection: str) -> "CollectionSchema":

@@ -318,7 +318,7 @@ def test_with_available_now_a_query_that_may_wait_waits_for_the_first_seal(path:
         options = {"collection": "late", "form": "changes"}
         with (
             Query(path, {**options, "wait": 0}) as query,
-            pytest.raises(persist.AsOfNotSealed, match=r"1 update at time 4: seal\(5\)"),
+            pytest.raises(persist.AsOfNotSealed, match=r"1 update at time 4: sealing to 5 makes"),
         ):
             query.reader.prepareForTriggerAvailableNow()
         with Query(path, {**options, "wait": 60}) as query, ThreadPoolExecutor(1) as pool:
