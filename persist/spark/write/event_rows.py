@@ -30,18 +30,20 @@ class EventRows:
 
     Attributes:
         stamp: what rows without a column `_time` lack.
+        machine: of the collection, if it is none of those in the box.
     """
 
     schema: CollectionSchema
     form: KeyedForm
     stamp: Stamp | None
+    machine: Machine | None = None
 
     def __call__(self, rows: pa.Table) -> EventTable:
         """Return rows as events; raises what `to_events` does."""
         fields = event_fields(self.schema, self.form)
         expected = CollectionSchema(self.schema.key, Side(fields), self.schema.timeline).arrow
         rows = as_collection_expects(rows, expected)
-        return to_events(rows, self.schema, self.form, self.stamp, timeline_of(self.schema))
+        return to_events(rows, self.schema, self.form, self.stamp, timeline_of(self.schema), self.machine)
 
     def check(self, schema: StructType) -> None:
         """Check the columns of a DataFrame before any of its rows is made.
@@ -87,7 +89,7 @@ def planned(
     if contents.keyed is None:
         raise NotKeyed(collection)
     needed = machine_needed(machine_of(contents.keyed, machine, collection), contents.keyed, collection)
-    rows = EventRows(target.schema, contents.keyed, stamp)
+    rows = EventRows(target.schema, contents.keyed, stamp, machine)
     rows.check(schema)
     work = KeyedWork(target, contents, needed, rows, end, token, collects)
     if not work.is_done:
