@@ -27,6 +27,7 @@ from persist.spark.options.stream import STREAM, StreamOptions, is_only_for_stre
 from persist.spark.options.stream_write import StreamWriteOptions
 from persist.spark.options.write import WriteOptions
 from persist.spark.read.reader import PersistReader, PushingReader, planned
+from persist.spark.stream.reader import PersistStreamReader
 from persist.spark.stream.upsert_writer import UpsertStreamWriter
 from persist.spark.stream.writer import PersistStreamWriter
 from persist.spark.surfaced_errors import surfaced_errors
@@ -96,9 +97,6 @@ class PersistDataSource(DataSource):
             return kind(ReadOptions.of(self.options).with_latest(self._latest, self._version), schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        # Admission control came with PySpark 4.2; older ones can do everything else.
-        from persist.spark.stream.reader import PersistStreamReader
-
         return PersistStreamReader(self.options, schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:

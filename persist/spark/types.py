@@ -14,7 +14,6 @@ A timestamp without a time zone is TIMESTAMP_NTZ and never anything else: Spark 
 as TIMESTAMP for one in UTC, and says nothing.
 """
 
-from inspect import signature
 from typing import Any
 
 import pyarrow as pa
@@ -165,10 +164,5 @@ def quoted(name: str) -> str:
 
 
 def utc_arrow_schema(schema: StructType) -> pa.Schema:
-    """Return the schema of a DataFrame in Arrow, with moments in UTC.
-
-    PySpark 4.1 knows no `timezone`, and takes UTC by itself.
-    """
-    if "timezone" in signature(to_arrow_schema).parameters:
-        return to_arrow_schema(schema, timezone="UTC")
-    return to_arrow_schema(schema)
+    """Return the schema of a DataFrame in Arrow, with moments in UTC."""
+    return to_arrow_schema(schema, timezone="UTC")

@@ -14,6 +14,7 @@ from pyspark.sql import DataFrame, SparkSession
 import persist
 import persist.spark
 from persist.spark.data_source import PersistDataSource
+from tests.spark.stream.test_stream_read import Query
 
 QUIET = persist.Settings(background=False)
 ROWS = 6_000  # Enough for a part in a blob of its own.
@@ -184,9 +185,6 @@ def test_sql_reads_with_the_version_that_it_is_told(spark: SparkSession, locatio
 
 
 def test_a_stream_goes_on_over_additions_and_stops_when_a_column_is_gone(tmp_path: Path) -> None:
-    pytest.importorskip("pyspark.sql.streaming.datasource", reason="streams need PySpark 4.2")
-    from tests.spark.stream.test_stream_read import Query
-
     path = str(tmp_path)
     with persist.open(path, settings=QUIET) as client:
         rows = client.create_or_load("rows", key={"k": pa.int64()}, value={"a": pa.int64(), "b": pa.int64()})
