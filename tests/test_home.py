@@ -85,6 +85,23 @@ def test_upper_as_the_time_of_a_snapshot_is_told_what_was_meant(orders: persist.
         orders.listen(Antichain())  # type: ignore[arg-type]
 
 
+def test_a_frontier_as_the_time_of_a_snapshot_says_when_nothing_or_everything_is_sealed(
+    orders: persist.Collection,
+) -> None:
+    with pytest.raises(persist.InvalidUsage, match=r"nothing is sealed yet.* once that is sealed"):
+        orders.snapshot(as_of=orders.upper)  # type: ignore[arg-type]
+    orders.seal(Antichain()).result()
+    with pytest.raises(persist.InvalidUsage, match=r"all times are sealed for ever.* or leave as_of out"):
+        orders.snapshot(as_of=orders.upper)  # type: ignore[arg-type]
+
+
+def test_a_frontier_as_the_time_of_a_snapshot_is_told_in_moments_with_a_timeline(client: persist.Client) -> None:
+    logins = client.create_or_load("logins", key={"user": str}, timeline="s")
+    logins.seal("2026-01-02").result()
+    with pytest.raises(persist.InvalidUsage, match=r"Give 1767311999 \(2026-01-01T23:59:59Z\), the last time"):
+        logins.snapshot(as_of=logins.upper)  # type: ignore[arg-type]
+
+
 def test_a_hold_is_taken_at_a_frontier(orders: persist.Collection) -> None:
     orders.seal(11).result()
     orders.allow_compaction(4).result()

@@ -3,7 +3,7 @@
 It stands for that very collection, by id: after its destruction, it does not turn into a new one of the same name.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import Any, cast, get_args
@@ -328,7 +328,7 @@ class CollectionHandle:
             InvalidUsage: it is none of these, or a moment and the collection has no timeline.
         """
         if isinstance(given, Antichain):
-            raise InvalidUsage(_frontier_for_time(what, given))
+            raise InvalidUsage(_frontier_for_time(what, given, self.shown))
         if is_tag(given):
             return self.tagged(given)
         if is_moment(given):
@@ -382,11 +382,19 @@ class CollectionHandle:
         return timeline
 
 
-def _frontier_for_time(what: str, given: Antichain) -> str:
+def _frontier_for_time(what: str, given: Antichain, shown: Callable[[int], str]) -> str:
+    last = f"or leave {what} out, where it may be, for the latest sealed time."
+    if given.time is None:
+        return (
+            f"{what} {given!r} is a frontier: as upper, it says that all times are sealed for ever, so no time is the "
+            f"last one before it. Give a number from 0 to {TIME_MAX}; {last}"
+        )
     if not given.time:
-        return f"{what} {given!r} is a frontier, and no time before it can be told. Give a number from 0 to {TIME_MAX}."
+        return (
+            f"{what} {given!r} is a frontier: as upper, it says that nothing is sealed yet, so no time is "
+            "before it. Give a number, such as 0 for the first time, once that is sealed."
+        )
     return (
-        f"{what} {given!r} is a frontier: as upper, it says that times before {given.time} are sealed, and "
-        f"{given.time} itself is not. Give {given.time - 1}, the last time before it; or leave {what} out, where it "
-        "may be, for the latest sealed time."
+        f"{what} {given!r} is a frontier: as upper, it says that times before {shown(given.time)} are sealed, and "
+        f"{given.time} itself is not. Give {shown(given.time - 1)}, the last time before it; {last}"
     )
