@@ -168,7 +168,9 @@ def _committed(
             # Where nothing waited, events came meanwhile; where upper was asked to be reached, somebody went beyond it.
             writer.resolver.discard(made)
             newest = handle.contents()
-            if newest == contents or (isinstance(error, FrontierRegression) and not asked.is_least):
+            # Nobody is refused on the strength of an old state, which would tell an upper that is past.
+            is_behind = isinstance(error, FrontierRegression) and not asked.is_least
+            if newest == contents or (is_behind and newest.upper == contents.upper):
                 raise
             contents = newest
         except MissingBlob:
