@@ -197,7 +197,7 @@ class CollectionHandle:
             machine, reader = self.machine_in(contents), self.engine.reader()
             try:
                 parts = folded(contents, contents.schema, machine, contents.upper, reader)
-            except Exception:
+            except Exception:  # Whatever the function of a user raises.
                 if end is None or contents.upper <= Antichain(end):
                     raise
                 return with_folded(contents, folded(contents, contents.schema, machine, Antichain(end), reader))
