@@ -1,4 +1,4 @@
-"""The library against an earlier commit of itself: CPU time of bulk writes, reads, tiny writes and point reads.
+"""The library against an earlier commit: CPU time of bulk writes, reads, tiny writes, point reads and appends.
 
     python -m benchmarks.against COMMIT [--rounds 60] [--measures tiny points]
 
@@ -25,6 +25,7 @@ ROOT = Path(__file__).parent.parent
 ROWS = 200_000
 TINY_WRITES = 3_000
 READS = 1_000
+APPENDS, APPENDED_ROWS = 50, 100
 
 
 def main(command_line: list[str] | None = None) -> int:
@@ -190,7 +191,24 @@ def _points(persist: Any, folder: Path) -> Callable[[], float]:
     return lambda: _timed(lambda: [snapshot.get([key]) for key in keys])
 
 
-_MEASURES = {"write": _write, "read": _read, "tiny": _tiny, "points": _points}
+def _append(persist: Any, folder: Path) -> Callable[[], float]:
+    table, turn = _table().slice(0, APPENDED_ROWS), iter(range(1 << 30))
+
+    def call() -> float:
+        client, rows = _rows(persist, str(folder / f"append-{next(turn)}"))
+
+        def append() -> None:
+            for at in range(APPENDS):
+                rows.write(table.set_column(3, "_time", [[at] * APPENDED_ROWS]))
+                rows.seal(at + 1).result()
+
+        with client:
+            return _timed(append)
+
+    return call
+
+
+_MEASURES = {"write": _write, "read": _read, "tiny": _tiny, "points": _points, "append": _append}
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--child"]:
