@@ -22,7 +22,9 @@ from persist.dataflow.bulk import MANY_ROWS, SAMPLE, has_repeats, order_of, summ
 from persist.dataflow.times import Flags, Ints
 
 HASH_VERSION = 1  # Of `mixed`; another hash is another version.
+FEW_ROWS = 6  # Up to so many rows, plain Python beats numpy.
 _LOW = np.int64(0xFFFFFFFF)
+_UPPER = 0xFFFFFFFF00000000
 _HALF = np.uint64(32)
 _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
 _SHIFT = np.uint64(29)
@@ -69,8 +71,6 @@ def mixed(rows: Ints) -> Any:
 
     Multiplicative mixing, as in splitmix64 and Fibonacci hashing: by 2**64 over the golden ratio, with shifts between.
     """
-    if rows.shape[1] == 1:
-        return _mixed_one(rows[:, 0].tolist())
     found = rows[0].view(np.uint64) * _MULTIPLIER
     for row in rows[1:]:
         found ^= found >> _SHIFT
@@ -81,21 +81,23 @@ def mixed(rows: Ints) -> Any:
     return found
 
 
-def _mixed_one(words: list[int]) -> Any:
-    """Return what `mixed` does, of one column: plain integers are faster then."""
+def mixed_words(words: list[int]) -> int:
+    """Return what `mixed` does, of one column, an unsigned integer: plain Python is faster then."""
     found = 0
     for at, word in enumerate(words):
         if at:
             found ^= found >> 29
         found = ((found + word) * 0x9E3779B97F4A7C15) & 0xFFFFFFFFFFFFFFFF
-    found = ((found ^ (found >> 32)) * 0x9E3779B97F4A7C15) & 0xFFFFFFFFFFFFFFFF
-    return np.array([found], np.uint64)
+    return ((found ^ (found >> 32)) * 0x9E3779B97F4A7C15) & 0xFFFFFFFFFFFFFFFF
 
 
 def key_hashes(keys: Ints) -> Ints:
     """Return for each key the least hash that a record of it may have; those up to `| 0xFFFFFFFF` are its."""
     if not len(keys):
         return np.zeros(keys.shape[1], np.int64)
+    if keys.shape[1] == 1:
+        found = mixed_words(keys[:, 0].tolist()) & _UPPER
+        return np.array([found - (1 << 64) if found >> 63 else found], np.int64)
     hashes: Ints = mixed(keys).view(np.int64)
     return hashes & ~_LOW
 
@@ -106,6 +108,8 @@ def to_batch(updates: Ints, layout: Layout, *, is_consolidated: bool = False) ->
     Args:
         is_consolidated: no two updates agree in record and time, and no diff is 0.
     """
+    if updates.shape[1] <= FEW_ROWS:
+        return _of_few(updates, layout) if updates.shape[1] else layout.empty()
     if updates.shape[1] >= MANY_ROWS and not is_consolidated:
         updates = _summed_first(updates, layout)
     hashes = key_hashes(updates[: layout.keys])
@@ -144,6 +148,35 @@ def settled(batch: Ints, layout: Layout, *, is_consolidated: bool = False) -> In
         if len(tied):
             return _with_ties(batch, layout, tied)
     return batch if is_consolidated else without_zeros(batch)
+
+
+def _of_few(updates: Ints, layout: Layout) -> Ints:
+    """Return what `to_batch` does, of a few updates: plain integers are faster then."""
+    keys, words = layout.keys, layout.words
+    rows: list[list[int]] = updates.T.tolist()
+    for row in rows:
+        found = mixed_words(row[:keys]) & _UPPER if keys else 0
+        if words > keys:
+            found |= mixed_words(row[keys:words]) >> 32
+        row.insert(0, found - (1 << 64) if found >> 63 else found)
+    if len(rows) > 1:
+        rows.sort()  # By hash, words and time; updates that agree in these are summed.
+        for at in range(len(rows) - 1, 0, -1):
+            if rows[at][:-1] == rows[at - 1][:-1]:
+                rows[at - 1][-1] += rows.pop(at)[-1]
+    if not all(row[-1] for row in rows):
+        rows = [row for row in rows if row[-1]]
+        if not rows:
+            return layout.empty()
+    for row in rows:
+        check_sum(row[-1])
+    return np.array(rows, np.int64).T
+
+
+def check_sum(diff: int) -> None:
+    """Raise DiffOverflow if a sum of diffs does not fit int64."""
+    if not -(2**63) <= diff < 2**63:
+        raise DiffOverflow(f"a multiplicity became {diff}, which does not fit int64: the diffs are too large")
 
 
 def without_zeros(updates: Ints) -> Ints:
@@ -223,8 +256,7 @@ def summed(diffs: Ints, firsts: Ints) -> Ints:
     if len(diffs) and len(diffs) * max(int(diffs.max()), -int(diffs.min())) >= 2**63:
         exact = np.add.reduceat(diffs.astype(object), firsts)
         for each in exact:
-            if not -(2**63) <= each < 2**63:
-                raise DiffOverflow(f"a multiplicity became {each}, which does not fit int64: the diffs are too large")
+            check_sum(each)
     return np.add.reduceat(diffs, firsts)
 
 
@@ -264,14 +296,19 @@ def matches(hashes: Ints, keys: Ints, batch: Ints) -> tuple[Ints, Ints]:
         hashes: `key_hashes(keys)`, ascending for speed.
         keys: int64[k, n].
     """
-    lower = batch[0].searchsorted(hashes)
-    upper = batch[0].searchsorted(hashes | _LOW, side="right")
+    every = batch[0]
+    lower = every.searchsorted(hashes)
     if len(hashes) == 1:
-        others = np.arange(lower[0], upper[0])
-        if not len(others):
+        first, greatest = lower[0], hashes[0] | _LOW
+        if first == len(every) or every[first] > greatest:
             return NONE, NONE
+        last = first + 1
+        if last < len(every) and every[last] <= greatest:
+            last = every.searchsorted(greatest, side="right")
+        others = np.arange(first, last)
         ones = np.zeros(len(others), np.int64)
     else:
+        upper = every.searchsorted(hashes | _LOW, side="right")
         counts = upper - lower
         ends = counts.cumsum()
         if not len(ends) or not ends[-1]:

@@ -13,6 +13,7 @@ from persist.codecs import TIME_MAX, CollectionSchema, to_updates
 from persist.codecs.errors import InvalidUpdate
 from persist.dataflow.batch import Layout, to_batch
 from persist.dataflow.errors import InputClosed
+from persist.dataflow.few_given import FewGiven
 from persist.dataflow.operators import EntryOperator
 from persist.dataflow.stash import Stash
 from persist.dataflow.times import Antichain, Ints, Time, as_given, coordinates
@@ -41,9 +42,12 @@ class Gate:
     def open(self, limit: int | None) -> int:
         """Let in what is complete, up to a time, exclusive, if there is a limit; return how many updates."""
         frontier = self.frontier if limit is None else self.frontier.meet(Antichain(limit))
+        self._entry.frontier = frontier
+        if self._stash.is_empty:
+            self._entry.out = None
+            return 0
         bound = frontier.points[0][0] if frontier.points and len(frontier.points[0]) == 1 else None
         found = self._stash.take(lambda times: ~frontier.beyond(times), bound)
-        self._entry.frontier = frontier
         self._entry.out = (np.concatenate(found, axis=1) if len(found) > 1 else found[0]) if found else None
         if self.consolidates and self._entry.out is not None:
             dimensions = self._entry.out.shape[0] - self._words - 1
@@ -74,6 +78,7 @@ class InputHandle:
         self._gate = gate
         self._domain = domain
         self._dimensions = dimensions
+        self._few = FewGiven(schema, domain) if dimensions == 1 else None
 
     @property
     def frontier(self) -> Antichain:
@@ -89,16 +94,23 @@ class InputHandle:
             InputClosed: one is at a time that was declared complete; none was taken.
             SchemaMismatch, InvalidUpdate: they do not fit the input.
         """
-        table, times = self._conformed(updates)
-        if not table.num_rows:
-            return
+        found = None if self._few is None else self._few.words(updates)
+        if found is not None:
+            self._check_open(found[-2:-1])
+        else:
+            table, times = self._conformed(updates)
+            self._check_open(times)
+            rows = [self._domain.encode(table[name]) for name in self._schema.names]
+            diffs = table["_diff"].combine_chunks().to_numpy()
+            found = np.concatenate((np.array(rows, np.int64).reshape(len(rows), -1), times, diffs[None]))
+        if found.shape[1]:
+            self._gate.add(found)
+
+    def _check_open(self, times: Ints) -> None:
         closed = ~self.frontier.beyond(times)
         if closed.any():
             time = tuple(int(each) for each in times[:, int(closed.argmax())])
             raise InputClosed(self.name, as_given(time), self.frontier)
-        rows = [self._domain.encode(table[name]) for name in self._schema.names]
-        diffs = table["_diff"].combine_chunks().to_numpy()
-        self._gate.add(np.concatenate((np.array(rows, np.int64).reshape(len(rows), -1), times, diffs[None])))
 
     def advance_to(self, frontier: Time | Antichain) -> None:
         """Promise that no more updates come at times not beyond frontier; `Antichain()` completes the input for ever.

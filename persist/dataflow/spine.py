@@ -13,10 +13,11 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from persist.dataflow.batch import Layout, matches, settled
+from persist.dataflow.batch import NONE, Layout, matches, settled
 from persist.dataflow.times import Antichain, Flags, Ints
 
 SMALL_ROWS = 512  # The newest batches are joined up to here at once: one to search instead of many.
+FEW_ROWS = 4  # Up to so many rows are put into their places one by one.
 AT_ONCE_ROWS = 8192  # A merge of up to so many rows is not worth being done in pieces.
 FUEL = 4096  # Rows that an insertion pays for, besides four for each row of its own.
 PIECE_ROWS = 65536
@@ -90,6 +91,23 @@ def advanced(batch: Ints, layout: Layout, since: Antichain) -> Ints:
     return settled(batch, layout)
 
 
+def with_few(batch: Ints, few: Ints) -> Ints | None:
+    """Return a batch with a few rows more in their places; None if a hash is there already, for then rows may have to
+    be summed. Times are not advanced: nothing that this makes equal has the hash of a new row."""
+    for number in range(few.shape[1]):
+        row = few[:, number : number + 1]
+        hashes, mark = batch[0], row[0]
+        at = int(hashes.searchsorted(mark)[0])
+        if at < len(hashes) and hashes[at] == mark[0]:
+            return None
+        found = np.empty((len(batch), len(hashes) + 1), np.int64)
+        found[:, :at] = batch[:, :at]
+        found[:, at : at + 1] = row
+        found[:, at + 1 :] = batch[:, at:]
+        batch = found
+    return batch
+
+
 class Spine:
     """The batches of an arrangement. `since` applies to the first dimensions of times, as many as it has."""
 
@@ -126,10 +144,14 @@ class Spine:
         self._work(4 * rows + FUEL)
         last = self._entries[-1] if self._entries else None
         if isinstance(last, np.ndarray) and last.shape[1] + rows <= SMALL_ROWS:
-            self._entries[-1] = self._merged(last, batch)
+            joined = with_few(last, batch) if rows <= FEW_ROWS else None
+            if joined is None:
+                joined = self._merged(last, batch)
+            self._entries[-1:] = [joined] if joined.shape[1] else []
         else:
             self._entries.append(self._kept(batch))
-        self._begin()
+        if len(self._entries) > 1:
+            self._begin()
 
     def advance(self, since: Antichain) -> None:
         """Let times before since become indistinguishable; done when batches are merged."""
@@ -155,7 +177,7 @@ class Spine:
                 numbers.append(ones)
                 found.append(batch.take(others, axis=1, mode="clip"))
         if not found:
-            return np.empty(0, np.int64), self.layout.empty()
+            return NONE, self.layout.empty()
         if len(found) == 1:
             return numbers[0], found[0]
         return np.concatenate(numbers), np.concatenate(found, axis=1)
@@ -177,6 +199,8 @@ class Spine:
         return advanced(np.concatenate((one, other), axis=1), self.layout, self.since)
 
     def _work(self, fuel: int) -> None:
+        if Merge not in map(type, self._entries):
+            return
         for at, entry in enumerate(self._entries):
             if isinstance(entry, Merge) and entry.work(fuel):
                 self._entries[at] = entry.result()

@@ -25,6 +25,7 @@ class Stash:
     def __init__(self, axis: int, times: slice) -> None:
         self._axis = axis
         self._times = times
+        self._is_line = times.stop - times.start == 1
         self._chunks: list[Ints] = []
 
     @property
@@ -50,13 +51,23 @@ class Stash:
 
         Args:
             ready: which of times, `int64[dimensions, n]`, are ready.
-            bound: nothing is ready from this value of the coordinate on; None: that cannot be told.
+            bound: nothing is ready from this value of the coordinate on; None: that cannot be told. Of times of one
+                dimension, everything before it is ready.
         """
-        found, chunks = [], []
+        found: list[Ints] = []
+        chunks: list[Ints] = []
+        is_told = self._is_line and bound is not None
         for chunk in self._chunks:
-            end = chunk.shape[1] if bound is None else int(chunk[self._axis].searchsorted(bound))
+            end = chunk.shape[1]
+            if bound is not None and chunk[self._axis, -1] >= bound:
+                end = int(chunk[self._axis].searchsorted(bound))
+            if is_told and end == chunk.shape[1]:
+                found.append(chunk)
+                continue
             near, far = chunk[:, :end], chunk[:, end:]
-            if end:
+            if is_told and end:
+                found.append(near)
+            elif end:
                 flags = ready(near[self._times])
                 if flags.all():
                     found.append(near)
@@ -89,6 +100,8 @@ class Stash:
         return list(self._chunks)
 
     def _sorted(self, columns: Ints) -> Ints:
+        if columns.shape[1] == 1:
+            return columns
         row = columns[self._axis]
         if (row[1:] < row[:-1]).any():
             return columns.take(row.argsort(kind="stable"), axis=1)

@@ -78,12 +78,15 @@ class Antichain:
     Frontiers of one dimension hold one element, or none.
     """
 
-    __slots__ = ("_rows", "points")
+    __slots__ = ("points",)
 
     def __init__(self, *elements: Time) -> None:
         if len(elements) == 1:
-            self.points: tuple[Coordinates, ...] = (coordinates("frontier time", elements[0]),)
-            self._rows = np.array(self.points, np.int64)
+            only = elements[0]
+            if type(only) is int and 0 <= only <= TIME_MAX + 1:  # Nearly all of them, in a fraction of the time.
+                self.points: tuple[Coordinates, ...] = ((only,),)
+            else:
+                self.points = (coordinates("frontier time", only),)
             return
         least: list[Coordinates] = []
         for element in elements:
@@ -91,7 +94,6 @@ class Antichain:
             if not any(_before(other, point) for other in least):
                 least = [other for other in least if not _before(point, other)] + [point]
         self.points = tuple(sorted(least))
-        self._rows = np.array(self.points, np.int64)
 
     @classmethod
     def least(cls, dimensions: int) -> "Antichain":
@@ -130,7 +132,7 @@ class Antichain:
         if len(self.points) == 1 and len(times) == 1:
             return times[0] >= self.points[0][0]
         found = np.zeros(times.shape[1], np.bool_)
-        for element in self._rows:
+        for element in np.array(self.points, np.int64):
             found |= (times >= element[:, None]).all(axis=0)
         return found
 
@@ -140,8 +142,9 @@ class Antichain:
             return times
         if len(times) == 1:
             return np.maximum(times, self.points[0][0])
-        found = np.maximum(times, self._rows[0][:, None])
-        for element in self._rows[1:]:
+        first, *others = np.array(self.points, np.int64)
+        found = np.maximum(times, first[:, None])
+        for element in others:
             np.minimum(found, np.maximum(times, element[:, None]), out=found)
         return found
 
@@ -183,8 +186,14 @@ def _before(one: Coordinates, other: Coordinates) -> bool:
 def meet_of(frontiers: Iterable[Antichain]) -> Antichain:
     """Return the meet of all; the empty frontier for none."""
     frontiers = list(frontiers)
-    if frontiers and all(each.points == frontiers[0].points for each in frontiers):
-        return frontiers[0]
+    if frontiers:
+        first = frontiers[0]
+        points = first.points
+        for each in frontiers:
+            if each is not first and each.points != points:
+                break
+        else:
+            return first
     return Antichain(*(point for frontier in frontiers for point in frontier.points))
 
 

@@ -66,12 +66,13 @@ class Interner:
         if len(array) > 64 and not self._is_nested:
             coded = array.dictionary_encode()
             if len(coded.dictionary) < len(array):
-                words = self._numbers_of(coded.dictionary.to_pylist())
+                words = self.numbers_of(coded.dictionary.to_pylist())
                 at = coded.indices.fill_null(len(words)).to_numpy(zero_copy_only=False)
                 return np.append(words, NULL).take(at)
-        return self._numbers_of((array if self._plain == self.kind else array.cast(self._plain)).to_pylist())
+        return self.numbers_of((array if self._plain == self.kind else array.cast(self._plain)).to_pylist())
 
-    def _numbers_of(self, values: list[Any]) -> Ints:
+    def numbers_of(self, values: list[Any]) -> Ints:
+        """Return the numbers of values in Python, as Arrow gives them."""
         keys = [_frozen(value) for value in values] if self._is_nested else values
         numbers = self._numbers
         found = list(map(numbers.get, keys))

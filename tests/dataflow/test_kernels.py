@@ -15,8 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from persist import InvalidUsage
+from persist.codecs import DiffOverflow
 from persist.dataflow import Antichain, Program, col, lit
-from persist.dataflow.batch import Layout, key_hashes, mixed, settled, to_batch
+from persist.dataflow.batch import FEW_ROWS, Layout, key_hashes, mixed, mixed_words, settled, to_batch
 from persist.dataflow.spill import Spill
 from persist.dataflow.spine import Spine
 from persist.dataflow.stash import Stash
@@ -102,7 +103,7 @@ def test_interned_values_that_are_not_needed_are_forgotten() -> None:
 def test_one_row_hashes_as_it_does_among_others(rows: list[list[int]]) -> None:
     matrix = np.array(rows, np.int64)
     for at in range(3):
-        assert mixed(matrix[:, at : at + 1])[0] == mixed(matrix)[at]
+        assert mixed_words(matrix[:, at].tolist()) == mixed(matrix)[at]
 
 
 def expected(updates: np.ndarray[Any, Any]) -> Counter[tuple[int, ...]]:
@@ -125,6 +126,35 @@ def test_a_batch_is_sorted_and_consolidated(data: st.DataObject) -> None:
     rng = np.random.default_rng(data.draw(st.integers(0, 10**6)))
     updates = np.concatenate((rng.integers(0, 4, (3, size)), rng.integers(-1, 2, (1, size))))
     assert held(to_batch(updates, LAYOUT)) == expected(updates)
+
+
+@given(data=st.data())
+def test_a_few_updates_make_the_batch_that_they_make_as_columns(data: st.DataObject) -> None:
+    layout = Layout(*(data.draw(st.integers(0, 2)) for _ in range(3)))
+    height, size = layout.words + layout.dimensions + 1, data.draw(st.integers(1, FEW_ROWS))
+    few = np.array(data.draw(rows_of(height, size)), np.int64).reshape(height, size)
+    other = np.full((height, FEW_ROWS + 1), 3)
+    other[: layout.words] = 1 << np.arange(40, 40 + FEW_ROWS + 1)
+    other[-1] = 0  # Nothing is left of them, but that they are many.
+    assert to_batch(few, layout).tolist() == to_batch(np.concatenate((few, other), axis=1), layout).tolist()
+
+
+def rows_of(height: int, size: int) -> st.SearchStrategy[list[list[int]]]:
+    return st.lists(st.lists(st.integers(-2, 2), min_size=size, max_size=size), min_size=height, max_size=height)
+
+
+def test_a_sum_of_a_few_diffs_that_does_not_fit_raises() -> None:
+    with pytest.raises(DiffOverflow, match="does not fit int64"):
+        to_batch(np.array([[1, 1], [2**62, 2**62]]), Layout(1, 0, 0))
+
+
+def test_what_cancels_in_a_spine_is_gone() -> None:
+    spine = Spine(LAYOUT)
+    for record in range(20):
+        for diff in (1, -1):
+            spine.insert(to_batch(np.array([[record % 3], [record], [5], [diff]]), LAYOUT))
+    assert spine.rows == 0
+    assert list(spine.batches()) == []
 
 
 def test_records_whose_hashes_collide_are_still_told_apart() -> None:
