@@ -34,6 +34,11 @@ class ByteBoundedLru(Generic[K, V]):
         return self._bytes
 
     @property
+    def bytes_max(self) -> int:
+        """The room for all values together."""
+        return self._bytes_max
+
+    @property
     def evictions(self) -> int:
         """How many values went to make room."""
         return self._evictions

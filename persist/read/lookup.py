@@ -12,7 +12,7 @@ sorted by key, statistics say nearly as much. Most of a first look-up is decodin
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any
 
@@ -27,8 +27,11 @@ from persist.codecs.order.search import SortedKeys
 from persist.codecs.part.decoding import bad_filter
 from persist.codecs.part.file_reader import columns_of
 from persist.read.joined_rows import PART_BYTES_MAX, PARTS_MAX, JoinedRows
+from persist.read.merging import repeated
+from persist.read.newest import Aged, by_age, newest
 from persist.read.part_reader import PartReader
 from persist.read.part_rows import PartRows
+from persist.read.rungs import Rungs
 from persist.read.scan import Scan, cheap_first, negated
 from persist.read.wanted_keys import keys_alone, wanted_keys
 
@@ -70,6 +73,18 @@ class _Source:
     is_keyframe: bool
     cuts_time: bool
 
+    @property
+    def span(self) -> tuple[int, int]:
+        """The least and the greatest time of its updates; those of a keyframe are before all others."""
+        if self.is_keyframe:
+            return -1, -1
+        return min(part.time_min for part in self.parts), max(part.time_max for part in self.parts)
+
+    def aged(self, table: pa.Table) -> Aged:
+        """Return updates of it as `persist.read.newest` takes them."""
+        least, greatest = self.span
+        return Aged(table, least if least == greatest else None, self.diff)
+
 
 Found = tuple[_Source, pa.Table]  # Updates of a part, as the scan counts them.
 
@@ -77,16 +92,18 @@ Found = tuple[_Source, pa.Table]  # Updates of a part, as the scan counts them.
 class Lookup:
     """Finds the rows with certain keys in what a scan reads; prepared once, for any number of look-ups."""
 
-    def __init__(self, scan: Scan, *, keeps_time: bool = False) -> None:
-        """Prepare to look up in what a scan reads; keeps_time is needed for `updates`."""
+    def __init__(self, scan: Scan, *, keeps_time: bool = False, one_per_key: bool = False) -> None:
+        """Prepare to look up in what a scan reads; keeps_time is needed for `updates`, one_per_key for `present`."""
         assert scan.keys.is_all, "a slice of the key space would have to be cut out"
         self._scan = scan
         self._keeps_time = keeps_time
+        self._one_per_key = one_per_key
         self._keys = keys_alone(scan.schema)
         # Parts of two collections may be the same bytes, and stand for different columns.
         self._types = scan.schema.reading
         self._sources = [self._source((part,), is_keyframe=True) for part in scan.base]
-        self._sources += [self._source(group, is_keyframe=False) for group in _groups(scan)]
+        groups = ((part,) for part in scan.parts) if one_per_key else _groups(scan)
+        self._sources += [self._source(group, is_keyframe=False) for group in groups]
 
     def _source(self, parts: tuple[Part, ...], *, is_keyframe: bool) -> _Source:
         schema = self._scan.schema
@@ -97,7 +114,8 @@ class Lookup:
             rows = pa.schema([schema.arrow.field(name) for name in schema.names])
             names = [*names, *columns_of(self._scan.filter, rows, names)]
         columns = [name for name in names if name not in schema.key_names]
-        if cuts_time or self._keeps_time:
+        spans = not is_keyframe and min(p.time_min for p in parts) < max(p.time_max for p in parts)
+        if cuts_time or self._keeps_time or (self._one_per_key and spans):
             columns.append("_time")
         if not all(part.is_plain for part in parts) or not (columns or schema.key_names):
             columns.append("_diff")
@@ -153,6 +171,53 @@ class Lookup:
         by = [*keys, *cheap_first([name for name in columns if name not in keys], scan.schema)] if has_keys else columns
         both = pa.concat_tables([scan.empty([*columns, "_diff"]), *tables])
         return consolidate(both, by).select([*columns, "_diff"])
+
+    def present(self, wanted: Wanted, reader: PartReader) -> pa.Table:
+        """Return the rows with a wanted key, in any order, of contents in which each key has one at most.
+
+        What is newer is asked first, and what is older only for the keys of which nothing newer was found.
+        """
+        assert self._one_per_key
+        scan, left = self._scan, wanted.keys
+        names = scan.schema.names
+        assert scan.columns == names, "what a row is, all of its columns tell"
+        assert scan.filter is None, "a row that is left out may be the newest"
+        if left is None or not left.can_place or scan.sign < 0:
+            return without_diffs(self.contents(wanted, "rows", reader), scan)
+        ages = [tuple(scan.parts[at] for at in age) for age in by_age([(p.time_min, p.time_max) for p in scan.parts])]
+        rungs, count = Rungs(scan, self._types, reader).over(ages, wanted.rows) if ages else ([], 0)
+        present = [scan.empty(names)]
+        for rung in rungs:
+            table, left = rung.found(left)
+            present += [] if table is None else [table.cast(present[0].schema)]
+        said = {id(part) for age in ages[:count] for part in age}
+        older = [source for source in self._sources if source.is_keyframe or id(source.parts[0]) not in said]
+        present += self._newest(older, left, reader)
+        return scan.given_out(pa.concat_tables(present))
+
+    def _newest(self, sources: list[_Source], left: SortedKeys, reader: PartReader) -> list[pa.Table]:
+        """Return the rows that keys hold after the updates of some sources, asked from the newest to the oldest.
+
+        Those that have to be fetched are so at once, for all keys that are left.
+        """
+        names, present = self._scan.schema.names, list[pa.Table]()
+        if not len(left):
+            return present
+        all_rows = [self._rows(source, reader) for source in sources]
+        away = [at for at, rows in enumerate(all_rows) if not rows.are_in_memory(left) and rows.may_hold(left)]
+        read = reader.map(lambda at: list(self._matching(sources[at], all_rows[at].with_keys(left))), away)
+        cold = dict(zip(away, read, strict=True))
+        for age in by_age([source.span for source in sources]):
+            found: list[Found] = []
+            for at in age:
+                if at in cold:
+                    found += cold[at]
+                elif len(left) and all_rows[at].may_hold(left):
+                    found += self._matching(sources[at], all_rows[at].with_keys(left))
+            if found and len(left):
+                rows, left = newest([source.aged(table) for source, table in found], left, names)
+                present += rows
+        return present
 
     def updates(self, wanted: Wanted, reader: PartReader) -> pa.Table:
         """Return the updates of a scan of changes with a wanted key: its columns, `_time`, `_diff`, consolidated."""
@@ -227,3 +292,11 @@ def _counted(table: pa.Table, diff: int | None) -> pa.Table:
         return table
     field = pa.field("_diff", pa.int64(), nullable=False)
     return table.append_column(field, int64_array(np.full(len(table), diff, np.int64)))
+
+
+def without_diffs(found: pa.Table, scan: Scan) -> pa.Table:
+    """Return what `Lookup.contents` found in form "rows" as rows, each as often as it is there."""
+    if "_diff" not in found.column_names:
+        return found
+    scan = replace(scan, columns=scan.schema.names)
+    return pa.concat_tables([scan.empty(scan.schema.names), *repeated(found, scan)])

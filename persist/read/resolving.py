@@ -5,7 +5,6 @@ key space is cut so that each slice is resolved within the budget; the keys of a
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 
 import msgspec
 import pyarrow as pa
@@ -16,8 +15,7 @@ from persist.codecs import TIME_MAX, CollectionSchema, Part, encode_parts
 from persist.codecs.order.search import SortedKeys
 from persist.errors import SchemaMismatch
 from persist.log.records import KeyedForm
-from persist.read.lookup import Lookup, Wanted
-from persist.read.merging import repeated
+from persist.read.lookup import Lookup, Wanted, without_diffs
 from persist.read.part_reader import PartReader
 from persist.read.plan import snapshot_scan
 from persist.read.scan import Scan
@@ -67,7 +65,8 @@ def resolved_updates(
         parts += (msgspec.structs.replace(part, inline=data) for data, part in encode_parts(own, events))
         own = None
     scan = Scan(events, tuple(parts), lower, upper, events.names).pruned()
-    lookup = None if lower == 0 else Lookup(snapshot_scan(contents, schema, lower - 1, None, raw=True))
+    scan_before = snapshot_scan(contents, schema, lower - 1, None, raw=True) if lower else None
+    lookup = None if scan_before is None else Lookup(scan_before, one_per_key=machine.has_one_value)
     slices = scan.slices_within(bytes_max) if scan.parts else [scan]
     assert own is None or len(slices) == 1, "events that are not cut would be in each slice"
     for each in slices:
@@ -148,9 +147,9 @@ def _resolved(
 ) -> pa.Table:
     present = schema.arrow.empty_table()
     if lookup is not None:
-        found = lookup.contents(Wanted(len(ready.keys), SortedKeys(ready.keys)), "rows", reader)
-        if "_diff" in found.column_names:
-            scan = replace(lookup.scan, columns=schema.names)
-            found = pa.concat_tables([scan.empty(schema.names), *repeated(found, scan)])
-        present = found
+        wanted = Wanted(len(ready.keys), SortedKeys(ready.keys))
+        if machine.has_one_value:
+            present = lookup.present(wanted, reader)
+        else:
+            present = without_diffs(lookup.contents(wanted, "rows", reader), lookup.scan)
     return resolved(ready, machine, present)

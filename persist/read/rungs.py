@@ -1,0 +1,288 @@
+"""What keys hold after many commits, as a few pieces in memory, where each key holds one row at most.
+
+Every upsert leaves a run, and a look-up that asked each of them would take longer and longer. So what the newest runs
+say of their keys is kept as *rungs*: of each key the row that its newest update leaves, or that it leaves none. Four
+rungs of similar size become one. So there are a few of each size, a row is copied once for each size, and what newer
+runs have replaced takes no room. Rungs are made of parts alone and named by them. They are a cache: nothing has to be
+true for them but that parts never change.
+
+A run becomes part of a rung only if a look-up would read most of its rows anyway, and as long as there is room. Runs
+before these, and keyframes, are asked as by any other look-up (`persist.read.lookup`).
+"""
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from persist.codecs import Part, consolidate, order_keys
+from persist.codecs.order.arrays import boolean_array, int64_array, int64_values
+from persist.codecs.order.digits import neighbours_differ
+from persist.codecs.order.ordering import combined, row_sorter
+from persist.codecs.order.search import SortedKeys, empty_batch
+from persist.read.part_reader import PartReader
+from persist.read.scan import Scan
+
+TINY_BYTES = 64 << 10  # Decoded: runs of this size are read as a whole for a single key.
+ROWS_PER_KEY = 4  # Larger ones are if they have at most so many rows for each wanted key.
+ROOM_SHARE = 0.875  # Of what look-ups may keep.
+TIER = 4  # So many rungs of similar size, or of growing ones, become one.
+
+Age: TypeAlias = tuple[Part, ...]  # Parts of which no other has updates at a time between theirs, or at one of them.
+Names: TypeAlias = tuple[tuple[str, int], ...]  # Of parts: the checksum, and the version of the schema.
+Flags: TypeAlias = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class Rung:
+    """What some ages say of their keys.
+
+    Attributes:
+        keys: distinct.
+        others: the other columns of the same rows.
+        is_row: bool[keys]: whether the key holds that row, and not none; None if all do.
+    """
+
+    keys: SortedKeys
+    others: pa.RecordBatch
+    is_row: Flags | None
+
+    @property
+    def nbytes(self) -> int:
+        """About what it takes."""
+        return 1000 + self.keys.nbytes + int(self.others.nbytes) + (0 if self.is_row is None else self.is_row.nbytes)
+
+    @property
+    def table(self) -> pa.Table:
+        """The columns of keys, the others, and in `_is_row` what the attribute says."""
+        is_row = np.ones(len(self.keys), np.bool_) if self.is_row is None else self.is_row
+        columns = [*self.keys.batch.columns, *self.others.columns, boolean_array(is_row)]
+        return pa.Table.from_arrays(columns, [*self.keys.batch.schema.names, *self.others.schema.names, _IS_ROW])
+
+    def found(self, left: SortedKeys) -> tuple[pa.Table | None, SortedKeys]:
+        """Return the rows of wanted keys, and the keys of which this says nothing."""
+        at = self.keys.find(left)
+        if not len(at):
+            return None, left
+        is_left = np.ones(len(left), np.bool_)
+        is_left[left.places(self.keys.some(at))] = False
+        if self.is_row is not None:
+            at = at[self.is_row[at]]
+        names = [*self.keys.batch.schema.names, *self.others.schema.names]
+        rows = pa.RecordBatch.from_arrays([*self.keys.batch.columns, *self.others.columns], names)
+        return pa.Table.from_batches([rows.take(int64_array(at))]), left.some(np.flatnonzero(is_left))
+
+
+_IS_ROW = "_is_row"
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """A rung that there is or that could be made.
+
+    Attributes:
+        ages: that follow each other, the oldest first.
+        rows: about how many keys it has.
+    """
+
+    ages: tuple[Age, ...]
+    rows: int
+
+    @property
+    def name(self) -> Names:
+        """What tells its parts, in order."""
+        return tuple((part.checksum, part.schema) for age in self.ages for part in age)
+
+
+@dataclass(frozen=True, slots=True)
+class _Ladder:
+    """Of which parts rungs were made lately, the oldest first, and how many keys each has."""
+
+    steps: tuple[tuple[Names, int], ...]
+
+    @property
+    def nbytes(self) -> int:
+        return 1000 + 200 * sum(len(names) for names, _ in self.steps)
+
+
+class Rungs:
+    """Makes rungs for one look-up.
+
+    Args:
+        types: `CollectionSchema.reading`.
+    """
+
+    def __init__(self, scan: Scan, types: str, reader: PartReader) -> None:
+        self._scan = scan
+        self._types = types
+        self._reader = reader
+        self._made: dict[Names, Rung] = {}  # Those in use, whatever becomes of them in the cache.
+
+    def over(self, ages: Sequence[Age], keys: int) -> tuple[list[Rung], int]:
+        """Return rungs of the newest ages, the newest first, and of how many ages they are.
+
+        Args:
+            ages: the newest first.
+            keys: how many are wanted.
+        """
+        known = self._known(ages)
+        count, rows = 0, 0
+        is_in_ladder = {part for names, _ in known for part in names}
+        row_bytes = max((part.memory / part.rows for age in ages[:1] for part in age if part.rows), default=1.0)
+        room = self._reader.decoded.bytes_max * ROOM_SHARE / row_bytes
+        for age in ages:
+            is_known = all((part.checksum, part.schema) in is_in_ladder for part in age)
+            rows += 0 if is_known else _rows_left(age)
+            if not (is_known or _is_worth(age, keys)) or rows > room or not all(map(self._scan.is_inside, age)):
+                break
+            count += 1
+        if not count or (count == 1 and sum(part.memory for part in ages[0]) > TINY_BYTES):
+            return [], 0
+        steps = _with_singles([*reversed(ages[:count])], known)
+        self._make([step for step in steps if self._kept(step) is None])
+        steps = self._merged(steps)
+        made = [self._made[step.name] for step in steps]
+        ladder = _Ladder(tuple((step.name, len(rung.keys)) for step, rung in zip(steps, made, strict=True)))
+        self._reader.decoded.put(self._ladder_name(ages), ladder)
+        return made[::-1], count
+
+    def _known(self, ages: Sequence[Age]) -> list[tuple[Names, int]]:
+        found = self._reader.decoded.get(self._ladder_name(ages))
+        assert found is None or isinstance(found, _Ladder)
+        return [] if found is None else [*found.steps]
+
+    def _ladder_name(self, ages: Sequence[Age]) -> Hashable:
+        # The oldest of all runs stays longest. Where it goes, a ladder is made anew.
+        return "ladder", ages[-1][0].checksum, self._types
+
+    def _merged(self, steps: Sequence[_Step]) -> list[_Step]:
+        """Return steps of which there are less than `TIER` of each size."""
+        done: list[_Step] = []
+        for step in steps:
+            done.append(step)
+            while len(done) >= TIER and done[-1].rows * TIER >= done[-TIER].rows:
+                done[-TIER:] = [self._joined(done[-TIER:])]
+        return done
+
+    def _make(self, steps: Sequence[_Step]) -> None:
+        """Make rungs of the parts themselves: all that has to be fetched is fetched at once."""
+        ages = [age for step in steps for age in step.ages]
+        said = iter(self._reader.map(lambda age: _said_by(age, self._scan, self._reader), ages))
+        for step in steps:
+            tables = [next(said) for _ in step.ages]
+            self._put(step, tables[::-1])
+
+    def _joined(self, steps: Sequence[_Step]) -> _Step:
+        """Make one rung of several, and keep it in their place."""
+        both = _Step(tuple(age for step in steps for age in step.ages), 0)
+        rung = self._kept(both)
+        if rung is None:
+            tables = [self._made[step.name].table for step in reversed(steps)]
+            for step in steps:  # Beforehand, so that their room is the new one's.
+                self._reader.decoded.take(self._rung_name(step))
+                del self._made[step.name]
+            rung = self._put(both, tables)
+        return _Step(both.ages, len(rung.keys))
+
+    def _kept(self, step: _Step) -> Rung | None:
+        found = self._reader.decoded.get(self._rung_name(step))
+        assert found is None or isinstance(found, Rung)
+        if found is not None:
+            self._made[step.name] = found
+        return found
+
+    def _put(self, step: _Step, tables: Sequence[pa.Table]) -> Rung:
+        """Make a rung of what several say, the newest first, and keep it."""
+        rung = self._made[step.name] = _newest_of(pa.concat_tables(tables), [*self._scan.schema.key_names])
+        self._reader.decoded.put(self._rung_name(step), rung)
+        return rung
+
+    def _rung_name(self, step: _Step) -> Hashable:
+        return "rung", step.name, self._types
+
+
+def _rows_left(age: Age) -> int:
+    """Return about how many rows of an age are not retractions: as many keys has it about."""
+    return sum(part.rows - part.negatives for part in age)
+
+
+def _is_worth(age: Age, keys: int) -> bool:
+    memory, rows = sum(part.memory for part in age), sum(part.rows for part in age)
+    return memory <= TINY_BYTES or rows <= ROWS_PER_KEY * keys
+
+
+def _with_singles(ages: Sequence[Age], known: Sequence[tuple[Names, int]]) -> list[_Step]:
+    """Return ages, the oldest first, as steps: those that are known, and one for each age that is in none of these."""
+    singles = [_Step((age,), _rows_left(age)) for age in ages]
+    starts = {single.name[0]: at for at, single in enumerate(singles)}
+    steps, done = list[_Step](), 0
+    for names, rows in known:
+        at = starts.get(names[0])
+        if at is None or at < done:
+            continue
+        end, length = at, 0
+        while end < len(ages) and length < len(names):
+            length += len(ages[end])
+            end += 1
+        step = _Step(tuple(ages[at:end]), rows)
+        if step.name == names:
+            steps += [*singles[done:at], step]
+            done = end
+    return [*steps, *singles[done:]]
+
+
+def _said_by(age: Age, scan: Scan, reader: PartReader) -> pa.Table:
+    """Return what an age says of its keys, as `Rung.table` has it."""
+    schema, names = scan.schema, scan.schema.names
+    has_times = min(part.time_min for part in age) < max(part.time_max for part in age)
+    columns = [*names, *(["_time"] if has_times else []), "_diff"]
+    tables = [reader.table(part, schema, columns) for part in age]
+    rows = pa.concat_tables(tables).combine_chunks()
+    if len(age) > 1 or any(not scan.tells_apart(part) for part in age):
+        rows = consolidate(rows, columns[:-1])
+    keys = [*schema.key_names]
+    starts = _starts(rows, keys)
+    is_last = int64_values(combined(rows["_diff"])) > 0
+    if has_times:
+        times = int64_values(combined(rows["_time"]))
+        firsts = np.flatnonzero(starts)
+        newest = np.maximum.reduceat(times, firsts)[np.cumsum(starts) - 1] if len(rows) else times
+        is_last &= times == newest
+    # Of a key that has no such row, any row says so.
+    firsts = np.flatnonzero(starts)
+    counts = np.add.reduceat(is_last.astype(np.int64), firsts) if len(rows) else np.zeros(0, np.int64)
+    kept = is_last.copy()
+    kept[firsts[counts == 0]] = True
+    return rows.select([*names]).append_column(_IS_ROW, boolean_array(is_last)).filter(boolean_array(kept))
+
+
+def _starts(rows: pa.Table, keys: Sequence[str]) -> Flags:
+    """Return bool[rows]: whether the key of a row is another than that of the row before."""
+    starts = np.zeros(len(rows), np.bool_)
+    starts[:1] = True
+    if len(rows) > 1:
+        for column in order_keys(rows, keys):
+            starts[1:] |= neighbours_differ(column)
+    return starts
+
+
+def _newest_of(rows: pa.Table, keys: Sequence[str]) -> Rung:
+    """Return a rung of what several say, as `Rung.table` has it, in which the first row of a key counts."""
+    rows = rows.combine_chunks()
+    if not len(rows):
+        return _rung_of(empty_batch(rows.schema), keys)
+    order, starts = row_sorter(rows, list(keys)).sort()
+    kept = order[starts]
+    if len(kept) < len(rows) or bool((kept[1:] < kept[:-1]).any()):
+        rows = rows.take(int64_array(kept)).combine_chunks()
+    (batch,) = rows.to_batches()
+    return _rung_of(batch, keys)
+
+
+def _rung_of(batch: pa.RecordBatch, keys: Sequence[str]) -> Rung:
+    is_row = np.asarray(batch.column(_IS_ROW).cast(pa.uint8())).astype(np.bool_)
+    others = [name for name in batch.schema.names if name not in keys and name != _IS_ROW]
+    return Rung(SortedKeys(batch.select(list(keys))), batch.select(others), None if is_row.all() else is_row)
