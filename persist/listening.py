@@ -33,7 +33,8 @@ def listen_from(
 
     def read(reading: ClaimedRead, contents: CollectionState, lower: int, upper: int) -> pa.Table:
         if contents.keyed is not None:
-            found = read_changes(changes_scan(handle.folded(contents), handle.schema, lower, upper, None), reading())
+            scan = changes_scan(handle.folded(contents), handle.schema, lower, upper, columns)
+            found = read_changes(scan, reading())
             return with_moments(found, moments)
         parts = unread.at_or_after(contents, lower)
         schema = among_versions(handle.schema, contents)

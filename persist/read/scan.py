@@ -21,6 +21,7 @@ import pyarrow.types as pt
 from persist.blob import InvalidUsage
 from persist.codecs import CollectionSchema, KeyRange, Part, key_ranges, parts_that_may_match
 from persist.codecs.part.decoding import part_lift
+from persist.codecs.part.file_reader import columns_of
 from persist.codecs.types.evolution import narrowed, newest_types
 from persist.read.part_reader import ALL_KEYS, PartReader, memory_within
 
@@ -153,7 +154,8 @@ class Scan:
     def check_columns(self) -> None:
         """Raise SchemaMismatch if a part lacks a column of an earlier version of the schema, which was dropped."""
         if self.schema.known and self.schema.version < len(self.schema.known):
-            wanted = self.schema.names if self.filter is not None else self.columns
+            by_filter = () if self.filter is None else columns_of(self.filter, self.schema.arrow, self.columns)
+            wanted = [*self.columns, *by_filter]
             for part in self.all_parts:
                 lifted = part_lift(part, self.schema)
                 if lifted is not None:

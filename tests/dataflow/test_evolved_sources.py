@@ -1,8 +1,10 @@
 """A dataflow over a collection whose schema changes notices what it reads, and nothing else."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 
 import persist
@@ -69,6 +71,35 @@ def test_a_view_goes_on_and_what_it_reads_is_not_dropped(what: str, begins_again
         assert view.snapshot().to_arrow().to_pylist() == [{"s": "a", "total": 2}]
         with pytest.raises(persist.InvalidUsage, match="is a view"):
             view.evolve(add={"y": pa.int8()})
+
+
+@pytest.mark.parametrize("resolve", ["seal", "background"])
+@pytest.mark.parametrize("has_tombstones", [False, True])
+@pytest.mark.parametrize("begins_again", [False, True])
+def test_a_view_of_a_keyed_collection_goes_on_without_a_column_that_it_does_not_read(
+    resolve: Any, has_tombstones: bool, begins_again: bool
+) -> None:
+    ordered: dict[str, Any] = {"order_by": ["at"], "tombstone": "gone"} if has_tombstones else {}
+    with persist.open(persist.MemoryBlob(), settings=QUIET) as client:
+        fields = {"at": pa.int64(), "s": pa.string(), "gone": pa.bool_(), "x": pa.int64()}
+        users = client.create_or_load(
+            "users", key={"k": pa.int64()}, value=fields, keyed=persist.Keyed(resolve=resolve, **ordered)
+        )
+        users.upsert([(k, (0, "a", None, 0)) for k in range(3)], time=0, seal=1).result()
+        view = client.create_view("view", "SELECT s, count(*) AS n FROM users GROUP BY s")
+        view.refresh()
+        users.upsert([(0, (1, "b", None, 0)), (1, (1, "c", True, 0))], time=1).result()
+        users.evolve(drop=["x"])
+        users.upsert([(2, (1, "b", None))], time=1, seal=2).result()
+        users.compact()  # From here on, nothing that is stored has the column.
+        if begins_again:
+            view.close()
+            view = client.view("view")
+        view.refresh()
+        left = {"b": 2} if has_tombstones else {"b": 2, "c": 1}
+        assert dict(view.snapshot().rows()) == left
+        read = users.snapshot(schema=1, columns=["k"], filter=pc.field("s") == "b")
+        assert sorted(read.to_arrow()["k"].to_pylist()) == [0, 2]
 
 
 def test_a_program_with_outputs_stays_with_the_columns_that_it_began_with() -> None:
