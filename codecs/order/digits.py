@@ -102,7 +102,9 @@ class RowSorter:
         digits = list(self._digits)
         positions = np.flatnonzero(_tied(starts))
         while digits:
-            positions, varying = _unequal_runs(self._columns, order, starts, positions)
+            # A column without a digit left is equal in all rows that tie.
+            left = sorted({digit.column for digit in digits})
+            positions, varying = _unequal_runs(self._columns, left, order, starts, positions)
             if positions.size == 0:
                 return
             digits = [digit for digit in digits if digit.column in varying]
@@ -155,23 +157,30 @@ def _run_numbers(starts: Flags) -> Bits:
     return numbers
 
 
-def _unequal_runs(columns: Sequence[pa.Array], order: Rows, starts: Flags, positions: Rows) -> tuple[Rows, list[int]]:
+def _unequal_runs(
+    columns: Sequence[pa.Array], left: Sequence[int], order: Rows, starts: Flags, positions: Rows
+) -> tuple[Rows, list[int]]:
     """Which of positions (whole runs of tied rows) are in runs of rows that are not all equal.
 
     Also returns the numbers of the columns that vary within a run: no other matters to the order any more.
+
+    Args:
+        left: the numbers of the columns that may vary within a run.
     """
     if positions.size == 0:
         return positions, []
     begins = starts[positions]
     inside = ~begins[1:]
-    differs = [found & inside for found in _differs(columns, order[positions])]
-    varying = [i for i, found in enumerate(differs) if found.any()]
+    found = _differs([columns[i] for i in left], order[positions])
+    differs = {i: each for i, every in zip(left, found, strict=True) if (each := every & inside).any()}
+    if not differs:
+        return positions[:0], []
     runs = np.cumsum(begins) - 1
     unequal = np.zeros(int(runs[-1]) + 1, dtype=np.bool_)
-    for i in varying:
-        unequal[runs[1:][differs[i]]] = True
+    for each in differs.values():
+        unequal[runs[1:][each]] = True
     kept: Rows = positions[unequal[runs]]
-    return kept, varying
+    return kept, [*differs]
 
 
 def _differs(columns: Sequence[pa.Array], rows: Rows) -> list[Flags]:
