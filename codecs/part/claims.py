@@ -133,7 +133,7 @@ def check_footer(tail: memoryview, size: int, layout: FileLayout, rows: int, mem
 
 def check_pages(
     claims: Claims, layout: FileLayout, pieces: Iterable[tuple[int, memoryview, int]], columns: Collection[str]
-) -> tuple[str, ...]:
+) -> dict[str, int]:
     """Check the header of every page of some columns in some row groups; see the module's promise.
 
     Args:
@@ -141,8 +141,8 @@ def check_pages(
         columns: names of top-level columns; no others may be decoded thereafter.
 
     Returns:
-        Names of flat columns whose dictionaries could make them longer than memory allows. Whether they do takes
-        reading them.
+        Flat columns whose dictionaries could make them longer than memory allows, each with the bytes that it would
+        have if it held the whole dictionary in every row. Whether they do takes reading them.
 
     Raises:
         ValueError, LookupError: as `check_footer`.
@@ -165,7 +165,7 @@ def check_pages(
                 if leaf.is_nested and longest > claims.bytes_max:
                     raise ValueError("a nested column has a dictionary that may take more than its descriptor allows")
                 strings[leaf.field] = strings.get(leaf.field, 0) + longest
-    return tuple(name for name, total in strings.items() if total > claims.bytes_max)
+    return {name: total for name, total in strings.items() if total > claims.bytes_max}
 
 
 def _rows_of(group: dict[int, Any], layout: FileLayout) -> int:

@@ -16,7 +16,7 @@ from persist.blob.errors import CorruptBlob, InvalidUsage
 from persist.codecs.order.arrays import int_ends
 from persist.codecs.order.consolidation import exact_sum
 from persist.codecs.part.batch import from_batch
-from persist.codecs.part.file_reader import columns_of, from_parquet, scan_parquet
+from persist.codecs.part.file_reader import CheckedFooters, columns_of, from_parquet, scan_parquet
 from persist.codecs.part.lending import lent_buffer
 from persist.codecs.part.part import Part, checksum_of
 from persist.codecs.types.evolution import Lift, lift
@@ -36,6 +36,7 @@ def decode_part(
     filter: pc.Expression | None = None,
     within: tuple[int, int] | None = None,
     use_threads: bool = True,
+    footers: CheckedFooters | None = None,
 ) -> pa.Table:
     """Verify a part's bytes, then read its updates.
 
@@ -49,6 +50,7 @@ def decode_part(
             statistics exclude it are not read.
         within: an interval `[start, end)` of rows outside of which nothing is wanted; a hint, more may be returned.
         use_threads: whether Arrow may decode columns in parallel.
+        footers: keeps the footer for the next time; of no use where there is a filter.
 
     Raises:
         CorruptBlob: data is not what the descriptor says, or not a part of this collection.
@@ -60,7 +62,9 @@ def decode_part(
     if lifted is not None:
 
         def stored(names: Sequence[str]) -> pa.Table:
-            return decode_part(data, part, lifted.stored, columns=names, within=within, use_threads=use_threads)
+            return decode_part(
+                data, part, lifted.stored, columns=names, within=within, use_threads=use_threads, footers=footers
+            )
 
         return read_lifted(lifted, stored, columns, filter)
     _verify(data, part)
@@ -69,6 +73,9 @@ def decode_part(
     buffer = lent_buffer(data) if use_threads else pa.py_buffer(data)
 
     def read(names: Sequence[str], within: tuple[int, int] | None = None) -> pa.Table:
+        kept = None
+        if footers is not None:
+            kept = footers.read(buffer, part.checksum, schema.arrow, part.rows, part.memory)
         return from_parquet(
             buffer,
             schema.arrow,
@@ -77,6 +84,7 @@ def decode_part(
             memory=part.memory,
             use_threads=use_threads,
             within=within,
+            footer=kept,
         )
 
     if filter is None:

@@ -4,7 +4,7 @@ Nothing is decoded before what the file says about itself was held against what 
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -13,10 +13,16 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pyarrow.types as pt
 
+from persist.blob.lru import ByteBoundedLru
 from persist.codecs.part.claims import MAGIC, Claims, check_footer, check_pages
 from persist.codecs.part.layout import FileLayout
 from persist.codecs.part.storage_types import from_storage, has_checked, storage_type
 
+TRIED_BYTES_MAX = 4 << 20  # What dictionaries could come to is decoded, and then measured, up to here.
+THREADED_VALUES = 1 << 17  # Of fewer, Arrow's threads take longer to begin than one does to decode them.
+FOOTER_BYTES_MAX = 16 << 20
+# What Arrow's and our own form of a footer take at most, for each byte of it: 4 to 8 were measured.
+PARSED_BYTES = 8
 _NAN = re.compile(r"(?<!\w)nan(?!\w)", re.IGNORECASE)
 _FUNCTION = re.compile(r"(\w+)\(")
 _PLAIN_FUNCTIONS = {"invert", "is_null", "is_valid", "is_nan", "is_in"}
@@ -36,6 +42,27 @@ class CheckedFooter:
 
     claims: Claims
     metadata: pq.FileMetaData
+
+
+class CheckedFooters:
+    """Footers that were checked lately, for whoever reads the same files again; for any number of threads.
+
+    Only what a footer says is taken from here: pages are always held against it anew, in the very bytes that are read.
+    """
+
+    def __init__(self, bytes_max: int = FOOTER_BYTES_MAX) -> None:
+        self._kept: ByteBoundedLru[Hashable, CheckedFooter] = ByteBoundedLru(
+            bytes_max, lambda footer: PARSED_BYTES * int(footer.metadata.serialized_size)
+        )
+
+    def read(self, data: pa.Buffer, checksum: str, schema: pa.Schema, rows: int, memory: int) -> CheckedFooter:
+        """Return the footer of a file that has this checksum, which was verified; as `from_parquet` reads it."""
+        name = checksum, data.size, schema, rows, memory
+        footer = self._kept.get(name)
+        if footer is None:
+            footer = _whole_footer(data, schema, rows, memory)
+            self._kept.put(name, footer)
+        return footer
 
 
 def read_footer(tail: pa.Buffer, size: int, schema: pa.Schema, *, rows: int, memory: int) -> CheckedFooter:
@@ -81,11 +108,13 @@ def read_groups(
     dictionaries = check_pages(claims, layout, pieces, frozenset(columns))
     groups = [group for group, _, _ in pieces]
     long = _with_long_values(source, footer, dictionaries, groups)
+    rows = sum(claims.group_rows[group] for group in groups)
+    use_threads = use_threads and rows * len(columns) >= THREADED_VALUES
     with _open(source, claims, metadata, long) as file:
         table = file.read_row_groups(groups, columns=list(columns), use_threads=use_threads)
     if long:
         table = _decoded(table, long, claims.bytes_max)
-    rows = sum(claims.group_rows[group] for group in groups)
+    _check_lengths(table, dictionaries, claims.bytes_max)
     if table.num_rows != rows:
         raise ValueError(f"it holds {table.num_rows} rows where its footer says {rows}")
     return from_storage(table, schema, checked, columns)
@@ -100,17 +129,19 @@ def from_parquet(
     memory: int,
     use_threads: bool,
     within: tuple[int, int] | None = None,
+    footer: CheckedFooter | None = None,
 ) -> pa.Table:
     """Read columns of a file that must hold exactly schema and that many rows, and take no more memory than that.
 
     Args:
         within: an interval `[start, end)` of rows; the row groups that hold some of them are read whole, others not.
+        footer: that of this file, from `CheckedFooters`; None to read it.
 
     Raises:
         ValueError: the file says otherwise about itself.
         pa.ArrowException, OSError: it cannot be decoded.
     """
-    footer = _whole_footer(data, schema, rows, memory)
+    footer = _whole_footer(data, schema, rows, memory) if footer is None else footer
     groups = list(range(len(footer.claims.group_rows)))
     if within is not None:
         groups = groups_within(footer.claims.group_rows, within)
@@ -152,6 +183,7 @@ def scan_parquet(
     table = fragment.to_table(
         schema=fragment.physical_schema, columns=projection, filter=filter, use_threads=use_threads
     )
+    _check_lengths(table, dictionaries, footer.claims.bytes_max)
     return from_storage(table, schema, checked, columns)
 
 
@@ -212,12 +244,14 @@ def _open(
 
 
 def _with_long_values(
-    source: pa.NativeFile, footer: CheckedFooter, dictionaries: Sequence[str], groups: list[int]
+    source: pa.NativeFile, footer: CheckedFooter, dictionaries: Mapping[str, int], groups: list[int]
 ) -> list[str]:
     """Return which columns could be too long even if they held the longest value of each dictionary throughout.
 
-    Cost: the first page of each row group.
+    None, if what `check_pages` says of them is little enough to be tried. Cost: else the first page of each row group.
     """
+    if sum(dictionaries.values()) <= TRIED_BYTES_MAX:
+        return []
     long: list[str] = []
     for name in dictionaries:
         with _open(source, footer.claims, footer.metadata, [name]) as file:
@@ -233,6 +267,17 @@ def _longest(file: pq.ParquetFile, group: int, column: str) -> int:
     return int(pc.max(pc.binary_length(first.column(0).dictionary), min_count=0).as_py() or 0)
 
 
+def _check_lengths(table: pa.Table, dictionaries: Iterable[str], bytes_max: int) -> None:
+    """Raise ValueError if a dictionary has made a column longer than that."""
+    for name in dictionaries:
+        if name in table.column_names and table.column(name).nbytes > bytes_max:
+            raise _too_long(name)
+
+
+def _too_long(name: str) -> ValueError:
+    return ValueError(f"the dictionary of column {name!r} makes it longer than its descriptor allows")
+
+
 def _decoded(table: pa.Table, coded: list[str], bytes_max: int) -> pa.Table:
     """Return the table with dictionary-encoded columns decoded, unless they come to more than bytes_max."""
     left = bytes_max
@@ -242,7 +287,7 @@ def _decoded(table: pa.Table, coded: list[str], bytes_max: int) -> pa.Table:
             lengths = pc.binary_length(chunk.dictionary).take(chunk.indices)
             left -= pc.sum(lengths, min_count=0).as_py()
             if left < 0:
-                raise ValueError(f"the dictionary of column {name!r} makes it longer than its descriptor allows")
+                raise _too_long(name)
         plain = pa.chunked_array([chunk.dictionary_decode() for chunk in column.chunks], column.type.value_type)
         table = table.set_column(at, name, plain)
     return table

@@ -41,6 +41,7 @@ from persist.codecs.part.decoding import (
     read_lifted,
 )
 from persist.codecs.part.file_reader import (
+    PARSED_BYTES,
     CheckedFooter,
     check_headers,
     columns_of,
@@ -52,9 +53,6 @@ from persist.codecs.part.file_writer import GROUPS_KEY, GROUPS_VERSION
 from persist.codecs.part.lending import lend, lent_buffer
 from persist.codecs.part.part import Part, checksum_of
 from persist.codecs.types.schema import CollectionSchema
-
-# What Arrow's and our own form of a footer take at most, for each byte of it: 4 to 8 were measured.
-_PARSED_BYTES = 8
 
 _Length = Annotated[int, msgspec.Meta(ge=1, le=2**63 - 1)]
 
@@ -168,7 +166,7 @@ def read_index(footer: bytes | memoryview, part: Part, schema: CollectionSchema)
             raise CorruptBlob(
                 part.name, f"a column of the row group of bytes [{group.start}, {group.end}) is not in it"
             )
-    return PartIndex(groups, _PARSED_BYTES * len(footer), checksums, read)
+    return PartIndex(groups, PARSED_BYTES * len(footer), checksums, read)
 
 
 def _index_of(footer: CheckedFooter, part: Part) -> tuple[tuple[int, ...], tuple[str, ...]]:

@@ -16,6 +16,7 @@ from persist.blob import Blob, MissingBlob, get_checked, get_range_checked
 from persist.blob.admitting import AdmittingCache
 from persist.blob.lru import ByteBoundedLru
 from persist.codecs import CollectionSchema, Part, PartIndex, footer_range, read_index
+from persist.codecs.part.file_reader import CheckedFooters
 
 T = TypeVar("T")
 
@@ -42,9 +43,14 @@ def decoded_rows(bytes_max: int) -> DecodedRows:
 
 
 class PartIndexes:
-    """The footers of parts read lately, for all readers of one client."""
+    """The footers of parts read lately, for all readers of one client.
+
+    Attributes:
+        whole: those of parts that were read whole.
+    """
 
     def __init__(self, bytes_max: int = INDEX_BYTES_MAX) -> None:
+        self.whole = CheckedFooters()
         # However large it is, the one in use is kept: each slice of its part asks for it.
         self._kept: ByteBoundedLru[str, PartIndex] = ByteBoundedLru(
             bytes_max, lambda index: index.nbytes, value_bytes_max=2**63

@@ -138,9 +138,11 @@ class PartReader:
         if keys.is_all or keys.covers(part, schema):
             if part.inline:
                 return decode_part(part.inline, part, schema, columns=columns, filter=filter)
-            return fetched(
-                self.blob, part, lambda data: decode_part(data, part, schema, columns=columns, filter=filter)
-            )
+
+            def decoded(data: bytes) -> pa.Table:
+                return decode_part(data, part, schema, columns=columns, filter=filter, footers=self._indexes.whole)
+
+            return fetched(self.blob, part, decoded)
         return self._cut(part, schema, columns, filter, keys)
 
     def _is_handed_over(self, part: Part, schema: CollectionSchema) -> bool:

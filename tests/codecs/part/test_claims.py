@@ -14,7 +14,7 @@ import pytest
 from persist.blob.errors import CorruptBlob
 from persist.codecs import CollectionSchema, Part, decode_part, encode_parts, to_updates
 from persist.codecs.part.claims import GROUPS_MAX, check_footer
-from persist.codecs.part.file_reader import _layout
+from persist.codecs.part.file_reader import TRIED_BYTES_MAX, CheckedFooters, _layout, from_parquet
 from persist.codecs.part.index import footer_range
 from persist.codecs.part.layout import FileLayout
 from persist.codecs.part.part import checksum_of
@@ -126,6 +126,37 @@ def test_a_dictionary_that_is_repeated_more_than_the_descriptor_says_is_refused(
     pq.write_table(table.set_column(1, "v", long), sink, compression="zstd", store_schema=False)
     assert len(sink.getvalue()) < 400_000
     refused(sink.getvalue(), part, "the dictionary of column 'v' makes it longer")
+
+
+def test_a_little_too_much_of_a_dictionary_is_tried_and_then_refused() -> None:
+    long = pa.DictionaryArray.from_arrays(pa.array(np.zeros(500, np.int32)), ["x" * 2000])
+    _, part, table = part_of(["x"] * 500)
+    sink = io.BytesIO()
+    pq.write_table(table.set_column(1, "v", long), sink, compression="zstd", store_schema=False)
+    assert TRIED_BYTES_MAX > 500 * 2000
+    refused(sink.getvalue(), part, "the dictionary of column 'v' makes it longer")
+
+
+def test_a_footer_that_is_kept_is_read_once_and_pages_are_checked_each_time() -> None:
+    data, part, table = part_of([str(n) for n in range(100)])
+    footers = CheckedFooters()
+    for _ in range(2):
+        assert decode_part(data, part, TEXT, footers=footers).equals(table)
+    buffer = pa.py_buffer(data)
+    kept = [footers.read(buffer, part.checksum, TEXT.arrow, part.rows, part.memory) for _ in range(2)]
+    assert kept[0] is kept[1]
+    # Whatever else has the same name, its pages do not pass for what the footer says.
+    other = bytes(4) + data[4:8] + bytes(len(data) - 8)
+    with pytest.raises((ValueError, LookupError)):
+        from_parquet(
+            pa.py_buffer(other),
+            TEXT.arrow,
+            columns=TEXT.arrow.names,
+            rows=part.rows,
+            memory=part.memory,
+            use_threads=False,
+            footer=kept[0],
+        )
 
 
 def test_strings_in_nested_columns_have_no_dictionary() -> None:
