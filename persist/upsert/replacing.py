@@ -117,7 +117,12 @@ def _stands(ranks: Ints, group: Ints) -> Flags:
 
 def _updates(schema: CollectionSchema, rows: pa.Table, order: Ints, time: Ints, goes: Ints, comes: Ints) -> pa.Table:
     """Return the retractions of the rows before those at goes, and the insertions of those at comes."""
-    taken = rows.take(int64_array(np.concatenate([order[goes - 1], order[comes]])))
-    times = int64_array(np.concatenate([time[goes], time[comes]]))
-    diffs = int64_array(np.concatenate([np.full(len(goes), -1), np.ones(len(comes), np.int64)]).astype(np.int64))
-    return pa.Table.from_arrays([*taken.columns, times, diffs], schema=schema.arrow)
+    chosen = np.concatenate([order[goes - 1], order[comes]])
+    times, diffs = np.concatenate([time[goes], time[comes]]), np.ones(len(chosen), np.int64)
+    diffs[: len(goes)] = -1
+    if len(chosen) == len(rows) and bool(np.bincount(chosen, minlength=len(rows)).all()):
+        # Mostly each row goes or comes once, and then they may stay where they are: they are sorted later anyway.
+        times[chosen], diffs[chosen] = times.copy(), diffs.copy()
+    else:
+        rows = rows.take(int64_array(chosen))
+    return pa.Table.from_arrays([*rows.columns, int64_array(times), int64_array(diffs)], schema=schema.arrow)

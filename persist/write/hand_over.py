@@ -21,13 +21,17 @@ class HandOver:
 
     Args:
         memory_budget: of the client, of which this takes a sixteenth; see `Settings.memory_budget`.
+
+    Attributes:
+        part_bytes_max: of a part that may be read soon.
+        bytes_max: of one that is certain to be, and of all together.
     """
 
     def __init__(self, memory_budget: int) -> None:
-        room = memory_budget // SHARE
+        self.bytes_max = room = memory_budget // SHARE
         self.part_bytes_max = room // ONE_SHARE
         self._given: ByteBoundedLru[tuple[str, str], pa.Table] = ByteBoundedLru(
-            room, lambda rows: int(rows.nbytes) + 1000, value_bytes_max=self.part_bytes_max + 1000
+            room, lambda rows: int(rows.nbytes) + 1000, value_bytes_max=room + 1000
         )
         self.taken = 0
 

@@ -121,12 +121,16 @@ class PartWriter:
     def stored_parts(self, collection: str, table: pa.Table, schema: CollectionSchema, inline_bytes: int) -> list[Part]:
         """Return a table as parts with their bytes, where they are few enough, or stored; none if nothing is left.
 
-        Those stored before are deleted again if one cannot be.
+        Those stored before are deleted again if one cannot be. Whoever resolves events next reads them, so their rows
+        are handed over even if they are many.
         """
         made: list[Part] = []
         group_bytes, room = group_bytes_max(self._memory_budget, schema), _batch_room(inline_bytes)
         try:
-            for data, part in self._encoded(table, schema, row_group_bytes_max=group_bytes, batch_bytes_max=room):
+            encoded = self._encoded(
+                table, schema, row_group_bytes_max=group_bytes, batch_bytes_max=room, is_read_next=True
+            )
+            for data, part in encoded:
                 made.append(self.stored(collection, data, part, inline_bytes))
                 inline_bytes += len(made[-1].inline)
         except BaseException:
@@ -169,9 +173,12 @@ class PartWriter:
         *,
         row_group_bytes_max: int = ROW_GROUP_BYTES_MAX,
         batch_bytes_max: int = 0,
+        is_read_next: bool = False,
     ) -> list[tuple[bytes, Part]]:
         """Do what `encode_parts` does, and hand over the rows."""
-        room = 0 if self._hand_over is None else self._hand_over.part_bytes_max
+        room = 0
+        if self._hand_over is not None:
+            room = self._hand_over.bytes_max if is_read_next else self._hand_over.part_bytes_max
         encoded, rows = encode_with_rows(
             table, schema, room, row_group_bytes_max=row_group_bytes_max, batch_bytes_max=batch_bytes_max
         )

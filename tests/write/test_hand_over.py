@@ -147,11 +147,22 @@ def test_what_is_handed_over_stays_within_its_share_of_the_budget() -> None:
 def test_a_part_that_takes_more_than_its_share_is_not_kept() -> None:
     hand_over = HandOver(16 << 20)
     schema = CollectionSchema.of(KEY, VALUE)
-    encoded, rows = encode_with_rows(table(), schema, 1 << 30)
+    encoded, rows = encode_with_rows(table(0, 0, 100_000), schema, 1 << 30)
     assert rows is not None
-    assert hand_over.part_bytes_max < rows.nbytes
+    assert hand_over.bytes_max < rows.nbytes
     hand_over.give(encoded[0][1], schema, rows)
     assert hand_over.take(encoded[0][1], schema) is None
+
+
+def test_what_an_upsert_came_to_is_handed_over_to_the_next_one() -> None:
+    with persist.open(MemoryBlob(), settings=QUIET) as client:
+        users = client.create_or_load("users", key=KEY, value=VALUE, keyed=persist.Keyed())
+        rows = table(0, 0, 60_000).drop_columns(["_time", "_diff"])
+        users.upsert(rows, time=0, seal=1).result()
+        hand_over = client.engine.hand_over
+        assert hand_over.bytes > hand_over.part_bytes_max // 4
+        users.upsert(rows, time=1, seal=2).result()
+        assert hand_over.taken
 
 
 def test_a_refused_write_is_seen_by_nobody() -> None:
