@@ -6,7 +6,6 @@ of its result. `case`, `and` and `or` look at what follows only for the records 
 branch is guarded against does not raise.
 """
 
-import re
 from collections.abc import Callable
 from typing import Any
 
@@ -18,6 +17,8 @@ import pyarrow.types as pat
 from persist.dataflow import sql_numbers as numbers
 from persist.dataflow import sql_times as times
 from persist.dataflow.sql_casts import cast, ordered, try_cast
+from persist.dataflow.sql_patterns import PATTERNS
+from persist.dataflow.sql_texts import TEXTS
 
 Array = Any
 _UNITS_US = {
@@ -82,130 +83,6 @@ def _moved(one: Array, other: Array, sign: int, kind: pa.DataType) -> Array:
         first = other[0]
         return times.shifted(one, first.as_py() if first.is_valid else None, sign, kind)
     return times.plus_days(one, other, sign, kind)
-
-
-def _like_pattern(pattern: str) -> str:
-    """Return a LIKE pattern as a regular expression; a backslash takes the next character as it is."""
-    found, at = [], 0
-    while at < len(pattern):
-        each = pattern[at]
-        if each == "\\" and at + 1 < len(pattern):
-            at += 1
-            found.append(re.escape(pattern[at]))
-        else:
-            found.append({"%": ".*", "_": "."}.get(each) or re.escape(each))
-        at += 1
-    return f"(?s)^{''.join(found)}$"
-
-
-def _like(is_like: bool, ignore_case: bool) -> Callable[..., Array]:
-    def like(text: Array, pattern: Array, *rest: Any) -> Array:
-        found = pa.nulls(len(text), pa.bool_())
-        for each in pc.unique(pattern).to_pylist():
-            if each is None:
-                continue
-            shape = each if len(rest) > 1 else each.replace("\\", "\\\\")
-            matched = _matched(text, shape, ignore_case)
-            found = pc.if_else(pc.fill_null(pc.equal(pattern, each), False), matched, found)
-        return found if is_like else pc.invert(found)
-
-    return like
-
-
-def _matched(text: Array, pattern: str, ignore_case: bool) -> Array:
-    body = pattern.strip("%")
-    if not ignore_case and not any(each in body for each in "%_\\") and body:
-        if pattern == body:
-            return pc.equal(text, body)
-        if pattern == body + "%":
-            return pc.starts_with(text, body)
-        if pattern == "%" + body:
-            return pc.ends_with(text, body)
-        if pattern == "%" + body + "%":
-            return pc.match_substring(text, body)
-    return pc.match_substring_regex(text, _like_pattern(pattern), ignore_case=ignore_case)
-
-
-def _by_each(function: Callable[..., Array], text: Array, rest: tuple[Array, ...], kind: pa.DataType) -> Array:
-    """Do a function whose other arguments are constants, for each combination of them that there is."""
-    table = pa.table({str(at): each for at, each in enumerate(rest)})
-    found = pa.nulls(len(text), kind)
-    for row in table.group_by(table.column_names).aggregate([]).to_pylist():
-        values = [row[name] for name in table.column_names]
-        if any(value is None for value in values):
-            continue
-        here = None
-        for column, value in zip(rest, values, strict=True):
-            same = pc.equal(column, pa.scalar(value, column.type))
-            here = same if here is None else pc.and_(here, same)
-        found = pc.if_else(pc.fill_null(here, False), function(text, *values).cast(kind), found)
-    return found
-
-
-def _substring(text: Array, *rest: Any) -> Array:
-    *bounds, kind = rest
-
-    def one(text: Array, start: int, length: int | None = None) -> Array:
-        if (length is not None and length < 0) or start < 0:
-            raise ValueError("substring() takes a start of at least 0 and a length of at least 0 in a view")
-        begin = max(start - 1, 0)
-        stop = None if length is None else max(start - 1 + length, 0)
-        return pc.utf8_slice_codeunits(text, begin, stop)
-
-    return _by_each(one, text, tuple(bounds), kind)
-
-
-def _left(text: Array, count: Array, kind: pa.DataType) -> Array:
-    return _by_each(lambda text, n: pc.utf8_slice_codeunits(text, 0, n), text, (count,), kind)
-
-
-def _right(text: Array, count: Array, kind: pa.DataType) -> Array:
-    def one(text: Array, n: int) -> Array:
-        if n < 0:
-            return pc.utf8_slice_codeunits(text, -n)
-        return pc.utf8_slice_codeunits(text, -n) if n else pc.utf8_slice_codeunits(text, 0, 0)
-
-    return _by_each(one, text, (count,), kind)
-
-
-def _trimmed(side: str) -> Callable[..., Array]:
-    def trim(text: Array, *rest: Any) -> Array:
-        *characters, kind = rest
-        function = {"both": pc.utf8_trim, "left": pc.utf8_ltrim, "right": pc.utf8_rtrim}[side]
-        if not characters:
-            return function(text, characters=" ")
-        return _by_each(lambda text, each: function(text, characters=each), text, tuple(characters), kind)
-
-    return trim
-
-
-def _replace(text: Array, old: Array, new: Array, kind: pa.DataType) -> Array:
-    def one(text: Array, old: str, new: str) -> Array:
-        return pc.replace_substring(text, old, new) if old else text
-
-    return _by_each(one, text, (old, new), kind)
-
-
-def _contains(function: Callable[..., Array]) -> Callable[..., Array]:
-    def contains(text: Array, other: Array, kind: pa.DataType) -> Array:
-        return _by_each(lambda text, each: function(text, each), text, (other,), kind)
-
-    return contains
-
-
-def _position(text: Array, other: Array, kind: pa.DataType) -> Array:
-    pairs = zip(text.to_pylist(), other.to_pylist(), strict=True)
-    return pa.array([None if a is None or b is None else a.find(b) + 1 for a, b in pairs], kind)
-
-
-def _concat(*arguments: Any) -> Array:
-    *texts, _ = arguments
-    return pc.binary_join_element_wise(*texts, "", null_handling="replace", null_replacement="")
-
-
-def _concat_operator(*arguments: Any) -> Array:
-    *texts, _ = arguments
-    return pc.binary_join_element_wise(*texts, pa.scalar("", texts[0].type))
 
 
 def _coalesce(*arguments: Any) -> Array:
@@ -283,6 +160,20 @@ def _date_part(unit: Array, value: Array, kind: pa.DataType) -> Array:
 
 def _date_trunc(unit: Array, value: Array, kind: pa.DataType) -> Array:
     return times.truncated(_constant(unit, "the unit of date_trunc"), value, kind) if len(unit) else pa.nulls(0, kind)
+
+
+def _strftime(*arguments: Any) -> Array:
+    *values, kind = arguments
+    pattern, value = sorted(values, key=lambda each: not pat.is_string(each.type))  # They may stand in either order.
+    if not len(value):
+        return pa.nulls(0, kind)
+    return times.formatted(value, _constant(pattern, "the format of strftime"), kind)
+
+
+def _time_bucket(width: Array, value: Array, kind: pa.DataType) -> Array:
+    if not len(value):
+        return pa.nulls(0, kind)
+    return times.bucketed(width[0].as_py(), value, kind)
 
 
 def _date_diff(unit: Array, start: Array, end: Array, kind: pa.DataType) -> Array:
@@ -372,6 +263,17 @@ FUNCTIONS: dict[str, Callable[..., Array]] = {
     "log10": _of_floats(np.log10),
     "log2": _of_floats(np.log2),
     "power": _of_floats(np.power),
+    **{name: _of_floats(getattr(np, name)) for name in ("sin", "cos", "tan", "sinh", "cosh", "tanh")},
+    **{f"a{name}": _of_floats(getattr(np, f"arc{name}")) for name in ("sin", "cos", "tan", "sinh", "cosh", "tanh")},
+    "atan2": _of_floats(np.arctan2),
+    "cot": _of_floats(lambda value: 1 / np.tan(value)),
+    "degrees": _of_floats(lambda value: value * (180 / np.pi)),
+    "radians": _of_floats(lambda value: value * (np.pi / 180)),
+    "pi": lambda kind: pa.array([np.pi], kind),
+    "gcd": numbers.gcd,
+    "lcm": numbers.lcm,
+    "bit_count": numbers.bit_count,
+    "bit_not": lambda value, kind: pc.bit_wise_not(value),
     "isnan": _fits(pc.is_nan),
     "isinf": _fits(pc.is_inf),
     "isfinite": _fits(pc.is_finite),
@@ -401,28 +303,8 @@ FUNCTIONS: dict[str, Callable[..., Array]] = {
     "cast": cast,
     "try_cast": try_cast,
     "error": _error,
-    "like": _like(True, False),
-    "not_like": _like(False, False),
-    "ilike": _like(True, True),
-    "not_ilike": _like(False, True),
-    "prefix": _contains(pc.starts_with),
-    "suffix": _contains(pc.ends_with),
-    "contains": _contains(pc.match_substring),
-    "lower": _fits(pc.utf8_lower),
-    "upper": _fits(pc.utf8_upper),
-    "length": lambda text, kind: pc.utf8_length(text).cast(kind),
-    "octets": lambda text, kind: pc.binary_length(text).cast(kind),
-    "substring": _substring,
-    "left": _left,
-    "right": _right,
-    "trim": _trimmed("both"),
-    "ltrim": _trimmed("left"),
-    "rtrim": _trimmed("right"),
-    "replace": _replace,
-    "reverse": _fits(pc.utf8_reverse),
-    "position": _position,
-    "concat": _concat,
-    "concat_operator": _concat_operator,
+    **PATTERNS,
+    **TEXTS,
     "date_part": _date_part,
     "date_trunc": _date_trunc,
     "date_diff": _date_diff,
@@ -430,7 +312,14 @@ FUNCTIONS: dict[str, Callable[..., Array]] = {
     "time_after": _time_from(after=True),
     "last_day": lambda value, kind: times.last_day(value, kind),
     **{name: _part(name) for name in ("year", "month", "day", "hour", "minute", "second", "quarter", "week")},
-    **{name: _part(name) for name in ("dayofyear", "dayofweek", "isodow", "isoyear")},
+    **{name: _part(name) for name in ("dayofyear", "dayofweek", "isodow", "isoyear", "yearweek", "decade", "century")},
+    **{name: _part(name) for name in ("millennium", "millisecond", "microsecond")},
+    **{name: _part(name) for name in ("epoch", "epoch_ms", "epoch_us", "epoch_ns")},
+    "dayname": lambda value, kind: times.formatted(value, "%A", kind),
+    "monthname": lambda value, kind: times.formatted(value, "%B", kind),
+    "strftime": _strftime,
+    "make_date": times.made_date,
+    "time_bucket": _time_bucket,
     **{f"to_{unit}": _interval(unit) for unit in ("years", "quarters", "months", *_UNITS_US)},
 }
 

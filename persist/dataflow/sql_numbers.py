@@ -125,6 +125,36 @@ def _of_wholes(function: Callable[[int, int], int], one: Array, other: Array, ki
     return as_decimal(pa.array(made, pa.decimal256(_WIDE, scale)), kind)
 
 
+def gcd(one: Array, other: Array, kind: pa.DataType) -> Array:
+    return _of_pairs(np.gcd, one, other, kind)
+
+
+def lcm(one: Array, other: Array, kind: pa.DataType) -> Array:
+    return _of_pairs(np.lcm, one, other, kind)
+
+
+def _of_pairs(function: Callable[..., Any], one: Array, other: Array, kind: pa.DataType) -> Array:
+    """Do a function of numpy for whole numbers of up to 64 bits; wider ones, and what does not fit, raise."""
+    null = pc.or_(pc.is_null(one), pc.is_null(other))
+    first, second = (each.cast(pa.int64()).fill_null(1).to_numpy(zero_copy_only=False) for each in (one, other))
+    found = function(first, second)
+    if function is np.lcm:
+        with np.errstate(divide="ignore", invalid="ignore"):
+            wrapped = np.where(first == 0, 0, first.astype(np.float64) / np.gcd(first, second) * second)
+        if (np.abs(wrapped) >= 2.0**63).any():
+            raise ValueError("the least common multiple does not fit 64 bits")
+    return pa.array(found, mask=null.to_numpy(zero_copy_only=False)).cast(kind)
+
+
+def bit_count(value: Array, kind: pa.DataType) -> Array:
+    """Return how many bits of whole numbers are set, of as many as their type has."""
+    words = np.ascontiguousarray(value.fill_null(0).to_numpy(zero_copy_only=False))
+    octets = words.view(np.uint8).reshape(len(words), words.itemsize)
+    bits = np.unpackbits(octets, axis=1).sum(axis=1)
+    mask = value.is_null().to_numpy(zero_copy_only=False) if value.null_count else None
+    return pa.array(bits.astype(np.int8), mask=mask).cast(kind)
+
+
 def negate(one: Array, kind: pa.DataType) -> Array:
     return pc.negate(one) if pat.is_decimal(kind) else pc.negate_checked(as_kind(one, kind))
 

@@ -1,5 +1,6 @@
 """Dates, times and intervals as SQL (DuckDB's) means them. Intervals are constants: months, days and microseconds."""
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -97,8 +98,12 @@ def part(value: Array, unit: str, kind: pa.DataType) -> Array:
         return pc.day_of_week(value, count_from_zero=True, week_start=7).cast(kind)
     if unit == "isodow":
         return pc.day_of_week(value, count_from_zero=False, week_start=1).cast(kind)
+    if unit in _COUNTED:
+        return _COUNTED[unit](value).cast(kind)
     if unit not in _PARTS:
-        raise ValueError(f"{unit!r} is no part of a date that is supported; there are {', '.join(sorted(_PARTS))}")
+        raise ValueError(
+            f"{unit!r} is no part of a date that is supported; there are {', '.join(sorted({*_PARTS, *_COUNTED}))}"
+        )
     name = _PARTS[unit]
     if pat.is_date(value.type) and name in ("hour", "minute", "second"):
         value = value.cast(pa.timestamp("us"))
@@ -150,3 +155,175 @@ def plus_days(date: Array, days: Array, sign: int, kind: pa.DataType) -> Array:
     number = date.cast(pa.int32())
     found = pc.add_checked(number, count) if sign > 0 else pc.subtract_checked(number, count)
     return found.cast(pa.date32()).cast(kind)
+
+
+def made_date(year: Array, month: Array, day: Array, kind: pa.DataType) -> Array:
+    """Return the dates of years, months and days of the month; one that is not in the calendar raises."""
+    numbers = [each.fill_null(1).to_numpy(zero_copy_only=False).astype(np.int64) for each in (year, month, day)]
+    months = (numbers[0] - 1970) * 12 + numbers[1] - 1
+    first = months.astype("datetime64[M]").astype("datetime64[D]").astype(np.int64)
+    last = (months + 1).astype("datetime64[M]").astype("datetime64[D]").astype(np.int64)
+    found = first + numbers[2] - 1
+    wrong = (numbers[1] < 1) | (numbers[1] > 12) | (numbers[2] < 1) | (found >= last)
+    null = np.logical_or.reduce([each.is_null().to_numpy(zero_copy_only=False) for each in (year, month, day)])
+    if (wrong & ~null).any():
+        at = int(np.argmax(wrong & ~null))
+        raise ValueError(f"there is no date {'-'.join(str(each[at]) for each in numbers)}")
+    return pa.array(found.astype(np.int32), mask=null).cast(pa.date32()).cast(kind)
+
+
+def bucketed(width: Any, value: Array, kind: pa.DataType) -> Array:
+    """Return the begin of the bucket of a width that dates or timestamps are in.
+
+    Args:
+        width: a MonthDayNano of months only, whose buckets begin with 2000-01-01; or of days and less, whose buckets
+            begin with Monday, 2000-01-03.
+    """
+    if width is None:
+        return pa.nulls(len(value), kind)
+    micros = width.days * _DAY_US + width.nanoseconds // 1000
+    if (width.months and micros) or width.months < 0 or micros < 0 or not (width.months or micros):
+        raise ValueError(
+            "time_bucket() takes a width above nothing, of months and years or of days and less, not of both"
+        )
+    stamps = as_micros(value)
+    if width.months:
+        months = (stamps // _DAY_US).astype("datetime64[D]").astype("datetime64[M]").astype(np.int64) - 30 * 12
+        begun = (months // width.months * width.months + 30 * 12).astype("datetime64[M]")
+        found = begun.astype("datetime64[D]").astype(np.int64) * _DAY_US
+    else:
+        found = (stamps - _MONDAY_US) // micros * micros + _MONDAY_US
+    if pat.is_date(kind):
+        found = found // _DAY_US * _DAY_US
+    mask = value.is_null().to_numpy(zero_copy_only=False) if value.null_count else None
+    return pa.array(found, mask=mask).cast(pa.timestamp("us")).cast(kind)
+
+
+def formatted(value: Array, pattern: str, kind: pa.DataType) -> Array:
+    """Return dates or timestamps as texts, by a pattern of strftime."""
+    if not (pat.is_date(value.type) or pat.is_timestamp(value.type)):
+        raise ValueError(f"strftime() takes dates and timestamps in a view, not {value.type}")
+    stamps = value.cast(pa.timestamp("us")) if pat.is_date(value.type) else value
+    pieces: list[Any] = []
+    at = 0
+    while at < len(pattern):
+        if pattern[at] != "%":
+            end = pattern.find("%", at)
+            end = len(pattern) if end < 0 else end
+            pieces.append(pa.scalar(pattern[at:end]))
+            at = end
+            continue
+        name = pattern[at + 1 : at + 3] if pattern.startswith("%-", at) else pattern[at + 1 : at + 2]
+        if name not in _FORMATS:
+            known = ", ".join(f"%{each}" for each in _FORMATS)
+            raise ValueError(f"strftime() does not know %{name} in a view; there are {known}")
+        made = _FORMATS[name]
+        pieces.append(pa.scalar(made) if isinstance(made, str) else made(stamps))
+        at += 1 + len(name)
+    # Where a moment is NULL, so is the text, though nothing of it be shown.
+    blank = pc.if_else(pc.is_valid(value), "", pa.scalar(None, pa.string()))
+    return pc.binary_join_element_wise(blank, *pieces, "").cast(kind)
+
+
+def _number(of: Callable[[Array], Array], digits: int) -> Callable[[Array], Array]:
+    return lambda value: pc.utf8_zfill(of(value).cast(pa.string()), digits)
+
+
+def _named(names: tuple[str, ...], of: Callable[[Array], Array]) -> Callable[[Array], Array]:
+    return lambda value: pa.array(names).take(of(value))
+
+
+def _of_year(function: Callable[[npt.NDArray[np.int64]], npt.NDArray[np.int64]]) -> Callable[[Array], Array]:
+    def apply(value: Array) -> Array:
+        years = pc.year(value)
+        mask = years.is_null().to_numpy(zero_copy_only=False) if years.null_count else None
+        return pa.array(function(years.fill_null(1).to_numpy(zero_copy_only=False)), mask=mask)
+
+    return apply
+
+
+def _ages(size: int) -> Callable[[Array], Array]:
+    """Return which hundred or thousand years moments are in: the first begins with year 1, the one before is -1."""
+    return _of_year(lambda year: np.where(year > 0, (year - 1) // size + 1, -(-year // size) - 1))
+
+
+def _since_1970(per_second: int) -> Callable[[Array], Array]:
+    def count(value: Array) -> Array:
+        if not (pat.is_date(value.type) or pat.is_timestamp(value.type)):
+            raise ValueError(f"epoch() and its like take dates and timestamps in a view, not {value.type}")
+        micros = as_micros(value)
+        mask = value.is_null().to_numpy(zero_copy_only=False) if value.null_count else None
+        if per_second == 1:
+            return pa.array(micros / 1e6, mask=mask)
+        if per_second > 1_000_000:
+            return pc.multiply_checked(pa.array(micros, mask=mask), per_second // 1_000_000)
+        size = 1_000_000 // per_second
+        return pa.array(np.sign(micros) * ((np.abs(micros) + size // 2) // size), mask=mask)
+
+    return count
+
+
+def _half_hour(value: Array) -> Array:
+    hours = pc.hour(value)
+    return pc.add(pc.subtract(hours, pc.multiply(pc.divide(pc.add(hours, 11), 12), 12)), 12)
+
+
+def _micros(value: Array) -> Array:
+    return pc.add(pc.multiply(pc.millisecond(value), 1000), pc.microsecond(value))
+
+
+_MONDAY_US = 10_959 * _DAY_US  # 2000-01-03.
+_WEEKDAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
+_MONTHS = (
+    *("January", "February", "March", "April", "May", "June", "July"),
+    *("August", "September", "October", "November", "December"),
+)
+_COUNTED: dict[str, Callable[[Array], Array]] = {
+    "decade": _of_year(lambda year: np.sign(year) * (np.abs(year) // 10)),
+    "century": _ages(100),
+    "millennium": _ages(1000),
+    "yearweek": lambda value: pc.add(pc.multiply(pc.iso_year(value), 100), pc.iso_week(value)),
+    "millisecond": lambda value: pc.add(pc.multiply(pc.second(value), 1000), pc.millisecond(value)),
+    "microsecond": lambda value: pc.add(pc.multiply(pc.second(value), 1_000_000), _micros(value)),
+    "epoch": _since_1970(1),
+    "epoch_ms": _since_1970(1_000),
+    "epoch_us": _since_1970(1_000_000),
+    "epoch_ns": _since_1970(1_000_000_000),
+}
+
+
+def _month_number(value: Array) -> Array:
+    return pc.subtract(pc.month(value), 1)
+
+
+# What a pattern of strftime may name: how it is made of moments, or a text.
+_FORMATS: dict[str, str | Callable[[Array], Array]] = {
+    "Y": _number(pc.year, 4),
+    "y": _number(lambda value: pc.subtract(pc.year(value), pc.multiply(pc.divide(pc.year(value), 100), 100)), 2),
+    "m": _number(pc.month, 2),
+    "-m": _number(pc.month, 1),
+    "d": _number(pc.day, 2),
+    "-d": _number(pc.day, 1),
+    "H": _number(pc.hour, 2),
+    "-H": _number(pc.hour, 1),
+    "I": _number(_half_hour, 2),
+    "-I": _number(_half_hour, 1),
+    "M": _number(pc.minute, 2),
+    "-M": _number(pc.minute, 1),
+    "S": _number(pc.second, 2),
+    "-S": _number(pc.second, 1),
+    "f": _number(_micros, 6),
+    "g": _number(pc.millisecond, 3),
+    "j": _number(pc.day_of_year, 3),
+    "-j": _number(pc.day_of_year, 1),
+    "p": lambda value: pc.if_else(pc.less(pc.hour(value), 12), "AM", "PM"),
+    "A": _named(_WEEKDAYS, pc.day_of_week),
+    "a": _named(tuple(each[:3] for each in _WEEKDAYS), pc.day_of_week),
+    "B": _named(_MONTHS, _month_number),
+    "b": _named(tuple(each[:3] for each in _MONTHS), _month_number),
+    "w": _number(lambda value: pc.day_of_week(value, week_start=7), 1),
+    "u": _number(lambda value: pc.day_of_week(value, count_from_zero=False), 1),
+    "G": _number(pc.iso_year, 4),
+    "V": _number(pc.iso_week, 2),
+    "%": "%",
+}
