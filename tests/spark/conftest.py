@@ -1,5 +1,6 @@
 """One Spark session for all tests; nothing registers the data source, because PySpark finds it."""
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from tests.spark.cluster import environment
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """Two threads, and a task may fail twice."""
-    session = (
+    builder = (
         SparkSession.builder.master("local[2,3]")
         .appName("tests of persist")
         .config("spark.ui.enabled", "false")
@@ -26,8 +27,10 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
         .config("spark.driver.bindAddress", "127.0.0.1")
         .config("spark.log.level", "OFF")
         .config("spark.driver.extraJavaOptions", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
-        .getOrCreate()
     )
+    with pytest.MonkeyPatch.context() as environ:
+        environ.setenv("PYTHONPATH", str(Path(__file__).parent / "warm"), prepend=os.pathsep)
+        session = builder.getOrCreate()  # What the JVM has in its environment, its workers have.
     yield session
     session.stop()
 
