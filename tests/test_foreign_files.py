@@ -68,7 +68,7 @@ def _put(path: Path, what: str) -> None:
             file.truncate(50 << 30)
 
 
-@pytest.mark.sampled(0.34)
+@pytest.mark.sampled(0.15)
 @pytest.mark.parametrize("what", ["fifo", "sparse", "folder", "loop", "link"])
 @pytest.mark.parametrize("where", ["next record", "last record", "checkpoint", "part"])
 def test_what_is_no_blob_is_named_and_neither_waited_for_nor_read(where: str, what: str, tmp_path: Path) -> None:

@@ -14,12 +14,13 @@ BLOCKS = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encod
 
 def run(block: str, folder: Path) -> str:
     """Paste a block into a Python of its own, away from the checkout; return what it printed."""
-    short_lived = "--driver-java-options '-XX:TieredStopAtLevel=1 -XX:+UseSerialGC' pyspark-shell"
+    options = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+    small = f"--driver-java-options '{options}' --conf spark.sql.shuffle.partitions=2 pyspark-shell"
     env = {
         **os.environ,
         "PYTHONPATH": "",
         "PYSPARK_PYTHON": sys.executable,
-        "PYSPARK_SUBMIT_ARGS": short_lived,
+        "PYSPARK_SUBMIT_ARGS": small,
         "SPARK_LOCAL_IP": "127.0.0.1",
     }
     # In the checkout where PySpark must find the source by itself; its folders are moved to one of the test's own.
@@ -51,7 +52,7 @@ def test_each_block_runs_when_it_is_pasted_alone(tmp_path: Path, number: int) ->
     assert expected[number] in printed
 
 
-@pytest.mark.sampled(0.25)
+@pytest.mark.sampled(0.12, group="processes of Spark")
 @pytest.mark.spark
 def test_the_block_about_spark_runs_when_it_is_pasted_alone_and_again(tmp_path: Path) -> None:
     printed = [run(BLOCKS[-1], tmp_path) for _ in range(2)]

@@ -24,6 +24,7 @@ from tests.crash.power_cuts import (
 )
 from tests.crash.recorder import Data, Entry, Recorder, Sync
 from tests.crash.steps import story
+from tests.sampling import examples
 
 SEED = 1
 STATES_MAX = 64
@@ -97,7 +98,7 @@ def test_a_wrong_way_to_write_is_found(folders: Iterator[str], wrong: type[FileB
 def test_a_client_finds_its_log_whole_and_every_part_that_it_names_after_a_power_cut(folders: Iterator[str]) -> None:
     cuts = Cuts(SEED)
 
-    cuts.check_story(record_story(next(folders), story()).events, most=4, share=0.5)
+    cuts.check_story(record_story(next(folders), story()).events, most=4, share=max(0.1, examples(50) / 100))
 
     assert cuts.states > 50
 

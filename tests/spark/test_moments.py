@@ -86,7 +86,7 @@ def test_a_timestamp_is_no_time_where_there_is_no_timeline(spark: SparkSession, 
         persist.spark.write(frame.withColumn("_time", F.lit(NOON).cast("timestamp_ntz")), path, "ms")
 
 
-@pytest.mark.sampled(0.5)
+@pytest.mark.sampled(0.25)
 @pytest.mark.parametrize("unit", ["ms", "ns"])
 @pytest.mark.parametrize("native", [None, False])
 def test_times_come_as_timestamps_when_that_is_asked_for(

@@ -74,7 +74,7 @@ def check(spark: SparkSession, path: str, *kinds: str) -> None:
             assert bag(here.changes("rows", 2, last, native=native).collect()) == changes
 
 
-@pytest.mark.sampled(0.34)
+@pytest.mark.sampled(0.17)
 @pytest.mark.parametrize("resolve", POLICIES)
 @pytest.mark.parametrize("policy", TOMBSTONES, ids=["boolean", "value", "not NULL"])
 def test_tombstones_are_left_out_by_sparks_own_scan(
@@ -84,7 +84,7 @@ def test_tombstones_are_left_out_by_sparks_own_scan(
     check(spark, str(tmp_path), "scan", "touched")
 
 
-@pytest.mark.sampled(0.34)
+@pytest.mark.sampled(0.17)
 @pytest.mark.parametrize("resolve", POLICIES)
 @pytest.mark.parametrize("policy", TOMBSTONES, ids=["boolean", "value", "not NULL"])
 def test_views_show_keyed_collections_as_python_does(
