@@ -22,7 +22,7 @@ from persist.collection import Collection
 from persist.dataflow.errors import SourceLost
 from persist.dataflow.inputs import Gate
 from persist.dataflow.plan import Source
-from persist.dataflow.times import Antichain
+from persist.dataflow.times import Antichain, Ints
 from persist.dataflow.types import shown
 from persist.dataflow.words import Domain
 from persist.engine.holding import held_schema, hold_with_schema, take_hold
@@ -212,9 +212,11 @@ class SourceReader:
             )
         except AsOfNotSealed:
             return None
-        table = snapshot.to_arrow()
+        # Whatever arranges the contents sums them up: equal rows need not be brought together before.
+        found = [self._updates(table, np.full(table.num_rows, self._as_of)) for table in snapshot.unsummed()]
+        if found:
+            self._gate.add(found[0] if len(found) == 1 else np.concatenate(found, axis=1))
         listen = begun_listen(handle, self._as_of, None, columns=names)
-        self._add(table, np.full(table.num_rows, self._as_of))
         self._reach(Upper(self._as_of + 1))
         self._let_go()
         return listen
@@ -236,12 +238,14 @@ class SourceReader:
         self._reach(progress.upper)
         return True
 
-    def _add(self, table: pa.Table, times: "np.ndarray[tuple[int], np.dtype[np.int64]]") -> None:
+    def _add(self, table: pa.Table, times: Ints) -> None:
         if table.num_rows:
-            rows = [self._domain.encode(table[name]) for name in self._schema.names]
-            diffs = table["_diff"].combine_chunks().to_numpy()
             self._gate.consolidates = self.coarse_to is not None
-            self._gate.add(np.array([*rows, times, diffs], np.int64))
+            self._gate.add(self._updates(table, times))
+
+    def _updates(self, table: pa.Table, times: Ints) -> Ints:
+        rows = [self._domain.encode(table[name]) for name in self._schema.names]
+        return np.array([*rows, times, table["_diff"].combine_chunks().to_numpy()], np.int64)
 
     def _reach(self, upper: Upper) -> None:
         self._gate.frontier = Antichain(*upper.elements)

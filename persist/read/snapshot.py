@@ -37,6 +37,7 @@ from persist.read.scan import Scan, narrowed_scan, refuse_positions
 from persist.read.wanted_keys import arrow_keys
 from persist.timeline import shown_time, timeline_of
 
+UNSUMMED_SHARE = 2  # Of the rows that are left: up to so many rows are read as they are, without being merged.
 _MISSING = re.compile(r"No match for FieldRef\.Name\((.*?)\) in ")
 
 
@@ -139,6 +140,22 @@ class Snapshot(ArrowResult):
             for table in chain(scan.base_rows(reader, names, scan.base), scan.updates(reader, names, scan.parts)):
                 digest.add(table)
         return digest.text()
+
+    def unsummed(self) -> Iterator[pa.Table]:
+        """Yield tables of the columns and `_diff`, whose diffs sum up to the contents: for who sums them up anyway.
+
+        Cost: nothing is merged, so rows that cancel are read too; where they are as many as those that are left, the
+        contents are merged as in form "diff".
+        """
+        scan, names = self.scan, [*self.scan.columns, "_diff"]
+        left = sum(part.diff_sum for part in scan.base) + scan.sign * sum(part.diff_sum for part in scan.parts)
+        read = sum(scan.rows_within(part) for part in scan.all_parts)
+        with self._reading.explained():
+            if scan.narrow is not None or read > UNSUMMED_SHARE * left:
+                yield from self._consolidated(scan.columns)
+                return
+            reader = self._reading()
+            yield from chain(scan.base_rows(reader, names, scan.base), scan.updates(reader, names, scan.parts))
 
     def _consolidated(self, columns: tuple[str, ...]) -> Iterator[pa.Table]:
         """Yield the records with their multiplicities, of some columns. Slices hold whole records, so what cancels does

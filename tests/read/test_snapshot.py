@@ -12,6 +12,7 @@ import pytest
 
 import persist
 from persist.blob import MemoryBlob
+from persist.codecs import consolidate
 from tests.keyframes import add_keyframe, snapshots
 
 
@@ -218,3 +219,20 @@ def test_a_negative_multiplicity_of_a_keyframe_that_later_updates_make_up_for_is
     for snapshot in snapshots(c, 1):
         assert sorted(snapshot.rows()) == expected
     assert sorted(c.snapshot(1).rows()) == expected
+
+
+@pytest.mark.parametrize("columns", [("k", "v"), ("v",)])
+def test_what_is_read_unsummed_sums_up_to_the_contents_by_every_plan(
+    client: persist.Client, columns: tuple[str, ...]
+) -> None:
+    c = client.create_or_load("c", key={"k": pa.int64()}, value={"v": pa.string()})
+    c.write([((k, str(k % 3)), 0, 1) for k in range(20)], seal=1).result()
+    for time, gone in ((1, range(4)), (2, range(4, 7)), (3, range(7, 19))):  # At last, more has gone than is left.
+        c.write([*(((k, str(k % 3)), time, -1) for k in gone), ((1, "z"), time, 2)], seal=time + 1).result()
+    add_keyframe(c, 1)
+    add_keyframe(c, 2, pieces=3)
+    for as_of in range(4):
+        for snapshot in snapshots(c, as_of, columns=columns, form="diff"):
+            found = pa.concat_tables([snapshot.scan.empty([*columns, "_diff"]), *snapshot.unsummed()])
+            contents = c.snapshot(as_of, columns=columns, form="diff").to_arrow()
+            assert consolidate(found, columns).equals(consolidate(contents, columns))
