@@ -143,6 +143,22 @@ def exact_sums(groups: Ints, slots: Ints, amounts: Ints, count: int) -> npt.NDAr
     return found
 
 
+def small_sums(groups: Ints, slots: Ints, amounts: Ints, count: int) -> Ints | None:
+    """Return what `exact_sums` does, as words; None if a sum might be 2**62 or beyond. A slot of a group comes once."""
+    limbs = np.zeros((2, count), np.int64)
+    for number in range(2):
+        mine = slots == FIRST_LIMB + number
+        limbs[number][groups[mine]] = amounts[mine]
+    if (
+        (slots > FIRST_LIMB + 1).any()
+        or (np.abs(limbs) >= [[2**61], [2**29]]).any()
+        or limbs.min(initial=0) == -(2**63)
+    ):
+        return None
+    found: Ints = limbs[0] + (limbs[1] << _BITS)
+    return found
+
+
 def to_float(total: int, divisor: int = 1) -> float:
     """Return a sum of floats, a multiple of 2**-1074, over a divisor, rounded once."""
     try:

@@ -7,6 +7,7 @@ take Python records are called record by record.
 
 from collections import namedtuple
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from persist.codecs import TIME_MAX
 from persist.codecs.types.schema import TIME
 from persist.codecs.types.values import to_array
 from persist.dataflow.batch import negated, products
+from persist.dataflow.conditions import Truth, conjuncts, on_words
 from persist.dataflow.errors import OperatorFailed
 from persist.dataflow.evaluate import as_array, evaluate
 from persist.dataflow.expression import Col, Expression, Lit
@@ -34,7 +36,7 @@ from persist.dataflow.stages import (
     TemporalFilter,
 )
 from persist.dataflow.times import Flags, Ints, coordinates
-from persist.dataflow.words import NULL, Domain
+from persist.dataflow.words import NULL, Domain, is_interned
 
 Shape = Callable[[Ints], Ints]
 
@@ -62,6 +64,11 @@ class Column:
             assert self._words is not None
             self._array = self._domain.decode(self._words, self.kind)
         return self._array
+
+    @property
+    def has_words(self) -> bool:
+        """Whether its words are there, or cost no more than a look at each."""
+        return self._words is not None or not is_interned(self.kind)
 
     def take(self, rows: Ints) -> "Column":
         if self._words is not None:
@@ -145,10 +152,12 @@ def traced(
 ) -> Callable[[Ints], tuple[Ints, Ints]]:
     """Return what `compiled` does, but of which each call also returns the row that each update was made of."""
 
+    run = [_running(stage, operator) for stage in stages]
+
     def shape(updates: Ints) -> tuple[Ints, Ints]:
         frame = Frame.of(updates, given, domain)
-        for stage in stages:
-            frame = applied(stage, frame, operator)
+        for each in run:
+            frame = each(frame)
         return frame.updates(names), frame.origins
 
     return shape
@@ -170,10 +179,12 @@ def compiled(stages: Sequence[Stage], given: pa.Schema, names: Sequence[str], do
         if picks is not None:
             return picks
 
+    run = [_running(stage, operator) for stage in stages]
+
     def shape(updates: Ints) -> Ints:
         frame = Frame.of(updates, given, domain)
-        for stage in stages:
-            frame = applied(stage, frame, operator)
+        for each in run:
+            frame = each(frame)
         return frame.updates(names)
 
     return shape
@@ -198,8 +209,41 @@ def _picks(stage: Map, given: pa.Schema, names: Sequence[str], domain: Domain) -
     return pick
 
 
+def _running(stage: Stage, operator: str) -> Callable[[Frame], Frame]:
+    """Return what a stage does to updates."""
+    return Sieve(stage.condition, operator) if isinstance(stage, Filter) else partial(applied, stage, operator=operator)
+
+
+class Sieve:
+    """Keeps the updates for which a condition is true: its parts one after the other, each on what is left.
+
+    What can be told from words is, so that columns are decoded only for what needs Arrow.
+    """
+
+    def __init__(self, condition: Expression, operator: str) -> None:
+        self._parts = conjuncts(condition)
+        self._operator = operator
+        self._known: dict[tuple[bool, ...], list[Truth | None]] = {}
+
+    def __call__(self, frame: Frame) -> Frame:
+        at_hand = tuple(each.has_words for each in frame.columns.values())
+        truths = self._known.get(at_hand)
+        if truths is None:
+            kinds = {name: each.kind for name, each in frame.columns.items() if each.has_words}
+            truths = self._known[at_hand] = [on_words(each, kinds, frame.domain) for each in self._parts]
+        for condition, truth in zip(self._parts, truths, strict=True):
+            if truth is None:
+                frame = frame.where(_true(condition, frame, self._operator))
+            else:
+                columns = frame.columns
+                frame = frame.where(truth(lambda name, columns=columns: columns[name].words))  # type: ignore[misc]
+            if not len(frame):
+                break
+        return frame
+
+
 def applied(stage: Stage, frame: Frame, operator: str) -> Frame:
-    """Return updates after a stage.
+    """Return updates after a stage, other than a filter.
 
     Raises:
         OperatorFailed: a function or an expression raised.
@@ -207,8 +251,6 @@ def applied(stage: Stage, frame: Frame, operator: str) -> Frame:
     match stage:
         case Map(outputs):
             return frame.changed({name: _computed(each, frame, operator) for name, each in outputs})
-        case Filter(condition):
-            return frame.where(_true(condition, frame, operator))
         case Negate():
             return frame.changed(diffs=negated(frame.diffs))
         case Explode(by):
@@ -230,6 +272,7 @@ def applied(stage: Stage, frame: Frame, operator: str) -> Frame:
             return _by_batch(stage, frame, operator)
         case FlatMap():
             return _flattened(stage, frame, operator)
+    raise AssertionError(stage)
 
 
 def _computed(expression: Expression, frame: Frame, operator: str) -> Column:

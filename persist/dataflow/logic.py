@@ -33,6 +33,7 @@ from persist.dataflow.aggregates import (
     Wanted,
     check_int64,
     exact_sums,
+    small_sums,
     to_float,
 )
 from persist.dataflow.batch import products, summed
@@ -121,6 +122,13 @@ def aggregate(wanted: Wanted, groups: Ints, slots: Ints, sums: Ints, count: int,
         return counts
     if not pat.is_floating(wanted.result) and not pat.is_decimal(wanted.result):
         return _whole_sums(wanted.name, groups, slots, sums, counts)
+    if pat.is_decimal(wanted.result):
+        small = small_sums(groups, slots, sums, count)
+        if (
+            small is not None
+            and max(abs(small.max(initial=0)), abs(small.min(initial=0))) < 10**wanted.result.precision
+        ):
+            return np.where(counts == 0, NULL, small)
     is_limb = slots >= FIRST_LIMB
     totals = exact_sums(groups[is_limb], slots[is_limb], sums[is_limb], count)
     if pat.is_decimal(wanted.result):

@@ -274,6 +274,9 @@ def joined_limbs(lower: Array, upper: Array, kind: pa.DataType) -> Array:
     Raises:
         ValueError: one does not fit.
     """
+    lower, upper = (each.combine_chunks() if isinstance(each, pa.ChunkedArray) else each for each in (lower, upper))
+    if lower.type.bit_width == kind.bit_width == 128 and kind.precision == 38 and not _has_upper(upper):
+        return pa.Array.from_buffers(kind, len(lower), lower.buffers(), offset=lower.offset)
     context, found = Context(prec=_WIDE), list[Decimal | None]()
     for low, high in zip(lower.to_pylist(), upper.to_pylist(), strict=True):
         if low is None:
@@ -284,6 +287,10 @@ def joined_limbs(lower: Array, upper: Array, kind: pa.DataType) -> Array:
             raise ValueError(f"a sum needs more than the {kind.precision} digits of {kind}")
         found.append(context.scaleb(context.create_decimal(total), -kind.scale))
     return pa.array(found, kind)
+
+
+def _has_upper(upper: Array) -> bool:
+    return bool(pc.any(pc.not_equal(upper, pa.scalar(Decimal(0), upper.type))).as_py())
 
 
 def mean_of_limbs(lower: Array, upper: Array, counts: Array, scale: Array) -> Array:

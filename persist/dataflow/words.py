@@ -3,7 +3,8 @@
 - Integers up to 64 bits, booleans, dates, times of day, timestamps and durations are their own number.
 - Decimals of up to 18 digits are whole numbers of their last digit.
 - Floats are their bits, put in the order of their values; -0.0 is 0.0, and NaN is one value, the greatest.
-- Everything else (text, bytes, wider decimals, uint64, lists, structs, maps) is *interned*: equal values have one
+- Decimals of up to 38 digits are that, too, where the number is small enough; other values of their type are interned.
+- Everything else (text, bytes, decimals of 256 bits, uint64, lists, structs, maps) is *interned*: equal values have one
   number, given out in the order of arrival, by the dataflow's `Domain`.
 - NULL is `NULL`, the least int64. So a column cannot hold -2**63 as a number, and such a value is refused.
 
@@ -11,6 +12,7 @@ Two words of a column are equal exactly when the values are, and `is_ordered` te
 Interning was preferred to hashing values, because then no two values ever have to be compared after all.
 """
 
+from decimal import Context
 from typing import Any
 
 import numpy as np
@@ -24,16 +26,19 @@ from persist.dataflow.sql_numbers import of_unscaled, unscaled
 from persist.dataflow.times import Ints
 
 NULL = -(2**63)
+FIRST_WIDE = 2**62
+_EXACT = Context(prec=76)
 _MAGNITUDE = np.int64(2**63 - 1)
 _NAN = np.array([np.nan]).view(np.int64)[0]
 
 
 def is_ordered(kind: pa.DataType) -> bool:
     """Return whether words of this type are in the order of the values."""
-    return not _is_interned(kind)
+    return not is_interned(kind)
 
 
-def _is_interned(kind: pa.DataType) -> bool:
+def is_interned(kind: pa.DataType) -> bool:
+    """Return whether words of this type are numbers that its values were given."""
     is_number = pat.is_integer(kind) or pat.is_floating(kind) or pat.is_boolean(kind)
     if is_narrow(kind):
         return False
@@ -138,6 +143,52 @@ class Interner:
             self._free.append(number)
 
 
+class WideDecimals(Interner):
+    """Words of decimals of more than 18 digits: those that fit are whole numbers of their last digit.
+
+    Sums and products have types of up to 38 digits and values of a few, so hardly any is interned, and whole columns
+    are words, and Arrow again, at once. A word from `FIRST_WIDE` on stands for an interned value.
+    """
+
+    def encode(self, array: pa.Array) -> Ints:
+        if not len(array):
+            return np.empty(0, np.int64)
+        raw = np.frombuffer(array.buffers()[1], np.int64)[2 * array.offset : 2 * (array.offset + len(array))]
+        words, high = raw[::2], raw[1::2]
+        is_large = (high != words >> 63) | (words >= FIRST_WIDE) | (words < -FIRST_WIDE)
+        if array.null_count:
+            is_null = array.is_null().to_numpy(zero_copy_only=False)
+            words, is_large = np.where(is_null, NULL, words), is_large & ~is_null
+        if is_large.any():
+            places = is_large.nonzero()[0]
+            words = words.copy()
+            words[places] = super().encode(array.take(pa.array(places))) + FIRST_WIDE
+        return words
+
+    def decode(self, words: Ints) -> pa.Array:
+        is_large = words >= FIRST_WIDE
+        if is_large.any():
+            values = super().decode(words[is_large] - FIRST_WIDE)
+            small = self.decode(words[~is_large])
+            order = np.empty(len(words), np.int64)
+            order[np.concatenate((is_large.nonzero()[0], (~is_large).nonzero()[0]))] = np.arange(len(words))
+            return pa.concat_arrays([values, small]).take(pa.array(order))
+        is_null = words == NULL
+        return of_unscaled(words, self.kind, is_null if is_null.any() else None)
+
+    def value(self, number: int) -> Any:
+        if number >= FIRST_WIDE:
+            return super().value(number - FIRST_WIDE)
+        return _EXACT.scaleb(_EXACT.create_decimal(number), -self.kind.scale)
+
+    def pin(self, number: int) -> None:
+        if number >= FIRST_WIDE:
+            super().pin(number - FIRST_WIDE)
+
+    def retain(self, live: Ints) -> None:
+        super().retain(live[live >= FIRST_WIDE] - FIRST_WIDE)
+
+
 def _without_nanoseconds(kind: pa.DataType) -> pa.DataType:
     """Return a nested type with integers for what counts nanoseconds, which values of Python do not hold."""
     if pat.is_list(kind):
@@ -177,7 +228,7 @@ class Domain:
         """Return the interner of a type."""
         found = self.interners.get(kind)
         if found is None:
-            found = self.interners[kind] = Interner(kind)
+            found = self.interners[kind] = WideDecimals(kind) if pat.is_decimal128(kind) else Interner(kind)
         return found
 
     def encode(self, column: pa.Array | pa.ChunkedArray) -> Ints:
@@ -189,7 +240,7 @@ class Domain:
         array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
         if isinstance(array, pa.ChunkedArray):  # Of no chunks, or of more than one buffer holds.
             array = pa.concat_arrays(array.chunks) if array.num_chunks else pa.array([], array.type)
-        if _is_interned(array.type):
+        if is_interned(array.type):
             return self.interner(array.type).encode(array)
         if pat.is_floating(array.type):
             return _of_floats(array)
@@ -210,13 +261,13 @@ class Domain:
         # Arrow repeats no intervals.
         one = pa.array([value.as_py()], value.type) if pat.is_interval(value.type) else pa.repeat(value, 1)
         word = int(self.encode(one)[0])
-        if _is_interned(value.type):
+        if is_interned(value.type):
             self.interner(value.type).pin(word)
         return word
 
     def decode(self, words: Ints, kind: pa.DataType) -> pa.Array:
         """Return the values of words, of a type."""
-        if _is_interned(kind):
+        if is_interned(kind):
             return self.interner(kind).decode(words)
         mask = None
         if len(words) and words.min() == NULL:
@@ -273,6 +324,8 @@ def ranks(domain: Domain, words: Ints, kind: pa.DataType) -> Ints:
         InvalidUsage: values of this type have no order.
     """
     if is_ordered(kind) and (not len(words) or words.max() < _MAGNITUDE):
+        return np.where(words == NULL, _MAGNITUDE, words)
+    if pat.is_decimal128(kind) and (not len(words) or words.max() < FIRST_WIDE):
         return np.where(words == NULL, _MAGNITUDE, words)
     distinct, at = np.unique(words, return_inverse=True)
     if is_ordered(kind):  # NULL is the least word, and the greatest rank.

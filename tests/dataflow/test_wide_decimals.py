@@ -1,0 +1,76 @@
+"""Decimals of more than 18 digits: as words, and as sums, whether they fit a word or not."""
+
+from decimal import Context, Decimal
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from persist.dataflow.aggregates import FIRST_LIMB, exact_sums, small_sums
+from persist.dataflow.sql_numbers import joined_limbs
+from persist.dataflow.words import NULL, Domain, ranks
+from tests.sampling import examples
+
+KIND = pa.decimal128(38, 3)
+EXACT = Context(prec=76)
+EDGES = [0, 1, -1, 2**61, 2**62 - 1, 2**62, -(2**62), -(2**62) - 1, 2**63, -(2**63), 2**64 + 5, 10**37, -(10**37)]
+numbers = st.one_of(st.none(), st.sampled_from(EDGES), st.integers(-(10**20), 10**20))
+
+
+def decimals(values: list[int | None]) -> pa.Array:
+    made = [None if each is None else EXACT.scaleb(EXACT.create_decimal(each), -3) for each in values]
+    return pa.array(made, KIND)
+
+
+@settings(max_examples=examples(500))
+@given(st.lists(numbers, max_size=120), st.integers(0, 3))
+def test_wide_decimals_are_the_same_after_they_were_words(values: list[int | None], skipped: int) -> None:
+    domain, array = Domain(), decimals(values)[skipped:]
+    words = domain.encode(array)
+    assert domain.decode(words, KIND).equals(array)
+    assert words.tolist() == domain.encode(array).tolist()
+    by_word = dict(zip(words.tolist(), array.to_pylist(), strict=True))
+    assert len(by_word) == len(set(array.to_pylist()))
+    assert all(domain.interner(KIND).value(word) == value for word, value in by_word.items() if value is not None)
+    order = sorted(range(len(words)), key=ranks(domain, words, KIND).tolist().__getitem__)
+    expected = sorted(array.to_pylist(), key=lambda each: (each is None, each or Decimal(0)))
+    assert [array[at].as_py() for at in order] == expected
+
+
+def test_wide_decimals_that_are_gone_are_forgotten_and_others_keep_their_words() -> None:
+    domain = Domain()
+    interner = domain.interner(KIND)
+    words = domain.encode(decimals([7, 10**30, 10**31, None, 10**32]))
+    constant = domain.constant(decimals([10**33])[0])
+    interner.retain(words[[0, 2, 3]])
+    assert len(interner) == 2
+    assert domain.decode(words[[0, 2, 3]], KIND).equals(decimals([7, 10**31, None]))
+    assert domain.encode(decimals([7, 10**31])).tolist() == words[[0, 2]].tolist()
+    assert domain.encode(decimals([10**33])).tolist() == [constant]
+
+
+@settings(max_examples=examples(300))
+@given(st.lists(st.tuples(st.integers(-(2**62), 2**62), st.integers(-(2**30), 2**30)), min_size=1, max_size=5))
+def test_small_sums_are_the_exact_ones_or_none(limbs: list[tuple[int, int]]) -> None:
+    groups = np.arange(len(limbs)).repeat(2)
+    slots = np.array([FIRST_LIMB, FIRST_LIMB + 1] * len(limbs))
+    amounts = np.array([each for pair in limbs for each in pair])
+    found = small_sums(groups, slots, amounts, len(limbs))
+    exact = exact_sums(groups, slots, amounts, len(limbs)).tolist()
+    assert found is None or found.tolist() == exact
+    assert found is not None or any(abs(low) >= 2**61 or abs(high) >= 2**29 for low, high in limbs)
+
+
+@pytest.mark.parametrize("upper", [0, 1, -1])
+def test_joined_limbs_are_their_sum(upper: int) -> None:
+    limbs = [(0, 0), (5, upper), (2**61, 0), (2**70, upper), (None, None)]
+    lower, higher = (
+        pa.array([None if n is None else Decimal(n) for n in each], pa.decimal128(38, 0))
+        for each in zip(*limbs, strict=True)
+    )
+    expected = decimals([None if low is None else low + (high << 62) for low, high in limbs])
+    assert joined_limbs(lower, higher, KIND).equals(expected)
+    assert joined_limbs(lower[1:], higher[1:], KIND).equals(expected[1:])
+    assert NULL not in Domain().encode(expected[:4]).tolist()
