@@ -225,7 +225,7 @@ def _resolving_steps(handle: CollectionHandle, contents: CollectionState, asked:
         if not contents.upper.has_beyond(first):
             raise with_timeline(UpdateNotBeyondUpper(first, contents.upper), contents.timeline)
     if not contents.upper <= end:
-        raise with_timeline(FrontierRegression("upper", end, contents.upper), contents.timeline)
+        return [*asked.also, sealing]  # Which is refused; but first for what must hold of upper, as in the background.
     resolving: list[Step] = [sealing]
     if before is not None or due(contents, end.elements):
         watermarks = None if asked.events is None or before is None else asked.events.watermarks

@@ -59,3 +59,19 @@ def test_seal_to_comes_after_what_the_same_client_has_asked_for(store: Stepped, 
         third = users.seal_to(-2)
         assert [each.exception() for each in (first, second, third)] == [None] * 3
         assert users.upper.time == 5
+
+
+@pytest.mark.parametrize("resolve", ["seal", "background"])
+def test_who_expected_another_upper_hears_of_that_even_where_the_seal_would_go_back(
+    store: Stepped, resolve: Any
+) -> None:
+    with opened(store) as client, opened(store) as other:
+        ours, theirs = keyed(client, resolve=resolve), keyed(other, resolve=resolve)
+        theirs.seal(9).result()
+        assert ours.upper.time == 9  # So that it is known when the seal is made.
+        for end in (2, 9, 12):
+            with pytest.raises(persist.UpperMismatch, match=r"expected upper=Antichain\(0\), and it is Antichain\(9\)"):
+                ours.seal(end, expected_upper=0).result()
+        with pytest.raises(persist.FrontierRegression, match=r"back from Antichain\(9\) to Antichain\(2\)"):
+            ours.upsert([(1, "a", 9)], seal=2).result()
+        assert ours.unsealed is None
