@@ -239,7 +239,7 @@ def _columns_do_not_fit(found: list[str], wanted: list[str], schema: CollectionS
     missing = [n for n in wanted if n not in given]
     problems += [f"{n!r} is unexpected{did_you_mean(n, missing)}" for n in found if n not in known]
     problems += [f"{n!r} is there {count} times" for n, count in Counter(found).items() if count > 1]
-    listed = [f"{f.name}: {f.type}" for f in schema.arrow]
+    listed = [f"{f.name}: {f.type}" for f in schema.arrow if f.name in known]  # Not what may be left out.
     advice = "Add, drop or rename columns to match."
     if missing == [TIME, DIFF] and len(problems) == 2:
         advice = "Plain rows, which have neither, are written at one time: give time=…."
