@@ -181,6 +181,8 @@ AGGREGATES = {
     "arbitrary": "any",
     "count_if": "count_if",
     "countif": "count_if",
+    **dict.fromkeys(("arg_min", "argmin", "min_by"), "arg_min"),
+    **dict.fromkeys(("arg_max", "argmax", "max_by"), "arg_max"),
 }
 WINDOWS = {
     "WINDOW_ROW_NUMBER": "row_number",
@@ -196,6 +198,7 @@ WINDOWS = {
     "WINDOW_NTH_VALUE": "nth_value",
     "WINDOW_AGGREGATE": "aggregate",
 }
+_NOT_OVER_WINDOWS = ("any", "count_if", "arg_min", "arg_max")
 _NOT_DEFINITE = (
     *("random", "now", "current_timestamp", "current_date", "current_time", "today", "uuid", "gen_random_uuid"),
     *("get_current_timestamp", "current_localtimestamp", "current_localtime", "transaction_timestamp", "nextval"),
@@ -364,7 +367,7 @@ class Expressions:
             self.refuse(f"window function {node['type']} is not supported in a view", node)
         if function == "aggregate":
             name = _name(node)
-            if name not in AGGREGATES or name in ("first", "any_value", "arbitrary", "count_if", "countif"):
+            if AGGREGATES.get(name, "any") in _NOT_OVER_WINDOWS:
                 self.refuse(f"aggregate {name}() over a window is not supported in a view", node)
             function = AGGREGATES[name] if node.get("children") else "count_star"
         if node.get("exclude_clause", "NO_OTHER") != "NO_OTHER" or node.get("distinct") or node.get("ignore_nulls"):

@@ -1,6 +1,7 @@
 """GROUP BY: aggregates with FILTER and DISTINCT, grouping sets, and the one row of a group of nothing.
 
-Aggregates that are sums cost what a change touches; minima and maxima cost their group. An aggregate over distinct
+Aggregates that are sums cost what a change touches; minima and maxima cost their group. `arg_min` and `arg_max` are the
+first record of their group in an order, and joined to the others like what is distinct. An aggregate over distinct
 values is one over a distinct collection, and is joined to the others by the key, where NULL equals NULL. A query
 without keys has one row even of nothing: a row of NULLs, which counts for nothing, keeps its group there.
 """
@@ -29,6 +30,7 @@ def aggregated(node: Aggregate, stream: Stream, program: Program) -> Stream:
     keys: dict[str, Any] = {f"k{at}": lowered(each) for at, each in enumerate(node.keys)}
     kinds = {name: stream.map(x=each).schema.field("x").type for name, each in keys.items()}
     values: dict[str, Any] = {f"v{at}": _value(each, stream) for at, each in enumerate(node.aggregates)}
+    values |= {f"o{at}": lowered(each.arguments[1]) for at, each in enumerate(node.aggregates) if _is_picked(each)}
     rows = stream.map(**keys, **values, there=lit(True))
     found = None
     for each in node.sets:
@@ -84,14 +86,16 @@ def _nothing(rows: Stream, program: Program) -> Stream:
 
 
 def _grouped(node: Aggregate, rows: Stream, keys: list[str]) -> Stream:
-    plain = {f"v{at}": each for at, each in enumerate(node.aggregates) if not _is_distinct(each)}
-    distinct = {f"v{at}": each for at, each in enumerate(node.aggregates) if _is_distinct(each)}
+    apart = {f"v{at}": each for at, each in enumerate(node.aggregates) if _is_distinct(each) or _is_picked(each)}
+    plain = {f"v{at}": each for at, each in enumerate(node.aggregates) if f"v{at}" not in apart}
     is_global = not keys
     found = _aggregated(plain, rows, keys, is_global=is_global) if plain else None
-    for name, each in distinct.items():
+    for name, each in apart.items():
         # A group of which no value is left must not be lost: NULLs stay, and count for nothing.
-        values = rows.project(*keys, name).distinct()
-        one = _aggregated({name: each}, values, keys, is_global=True)
+        if _is_picked(each):
+            one = _picked(name, each, rows, keys)
+        else:
+            one = _aggregated({name: each}, rows.project(*keys, name).distinct(), keys, is_global=True)
         if found is not None:
             one = found.join(one, keys, null_equals=True) if keys else found.cross(one)
         found = one
@@ -128,6 +132,25 @@ def _aggregated(wanted: dict[str, Aggregation], rows: Stream, keys: list[str], *
 
 def _read(made: dict[str, DataflowAggregate]) -> list[str]:
     return sorted(set().union(*(columns_of(each.of) for each in made.values())))
+
+
+def _picked(name: str, aggregation: Aggregation, rows: Stream, keys: list[str]) -> Stream:
+    """Return of each key the value where what it goes by is least or greatest; of several such, the least value."""
+    by = name.replace("v", "o")
+    kinds = {each: rows.schema.field(each).type for each in (name, by)}
+    known = [DataflowCall("sql.is_not_null", (col(each),), (pa.bool_(),)) for each in kinds]
+    both = DataflowCall("sql.and", tuple(known), (pa.bool_(),))
+    columns: dict[str, Any] = {key: col(key) for key in keys}
+    columns |= {
+        each: DataflowCall("sql.case", (both, col(each), lit(None, kind)), (kind,)) for each, kind in kinds.items()
+    }
+    is_greatest = aggregation.function == "arg_max"
+    first = rows.map(**columns).group_by(*keys).top_k(1, [by, name], descending=[is_greatest, False])
+    return first.project(*keys, name)
+
+
+def _is_picked(aggregation: Aggregation) -> bool:
+    return aggregation.function in ("arg_min", "arg_max")
 
 
 def _is_distinct(aggregation: Aggregation) -> bool:

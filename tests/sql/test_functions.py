@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from persist.errors import PersistError
-from tests.sql.oracle import Changes, Row, check
+from tests.sql.oracle import Changes, Row, check, program_of
 
 TABLES = {
     "x": [("s", "text"), ("p", "text"), ("i", "int32"), ("n", "int64"), ("f", "double")],
@@ -135,3 +135,29 @@ def test_the_least_common_multiple_raises_where_it_does_not_fit() -> None:
     rows: Any = {"x": [(("", "", 3, 2**62 + 2, 0.0), 1)]}
     with pytest.raises(PersistError, match="does not fit 64 bits"):
         check("select lcm(n, 5) from x", [rows], TABLES)
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "select i % 2 as g, arg_max(s, n), arg_min(s, n), count(*) from x group by g",
+        "select max_by(f, n), min_by(i, n), argmax(n, s) filter (where i > 0) from x",
+        "select arg_min(s, f) from x where i > 10000000",
+        "select arg_max(d, ts), arg_min(ts, d) from m",
+        "select i % 2 as g, arg_max(n, s), sum(i), count(distinct p) from x group by rollup(g)",
+    ],
+)
+def test_what_belongs_to_the_least_and_the_greatest(sql: str) -> None:
+    check(sql, _of("m" if sql.endswith(" m") else "x"), TABLES)
+    check(sql, _of("m" if sql.endswith(" m") else "x"), TABLES, is_rewritten=False)
+
+
+def test_of_several_that_are_greatest_the_least_value_is_taken() -> None:
+    program, answer, _ = program_of("select i, arg_max(s, f) as s from x group by i", TABLES)
+    seen = answer.capture()
+    with program.open() as running:
+        rows = [("b", "", 1, 0, 2.0), ("a", "", 1, 0, 2.0), (None, "", 1, 0, 9.0), ("c", "", 1, 0, None)]
+        running["x"].insert([((row, None), 0, 1) for row in rows])
+        running["x"].advance_to(1)
+        running.step()
+        assert seen.updates().to_pylist() == [{"c0": 1, "c1": "a", "_time": 0, "_diff": 1}]
