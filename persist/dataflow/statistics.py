@@ -17,6 +17,7 @@ from persist.dataflow.expression import Col
 from persist.dataflow.plan import Arrange, Consolidate, Join, Linear, Plan, Source
 from persist.dataflow.stages import Filter, Map
 from persist.dataflow.stages import Stage as LinearStage
+from persist.engine import CollectionHandle
 from persist.errors import CollectionNotFound
 from persist.state.contents import CollectionState
 
@@ -76,9 +77,13 @@ def statistics_of(client: Client | None, plan: Plan) -> dict[int, Statistics]:
     for node in plan.nodes.values():
         if isinstance(node.operator, Source):
             with suppress(CollectionNotFound):  # Whoever opens the source says so.
-                handle = client.load(node.operator.collection).handle
-                found[node.number] = _of_contents(handle.contents(), handle.schema.key_names)
+                found[node.number] = of_collection(client.load(node.operator.collection).handle)
     return found
+
+
+def of_collection(handle: CollectionHandle) -> Statistics:
+    """Return what the descriptors of a collection's parts tell of it."""
+    return _of_contents(handle.contents(), handle.schema.key_names)
 
 
 def of_input(

@@ -5,6 +5,7 @@ from the store: what is written of it is what the other one takes in.
 """
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -15,9 +16,10 @@ from persist.client import Client
 from persist.collection import Collection
 from persist.dataflow.expression import col
 from persist.dataflow.program import Program
+from persist.dataflow.statistics import Statistics, of_collection
 from persist.dataflow.stream import Stream
 from persist.engine import CollectionHandle
-from persist.errors import InvalidUsage
+from persist.errors import CollectionNotFound, InvalidUsage
 from persist.names import view_hold
 from persist.sql.algebra import Node, Scan, children
 from persist.sql.definition import Definition
@@ -63,7 +65,8 @@ class ViewProgram(Program):
         self._ids: dict[str, str] = {}
         for view in views:
             name, definition = view.collection.name, view.definition
-            answer = Lowering(self, partial(self._stream_of, client, definition)).answer(definition.plan)
+            known = {each: size for each, id_ in definition.reads.items() if (size := _size_of(client, id_, each))}
+            answer = Lowering(self, partial(self._stream_of, client, definition), known).answer(definition.plan)
             columns: dict[str, Any] = {each: col(column(at)) for at, (each, _) in enumerate(definition.columns)}
             answer = answer.map(**columns).named(f"view {name}")
             self._streams[view.collection.id] = answer
@@ -106,6 +109,13 @@ class ViewProgram(Program):
         """Return what the permanent holds on a source are called: those of the views that depend on it."""
         id_ = self._ids[collection]
         return [view_hold(each.collection.id) for each in self._views if id_ in each.definition.inputs]
+
+
+def _size_of(client: Client, id_: str, name: str) -> Statistics | None:
+    """Return what is known of the size of a collection; None if it is not there, which whoever opens it says."""
+    with suppress(CollectionNotFound):
+        return of_collection(by_id(client, id_, name).handle)
+    return None
 
 
 def by_id(client: Client, id_: str, name: str) -> Collection:

@@ -34,6 +34,7 @@ from persist.sql.algebra import (
 from persist.sql.lower_aggregate import aggregated
 from persist.sql.lower_expression import column, lowered, numbered, scalar
 from persist.sql.lower_join import joined
+from persist.sql.order import NOTHING, Known
 from persist.sql.rewrite import rewritten
 from persist.sql.types import to_arrow
 
@@ -48,16 +49,18 @@ class Lowering:
     Args:
         program: what they belong to.
         source: returns the stream of a collection, with its columns by name.
+        known: what is known of the sizes of collections.
     """
 
-    def __init__(self, program: Program, source: Callable[[str], Stream]) -> None:
+    def __init__(self, program: Program, source: Callable[[str], Stream], known: Known = NOTHING) -> None:
         self._program = program
         self._source = source
+        self._sizes = known
         self._known: dict[int, Stream] = {}
 
     def answer(self, plan: Node) -> Stream:
         """Return the stream of a whole plan, which is rewritten first."""
-        return self.stream(rewritten(plan))
+        return self.stream(rewritten(plan, self._sizes))
 
     def stream(self, node: Node) -> Stream:
         """Return the stream of a relation."""

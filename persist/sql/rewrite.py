@@ -2,21 +2,18 @@
 
 1. *Conditions go down*, through projections, groups and set operations, to what they read. A cross product below a
    condition becomes a join; a mark that is only asked for becomes a semijoin, its negation an antijoin.
-2. *Joins are put in an order* in which each next relation has a key in common with those before it, so that no cross
-   product is left that can be avoided.
+2. *Joins are put in an order* in which what is in between is small; see `persist.sql.order`.
 3. *Columns that nobody reads* are left out where they are made.
 4. *Bounds of time* go below joins, so that these forget what is over.
 
 A condition that may raise stays where it is, so that it sees no rows that others were meant to keep from it.
 """
 
-from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
 from persist.sql.algebra import (
-    TRUE,
     Aggregate,
     Call,
     Column,
@@ -36,46 +33,16 @@ from persist.sql.algebra import (
     moved,
     replaced,
 )
+from persist.sql.conjuncts import conjuncts_of, filtered
+from persist.sql.order import NOTHING, Known, ordered
 from persist.sql.prune import pruned, width_of
 
 _MAY_RAISE = ("divide_whole", "remainder", "error", "cast", "try_cast", "date_part", "date_trunc", "date_diff")
 
 
-def rewritten(plan: Node) -> Node:
-    """Return an equivalent plan that does less."""
-    return pruned(_ordered(_pushed(plan, [])))
-
-
-def conjuncts_of(condition: Expression) -> list[Expression]:
-    """Return the conditions that must all hold."""
-    if isinstance(condition, Call) and condition.function == "and":
-        return [found for each in condition.arguments for found in conjuncts_of(each)]
-    if isinstance(condition, Call) and condition.function == "or":
-        return _factored(condition)
-    return [] if condition == TRUE else [condition]
-
-
-def _factored(condition: Call) -> list[Expression]:
-    """Return what all branches of an OR have in common, and what is left of it: of a b OR a c, a and b OR c."""
-    branches = [conjuncts_of(each) for each in condition.arguments]
-    bare = [[_without_places(each) for each in branch] for branch in branches]
-    common = [each for each in bare[0] if all(each in others for others in bare[1:])]
-    if not common:
-        return [condition]
-    rest = [[each for each in branch if each not in common] for branch in bare]
-    if not all(rest):
-        return common
-    return [*common, Call("or", "boolean", tuple(map(all_of, rest)))]
-
-
-def _without_places(expression: Expression) -> Expression:
-    if isinstance(expression, Call):
-        return Call(expression.function, expression.type, tuple(map(_without_places, expression.arguments)))
-    return expression
-
-
-def _filtered(node: Node, conditions: Sequence[Expression]) -> Node:
-    return Filter(node, all_of(conditions)) if conditions else node
+def rewritten(plan: Node, known: Known = NOTHING) -> Node:
+    """Return an equivalent plan that does less; known is what is known of the sizes of collections."""
+    return pruned(ordered(_pushed(plan, []), known))
 
 
 def _may_raise(expression: Expression) -> bool:
@@ -96,7 +63,7 @@ def _pushed(node: Node, conditions: list[Expression]) -> Node:
     raising = [each for each in conditions if _may_raise(each)]
     if raising:
         kept = conditions[conditions.index(raising[0]) :]
-        return _filtered(_pushed(node, conditions[: conditions.index(raising[0])]), kept)
+        return filtered(_pushed(node, conditions[: conditions.index(raising[0])]), kept)
     match node:
         case Filter(input_, condition):
             return _pushed(input_, [*conjuncts_of(condition), *conditions])
@@ -111,7 +78,7 @@ def _pushed(node: Node, conditions: list[Expression]) -> Node:
             below = [each for each in conditions if columns_in(each) and max(columns_in(each)) < len(keys)]
             above = [each for each in conditions if each not in below]
             down = [moved(each, keys.__getitem__) for each in below]
-            return _filtered(replaced(node, lambda _: _pushed(input_, down)), above)
+            return filtered(replaced(node, lambda _: _pushed(input_, down)), above)
         case Distinct() | SetOperation():
             return replaced(node, lambda each: _pushed(each, conditions))
         case Let(number, value, body):
@@ -120,8 +87,8 @@ def _pushed(node: Node, conditions: list[Expression]) -> Node:
             fixed = set.intersection(*({e.index for e in c.partition if isinstance(e, Column)} for c in calls))
             below = [each for each in conditions if columns_in(each) <= fixed and columns_in(each)]
             above = [each for each in conditions if each not in below]
-            return _filtered(Window(_pushed(input_, below), calls), above)
-    return _filtered(replaced(node, lambda each: _pushed(each, [])), conditions)
+            return filtered(Window(_pushed(input_, below), calls), above)
+    return filtered(replaced(node, lambda each: _pushed(each, [])), conditions)
 
 
 def _sunk(node: Node, lower: Expression | None, upper: Expression | None) -> Node:
@@ -156,7 +123,7 @@ def _pushed_into_join(join: Join, conditions: list[Expression]) -> Node:
         join.same,
         join.condition,
     )
-    return _filtered(found, rest)
+    return filtered(found, rest)
 
 
 def _pushed_into_inner(join: Join, conditions: list[Expression], width: int) -> Node:
@@ -203,98 +170,8 @@ def _pushed_into_mark(join: Join, lefts: list[Expression], rest: list[Expression
     left, right = _pushed(join.left, lefts), _pushed(join.right, [])
     found: Node = Join(how, left, right, join.equal, join.same, join.condition)
     if how == "mark":
-        return _filtered(found, rest)
+        return filtered(found, rest)
     value = Constant("boolean", "true" if how == "semi" else "false")
     above = [each for each in rest if each != mark and each not in negated]
     found = Project(found, (*map(Column, range(width)), value))
     return _pushed(found, above) if above else found
-
-
-def _ordered(node: Node) -> Node:
-    """Put the relations of inner joins in an order in which each has a key in common with those before it."""
-    if not isinstance(node, Join) or node.how != "inner" or node.same:
-        return replaced(node, _ordered)
-    relations: list[Node] = []
-    pairs: list[tuple[Expression, Expression]] = []
-    conditions: list[Expression] = []
-    _flatten(node, 0, relations, pairs, conditions)
-    if len(relations) < 3:
-        return replaced(node, _ordered)
-    widths = [width_of(each) for each in relations]
-    starts = [sum(widths[:at]) for at in range(len(widths))]
-
-    def owners(expression: Expression) -> set[int]:
-        return {max(at for at, start in enumerate(starts) if start <= index) for index in columns_in(expression)}
-
-    order = _order(len(relations), [(owners(one), owners(other)) for one, other in pairs])
-    place: dict[int, int] = {}
-    found: Node | None = None
-    left_pairs = list(pairs)
-    left_conditions = list(conditions)
-    for at in order:
-        relation = _ordered(relations[at])
-        known = set(place)
-        mine = {starts[at] + n for n in range(widths[at])}
-        if found is None:
-            place = {starts[at] + n: n for n in range(widths[at])}
-            found = relation
-            continue
-        equal, kept = [], []
-        for one, other in left_pairs:
-            if columns_in(one) <= mine and columns_in(other) <= known:
-                one, other = other, one
-            if columns_in(one) <= known and columns_in(other) <= mine:
-                ours = moved(one, lambda index, to=place: Column(to[index]))
-                theirs = moved(other, lambda index, start=starts[at]: Column(index - start))
-                equal.append((ours, theirs))
-            else:
-                kept.append((one, other))
-        left_pairs = kept
-        place = {**place, **{index: len(place) + n for n, index in enumerate(sorted(mine))}}
-        now = [each for each in left_conditions if columns_in(each) <= place.keys()]
-        left_conditions = [each for each in left_conditions if each not in now]
-        condition = all_of([moved(each, lambda index, to=place: Column(to[index])) for each in now]) if now else None
-        found = Join("inner", found, relation, tuple(equal), (), condition)
-    assert found is not None
-    rest = [Call("equal", "boolean", pair) for pair in left_pairs]
-    found = _filtered(found, [moved(each, lambda index: Column(place[index])) for each in rest])
-    return Project(found, tuple(Column(place[index]) for index in range(sum(widths))))
-
-
-def _flatten(
-    node: Node,
-    start: int,
-    relations: list[Node],
-    pairs: list[tuple[Expression, Expression]],
-    conditions: list[Expression],
-) -> None:
-    """Collect the relations of inner joins of inner joins, and what their rows agree in, by columns of the whole."""
-    if not isinstance(node, Join) or node.how != "inner" or node.same:
-        relations.append(node)
-        return
-    width = width_of(node.left)
-    _flatten(node.left, start, relations, pairs, conditions)
-    _flatten(node.right, start + width, relations, pairs, conditions)
-    for one, other in node.equal:
-        pairs.append((_shifted(one, start), _shifted(other, start + width)))
-    if node.condition is not None:
-        conditions += [_shifted(each, start) for each in conjuncts_of(node.condition)]
-
-
-def _shifted(expression: Expression, by: int) -> Expression:
-    return moved(expression, lambda index: Column(index + by))
-
-
-def _order(relations: int, pairs: Sequence[tuple[set[int], set[int]]]) -> list[int]:
-    """Return the relations in an order: first the one that most keys are of, then those that have one with them."""
-    degrees = [sum(at in one | other for one, other in pairs) for at in range(relations)]
-    found = [max(range(relations), key=lambda at: degrees[at])]
-    while len(found) < relations:
-        known = set(found)
-        left = [at for at in range(relations) if at not in known]
-        shared = {
-            at: sum((one <= known and other == {at}) or (other <= known and one == {at}) for one, other in pairs)
-            for at in left
-        }
-        found.append(max(left, key=lambda at: (shared[at] > 0, shared[at], degrees[at])))
-    return found

@@ -14,6 +14,7 @@ from persist.dataflow import Program, Stream
 from persist.dataflow.expression import col
 from persist.sql.compile import planned
 from persist.sql.lower import Lowering
+from persist.sql.order import NOTHING, Known
 from persist.sql.types import to_arrow, to_duckdb
 
 Row: TypeAlias = tuple[Any, ...]
@@ -112,7 +113,7 @@ def schemas(tables: dict[str, Columns]) -> dict[str, CollectionSchema]:
 
 
 def program_of(
-    sql: str, tables: dict[str, Columns] = TABLES, *, is_rewritten: bool = True
+    sql: str, tables: dict[str, Columns] = TABLES, *, is_rewritten: bool = True, known: Known = NOTHING
 ) -> tuple[Program, Stream, list[str]]:
     """Return a query as a program, its answer, and the inputs that it reads."""
     plan, columns = planned(sql, schemas(tables))
@@ -124,16 +125,23 @@ def program_of(
             inputs[name] = program.input(name, key={column: to_arrow(kind) for column, kind in tables[name]})
         return inputs[name]
 
-    lowering = Lowering(program, source)
+    lowering = Lowering(program, source, known)
     answer = lowering.answer(plan) if is_rewritten else lowering.stream(plan)
     expected = [to_arrow(kind) for _, kind in columns]
     assert answer.schema.types == expected, (answer.schema, expected)
     return program, answer, list(inputs)
 
 
-def check(sql: str, steps: list[Changes], tables: dict[str, Columns] = TABLES, *, is_rewritten: bool = True) -> None:
+def check(
+    sql: str,
+    steps: list[Changes],
+    tables: dict[str, Columns] = TABLES,
+    *,
+    is_rewritten: bool = True,
+    known: Known = NOTHING,
+) -> None:
     """Raise AssertionError unless the dataflow has DuckDB's answer after each step."""
-    program, answer, inputs = program_of(sql, tables, is_rewritten=is_rewritten)
+    program, answer, inputs = program_of(sql, tables, is_rewritten=is_rewritten, known=known)
     seen, duck = answer.capture(), Duck(tables)
     state: dict[str, Counter[Row]] = {name: Counter() for name in tables}
     have: Counter[Row] = Counter()

@@ -1,0 +1,245 @@
+"""The order of joins: which relation is joined next, so that what is kept in between stays small.
+
+What is known of collections (rows, and of whole numbers how many values lie within their bounds) and what conditions
+look like give a rough size of each relation, and of a join: |A| · |B| over the number of values of the key. From every
+relation on, the one is added next with which the join is smallest, a cross product last. Of these orders, the one with
+the least rows in between is taken. Without anything known, all collections are taken for equally large.
+
+The estimates decide about speed and memory only. They may change from one start to the next, and results do not.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from persist.dataflow.statistics import Statistics
+from persist.sql.algebra import (
+    Aggregate,
+    Call,
+    Column,
+    Constant,
+    Distinct,
+    Expression,
+    Filter,
+    Join,
+    Node,
+    Project,
+    Scan,
+    Temporal,
+    all_of,
+    children,
+    columns_in,
+    moved,
+    replaced,
+)
+from persist.sql.conjuncts import conjuncts_of, filtered
+from persist.sql.prune import width_of
+
+Known = Mapping[str, Statistics]
+NOTHING: Known = MappingProxyType({})
+ROWS = 1000.0  # Of a collection of which nothing is known.
+EQUAL_KEEPS, OTHER_KEEPS = 0.1, 0.3  # Of the rows, an equality with a constant and any other condition.
+SEMI_KEEPS = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """About how many rows a relation has, and of some columns about how many different values."""
+
+    rows: float
+    distinct: Mapping[int, float]
+
+    def values(self, key: Expression) -> float:
+        """Return about how many different values a key has; of one of which nothing is known, the root of the rows."""
+        found = self.distinct.get(key.index) if isinstance(key, Column) else None
+        return max(1.0, min(self.rows, self.rows**0.5 if found is None else found))
+
+    def kept(self, share: float) -> "Estimate":
+        return Estimate(self.rows * share, self.distinct)
+
+
+def estimated(node: Node, known: Known) -> Estimate:
+    """Return about how large a relation is."""
+    match node:
+        case Scan(collection, columns):
+            found = known.get(collection)
+            if found is None:
+                return Estimate(ROWS, {})
+            counts = {at: float(found.distinct[name]) for at, name in enumerate(columns) if name in found.distinct}
+            return Estimate(max(1.0, found.rows), counts)
+        case Filter(input_, condition):
+            below = estimated(input_, known)
+            for each in conjuncts_of(condition):
+                below = below.kept(_share(each, below))
+            return below
+        case Project(input_, outputs):
+            below = estimated(input_, known)
+            counts = {
+                at: below.distinct[each.index]
+                for at, each in enumerate(outputs)
+                if isinstance(each, Column) and each.index in below.distinct
+            }
+            return Estimate(below.rows, counts)
+        case Temporal(input_) | Distinct(input_):
+            return estimated(input_, known)
+        case Aggregate(input_, keys):
+            below = estimated(input_, known)
+            groups = 1.0
+            for key in keys:
+                groups *= below.values(key)
+            counts = {at: below.values(key) for at, key in enumerate(keys)}
+            return Estimate(max(1.0, min(groups, below.rows)), counts)
+        case Join(how, left, right) if how == "inner":
+            width, one, other = width_of(left), estimated(left, known), estimated(right, known)
+            return _joined(one, _shifted_estimate(other, width), [(a, _shifted(b, width)) for a, b in node.equal])
+        case Join(how, left) if how in ("semi", "anti", "unless"):
+            return estimated(left, known).kept(SEMI_KEEPS)
+    below_all = [estimated(each, known) for each in children(node)]
+    return Estimate(max((each.rows for each in below_all), default=ROWS), {})
+
+
+def _share(condition: Expression, given: Estimate) -> float:
+    """Return which share of the rows about passes a condition."""
+    if not isinstance(condition, Call):
+        return OTHER_KEEPS
+    if condition.function in ("equal", "in") and isinstance(condition.arguments[-1], Constant):
+        key = condition.arguments[0]
+        is_known = isinstance(key, Column) and key.index in given.distinct
+        each = 1 / given.values(key) if is_known else EQUAL_KEEPS
+        return float(min(1.0, each * (len(condition.arguments) - 1)))
+    if condition.function == "or":
+        return float(min(1.0, sum(_share(each, given) for each in condition.arguments)))
+    if condition.function in ("like", "prefix", "suffix", "contains"):
+        return EQUAL_KEEPS
+    return OTHER_KEEPS
+
+
+def _joined(one: Estimate, other: Estimate, keys: Sequence[tuple[Expression, Expression]]) -> Estimate:
+    values = 1.0
+    for a, b in keys:
+        values *= max(one.values(a), other.values(b))
+    if len(keys) > 1:  # Their columns depend on each other, as those of a key and of what refers to it do.
+        values = min(values, one.rows, other.rows)
+    rows = max(1.0, one.rows * other.rows / max(values, 1.0))
+    counts = {**one.distinct, **other.distinct}
+    for a, b in keys:
+        least = min(one.values(a), other.values(b))
+        counts |= {each.index: least for each in (a, b) if isinstance(each, Column)}
+    return Estimate(rows, counts)
+
+
+def _shifted_estimate(estimate: Estimate, by: int) -> Estimate:
+    return Estimate(estimate.rows, {at + by: count for at, count in estimate.distinct.items()})
+
+
+def ordered(node: Node, known: Known = NOTHING) -> Node:
+    """Put the relations of inner joins in an order that keeps what is in between small.
+
+    Args:
+        known: what is known of the sizes of collections; it decides about speed only.
+    """
+    if not isinstance(node, Join) or node.how != "inner" or node.same:
+        return replaced(node, lambda each: ordered(each, known))
+    relations: list[Node] = []
+    pairs: list[tuple[Expression, Expression]] = []
+    conditions: list[Expression] = []
+    _flatten(node, 0, relations, pairs, conditions)
+    if len(relations) < 3:
+        return replaced(node, lambda each: ordered(each, known))
+    widths = [width_of(each) for each in relations]
+    starts = [sum(widths[:at]) for at in range(len(widths))]
+
+    def owners(expression: Expression) -> set[int]:
+        return {max(at for at, start in enumerate(starts) if start <= index) for index in columns_in(expression)}
+
+    estimates = [
+        _shifted_estimate(estimated(each, known), start) for each, start in zip(relations, starts, strict=True)
+    ]
+    order = _order(estimates, [(one, other, owners(one), owners(other)) for one, other in pairs])
+    place: dict[int, int] = {}
+    found: Node | None = None
+    left_pairs = list(pairs)
+    left_conditions = list(conditions)
+    for at in order:
+        relation = ordered(relations[at], known)
+        here = set(place)
+        mine = {starts[at] + n for n in range(widths[at])}
+        if found is None:
+            place = {starts[at] + n: n for n in range(widths[at])}
+            found = relation
+            continue
+        equal, kept = [], []
+        for one, other in left_pairs:
+            if columns_in(one) <= mine and columns_in(other) <= here:
+                one, other = other, one
+            if columns_in(one) <= here and columns_in(other) <= mine:
+                ours = moved(one, lambda index, to=place: Column(to[index]))
+                theirs = moved(other, lambda index, start=starts[at]: Column(index - start))
+                equal.append((ours, theirs))
+            else:
+                kept.append((one, other))
+        left_pairs = kept
+        place = {**place, **{index: len(place) + n for n, index in enumerate(sorted(mine))}}
+        now = [each for each in left_conditions if columns_in(each) <= place.keys()]
+        left_conditions = [each for each in left_conditions if each not in now]
+        condition = all_of([moved(each, lambda index, to=place: Column(to[index])) for each in now]) if now else None
+        found = Join("inner", found, relation, tuple(equal), (), condition)
+    assert found is not None
+    rest = [Call("equal", "boolean", pair) for pair in left_pairs]
+    found = filtered(found, [moved(each, lambda index: Column(place[index])) for each in rest])
+    return Project(found, tuple(Column(place[index]) for index in range(sum(widths))))
+
+
+def _flatten(
+    node: Node,
+    start: int,
+    relations: list[Node],
+    pairs: list[tuple[Expression, Expression]],
+    conditions: list[Expression],
+) -> None:
+    """Collect the relations of inner joins of inner joins, and what their rows agree in, by columns of the whole."""
+    if not isinstance(node, Join) or node.how != "inner" or node.same:
+        relations.append(node)
+        return
+    width = width_of(node.left)
+    _flatten(node.left, start, relations, pairs, conditions)
+    _flatten(node.right, start + width, relations, pairs, conditions)
+    for one, other in node.equal:
+        pairs.append((_shifted(one, start), _shifted(other, start + width)))
+    if node.condition is not None:
+        conditions += [_shifted(each, start) for each in conjuncts_of(node.condition)]
+
+
+def _shifted(expression: Expression, by: int) -> Expression:
+    return moved(expression, lambda index: Column(index + by))
+
+
+def _order(
+    relations: Sequence[Estimate], pairs: Sequence[tuple[Expression, Expression, set[int], set[int]]]
+) -> list[int]:
+    """Return the relations in an order; pairs are keys, with the relations that their sides read."""
+    found = [_order_from(start, relations, pairs) for start in range(len(relations))]
+    return min(found)[-1]
+
+
+def _order_from(
+    start: int, relations: Sequence[Estimate], pairs: Sequence[tuple[Expression, Expression, set[int], set[int]]]
+) -> tuple[int, float, list[int]]:
+    """Return how many cross products an order has, how many rows are in between, and the order."""
+    order, so_far, crosses, rows = [start], relations[start], 0, 0.0
+    while len(order) < len(relations):
+        here, best = set(order), None
+        for at in range(len(relations)):
+            if at in here:
+                continue
+            keys = [(a, b) for a, b, one, other in pairs if one <= here and other == {at}]
+            keys += [(b, a) for a, b, one, other in pairs if other <= here and one == {at}]
+            made = _joined(so_far, relations[at], keys)
+            rank = (not keys, made.rows, at)
+            if best is None or rank < best[0]:
+                best = (rank, made, at)
+        assert best is not None
+        (is_cross, _, at), so_far = best[0], best[1]
+        crosses, rows = crosses + is_cross, rows + so_far.rows
+        order.append(at)
+    return crosses, rows - so_far.rows, order
