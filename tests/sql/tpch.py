@@ -59,6 +59,14 @@ class Refreshes:
         found[other] = self._exchanged(other, self.tables[other].take(rows))
         return found
 
+    def some(self, name: str, share: float) -> tuple[pa.Table, pa.Table]:
+        """Return the rows of one table that go, as a share of it, and those that come."""
+        self._step += 1
+        rows = self.tables[name].num_rows
+        return self._exchanged(
+            name, self.tables[name].take(self._random.sample(range(rows), max(2, round(rows * share))))
+        )
+
     def _exchanged(self, name: str, rows: pa.Table) -> tuple[pa.Table, pa.Table]:
         """Take rows away, and bring as many back of which one column has the values of other rows."""
         table = self.tables[name]
