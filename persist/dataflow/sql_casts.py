@@ -49,11 +49,24 @@ def cast(value: Array, kind: pa.DataType) -> Array:
         value = pc.utf8_trim_whitespace(value)
         if pat.is_boolean(kind):
             value = pc.utf8_lower(value)
+        if pat.is_time(kind):
+            return _to_time(value, kind)
     if pat.is_date(kind) and pat.is_timestamp(value.type):
         return pc.floor_temporal(value, unit="day").cast(kind)
     if pat.is_boolean(value.type):
         return pc.cast(pc.cast(value, pa.int8()), kind)
     return pc.cast(value, kind)
+
+
+def _to_time(text: Array, kind: pa.DataType) -> Array:
+    """Return texts such as 9:30, 09:30:15 and 09:30:15.25 as times of day; Arrow reads them as those of a moment."""
+    text = pc.replace_substring_regex(text, r"^(\d:)", r"0\1")
+    bad = text.filter(pc.invert(pc.match_substring_regex(text, r"^\d{2}:\d{2}(:\d{2}(\.\d{1,6})?)?$")))
+    bad = bad.drop_null()
+    if len(bad):
+        raise ValueError(f"{bad[0].as_py()!r} is no time of day: write it as 09:30:00")
+    moments = pc.cast(pc.binary_join_element_wise("1970-01-01", text, " "), pa.timestamp("us"))
+    return pc.cast(moments, kind)
 
 
 def _to_decimal(value: Array, kind: pa.DataType) -> Array:

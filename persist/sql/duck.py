@@ -73,23 +73,30 @@ def tables_of(sql: str) -> dict[str, int]:
         raise InvalidUsage(f"the query has {len(found.get('statements', ()))} statements: give one, a SELECT")
     tables: dict[str, int] = {}
     own: set[str] = set()
-    _collect(found["statements"][0], tables, own)
+    _collect(found["statements"][0], tables, own, sql)
     return {name: at for name, at in sorted(tables.items()) if name.lower() not in own}
 
 
-def _collect(node: Any, tables: dict[str, int], own: set[str]) -> None:
-    """Find the tables below a node of a parsed query, and the names that the query gives to tables of its own."""
+def _collect(node: Any, tables: dict[str, int], own: set[str], sql: str) -> None:
+    """Find the tables below a node of a parsed query, and the names that the query gives to tables of its own.
+
+    Raises:
+        InvalidUsage: the query has a parameter.
+    """
     if isinstance(node, list):
         for each in node:
-            _collect(each, tables, own)
+            _collect(each, tables, own, sql)
     if not isinstance(node, dict):
         return
     if node.get("type") == "BASE_TABLE":
         tables.setdefault(str(node.get("table_name")), node.get("query_location", 0))
     if isinstance(node.get("cte_map"), dict):
         own.update(str(each["key"]).lower() for each in node["cte_map"].get("map", ()))
+    if node.get("type") == "VALUE_PARAMETER":
+        where = place(sql, node.get("query_location", 0))
+        raise InvalidUsage(f"the query has a parameter, and nobody gives it a value: write the value instead{where}")
     for each in node.values():
-        _collect(each, tables, own)
+        _collect(each, tables, own, sql)
 
 
 def _kind(name: str, kind: str) -> str:

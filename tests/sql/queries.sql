@@ -80,3 +80,5 @@ SELECT CASE WHEN b <> 0 THEN a // b ELSE -1 END, CASE WHEN b = 0 THEN NULL ELSE 
 SELECT bool_and(p), bool_or(p), count(p) FILTER (WHERE x > 1), sum(a) FILTER (WHERE p) FROM w;
 SELECT nullif(TIMESTAMP '2020-01-15 12:00:00', TIMESTAMP '2020-01-15 12:00:00') AS c11, q5.c3 AS c12, t1.a AS c13 FROM u t1 FULL JOIN (SELECT (-2.25 + 1) AS c3, (t2.f + 1.5::DOUBLE) AS c4 FROM t t2 WHERE t2.a <> t2.b ORDER BY c3  NULLS FIRST, c4  NULLS FIRST LIMIT 2) q5 ON t1.s IN (NULL::VARCHAR, 'x') WHERE NOT EXISTS (SELECT 1 FROM (SELECT max(1.5::DOUBLE) FILTER (WHERE NULL::VARCHAR < '') AS c8 FROM w t6) q10 WHERE q5.c3 <= 1.50);
 SELECT t1.a, q5.c3 FROM u t1 FULL JOIN (SELECT 3 AS c3 FROM t t2 LIMIT 2) q5 ON t1.s IN (NULL::VARCHAR, 'x');
+select a, time '9:30' as early, cast('23:59:59.5' as time) as late from t where time '10:00:00' > time '9:59';
+select a, s::time from t where s like '__:__';

@@ -416,6 +416,8 @@ def test_times_that_somebody_reads_are_not_passed_over(client: persist.Client) -
 @pytest.mark.parametrize(
     ("sql", "message"),
     [
+        ("SELECT ? AS x", "the query has a parameter"),
+        ("SELECT count(*) FROM orders WHERE amount > $1", "write the value instead"),
         ("SELECT id FROM order_s", "no collection of that name; did you mean 'orders'"),
         ("SELECT idd FROM orders", r'(?s)"idd" not found.*Candidate.*line 1.*\^'),
         ("SELECT id FROM orders o, orders p", "Ambiguous"),
