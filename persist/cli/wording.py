@@ -91,6 +91,10 @@ _PHRASES = tuple(
         (r"\bwrite changes\(\) into a plain collection", "write its changes into a plain collection"),
         # The location and its upkeep.
         (
+            r"Read (it )?back (before writing it again|before trying again|first)\.",
+            "See with persist log whether it is there, before you give the command again.",
+        ),
+        (
             r'open with mode="exclusive" and its reentrance_id, or with force=True\.',
             'take it over from Python: persist.open(…, mode="exclusive", force=True).',
         ),

@@ -87,9 +87,13 @@ export function drawPlan(box, plan) {
   const base = (plan.base_rows / all) * wide, rest = plan.rows - plan.base_rows;
   svg.append(element("rect", { class: "part keyframe", x: left, y: 12, width: base, height: 20 }));
   svg.append(element("rect", { class: "part history", x: left + base, y: 12, width: (rest / all) * wide, height: 20 }));
-  const from = plan.keyframe === null ? "no keyframe" : `${plan.base_rows.toLocaleString("en")} rows of the keyframe as of ${plan.keyframe}`;
+  const from = plan.keyframe === null ? "no keyframe" : `${counted(plan.base_rows, "row")} of the keyframe as of ${plan.keyframe}`;
   box.replaceChildren(svg);
-  return `${from}, ${rest.toLocaleString("en")} rows of history ${plan.keyframe === null ? "" : plan.direction}`;
+  return `${from}, ${counted(rest, "row")} of history ${plan.keyframe === null ? "" : plan.direction}`;
+}
+
+function counted(number, what) {
+  return `${Math.round(number).toLocaleString("en")} ${what}${number === 1 ? "" : "s"}`;
 }
 
 // The operators of a view, from the left to the right: what each gave, how fast, and what it keeps.
@@ -113,7 +117,7 @@ export function drawDataflow(box, operators, visible) {
     made.append(element("title", {}, `${title}: ${each.kind}`));
     made.append(element("rect", { class: each.kept_bytes ? "node keeps" : "node", x, y, width: wide, height: high, rx: 5 }));
     made.append(element("text", { x: x + 9, y: y + 17 }, title.length > 28 ? `${title.slice(0, 27)}…` : title));
-    made.append(element("text", { x: x + 9, y: y + 32 }, `${number(each.updates)} updates${each.rate === null ? "" : `, ${number(each.rate)}/s`}`));
+    made.append(element("text", { x: x + 9, y: y + 32 }, `${counted(each.updates, "update")}${each.rate === null ? "" : `, ${number(each.rate)}/s`}`));
     made.append(element("text", { x: x + 9, y: y + 47 }, each.kept_bytes ? `keeps ${number(each.kept_updates)} in ${number(each.kept_bytes)} B` : each.kind));
     svg.append(made);
   });

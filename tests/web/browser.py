@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome", "headless_shell")
+NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome", "headless_shell", "chromium-headless-shell")
 WAIT_MS = 60_000  # A limit for what never comes; a busy machine does not reach it.
 
 
