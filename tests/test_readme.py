@@ -52,7 +52,7 @@ def test_each_block_runs_when_it_is_pasted_alone(tmp_path: Path, number: int) ->
     assert expected[number] in printed
 
 
-@pytest.mark.sampled(0.12, group="processes of Spark")
+@pytest.mark.sampled(0.08, group="processes of Spark")
 @pytest.mark.spark
 def test_the_block_about_spark_runs_when_it_is_pasted_alone_and_again(tmp_path: Path) -> None:
     printed = [run(BLOCKS[-1], tmp_path) for _ in range(2)]

@@ -254,7 +254,7 @@ DAMAGES: dict[Callable[[Blob, str, str], None], str] = {
 }
 
 
-@pytest.mark.sampled(0.5)
+@pytest.mark.sampled(0.25)
 @pytest.mark.parametrize("damage", DAMAGES, ids=lambda damage: damage.__name__)
 @pytest.mark.parametrize("prefix", ["log/", "checkpoint/", "state/", "list/", "part/"])
 def test_damage_is_found_named_and_classified(

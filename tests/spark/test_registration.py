@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pyarrow as pa
+import pytest
 
 import persist
 from tests.spark.cluster import clean_environ
@@ -42,6 +43,8 @@ for name, read in {
 """
 
 
+@pytest.mark.sampled(0.08, group="processes of Spark")
+@pytest.mark.spark
 def test_functions_that_fall_back_to_the_data_source_need_no_registration(tmp_path: Path) -> None:
     """In an editable install, away from the checkout; each in a session that has registered nothing."""
     path = str(tmp_path / "location")

@@ -40,7 +40,8 @@ for call in (
 """
 
 
-@pytest.mark.sampled(0.3)
+@pytest.mark.sampled(0.08, group="processes of Spark")
+@pytest.mark.spark
 def test_each_function_says_which_python_workers_run_and_what_to_set(tmp_path: Path) -> None:
     other = tmp_path / "other" / "bin" / "python"
     venv.create(tmp_path / "other", symlinks=True)
