@@ -18,6 +18,7 @@ from persist.dataflow.aggregates import ACCUMULABLE, Wanted
 from persist.dataflow.arrange import Arrangement
 from persist.dataflow.batch import Layout
 from persist.dataflow.expression import Lit
+from persist.dataflow.few_groups import Plain, plain_accumulated, plain_distinct, plain_extremes
 from persist.dataflow.join import JoinOperator
 from persist.dataflow.kept import KeptLinear, KeptOutput, kept_schema
 from persist.dataflow.large_groups import Ranking, ranking_of_aggregates, ranking_of_top
@@ -343,15 +344,18 @@ class Builder:
         columns = pa.schema([*(given.field(name) for name in reduce.keys), *_logic_columns(reduce, given)])
         wanted = _wanted(reduce, given, columns)
         depth = self.plan.scopes[node.scope].depth
+        plain: Plain | None
         is_accumulated = bool(wanted) and all(each.kind in ACCUMULABLE for each in wanted)
         if is_accumulated:
             arrangement = self._accumulating(node, reduce, wanted, given)
             operators.append(arrangement)
             logic, ranking = accumulated(wanted, self.domain), None
+            plain = plain_accumulated(wanted)
         else:
             arrangement = self.arrangement(node, node.inputs[0], reduce.before, reduce.keys, reduce.values, operators)
             logic = self._logic(node, reduce, given, wanted)
             ranking = self._ranking(reduce, given, wanted)
+            plain = plain_extremes(wanted) if wanted else plain_distinct if logic is distinct else None
         shape = compiled(reduce.after, columns, node.schema.names, self.domain, node.title)
         kind: type[ReduceOperator] = TotalReduce if self.plan.dimensions + depth == 1 else PartialReduce
         made = kind(
@@ -365,6 +369,7 @@ class Builder:
             shape,
             self._allocate,
             ranking,
+            plain,
         )
         arrangement.read_from(lambda: made.frontier)
         made.moves_times = move_times(reduce.after)

@@ -10,6 +10,7 @@ frontier of an operator is the meet of those of what it reads.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from operator import le
 from typing import ClassVar
 
 import numpy as np
@@ -20,7 +21,7 @@ from persist.dataflow.errors import OperatorFailed
 from persist.dataflow.linear import Shape
 from persist.dataflow.stash import Ready, Stash
 from persist.dataflow.taps import Captured, Probed, to_table
-from persist.dataflow.times import Antichain, Flags, Ints, meet_of
+from persist.dataflow.times import Antichain, Coordinates, Flags, Ints, meet_of
 from persist.dataflow.words import Domain
 
 
@@ -75,6 +76,13 @@ class Operator:
         for number, round_ in enumerate(self.rounds, self.outer):
             waits |= times[number] > round_
         return ~waits
+
+    def is_ready(self, time: Coordinates) -> bool:
+        """Return whether one time is complete here by now."""
+        for at, round_ in zip(time[self.outer :], self.rounds, strict=False):
+            if at > round_:
+                return False
+        return not any(all(map(le, point, time)) for point in self.frontier.points)
 
     def ready_before(self, level: int) -> Ready:
         """Return which times are complete but for the iterations of the scope at a level, and of those inside of it."""

@@ -17,22 +17,22 @@ Cost: of a change, the records of its key, or their logarithm where they are ran
 are a few sums.
 """
 
-from collections.abc import Iterable, Sequence
-from itertools import repeat
+import itertools
+from collections.abc import Sequence
 
 import numpy as np
 import pyarrow as pa
 
-from persist.codecs import DiffOverflow
 from persist.dataflow.arrange import Arrangement
-from persist.dataflow.batch import Layout, distinct_keys, to_batch
+from persist.dataflow.batch import Layout, distinct_keys, key_hashes, to_batch
+from persist.dataflow.few_groups import FewGroups, Group, Plain, Record, Values, closed, plain_rows
 from persist.dataflow.large_groups import LARGE_ROWS, LargeGroups, Ranking
 from persist.dataflow.linear import Shape
 from persist.dataflow.logic import KeysOf, Logic, Result
 from persist.dataflow.operators import Operator
 from persist.dataflow.spine import Allocate, Spine
 from persist.dataflow.stash import Stash
-from persist.dataflow.times import Flags, Ints
+from persist.dataflow.times import Coordinates, Flags, Ints
 
 CELLS_MAX = 1 << 22  # Cells of versions (records times moments) that are looked at together.
 FEW_ROWS = 48  # Up to so many rows, plain Python beats numpy.
@@ -47,6 +47,7 @@ class ReduceOperator(Operator):
         columns: how many value words the output has.
         shape: what is done to the output.
         ranking: how to keep large groups in order, if the logic is one that allows for it.
+        plain: the logic for one group in plain Python, if there is such a form.
     """
 
     may_rest = True
@@ -63,8 +64,10 @@ class ReduceOperator(Operator):
         shape: Shape,
         allocate: Allocate,
         ranking: Ranking | None = None,
+        plain: Plain | None = None,
     ) -> None:
         super().__init__(title, inputs, outer, depth)
+        self.few = FewGroups(logic, plain, arrangement.layout.values)
         self.large = None if ranking is None else LargeGroups(ranking)
         self.arrangement = arrangement
         self.logic = logic
@@ -161,23 +164,16 @@ class TotalReduce(ReduceOperator):
     def _few_changes(self, keys: Ints, numbers: Ints, new: Ints, old_numbers: Ints, old: Ints) -> Ints:
         """Do what `_changes` does, for a few rows of one time: plain dictionaries cost less than numpy's calls."""
         layout, count = self.arrangement.layout, keys.shape[1]
-        versions: list[dict[tuple[int, ...], int]] = [{} for _ in range(2 * count)]
-        for number, values, diff in _rows(old_numbers, layout.value_rows(old), old[-1]):
-            for version in versions[2 * number : 2 * number + 2]:
-                version[values] = version.get(values, 0) + diff
-        for number, values, diff in _rows(numbers, layout.value_rows(new), new[-1]):
-            version = versions[2 * number + 1]
-            version[values] = version.get(values, 0) + diff
-        records = [(at, *values, diff) for at, each in enumerate(versions) for values, diff in each.items() if diff]
-        _check_sums(records)
-        rows = np.array(records, np.int64).reshape(len(records), layout.values + 2).T
-        made, columns, diffs = self.made(rows[0], rows[1:-1], rows[-1], lambda at: keys.take(at // 2, axis=1))
-        changes: dict[tuple[int, ...], int] = {}
-        for at, values, diff in _rows(made, columns, diffs):
-            change = (at // 2, *values)
-            changes[change] = changes.get(change, 0) + (diff if at % 2 else -diff)
+        before: list[Group] = [{} for _ in range(count)]
+        news: list[list[tuple[Values, int]]] = [[] for _ in range(count)]
+        for number, values, diff in plain_rows(old_numbers, layout.value_rows(old), old[-1]):
+            group = before[number]
+            group[values] = group.get(values, 0) + diff
+        for number, values, diff in plain_rows(numbers, layout.value_rows(new), new[-1]):
+            news[number].append((values, diff))
         time, names = int(new[-2, 0]), keys.T.tolist()
-        found = [[*names[owner], *values, time, diff] for (owner, *values), diff in changes.items() if diff]
+        changes = self.few.changes(before, news, keys)
+        found = [[*names[number], *values, time, diff] for number, values, diff in changes]
         return np.array(found, np.int64).reshape(len(found), self.out_layout.words + 2).T
 
     def _in_blocks(
@@ -270,18 +266,6 @@ def _of_others(flags: Flags, numbers: Ints, rows: Ints) -> tuple[Ints, Ints]:
     return ((~flags).cumsum() - 1).take(numbers[keep]), rows[:, keep]
 
 
-def _rows(numbers: Ints, values: Ints, diffs: Ints) -> Iterable[tuple[int, tuple[int, ...], int]]:
-    """Return (number, value words, diff) as plain integers."""
-    words = zip(*values.tolist(), strict=True) if len(values) else repeat((), len(numbers))
-    return zip(numbers.tolist(), words, diffs.tolist(), strict=True)
-
-
-def _check_sums(records: list[tuple[int, ...]]) -> None:
-    for record in records:
-        if not -(2**63) <= record[-1] < 2**63:
-            raise DiffOverflow(f"a multiplicity became {record[-1]}, which does not fit int64: the diffs are too large")
-
-
 def _moments(numbers: Ints, times: Ints) -> tuple[Ints, Ints, Ints, Ints]:
     """Return the distinct times of keys, in the order of key and time; where each key's begin, and how many it has;
     and for each row the rank of its time among those of its key."""
@@ -361,17 +345,26 @@ class PartialReduce(ReduceOperator):
         new = self.arrangement.new
         layout = self.arrangement.layout
         due = [] if self._pending.is_empty else self._pending.take(self.ready, self.bound())
+        count = sum(each.shape[1] for each in due) + (0 if new is None else new.shape[1])
+        if not count:
+            return
+        if count <= FEW_ROWS:
+            self._run_few(new, due)
+            return
         pairs = [_pairs(each, self.dimensions, self.keys) for each in due]
         if new is not None:
             rows = np.empty((self.keys + self.dimensions + 1, new.shape[1]), np.int64)
             rows[: self.keys], rows[self.keys : -1], rows[-1] = layout.key_rows(new), layout.times(new), 1
             pairs.append(rows)
-        if not pairs:
-            return
         todo = _unique(np.concatenate(pairs, axis=1), self.keys, self.dimensions)
         keys, hashes, owners = distinct_keys(todo, Layout(self.keys, 0, self.dimensions))
         numbers, records = self.arrangement.lookup(hashes, keys, has_new=True)
-        todo = self._closed(todo, owners, keys, numbers, layout.times(records))
+        todo = np.concatenate((owners[None], todo[1 + self.keys :]))
+        self._corrected(todo, keys, hashes, numbers, records)
+
+    def _corrected(self, todo: Ints, keys: Ints, hashes: Ints, numbers: Ints, records: Ints) -> None:
+        """Correct the output at pairs [key number, time …, 1], and at all times that follow from them."""
+        todo = self._closed(todo, keys, numbers, self.arrangement.layout.times(records))
         flags = self.ready(todo[1:-1])
         later = todo[:, ~flags]
         if later.shape[1]:
@@ -379,10 +372,47 @@ class PartialReduce(ReduceOperator):
         if flags.any():
             self._work(todo[:, flags], keys, hashes, numbers, records)
 
-    def _closed(self, todo: Ints, owners: Ints, keys: Ints, numbers: Ints, times: Ints) -> Ints:
+    def _run_few(self, new: Ints | None, due: list[Ints]) -> None:
+        """Do what `run` does, of a few pairs of key and time."""
+        layout = self.arrangement.layout
+        wanted: dict[Values, set[Coordinates]] = {}
+        pairs = [each.T.tolist() for each in due]
+        if new is not None:
+            pairs.append(np.concatenate((layout.key_rows(new), layout.times(new))).T.tolist())
+        for pair in itertools.chain.from_iterable(pairs):
+            wanted.setdefault(tuple(pair[: self.keys]), set()).add(tuple(pair[self.keys :]))
+        keys = np.array([*wanted], np.int64).reshape(len(wanted), self.keys).T
+        hashes = key_hashes(keys)
+        numbers, records = self.arrangement.lookup(hashes, keys, has_new=True)
+        if len(numbers) > FEW_ROWS:
+            todo = [[number, *time, 1] for number, times in enumerate(wanted.values()) for time in times]
+            self._corrected(np.array(todo, np.int64).T, keys, hashes, numbers, records)
+            return
+        every = _by_key(keys, numbers, records, layout)
+        times: list[list[Coordinates]] = []
+        later: list[list[int]] = []
+        for (key, at), rows in zip(wanted.items(), every, strict=True):
+            due_at = sorted(closed(at, (time for _, time, _ in rows)))
+            times.append([time for time in due_at if self.is_ready(time)])
+            later += [[*key, *time] for time in due_at if not self.is_ready(time)]
+        if later:
+            self._pending.add(np.array(later, np.int64).T)
+        if any(times):
+            self._work_few(times, keys, hashes, every)
+
+    def _work_few(self, times: list[list[Coordinates]], keys: Ints, hashes: Ints, records: list[list[Record]]) -> None:
+        """Do what `_work` does, of a few records of each key."""
+        given = _by_key(keys, *self.output.lookup(hashes, keys), self.out_layout)
+        names = keys.T.tolist()
+        changes = self.few.corrections(times, records, given, keys)
+        if changes:
+            rows = [[*names[number], *values, *time, diff] for number, values, time, diff in changes]
+            batch = to_batch(np.array(rows, np.int64).T, self.out_layout)
+            self.output.insert(batch)
+            self.out = self.shaped(batch)
+
+    def _closed(self, found: Ints, keys: Ints, numbers: Ints, times: Ints) -> Ints:
         """Return [key number, time …, 1], closed under least upper bounds with the times of each key."""
-        found = np.empty((self.dimensions + 2, todo.shape[1]), np.int64)
-        found[0], found[1:-1], found[-1] = owners, todo[1 + self.keys : -1], 1
         known = np.empty((self.dimensions + 2, len(numbers)), np.int64)
         known[0], known[1:-1], known[-1] = numbers, times, 1
         known = _unique(known, 1, self.dimensions)
@@ -466,6 +496,15 @@ class PartialReduce(ReduceOperator):
         is_ = _accumulated(given, place, items)
         is_[-1] *= -1
         return _consolidated(np.concatenate((wanted, is_), axis=1))
+
+
+def _by_key(keys: Ints, numbers: Ints, rows: Ints, layout: Layout) -> list[list[Record]]:
+    """Return the records of each key, of rows as a batch."""
+    found: list[list[Record]] = [[] for _ in range(keys.shape[1])]
+    times = zip(*layout.times(rows).tolist(), strict=True)
+    for (number, values, diff), time in zip(plain_rows(numbers, layout.value_rows(rows), rows[-1]), times, strict=True):
+        found[number].append((values, time, diff))
+    return found
 
 
 def _pairs(waiting: Ints, dimensions: int, keys: int) -> Ints:

@@ -19,13 +19,22 @@ def compare(data: st.DataObject, dimensions: int, choices: list[tuple[int, list[
     captures = [each.stream.capture() for each in streams]
     probes = [each.stream.probe() for each in streams]
     inputs = [data.draw(updates_strategy(dimensions, size), label=f"in{number}") for number in range(2)]
-    with program.open(optimise=data.draw(st.booleans())) as running:
-        drive(data.draw, running, inputs, dimensions, data.draw(st.integers(0, 4), label="steps"))
+    with pytest.MonkeyPatch.context() as patch:
+        if data.draw(st.booleans(), label="as columns"):
+            without_plain_python(patch)
+        with program.open(optimise=data.draw(st.booleans())) as running:
+            drive(data.draw, running, inputs, dimensions, data.draw(st.integers(0, 4), label="steps"))
     given = [updates_of(each) for each in inputs]
     for stream, capture, probe in zip(streams, captures, probes, strict=True):
         assert probe.frontier is not None
         expected = complete(stream.of(given), probe.frontier)
         assert captured(capture.rows()) == expected, stream.stream.node
+
+
+def without_plain_python(patch: pytest.MonkeyPatch) -> None:
+    """Let a few updates be handled as many are."""
+    for each in ("batch.FEW_ROWS", "spine.FEW_ROWS", "reduce.FEW_ROWS"):
+        patch.setattr(f"persist.dataflow.{each}", 0)
 
 
 @pytest.mark.sampled(0.34)
