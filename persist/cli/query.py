@@ -69,7 +69,9 @@ def _refuse(error: Any, names: Sequence[str]) -> NoReturn:
             f"the query reads something that is no collection: {error}. Say --files to let it read files and URLs "
             "with your rights"
         ) from error
-    raise persist.InvalidUsage(f"DuckDB refuses the query: {str(error).rstrip(' .')}. The collections are {[*names]}") from error
+    raise persist.InvalidUsage(
+        f"DuckDB refuses the query: {str(error).rstrip(' .')}. The collections are {[*names]}"
+    ) from error
 
 
 def _tables_of(query: str, connection: Any) -> list[tuple[str, str]]:
