@@ -6,8 +6,9 @@ rungs of similar size become one. So there are a few of each size, a row is copi
 runs have replaced takes no room. Rungs are made of parts alone and named by them. They are a cache: nothing has to be
 true for them but that parts never change.
 
-A run becomes part of a rung only if a look-up would read most of its rows anyway, and as long as there is room. Runs
-before these, and keyframes, are asked as by any other look-up (`persist.read.lookup`).
+A run becomes part of a rung only if a look-up would read most of its rows anyway, and as long as there is room, and not
+before the second look-up of a client. Runs before these, and keyframes, are asked as by any other look-up
+(`persist.read.lookup`).
 """
 
 from collections.abc import Hashable, Sequence
@@ -129,6 +130,10 @@ class Rungs:
             keys: how many are wanted.
         """
         known = self._known(ages)
+        if known is None:
+            # Who looks up once only would make them for nobody.
+            self._reader.decoded.put(self._ladder_name(ages), _Ladder(()))
+            return [], 0
         count, rows = 0, 0
         is_in_ladder = {part for names, _ in known for part in names}
         row_bytes = max((part.memory / part.rows for age in ages[:1] for part in age if part.rows), default=1.0)
@@ -149,10 +154,10 @@ class Rungs:
         self._reader.decoded.put(self._ladder_name(ages), ladder)
         return made[::-1], count
 
-    def _known(self, ages: Sequence[Age]) -> list[tuple[Names, int]]:
+    def _known(self, ages: Sequence[Age]) -> list[tuple[Names, int]] | None:
         found = self._reader.decoded.get(self._ladder_name(ages))
         assert found is None or isinstance(found, _Ladder)
-        return [] if found is None else [*found.steps]
+        return None if found is None else [*found.steps]
 
     def _ladder_name(self, ages: Sequence[Age]) -> Hashable:
         # The oldest of all runs stays longest. Where it goes, a ladder is made anew.
