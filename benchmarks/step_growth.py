@@ -87,7 +87,8 @@ def draw(found: dict[str, dict[int, Costs]], path: Path) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    figure, sides = pyplot.subplots(1, len(found), figsize=(9, 4), layout="constrained", sharey=True)
+    figure, grid = pyplot.subplots(1, len(found), figsize=(9, 4), layout="constrained", sharey=True, squeeze=False)
+    sides = grid[0]
     for axes, (what, costs) in zip(sides, found.items(), strict=True):
         for name in next(iter(costs.values())):
             axes.plot(list(costs), [row[name] for row in costs.values()], marker="o", label=name)

@@ -64,6 +64,15 @@ def _made(client: persist.Client, count: int, policy: persist.Keyed | None) -> p
     return made
 
 
+def ten_in_a_row(place: str, scale: float) -> None:
+    """Upsert ten batches of 100,000, each made just before."""
+    batches = _batches(round(KEYS * scale), round(100_000 * scale))
+    with persist.open(place, settings=QUIET) as client:
+        rows = client.load("rows")
+        for upper in range(1, 11):
+            rows.upsert(next(batches), time=upper, seal=upper + 1).result()
+
+
 def _merged(table: DeltaTable, rows: pa.Table) -> None:
     merge = table.merge(rows, "t.id = s.id", source_alias="s", target_alias="t")
     merge.when_matched_update_all().when_not_matched_insert_all().execute()

@@ -1,6 +1,6 @@
 """Upserts in CPU time, side by side in turns: for machines that others use, too. `python -m benchmarks.upserts_cpu`.
 
-    [NAME …] [--scale S] [--rounds N]      of merge, iceberg, empty, row, sizes, stream, policies; all if none is named
+    [NAME …] [--scale S] [--rounds N]      of merge, iceberg, empty, row, memory, sizes, stream, paced, policies; or all
 
 CPU time is of all threads of the process, ours and the peer's. What is told is the least of the rounds of each side and
 the ratio of these. `--scale 1` is 1M rows of 6 columns.
@@ -21,9 +21,10 @@ import pyarrow as pa
 from deltalake import DeltaTable, write_deltalake
 
 import persist
+from benchmarks.harness import Job, megabytes, peak_memory
 from benchmarks.ours import QUIET
 from benchmarks.targets import iceberg_table
-from benchmarks.upserts import KEY, KEYS, VALUE, _batches, _made, _merged, _rows
+from benchmarks.upserts import KEY, KEYS, VALUE, _batches, _made, _merged, _rows, ten_in_a_row
 
 BATCHES = 50
 
@@ -184,6 +185,36 @@ def stream(scale: float, rounds: int) -> None:
     )
 
 
+def paced(scale: float, rounds: int) -> None:
+    """Ten rows every 50 ms for a minute: wall time until each is durable and sealed, from when it was due."""
+    count, every_s = round(KEYS * scale), 0.05
+    with folder() as place, persist.open(str(place), settings=persist.Settings()) as client:
+        ours, given = Ours(client, count), [*islice(_batches(count, 10), 1200)]
+        ours.upsert(given[0])
+        taken, cpu, start = [], time.process_time(), time.perf_counter()
+        for number, batch in enumerate(given):
+            due = start + number * every_s
+            time.sleep(max(0.0, due - time.perf_counter()))
+            ours.upsert(batch)
+            taken.append((time.perf_counter() - due) * 1e3)
+        cpu = (time.process_time() - cpu) / len(given) * 1e3
+    median, p99 = np.quantile(taken, [0.5, 0.99])
+    late = sum(each > every_s * 1e3 for each in taken)
+    print(
+        f"10 rows every 50 ms: median {median:.1f} ms (<= 10), p99 {p99:.1f} ms (<= 40), {late} of {len(given):,} not "
+        f"done when the next was due (0); {cpu:.1f} ms CPU each, background included"
+    )
+
+
+def memory(scale: float, rounds: int) -> None:
+    """Ten upserts in a row, as a client of its own in a process of its own: how far its memory rises."""
+    with folder() as place:
+        with persist.open(str(place), settings=QUIET) as client:
+            Ours(client, round(KEYS * scale))
+        peak = peak_memory(Job(ten_in_a_row, [str(place), scale]))
+    print(f"ten of {round(100_000 * scale):,} in a row: {megabytes(peak)} (<= 300)")
+
+
 def policies(scale: float, rounds: int) -> None:
     count, background = round(KEYS * scale), persist.Keyed(resolve="background")
     size, chance = count // 10, np.random.default_rng(9)
@@ -213,7 +244,7 @@ def policies(scale: float, rounds: int) -> None:
         tell("   the next", again, resolved, "resolved", ">= 0.5")
 
 
-MEASURES = {each.__name__: each for each in (merge, iceberg, empty, row, sizes, stream, policies)}
+MEASURES = {each.__name__: each for each in (merge, iceberg, empty, row, memory, sizes, stream, paced, policies)}
 
 
 def main() -> None:
