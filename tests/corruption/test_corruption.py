@@ -37,7 +37,7 @@ from tests.corruption.location import (
 )
 from tests.golden.kinds import POLICY
 
-pytestmark = pytest.mark.sampled(0.25)
+pytestmark = pytest.mark.sampled(0.15)
 
 SCALE = int(os.environ.get("PERSIST_CORRUPTIONS", "1"))
 LARGE_BYTES = 4096  # From here on bits are sampled instead of flipping each.
