@@ -71,7 +71,9 @@ class Arrangement(Waiting):
     def settle(self) -> None:
         if not self._readers:
             return
-        since = meet_of(read() for read in self._readers)
+        since = meet_of([read() for read in self._readers])
+        if since is self.spine.since:
+            return
         if since.is_empty:
             # Nobody will ever look anything up here again.
             self.spine, self.new, self._is_needed = Spine(self.layout), None, False

@@ -267,6 +267,8 @@ def products(ones: Ints, others: Ints) -> Ints:
         DiffOverflow: one does not fit int64.
     """
     found = ones * others
+    if len(ones) == 1 and found.item(0) == ones.item(0) * others.item(0):
+        return found
     if len(ones) and _largest(ones) * _largest(others) >= 2**63:
         exact = ones.astype(object) * others.astype(object)
         if (exact != found).any():

@@ -106,7 +106,7 @@ class Graph:
         """Make one pass, without the operators that rest."""
         for each in self.operators:
             each.advance()
-            if each in resting:
+            if resting and each in resting:
                 each.out = None
                 continue
             began_s = clock.perf_counter()

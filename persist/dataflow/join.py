@@ -98,7 +98,7 @@ class JoinOperator(Operator):
         for step in path.steps:
             target = step.arrangement.layout
             keys = words.take(step.keys, axis=0)
-            if not self._null_equals and len(keys) and keys.shape[1] and keys.min() == NULL:
+            if not self._null_equals and _has_null(keys):
                 keep = np.flatnonzero((keys != NULL).all(axis=0))
                 words, times, diffs = words.take(keep, axis=1, mode="clip"), times.take(keep, axis=1), diffs.take(keep)
                 keys = keys.take(keep, axis=1, mode="clip")
@@ -121,3 +121,10 @@ class JoinOperator(Operator):
         found[len(path.picks) : -1] = times
         found[-1] = diffs
         return found
+
+
+def _has_null(keys: Ints) -> bool:
+    """Return whether a word of keys is NULL."""
+    if keys.shape[1] == 1:
+        return NULL in keys[:, 0].tolist()
+    return bool(keys.size and keys.min() == NULL)

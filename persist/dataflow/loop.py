@@ -128,13 +128,14 @@ class Loop(Operator):
     def run(self) -> None:
         enters = [each for each in self.operators if isinstance(each, EnterOperator)]
         variables = [each for each in self.operators if isinstance(each, VariableOperator)]
+        frontier, outer = self.frontier, self.rounds
         round_ = 0 if any(each.has_news for each in enters) else self._next()
         while round_ is not None:
             if round_ > self._limit:
                 raise NotConverging(self.title, self._limit, sum(each.rows for each in variables))
-            rounds = (*self.rounds, round_)
+            rounds = (*outer, round_)
             for each in self.operators:
-                each.place(self.frontier, rounds)
+                each.place(frontier, rounds)
                 each.run()
             for variable in variables:
                 variable.feed()
@@ -146,8 +147,12 @@ class Loop(Operator):
         return self.next_round(len(self.rounds))
 
     def next_round(self, level: int) -> int | None:
-        found = [each.next_round(level) for each in self.operators]
-        return min((each for each in found if each is not None), default=None)
+        least = None
+        for each in self.operators:
+            found = each.next_round(level)
+            if found is not None and (least is None or found < least):
+                least = found
+        return least
 
     def settle(self) -> None:
         for each in self.operators:

@@ -128,6 +128,8 @@ class Operator:
 
     def given(self) -> Ints | None:
         """Return what the inputs gave, together."""
+        if len(self.inputs) == 1:
+            return self.inputs[0].out
         found = [each.out for each in self.inputs if each.out is not None]
         if len(found) > 1:
             return np.concatenate(found, axis=1)
@@ -167,10 +169,10 @@ class Waiting(Operator):
         updates = self.shaped()
         found = [] if self.stash.is_empty else self.stash.take(self.ready, self.bound())
         if updates is not None and updates.shape[1]:
-            flags = self.ready(updates[self.layout.words : -1])
-            if flags.all():
+            if self._are_all_ready(updates):
                 found.append(updates)
             else:
+                flags = self.ready(updates[self.layout.words : -1])
                 if flags.any():
                     found.append(updates[:, flags])
                 self.stash.add(updates[:, ~flags])
@@ -178,6 +180,14 @@ class Waiting(Operator):
             return None
         batch = to_batch(found[0] if len(found) == 1 else np.concatenate(found, axis=1), self.layout)
         return batch if batch.shape[1] else None
+
+    def _are_all_ready(self, updates: Ints) -> bool:
+        """Return whether all updates are ready."""
+        times = updates[self.layout.words : -1]
+        if len(times) > 1 or not self.frontier.points:
+            return bool(self.ready(times).all())
+        last = times.item(0) if times.shape[1] == 1 else times.max()
+        return bool(last < self.frontier.points[0][0])
 
     def next_round(self, level: int) -> int | None:
         if self.stash.is_empty:
