@@ -14,7 +14,8 @@ has the same key. So only keys that the rest touches are merged, and what stands
 nothing is in the rest, not even `_diff` is read.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import closing
 from dataclasses import dataclass
 from itertools import groupby
@@ -24,6 +25,7 @@ import numpy as np
 import pyarrow as pa
 
 from persist.blob import InvalidUsage
+from persist.blob.pool import Pool
 from persist.codecs import (
     Part,
     Touching,
@@ -54,8 +56,9 @@ def read_snapshot(scan: Scan, form: Form, reader: PartReader) -> Iterator[pa.Tab
         NegativeMultiplicity: rows were asked for and some record has a negative multiplicity.
         DiffOverflow: a multiplicity does not fit int64.
     """
-    for table in _merged(scan, reader, split(scan, form), form):
-        yield from _given_out(table, scan, form)
+    rest = yield from _passed_on(scan, reader, split(scan, form), form)
+    if rest is not None:
+        yield from _given_out(rest.consolidated(), scan, form)
 
 
 def read_touched(scan: Scan, form: Form, reader: PartReader) -> Iterator[pa.Table]:
@@ -67,8 +70,9 @@ def read_touched(scan: Scan, form: Form, reader: PartReader) -> Iterator[pa.Tabl
     assert scan.schema.key_names, "without keys, nothing is touched more than anything else"
     parts = split(scan, form)
     if parts.is_merged:
-        for table in _merged(scan, reader, parts, form, only_touched=True):
-            yield from _given_out(table, scan, form)
+        rest = yield from _passed_on(scan, reader, parts, form, only_touched=True)
+        if rest is not None:
+            yield from _given_out(rest.consolidated(), scan, form)
 
 
 def _given_out(table: pa.Table, scan: Scan, form: Form) -> Iterator[pa.Table]:
@@ -112,17 +116,30 @@ def snapshot_slices(scan: Scan, form: Form, slice_bytes: int) -> list[Scan]:
     return scan.slices_within(slice_bytes) if split(scan, form).is_merged else [scan]
 
 
-def _merged(
+class _Rest:
+    """The rows of a slice that are left to consolidate, by their columns but `_diff`, which can be done once."""
+
+    def __init__(self, rows: pa.Table, by: list[str]) -> None:
+        """Take rows, and the names of their columns in the order in which they are to be looked at."""
+        self._rows, self._names, self._by = [rows], rows.column_names, by
+
+    def consolidated(self) -> pa.Table:
+        """Return what they come to; their memory goes to that."""
+        return consolidate(self._rows.pop(), self._by).select(self._names)
+
+
+def _passed_on(
     scan: Scan, reader: PartReader, split: Split, form: Form, *, only_touched: bool = False
-) -> Iterator[pa.Table]:
-    """Yield what stands and is not touched, unless told not to, and what all else comes to.
+) -> Generator[pa.Table, None, _Rest | None]:
+    """Yield what stands and is not touched, unless told not to, as it is given out; return what is left to consolidate.
 
     No `_diff` is as good as all 1.
     """
     columns, keys, keeps_diff = [*scan.columns], scan.schema.key_names, form == "diff" or not scan.columns
     if not split.is_merged:
-        yield from _standing(scan, reader, split, columns, keeps_diff=keeps_diff)
-        return
+        for table in _standing(scan, reader, split, columns, keeps_diff=keeps_diff):
+            yield from _given_out(table, scan, form)
+        return None
     names = [*columns, *(name for name in keys if name not in columns)]
     # As rows, records of different keys that look alike must not make up for each other: whether they met here would
     # depend on how the collection is stored.
@@ -141,23 +158,22 @@ def _merged(
             ]
         )
         if only_touched and not len(rest):
-            return
+            return None
         touching = Touching(rest, keys) if is_touching and len(rest) else None
         touched = [rest.select([*apart, "_diff"])]
         for table in standing:
             if not len(rest) or not len(table):
-                yield _selected(table, columns)
+                yield from _given_out(_selected(table, columns), scan, form)
             elif touching is None:
                 touched.append(_counted(table, apart))
             else:
                 inside, outside = touching.split(table)
                 touched.append(_counted(inside, apart))
                 if not only_touched:
-                    yield _selected(outside, columns)
+                    yield from _given_out(_selected(outside, columns), scan, form)
     if only_touched and touching is not None:
         touched = [table.filter(pa.array(touching.exact(table))) for table in touched]
-    found = consolidate(pa.concat_tables(touched), cheap_first(apart, scan.schema))
-    yield found.select([*apart, "_diff"])
+    return _Rest(pa.concat_tables(touched), cheap_first(apart, scan.schema))
 
 
 def _standing(
@@ -193,7 +209,7 @@ def snapshot_tables(scan: Scan, form: Form, reading: ClaimedRead) -> Iterator[pa
     """
     reader = reading()
     slices = snapshot_slices(scan, form, reader.slice_bytes)
-    tables = (table for each in slices for table in read_snapshot(each, form, reading.checked(reader)))
+    tables = _slice_by_slice(slices, form, lambda: reading.checked(reader))
     if form == "rows" or {*scan.schema.key_names} <= {*scan.columns}:
         yield from tables
         return
@@ -202,6 +218,47 @@ def snapshot_tables(scan: Scan, form: Form, reading: ClaimedRead) -> Iterator[pa
         found = consolidate(pa.concat_tables([found, table]), scan.columns)
     if found is not None:
         yield found
+
+
+def _slice_by_slice(slices: Sequence[Scan], form: Form, reading: Callable[[], PartReader]) -> Iterator[pa.Table]:
+    """Yield what `read_snapshot` does of each slice, in order; what one comes to is made while the next one is read.
+
+    Memory: what `read_snapshot` takes, and a slice.
+    """
+    if len(slices) < 2:
+        for each in slices:
+            yield from read_snapshot(each, form, reading())
+        return
+    thread = Pool(1, "persist-merging")
+    before: Iterator[pa.Table] = iter(())
+    try:
+        for each in slices:
+            passed_on = _Returning(_passed_on(each, reading(), split(each, form), form))
+            for table in passed_on:
+                yield from before
+                yield table
+            yield from before
+            rest = passed_on.value
+            if rest is not None:
+                before = _when_made(thread.submit(rest.consolidated), each, form)
+        yield from before
+    finally:
+        thread.shutdown(wait=True)
+
+
+def _when_made(future: "Future[pa.Table]", scan: Scan, form: Form) -> Iterator[pa.Table]:
+    yield from _given_out(future.result(), scan, form)
+
+
+class _Returning:
+    """A generator that is iterated over, and what it has returned then."""
+
+    def __init__(self, generator: Generator[pa.Table, None, _Rest | None]) -> None:
+        self._generator = generator
+        self.value: _Rest | None = None
+
+    def __iter__(self) -> Iterator[pa.Table]:
+        self.value = yield from self._generator
 
 
 def repeated(contents: pa.Table, scan: Scan) -> Iterator[pa.Table]:

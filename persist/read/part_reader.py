@@ -75,8 +75,8 @@ class PartReader:
 
     @property
     def slice_bytes(self) -> int:
-        """How much one slice may hold decoded, so that it can be merged within the budget."""
-        return self.memory_budget // 4
+        """How much one slice may hold decoded: it is merged within the budget while the next one is read."""
+        return self.memory_budget // 5
 
     @property
     def rewrite_slice_bytes(self) -> int:
