@@ -72,6 +72,11 @@ class SortedKeys:
     def __len__(self) -> int:
         return int(self.batch.num_rows)
 
+    @property
+    def is_number(self) -> bool:
+        """Whether a key is one number or time, and none is NULL."""
+        return self._layout is not None and self._layout.is_number
+
     def packed(self, layout: Layout) -> Packed:
         """Return the keys as `packed_keys` has them; made once for each layout."""
         found = self._packed.get(layout)
@@ -128,8 +133,7 @@ class SortedKeys:
         """Return, ascending, the rows with one of the wanted keys, which are distinct."""
         if not len(self) or not len(wanted):
             return NO_ROWS
-        is_number = self._layout is not None and self._layout.is_number
-        if not is_number and len(wanted) <= FEW_KEYS and all(is_flat(a.type) for a in self._arrays):
+        if not self.is_number and len(wanted) <= FEW_KEYS and all(is_flat(a.type) for a in self._arrays):
             self._searched += len(wanted)
             if self._layout is None or self._searched * ROWS_PER_SEARCH < len(self):
                 return self._find_few(wanted)

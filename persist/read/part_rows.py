@@ -1,8 +1,8 @@
 """Rows of one part with wanted keys, of which as little is decoded as can be, and kept for the next time.
 
 Keys are decoded first; other columns, of those row groups that have a wanted key. Each is kept by itself (snapshots
-with other columns have the keys in common): by row group, or as a block of them once all of it was wanted. Bytes that
-were fetched for the keys serve for the other columns.
+with other columns have the keys in common): by row group, or as a block of them once nearly all of it was wanted. Bytes
+that were fetched for the keys serve for the other columns.
 
 Where a client has a cache folder, what is large enough is kept in mapped files (`persist.read.spilled_rows`), and in
 memory only what cannot go there. Rows of a file are used only after these very rows have been checked.
@@ -10,7 +10,7 @@ memory only what cannot go there. Rows of a file are used only after these very 
 
 import json
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from itertools import pairwise
+from itertools import compress, pairwise
 from typing import TypeAlias
 
 import numpy as np
@@ -26,6 +26,7 @@ Piece: TypeAlias = SortedKeys | pa.RecordBatch
 Fetched: TypeAlias = list[tuple[list[int], bytes]]  # Numbers of consecutive row groups, and their bytes.
 Span: TypeAlias = tuple[int, int]  # Of row groups.
 Blocks: TypeAlias = list[tuple[int, int, list[int]]]
+REST_SHARE = 0.125  # Of its rows that nobody has wanted, a block is made all the same.
 WHOLE: Span = (0, -1)  # Of a part that is fetched whole.
 
 
@@ -80,7 +81,7 @@ class PartRows:
 
     def at_hand(self, wanted: SortedKeys | None) -> Iterable[pa.Table] | None:
         """Return what `with_keys` does, if nothing has to be read for that, as far as is known; None otherwise."""
-        block = None if wanted is None or self._is_small else self._block()
+        block = None if wanted is None or self._is_small else self._block(wanted)
         if block is None:
             return self.with_keys(wanted) if self.are_in_memory(wanted) else None
         assert wanted is not None
@@ -88,22 +89,32 @@ class PartRows:
         rows = keys.find(wanted)
         return [self._taken(rows, keys, values)] if len(rows) else []
 
-    def _block(self) -> tuple[SortedKeys, pa.RecordBatch | None] | None:
-        """Return all rows of the part, if they are one block in memory: its keys, and the other columns if any.
+    def _block(self, wanted: SortedKeys) -> tuple[SortedKeys, pa.RecordBatch | None] | None:
+        """Return a block in memory that has all rows with a wanted key: its keys, and the other columns if any.
 
-        To search in it takes no longer than to ask where to.
+        That is all of the part, in which a search takes no longer than to ask where to, or where a single key may be.
         """
         decoded = self._reader.decoded
-        bounds = decoded.get((self._part.checksum, "bounds", self._types))
+        bounds = self._known_bounds
         if bounds is None:
+            bounds = decoded.get((self._part.checksum, "bounds", self._types))
+            if bounds is None:
+                return None
+            assert isinstance(bounds, GroupBounds)
+            self._known_bounds = bounds
+        span = (0, len(bounds.firsts) - 1)
+        if not self._keys:
             return None
-        assert isinstance(bounds, GroupBounds)
-        self._known_bounds = bounds
-        total = len(bounds.firsts) - 1
-        if total > bounds.group_count_max or not self._keys:
-            return None
-        names = [self._name(columns, (0, total)) for columns in (self._keys, self._columns) if columns]
-        if not all(decoded.peek(name) is not None for name in names):
+        if span[1] > bounds.group_count_max:
+            groups = bounds.hit_by_one(wanted)
+            if groups is None or not groups:
+                return None
+            block = groups[0] // bounds.group_count_max
+            if groups[-1] // bounds.group_count_max > block:
+                return None
+            span = bounds.span(block)
+        names = [self._name(columns, span) for columns in (self._keys, self._columns) if columns]
+        if any(decoded.peek(name) is None for name in names[1:]):
             return None
         keys, values = decoded.get(names[0]), decoded.get(names[-1]) if self._columns else None
         if keys is None or (self._columns and values is None):  # It has gone meanwhile.
@@ -277,8 +288,10 @@ class PartRows:
         kept = {number: kept_of(number, number + 1) if end - first > 1 else None for number in groups}
         missing = [number for number, piece in kept.items() if piece is None]
         is_wanted = len(kept) == end - first
-        if not missing and not is_wanted:  # Perhaps it is all there by now.
-            is_wanted = all(self._is_here(columns, (number, number + 1)) for number in range(first, end))
+        if not missing and not is_wanted:  # Perhaps it is nearly all there by now.
+            lengths = np.diff(firsts[first : end + 1]).tolist()
+            away = (not self._is_here(columns, (number, number + 1)) for number in range(first, end))
+            is_wanted = sum(compress(lengths, away)) <= REST_SHARE * sum(lengths)
         if is_wanted and end - first > 1:
             return [(int(firsts[first]), self._as_block(columns, span, bounds, fetched))]
         for run in _consecutive(missing):
@@ -294,8 +307,10 @@ class PartRows:
         groups = [*range(*span)]
         lengths = np.diff(bounds.firsts).tolist()
         pieces = [self._peeked(columns, (number, number + 1), lengths[number]) for number in groups]
-        found = [_batch(piece) for piece in pieces if piece is not None]
-        table = pa.Table.from_batches(found) if len(found) == len(groups) else self._read(columns, groups, fetched)
+        found = {number: [_batch(piece)] for number, piece in zip(groups, pieces, strict=True) if piece is not None}
+        for run in _consecutive([number for number in groups if number not in found]):
+            found[run[0]] = self._read(columns, run, fetched).to_batches()
+        table = pa.Table.from_batches([batch for number in sorted(found) for batch in found[number]])
         for number in groups:  # Beforehand, so that their room is the block's.
             self._reader.decoded.take(self._name(columns, (number, number + 1)))
         block = self._keep(columns, span, table)

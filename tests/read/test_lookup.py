@@ -25,6 +25,7 @@ import persist.read.part_rows
 from persist.blob import MemoryBlob, MeteredBlob
 from persist.codecs import encode_parts
 from persist.codecs.order.search import SortedKeys
+from persist.codecs.part.stream import encode_with_rows
 from persist.read.merging import Form
 from persist.read.part_caches import decoded_rows
 from persist.read.part_reader import PartReader
@@ -459,6 +460,35 @@ def test_other_columns_of_a_key_that_was_looked_up_are_looked_up_too(
         expected = [{"k": 77, "a": 78, "b": 79}[name] for name in columns]
         got = c.snapshot(columns=columns).get([77])
         assert [got[name].to_pylist() for name in columns] == [[each] for each in expected]
+
+
+def test_single_keys_make_blocks_of_row_groups_and_are_found_in_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    group = ROWS // 20
+    monkeypatch.setattr(persist.read.part_rows, "WHOLE_BYTES_MAX", 0)
+    monkeypatch.setattr(persist.read.part_rows, "BLOCK_BYTES", ROWS * 32 * 8 // 20)  # Eight row groups.
+    monkeypatch.setitem(encode_with_rows.__kwdefaults__ or {}, "row_group_rows", group)
+    store = MeteredBlob(MemoryBlob())
+    with persist.open(store, settings=persist.Settings(background=False)) as client:
+        collection, rows = large(client, scattered("int"))
+        ascending = rows.sort_by("k")
+        snapshot, keys = collection.snapshot(), ascending["k"].to_pylist()
+        (part,) = collection.handle.contents().parts
+        for at in range(0, ROWS, group):
+            if at // group % 8 != 5:  # The last of what a block takes need not be wanted.
+                for _ in range(2):
+                    assert snapshot.get([keys[at]]).equals(ascending.slice(at, 1))
+        blocks = {name[1] for name in client.engine.reader().decoded._kept if name[2] in (("k",), ("v",))}
+        assert {(0, 8), (8, 16)} <= blocks
+        assert not {(n, n + 1) for n in range(16)} & blocks, "what became a block is not kept beside it"
+        before = store.counts()["get"].requests
+        ends = [at + by for at in range(0, 16 * group, group) for by in (0, 1, group - 1)]
+        for at in ends:
+            assert snapshot.get([keys[at]]).equals(ascending.slice(at, 1))
+            if keys[at] + 1 != keys[at + 1]:
+                assert len(snapshot.get([keys[at] + 1])) == 0
+        assert store.counts()["get"].requests == before, "all of these are in memory"
+        assert len(snapshot.get([keys[0] - 1])) == len(snapshot.get([keys[-1] + 1])) == 0
+        assert part.rows == ROWS
 
 
 def test_results_do_not_keep_row_groups_in_memory(client: persist.Client) -> None:
