@@ -368,6 +368,10 @@ def _grouped(keys: Sequence[pa.ChunkedArray], columns: dict[str, Any]) -> pa.Tab
         table = pa.table(columns)
         return pa.table({name: pa.array([pc.sum(table[name], options=_SUM)]) for name in columns})
     names = [f"g{i}" for i in range(len(keys))]
+    # Without NULLs, one array of diffs counts the rows and the values of each column: it is added up once.
+    firsts: dict[int, str] = {}
+    same_as = {name: firsts.setdefault(id(column), name) for name, column in columns.items()}
+    columns = {name: columns[name] for name in firsts.values()}
     sums = [(name, "sum", _SUM) for name in columns]
     is_nested = any(pat.is_nested(key.type) for key in keys)
     given = pa.table(dict(zip(names, keys, strict=True)))
@@ -382,7 +386,7 @@ def _grouped(keys: Sequence[pa.ChunkedArray], columns: dict[str, Any]) -> pa.Tab
     else:
         groups = [found[name] for name in names]
         found = found.drop_columns(names)
-    summed = {name.removesuffix("_sum"): found[name] for name in found.column_names}
+    summed = {name: found[f"{first}_sum"] for name, first in same_as.items()}
     return pa.table(dict(zip(names, groups, strict=True)) | summed)
 
 
