@@ -97,11 +97,11 @@ class PartRows:
         decoded = self._reader.decoded
         bounds = self._known_bounds
         if bounds is None:
-            bounds = decoded.get((self._part.checksum, "bounds", self._types))
-            if bounds is None:
+            kept = decoded.get((self._part.checksum, "bounds", self._types))
+            if kept is None:
                 return None
-            assert isinstance(bounds, GroupBounds)
-            self._known_bounds = bounds
+            assert isinstance(kept, GroupBounds)
+            self._known_bounds = bounds = kept
         span = (0, len(bounds.firsts) - 1)
         if not self._keys:
             return None

@@ -477,7 +477,8 @@ def test_single_keys_make_blocks_of_row_groups_and_are_found_in_them(monkeypatch
             if at // group % 8 != 5:  # The last of what a block takes need not be wanted.
                 for _ in range(2):
                     assert snapshot.get([keys[at]]).equals(ascending.slice(at, 1))
-        blocks = {name[1] for name in client.engine.reader().decoded._kept if name[2] in (("k",), ("v",))}
+        kept: Any = client.engine.reader().decoded._kept
+        blocks = {name[1] for name in kept if name[2] in (("k",), ("v",))}
         assert {(0, 8), (8, 16)} <= blocks
         assert not {(n, n + 1) for n in range(16)} & blocks, "what became a block is not kept beside it"
         before = store.counts()["get"].requests
