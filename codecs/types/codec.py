@@ -9,7 +9,7 @@ its name and version are checked against the stored ones. No built-in codec can 
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from typing import Any, ClassVar, Generic, NoReturn, TypeVar
 
 import pyarrow as pa
@@ -61,6 +61,27 @@ class Codec(Generic[T]):
         """Return the values of a column."""
         return list(map(self.decode, to_values(array, f"codec {self.name!r}")))
 
+    def check_stored(self, column: pa.ChunkedArray) -> None:
+        """Raise InvalidUpdate unless all that a column holds is what `encode` makes; NULL is.
+
+        Two encodings of one value would be two records, of which one does not cancel the other. Each value that there
+        is is looked at once.
+        """
+        what = f"codec {self.name!r}"
+        for row, stored in _first_of_each(to_values(column, what)):
+            try:
+                (again,) = to_values(self.encode_all([self.decode(stored)]), what)
+            except Exception as error:
+                raise InvalidUpdate(
+                    f"update {row} has {cut(stored)}, which {what} cannot read ({error or type(error).__name__}). Give "
+                    "what its encode() returns, or tuples, which are encoded by it."
+                ) from error
+            if again != stored and not (again != again and stored != stored):
+                raise InvalidUpdate(
+                    f"update {row} has {cut(stored)}, which {what} writes as {cut(again)}. Give what its encode() "
+                    "returns, or tuples, which are encoded by it."
+                )
+
     def _refuse(self, values: Sequence[T], error: Exception) -> NoReturn:
         for index, value in enumerate(values):
             try:
@@ -88,6 +109,9 @@ class _Plain(Codec[T]):
 
     def decode_all(self, array: pa.Array | pa.ChunkedArray) -> list[T]:
         return to_values(array, f"codec {self.name!r}")
+
+    def check_stored(self, column: pa.ChunkedArray) -> None:
+        """Every value of the column's type is one of the codec's."""
 
 
 class Utf8(_Plain[str]):
@@ -156,6 +180,17 @@ class Unit(Codec[None]):
 
 
 BUILT_IN: dict[str, type[Codec[Any]]] = {c.name: c for c in (Utf8, Binary, Int64, Json)}
+
+
+def _first_of_each(values: Sequence[Any]) -> Iterator[tuple[int, Any]]:
+    """Yield each value that is not None with the number of its row, and those that can be told apart by it once."""
+    seen = set()
+    for row, value in enumerate(values):
+        if value is None or (isinstance(value, Hashable) and value in seen):
+            continue
+        if isinstance(value, Hashable):
+            seen.add(value)
+        yield row, value
 
 
 def check_codec(given: Codec[Any] | type[Codec[Any]]) -> Codec[Any]:

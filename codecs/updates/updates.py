@@ -90,6 +90,7 @@ def to_updates(
         table = canonical(_conformed(table, schema, {TIME: default_time, DIFF: default_diff}))
         _check_times(table.column(TIME))
         check_required(table, schema)
+        _check_encoded(table, schema)
         if _may_have_zero(_no_nulls(table.column(DIFF), DIFF)):
             table = _without_zero_diffs(table)
     return table
@@ -131,6 +132,13 @@ def _with_times(table: pa.Table, moments: Moments | None) -> pa.Table:
         return table
     times = moments.column_of_times(table.column(at), TIME)
     return table if times.type == kind else table.set_column(at, TIME, times)
+
+
+def _check_encoded(table: pa.Table, schema: CollectionSchema) -> None:
+    """Raise InvalidUpdate where a column of a codec holds what it would not have written; an unknown one is trusted."""
+    for side in (schema.key, schema.value):
+        if side.codec is not None and side.fields:
+            side.codec.check_stored(table.column(side.fields[0].name))
 
 
 def check_required(table: pa.Table, schema: CollectionSchema) -> None:

@@ -166,3 +166,21 @@ def _variant(**attributes: Any) -> type[Codec[Any]]:
 def test_a_codec_that_is_badly_described_is_refused(codec: Any, message: str) -> None:
     with pytest.raises(SchemaMismatch, match=message):
         CollectionSchema.of(codec, None)
+
+
+@pytest.mark.parametrize(
+    ("stored", "message"),
+    [
+        ("notjson", "update 1 has 'notjson', which codec 'json' cannot read .*Give what its encode"),
+        ('{"b": 1}', r"""update 1 has '{"b": 1}', which codec 'json' writes as '{"b":1}'"""),
+        ("-0.0", "writes as '0.0'"),
+        ("NaN", "cannot read"),
+    ],
+)
+def test_a_column_holds_only_what_its_codec_makes(stored: str, message: str) -> None:
+    schema = CollectionSchema.of(Utf8(), Json())
+    rows = {"key": ["a", "b"], "_time": [1, 1], "_diff": [1, 1]}
+    with pytest.raises(InvalidUpdate, match=message):
+        to_updates(pa.table(rows | {"value": ["1", stored]}), schema)
+    canonical = pa.table(rows | {"value": pa.array(['{"b":[1,2.5]}', None])})
+    assert to_updates(canonical, schema).column("value").to_pylist() == ['{"b":[1,2.5]}', None]
