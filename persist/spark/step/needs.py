@@ -2,11 +2,13 @@
 
 A keyed stage makes what it gives under a key of what it is given under that key. So of the past it needs what its
 *touched* keys hold: those of the updates that are new. What is needed of a stream is a set of terms, `columns in the
-touched keys of a stage`, of which one must hold, or everything. It is found by going through the plan backwards:
+touched keys of an exchange`, of which one must hold, or everything. It is found by going through the plan backwards:
 
-    join, reduction   of each input the touched keys of their stage; and what is needed of their own output, as far as
-                      that is said by columns of that input. What is said of one side of a join by other columns than
-                      its key, needs everything of the other side
+    reduction         of its input the touched keys of all exchanges of its stage, and what is needed of its output
+    join              of each input the touched keys of the other one: what is new on one side meets the past of the
+                      other one, and never its own. And what is needed of its output, as far as that is said by columns
+                      of that input. What is said of one side by other columns than the key, needs everything of the
+                      other side
     what is linear    what is needed of its output, by the columns that it passes on; by computed ones, everything
     an output         nothing: its past is there already
 
@@ -27,10 +29,10 @@ from persist.spark.step.stages import Keys, StagePlan
 
 @dataclass(frozen=True, slots=True)
 class Term:
-    """Records whose columns, in this order, are one of the touched keys of a stage."""
+    """Records whose columns, in this order, are one of the keys of which an exchange brings something new."""
 
     columns: Keys
-    stage: int
+    exchange: int
 
 
 Need: TypeAlias = frozenset[Term] | None  # None: everything.
@@ -55,8 +57,8 @@ def needs_of(stages: Sequence[StagePlan]) -> dict[int, Need]:
 
 
 def known_only(need: Need, known: Set[int]) -> Need:
-    """Return what is needed if the touched keys of some stages only are known."""
-    return need if need is None or all(each.stage in known for each in need) else None
+    """Return what is needed if the touched keys of some exchanges only are known."""
+    return need if need is None or all(each.exchange in known for each in need) else None
 
 
 def before(stages: Sequence[StagePlan], wanted: Iterable[int]) -> list[StagePlan]:
@@ -111,20 +113,30 @@ def _asked(stage: StagePlan, node: Node, place: int, after: Need) -> Need:
         case Consolidate() | Arrange():
             return after
         case Join((pairs,), ((), ()), ()):
-            own = _touched(stage, node, place)
+            own = _touched(stage, node, place, _brings(stage, node, 1 - place))
             names = dict(pairs)
             return _both(own, None if after is None else _through_join(after, node, stage, place, names))
         case Reduce(keys, before=(), after=()):
-            own = _touched(stage, node, place)
+            own = _touched(stage, node, place, {each.number for each in stage.reads})
             fits = after is not None and all({*each.columns} <= {*keys} for each in after)
             return _both(own, after if fits else None)
     return None
 
 
-def _touched(stage: StagePlan, node: Node, place: int) -> Need:
+def _touched(stage: StagePlan, node: Node, place: int, exchanges: Set[int]) -> Need:
+    """Return the term for an input of a node: that its keys are touched by what some exchanges bring."""
     exchange = stage.feeds.get((node.number, place))
     keys = stage.keyed.get(node.inputs[place]) if exchange is None else exchange.keys
-    return frozenset([Term(keys, stage.number)]) if keys else None
+    return frozenset(Term(keys, each) for each in exchanges) if keys else None
+
+
+def _brings(stage: StagePlan, node: Node, place: int) -> set[int]:
+    """Return the exchanges that an input of a node is made of, within its stage."""
+    if (exchange := stage.feeds.get((node.number, place))) is not None:
+        return {exchange.number}
+    own = {each.number: each for each in stage.nodes}
+    giver = own[node.inputs[place]]
+    return {number for at in range(len(giver.inputs)) for number in _brings(stage, giver, at)}
 
 
 def _both(one: Need, other: Need) -> Need:
@@ -143,7 +155,7 @@ def _before(stages: Sequence[LinearStage], need: Need) -> Need:
         names = {name: each.name for name, each in stage.outputs if isinstance(each, Col)}
         if not all({*each.columns} <= names.keys() for each in need):
             return None
-        need = frozenset(Term(tuple(names[name] for name in each.columns), each.stage) for each in need)
+        need = frozenset(Term(tuple(names[name] for name in each.columns), each.exchange) for each in need)
     return need
 
 
@@ -157,7 +169,7 @@ def _through_join(need: frozenset[Term], node: Node, stage: StagePlan, place: in
         if place == 0 and is_of_left:
             found.add(each)
         elif place == 1 and is_of_right:
-            found.add(Term(tuple(names.get(name, name) for name in each.columns), each.stage))
+            found.add(Term(tuple(names.get(name, name) for name in each.columns), each.exchange))
         else:
             return None
     return frozenset(found)

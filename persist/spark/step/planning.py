@@ -133,11 +133,11 @@ class StepPlan:
         return [replace(each, asked=asked) for each in tasks]
 
     def touched(self, wanted: Sequence[int], blocks: Blocks) -> dict[int, TouchedKeys]:
-        """Return the touched keys of stages, made of the blocks that a wave gave, each with its exchange."""
-        to = {each.number: stage.number for stage in self.stages for each in stage.reads}
-        tables: dict[int, list[pa.Table]] = {number: [] for number in wanted}
+        """Return the touched keys of the exchanges of stages, made of the blocks that a wave gave for them."""
+        read = [each.number for stage in self.stages if stage.number in wanted for each in stage.reads]
+        tables: dict[int, list[pa.Table]] = {number: [] for number in read}
         for exchange, block in blocks:
-            tables[to[exchange]].append(pa.ipc.open_stream(block).read_all())
+            tables[exchange].append(pa.ipc.open_stream(block).read_all())
         return {number: TouchedKeys(tuple(found)) for number, found in tables.items()}
 
     def tasks(self, partitions: int, known: Mapping[int, TouchedKeys] | None = None) -> list[StageTask]:
@@ -185,11 +185,12 @@ class StepPlan:
     def _wanted(self) -> set[int]:
         """Return the stages whose touched keys say which part of some source is needed."""
         needs = needs_of(self.stages)
+        to = {each.number: stage.number for stage in self.stages for each in stage.reads}
         found = set[int]()
         for number in self._readings:
             [source] = [each.source for each in self.stages if each.number == number]
             need = needs.get(source.number, NOTHING) if source is not None else None
-            found |= {each.stage for each in need or ()}
+            found |= {to[each.exchange] for each in need or ()}
         return found
 
     def commit(self, stored: Mapping[str, Sequence[Part]]) -> int | None:

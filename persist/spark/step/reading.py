@@ -19,7 +19,7 @@ from persist.read.lookup import Lookup, Wanted
 from persist.read.scan import Scan, narrowed_scan
 from persist.source.address import CollectionAddress
 from persist.spark.read.slicing import count_for
-from persist.spark.step.needs import NOTHING, Need
+from persist.spark.step.needs import Need
 from persist.spark.step.tasks import Slice, SourceSlices
 from persist.spark.step.touched import Condition, TouchedKeys, filter_of
 
@@ -67,7 +67,7 @@ class Reading:
         return SourceSlices(self.address, slices, self.as_of, self.columns, condition), size + self.changes_bytes
 
     def _needed(self, need: Need, known: Mapping[int, TouchedKeys], parallel: int) -> tuple[int, list[Slice]]:
-        if need == NOTHING:
+        if need is not None and not any(len(known[each.exchange].hashes) for each in need):
             return 0, []
         keys = self._keys(need, known)
         if keys is not None:
@@ -87,7 +87,7 @@ class Reading:
             return None
         schema = pa.schema([self.contents.schema.arrow.field(name) for name in names])
         schema = pa.schema([pa.field(each.name, each.type) for each in schema])
-        found = [known[each.stage].as_keys(schema) for each in need]
+        found = [known[each.exchange].as_keys(schema) for each in need]
         if any(each is None for each in found):
             return None
         wanted = Lookup(self.contents).wanted(pa.concat_tables([each for each in found if each is not None]))

@@ -27,10 +27,10 @@ Hashes = npt.NDArray[np.uint64]
 
 @dataclass(frozen=True)
 class TouchedKeys:
-    """The touched keys of a stage.
+    """The keys of which an exchange brings something new.
 
     Attributes:
-        tables: columns of keys, in the order of the stage's, as its inputs have them; a key may be there twice.
+        tables: columns of keys, in the order of the exchange's, as it brings them; a key may be there twice.
     """
 
     tables: tuple[pa.Table, ...]
@@ -76,7 +76,7 @@ class Condition:
         """Return what a need comes to; None if all is needed."""
         if need is None:
             return None
-        return cls(tuple((each.columns, known[each.stage].hashes) for each in sorted(need, key=repr)))
+        return cls(tuple((each.columns, known[each.exchange].hashes) for each in sorted(need, key=repr)))
 
     def holds(self, table: pa.Table) -> npt.NDArray[np.bool_]:
         """Return for which rows it holds."""
@@ -99,11 +99,13 @@ def filter_of(need: Need, known: Mapping[int, TouchedKeys], columns: pa.Schema) 
         return None
     found = []
     for term in need:
-        each = _filter(term.columns, known[term.stage], columns)
+        if not len(known[term.exchange].hashes):
+            continue
+        each = _filter(term.columns, known[term.exchange], columns)
         if each is None:
             return None
         found.append(each)
-    return reduce(or_, found)
+    return reduce(or_, found) if found else None
 
 
 def _filter(names: Sequence[str], keys: TouchedKeys, columns: pa.Schema) -> pc.Expression | None:
