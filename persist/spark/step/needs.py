@@ -11,6 +11,7 @@ touched keys of an exchange`, of which one must hold, or everything. It is found
                       other side
     what is linear    what is needed of its output, by the columns that it passes on; by computed ones, everything
     an output         nothing: its past is there already
+    `OnlyNew`         nothing: what it leaves out is told from an output (`standing.py`)
 
 The promise to whoever reads less: of records for which a term holds, every stream then has exactly what it had, and
 of others anything. What is new is exact, because a term holds for all that it meets. So reading more is always right.
@@ -25,6 +26,7 @@ from persist.dataflow.plan import Arrange, Concat, Consolidate, Join, Linear, No
 from persist.dataflow.stages import Explode, Filter, FilterFunction, Map, Negate
 from persist.dataflow.stages import Stage as LinearStage
 from persist.spark.step.stages import Keys, StagePlan
+from persist.spark.step.standing import OnlyNew
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +148,8 @@ def _both(one: Need, other: Need) -> Need:
 def _before(stages: Sequence[LinearStage], need: Need) -> Need:
     """Return what is needed before some linear stages."""
     for stage in reversed(stages):
+        if isinstance(stage, OnlyNew):
+            return NOTHING
         if need is None or not need:
             return need
         if isinstance(stage, Filter | FilterFunction | Negate | Explode):

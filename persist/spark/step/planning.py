@@ -25,6 +25,7 @@ from persist.source.address import CollectionAddress
 from persist.spark.step.needs import NOTHING, before, known_only, levels_of, needs_of
 from persist.spark.step.reading import Reading
 from persist.spark.step.stages import StagePlan, cut
+from persist.spark.step.standing import sources_before, stand_in, standing_in
 from persist.spark.step.tasks import StageTask, Written
 from persist.spark.step.touched import Condition, TouchedKeys
 
@@ -47,9 +48,10 @@ class StepPlan:
         until: the time before which outputs will be complete.
         as_of: the time as of which the past is; what comes after it is new.
         stages: each after those that it reads from.
+        stands: whether records stand for groups (`standing.py`), as far as that can be.
     """
 
-    def __init__(self, program: Program, running: Running, place: Place) -> None:
+    def __init__(self, program: Program, running: Running, place: Place, *, stands: bool = True) -> None:
         assert running.outputs is not None
         self._outputs: Outputs = running.outputs
         self._place = place
@@ -57,7 +59,12 @@ class StepPlan:
         self.until = min((end_of(each.collection.upper) for each in running.sources), default=NEVER)
         self.as_of = min((each.as_of for each in running.sources), default=-1)
         self._own: dict[int, tuple[Output, int]] = {}  # Sources that are what an output held before.
-        self.stages = cut(self._corrected(program.plan.without_unused()))
+        plan = self._corrected(program.plan.without_unused())
+        unsure = self._stood_in(plan) if stands else {}
+        self.stands = bool(unsure)
+        self.stages = cut(plan)
+        for stage in self.stages:
+            stage.unsure.update({each.number: unsure[each.number] for each in stage.nodes if unsure.get(each.number)})
         self._open = ExitStack()
         self._readings: dict[int, Reading] = {}  # By stage.
 
@@ -232,6 +239,35 @@ class StepPlan:
             both = plan.add(Concat(), (come.number, gone.number), sink.schema)
             plan.change(sink.number, inputs=(both.number,))
         return plan
+
+    def _stood_in(self, plan: Plan) -> dict[int, tuple[str, ...]]:
+        """Let records stand for groups in a plan; return the reductions, with the aggregates that are unsure."""
+        if any(each.as_of != self.as_of for each in self._readers.values()):
+            return {}
+        outputs = {
+            each.sink.collection: each
+            for each in self._outputs.every
+            if each.upper - 1 == self.as_of >= 0
+            and not (each.corrects or each.compares)
+            and (each.collection.since.time or 0) <= self.as_of
+        }
+        found = {}
+        for each in standing_in(plan, [*outputs]):
+            sources = sources_before(plan, each.reduce)
+            if sources is not None and all(map(self._is_never_negative, sources)):
+                assert isinstance(each.sink.operator, Persist)
+                held = stand_in(plan, each, self.as_of)
+                self._own[held.number] = (outputs[each.sink.operator.collection], self.as_of)
+                found[each.reduce.number] = each.unsure
+        return found
+
+    def _is_never_negative(self, source: str) -> bool:
+        """Return whether it can be told that a source has no negative multiplicity as of the past."""
+        collection = self._readers[source].collection
+        if collection.handle.keyed is not None:
+            return True
+        with collection.snapshot(self.as_of, form="diff") as snapshot:
+            return not any(part.negatives for part in snapshot.scan.all_parts)
 
     def _reading(self, source: Node) -> Reading:
         assert isinstance(source.operator, Source)

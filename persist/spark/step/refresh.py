@@ -22,6 +22,7 @@ from persist.codecs import TIME_MAX
 from persist.dataflow.errors import OperatorFailed
 from persist.dataflow.plan import Source
 from persist.dataflow.program import Program
+from persist.dataflow.running import Running
 from persist.errors import AsOfCompacted, HoldMoved, InvalidUsage, UpdatesBeyondUpper, UpperMismatch, ViewRedefined
 from persist.spark.options.parsing import seen_by_all
 from persist.spark.read.slicing import parallelism
@@ -196,19 +197,26 @@ class _Stepping:
         refused = self._refused(program)
         if refused is not None:
             return refused, False
-        with program.open(self._client) as running, StepPlan(program, running, self._place()) as step:
-            try:
-                chosen, known = self._chosen(step, self._by_job)
-                if chosen.way == "embedded":
-                    return chosen, False
-                return replace(chosen, seqno=self._stepped(step, chosen, known)), True
-            except PySparkException as error:
-                if "OperatorFailed" not in str(error):
-                    raise
-            except OperatorFailed:  # In what was looked at on the driver.
-                pass
+        with program.open(self._client) as running:
+            for stands in (True, False):
+                with self._planned(program, running, stands=stands) as step:
+                    try:
+                        chosen, known = self._chosen(step, self._by_job)
+                        if chosen.way == "embedded":
+                            return chosen, False
+                        return replace(chosen, seqno=self._stepped(step, chosen, known)), True
+                    except PySparkException as error:
+                        if "OperatorFailed" not in str(error):
+                            raise
+                    except OperatorFailed:  # In what was looked at on the driver.
+                        pass
+                if not step.stands:  # Otherwise it may fail only because records stood for groups.
+                    break
         # The embedded engine says which row it is, and goes on where that is over by the latest time.
         return Refreshed("embedded", "the query fails on a row, which tasks found", len(step.stages), step.bytes), False
+
+    def _planned(self, program: Program, running: Running, *, stands: bool = True) -> StepPlan:
+        return StepPlan(program, running, self._place(), stands=stands and self._where != "recompute")
 
     def _stepped(self, step: StepPlan, chosen: Refreshed, known: Known | None) -> int | None:
         if not step.is_due:
@@ -223,7 +231,7 @@ class _Stepping:
         program = self._program()
         if (refused := self._refused(program)) is not None:
             return str(refused)
-        with program.open(self._client) as running, StepPlan(program, running, self._place()) as step:
+        with program.open(self._client) as running, self._planned(program, running) as step:
             chosen, _ = self._chosen(step, None)
             return "\n".join([str(chosen), *map(str, chosen.estimates), *step.lines()])
 

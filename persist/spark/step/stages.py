@@ -71,6 +71,7 @@ class StagePlan:
         sinks: nodes that are outputs.
         keyed: by which columns of it each node is shared out among the tasks; None if that is lost.
         widths: of each join, how many columns are those of its left.
+        unsure: of reductions, aggregates that are not known if they are 0 (`standing.py`).
     """
 
     number: int
@@ -82,6 +83,7 @@ class StagePlan:
     sinks: list[Node] = field(default_factory=list)
     keyed: dict[int, Keys | None] = field(default_factory=dict)
     widths: dict[int, int] = field(default_factory=dict)
+    unsure: dict[int, tuple[str, ...]] = field(default_factory=dict)
 
     @property
     def is_keyed(self) -> bool:
@@ -123,6 +125,7 @@ class _Cutting:
         self._at: dict[int, StagePlan] = {}
         self._keyed: dict[int, Keys | None] = {}  # By which columns of it a node's stream is shared out.
         self._exchanges = 0
+        self._consumers = plan.consumers()
 
     def stages(self) -> list[StagePlan]:
         order = TopologicalSorter({number: edges_into(node) for number, node in self._plan.nodes.items()})
@@ -169,7 +172,16 @@ class _Cutting:
         if len({self._at[number].number for number in node.inputs}) == 1:
             self._put(self._at[node.inputs[0]], node, None)
             return
-        self._feed(self._new(), node, [None] * len(node.inputs))
+        keys = self._grouped_by(node)
+        self._feed(self._new(), node, [keys] * len(node.inputs))
+
+    def _grouped_by(self, node: Node) -> Keys | None:
+        """Return the keys by which the one node groups that reads this one; its stage can have both."""
+        if len(self._consumers[node.number]) == 1:
+            after = self._plan.nodes[self._consumers[node.number][0]].operator
+            if isinstance(after, Reduce) and not after.before and after.keys:
+                return after.keys
+        return None
 
     def _reduce(self, node: Node, keys: Keys) -> None:
         given = self._keyed[node.inputs[0]]

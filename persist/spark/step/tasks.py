@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 from persist.codecs import Part, row_hashes, to_updates
 from persist.codecs.order.arrays import boolean_array, int64_values
 from persist.codecs.order.ordering import combined
+from persist.dataflow.errors import OperatorFailed
 from persist.dataflow.plan import Linear
 from persist.dataflow.program import Program
 from persist.dataflow.stages import Map
@@ -159,7 +160,7 @@ class StageTask:
                 yield from self._run({WAKES: list(self.slices.read(number))})
 
     def _run(self, held: Mapping[int, list[pa.Table]]) -> Iterator[pa.RecordBatch]:
-        given = _Given(self.stage, self.slices)
+        given = _Given(self.stage, self.slices, self.as_of)
         for exchange, table in given.answers(held):
             yield from self._shared_out(exchange, table)
         for collection, table in given.outputs:
@@ -210,7 +211,7 @@ class StageTask:
 class _Given:
     """The program of a stage, for what one task has of its inputs."""
 
-    def __init__(self, stage: StagePlan, slices: SourceSlices | None) -> None:
+    def __init__(self, stage: StagePlan, slices: SourceSlices | None, as_of: int) -> None:
         self._program = Program(f"stage {stage.number}")
         self._stage = stage
         self._inputs: dict[int, str] = {}
@@ -223,6 +224,8 @@ class _Given:
         self._add()
         self._seen = [(each, self._stream(each.node).capture()) for each in stage.gives]
         self._sinks = [(sink, self._stream(self._source_of(sink)).capture()) for sink in stage.sinks]
+        self._unsure = [(self._stream(number).capture(), names) for number, names in stage.unsure.items()]
+        self._as_of = as_of
         self.outputs: list[tuple[str, pa.Table]] = []
 
     def answers(self, held: Mapping[int, list[pa.Table]]) -> Iterator[tuple[Exchange, pa.Table]]:
@@ -233,6 +236,8 @@ class _Given:
                     running[name].insert(table)
                 running[name].close()
             running.run()
+            for seen, names in self._unsure:
+                _check_sure(seen.updates(), names, self._as_of)
             for exchange, seen in self._seen:
                 yield exchange, _with_nothing(seen.updates(), exchange.columns)
             self.outputs = [(sink.operator.collection, seen.updates()) for sink, seen in self._sinks]  # type: ignore[union-attr]
@@ -270,6 +275,14 @@ class _Given:
 
     def _stream(self, number: int) -> Stream:
         return Stream(self._program, self._made[number])
+
+
+def _check_sure(updates: pa.Table, names: Sequence[str], as_of: int) -> None:
+    """Raise OperatorFailed if an aggregate that is not known if it is 0 becomes 0 after a time."""
+    come = updates.filter(pc.and_(pc.greater(updates["_time"], as_of), pc.greater(updates["_diff"], 0)))
+    for name in names:
+        if pc.any(pc.equal(come[name], pa.scalar(0).cast(come[name].type))).as_py():
+            raise OperatorFailed("reduce", None, f"whether {name} is 0 or NULL is not told by what the output holds")
 
 
 def _with_nothing(table: pa.Table, columns: pa.Schema) -> pa.Table:

@@ -1,0 +1,249 @@
+"""Records that stand for a group: its aggregates so far, as few records that have the same aggregates.
+
+A step needs of the past of a group only what its aggregates were, and where an output holds counts and sums by group,
+that says it all. So the plan of a step is rewritten: instead of what was counted and summed in the past, a reduction is
+given, for each record of the output, records that stand for the group, and after them what is new:
+
+    a count of c          c records with some value
+    a sum s of c values   one record with the value s, and c - 1 with the value 0
+    of n records          as many more, with NULLs, as there are missing
+
+The operators stay the same. What they came to, they come to again, and then go on from there. A join before them gives
+nothing of the past any more, so nothing is read for that.
+
+This holds where no multiplicity was negative: then a group without records is not in the output, and leaves nothing
+behind. How many values a sum is of is known where they are counted, too. Otherwise they are taken for as many as there
+are records, which makes a difference only where a sum becomes NULL: it would come to 0. So a 0 is *unsure*; a task that
+finds one raises, and the step is done without such records.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+import pyarrow.types as pat
+
+from persist.codecs.types.schema import TIME
+from persist.dataflow.expression import Col, Expression, Lit, col, lit, when
+from persist.dataflow.plan import (
+    Aggregates,
+    Arrange,
+    Concat,
+    Consolidate,
+    Join,
+    Linear,
+    Node,
+    Persist,
+    Plan,
+    Reduce,
+    Source,
+)
+from persist.dataflow.stages import Explode, Filter, FilterFunction, Map, Stage
+
+SUMS = ("sum", "wide_sum")
+
+
+@dataclass(frozen=True, slots=True)
+class OnlyNew(Filter):
+    """Leave out what comes of the past: so nothing of it is needed before."""
+
+    @classmethod
+    def after(cls, as_of: int) -> "OnlyNew":
+        """Return the filter for updates after a time."""
+        return cls(col(TIME) > as_of)
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """A reduction for the groups of which records can stand.
+
+    Attributes:
+        reduce: its node.
+        sink: the output that holds what it came to.
+        named: of each key and aggregate that the output has, the column there.
+        constants: value columns that are the same in all records.
+        counted: of each other aggregate, the column of the output that says how many values it is of; None if no
+            column does, and they are taken for all.
+        records: the column of the output that says how many records there are.
+    """
+
+    reduce: Node
+    sink: Node
+    named: Mapping[str, str]
+    constants: Mapping[str, Lit]
+    counted: Mapping[str, str | None]
+    records: str
+
+    @property
+    def unsure(self) -> tuple[str, ...]:
+        """The sums that become 0 where they might be NULL."""
+        logic = self.reduce.operator.logic  # type: ignore[union-attr]
+        return tuple(name for name, kind, _ in logic.outputs if kind in SUMS and self.counted.get(name, "") is None)
+
+
+def standing_in(plan: Plan, outputs: Sequence[str]) -> list[Standing]:
+    """Return the reductions of a plan of which some outputs hold enough.
+
+    Args:
+        outputs: collections that hold what the plan gives.
+    """
+    found = {}
+    for sink in plan.nodes.values():
+        if isinstance(sink.operator, Persist) and sink.operator.collection in outputs:
+            each = _standing(plan, sink)
+            if each is not None:
+                found[each.reduce.number] = each
+    return list(found.values())
+
+
+def sources_before(plan: Plan, node: Node) -> set[str] | None:
+    """Return the collections that a node is made of by operators that keep what is positive so; None if by others."""
+    found, left = set[str](), [*node.inputs]
+    while left:
+        each = plan.nodes[left.pop()]
+        match each.operator:
+            case Source(collection):
+                found.add(collection)
+            case Linear(stages) if all(isinstance(one, Map | Filter | FilterFunction) for one in stages):
+                pass
+            case Join() | Concat() | Consolidate() | Arrange():
+                pass
+            case Reduce(_, _, logic) if isinstance(logic, Aggregates):
+                pass
+            case _:
+                return None
+        left += each.inputs
+    return found
+
+
+def stand_in(plan: Plan, each: Standing, as_of: int) -> Node:
+    """Let records stand for the groups of a reduction as of a time; return the source of what the output holds then."""
+    reduce, [given] = each.reduce, each.reduce.inputs
+    logic = reduce.operator.logic  # type: ignore[union-attr]
+    sums = {value for name, kind, value in logic.outputs if kind in SUMS}
+    before = plan.nodes[given].schema
+    schema = pa.schema([(one.name, _summed(one.type) if one.name in sums else one.type) for one in before])
+    wider = Map(tuple((one.name, col(one.name) if one in before else col(one.name).cast(one.type)) for one in schema))
+    held = plan.add(Source(each.sink.operator.collection), (), each.sink.schema)  # type: ignore[union-attr]
+    only_new = plan.add(Linear((OnlyNew.after(as_of), wider)), (given,), schema)
+    inputs = [only_new.number]
+    for stages in _records(each, schema):
+        inputs.append(plan.add(Linear(stages), (held.number,), schema).number)
+    both = plan.add(Concat(), tuple(inputs), schema)
+    plan.change(reduce.number, inputs=(both.number,))
+    return held
+
+
+def _standing(plan: Plan, sink: Node) -> Standing | None:
+    """Return the reduction that an output shows as it is, if that says it all."""
+    node = plan.nodes[sink.inputs[0]]
+    columns = {name: name for name in sink.schema.names}  # Of the node that is gone back to, by those of the output.
+    while isinstance(node.operator, Linear):
+        for stage in reversed(node.operator.stages):
+            if not isinstance(stage, Map):
+                return None
+            given = dict(stage.outputs)
+            columns = {
+                name: expression.name for name, at in columns.items() if isinstance(expression := given.get(at), Col)
+            }
+        node = plan.nodes[node.inputs[0]]
+    named = {at: name for name, at in columns.items()}
+    match node.operator:
+        case Reduce(keys, _, Aggregates(outputs), (), ()) if keys and {*keys} <= named.keys():
+            return _of_aggregates(plan, sink, node, named, outputs)
+    return None
+
+
+def _of_aggregates(
+    plan: Plan, sink: Node, node: Node, named: Mapping[str, str], outputs: Sequence[tuple[str, str, str]]
+) -> Standing | None:
+    given = plan.nodes[node.inputs[0]]
+    origins = {value: _origin(plan, given, value) for _, _, value in outputs}
+    constants = {value: each for value, each in origins.items() if isinstance(each, Lit) and each.value.is_valid}
+    counts = {str(origins[value]): named[name] for name, kind, value in outputs if kind == "count" and name in named}
+    every = [named[name] for name, kind, value in outputs if kind == "count" and value in constants and name in named]
+    if not every:
+        return None
+    own = [value for _, _, value in outputs if value not in constants]
+    if len({*own}) < len(own):  # Records could not give a value to one aggregate, and not to the other.
+        return None
+    counted: dict[str, str | None] = {}
+    for name, kind, value in outputs:
+        if kind == "count" and value in constants:
+            continue
+        of = given.schema.field(value).type
+        is_told = _some(of) is not None if kind == "count" else kind in SUMS and _is_exact(of)
+        if name not in named or value in constants or not is_told:
+            return None
+        counted[name] = counts.get(str(origins[value]))
+    return Standing(node, sink, named, constants, counted, every[0])
+
+
+def _is_exact(kind: pa.DataType) -> bool:
+    """Whether a sum of such values is one of them, and nothing is lost by summing sums."""
+    return bool(pat.is_integer(kind) or pat.is_decimal128(kind))
+
+
+def _origin(plan: Plan, node: Node, column: str) -> Lit | tuple[int, str]:
+    """Return where a column comes from as it is: a constant, or a column of a node."""
+    while isinstance(node.operator, Linear):
+        name: str | None = column
+        for stage in reversed(node.operator.stages):
+            if isinstance(stage, Map):
+                found: Expression | None = dict(stage.outputs).get(name or "")
+                if isinstance(found, Lit):
+                    return found
+                name = found.name if isinstance(found, Col) else None
+            elif not isinstance(stage, Filter | FilterFunction | Explode):
+                name = None
+            if name is None:
+                return node.number, column
+        column, node = name or column, plan.nodes[node.inputs[0]]
+    return node.number, column
+
+
+def _records(each: Standing, schema: pa.Schema) -> list[tuple[Stage, ...]]:
+    """Return what makes of a record of the output the ones that stand for its group."""
+    of = {name: value for name, _, value in each.reduce.operator.logic.outputs}  # type: ignore[union-attr]
+    kinds = {name: kind for name, kind, _ in each.reduce.operator.logic.outputs}  # type: ignore[union-attr]
+    found: list[tuple[Stage, ...]] = []
+    missing: Expression = col(each.records)
+    for name, counted in each.counted.items():
+        value, count = of[name], col(counted or each.records)
+        kind = schema.field(value).type
+        some = _some(kind)
+        assert some is not None
+        if kinds[name] == "count":
+            found.append((Explode(count), _with(each, schema, {value: some})))
+            missing = missing - count
+            continue
+        total = col(each.named[name])
+        there = Filter(~total.is_null())
+        found.append((there, _with(each, schema, {value: total.cast(kind)})))
+        found.append((there, Explode(count - 1), _with(each, schema, {value: some})))
+        missing = missing - when(total.is_null(), 0).otherwise(count)
+    return [*found, (Explode(missing), _with(each, schema, {}))]
+
+
+def _with(each: Standing, schema: pa.Schema, values: Mapping[str, Expression]) -> Map:
+    """Return the record of a group that has some values, and else NULLs."""
+    keys = {key: col(each.named[key]) for key in each.reduce.operator.keys}  # type: ignore[union-attr]
+    known: dict[str, Expression] = {**keys, **each.constants, **values}
+    return Map(tuple((field.name, known.get(field.name, lit(None, field.type))) for field in schema))
+
+
+def _some(kind: pa.DataType) -> Lit | None:
+    """Return a value of a type that is not NULL; None if there is no simple one."""
+    for value in (pa.scalar(0, pa.int64()), pa.scalar(0, pa.int32()), pa.scalar("")):
+        try:
+            return Lit(value.cast(kind))
+        except (pa.ArrowException, TypeError):
+            continue
+    return None
+
+
+def _summed(kind: pa.DataType) -> pa.DataType:
+    """Return a type for values and their sums, of which the sum is of the same type as of the values' own."""
+    if pat.is_decimal128(kind):
+        return pa.decimal128(18 if kind.precision <= 18 else 38, kind.scale)
+    return kind if pat.is_uint64(kind) else pa.int64()
