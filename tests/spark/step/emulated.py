@@ -17,9 +17,7 @@ from persist.sql import View
 Blocks: TypeAlias = dict[tuple[int, int], list[pa.RecordBatch]]
 
 
-def stepped(
-    view: View, *, partitions: int, seed: int = 0, looks_up: bool = False, stands: bool = True
-) -> int | None:
+def stepped(view: View, *, partitions: int, seed: int = 0, looks_up: bool = False, stands: bool = True) -> int | None:
     """Do one step of a view by tasks; if it is to look up what touched keys hold, return how many bytes that saves."""
     program, chance = view.program(), random.Random(seed)
     place = Place(view.client.url, {}, parallel=3)

@@ -76,7 +76,7 @@ def test_a_step_goes_on_from_what_a_view_holds(tmp_path_factory: pytest.TempPath
         assert stands(views[0])
         facts, dims = client.load("facts"), client.load("dims")
         for time in (1, 2):
-            for i in chance.sample([*present], chance.choice([1, 5, 25])):
+            for i in chance.sample([*present], min(len(present), chance.choice([1, 5, 25]))):
                 facts.write([((i, present.pop(i)), time, -1)])
             for i in range(100 * time, 100 * time + chance.choice([0, 1, 9])):
                 present[i] = fact(chance)
