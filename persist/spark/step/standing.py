@@ -59,6 +59,8 @@ class Standing:
 
     Attributes:
         reduce: its node.
+        keys: by which it groups.
+        aggregates: (column, kind, value column).
         sink: the output that holds what it came to.
         named: of each key and aggregate that the output has, the column there.
         constants: value columns that are the same in all records.
@@ -68,6 +70,8 @@ class Standing:
     """
 
     reduce: Node
+    keys: tuple[str, ...]
+    aggregates: tuple[tuple[str, str, str], ...]
     sink: Node
     named: Mapping[str, str]
     constants: Mapping[str, Lit]
@@ -77,8 +81,7 @@ class Standing:
     @property
     def unsure(self) -> tuple[str, ...]:
         """The sums that become 0 where they might be NULL."""
-        logic = self.reduce.operator.logic  # type: ignore[union-attr]
-        return tuple(name for name, kind, _ in logic.outputs if kind in SUMS and self.counted.get(name, "") is None)
+        return tuple(name for name, kind, _ in self.aggregates if kind in SUMS and self.counted.get(name, "") is None)
 
 
 def standing_in(plan: Plan, outputs: Sequence[str]) -> list[Standing]:
@@ -119,12 +122,12 @@ def sources_before(plan: Plan, node: Node) -> set[str] | None:
 def stand_in(plan: Plan, each: Standing, as_of: int) -> Node:
     """Let records stand for the groups of a reduction as of a time; return the source of what the output holds then."""
     reduce, [given] = each.reduce, each.reduce.inputs
-    logic = reduce.operator.logic  # type: ignore[union-attr]
-    sums = {value for name, kind, value in logic.outputs if kind in SUMS}
+    sums = {value for _, kind, value in each.aggregates if kind in SUMS}
     before = plan.nodes[given].schema
     schema = pa.schema([(one.name, _summed(one.type) if one.name in sums else one.type) for one in before])
     wider = Map(tuple((one.name, col(one.name) if one in before else col(one.name).cast(one.type)) for one in schema))
-    held = plan.add(Source(each.sink.operator.collection), (), each.sink.schema)  # type: ignore[union-attr]
+    assert isinstance(each.sink.operator, Persist)
+    held = plan.add(Source(each.sink.operator.collection), (), each.sink.schema)
     only_new = plan.add(Linear((OnlyNew.after(as_of), wider)), (given,), schema)
     inputs = [only_new.number]
     for stages in _records(each, schema):
@@ -150,12 +153,17 @@ def _standing(plan: Plan, sink: Node) -> Standing | None:
     named = {at: name for name, at in columns.items()}
     match node.operator:
         case Reduce(keys, _, Aggregates(outputs), (), ()) if keys and {*keys} <= named.keys():
-            return _of_aggregates(plan, sink, node, named, outputs)
+            return _of_aggregates(plan, sink, node, keys, named, outputs)
     return None
 
 
 def _of_aggregates(
-    plan: Plan, sink: Node, node: Node, named: Mapping[str, str], outputs: Sequence[tuple[str, str, str]]
+    plan: Plan,
+    sink: Node,
+    node: Node,
+    keys: tuple[str, ...],
+    named: Mapping[str, str],
+    outputs: tuple[tuple[str, str, str], ...],
 ) -> Standing | None:
     given = plan.nodes[node.inputs[0]]
     origins = {value: _origin(plan, given, value) for _, _, value in outputs}
@@ -176,7 +184,7 @@ def _of_aggregates(
         if name not in named or value in constants or not is_told:
             return None
         counted[name] = counts.get(str(origins[value]))
-    return Standing(node, sink, named, constants, counted, every[0])
+    return Standing(node, keys, outputs, sink, named, constants, counted, every[0])
 
 
 def _is_exact(kind: pa.DataType) -> bool:
@@ -204,8 +212,8 @@ def _origin(plan: Plan, node: Node, column: str) -> Lit | tuple[int, str]:
 
 def _records(each: Standing, schema: pa.Schema) -> list[tuple[Stage, ...]]:
     """Return what makes of a record of the output the ones that stand for its group."""
-    of = {name: value for name, _, value in each.reduce.operator.logic.outputs}  # type: ignore[union-attr]
-    kinds = {name: kind for name, kind, _ in each.reduce.operator.logic.outputs}  # type: ignore[union-attr]
+    of = {name: value for name, _, value in each.aggregates}
+    kinds = {name: kind for name, kind, _ in each.aggregates}
     found: list[tuple[Stage, ...]] = []
     missing: Expression = col(each.records)
     for name, counted in each.counted.items():
@@ -227,7 +235,7 @@ def _records(each: Standing, schema: pa.Schema) -> list[tuple[Stage, ...]]:
 
 def _with(each: Standing, schema: pa.Schema, values: Mapping[str, Expression]) -> Map:
     """Return the record of a group that has some values, and else NULLs."""
-    keys = {key: col(each.named[key]) for key in each.reduce.operator.keys}  # type: ignore[union-attr]
+    keys = {key: col(each.named[key]) for key in each.keys}
     known: dict[str, Expression] = {**keys, **each.constants, **values}
     return Map(tuple((field.name, known.get(field.name, lit(None, field.type))) for field in schema))
 
