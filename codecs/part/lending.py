@@ -7,7 +7,9 @@ what is lent is noted, and the process waits at its end until Arrow has given al
 
 A scan that PyArrow drives asks Python for its batches out of C++. In a daemon thread it may be under way when the
 interpreter ends, which aborts the process likewise. So from the end on such a scan is refused, and so is its next
-batch, and what is under way is waited for. Those of other threads, of `atexit` functions as well, go on.
+batch, and what is under way is waited for: exactly where the scan is a call of ours (`under_way`), and else, where
+DuckDB or Polars drives it, for a moment after its last batch. Those of other threads, of `atexit` functions as well,
+go on.
 
 Rejected: memory of Arrow's own, which means to copy each part; decoding without threads; waiting for some milliseconds,
 which on a busy machine is not enough. That this is about the process is why a module has a state here.
@@ -19,6 +21,7 @@ import threading
 import time
 import weakref
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import numpy as np
@@ -27,7 +30,8 @@ import pyarrow as pa
 from persist.blob.errors import InvalidUsage
 
 WAIT_S = 2.0
-RETURN_S = 0.05  # For the way of a thread from C++ back to Python, after its scan has ended.
+CALLS_WAIT_S = 30.0  # Their next batch is refused, so they end soon, but a busy machine may let them wait.
+RETURN_S = 0.25  # For the way of a thread from C++ back to Python, after a scan that is no call of ours.
 
 T = TypeVar("T")
 
@@ -37,10 +41,26 @@ _lent: "dict[int, weakref.ref[Any]]" = {}
 _is_watched = False
 _is_ending = False
 _scan_ended_s = -1.0
+_calls: set[int] = set()
 
 
 class _Scan:
     """Is there as long as a scan of a daemon thread is under way."""
+
+
+@contextmanager
+def under_way() -> Iterator[None]:
+    """Have the end of the process wait for what is in here, if this is a daemon thread: it drives a scan out of C++."""
+    if not threading.current_thread().daemon:
+        yield
+        return
+    _watch()
+    number = next(_numbers)
+    _calls.add(number)
+    try:
+        yield
+    finally:
+        _calls.discard(number)
 
 
 def until_the_end(batches: Iterator[T]) -> Iterator[T]:
@@ -83,9 +103,13 @@ def lent_buffer(data: bytes | memoryview) -> pa.Buffer:
 
 def lend(thing: Any) -> None:
     """Note that Arrow's threads may hold a thing until it is gone."""
-    global _is_watched
     number = next(_numbers)
     _lent[number] = weakref.ref(thing, lambda _: _lent.pop(number))
+    _watch()
+
+
+def _watch() -> None:
+    global _is_watched
     if not _is_watched:
         with _lock:
             if not _is_watched:
@@ -96,6 +120,9 @@ def lend(thing: Any) -> None:
 def _end() -> None:
     global _is_ending
     _is_ending = True
+    ends_s = time.monotonic() + CALLS_WAIT_S
+    while _calls and time.monotonic() < ends_s:
+        time.sleep(0.001)
     wait_for_returns()
     left_s = _scan_ended_s + RETURN_S - time.monotonic() if _scan_ended_s >= 0 else 0.0
     time.sleep(max(0.0, left_s))

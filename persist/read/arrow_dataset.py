@@ -16,7 +16,7 @@ from pyarrow.fs import LocalFileSystem
 
 from persist.blob import InvalidUsage
 from persist.codecs import SchemaMismatch, did_you_mean
-from persist.codecs.part.lending import until_the_end
+from persist.codecs.part.lending import under_way, until_the_end
 from persist.read.scan import refuse_positions
 
 # Yields the batches of some columns (None: all) in which only rows are that pass a filter, if there is one.
@@ -66,7 +66,8 @@ class ResultDataset(ds.UnionDataset):  # type: ignore[misc]  # pyarrow comes wit
 
     def to_table(self, columns: Any = None, filter: pc.Expression | None = None, **options: Any) -> pa.Table:
         """Return some columns of the rows that pass a filter."""
-        return self.scanner(columns, filter, **options).to_table()
+        with under_way():
+            return self.scanner(columns, filter, **options).to_table()
 
     def to_batches(
         self, columns: Any = None, filter: pc.Expression | None = None, **options: Any
@@ -76,7 +77,8 @@ class ResultDataset(ds.UnionDataset):  # type: ignore[misc]  # pyarrow comes wit
 
     def head(self, num_rows: int, columns: Any = None, filter: pc.Expression | None = None, **options: Any) -> pa.Table:
         """Return the first rows that pass a filter."""
-        return self.scanner(columns, filter, **options).head(num_rows)
+        with under_way():
+            return self.scanner(columns, filter, **options).head(num_rows)
 
     def take(self, indices: Any, columns: Any = None, filter: pc.Expression | None = None, **options: Any) -> pa.Table:
         """Return rows by their positions among those that pass a filter, in the order that they are read in.
@@ -86,7 +88,8 @@ class ResultDataset(ds.UnionDataset):  # type: ignore[misc]  # pyarrow comes wit
         """
         scanner = self.scanner(columns, filter, **options)
         try:
-            return scanner.take(indices)
+            with under_way():
+                return scanner.take(indices)
         except (pa.ArrowIndexError, pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError) as error:
             raise InvalidUsage(
                 f"take({indices!r:.80}) is not possible: {error}. Give positions among the rows of the result as whole "
@@ -95,7 +98,8 @@ class ResultDataset(ds.UnionDataset):  # type: ignore[misc]  # pyarrow comes wit
 
     def count_rows(self, filter: pc.Expression | None = None, **options: Any) -> int:
         """Return how many rows pass a filter."""
-        return int(self.scanner([*self.schema.names[:1]], filter, **options).count_rows())
+        with under_way():
+            return int(self.scanner([*self.schema.names[:1]], filter, **options).count_rows())
 
     def filter(self, expression: pc.Expression) -> "ResultDataset":
         """Return the dataset of the rows that pass a filter."""
