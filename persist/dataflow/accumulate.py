@@ -8,7 +8,7 @@ import pyarrow.types as pat
 
 from persist.codecs.order.limbs import whole_numbers
 from persist.dataflow.aggregates import COUNT, FIRST_LIMB, SLOTS, Wanted, float_slots, integer_slots, whole_slots
-from persist.dataflow.batch import mixed, products
+from persist.dataflow.batch import largest, mixed, products
 from persist.dataflow.times import Ints
 from persist.dataflow.words import NULL, Domain, is_narrow
 
@@ -93,7 +93,7 @@ def _by_group(updates: Ints, keys: int, summed: Sequence[tuple[int, Wanted]]) ->
     if (names != names[:, firsts].repeat(np.diff(np.append(firsts, len(order))), axis=1)).any():
         return None  # Two groups have one hash.
     diffs = sorted_[-1]
-    if len(diffs) * int(np.abs(diffs).max()) >= 2**30:
+    if len(diffs) * largest(diffs) >= 2**30:
         return None  # Sums of digits might not fit.
     columns = [(0, np.add.reduceat(diffs, firsts))]
     for at, (number, wanted) in enumerate(summed):

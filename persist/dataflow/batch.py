@@ -269,7 +269,7 @@ def products(ones: Ints, others: Ints) -> Ints:
     found = ones * others
     if len(ones) == 1 and found.item(0) == ones.item(0) * others.item(0):
         return found
-    if len(ones) and _largest(ones) * _largest(others) >= 2**63:
+    if len(ones) and largest(ones) * largest(others) >= 2**63:
         exact = ones.astype(object) * others.astype(object)
         if (exact != found).any():
             raise DiffOverflow(f"a product of multiplicities is up to {abs(exact).max()}, which does not fit int64")
@@ -287,7 +287,8 @@ def negated(diffs: Ints) -> Ints:
     return -diffs
 
 
-def _largest(diffs: Ints) -> int:
+def largest(diffs: Ints) -> int:
+    """Return the greatest magnitude of diffs, exactly: `np.abs` gives -2**63 for itself."""
     return max(int(diffs.max()), -int(diffs.min()))
 
 

@@ -4,7 +4,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from persist.dataflow import accumulate
+from persist.codecs import DiffOverflow
+from persist.dataflow import Program, accumulate, col
 from persist.dataflow.aggregates import Wanted, result_type
 from persist.dataflow.batch import Layout, to_batch
 from persist.dataflow.words import NULL, Domain
@@ -26,3 +27,15 @@ def test_groups_contribute_what_their_updates_do(keys: int, seed: int, monkeypat
     assert at_once.shape[1] < 1000 < one_by_one.shape[1]
     layout = Layout(keys, 1, 1)
     assert (to_batch(at_once, layout) == to_batch(one_by_one, layout)).all()
+
+
+def test_the_least_diff_is_refused_among_many_updates_as_it_is_among_few() -> None:
+    program = Program("large")
+    given = program.input("given", key={"k": pa.int64()}, value={"n": pa.int64()})
+    seen = given.group_by("k").agg(total=col("n").sum()).capture()
+    with program.open() as running:
+        running["given"].insert([((0, 3), 0, -(2**63)), *(((0, n), 0, 1) for n in range(4, accumulate.MANY_ROWS + 4))])
+        running["given"].advance_to(1)
+        with pytest.raises(DiffOverflow, match="does not fit int64"):
+            running.step()
+        assert not seen.rows()
