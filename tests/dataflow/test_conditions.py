@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -94,6 +95,26 @@ def tables(draw: st.DrawFn) -> pa.Table:
 @settings(max_examples=examples(1000))
 @given(tables(), conditions())
 def test_a_filter_keeps_what_arrow_says_is_true(table: pa.Table, condition: Expression) -> None:
+    _check(table, condition)
+
+
+@pytest.mark.parametrize("is_turned", [False, True])
+@pytest.mark.parametrize("is_negated", [False, True])
+@pytest.mark.parametrize("name", COMPARISONS)
+def test_each_comparison_at_and_between_the_values_of_a_column(name: str, is_negated: bool, is_turned: bool) -> None:
+    table = pa.table({each: pa.array([*VALUES[each], None], KINDS[each]) for each in ("day", "money")})
+    fine = pa.decimal128(12, 4)
+    bounds: list[tuple[str, pa.DataType, Any]] = [
+        ("day", pa.timestamp("us"), datetime(1970, 1, 1, hour)) for hour in (0, 12)
+    ]
+    bounds += [("money", fine, Decimal(each)) for each in ("-0.0100", "-0.0050", "0.0000", "2.4999", "2.5001")]
+    for column, kind, bound in bounds:
+        pair = (Call("sql.cast", (Col(column),), (kind,)), Lit(pa.scalar(bound, kind)))
+        condition = Call(f"sql.{name}", pair[::-1] if is_turned else pair, BOOL)
+        _check(table, Call("sql.not", (condition,), BOOL) if is_negated else condition)
+
+
+def _check(table: pa.Table, condition: Expression) -> None:
     domain = Domain()
     times, diffs = pa.array([0] * len(table), pa.int64()), pa.array([1] * len(table), pa.int64())
     updates = Frame.of(_words(table, domain, times, diffs), table.schema, domain).updates(table.column_names)
