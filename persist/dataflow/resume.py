@@ -112,17 +112,18 @@ def resumed(operators: Sequence[Operator], counts: dict[Operator, Counts], outpu
         counts: of some reductions, how their state is told from what they give.
     """
     is_written = {each.sink: each.done > at and not (each.corrects or each.compares) for each in outputs.every}
-    restored: set[Operator] = set()
+    found: dict[Arrangement, Ints] = {}
     for output in outputs.every:
         reduce = output.sink.inputs[0]
-        if is_written[output.sink] and reduce in counts and reduce.inputs[0] not in restored:
+        if is_written[output.sink] and reduce in counts and reduce.inputs[0] not in found:
             assert isinstance(reduce, ReduceOperator)
             given = output.contents(at)
             state = None if given is None else counts[reduce].state(given, at)
             if state is not None:
-                reduce.arrangement.restore(state, at)
-                restored.add(reduce.arrangement)
-    return _resting(operators, is_written, restored)
+                found[reduce.arrangement] = state
+    for arrangement, state in found.items():  # All has been read: nothing of this can fail, and be repeated.
+        arrangement.restore(state, at)
+    return _resting(operators, is_written, set(found))
 
 
 def _resting(

@@ -270,25 +270,27 @@ class Running:
         """Of a program that goes on: take in what its sources hold at the time that it goes on from, once."""
         if not self._resumes:
             return 0
-        self._resumes = False
         at = None if self._outputs is None else self._outputs.goes_on_from
         if at is None or self._inputs or any(gate.frontier.has_beyond((at,)) for gate in self._gates.values()):
+            self._resumes = False
             return 0
         assert self._outputs is not None
-        return self._pass(at + 1, resumed(self._graph.operators, self._graph.counts, self._outputs, at))
+        resting = resumed(self._graph.operators, self._graph.counts, self._outputs, at)
+        self._resumes = False  # Not before: to read what outputs hold may fail, and is repeated then.
+        return self._pass(at + 1, resting)
 
     def _pass(self, limit: int | None, resting: Set[Operator]) -> int:
         """Make one pass with what is complete up to a limit; return how many updates it took in."""
         count = sum(gate.open(limit) for gate in self._gates.values())
         try:
             self._graph.run(resting)
+            for gate in self._gates.values():
+                gate.shut()
+            if self._outputs is not None:
+                self._outputs.take()
         except BaseException:
             self._is_broken = True
             raise
-        for gate in self._gates.values():
-            gate.shut()
-        if self._outputs is not None:
-            self._outputs.take()
         return count
 
     def run(self, until: Time | None = None, *, timeout_s: float | None = None) -> None:
@@ -369,7 +371,7 @@ class Running:
     def _check(self) -> None:
         if self._is_closed:
             raise InvalidUsage(f"program {self.program.name!r} was closed: open it again with program.open(…)")
-        if self._is_broken:
+        if self._is_broken or any(each.has_lost for each in self._sources):
             raise InvalidUsage(
                 f"program {self.program.name!r} failed in the middle of a step, so what it holds cannot be "
                 "believed: close "

@@ -48,6 +48,7 @@ class SourceReader:
         operator: what the plan says about it.
         named: where the permanent holds are, as far as is known.
         coarse_to: changes before this time are taken for changes at it, so that those that cancel out are not seen.
+        has_lost: changes were read, and could not be taken in; they do not come again.
     """
 
     def __init__(
@@ -76,6 +77,7 @@ class SourceReader:
         self._first: Hold | None = None  # Keeps the snapshot readable until it has been read.
         self._moved_at = clock.monotonic()
         self._listen: Listen | None = None
+        self.has_lost = False
         with self._explained():
             self.collection: Collection = client.load(operator.collection)
             if not renews:
@@ -168,10 +170,12 @@ class SourceReader:
         something."""
         with self._explained():
             if self._listen is None:
-                self._listen = self._snapshot(timeout_s)
+                if not self._begin(timeout_s):
+                    return False
                 # What was sealed after it is taken at once, too.
-                return self._listen is not None and (self._follow(self._listen, 0.0) or True)
-            return self._follow(self._listen, timeout_s)
+                self._follow(0.0)
+                return True
+            return self._follow(timeout_s)
 
     def named_moved(self, durable: int | None) -> None:
         """Take note that a commit has moved the permanent holds to where the program begins again."""
@@ -203,7 +207,12 @@ class SourceReader:
             self._leased.close()
             self._leased = None
 
-    def _snapshot(self, timeout_s: float) -> Listen | None:
+    def _begin(self, timeout_s: float) -> bool:
+        """Take the contents as of the time at which it begins; return whether they are sealed.
+
+        Every call of the store may fail, and then this is done again. So nothing is kept before the last of those that
+        come before it, and everything is before what is left to do can fail.
+        """
         # The schema stays the one that was checked: what becomes of columns that are not read is not noticed.
         handle, names = self.collection.handle, self._schema.names
         try:
@@ -211,31 +220,37 @@ class SourceReader:
                 self._as_of, columns=names, form="diff", schema=handle.schema.version, timeout_s=timeout_s
             )
         except AsOfNotSealed:
-            return None
+            return False
         # Whatever arranges the contents sums them up: equal rows need not be brought together before.
         found = [self._updates(table, np.full(table.num_rows, self._as_of)) for table in snapshot.unsummed()]
+        listen = begun_listen(handle, self._as_of, None, columns=names)
         if found:
             self._gate.add(found[0] if len(found) == 1 else np.concatenate(found, axis=1))
-        listen = begun_listen(handle, self._as_of, None, columns=names)
         self._reach(Upper(self._as_of + 1))
+        self._listen = listen
         self._let_go()
-        return listen
+        return True
 
     def _let_go(self) -> None:
         if self._first is not None:
             self._first.close()
             self._first = None
 
-    def _follow(self, listen: Listen, timeout_s: float) -> bool:
-        progress = listen.poll(timeout_s)
+    def _follow(self, timeout_s: float) -> bool:
+        assert self._listen is not None
+        progress = self._listen.poll(timeout_s)
         if progress is None:
             return False
-        table = progress.updates
-        times = table["_time"].combine_chunks().to_numpy()
-        if self.coarse_to is not None:
-            times = np.maximum(times, self.coarse_to)
-        self._add(table, times)
-        self._reach(progress.upper)
+        try:
+            table = progress.updates
+            times = table["_time"].combine_chunks().to_numpy()
+            if self.coarse_to is not None:
+                times = np.maximum(times, self.coarse_to)
+            self._add(table, times)
+            self._reach(progress.upper)
+        except BaseException:
+            self.has_lost = True
+            raise
         return True
 
     def _add(self, table: pa.Table, times: Ints) -> None:

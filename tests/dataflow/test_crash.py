@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterator
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -121,6 +122,53 @@ def test_a_store_that_fails_and_leaves_it_in_doubt_doubles_nothing(seed: int) ->
         with ledger().open(writer) as running:
             running.run(until=bank.time - 1)
         check(writer, since=writer.load("totals").since.time or 0)
+
+
+class OneFailure:
+    """Passes calls on to a store, and fails one of them, once it is armed."""
+
+    def __init__(self, inner: MemoryBlob) -> None:
+        self.left: int | None = None
+        self._inner = inner
+        self._unavailable = UnreliableBlob(inner)
+        self._unavailable.go_down()
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("get", "get_at_most", "set", "create", "list", "delete") and self.left is not None:
+            self.left -= 1
+            if self.left == -1:
+                return getattr(self._unavailable, name)
+        return getattr(self._inner, name)
+
+
+@pytest.mark.parametrize("times_before", [0, 2], ids=["begins", "goes on"])
+def test_whichever_call_of_the_store_fails_once_nothing_is_lost_or_doubled(times_before: int) -> None:
+    failing, failed, was_reached = 0, 0, True
+    while was_reached:
+        inner = MemoryBlob()
+        settings = persist.Settings(retry=persist.RetryPolicy(deadline_s=0.01, attempts_max=1))
+        with persist.open(inner) as writer:
+            bank = Bank(writer)
+            bank.transfer()
+            for _ in range(times_before):
+                with ledger().open(writer) as running:
+                    running.run(until=bank.time - 1)
+                bank.transfer()
+            flaky = OneFailure(inner)
+            with persist.open(flaky, settings=settings) as client, ledger().open(client) as running:
+                flaky.left = failing  # So many calls more work before the one that fails.
+                for _ in range(2):
+                    while True:
+                        try:
+                            running.run(until=bank.time - 1)
+                            break
+                        except persist.Unavailable:
+                            failed += 1
+                    bank.transfer()
+                was_reached, flaky.left = flaky.left < 0, None
+            check(writer)
+        failing += 1
+    assert failed > 5
 
 
 def test_run_forever_goes_on_when_the_store_comes_back_and_ends_when_it_is_stopped() -> None:

@@ -475,11 +475,8 @@ def test_readers_find_a_server_again_that_was_killed_and_restarted(serving: Clie
         listen = reader["orders"].listen()
         next(listen)
         for time in range(2, 4):
-            told = reader.metrics().groups["notify"]["pushes"]  # Before the reader may have found the next one.
             served.close()
             served = serving.serve(served.url)
-            while reader.metrics().groups["notify"]["pushes"] == told:
-                assert not threading.Event().wait(0.01)
             threading.Timer(
                 0, lambda time=time: serving["orders"].write([((time, "x"), time, 1)], seal=time + 1)
             ).start()
