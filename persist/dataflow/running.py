@@ -344,11 +344,13 @@ class Running:
         return drawn(self.program.name, self.operators())
 
     def metrics(self) -> dict[str, float]:
-        """Return what the program holds: bytes of arrangements, of them spilled, and interned values."""
+        """Return what the program holds: bytes of arrangements, of them spilled, interned values, and the bytes of
+        those that are texts or bytes (others are values of Python, whose bytes nobody counts)."""
         return {
             "state_bytes": sum(each.bytes() for each in self._graph.operators),
             "spilled_bytes": self._spill.spilled_bytes,
             "interned_values": sum(map(len, self._domain.interners.values())),
+            "text_bytes": sum(each.size for each in self._domain.interners.values()),
         }
 
     def close(self) -> None:

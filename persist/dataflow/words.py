@@ -5,7 +5,7 @@
 - Floats are their bits, put in the order of their values; -0.0 is 0.0, and NaN is one value, the greatest.
 - Decimals of up to 38 digits are that, too, where the number is small enough; other values of their type are interned.
 - Everything else (text, bytes, decimals of 256 bits, uint64, lists, structs, maps) is *interned*: equal values have one
-  number, given out in the order of arrival, by the dataflow's `Domain`.
+  number, given by the dataflow's `Domain`: texts and bytes in columns (`persist.dataflow.texts`), others by Python
 - NULL is `NULL`, the least int64. So a column cannot hold -2**63 as a number, and such a value is refused.
 
 Two words of a column are equal exactly when the values are, and `is_ordered` tells whether they are also in order.
@@ -23,6 +23,7 @@ import pyarrow.types as pat
 
 from persist.blob import InvalidUsage
 from persist.dataflow.sql_numbers import of_unscaled, unscaled
+from persist.dataflow.texts import FEW, Texts, is_text
 from persist.dataflow.times import Ints
 
 NULL = -(2**63)
@@ -62,6 +63,11 @@ class Interner:
         self._free: list[int] = []
         self._pinned: set[int] = set()
         self._end = 0
+
+    @property
+    def size(self) -> int:
+        """How much memory the values take, as far as that is known: 0 for values of Python."""
+        return 0
 
     def __len__(self) -> int:
         return len(self._numbers)
@@ -141,6 +147,52 @@ class Interner:
             number = self._numbers.pop(key)
             self._values[number] = None
             self._free.append(number)
+
+
+class TextInterner(Interner):
+    """Numbers for texts and bytes, which are looked up in columns."""
+
+    def __init__(self, kind: pa.DataType) -> None:
+        super().__init__(kind)
+        self._texts = Texts()
+        self._is_utf8 = pat.is_string(kind) or pat.is_large_string(kind)
+
+    @property
+    def size(self) -> int:
+        return self._texts.size
+
+    def __len__(self) -> int:
+        return len(self._texts)
+
+    def encode(self, array: pa.Array) -> Ints:
+        if not array.null_count:
+            return self._texts.numbers(array)
+        there = array.is_valid().to_numpy(zero_copy_only=False).nonzero()[0]
+        words = np.full(len(array), NULL)
+        words[there] = self._texts.numbers(array.drop_null())
+        return words
+
+    def numbers_of(self, values: list[Any]) -> Ints:
+        number = self._texts.number
+        if len(values) > FEW:
+            return self.encode(pa.array(values, self.kind))
+        found = [NULL if v is None else number(v.encode() if self._is_utf8 else v) for v in values]
+        return np.array(found, np.int64)
+
+    def decode(self, words: Ints) -> pa.Array:
+        if len(words) <= FEW:
+            return pa.array([None if word == NULL else self.value(word) for word in words.tolist()], self.kind)
+        return self._texts.array(words, self.kind, words == NULL if words.min() == NULL else None)
+
+    def value(self, number: int) -> Any:
+        found = self._texts.text(number)
+        return found.decode() if self._is_utf8 else found
+
+    def retain(self, live: Ints) -> None:
+        keep = np.zeros(self._texts.end, np.bool_)
+        keep[live[live != NULL]] = True
+        keep[list(self._pinned)] = True
+        self._texts.retain(keep)
 
 
 class WideDecimals(Interner):
@@ -228,7 +280,9 @@ class Domain:
         """Return the interner of a type."""
         found = self.interners.get(kind)
         if found is None:
-            found = self.interners[kind] = WideDecimals(kind) if pat.is_decimal128(kind) else Interner(kind)
+            is_wide = pat.is_decimal128(kind)
+            made = TextInterner if is_text(kind) else WideDecimals if is_wide else Interner
+            found = self.interners[kind] = made(kind)
         return found
 
     def encode(self, column: pa.Array | pa.ChunkedArray) -> Ints:
