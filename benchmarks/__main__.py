@@ -22,6 +22,7 @@ from pathlib import Path
 from benchmarks import (
     basics,
     compaction,
+    dataflow_durable,
     dataflows,
     evolved,
     latest,
@@ -66,7 +67,7 @@ MEASURES: dict[str, Callable[[Workspace], list[Row]]] = {
     "dataflow": dataflows.join_and_count,
     "dataflow-state": dataflows.state,
     "dataflow-graphs": dataflows.graphs,
-    "dataflow-durable": dataflows.durable,
+    "dataflow-durable": dataflow_durable.durable,
     "views": views.tpch,
     "spark": spark.snapshots,
     "spark-write": spark.write,

@@ -1,4 +1,4 @@
-"""Dataflows: 900k facts joined with 100k dimensions and counted in 10k groups; graphs; and what a durable step takes.
+"""Dataflows in memory: 900k facts joined with 100k dimensions and counted in 10k groups; and graphs.
 
 A change is one new fact, at a time of its own. Times of single changes are medians of many, so that the garbage of the
 peers does not count. The peer of dictionaries loads a thirtieth, because it takes a minute for more.
@@ -8,7 +8,6 @@ import statistics
 import time
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import duckdb
@@ -16,12 +15,10 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-import persist
 from benchmarks.dictionaries import JoinAndCount
 from benchmarks.harness import Measure, Row, Side, duration
 from benchmarks.workspace import Workspace
 from examples.dataflow import EDGES, reachable
-from persist.blob import FileBlob
 from persist.dataflow import Captured, Program, Running, Stream
 
 FACTS, DIMENSIONS, GROUPS, CHANGES = 900_000, 100_000, 10_000, 200
@@ -209,59 +206,4 @@ def _degrees(work: Workspace, batch: int = 10_000) -> Row:
         ">= 0.3x",
         mine,
         ratio=f"{rate / 400_000:.2f}x",
-    )
-
-
-def durable(work: Workspace) -> list[Row]:
-    """From a source that is sealed to a view that is sealed, in one process; and a restart."""
-    facts = int(FACTS * work.scale)
-    rows = []
-    with persist.open(FileBlob(Path(work.folder) / "dataflow")) as client:
-        source = client.create_or_load("facts", key={"id": pa.int64()}, value={"k": pa.int64()})
-        other = client.create_or_load("dimensions", key={"k": pa.int64()}, value={"g": pa.int64()})
-        model = Counting(facts)
-        dimensions = updates({"k": np.arange(model.dimensions), "g": model.groups}, 0)
-        other.write(dimensions, seal=persist.Antichain())
-        source.write(model.facts, seal=1).result()
-        began = time.perf_counter()
-        running = _program().open(client)
-        running.step()
-        rows.append(Row(f"{facts:,} facts: first step, durable", "-", "-", duration(time.perf_counter() - began)))
-        at = 1
-        for size, reach in ((1, "<= 4 ms"), (100, "<= 5 ms"), (10_000, "<= 12 ms"), (100_000, "<= 50 ms")):
-            taken = []
-            for _ in range(3 * work.rounds):
-                model.time = at
-                at += 1
-                source.write(model.more(size), seal=at).result()
-                taken.append(_timed(running.step))
-            rows.append(
-                Row(f"source sealed to view sealed, {size:,} updates", "-", reach, duration(statistics.median(taken)))
-            )
-        running.close()
-        rows.append(_restart(client, work))
-    return rows
-
-
-def _program() -> Program:
-    program = Program("counting")
-    facts = program.source("facts", schema={"id": pa.int64(), "k": pa.int64()})
-    dimensions = program.source("dimensions", schema={"k": pa.int64(), "g": pa.int64()})
-    counted(facts, dimensions).persist("counts", key=["g"])
-    return program
-
-
-def _restart(client: persist.Client, work: Workspace) -> Row:
-    def ours() -> None:
-        with _program().open(client) as running:
-            running.step()
-
-    def sorted_once() -> None:
-        for name in ("facts", "dimensions"):
-            table = client.load(name).snapshot(form="diff").to_arrow()
-            np.argsort(table["k"].to_numpy())
-
-    peer = Side(sorted_once, "reading and sorting")
-    return Measure("restart", "reading the inputs and sorting them once", "<= 1.5x its time", Side(ours), [peer]).run(
-        work.rounds, work.memory_of, work.clock
     )

@@ -26,7 +26,7 @@ from persist.dataflow.plan import Constant, Input, Plan, Source
 from persist.dataflow.report import OperatorReport, drawn, reports_of
 from persist.dataflow.resume import resumed
 from persist.dataflow.sinks import Outputs
-from persist.dataflow.sources import SourceReader
+from persist.dataflow.sources import SourceReader, poll_all
 from persist.dataflow.spill import Spill
 from persist.dataflow.statistics import Statistics, statistics_of
 from persist.dataflow.timed import kept_apart
@@ -259,8 +259,7 @@ class Running:
         if self._outputs is not None and self._outputs.has_pending:
             # The step before was computed, and its commit failed: that is what is left to do of it.
             return Step(0, self.frontier, self._commit())
-        for source in self._sources:
-            source.poll(0.0)
+        poll_all(self._sources, 0.0)
         count = self._resumed()
         count += self._pass(self._limit(times, updates), frozenset())
         self._words.after(count)
@@ -409,7 +408,7 @@ class Running:
         return seqno
 
     def _is_behind(self) -> bool:
-        return any(source.poll(0.0) for source in self._sources)
+        return poll_all(self._sources, 0.0)
 
     def _wait(self, until: Time, deadline: float | None) -> None:
         for name, handle in self._inputs.items():
@@ -426,8 +425,7 @@ class Running:
         self._poll(POLL_S)
 
     def _poll(self, timeout_s: float) -> None:
-        for source in self._sources:
-            source.poll(timeout_s / len(self._sources))
+        poll_all(self._sources, timeout_s)
         if not self._sources:
             self._stopped.wait(timeout_s)
 

@@ -29,7 +29,8 @@ from persist.engine.holding import held_schema, hold_with_schema, take_hold
 from persist.errors import AsOfCompacted, AsOfNotSealed, CollectionNotFound, LeaseExpired
 from persist.hold.holds import Hold
 from persist.listening import begun_listen
-from persist.read.listen import Listen
+from persist.read.listen import Listen, Progress
+from persist.state.contents import CollectionState
 from persist.state.schemas import version_of
 
 LEASED_EVERY_S = 1.0  # How often the hold of a program without outputs is moved, at most.
@@ -165,17 +166,29 @@ class SourceReader:
         """Return where the first of the permanent holds on this source is; None if there is none."""
         return min((hold.time for hold in self.collection.holds() if hold.name in self._holders), default=None)
 
-    def poll(self, timeout_s: float) -> bool:
-        """Take what has been sealed since, or wait up to timeout_s for something; return whether there was
-        something."""
+    def advanced(self) -> CollectionState | None:
+        """Return the newest known state of the collection if more is sealed in it than was taken here, or else None."""
+        handle, listen = self.collection.handle, self._listen
         with self._explained():
-            if self._listen is None:
-                if not self._begin(timeout_s):
-                    return False
-                # What was sealed after it is taken at once, too.
-                self._follow(0.0)
-                return True
-            return self._follow(timeout_s)
+            if listen is None:
+                contents = handle.engine.follower.known(handle.id, handle.name)
+                return contents if contents.upper > Upper(self._as_of) else None
+            listen.check_unclosed()
+            if listen.is_finished:
+                return None
+            contents = handle.engine.follower.known(handle.id, handle.name)
+            return contents if listen.has_advanced(contents) else None
+
+    def take(self, contents: CollectionState) -> bool:
+        """Take what is sealed in a state in which it has `advanced`; return whether there was something."""
+        with self._explained():
+            if self._listen is None and not self._begin():
+                return False
+        # What was sealed after the time at which it begins is taken at once, too.
+        if self._listen is not None and not self._listen.is_finished and self._listen.has_advanced(contents):
+            with self._explained():
+                self._follow(self._listen.advance(contents))
+        return True
 
     def named_moved(self, durable: int | None) -> None:
         """Take note that a commit has moved the permanent holds to where the program begins again."""
@@ -207,7 +220,7 @@ class SourceReader:
             self._leased.close()
             self._leased = None
 
-    def _begin(self, timeout_s: float) -> bool:
+    def _begin(self) -> bool:
         """Take the contents as of the time at which it begins; return whether they are sealed.
 
         Every call of the store may fail, and then this is done again. So nothing is kept before the last of those that
@@ -217,7 +230,7 @@ class SourceReader:
         handle, names = self.collection.handle, self._schema.names
         try:
             snapshot = self.collection.snapshot(
-                self._as_of, columns=names, form="diff", schema=handle.schema.version, timeout_s=timeout_s
+                self._as_of, columns=names, form="diff", schema=handle.schema.version, timeout_s=0.0
             )
         except AsOfNotSealed:
             return False
@@ -236,11 +249,7 @@ class SourceReader:
             self._first.close()
             self._first = None
 
-    def _follow(self, timeout_s: float) -> bool:
-        assert self._listen is not None
-        progress = self._listen.poll(timeout_s)
-        if progress is None:
-            return False
+    def _follow(self, progress: Progress) -> None:
         try:
             table = progress.updates
             times = table["_time"].combine_chunks().to_numpy()
@@ -251,7 +260,6 @@ class SourceReader:
         except BaseException:
             self.has_lost = True
             raise
-        return True
 
     def _add(self, table: pa.Table, times: Ints) -> None:
         if table.num_rows:
@@ -289,3 +297,17 @@ class SourceReader:
             raise SourceLost(
                 name, f"what the program reads is not kept any more ({error})", "Close the program, and open it again."
             ) from error
+
+
+def poll_all(sources: Sequence[SourceReader], timeout_s: float) -> bool:
+    """Take what has been sealed since in any of the sources of a client, or wait up to timeout_s for something; return
+    whether there was something. Cost: one look at the log for all of them."""
+    if not sources:
+        return False
+
+    def look() -> list[tuple[SourceReader, CollectionState]] | None:
+        return [(each, contents) for each in sources if (contents := each.advanced()) is not None] or None
+
+    found = sources[0].collection.handle.engine.follower.wait_for(look, timeout_s)
+    taken = [each.take(contents) for each, contents in found or ()]
+    return any(taken)

@@ -1,14 +1,16 @@
 """Programs over persisted collections: definite outputs, exactly once, through restarts, races and changes."""
 
+import threading
 from collections import Counter
+from functools import partial
 
 import pyarrow as pa
 import pytest
 
 import persist
-from persist.blob import MemoryBlob
+from persist.blob import MemoryBlob, MeteredBlob
 from persist.dataflow import OutputConflict, Program, SourceLost, col, lit, open_together
-from persist.dataflow.sources import SourceReader
+from persist.dataflow.sources import SourceReader, poll_all
 from tests.dataflow.ledger import Bank, Row, check, ledger, moves_of, rows_at
 
 
@@ -199,6 +201,42 @@ def test_a_copy_that_is_overtaken_while_it_opens_begins_further_on(
         running.step()
     assert overtaken == [0]
     assert client.load("totals").upper == persist.Antichain(bank.time)
+
+
+def test_a_program_that_waits_hears_of_each_of_its_sources(client: persist.Client) -> None:
+    program = Program("both")
+    collections = [client.create_or_load(name, key={"k": pa.int64()}, value=None) for name in ("one", "two")]
+    streams = [program.source(each.name, schema={"k": pa.int64()}) for each in collections]
+    (streams[0] + streams[1]).persist("both", key=["k"])
+    for each in collections:
+        each.seal(1).result()
+    with program.open(client) as running:
+        running.step()
+        for time, each in enumerate(reversed(collections), 1):
+            heard: list[bool] = []
+            wait = partial(poll_all, running.sources, 600)
+            waiting = threading.Thread(target=lambda: heard.append(wait()), daemon=True)  # noqa: B023
+            waiting.start()
+            each.write([((time, None), time, 1)], seal=3).result()
+            waiting.join(60)
+            assert heard == [True]
+        running.step()
+    assert rows_at(client.load("both"), 2) == Counter([(1,), (2,)])
+
+
+def test_a_step_looks_at_the_log_once_for_all_sources() -> None:
+    blob = MeteredBlob(MemoryBlob())
+    with persist.open(blob) as client:
+        for name in "abcd":
+            client.create_or_load(name, key={"k": pa.int64()}, value=None).seal(1).result()
+        program = Program("many")
+        streams = [program.source(name, schema={"k": pa.int64()}) for name in "abcd"]
+        sum(streams[1:], streams[0]).persist("many", key=["k"])
+        with program.open(client) as running:
+            running.step()
+            before = blob.counts()["get"].requests
+            running.step()
+            assert blob.counts()["get"].requests == before + 1
 
 
 def test_a_source_that_is_not_there_is_named(client: persist.Client) -> None:
