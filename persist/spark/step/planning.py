@@ -23,9 +23,10 @@ from persist.dataflow.stages import Delay, Negate
 from persist.sink.uploads import Target
 from persist.source.address import CollectionAddress
 from persist.spark.step.needs import NOTHING, before, known_only, levels_of, needs_of
+from persist.spark.step.past import Past
 from persist.spark.step.reading import Reading
 from persist.spark.step.stages import StagePlan, cut
-from persist.spark.step.standing import sources_before, stand_in, standing_in
+from persist.spark.step.standing import Doubts, is_of_groups, sources_before, stand_in, standing_in
 from persist.spark.step.tasks import StageTask, Written
 from persist.spark.step.touched import Condition, TouchedKeys
 
@@ -60,11 +61,11 @@ class StepPlan:
         self.as_of = min((each.as_of for each in running.sources), default=-1)
         self._own: dict[int, tuple[Output, int]] = {}  # Sources that are what an output held before.
         plan = self._corrected(program.plan.without_unused())
-        unsure = self._stood_in(plan) if stands else {}
-        self.stands = bool(unsure)
+        doubts = self._stood_in(plan) if stands else {}
+        self.stands = bool(doubts)
         self.stages = cut(plan)
         for stage in self.stages:
-            stage.unsure.update({each.number: unsure[each.number] for each in stage.nodes if unsure.get(each.number)})
+            stage.doubts.update({each.number: doubts[each.number] for each in stage.nodes if each.number in doubts})
         self._open = ExitStack()
         self._readings: dict[int, Reading] = {}  # By stage.
 
@@ -240,8 +241,8 @@ class StepPlan:
             plan.change(sink.number, inputs=(both.number,))
         return plan
 
-    def _stood_in(self, plan: Plan) -> dict[int, tuple[str, ...]]:
-        """Let records stand for groups in a plan; return the reductions, with the aggregates that are unsure."""
+    def _stood_in(self, plan: Plan) -> dict[int, Doubts]:
+        """Let records stand for groups in a plan; return the reductions, with what these do not tell."""
         if any(each.as_of != self.as_of for each in self._readers.values()):
             return {}
         outputs = {
@@ -251,23 +252,19 @@ class StepPlan:
             and not (each.corrects or each.compares)
             and (each.collection.since.time or 0) <= self.as_of
         }
+        pasts = {name: Past(each.collection, self.as_of, self.until) for name, each in self._readers.items()}
         found = {}
-        for each in standing_in(plan, [*outputs]):
+        for each in standing_in(plan, [*outputs], lambda source, column: pasts[source].may_be_null(column)):
             sources = sources_before(plan, each.reduce)
-            if sources is not None and all(map(self._is_never_negative, sources)):
-                assert isinstance(each.sink.operator, Persist)
-                held = stand_in(plan, each, self.as_of)
-                self._own[held.number] = (outputs[each.sink.operator.collection], self.as_of)
-                found[each.reduce.number] = each.unsure
+            was_positive = sources is not None and all(pasts[name].was_positive for name in sources)
+            stays_positive = was_positive and all(pasts[name].stays_positive for name in sources or ())
+            if (each.unsure and not stays_positive) or (not was_positive and is_of_groups(plan, each.reduce)):
+                continue
+            assert isinstance(each.sink.operator, Persist)
+            held = stand_in(plan, each, self.as_of)
+            self._own[held.number] = (outputs[each.sink.operator.collection], self.as_of)
+            found[each.reduce.number] = Doubts(each.keys, each.unsure, None if was_positive else each.sums)
         return found
-
-    def _is_never_negative(self, source: str) -> bool:
-        """Return whether it can be told that a source has no negative multiplicity as of the past."""
-        collection = self._readers[source].collection
-        if collection.handle.keyed is not None:
-            return True
-        with collection.snapshot(self.as_of, form="diff") as snapshot:
-            return not any(part.negatives for part in snapshot.scan.all_parts)
 
     def _reading(self, source: Node) -> Reading:
         assert isinstance(source.operator, Source)

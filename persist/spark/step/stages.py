@@ -37,6 +37,7 @@ from persist.dataflow.stages import Delay, Explode, Filter, Map, Negate, Tempora
 from persist.dataflow.stages import Stage as LinearStage
 from persist.dataflow.timed import reads_time
 from persist.errors import InvalidUsage
+from persist.spark.step.standing import Doubts
 
 Keys = tuple[str, ...]
 
@@ -71,7 +72,7 @@ class StagePlan:
         sinks: nodes that are outputs.
         keyed: by which columns of it each node is shared out among the tasks; None if that is lost.
         widths: of each join, how many columns are those of its left.
-        unsure: of reductions, aggregates that are not known if they are 0 (`standing.py`).
+        doubts: of reductions for which records stand, what these do not tell (`standing.py`).
     """
 
     number: int
@@ -83,7 +84,7 @@ class StagePlan:
     sinks: list[Node] = field(default_factory=list)
     keyed: dict[int, Keys | None] = field(default_factory=dict)
     widths: dict[int, int] = field(default_factory=dict)
-    unsure: dict[int, tuple[str, ...]] = field(default_factory=dict)
+    doubts: dict[int, Doubts] = field(default_factory=dict)
 
     @property
     def is_keyed(self) -> bool:

@@ -11,20 +11,27 @@ given, for each record of the output, records that stand for the group, and afte
 The operators stay the same. What they came to, they come to again, and then go on from there. A join before them gives
 nothing of the past any more, so nothing is read for that.
 
-This holds where no multiplicity was negative: then a group without records is not in the output, and leaves nothing
-behind. How many values a sum is of is known where they are counted, too. Otherwise they are taken for as many as there
-are records, which makes a difference only where a sum becomes NULL: it would come to 0. So a 0 is *unsure*; a task that
-finds one raises, and the step is done without such records.
+What a group comes to is linear in its records, so this holds for any stream of them. Two things a record of the output
+does not tell. A group that is not in the output may be there all the same, with records whose multiplicities add up
+to 0; and so may the sum of a group whose sum is NULL. Where every source is known to be positive neither can be.
+Otherwise they are *doubtful*: a task that finds that something comes of such a group or sum raises, and the step is
+done without such records.
+
+How many values a sum is of is known where they are counted, too, and where no value is NULL. Otherwise they are taken
+for as many as there are records, which makes a difference only where a sum becomes NULL: it would come to 0, if no
+multiplicity is negative then either. So a 0 is *unsure*, and a task that finds one raises, too.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
+from typing import TypeAlias
 
 import pyarrow as pa
 import pyarrow.types as pat
 
 from persist.codecs.types.schema import TIME
-from persist.dataflow.expression import Col, Expression, Lit, col, lit, when
+from persist.dataflow.expression import Call, Col, Expression, Lit, col, lit, when
 from persist.dataflow.plan import (
     Aggregates,
     Arrange,
@@ -38,9 +45,11 @@ from persist.dataflow.plan import (
     Reduce,
     Source,
 )
-from persist.dataflow.stages import Explode, Filter, FilterFunction, Map, Stage
+from persist.dataflow.stages import Explode, Filter, FilterFunction, Map, Negate, Stage
 
 SUMS = ("sum", "wide_sum")
+STRICT = ("add", "subtract", "multiply", "cast")  # Of values they give a value, or fail.
+MayBeNull: TypeAlias = Callable[[str, str], bool]  # A collection, and a column of it.
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,21 +88,42 @@ class Standing:
     records: str
 
     @property
+    def sums(self) -> tuple[str, ...]:
+        """The aggregates that are NULL where there is no value."""
+        return tuple(name for name, kind, _ in self.aggregates if kind in SUMS)
+
+    @property
     def unsure(self) -> tuple[str, ...]:
         """The sums that become 0 where they might be NULL."""
-        return tuple(name for name, kind, _ in self.aggregates if kind in SUMS and self.counted.get(name, "") is None)
+        return tuple(name for name in self.sums if self.counted.get(name, "") is None)
 
 
-def standing_in(plan: Plan, outputs: Sequence[str]) -> list[Standing]:
+@dataclass(frozen=True, slots=True)
+class Doubts:
+    """What the output did not tell of a reduction for which records stand.
+
+    Attributes:
+        keys: by which it groups.
+        unsure: aggregates that are not known where they become 0.
+        sums: aggregates that are not known where they were NULL, and groups that were not there; None if they are.
+    """
+
+    keys: tuple[str, ...]
+    unsure: tuple[str, ...]
+    sums: tuple[str, ...] | None
+
+
+def standing_in(plan: Plan, outputs: Sequence[str], may_be_null: MayBeNull) -> list[Standing]:
     """Return the reductions of a plan of which some outputs hold enough.
 
     Args:
         outputs: collections that hold what the plan gives.
+        may_be_null: whether a column of a collection may have NULLs.
     """
     found = {}
     for sink in plan.nodes.values():
         if isinstance(sink.operator, Persist) and sink.operator.collection in outputs:
-            each = _standing(plan, sink)
+            each = _standing(plan, sink, may_be_null)
             if each is not None:
                 found[each.reduce.number] = each
     return list(found.values())
@@ -119,6 +149,19 @@ def sources_before(plan: Plan, node: Node) -> set[str] | None:
     return found
 
 
+def is_of_groups(plan: Plan, node: Node) -> bool:
+    """Whether a node is made of other reductions: what these come to changes, and new groups come often."""
+    found, left = set[int](), [*node.inputs]
+    while left:
+        number = left.pop()
+        if isinstance(plan.nodes[number].operator, Reduce):
+            return True
+        if number not in found:
+            found.add(number)
+            left += plan.nodes[number].inputs
+    return False
+
+
 def stand_in(plan: Plan, each: Standing, as_of: int) -> Node:
     """Let records stand for the groups of a reduction as of a time; return the source of what the output holds then."""
     reduce, [given] = each.reduce, each.reduce.inputs
@@ -137,7 +180,7 @@ def stand_in(plan: Plan, each: Standing, as_of: int) -> Node:
     return held
 
 
-def _standing(plan: Plan, sink: Node) -> Standing | None:
+def _standing(plan: Plan, sink: Node, may_be_null: MayBeNull) -> Standing | None:
     """Return the reduction that an output shows as it is, if that says it all."""
     node = plan.nodes[sink.inputs[0]]
     columns = {name: name for name in sink.schema.names}  # Of the node that is gone back to, by those of the output.
@@ -152,8 +195,8 @@ def _standing(plan: Plan, sink: Node) -> Standing | None:
         node = plan.nodes[node.inputs[0]]
     named = {at: name for name, at in columns.items()}
     match node.operator:
-        case Reduce(keys, _, Aggregates(outputs), (), ()) if keys and {*keys} <= named.keys():
-            return _of_aggregates(plan, sink, node, keys, named, outputs)
+        case Reduce(keys, _, Aggregates(), (), ()) if keys and {*keys} <= named.keys():
+            return _of_aggregates(plan, sink, node, named, may_be_null)
     return None
 
 
@@ -161,10 +204,12 @@ def _of_aggregates(
     plan: Plan,
     sink: Node,
     node: Node,
-    keys: tuple[str, ...],
     named: Mapping[str, str],
-    outputs: tuple[tuple[str, str, str], ...],
+    may_be_null: MayBeNull,
 ) -> Standing | None:
+    assert isinstance(node.operator, Reduce)
+    assert isinstance(node.operator.logic, Aggregates)
+    keys, outputs = node.operator.keys, node.operator.logic.outputs
     given = plan.nodes[node.inputs[0]]
     origins = {value: _origin(plan, given, value) for _, _, value in outputs}
     constants = {value: each for value, each in origins.items() if isinstance(each, Lit) and each.value.is_valid}
@@ -184,7 +229,50 @@ def _of_aggregates(
         if name not in named or value in constants or not is_told:
             return None
         counted[name] = counts.get(str(origins[value]))
+        if counted[name] is None and kind in SUMS and _is_never_null(plan, given, value, may_be_null):
+            counted[name] = every[0]
     return Standing(node, keys, outputs, sink, named, constants, counted, every[0])
+
+
+def _is_never_null(plan: Plan, node: Node, column: str, may_be_null: MayBeNull) -> bool:
+    """Return whether a column of a node is made of columns of collections that have no NULLs, and has none itself."""
+    before = [plan.nodes[number] for number in node.inputs]
+    match node.operator:
+        case Source(collection):
+            return not may_be_null(collection, column)
+        case Linear(stages):
+            columns = {column}
+            for stage in reversed(stages):
+                if isinstance(stage, Map):
+                    found = _strict(dict(stage.outputs), columns)
+                    if found is None:
+                        return False
+                    columns = found
+                elif not isinstance(stage, Filter | FilterFunction | Explode | Negate):
+                    return False
+            return all(_is_never_null(plan, before[0], each, may_be_null) for each in columns)
+        case Join((_,), ((), ()), ()):
+            side = 0 if column in before[0].schema.names else 1
+            return _is_never_null(plan, before[side], column, may_be_null)
+        case Concat() | Consolidate() | Arrange():
+            return all(_is_never_null(plan, each, column, may_be_null) for each in before)
+    return False
+
+
+def _strict(outputs: Mapping[str, Expression], columns: set[str]) -> set[str] | None:
+    """Return the columns of which some others are made so that they are NULL only if one of those is; None if not."""
+    found, left = set[str](), [outputs.get(name) for name in columns]
+    while left:
+        match left.pop():
+            case Col(name):
+                found.add(name)
+            case Lit(value) if value.is_valid:
+                pass
+            case Call(function, arguments) if function.removeprefix("sql.") in STRICT:
+                left += arguments
+            case _:
+                return None
+    return found
 
 
 def _is_exact(kind: pa.DataType) -> bool:
@@ -227,10 +315,16 @@ def _records(each: Standing, schema: pa.Schema) -> list[tuple[Stage, ...]]:
             continue
         total = col(each.named[name])
         there = Filter(~total.is_null())
-        found.append((there, _with(each, schema, {value: total.cast(kind)})))
+        found.append((there, _with(each, schema, {value: _as_value(total, kind)})))
         found.append((there, Explode(count - 1), _with(each, schema, {value: some})))
         missing = missing - when(total.is_null(), 0).otherwise(count)
     return [*found, (Explode(missing), _with(each, schema, {}))]
+
+
+def _as_value(total: Expression, kind: pa.DataType) -> Expression:
+    """Return a sum as a value; one that is none fails. The least integer is none, either: it stands for NULL."""
+    value = total.cast(kind)
+    return value - 1 + 1 if pat.is_signed_integer(kind) else value
 
 
 def _with(each: Standing, schema: pa.Schema, values: Mapping[str, Expression]) -> Map:
@@ -242,7 +336,7 @@ def _with(each: Standing, schema: pa.Schema, values: Mapping[str, Expression]) -
 
 def _some(kind: pa.DataType) -> Lit | None:
     """Return a value of a type that is not NULL; None if there is no simple one."""
-    for value in (pa.scalar(0, pa.int64()), pa.scalar(0, pa.int32()), pa.scalar("")):
+    for value in (pa.scalar(0, pa.int64()), pa.scalar(0, pa.int32()), pa.scalar(Decimal(0)), pa.scalar("")):
         try:
             return Lit(value.cast(kind))
         except (pa.ArrowException, TypeError):

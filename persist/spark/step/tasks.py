@@ -31,6 +31,7 @@ from persist.read.scan import Scan
 from persist.sink.uploads import Target, upload
 from persist.source.address import CollectionAddress
 from persist.spark.step.stages import Exchange, StagePlan
+from persist.spark.step.standing import Doubts
 from persist.spark.step.touched import Condition
 from persist.spark.surfaced_errors import surfaced_errors
 
@@ -224,7 +225,7 @@ class _Given:
         self._add()
         self._seen = [(each, self._stream(each.node).capture()) for each in stage.gives]
         self._sinks = [(sink, self._stream(self._source_of(sink)).capture()) for sink in stage.sinks]
-        self._unsure = [(self._stream(number).capture(), names) for number, names in stage.unsure.items()]
+        self._doubts = [(self._stream(number).capture(), each) for number, each in stage.doubts.items()]
         self._as_of = as_of
         self.outputs: list[tuple[str, pa.Table]] = []
 
@@ -236,8 +237,8 @@ class _Given:
                     running[name].insert(table)
                 running[name].close()
             running.run()
-            for seen, names in self._unsure:
-                _check_sure(seen.updates(), names, self._as_of)
+            for seen, doubts in self._doubts:
+                _check_told(seen.updates(), doubts, self._as_of)
             for exchange, seen in self._seen:
                 yield exchange, _with_nothing(seen.updates(), exchange.columns)
             self.outputs = [(sink.operator.collection, seen.updates()) for sink, seen in self._sinks]  # type: ignore[union-attr]
@@ -277,12 +278,25 @@ class _Given:
         return Stream(self._program, self._made[number])
 
 
-def _check_sure(updates: pa.Table, names: Sequence[str], as_of: int) -> None:
-    """Raise OperatorFailed if an aggregate that is not known if it is 0 becomes 0 after a time."""
-    come = updates.filter(pc.and_(pc.greater(updates["_time"], as_of), pc.greater(updates["_diff"], 0)))
-    for name in names:
+def _check_told(updates: pa.Table, doubts: Doubts, as_of: int) -> None:
+    """Raise OperatorFailed if what comes after a time depends on what the output as of then did not tell."""
+    is_new = pc.greater(updates["_time"], as_of)
+    come = updates.filter(pc.and_(is_new, pc.greater(updates["_diff"], 0)))
+    for name in doubts.unsure:
         if pc.any(pc.equal(come[name], pa.scalar(0).cast(come[name].type))).as_py():
             raise OperatorFailed("reduce", None, f"whether {name} is 0 or NULL is not told by what the output holds")
+    if doubts.sums is None:
+        return
+    then = updates.filter(pc.invert(is_new))
+    _check_among(come, then, doubts.keys, "a group")
+    for name in doubts.sums:
+        asked, told = (each.filter(each[name].is_valid()) for each in (come, then))
+        _check_among(asked, told, doubts.keys, f"{name}, which was NULL,")
+
+
+def _check_among(asked: pa.Table, told: pa.Table, keys: Sequence[str], what: str) -> None:
+    if not np.isin(row_hashes(asked, keys), row_hashes(told, keys)).all():
+        raise OperatorFailed("reduce", None, f"the past of {what} is not told by what the output holds")
 
 
 def _with_nothing(table: pa.Table, columns: pa.Schema) -> pa.Table:

@@ -17,8 +17,21 @@ from persist.sql import View
 Blocks: TypeAlias = dict[tuple[int, int], list[pa.RecordBatch]]
 
 
-def stepped(view: View, *, partitions: int, seed: int = 0, looks_up: bool = False, stands: bool = True) -> int | None:
-    """Do one step of a view by tasks; if it is to look up what touched keys hold, return how many bytes that saves."""
+def stepped(
+    view: View,
+    *,
+    partitions: int,
+    seed: int = 0,
+    looks_up: bool = False,
+    stands: bool = True,
+    goes_without: bool = True,
+) -> int | None:
+    """Do one step of a view by tasks; if it is to look up what touched keys hold, return how many bytes that saves.
+
+    Args:
+        stands: whether records may stand for groups.
+        goes_without: whether it is done without such records if it fails with them.
+    """
     program, chance = view.program(), random.Random(seed)
     place = Place(view.client.url, {}, parallel=3)
     with program.open(view.client) as running, StepPlan(program, running, place, stands=stands) as step:
@@ -33,7 +46,7 @@ def stepped(view: View, *, partitions: int, seed: int = 0, looks_up: bool = Fals
         try:
             stored = emulated(step.tasks(partitions, known), chance)
         except OperatorFailed:
-            if not step.stands:
+            if not (step.stands and goes_without):
                 raise
         else:
             step.commit(stored)

@@ -162,7 +162,7 @@ def test_a_step_that_somebody_came_before_is_refused_as_a_whole_and_leaves_nothi
     write(client, 3, 2, 4)
     place = Place(client.url, {}, parallel=2)
     program = other.program()
-    with program.open(client) as running, StepPlan(program, running, place) as step:
+    with program.open(client) as running, StepPlan(program, running, place, stands=False) as step:
         stored = emulated(step.tasks(2), random.Random(1))
         assert {*stored} == {"v", "o"}
         view.refresh()
