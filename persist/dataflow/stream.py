@@ -426,7 +426,7 @@ class Grouped:
         mapped, values = self._whole()
         for name in values:
             kind = mapped.schema.field(name).type
-            if pat.is_nested(kind) or pat.is_interval(kind):
+            if pat.is_interval(kind):
                 raise SchemaMismatch(
                     f"top_k: column {name!r} is of type {kind}, which has no order, and every column decides where "
                     "others agree: leave it out with project(), or map it to what has an order"

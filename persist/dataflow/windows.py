@@ -65,16 +65,12 @@ def windows(calls: Sequence[WindowFunction], schema: pa.Schema, domain: Domain) 
     def logic(groups: Ints, values: Ints, diffs: Ints, keys_of: Any) -> tuple[Ints, Ints, Ints]:
         rows = np.arange(len(groups)).repeat(np.maximum(diffs, 0))
         groups, values = groups.take(rows), values.take(rows, axis=1)
-        ranked = [_ranked(domain, words, field.type) for words, field in zip(values, schema, strict=True)]
+        ranked = [ranks(domain, words, field.type) for words, field in zip(values, schema, strict=True)]
         found = [_column(each, groups, values, ranked, schema, domain) for each in calls]
         every = np.concatenate((values, np.array(found, np.int64).reshape(len(found), len(groups))))
         return groups, every, np.ones(len(groups), np.int64)
 
     return logic
-
-
-def _ranked(domain: Domain, words: Ints, kind: pa.DataType) -> Ints:
-    return words if pat.is_nested(kind) else ranks(domain, words, kind)
 
 
 def _column(

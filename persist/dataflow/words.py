@@ -22,6 +22,8 @@ import pyarrow.compute as pc
 import pyarrow.types as pat
 
 from persist.blob import InvalidUsage
+from persist.codecs.order.arrays import int64_values
+from persist.codecs.order.ordering import canonical, order_keys
 from persist.dataflow.sql_numbers import of_unscaled, unscaled
 from persist.dataflow.texts import FEW, Texts, is_text
 from persist.dataflow.times import Ints
@@ -374,6 +376,8 @@ def _of_floats(array: pa.Array) -> Ints:
 def ranks(domain: Domain, words: Ints, kind: pa.DataType) -> Ints:
     """Return numbers that are in the order of the values that words stand for; NULL comes last.
 
+    Nested values are in the order of `persist.codecs.order.ordering`, which is that of the rows of collections.
+
     Raises:
         InvalidUsage: values of this type have no order.
     """
@@ -384,6 +388,9 @@ def ranks(domain: Domain, words: Ints, kind: pa.DataType) -> Ints:
     distinct, at = np.unique(words, return_inverse=True)
     if is_ordered(kind):  # NULL is the least word, and the greatest rank.
         return np.where(words == NULL, len(distinct), at)
+    if pat.is_nested(kind):
+        table = canonical(pa.table({"values": domain.decode(distinct, kind)}))
+        return int64_values(order_keys(table, ["values"])[0]).take(at)
     try:
         order = pc.array_sort_indices(domain.decode(distinct, kind), null_placement="at_end").to_numpy()
     except (pa.ArrowNotImplementedError, pa.ArrowTypeError) as error:
