@@ -266,12 +266,15 @@ def test_an_empty_frontier_of_an_input_completes_it() -> None:
 
 
 def test_the_first_records_of_what_has_no_order_are_an_error_when_the_program_is_built() -> None:
-    x = Program("p").input("x", key={"k": pa.int64()}, value={"s": pa.string(), "l": pa.list_(pa.int64())})
+    schema = {"k": pa.int64(), "s": pa.string(), "l": pa.month_day_nano_interval()}
+    x = Program("p").input("y", key={"k": pa.int64()}, value=None).map(lambda record: record, schema=schema)
     for by in ("l", "s"):
-        with pytest.raises(SchemaMismatch, match=r"top_k: column 'l' is of type list.*leave it out"):
+        with pytest.raises(SchemaMismatch, match=r"top_k: column 'l' is of type month_day_nano.*leave it out"):
             x.group_by("k").top_k(1, by)
     with pytest.raises(SchemaMismatch, match=r"top_k: column 'l'"):
         x.upsert("k", order_by="s")
+    with pytest.raises(SchemaMismatch, match=r"agg: m is the min of values of type month_day_nano_interval"):
+        x.group_by("k").agg(m=col("l").min())
     x.project("k", "s").upsert("k", order_by="s")
 
 
