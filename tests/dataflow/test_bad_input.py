@@ -266,8 +266,8 @@ def test_an_empty_frontier_of_an_input_completes_it() -> None:
 
 
 def test_the_first_records_of_what_has_no_order_are_an_error_when_the_program_is_built() -> None:
-    schema = {"k": pa.int64(), "s": pa.string(), "l": pa.month_day_nano_interval()}
-    x = Program("p").input("y", key={"k": pa.int64()}, value=None).map(lambda record: record, schema=schema)
+    month = pa.scalar((1, 0, 0), pa.month_day_nano_interval())
+    x = Program("p").input("x", key={"k": pa.int64()}, value={"s": pa.string()}).extend(l=lit(month))
     for by in ("l", "s"):
         with pytest.raises(SchemaMismatch, match=r"top_k: column 'l' is of type month_day_nano.*leave it out"):
             x.group_by("k").top_k(1, by)
