@@ -1,9 +1,6 @@
 """Programs that are killed at any moment, and stores that fail, are slow, or leave it in doubt."""
 
-import multiprocessing
-import os
 import random
-import signal
 import threading
 from collections.abc import Iterator
 from multiprocessing.connection import Connection
@@ -14,6 +11,7 @@ import pytest
 
 import persist
 from persist.blob import FileBlob, MemoryBlob, UnreliableBlob
+from tests.copies import Copies
 from tests.dataflow.ledger import Bank, check, ledger
 
 KILLS = 4
@@ -28,44 +26,10 @@ def keep_up(folder: str, told: Connection) -> None:
 
 
 @pytest.fixture
-def copies(tmp_path: Path) -> Iterator["Copies"]:
-    made = Copies(str(tmp_path))
+def copies() -> Iterator[Copies]:
+    made = Copies(keep_up)
     yield made
     made.kill_all()
-
-
-class Copies:
-    """Processes that run the ledger."""
-
-    def __init__(self, folder: str) -> None:
-        self.folder = folder
-        self._context = multiprocessing.get_context("spawn")
-        self._running: list[tuple[multiprocessing.context.SpawnProcess, Connection]] = []
-
-    def start(self) -> None:
-        mine, theirs = self._context.Pipe(duplex=False)
-        process = self._context.Process(target=keep_up, args=(self.folder, theirs), daemon=True)
-        process.start()
-        theirs.close()
-        self._running.append((process, mine))
-
-    def wait(self, steps: int) -> None:
-        """Wait until the oldest has made so many steps more."""
-        for _ in range(steps):
-            assert self._running[0][1].poll(60), "a step takes less than a minute"
-            self._running[0][1].recv()
-
-    def kill(self) -> None:
-        """Kill the oldest."""
-        process, pipe = self._running.pop(0)
-        assert process.pid is not None
-        os.kill(process.pid, signal.SIGKILL)
-        process.join()
-        pipe.close()
-
-    def kill_all(self) -> None:
-        while self._running:
-            self.kill()
 
 
 def total(client: persist.Client) -> list[dict[str, int]]:
@@ -81,8 +45,8 @@ def test_two_copies_killed_again_and_again_lose_and_double_nothing(copies: Copie
     with persist.open(FileBlob(tmp_path, fsync=False)) as client:
         bank = Bank(client)
         bank.transfer()
-        copies.start()
-        copies.start()
+        copies.start(str(tmp_path))
+        copies.start(str(tmp_path))
         for _ in range(KILLS):
             copies.wait(chance.randrange(1, 4))
             for _ in range(chance.randrange(1, 4)):
@@ -90,7 +54,7 @@ def test_two_copies_killed_again_and_again_lose_and_double_nothing(copies: Copie
             # Whatever moment a reader looks at, the accounts sum to zero.
             assert [row["all"] for row in total(client)] == [0]
             copies.kill()
-            copies.start()
+            copies.start(str(tmp_path))
         copies.kill_all()
         with ledger().open(client) as running:
             running.run(until=bank.time - 1)

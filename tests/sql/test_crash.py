@@ -1,9 +1,6 @@
 """Views whose refreshes are killed at any moment, race each other, and meet stores that fail or leave it in doubt."""
 
-import multiprocessing
-import os
 import random
-import signal
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
@@ -15,6 +12,7 @@ import pytest
 import persist
 from persist.blob import FileBlob, MemoryBlob, UnreliableBlob
 from persist.sql import open_together
+from tests.copies import Copies
 from tests.dataflow.ledger import Bank
 from tests.sampling import examples
 from tests.sql.ledger import VIEWS, check, views_of
@@ -31,43 +29,9 @@ def keep_up(folder: str, name: str, told: Connection) -> None:
             told.send(None)
 
 
-class Copies:
-    """Processes that refresh views."""
-
-    def __init__(self, folder: str) -> None:
-        self._folder = folder
-        self._context = multiprocessing.get_context("spawn")
-        self._running: list[tuple[multiprocessing.context.SpawnProcess, Connection]] = []
-
-    def start(self, name: str) -> None:
-        mine, theirs = self._context.Pipe(duplex=False)
-        process = self._context.Process(target=keep_up, args=(self._folder, name, theirs), daemon=True)
-        process.start()
-        theirs.close()
-        self._running.append((process, mine))
-
-    def wait(self, refreshes: int) -> None:
-        """Wait until the oldest has made so many refreshes more."""
-        for _ in range(refreshes):
-            assert self._running[0][1].poll(120), "a refresh takes less than two minutes"
-            self._running[0][1].recv()
-
-    def kill(self) -> None:
-        """Kill the oldest."""
-        process, pipe = self._running.pop(0)
-        assert process.pid is not None
-        os.kill(process.pid, signal.SIGKILL)
-        process.join()
-        pipe.close()
-
-    def kill_all(self) -> None:
-        while self._running:
-            self.kill()
-
-
 @pytest.fixture
-def copies(tmp_path: Path) -> Iterator[Copies]:
-    made = Copies(str(tmp_path))
+def copies() -> Iterator[Copies]:
+    made = Copies(keep_up)
     yield made
     made.kill_all()
 
@@ -80,14 +44,14 @@ def test_refreshes_that_are_killed_again_and_again_lose_and_double_nothing(copie
         views = views_of(client)
         names = list(VIEWS)
         # Some refresh the last view, and with it all; others one of those that it reads, and so get ahead of it.
-        copies.start(names[-1])
-        copies.start(names[0])
+        copies.start(str(tmp_path), names[-1])
+        copies.start(str(tmp_path), names[0])
         for _ in range(KILLS):
             copies.wait(chance.randrange(1, 4))
             for _ in range(chance.randrange(1, 4)):
                 bank.transfer()
             copies.kill()
-            copies.start(chance.choice(names))
+            copies.start(str(tmp_path), chance.choice(names))
         copies.kill_all()
         assert views[-1].refresh() == persist.Antichain(bank.time)
         assert {each.upper for each in views} == {persist.Antichain(bank.time)}
