@@ -10,10 +10,11 @@ because the slot of the log that the record is for is the compare-and-set.
 """
 
 from dataclasses import dataclass
+from operator import attrgetter
 
 import msgspec
 
-from persist.antichain import Antichain
+from persist.antichain import Antichain, as_time
 from persist.codecs import TIME_MAX, CollectionSchema
 from persist.errors import (
     AsOfCompacted,
@@ -229,8 +230,10 @@ def _check_resolved(contents: CollectionState, step: Resolve) -> None:
 
 def _with_since(contents: CollectionState) -> CollectionState:
     """Return contents with since as far as compaction is allowed and the holds let it (rule 4)."""
-    held = [*(hold.time for hold in contents.holds.values()), *contents.tags.values()]
-    reach = min((Antichain(*contents.allowed_times), *map(Antichain, held), *since_max(contents)))
+    # As integers, and not as frontiers: of many views of one collection, each has a hold on it that moves each time.
+    held = [*map(attrgetter("time"), contents.holds.values()), *contents.tags.values()]
+    least = (Antichain(min(held)),) if held else ()
+    reach = min((Antichain(*contents.allowed_times), *least, *since_max(contents)))
     return msgspec.structs.replace(contents, since_times=max(contents.since, reach).elements)
 
 
@@ -257,6 +260,7 @@ def _with_tag(contents: CollectionState, step: SetTag | DropTag) -> dict[str, in
     if isinstance(step, DropTag):
         return others
     check_tag_name(step.tag)
+    as_time("tag time", step.time, most=TIME_MAX + 1)
     if not contents.since.has_beyond(step.time):
         raise AsOfCompacted(step.time, contents.since)
     if contents.upper.has_beyond(step.time):
@@ -308,6 +312,7 @@ def _held(contents: CollectionState, step: SetHold) -> Held:
 
 
 def _check_hold(contents: CollectionState, step: SetHold) -> None:
+    as_time("hold time", step.time, most=TIME_MAX + 1)
     if not contents.since.has_beyond(step.time):
         raise AsOfCompacted(step.time, contents.since)
     held = contents.holds.get(step.hold)
