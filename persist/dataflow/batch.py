@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from persist.codecs import DiffOverflow
-from persist.dataflow.bulk import MANY_ROWS, SAMPLE, has_repeats, order_of, summed_first
+from persist.dataflow.bulk import MANY_ROWS, SAMPLE, has_repeats, order_of, reordered, summed_first
 from persist.dataflow.times import Flags, Ints
 
 HASH_VERSION = 1  # Of `mixed`; another hash is another version.
@@ -142,8 +142,9 @@ def settled(batch: Ints, layout: Layout, *, is_consolidated: bool = False) -> In
         hashes = batch[0]
         descents = hashes[1:] < hashes[:-1]
         if descents.any():
-            batch = batch.take(order_of(hashes, descents), axis=1)
-            hashes = batch[0]
+            found = np.empty_like(batch)
+            reordered(batch, order_of(hashes, descents), found)
+            batch, hashes = found, found[0]
         tied = (hashes[1:] == hashes[:-1]).nonzero()[0]
         if len(tied):
             return _with_ties(batch, layout, tied)

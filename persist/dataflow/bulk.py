@@ -2,8 +2,10 @@
 
 - Where most updates say the same (columns that nobody reads are left out, so facts of one key are alike), they are
   summed first, by a hash table of Arrow's, and only what differs is sorted. Whether that pays is told by a sample.
-- Hashes are sorted by 16 bits at a time, for which numpy has a radix sort. Without a value the lower half of a hash is
-  0, and two passes are enough. Pieces that are sorted already are merged by numpy's stable sort, which is linear then.
+- A hash is sorted together with its place, which takes the bits that n places need, in place of the lowest ones of the
+  hash: numpy sorts plain integers several times as fast as it finds their order, and with a place in it the sort is
+  stable. What the upper bits leave undecided is sorted once more. Pieces that are sorted already are merged by numpy's
+  stable sort, which is linear then.
 
 Whatever is done here, the batch that comes of it is the same.
 """
@@ -18,20 +20,46 @@ from persist.dataflow.times import Flags, Ints
 MANY_ROWS = 1 << 15  # From so many updates on, it pays to look.
 SAMPLE = 4096
 REPEATS = 4  # Updates are summed first if there are about so many of each in the mean.
-DIGITS_ROWS = 4096  # From so many hashes on, a sort by digits pays.
+PACKED_ROWS = 1024  # From so many hashes on, a sort together with places pays.
+PREFIX_SHARE = 16  # If more than one in so many is in the wrong place by its upper bits, all are sorted by halves.
 PIECES = 16  # Up to so many sorted pieces are merged.
+_HALF = 31  # Bits of a place beside half a hash.
 _EXACT = 1 << 53  # Sums of floats below this are exact.
 
 
 def order_of(hashes: Ints, descents: Flags) -> Ints:
     """Return the stable order of hashes, given where one is less than the one before it."""
-    if len(hashes) < DIGITS_ROWS or np.count_nonzero(descents) < PIECES:
+    count = len(hashes)
+    bits = count.bit_length()
+    if count < PACKED_ROWS or np.count_nonzero(descents) < PIECES or bits > _HALF:
         return hashes.argsort(kind="stable")
-    least, *others = _digits(hashes)
-    order: Ints = least.argsort(kind="stable")
-    for digit in others:
-        order = order.take(digit.take(order).argsort(kind="stable"))
+    mask = (1 << bits) - 1
+    order = _sorted_places(hashes & ~mask, mask)
+    found = hashes.take(order)
+    wrong = np.count_nonzero(found[1:] < found[:-1])
+    if not wrong:
+        return order
+    if wrong * PREFIX_SHARE > count:
+        # The upper bits say little: of few keys with many values each. Halves do fit beside a place.
+        order = _sorted_places((hashes & 0xFFFFFFFF) << bits, mask)
+        return order.take(_sorted_places((hashes >> 32).take(order) << bits, mask))
+    tied = (found[1:] ^ found[:-1]) <= mask
+    member = np.zeros(count, np.bool_)
+    member[1:] = tied
+    member[:-1] |= tied
+    places = order[member]
+    order[member] = places.take(hashes.take(places).argsort(kind="stable"))
     return order
+
+
+def reordered(rows: Ints, order: Ints, out: Ints) -> None:
+    """Write rows into out, their columns in another order. One that is the same throughout, as the time and the diff of
+    a bulk mostly are, is not looked at place by place."""
+    for row, target in zip(rows, out, strict=True):
+        if row[0] == row[-1] and (row == row[0]).all():
+            target.fill(row[0])
+        else:
+            row.take(order, out=target, mode="clip")
 
 
 def has_repeats(sample: Any, count: int) -> bool:
@@ -69,8 +97,9 @@ def summed_first(updates: Ints, first_time: int, marks: Ints) -> Ints:
     return found if is_inserted or sums.all() else found[:, sums != 0]
 
 
-def _digits(hashes: Ints) -> list[Any]:
-    """Return the digits of hashes that differ, uint16[n], the least significant one first."""
-    shifts = (0, 16, 32, 48) if np.bitwise_or.reduce(hashes) & 0xFFFFFFFF else (32, 48)
-    flipped = hashes.view(np.uint64) ^ np.uint64(1 << 63)
-    return [(flipped >> np.uint64(shift)).astype(np.uint16) for shift in shifts]
+def _sorted_places(marks: Ints, mask: int) -> Ints:
+    """Return the order of marks, which are changed, and whose bits of mask are 0; equal ones by their places."""
+    marks |= np.arange(len(marks))
+    marks.sort()
+    marks &= mask
+    return marks

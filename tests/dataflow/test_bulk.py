@@ -1,4 +1,4 @@
-"""Batches of many updates: summed before they are sorted, or sorted by digits, they are the same batches."""
+"""Batches of many updates: summed before they are sorted, or sorted together with their places, they are the same batches."""
 
 from collections.abc import Callable
 from typing import Any
@@ -53,11 +53,17 @@ def test_the_hash_of_a_bulk_decides_its_order() -> None:
     assert (batch[0].view(np.uint64) == (upper << np.uint64(32)) | lower).all()
 
 
-@pytest.mark.parametrize("halves", ["both", "upper", "few"])
-def test_hashes_are_sorted_by_digits_as_by_a_stable_sort(halves: str) -> None:
-    hashes = np.random.default_rng(3).integers(-(2**63), 2**63 - 1, ROWS)
-    if halves == "upper":
+@pytest.mark.parametrize("kind", ["any", "without a value", "few", "few keys", "some alike above"])
+@pytest.mark.parametrize("rows", [1, 2, 1023, 1024, ROWS])
+def test_hashes_are_sorted_with_their_places_as_by_a_stable_sort(kind: str, rows: int) -> None:
+    chance = np.random.default_rng(3)
+    hashes = chance.integers(-(2**63), 2**63 - 1, rows)
+    if kind == "without a value":
         hashes &= ~np.int64(0xFFFFFFFF)
-    elif halves == "few":
+    elif kind == "few":
         hashes %= 100
+    elif kind == "few keys":
+        hashes = (hashes >> 61 << 32) | chance.integers(0, 2**32, rows)
+    elif kind == "some alike above":
+        hashes[: rows // 50] = chance.integers(-9, 9, rows // 50)
     assert (order_of(hashes, hashes[1:] < hashes[:-1]) == hashes.argsort(kind="stable")).all()
