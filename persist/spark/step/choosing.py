@@ -1,7 +1,8 @@
-"""Who computes a step: three ways, what each is about to take, and the one that takes least.
+"""Who computes a step: four ways, what each is about to take, and the one that takes least.
 
     embedded     the engine on the driver. A handle that has refreshed before has its state; a new one reads all that
                  the sources hold, and keeps about `STATE_PER_BYTE` times that, in files beyond what is free
+    driver       what the tasks of the next way do, on the driver: no job has to begin, and one core does it
     spark        tasks that read what touched keys hold; a job for each change of key finds these keys, where one is
                  needed, and another one computes
     recompute    tasks that read all that the sources hold
@@ -12,14 +13,15 @@ rates are those of one core of a small machine, and only their ratios matter. Al
 
 import os
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-Way = Literal["embedded", "spark", "recompute"]
+Way = Literal["embedded", "driver", "spark", "recompute"]
 
 STATE_PER_BYTE = 3  # Of what is read, decoded: words, arrangements, and what is being merged.
 SPILLED_SLOWNESS = 4  # Of a state that does not fit into what is free.
+DRIVER_S = 0.05  # For stages on the driver to begin and end.
 JOB_S = 0.4  # For a job with a shuffle to begin and end.
 SCAN_BYTES_S = 200e6  # Read, decoded and looked through, by one core.
 EMBEDDED_BYTES_S = 60e6  # Taken in by the engine on the driver.
@@ -76,6 +78,8 @@ def estimates(work: Work) -> tuple[Estimate, ...]:
     if work.needed_bytes is not None:
         shuffled = min(work.needed_bytes, TOUCHED_PER_CHANGE * work.changed_bytes)
         each_s = work.needed_bytes / SCAN_BYTES_S + shuffled / TASK_BYTES_S
+        if STATE_PER_BYTE * work.needed_bytes <= work.free_bytes:
+            found.append(Estimate("driver", work.needed_bytes, DRIVER_S + each_s, "no job, one task at a time"))
         note = f"{work.jobs} jobs, {work.slots} tasks at a time"
         found.append(Estimate("spark", work.needed_bytes, work.jobs * JOB_S + each_s / work.slots, note))
     each_s = work.bytes / SCAN_BYTES_S + work.bytes / TASK_BYTES_S
@@ -100,10 +104,10 @@ def best(found: Iterable[Estimate]) -> Estimate:
 
 
 def could_pay(work: Work) -> bool:
-    """Whether tasks that look up could be the best way if they read nothing but what is new; a step that is small is
-    embedded without any look at its keys."""
-    others = [each.seconds for each in estimates(work) if each.way != "spark"]
-    return work.jobs * JOB_S + work.changed_bytes / SCAN_BYTES_S / work.slots < min(others)
+    """Whether looking up could be the best way if it read nothing but what is new; a step of a handle that has its
+    state, or of little that is there, is embedded without any look at its keys."""
+    least = replace(work, needed_bytes=work.changed_bytes)
+    return best(estimates(least)).way in ("driver", "spark")
 
 
 def free_memory() -> int:

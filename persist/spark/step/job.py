@@ -9,7 +9,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from persist.codecs import Part
 from persist.spark.read.slicing import parallelism
-from persist.spark.step.tasks import SHAPE, StageTask, Uploaded, block_row, numbered
+from persist.spark.step.tasks import SHAPE, StageTask, Uploaded
 
 SHARE_BYTES = 64 << 20  # Decoded, of what a step reads, for each task of a keyed stage.
 PARTITIONS_MAX = 100_000
@@ -31,19 +31,6 @@ def asked_of(spark: SparkSession, tasks: Sequence[StageTask]) -> Blocks:
     asked = sorted({number for each in tasks for number in each.asked})
     ends = [each for each in tasks if any(given.number in asked for given in each.stage.gives)]
     return _rows(spark, tasks, ends, f"exchange IN ({', '.join(map(str, asked))})")
-
-
-def asked_here(tasks: Sequence[StageTask]) -> Blocks:
-    """Do the same in this process, of stages that read collections only."""
-    found: Blocks = []
-    for task in tasks:
-        count = 0 if task.slices is None else len(task.slices.slices)
-        given = [block_row(-1, 0, None)] if task.slices is None else [numbered(each) for each in range(count)]
-        for row in task.rows(given):
-            number = row.column(0)[0].as_py()
-            if number in task.asked:
-                found.append((number, row.column(2)[0].as_py()))
-    return found
 
 
 def shares(spark: SparkSession, size: int) -> int:

@@ -133,12 +133,17 @@ class StepPlan:
                 found.append((level, numbers))
         return found
 
-    def wave(self, wanted: Sequence[int], known: Mapping[int, TouchedKeys], partitions: int) -> list[StageTask]:
-        """Return what tasks do to find the touched keys of some stages; the blocks that are asked for are these."""
+    def wave(
+        self, wanted: Sequence[int], known: Mapping[int, TouchedKeys], partitions: int
+    ) -> tuple[list[StageTask], int]:
+        """Return what tasks do to find the touched keys of some stages, and about how many bytes they read, decoded.
+
+        The blocks that are asked for are these keys.
+        """
         stages = before(self.stages, wanted)
         asked = frozenset(each.number for stage in self.stages if stage.number in wanted for each in stage.reads)
-        tasks, _ = self._tasks(stages, partitions, known, {})
-        return [replace(each, asked=asked) for each in tasks]
+        tasks, size = self._tasks(stages, partitions, known, {})
+        return [replace(each, asked=asked) for each in tasks], size
 
     def touched(self, wanted: Sequence[int], blocks: Blocks) -> dict[int, TouchedKeys]:
         """Return the touched keys of the exchanges of stages, made of the blocks that a wave gave for them."""

@@ -27,7 +27,8 @@ from persist.errors import AsOfCompacted, HoldMoved, InvalidUsage, UpdatesBeyond
 from persist.spark.options.parsing import seen_by_all
 from persist.spark.read.slicing import parallelism
 from persist.spark.step.choosing import Estimate, Way, Work, best, could_pay, estimates, free_memory
-from persist.spark.step.job import PARTITIONS_MAX, Blocks, asked_here, asked_of, shares, stored_by
+from persist.spark.step.here import asked_here, stored_here
+from persist.spark.step.job import PARTITIONS_MAX, Blocks, asked_of, shares, stored_by
 from persist.spark.step.planning import Place, StepPlan
 from persist.spark.step.stages import why_not
 from persist.spark.step.tasks import StageTask
@@ -37,10 +38,10 @@ from persist.spark.workers import check_workers
 Known: TypeAlias = Mapping[int, TouchedKeys]
 Job: TypeAlias = Callable[[Sequence[StageTask]], Blocks]
 
-LOCAL_WAVE_BYTES_MAX = 32 << 20  # Of what is new, decoded: its keys are found on the driver, and otherwise by a job.
+LOCAL_BYTES_MAX = 32 << 20  # Decoded: touched keys that less tells are found on the driver, and otherwise by a job.
 KEYS_BYTES_MAX = 64 << 20  # Of touched keys, which all tasks get; if there are more, everything is read.
 TRIES = 5  # While others write the outputs.
-Where = Literal["auto", "embedded", "spark", "recompute"]
+Where = Literal["auto", "embedded", "driver", "spark", "recompute"]
 
 
 @dataclass(frozen=True)
@@ -48,8 +49,9 @@ class Refreshed:
     """What became of a step; print it.
 
     Attributes:
-        way: who computed it: "embedded" on the driver, "spark" by tasks that read what touched keys hold, "recompute"
-            by tasks that read all that the sources hold.
+        way: who computed it: "embedded" by the engine on the driver, "driver" there by what tasks do, too, which reads
+            what touched keys hold; "spark" by tasks that read that, "recompute" by tasks that read all that the sources
+            hold.
         reason: why so.
         stages: of the plan, on Spark.
         bytes: what had to be read, decoded, by an estimate.
@@ -65,8 +67,12 @@ class Refreshed:
     estimates: tuple[Estimate, ...] = ()
 
     def __str__(self) -> str:
-        reads = {"spark": "which read what touched keys hold", "recompute": "which read everything"}.get(self.way)
-        how = "embedded, on the driver" if reads is None else f"by the tasks of Spark in {self.stages} stages, {reads}"
+        how = {
+            "embedded": "embedded, on the driver",
+            "driver": f"on the driver in {self.stages} stages, which read what touched keys hold",
+            "spark": f"by the tasks of Spark in {self.stages} stages, which read what touched keys hold",
+            "recompute": f"by the tasks of Spark in {self.stages} stages, which read everything",
+        }[self.way]
         return f"{how}: {self.reason}; about {self.bytes:,} bytes to read"
 
 
@@ -83,9 +89,10 @@ def refresh(
     Args:
         view: a `persist.sql.View` of a location that all workers can reach.
         spark: the session; None for the active one.
-        where: "spark" by tasks that read what touched keys hold, "recompute" by tasks that read all that the inputs
-            hold, "embedded" on the driver; "auto" chooses by what each is about to take. What has no form for Spark
-            runs embedded whatever is asked for, and what needs everything reads it; the result says so.
+        where: "spark" by tasks that read what touched keys hold, "driver" by the same on the driver, without a job,
+            "recompute" by tasks that read all that the inputs hold, "embedded" by the engine on the driver; "auto"
+            chooses by what each is about to take. What has no form for Spark runs embedded whatever is asked for, and
+            what needs everything reads it; the result says so.
         partitions: how many tasks share a stage out; None for as many as what is read is worth.
         storage_options: as those that the client was opened with; they travel to the tasks.
 
@@ -164,7 +171,7 @@ class _Stepping:
     ) -> None:
         if where not in get_args(Where):
             raise InvalidUsage(
-                f'where={where!r} is not a place to compute: use "auto", "embedded", "spark" or "recompute"'
+                f'where={where!r} is not a place to compute: use "auto", "embedded", "driver", "spark" or "recompute"'
             )
         if partitions is not None and (type(partitions) is not int or not 1 <= partitions <= PARTITIONS_MAX):
             raise InvalidUsage(f"partitions={partitions!r} is not a whole number from 1 to {PARTITIONS_MAX}")
@@ -223,6 +230,8 @@ class _Stepping:
             return None
         if step.is_seal_only:
             return step.commit({})
+        if chosen.way == "driver":
+            return step.commit(stored_here(step.tasks(1, known)))
         check_workers(self._spark)
         return step.commit(stored_by(self._spark, step.tasks(self._shares(chosen.bytes), known)))
 
@@ -255,48 +264,46 @@ class _Stepping:
         """
         everything = step.why_everything()
         needed = None if everything else step.changed_bytes  # At least.
-        jobs = 1 + sum(not self._is_found_here(level, step) for level, _ in step.levels())
+        jobs = 1 + sum(level > 1 or step.changed_bytes > LOCAL_BYTES_MAX for level, _ in step.levels())
         slots, is_open = parallelism(self._spark), self._is_open()
         work = Work(step.bytes, step.changed_bytes, needed, jobs, slots, is_open, free_memory())
         known = None
-        if not everything and (self._where == "spark" or (self._where == "auto" and could_pay(work))):
-            known = self._touched(step, job)
-            work = replace(work, needed_bytes=None if known is None else step.needed_bytes(known))
+        if not everything and (self._where in ("driver", "spark") or (self._where == "auto" and could_pay(work))):
+            known, found_by = self._touched(step, job)
+            work = replace(work, needed_bytes=None if known is None else step.needed_bytes(known), jobs=1 + found_by)
         found = estimates(work)
         if self._where == "auto":
             way = best(found).way
             reason = "that is about to take least"
-        elif self._where == "spark" and (everything or known is None):
+        elif self._where in ("driver", "spark") and (everything or known is None):
             way = "recompute"
-            reason = f'where="spark" was asked for, and {everything or "too many keys are touched"}'
+            reason = f'where="{self._where}" was asked for, and {everything or "too many keys are touched"}'
         else:
             way, reason = self._where, f'where="{self._where}" was asked for'
-        [size] = [each.bytes for each in found if each.way == way]
+        size = (work.needed_bytes or 0) if way == "driver" else {each.way: each.bytes for each in found}[way]
         chosen = Refreshed(way, reason, len(step.stages), size, estimates=found)
-        return chosen, known if way == "spark" else None
+        return chosen, known if way in ("driver", "spark") else None
 
     def _place(self) -> Place:
         return Place(seen_by_all(self._client.url), self._storage, parallelism(self._spark))
 
-    def _touched(self, step: StepPlan, job: Job | None) -> Known | None:
-        """Return the touched keys of all stages of which they are of use; None if they are too many."""
+    def _touched(self, step: StepPlan, job: Job | None) -> tuple[Known | None, int]:
+        """Return the touched keys of all stages of which they are of use, None if they are too many; and by how many
+        jobs they are found."""
         known: dict[int, TouchedKeys] = {}
+        jobs = 0
         for level, wanted in step.levels():
-            tasks = step.wave(wanted, known, self._shares(step.changed_bytes))
-            if self._is_found_here(level, step):
-                blocks = asked_here(tasks)
+            tasks, size = step.wave(wanted, known, self._shares(step.changed_bytes))
+            if size <= LOCAL_BYTES_MAX:
+                blocks = asked_here([replace(each, partitions=1) for each in tasks])
             elif job is None:
-                return known
+                return known, len(step.levels()) - level + 1
             else:
-                blocks = job(tasks)
+                blocks, jobs = job(tasks), jobs + 1
             known |= step.touched(wanted, blocks)
             if sum(each.nbytes for each in known.values()) > KEYS_BYTES_MAX:
-                return None
-        return known
-
-    def _is_found_here(self, level: int, step: StepPlan) -> bool:
-        """Whether touched keys are found on the driver: nothing but what is new tells them, and that is little."""
-        return level == 1 and step.changed_bytes <= LOCAL_WAVE_BYTES_MAX
+                return None, jobs
+        return known, jobs
 
     def _by_job(self, tasks: Sequence[StageTask]) -> Blocks:
         check_workers(self._spark)

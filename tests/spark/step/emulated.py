@@ -42,7 +42,7 @@ def stepped(
         if looks_up and step.why_everything() is None:
             known = {}
             for _, wanted in step.levels():
-                known |= step.touched(wanted, asked(step.wave(wanted, known, partitions), chance))
+                known |= step.touched(wanted, asked(step.wave(wanted, known, partitions)[0], chance))
         try:
             stored = emulated(step.tasks(partitions, known), chance)
         except OperatorFailed:

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.spark
 
 TOTALS = "SELECT status, sum(amount) AS total, count(*) AS n FROM orders GROUP BY status"
 LEAST = "that is about to take least"
-WAYS: tuple[Way, ...] = ("embedded", "spark", "recompute")
+WAYS: tuple[Way, ...] = ("embedded", "driver", "spark", "recompute")
 SMALL = ["q1", "q3", "q4", "q6", "q12", "q13", "q14", "q15", "q18", "q22"]
 KEYS = {"lineitem": ["l_orderkey", "l_linenumber"], "partsupp": ["ps_partkey", "ps_suppkey"]}
 
@@ -130,7 +130,7 @@ def test_all_ways_give_the_same_updates_and_a_look_up_reads_less(spark: SparkSes
         for way, each in ways.items():
             told[way] = persist.spark.refresh(each, spark, where=way, partitions=2)
             assert told[way].way == way
-        assert changes(ways["spark"]) == changes(ways["recompute"]) == changes(ways["embedded"])
+        assert all(changes(each) == changes(ways["embedded"]) for each in ways.values())
         assert len(changes(ways["embedded"])) >= 4
         # Of the second one, an amount does not say in which part it is, but only what is needed is shuffled.
         assert told["spark"].bytes < told["recompute"].bytes / 2 or number == 1
