@@ -162,6 +162,7 @@ def write(blob: MemoryBlob) -> None:
 
 
 @pytest.mark.sampled(0.2, group="fuzz")
+@pytest.mark.timeout(1200)  # It reads hundreds of locations, all of them in a release.
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_changed_object_is_understood_or_refused(kind: str, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.CRITICAL, "persist")
