@@ -56,6 +56,7 @@ class RetryPolicy:
         throttled_deadline_s: the same for a call that is throttled, all in all.
         attempts_max: of one call, the first included, throttled ones not counted.
         first_s, bound_max_s: the bound of the random waits, which doubles from the first to the second.
+        commit_deadline_s: how long a commit asks a store that gives no clear answer, before it ends in doubt.
         read_timeout_s: for one attempt to get a whole value from a remote store, and its hedge.
         hedge: whether slow reads are hedged; None: those from a remote store.
         hedge_after_s: when a second read is sent; None: after the time that 95% of recent reads took.
@@ -68,6 +69,7 @@ class RetryPolicy:
     attempts_max: int = 20
     first_s: float = 0.05
     bound_max_s: float = 5.0
+    commit_deadline_s: float = 30.0
     read_timeout_s: float = 60.0
     hedge: bool | None = None
     hedge_after_s: float | None = None

@@ -78,7 +78,8 @@ class Writer:
         self._indexes = indexes
         self._settings = settings
         name = f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:8]}"
-        self.committer = committer = Committer(blob, follower, pool, clock, name, settings.memory_budget, hand_over)
+        budget, deadline_s = settings.memory_budget, settings.retry.commit_deadline_s
+        self.committer = committer = Committer(blob, follower, pool, clock, name, budget, hand_over, deadline_s)
         self._stop_with_client(committer.request_stop)
         if options.mode == "exclusive":
             self._take_over(options, name)
@@ -91,7 +92,6 @@ class Writer:
         self.garbage = Garbage(blob, follower, committer, settings)
         stop = threading.Event()
         self.compactor = self.compactor_of(self.local_part_maker(stop), stop)
-        budget = settings.memory_budget
         self.resolver = Resolver(
             follower,
             committer.submit,

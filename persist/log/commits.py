@@ -16,6 +16,7 @@ from persist.blob import (
     Indeterminate,
     InvalidUsage,
     PersistError,
+    RetryPolicy,
     StoreFull,
     StoreMisconfigured,
     Unavailable,
@@ -27,7 +28,7 @@ from persist.log.keys import check_keys, record_key
 from persist.log.part_lists import as_read, as_stored
 from persist.log.records import BringsParts, Record
 
-COMMIT_DEADLINE_S = 30.0
+COMMIT_DEADLINE_S = RetryPolicy().commit_deadline_s
 RECORD_BYTES_MAX = 256 << 20  # A group of commits is far smaller (`persist.write.committer.GROUP_BYTES_MAX`).
 
 

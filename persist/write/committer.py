@@ -20,6 +20,7 @@ from concurrent.futures import Executor, wait
 from persist.blob import Blob
 from persist.blob.clock import Clock
 from persist.errors import ClientClosed, InvalidUsage
+from persist.log.commits import COMMIT_DEADLINE_S
 from persist.replica.follower import Follower
 from persist.write.checkpointing import Checkpointing
 from persist.write.future import CommitFuture, UnobservedErrors
@@ -45,12 +46,13 @@ class Committer:
         writer_name: str,
         memory_budget: int = MEMORY_BUDGET,
         hand_over: HandOver | None = None,
+        deadline_s: float = COMMIT_DEADLINE_S,
     ) -> None:
         self.writer_name = writer_name
         self.unobserved = UnobservedErrors(blob.url)
         parts = PartWriter(blob, follower.next_seqno, memory_budget, hand_over)
         checkpointing = Checkpointing(blob, follower, pool)
-        self.groups = GroupCommit(blob, follower, clock, writer_name, parts, checkpointing)
+        self.groups = GroupCommit(blob, follower, clock, writer_name, parts, checkpointing, deadline_s)
         self.write_steps = WriteSteps(parts, pool)
         self._in_flight_bytes_max = memory_budget
         self._changed = threading.Condition()

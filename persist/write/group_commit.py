@@ -73,6 +73,7 @@ class GroupCommit:
         writer_name: str,
         parts: PartWriter,
         checkpointing: Checkpointing,
+        deadline_s: float,
     ) -> None:
         self.epoch: int | None = None  # Set once, by whoever opened the location exclusively.
         self.relay: Relay | None = None  # Set once, before anything is submitted.
@@ -83,7 +84,8 @@ class GroupCommit:
         self._clock = clock
         self._writer_name = writer_name
         self._parts = parts
-        self._proof = StoreProof(blob, clock)
+        self._deadline_s = deadline_s
+        self._proof = StoreProof(blob, clock, deadline_s=deadline_s)
         self._submitter, self._numbers, self._relayed = uuid.uuid4().hex, itertools.count(1), -1
         self._counts = dict.fromkeys(COUNTS, 0)
 
@@ -266,7 +268,7 @@ class GroupCommit:
         # Whatever went wrong before, a record that readers would refuse must not enter the log.
         after = apply(state, record)
         began = self._follower.now()
-        winner = create_record(self._blob, record, self._clock)
+        winner = create_record(self._blob, record, self._clock, deadline_s=self._deadline_s)
         if winner is None and self._was_truncated(record, began):
             # The slot was free because its record is no longer needed: this one is not part of the log.
             with suppress(PersistError):  # What stays below the floor is collected sooner or later.
