@@ -2,7 +2,8 @@
 privates to themselves. The ladder is that of docs/design.md; the first set in LAYERS is the lowest."""
 
 import ast
-from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -72,19 +73,59 @@ def module_name(path: Path) -> str:
     return ".".join([FOLDERS[top], *rest]).removesuffix(".__init__")
 
 
-def imported(path: Path) -> set[str]:
-    return {name for name in all_imported(path) if name.split(".")[0] == "persist"}
+@dataclass(frozen=True)
+class Source:
+    """What the rules of this file ask about one module, with the line where it matters."""
+
+    modules: set[str]  # Of `import a.b`: `a.b`.
+    taken: set[tuple[str, str]]  # Of `from a.b import name`: `a.b` and `name`.
+    privates: list[tuple[int, str]]  # Names that may be privates of something other than the module itself.
+    defined: set[str]  # The names that it gives to functions, classes, variables, fields and attributes of self.
+
+    def imports(self) -> set[str]:
+        """Return all that may be a module of what it imports: of `from a.b import name`, `a.b` and `a.b.name`."""
+        return self.modules | {name for module, taken in self.taken for name in (module, f"{module}.{taken}")}
 
 
-def all_imported(path: Path) -> set[str]:
-    found: set[str] = set()
+@cache
+def source(path: Path) -> Source:
+    """Read a module, wherever in it the names stand: for type checkers only, or in a function, too."""
+    found = Source(set(), set(), [], set())
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Import):
-            found.update(alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            found.add(node.module)
-            found.update(f"{node.module}.{alias.name}" for alias in node.names)
+        _look(node, found)
     return found
+
+
+def _look(node: ast.AST, found: Source) -> None:
+    match node:
+        case ast.Import(names):
+            found.modules.update(alias.name for alias in names)
+        case ast.ImportFrom(module, names):
+            found.privates.extend((node.lineno, alias.name) for alias in names if is_private(alias.name))
+            if module:
+                found.taken.update((module, alias.name) for alias in names)
+        case ast.FunctionDef(name) | ast.AsyncFunctionDef(name) | ast.ClassDef(name) | ast.Name(name, ast.Store()):
+            found.defined.add(name)
+        case ast.Attribute(value, name, context):
+            if not is_own(value) and is_private(name):
+                found.privates.append((node.lineno, name))
+            elif is_own(value) and isinstance(context, ast.Store):
+                found.defined.add(name)
+        case ast.Call(ast.Name("getattr" | "setattr" | "hasattr"), [_, ast.Constant(str(name)), *_]):
+            if is_private(name):
+                found.privates.append((node.lineno, name))
+
+
+def is_private(name: str) -> bool:
+    return name.startswith("_") and not name.startswith("__")
+
+
+def is_own(value: ast.expr) -> bool:
+    return isinstance(value, ast.Name) and value.id in ("self", "cls")
+
+
+def imported(path: Path) -> set[str]:
+    return {name for name in source(path).imports() if name.split(".")[0] == "persist"}
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda p: str(p.relative_to(ROOT)))
@@ -99,20 +140,15 @@ def test_only_what_is_of_spark_imports_pyspark(path: Path) -> None:
     """So following and committing exactly (`persist.source`, `persist.sink`) serve any engine that runs tasks."""
     if module_name(path).startswith("persist.spark"):
         return
-    found = {name for name in all_imported(path) if name.split(".")[0] in ("pyspark", "py4j")}
+    found = {name for name in source(path).imports() if name.split(".")[0] in ("pyspark", "py4j")}
     assert not found, f"{path.relative_to(ROOT)} imports {sorted(found)}"
 
 
 def imports_of(path: Path, modules: set[str]) -> set[str]:
-    """Return the modules of ours that one imports, wherever it does: for type checkers only, or in a function, too."""
-    found = set[str]()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Import):
-            found.update(alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            names = (f"{node.module}.{alias.name}" for alias in node.names)
-            found.update(name if name in modules else node.module for name in names)
-    return found & modules
+    """Return the modules of ours that one imports: `from a import b` is about `a.b` if that is a module."""
+    found = source(path)
+    taken = {f"{module}.{name}" if f"{module}.{name}" in modules else module for module, name in found.taken}
+    return (found.modules | taken) & modules
 
 
 def test_imports_go_in_no_circle() -> None:
@@ -124,46 +160,12 @@ def test_imports_go_in_no_circle() -> None:
         pytest.fail(f"these modules import each other in a circle: {' -> '.join(reversed(error.args[1]))}")
 
 
-def is_private(name: str) -> bool:
-    return name.startswith("_") and not name.startswith("__")
-
-
-def defined(tree: ast.Module) -> set[str]:
-    """Return the names that a module gives to functions, classes, variables, fields and attributes of self."""
-    found = set[str]()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            found.add(node.name)
-        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            found.add(node.id)
-        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and is_own(node.value):
-            found.add(node.attr)
-    return found
-
-
-def is_own(value: ast.expr) -> bool:
-    return isinstance(value, ast.Name) and value.id in ("self", "cls")
-
-
-def privates_used(tree: ast.Module) -> Iterator[tuple[int, str]]:
-    """Yield line and name wherever a module uses a private name of something other than itself."""
-    for node in ast.walk(tree):
-        match node:
-            case ast.Attribute(value=value, attr=name) if not is_own(value):
-                yield node.lineno, name
-            case ast.Call(func=ast.Name("getattr" | "setattr" | "hasattr"), args=[value, ast.Constant(str(name)), *_]):
-                yield node.lineno, name
-            case ast.ImportFrom():
-                yield from ((node.lineno, alias.name) for alias in node.names)
-
-
 @pytest.mark.parametrize("path", SOURCES, ids=lambda p: str(p.relative_to(ROOT)))
 def test_a_module_keeps_out_of_the_privates_of_others(path: Path) -> None:
-    tree, module = ast.parse(path.read_text(encoding="utf-8")), module_name(path)
-    own = defined(tree)
+    names, module = source(path), module_name(path)
     found = [
         f"{path.relative_to(ROOT)}:{line} uses {name}"
-        for line, name in privates_used(tree)
-        if is_private(name) and name not in own and (module, name) not in FOREIGN_PRIVATES
+        for line, name in names.privates
+        if name not in names.defined and (module, name) not in FOREIGN_PRIVATES
     ]
     assert not found
