@@ -18,7 +18,16 @@ from typing import Any
 import numpy as np
 
 from persist.codecs import DiffOverflow
-from persist.dataflow.bulk import MANY_ROWS, SAMPLE, has_repeats, order_of, reordered, summed_first
+from persist.dataflow.bulk import (
+    COUNTED_ROWS,
+    MANY_ROWS,
+    SAMPLE,
+    counted,
+    has_repeats,
+    order_of,
+    reordered,
+    summed_first,
+)
 from persist.dataflow.times import Flags, Ints
 
 HASH_VERSION = 1  # Of `mixed`; another hash is another version.
@@ -110,8 +119,12 @@ def to_batch(updates: Ints, layout: Layout, *, is_consolidated: bool = False) ->
     """
     if updates.shape[1] <= FEW_ROWS:
         return _of_few(updates, layout) if updates.shape[1] else layout.empty()
-    if updates.shape[1] >= MANY_ROWS and not is_consolidated:
-        updates = _summed_first(updates, layout)
+    if updates.shape[1] >= COUNTED_ROWS and not is_consolidated:
+        fewer = counted(updates) if layout.words == 1 else None
+        if fewer is not None:
+            updates = fewer
+        elif updates.shape[1] >= MANY_ROWS:
+            updates = _summed_first(updates, layout)
     hashes = key_hashes(updates[: layout.keys])
     if layout.values:
         hashes |= (mixed(updates[layout.keys : layout.words]) >> _HALF).view(np.int64)

@@ -2,6 +2,9 @@
 
 - Where most updates say the same (columns that nobody reads are left out, so facts of one key are alike), they are
   summed first, by a hash table of Arrow's, and only what differs is sorted. Whether that pays is told by a sample.
+- Where a record is one word, and all came at one time with one diff, as in a load of what is joined or counted by a
+  column, its hash tells it apart by itself: sorted hashes are counted, and the words are got back from them. numpy
+  sorts values alone seven times as fast as it finds their order.
 - A hash is sorted together with its place, which takes the bits that n places need, in place of the lowest ones of the
   hash: numpy sorts plain integers several times as fast as it finds their order, and with a place in it the sort is
   stable. What the upper bits leave undecided is sorted once more. Pieces that are sorted already are merged by numpy's
@@ -18,12 +21,16 @@ import pyarrow as pa
 from persist.dataflow.times import Flags, Ints
 
 MANY_ROWS = 1 << 15  # From so many updates on, it pays to look.
+COUNTED_ROWS = 512  # From so many on, of one word.
+AT_ONCE = 1 << 15  # So many hashes are made at once: what they need in between stays in the processor's caches.
 SAMPLE = 4096
 REPEATS = 4  # Updates are summed first if there are about so many of each in the mean.
 PACKED_ROWS = 1024  # From so many hashes on, a sort together with places pays.
 PREFIX_SHARE = 16  # If more than one in so many is in the wrong place by its upper bits, all are sorted by halves.
 PIECES = 16  # Up to so many sorted pieces are merged.
 _HALF = 31  # Bits of a place beside half a hash.
+_MULTIPLIER = 0x9E3779B97F4A7C15  # That of `batch.mixed`.
+_FACTOR, _INVERSE, _SHIFT = np.uint64(_MULTIPLIER), np.uint64(pow(_MULTIPLIER, -1, 1 << 64)), np.uint64(32)
 _EXACT = 1 << 53  # Sums of floats below this are exact.
 
 
@@ -60,6 +67,47 @@ def reordered(rows: Ints, order: Ints, out: Ints) -> None:
             target.fill(row[0])
         else:
             row.take(order, out=target, mode="clip")
+
+
+def counted(updates: Ints) -> Ints | None:
+    """Return updates, of records of one word, with equal ones summed, in the order of their hashes; None if they differ
+    in time or in diff."""
+    words, *others = updates
+    if not all((row == row[0]).all() for row in others):
+        return None
+    marks = scattered(words)
+    marks.view(np.int64).sort()
+    starts = np.ones(len(marks), np.bool_)
+    np.not_equal(marks[1:], marks[:-1], out=starts[1:])
+    firsts = starts.nonzero()[0]
+    counts = np.diff(np.append(firsts, len(marks)))
+    diff = int(updates[-1, 0])
+    if abs(diff) * int(counts.max()) >= 2**63:
+        return None
+    found = np.empty((len(updates), len(firsts)), np.int64)
+    found[0] = gathered(marks.take(firsts))
+    found[1:-1] = updates[1:-1, :1]
+    np.multiply(counts, diff, out=found[-1])
+    return found
+
+
+def scattered(words: Ints) -> Any:
+    """Return `batch.mixed` of records of one word, uint64[n]: no two words have one hash."""
+    found = words.view(np.uint64) * _FACTOR
+    for first in range(0, len(found), AT_ONCE):
+        piece = found[first : first + AT_ONCE]
+        piece ^= piece >> _SHIFT
+        piece *= _FACTOR
+    return found
+
+
+def gathered(marks: Any) -> Ints:
+    """Return the words of which `scattered` has made these."""
+    found = marks * _INVERSE
+    found ^= found >> _SHIFT
+    found *= _INVERSE
+    words: Ints = found.view(np.int64)
+    return words
 
 
 def has_repeats(sample: Any, count: int) -> bool:
