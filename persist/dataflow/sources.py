@@ -235,10 +235,10 @@ class SourceReader:
         except AsOfNotSealed:
             return False
         # Whatever arranges the contents sums them up: equal rows need not be brought together before.
-        found = [self._updates(table, np.full(table.num_rows, self._as_of)) for table in snapshot.unsummed()]
+        found = self._contents([self._columns(table) for table in snapshot.unsummed()])
         listen = begun_listen(handle, self._as_of, None, columns=names)
-        if found:
-            self._gate.add(found[0] if len(found) == 1 else np.concatenate(found, axis=1))
+        if found.shape[1]:
+            self._gate.add(found)
         self._reach(Upper(self._as_of + 1))
         self._listen = listen
         self._let_go()
@@ -267,8 +267,24 @@ class SourceReader:
             self._gate.add(self._updates(table, times))
 
     def _updates(self, table: pa.Table, times: Ints) -> Ints:
+        *rows, diffs = self._columns(table)
+        return np.array([*rows, times, diffs], np.int64)
+
+    def _contents(self, tables: list[list[Ints]]) -> Ints:
+        """Return the columns of tables as updates at the time at which it begins; each is copied once."""
+        found = np.empty((len(self._schema) + 2, sum(len(columns[-1]) for columns in tables)), np.int64)
+        found[-2] = self._as_of
+        end = 0
+        for columns in tables:
+            first, end = end, end + len(columns[-1])
+            for row, column in zip((*found[:-2], found[-1]), columns, strict=True):
+                row[first:end] = column
+        return found
+
+    def _columns(self, table: pa.Table) -> list[Ints]:
+        """Return the words of each column, and the diffs."""
         rows = [self._domain.encode(table[name]) for name in self._schema.names]
-        return np.array([*rows, times, table["_diff"].combine_chunks().to_numpy()], np.int64)
+        return [*rows, table["_diff"].combine_chunks().to_numpy()]
 
     def _reach(self, upper: Upper) -> None:
         self._gate.frontier = Antichain(*upper.elements)
