@@ -1,12 +1,13 @@
 """A view of count and sum by the tasks of Spark, against Spark computing it again: `python -m benchmarks.views_spark`.
 
-    [--facts N] [--dims N] [--changed N ...] [--rounds N]
+    [--facts N] [--dims N] [--changed N ...] [--rounds N] [--stream]
 
 Facts are joined with dimensions, and grouped by one of 1,000 groups of these. A change replaces the amounts of some
 facts. Each way refreshes a view of its own of the same collections, by turns, and commits durably; an open handle has
 its state in memory. Spark's own side reads facts and dimensions from Parquet files, which hold what the collections
 hold, and writes the answer to another one. CPU time is of this process, the JVM and Spark's Python workers together.
 Told is the median of the rounds. What the chooser would take is said before each size.
+`--stream` measures a stream instead, whose `foreachBatch` replaces the amounts of 100 facts and then refreshes a view.
 """
 
 import argparse
@@ -17,7 +18,7 @@ from statistics import median
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 import persist
@@ -30,6 +31,7 @@ from persist.spark.step.choosing import Way
 
 QUERY = "SELECT g, count(*) AS n, sum(amount) AS total FROM facts JOIN dims USING (d) GROUP BY g"
 GROUPS = 1000
+TRIGGERS = 12
 WAYS: dict[str, Way] = {
     "driver": "driver",
     "spark": "spark",
@@ -63,8 +65,8 @@ class Sides:
             if view is not self.views[OPEN]:
                 view.close()
 
-    def change(self, count: int) -> None:
-        """Replace the amounts of some facts, at one time, and write the files anew."""
+    def change(self, count: int, *, files: bool = True) -> None:
+        """Replace the amounts of some facts, at one time, and write the files anew, if these are wanted."""
         at = self._random.choice(len(self._amounts), count, replace=False)
         at.sort()
         old = self._rows(at)
@@ -77,7 +79,8 @@ class Sides:
             multi.write(self._facts, both)
             multi.seal(self._facts, self._time)
             multi.seal(self._dims, self._time)
-        pq.write_table(self._rows(np.arange(len(self._amounts))), self._place / "facts.parquet")
+        if files:
+            pq.write_table(self._rows(np.arange(len(self._amounts))), self._place / "facts.parquet")
 
     def refreshed(self, name: str) -> None:
         """Refresh the view of a way; handles but the open one are new."""
@@ -102,6 +105,25 @@ class Sides:
         theirs = pq.read_table(self._place / "answer").sort_by("g").to_pylist()
         for name, view in self.views.items():
             assert view.snapshot().to_arrow().sort_by("g").to_pylist() == theirs, f"{name} gives another answer"
+
+    def streamed(self, name: str | None) -> float:
+        """Return how many seconds a trigger takes that changes facts and refreshes the view of a way, if any."""
+
+        def each(batch: DataFrame, number: int) -> None:
+            self.change(batch.count(), files=False)
+            if name is not None:
+                self.refreshed(name)
+
+        rows = self._spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 100).load()
+        place = self._place / f"checkpoint-{name}"
+        query = rows.writeStream.foreachBatch(each).option("checkpointLocation", str(place)).start()
+        try:
+            while len(query.recentProgress) < TRIGGERS and query.isActive:
+                query.awaitTermination(1)
+            found: list[float] = [one.durationMs["triggerExecution"] / 1000 for one in query.recentProgress[2:]]
+        finally:
+            query.stop()
+        return median(found)
 
     def close(self) -> None:
         self.views[OPEN].close()
@@ -144,10 +166,18 @@ def main() -> None:
     parser.add_argument("--dims", type=int, default=1_000_000)
     parser.add_argument("--changed", type=int, nargs="+", default=[10, 1_000_000])
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--stream", action="store_true")
     given = parser.parse_args()
     with folder() as place, session() as spark:
         sides = Sides(spark, place, given.facts, given.dims)
-        print(f"{given.facts:,} facts, {given.dims:,} dimensions, {GROUPS:,} groups: median of {given.rounds} rounds")
+        print(f"{given.facts:,} facts, {given.dims:,} dimensions, {GROUPS:,} groups")
+        if given.stream:
+            without = sides.streamed(None)
+            print(f"a trigger of 100 facts without a refresh: {without:.2f} s")
+            for name in ("driver", "spark", OPEN):
+                print(f"  refreshed by {name}: {sides.streamed(name) - without:.2f} s more", flush=True)
+            sides.close()
+            return
         for changed in given.changed:
             shown(changed, refreshes(sides, changed, given.rounds))
         sides.close()

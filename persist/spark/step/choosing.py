@@ -8,7 +8,8 @@
     recompute    tasks that read all that the sources hold
 
 What they take is an estimate from the descriptors of parts, of bytes decoded: it compares ways, and is no promise. The
-rates are those of one core of a small machine, and only their ratios matter. All ways write the same updates.
+rates are those of one core of a small machine, as `benchmarks.views_spark` gives them, and only their ratios matter.
+All ways write the same updates.
 """
 
 import os
@@ -22,9 +23,10 @@ Way = Literal["embedded", "driver", "spark", "recompute"]
 STATE_PER_BYTE = 3  # Of what is read, decoded: words, arrangements, and what is being merged.
 SPILLED_SLOWNESS = 4  # Of a state that does not fit into what is free.
 DRIVER_S = 0.05  # For stages on the driver to begin and end.
-JOB_S = 0.4  # For a job with a shuffle to begin and end.
+JOB_S = 0.8  # For a job with a shuffle to begin and end.
 SCAN_BYTES_S = 200e6  # Read, decoded and looked through, by one core.
-EMBEDDED_BYTES_S = 60e6  # Taken in by the engine on the driver.
+EMBEDDED_BYTES_S = 75e6  # Taken in by the engine on the driver.
+DRIVER_BYTES_S = 40e6  # Given from stage to stage on the driver, and taken in.
 TASK_BYTES_S = 15e6  # Shuffled and taken in by a task.
 TOUCHED_PER_CHANGE = 10  # Bytes that are shuffled for each byte that changed, at most all that is read.
 FREE_UNKNOWN = 4 << 30
@@ -77,11 +79,16 @@ def estimates(work: Work) -> tuple[Estimate, ...]:
     found = [_embedded(work)]
     if work.needed_bytes is not None:
         shuffled = min(work.needed_bytes, TOUCHED_PER_CHANGE * work.changed_bytes)
-        each_s = work.needed_bytes / SCAN_BYTES_S + shuffled / TASK_BYTES_S
+        read_s = work.needed_bytes / SCAN_BYTES_S
         if STATE_PER_BYTE * work.needed_bytes <= work.free_bytes:
-            found.append(Estimate("driver", work.needed_bytes, DRIVER_S + each_s, "no job, one task at a time"))
+            here_s = DRIVER_S + read_s + shuffled / DRIVER_BYTES_S
+            found.append(Estimate("driver", work.needed_bytes, here_s, "no job, one task at a time"))
         note = f"{work.jobs} jobs, {work.slots} tasks at a time"
-        found.append(Estimate("spark", work.needed_bytes, work.jobs * JOB_S + each_s / work.slots, note))
+        found.append(
+            Estimate(
+                "spark", work.needed_bytes, work.jobs * JOB_S + (read_s + shuffled / TASK_BYTES_S) / work.slots, note
+            )
+        )
     each_s = work.bytes / SCAN_BYTES_S + work.bytes / TASK_BYTES_S
     note = f"1 job, {work.slots} tasks at a time"
     found.append(Estimate("recompute", work.bytes, JOB_S + each_s / work.slots, note))

@@ -4,6 +4,7 @@ The tasks are those that Spark runs (`tasks.py`), and so is what they give each 
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import msgspec
 import pyarrow as pa
@@ -33,7 +34,7 @@ def asked_here(tasks: Sequence[StageTask]) -> Blocks:
 def _run(tasks: Sequence[StageTask]) -> Iterator[tuple[int, bytes]]:
     """Yield what the tasks of stages give, stage by stage."""
     given: dict[int, list[pa.RecordBatch]] = {}
-    for task in tasks:
+    for task in (replace(each, partitions=1, packs=False) for each in tasks):
         for row in task.rows(_rows_for(task, given)):
             number, block = row.column(0)[0].as_py(), row.column(2)[0].as_py()
             given.setdefault(number, []).append(row)

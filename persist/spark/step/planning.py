@@ -145,6 +145,17 @@ class StepPlan:
         tasks, size = self._tasks(stages, partitions, known, {})
         return [replace(each, asked=asked) for each in tasks], size
 
+    def told_bytes(self, wanted: Sequence[int]) -> int:
+        """Return how many bytes, decoded, the sources hold of which the touched keys of some stages tell a part."""
+        asked = {each.number for stage in self.stages if stage.number in wanted for each in stage.reads}
+        needs = needs_of(self.stages)
+        return sum(
+            self._readings[stage.number].contents_bytes
+            for stage in self.stages
+            if stage.source is not None
+            and any(each.exchange in asked for each in needs.get(stage.source.number, NOTHING) or ())
+        )
+
     def touched(self, wanted: Sequence[int], blocks: Blocks) -> dict[int, TouchedKeys]:
         """Return the touched keys of the exchanges of stages, made of the blocks that a wave gave for them."""
         read = [each.number for stage in self.stages if stage.number in wanted for each in stage.reads]

@@ -38,7 +38,7 @@ from persist.spark.workers import check_workers
 Known: TypeAlias = Mapping[int, TouchedKeys]
 Job: TypeAlias = Callable[[Sequence[StageTask]], Blocks]
 
-LOCAL_BYTES_MAX = 32 << 20  # Decoded: touched keys that less tells are found on the driver, and otherwise by a job.
+LOCAL_BYTES_MAX = 128 << 20  # Decoded: touched keys that less tells are found on the driver, and otherwise by a job.
 KEYS_BYTES_MAX = 64 << 20  # Of touched keys, which all tasks get; if there are more, everything is read.
 TRIES = 5  # While others write the outputs.
 Where = Literal["auto", "embedded", "driver", "spark", "recompute"]
@@ -294,8 +294,10 @@ class _Stepping:
         jobs = 0
         for level, wanted in step.levels():
             tasks, size = step.wave(wanted, known, self._shares(step.changed_bytes))
+            if level > 1 and step.told_bytes(wanted) <= size:
+                break  # To read all of that costs less; what lies behind is read, too.
             if size <= LOCAL_BYTES_MAX:
-                blocks = asked_here([replace(each, partitions=1) for each in tasks])
+                blocks = asked_here(tasks)
             elif job is None:
                 return known, len(step.levels()) - level + 1
             else:

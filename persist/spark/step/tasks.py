@@ -128,6 +128,7 @@ class StageTask:
         as_of: updates after this time are new.
         needed: by exchange, which records of the past are; of what is not named, all.
         asked: exchanges of which only the keys are given that have something new.
+        packs: whether blocks are compressed, because they are to be moved.
     """
 
     stage: StagePlan
@@ -137,6 +138,7 @@ class StageTask:
     as_of: int = -1
     needed: Mapping[int, Condition] = field(default_factory=dict)
     asked: frozenset[int] = frozenset()
+    packs: bool = True
 
     def gives_to(self, other: "StageTask") -> bool:
         """Whether another stage reads what this one gives."""
@@ -170,25 +172,28 @@ class StageTask:
     def _shared_out(self, exchange: Exchange, table: pa.Table) -> Iterator[pa.RecordBatch]:
         if exchange.number in self.asked:
             table = self._new_keys(exchange, table)
-            for block in _blocks(table) if table.num_rows else ():
+            for block in _blocks(table, self.packs) if table.num_rows else ():
                 yield block_row(exchange.number, 0, block)
             return
         needed = self.needed.get(exchange.number)
         if needed is not None:
-            is_new = int64_values(combined(table["_time"])) > self.as_of
-            table = table.filter(boolean_array(is_new | needed.holds(table)))
+            kept = int64_values(combined(table["_time"])) > self.as_of
+            if not kept.all():
+                kept[~kept] = needed.holds(table.filter(boolean_array(~kept)))
+                table = table.filter(boolean_array(kept))
         if not table.num_rows:
             return
         if exchange.keys == () or self.partitions == 1:
-            to = np.zeros(len(table), np.int64)
-        else:
-            by = exchange.columns.names if exchange.keys is None else exchange.keys
-            to = (row_hashes(table, by) % np.uint64(self.partitions)).astype(np.int64)
+            for block in _blocks(table, self.packs):
+                yield block_row(exchange.number, 0, block)
+            return
+        by = exchange.columns.names if exchange.keys is None else exchange.keys
+        to = (row_hashes(table, by) % np.uint64(self.partitions)).astype(np.int64)
         order = to.argsort(kind="stable")
         table, to = table.take(pa.array(order)), to[order]
         starts = [0, *(np.flatnonzero(to[1:] != to[:-1]) + 1).tolist()]
         for start, end in zip(starts, [*starts[1:], len(to)], strict=True):
-            for block in _blocks(table.slice(start, end - start)):
+            for block in _blocks(table.slice(start, end - start), self.packs):
                 yield block_row(exchange.number, int(to[start]), block)
 
     def _new_keys(self, exchange: Exchange, table: pa.Table) -> pa.Table:
@@ -303,11 +308,11 @@ def _with_nothing(table: pa.Table, columns: pa.Schema) -> pa.Table:
     return table if columns.names else table.append_column("nothing", pa.array(np.zeros(len(table), np.int8)))
 
 
-def _blocks(table: pa.Table) -> Iterator[bytes]:
+def _blocks(table: pa.Table, packs: bool) -> Iterator[bytes]:
     rows = max(1, int(len(table) * BLOCK_BYTES_MAX / max(1, table.nbytes)))
     for start in range(0, len(table), rows):
         target = pa.BufferOutputStream()
-        with pa.ipc.new_stream(target, table.schema, options=_LZ4) as stream:
+        with pa.ipc.new_stream(target, table.schema, options=_LZ4 if packs else None) as stream:
             stream.write_table(table.slice(start, rows))
         yield target.getvalue().to_pybytes()
 
