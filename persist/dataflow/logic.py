@@ -37,6 +37,7 @@ from persist.dataflow.aggregates import (
     to_float,
 )
 from persist.dataflow.batch import products, summed
+from persist.dataflow.bulk import order_by
 from persist.dataflow.errors import OperatorFailed
 from persist.dataflow.linear import Column, Frame, row_columns
 from persist.dataflow.times import Flags, Ints
@@ -234,7 +235,7 @@ def _slot_sums(groups: Ints, slots: Ints, amounts: Ints, diffs: Ints) -> tuple[I
 
 def _by_value(numbers: Ints, words: Ints, of: pa.DataType, diffs: Ints, domain: Domain) -> tuple[Ints, Ints, Ints]:
     """Return (group, value, multiplicity) in the order of group and value, with positive multiplicities only."""
-    order = np.lexsort((ranks(domain, words, of), numbers))
+    order = order_by((numbers, ranks(domain, words, of)))
     numbers, words, diffs = numbers[order], words[order], diffs[order]
     if not len(numbers):
         return numbers, words, diffs
@@ -270,7 +271,7 @@ def top_k(
         if not len(groups):
             return groups, values, diffs
         columns = [directed(domain, values[row], kinds[row], down, first) for row, down, first in every]
-        order = np.lexsort((*columns[::-1], groups))
+        order = order_by((groups, *columns))
         groups, values, diffs = groups[order], values[:, order], np.minimum(diffs[order], count + skip)
         firsts = starts_of(groups)
         running = diffs.cumsum()

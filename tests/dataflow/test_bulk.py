@@ -10,7 +10,7 @@ import pytest
 
 from persist.codecs import DiffOverflow
 from persist.dataflow.batch import Layout, mixed, to_batch
-from persist.dataflow.bulk import COUNTED_ROWS, gathered, order_of, scattered
+from persist.dataflow.bulk import COUNTED_ROWS, gathered, order_by, order_of, scattered
 
 Ints = npt.NDArray[np.int64]
 ROWS = 40_000
@@ -107,3 +107,14 @@ def test_hashes_are_sorted_with_their_places_as_by_a_stable_sort(kind: str, rows
     elif kind == "some alike above":
         hashes[: rows // 50] = chance.integers(-9, 9, rows // 50)
     assert (order_of(hashes, hashes[1:] < hashes[:-1]) == hashes.argsort(kind="stable")).all()
+
+
+@pytest.mark.parametrize("most", [1, 30, 2**40, 2**62, 2**63 - 1])
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_columns_are_sorted_as_one_number_as_one_by_one(most: int, count: int) -> None:
+    chance = np.random.default_rng(7)
+    for rows in (0, 1, 500):
+        columns = [chance.integers(0, 5, rows), *chance.integers(-most - 1, most, (count, rows), endpoint=True)]
+        order = order_by(columns)
+        assert sorted(order.tolist()) == list(range(rows))
+        assert (np.array(columns).take(order, axis=1) == np.array(columns)[:, np.lexsort(columns[::-1])]).all()
