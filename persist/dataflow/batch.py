@@ -120,7 +120,7 @@ def to_batch(updates: Ints, layout: Layout, *, is_consolidated: bool = False) ->
     if updates.shape[1] <= FEW_ROWS:
         return _of_few(updates, layout) if updates.shape[1] else layout.empty()
     if updates.shape[1] >= COUNTED_ROWS and not is_consolidated:
-        fewer = counted(updates) if layout.words == 1 else None
+        fewer = counted(updates) if layout.words else None
         if fewer is not None:
             updates = fewer
         elif updates.shape[1] >= MANY_ROWS:

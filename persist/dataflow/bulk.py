@@ -2,9 +2,9 @@
 
 - Where most updates say the same (columns that nobody reads are left out, so facts of one key are alike), they are
   summed first, by a hash table of Arrow's, and only what differs is sorted. Whether that pays is told by a sample.
-- Where a record is one word, and all came at one time with one diff, as in a load of what is joined or counted by a
-  column, its hash tells it apart by itself: sorted hashes are counted, and the words are got back from them. numpy
-  sorts values alone seven times as fast as it finds their order.
+- Where records differ in one word, and all came at one time with one diff, as in a load of what is joined or counted by
+  a column, the hash of that word tells them apart by itself: sorted hashes are counted, and the words are got back from
+  them. numpy sorts values alone seven times as fast as it finds their order.
 - A hash is sorted together with its place, which takes the bits that n places need, in place of the lowest ones of the
   hash: numpy sorts plain integers several times as fast as it finds their order, and with a place in it the sort is
   stable. What the upper bits leave undecided is sorted once more. Pieces that are sorted already are merged by numpy's
@@ -22,7 +22,7 @@ import pyarrow as pa
 from persist.dataflow.times import Flags, Ints
 
 MANY_ROWS = 1 << 15  # From so many updates on, it pays to look.
-COUNTED_ROWS = 512  # From so many on, of one word.
+COUNTED_ROWS = 512  # From so many on, that differ in one word.
 AT_ONCE = 1 << 15  # So many hashes are made at once: what they need in between stays in the processor's caches.
 SAMPLE = 4096
 REPEATS = 4  # Updates are summed first if there are about so many of each in the mean.
@@ -91,10 +91,10 @@ def reordered(rows: Ints, order: Ints, out: Ints) -> None:
 
 
 def counted(updates: Ints) -> Ints | None:
-    """Return updates, of records of one word, with equal ones summed, in the order of their hashes; None if they differ
-    in time or in diff."""
+    """Return updates that differ in their first word only, with equal ones summed, in the order of its hash; None if
+    they differ in another word, in time or in diff."""
     words, *others = updates
-    if not all((row == row[0]).all() for row in others):
+    if not all(row[0] == row[-1] and (row == row[0]).all() for row in others):
         return None
     marks = scattered(words)
     marks.view(np.int64).sort()

@@ -64,14 +64,16 @@ WORDS: dict[str, Callable[[np.random.Generator, int], Any]] = {
 
 
 @pytest.mark.parametrize("which", WORDS)
-@pytest.mark.parametrize("layout", [Layout(1, 0, 1), Layout(0, 1, 1), Layout(1, 0, 0), Layout(1, 0, 2)])
+@pytest.mark.parametrize(
+    "layout", [Layout(1, 0, 1), Layout(0, 1, 1), Layout(1, 0, 0), Layout(1, 0, 2), Layout(1, 1, 1), Layout(2, 1, 1)]
+)
 @pytest.mark.parametrize("diff", [1, -3, 2**62, 0, "mixed"])
 @pytest.mark.parametrize("rows", [COUNTED_ROWS, ROWS])
-def test_records_of_one_word_are_counted(which: str, layout: Layout, diff: Any, rows: int) -> None:
+def test_records_that_differ_in_one_word_are_counted(which: str, layout: Layout, diff: Any, rows: int) -> None:
     chance = np.random.default_rng(5)
     words = WORDS[which](chance, rows)
     diffs = _signs(chance)[:rows] if diff == "mixed" else diff
-    updates = np.array(np.broadcast_arrays(words, *[7] * layout.dimensions, diffs), np.int64)
+    updates = np.array(np.broadcast_arrays(words, *[7] * (layout.words + layout.dimensions - 1), diffs), np.int64)
     counts = Counter(dict.fromkeys(words.tolist(), 0))
     for word, each in updates[[0, -1]].T.tolist():
         counts[word] += each
