@@ -9,9 +9,9 @@ A test, or a module by its `pytestmark`, that is long because it shows the same 
 
 Of a function with several cases, this share of the cases is run, one at least. The other functions of a module that
 have the same share are sampled together in the same way; so are the functions of all modules that name a group:
-`sampled(0.2, group="cluster")`. A test that has no others to be sampled with is run by one of 1 / share seeds.
-Successive seeds run successive parts: when 1 / share seeds in a row were used, everything was run. Hypothesis makes
-fewer examples in a sample, see `examples`.
+`sampled(0.2, group="cluster")`. A test that has no others to be sampled with, in what pytest was given, is always run:
+it may be the only one of its behaviour. Successive seeds run successive parts: when 1 / share seeds in a row were used,
+everything was run. Hypothesis makes fewer examples in a sample, see `examples`.
 
 `scripts/check` goes on with `--rest-s`: what the sample has left out, for as long as there is time. The modules come in
 an order of that seed, so that it is not always the same ones that time is too short for.
@@ -133,11 +133,8 @@ def _asked_for(item: pytest.Item) -> tuple[float, str | None]:
 def chosen(names: Sequence[str], share: float, seed: int) -> list[str]:
     """Return a share of names; successive seeds return successive parts, until all were returned.
 
-    It is one name at least; only a name that stands alone is returned for just one of 1 / share seeds.
+    It is one name at least, so that a name that stands alone is returned for every seed.
     """
-    if len(names) == 1:
-        turn = int.from_bytes(_digest(names[0])[:4], "big") + seed
-        return list(names) if turn % math.ceil(1 / share) == 0 else []
     count = max(1, round(share * len(names)))
     # Neighbours are often alike, so they are not left neighbours; the order must be the same in every process.
     mixed = sorted(names, key=_digest)

@@ -511,7 +511,6 @@ def test_a_checkpoint_that_no_writer_would_make_is_refused(victim: Victim) -> No
             raise
 
 
-@pytest.mark.sampled(0.25)
 @pytest.mark.parametrize("victim", [True], indirect=True, ids=[""])
 def test_a_live_client_deletes_nothing_on_the_word_of_a_hostile_checkpoint(victim: Victim) -> None:
     """It knows better than the checkpoint, and reads it only to collect garbage."""

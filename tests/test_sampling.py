@@ -39,12 +39,9 @@ def test_successive_seeds_choose_everything_a_share_at_a_time(
     assert set().union(*samples) == set(names)
 
 
-@pytest.mark.parametrize(("share", "seeds"), [(0.2, 5), (0.34, 3), (0.5, 2), (1, 1)])
-def test_a_test_that_stands_alone_is_chosen_by_one_seed_of_so_many(share: float, seeds: int) -> None:
-    for name in ("test_this", "test_that"):
-        samples = [chosen([name], share, seed) for seed in range(739_577, 739_577 + 2 * seeds)]
-        assert sorted(samples) == [[]] * 2 * (seeds - 1) + [[name]] * 2
-        assert samples[:seeds] == samples[seeds:]
+@pytest.mark.parametrize("share", [0.01, 0.2, 0.5, 1])
+def test_a_test_that_stands_alone_is_chosen_by_every_seed(share: float) -> None:
+    assert all(chosen(["test_this"], share, seed) == ["test_this"] for seed in range(739_577, 739_587))
 
 
 def collected(folder: Path, *options: str) -> list[str]:

@@ -132,7 +132,6 @@ def collect(place: Place) -> None:
         assert ("delete", key) in [(repair.action, repair.blob) for repair in report.repairs_done]
 
 
-@pytest.mark.sampled(0.25)
 def test_the_policies_of_the_manual_are_enough_and_no_line_of_them_is_spare(
     gate: Gate, s3_options: dict[str, Any]
 ) -> None:

@@ -144,7 +144,6 @@ def test_storage_options_reach_the_store(folder: Path) -> None:
     assert main(["ls", str(folder), "--storage-option", "fsync=false"]) == 0
 
 
-@pytest.mark.sampled(0.34)
 def test_the_module_runs_as_a_program(folder: Path) -> None:
     command = [sys.executable, "-m", "persist", "fsck", str(folder)]
     done = subprocess.run(command, cwd=ROOT, env=dict(os.environ), capture_output=True, text=True)

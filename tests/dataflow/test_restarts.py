@@ -55,7 +55,6 @@ def persist_all(stream: Stream, outputs: Sequence[str]) -> None:
         every[name].persist(name, key=every[name].columns)
 
 
-@pytest.mark.sampled(0.5)
 @settings(max_examples=examples(40), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data(), choices=st.lists(CHOICE, min_size=1, max_size=3))
 def test_programs_that_are_started_again_go_on_exactly(

@@ -87,7 +87,6 @@ def test_a_reader_that_follows_for_long_keeps_the_same_contents_as_one_that_just
         reader.close()
 
 
-@pytest.mark.sampled(0.15, group="long")
 def test_opening_5000_records_and_200_collections_takes_two_list_pages_and_at_most_20_gets() -> None:
     inner = MemoryBlob()
     clock = SystemClock()

@@ -470,7 +470,6 @@ def test_a_recursion_without_end_is_an_error_and_the_view_stays(client: persist.
     assert view.upper == persist.Antichain(0)
 
 
-@pytest.mark.sampled(0.2)  # It goes to the limit of iterations.
 def test_a_view_goes_on_when_what_its_recursion_did_not_end_for_is_retracted(client: persist.Client) -> None:
     steps = client.create_or_load("steps", key={"n": pa.int64()}, value={"next": pa.int64()})
     steps.write([((1, 2), 0, 1)])

@@ -251,7 +251,6 @@ def test_a_holder_that_died_is_replaced_by_its_successor_or_by_force(tmp_path: P
         client.load("c").seal(6).result()
 
 
-@pytest.mark.sampled(0.34)
 def test_a_process_that_exits_without_closing_does_not_hang_and_loses_nothing_acknowledged(tmp_path: Path) -> None:
     script = (
         "import persist\n"

@@ -323,7 +323,6 @@ def test_boto3_that_is_not_installed_is_named_with_the_command(monkeypatch: pyte
         S3Blob("bucket", "prefix")
 
 
-@pytest.mark.sampled(0.34)
 def test_a_listing_asks_for_a_page_when_it_gets_there(
     s3_options: dict[str, Any], bucket: str, crowd_in_bucket: str
 ) -> None:

@@ -187,7 +187,6 @@ def outcome(tail: bytes, layout: FileLayout, part: Part) -> Any:
         return None
 
 
-@pytest.mark.sampled(0.34)
 def test_a_footer_as_arrow_writes_it_is_parsed_at_once_and_like_any_other(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever is changed in it, the quick way finds the same or leaves it to the long one."""
     rng = random.Random(8)

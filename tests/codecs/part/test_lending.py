@@ -5,7 +5,6 @@ import sys
 
 import numpy as np
 import pyarrow as pa
-import pytest
 
 from persist.codecs import CollectionSchema, decode_part, encode_parts
 from persist.codecs.part.lending import lent_buffer, wait_for_returns
@@ -60,7 +59,6 @@ def test_a_read_gives_all_back() -> None:
     assert wait_for_returns(30)
 
 
-@pytest.mark.sampled(0.25)
 def test_processes_that_end_right_after_a_read_end_well() -> None:
     done = subprocess.run([sys.executable, "-c", CHILDREN], capture_output=True, text=True)
     assert done.stdout.strip() == "{0: 15}", done.stderr[-2000:]

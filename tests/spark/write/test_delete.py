@@ -37,7 +37,6 @@ def test_what_a_condition_finds_is_deleted(spark: SparkSession, location: str, a
     assert upper(location) == 14
 
 
-@pytest.mark.sampled(0.5)
 def test_all_records_with_some_keys_are_deleted_once(spark: SparkSession, location: str) -> None:
     with persist.open(location) as client:
         client.load("orders").write([((None, ("x", 1.0)), 13, 2)], seal=14).result()
