@@ -129,9 +129,14 @@ def to_batch(updates: Ints, layout: Layout, *, is_consolidated: bool = False) ->
     if layout.values:
         hashes |= (mixed(updates[layout.keys : layout.words]) >> _HALF).view(np.int64)
     batch = np.empty((layout.height, updates.shape[1]), np.int64)
-    batch[0] = hashes
-    batch[1:] = updates
-    return settled(batch, layout, is_consolidated=is_consolidated)
+    order = _order(hashes)
+    if order is None:
+        batch[0] = hashes
+        batch[1:] = updates
+    else:
+        hashes.take(order, out=batch[0], mode="clip")
+        reordered(updates, order, batch[1:])
+    return _consolidated(batch, layout, is_consolidated=is_consolidated)
 
 
 def _summed_first(updates: Ints, layout: Layout) -> Ints:
@@ -151,16 +156,26 @@ def settled(batch: Ints, layout: Layout, *, is_consolidated: bool = False) -> In
     Raises:
         DiffOverflow: a sum of diffs does not fit int64.
     """
-    if batch.shape[1] > 1:
-        hashes = batch[0]
-        descents = hashes[1:] < hashes[:-1]
-        if descents.any():
-            found = np.empty_like(batch)
-            reordered(batch, order_of(hashes, descents), found)
-            batch, hashes = found, found[0]
-        tied = (hashes[1:] == hashes[:-1]).nonzero()[0]
-        if len(tied):
-            return _with_ties(batch, layout, tied)
+    order = _order(batch[0])
+    if order is not None:
+        found = np.empty_like(batch)
+        reordered(batch, order, found)
+        batch = found
+    return _consolidated(batch, layout, is_consolidated=is_consolidated)
+
+
+def _order(hashes: Ints) -> Ints | None:
+    """Return the order of hashes, or None if they are in order."""
+    descents = hashes[1:] < hashes[:-1]
+    return order_of(hashes, descents) if descents.any() else None
+
+
+def _consolidated(batch: Ints, layout: Layout, *, is_consolidated: bool) -> Ints:
+    """Consolidate a batch in the order of its hashes."""
+    hashes = batch[0]
+    tied = (hashes[1:] == hashes[:-1]).nonzero()[0]
+    if len(tied):
+        return _with_ties(batch, layout, tied)
     return batch if is_consolidated else without_zeros(batch)
 
 

@@ -83,6 +83,9 @@ def order_by(columns: Sequence[Ints]) -> Ints:
 def reordered(rows: Ints, order: Ints, out: Ints) -> None:
     """Write rows into out, their columns in another order. One that is the same throughout, as the time and the diff of
     a bulk mostly are, is not looked at place by place."""
+    if len(order) < PACKED_ROWS:
+        rows.take(order, axis=1, out=out, mode="clip")
+        return
     for row, target in zip(rows, out, strict=True):
         if row[0] == row[-1] and (row == row[0]).all():
             target.fill(row[0])

@@ -18,6 +18,7 @@ from persist.codecs import TIME_MAX
 from persist.codecs.types.schema import TIME
 from persist.codecs.types.values import to_array
 from persist.dataflow.batch import negated, products
+from persist.dataflow.bulk import reordered
 from persist.dataflow.conditions import Truth, conjuncts, on_words
 from persist.dataflow.errors import OperatorFailed
 from persist.dataflow.evaluate import as_array, evaluate
@@ -80,14 +81,14 @@ class Column:
 class Frame(Mapping[str, pa.Array]):
     """Updates between stages; as a mapping, their columns as Arrow, and `_time`.
 
-    Attributes:
-        origins: the rows of the updates that these were made of.
+    Args:
+        origins: the rows of the updates that these were made of; None: these are the updates.
     """
 
     def __init__(
         self, domain: Domain, columns: dict[str, Column], times: Ints, diffs: Ints, origins: Ints | None = None
     ) -> None:
-        self.origins = np.arange(len(diffs)) if origins is None else origins
+        self._origins = origins
         self.domain = domain
         self.columns = columns
         self.times = times
@@ -97,6 +98,11 @@ class Frame(Mapping[str, pa.Array]):
     def of(cls, updates: Ints, schema: pa.Schema, domain: Domain) -> "Frame":
         columns = {field.name: Column(domain, field.type, updates[at]) for at, field in enumerate(schema)}
         return cls(domain, columns, updates[len(schema) : -1], updates[-1])
+
+    @property
+    def origins(self) -> Ints:
+        """The rows of the updates that these were made of."""
+        return np.arange(len(self.diffs)) if self._origins is None else self._origins
 
     def __getitem__(self, name: str) -> pa.Array:
         if name == TIME and name not in self.columns:
@@ -121,9 +127,12 @@ class Frame(Mapping[str, pa.Array]):
 
     def take(self, rows: Ints) -> "Frame":
         columns = {name: each.take(rows) for name, each in self.columns.items()}
-        return Frame(
-            self.domain, columns, self.times.take(rows, axis=1), self.diffs.take(rows), self.origins.take(rows)
-        )
+        times = np.empty((len(self.times), len(rows)), np.int64)
+        diffs = np.empty((1, len(rows)), np.int64)
+        reordered(self.times, rows, times)
+        reordered(self.diffs[None], rows, diffs)
+        origins = rows if self._origins is None else self._origins.take(rows)
+        return Frame(self.domain, columns, times, diffs[0], origins)
 
     def where(self, keep: Flags) -> "Frame":
         return self if keep.all() else self.take(keep.nonzero()[0])
@@ -136,7 +145,7 @@ class Frame(Mapping[str, pa.Array]):
             self.columns if columns is None else columns,
             self.times if times is None else times,
             self.diffs if diffs is None else diffs,
-            self.origins,
+            self._origins,
         )
 
     def records(self) -> list[Any]:
@@ -231,15 +240,20 @@ class Sieve:
         if truths is None:
             kinds = {name: each.kind for name, each in frame.columns.items() if each.has_words}
             truths = self._known[at_hand] = [on_words(each, kinds, frame.domain) for each in self._parts]
+        keep: Flags | None = None  # By words: to look at all of them costs less than to take what is left each time.
         for condition, truth in zip(self._parts, truths, strict=True):
             if truth is None:
+                frame, keep = frame if keep is None else frame.where(keep), None
+                if not len(frame):
+                    return frame
                 frame = frame.where(_true(condition, frame, self._operator))
             else:
                 columns = frame.columns
-                frame = frame.where(truth(lambda name, columns=columns: columns[name].words))  # type: ignore[misc]
+                found = truth(lambda name, columns=columns: columns[name].words)  # type: ignore[misc]
+                keep = found if keep is None else keep & found
             if not len(frame):
-                break
-        return frame
+                return frame
+        return frame if keep is None else frame.where(keep)
 
 
 def applied(stage: Stage, frame: Frame, operator: str) -> Frame:
