@@ -65,8 +65,8 @@ class ViewProgram(Program):
         self._ids: dict[str, str] = {}
         for view in views:
             name, definition = view.collection.name, view.definition
-            known = {each: size for each, id_ in definition.reads.items() if (size := _size_of(client, id_, each))}
-            answer = Lowering(self, partial(self._stream_of, client, definition), known).answer(definition.plan)
+            sizes = sizes_of(client, definition)
+            answer = Lowering(self, partial(self._stream_of, client, definition), sizes).answer(definition.plan)
             columns: dict[str, Any] = {each: col(column(at)) for at, (each, _) in enumerate(definition.columns)}
             answer = answer.map(**columns).named(f"view {name}")
             self._streams[view.collection.id] = answer
@@ -109,6 +109,11 @@ class ViewProgram(Program):
         """Return what the permanent holds on a source are called: those of the views that depend on it."""
         id_ = self._ids[collection]
         return [view_hold(each.collection.id) for each in self._views if id_ in each.definition.inputs]
+
+
+def sizes_of(client: Client, definition: Definition) -> dict[str, Statistics]:
+    """Return what is known of the sizes of the collections that a view reads."""
+    return {each: size for each, id_ in definition.reads.items() if (size := _size_of(client, id_, each))}
 
 
 def _size_of(client: Client, id_: str, name: str) -> Statistics | None:

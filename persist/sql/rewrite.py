@@ -42,7 +42,14 @@ _MAY_RAISE = ("divide_whole", "remainder", "error", "cast", "try_cast", "date_pa
 
 def rewritten(plan: Node, known: Known = NOTHING) -> Node:
     """Return an equivalent plan that does less; known is what is known of the sizes of collections."""
-    return pruned(ordered(_pushed(plan, []), known))
+    return steps_of(plan, known)[-1]
+
+
+def steps_of(plan: Node, known: Known = NOTHING) -> tuple[Node, Node, Node]:
+    """Return the plan after its conditions went down, then with its joins in order, then without unread columns."""
+    pushed = _pushed(plan, [])
+    placed = ordered(pushed, known)
+    return pushed, placed, pruned(placed)
 
 
 def _may_raise(expression: Expression) -> bool:

@@ -29,8 +29,9 @@ from persist.read.record_count import record_count
 from persist.sql.compile import asked_key
 from persist.sql.definition import Definition
 from persist.sql.draft import Catalog, drafted
-from persist.sql.graph import ViewProgram, by_id, definition_of, views_for
+from persist.sql.graph import ViewProgram, by_id, definition_of, sizes_of, views_for
 from persist.sql.growth import UnboundedState, unbounded
+from persist.sql.reasons import reasons
 from persist.sql.redefine import dependents_of, redefinition
 from persist.state.contents import definition_number
 from persist.write.future import CommitFuture
@@ -182,14 +183,17 @@ class View(Collection):
     def explain(self, *, optimise: bool = True) -> str:
         """Return the plan as it is run; `optimise=False`: as it was written.
 
-        After a refresh of this handle, with the updates that each operator keeps, and the bytes that they take.
+        With what was rewritten in this query, and why. After a refresh of this handle, with the updates that each
+        operator keeps, and the bytes that they take.
         """
         shown = self._program().explain(optimise=optimise)
+        why = reasons(self.definition.plan, sizes_of(self.client, self.definition)) if optimise else []
         with self._lock:
             state = [] if self._running is None else self._running.state()
         return "\n".join(
             [
                 shown,
+                *(f"rewritten: {each}" for each in why),
                 *_told(self.definition),
                 *(f"state of {title}: {rows:,} updates, {size:,} bytes" for title, rows, size in state),
             ]
