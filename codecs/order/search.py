@@ -27,6 +27,7 @@ NO_ROWS: Rows = np.zeros(0, np.int64)
 FEW_KEYS = 64  # Up to here, keys that are no numbers are searched one by one, and
 ROWS_PER_SEARCH = 1000  # until packing all rows costs no more than these searches did.
 MANY_KEYS = 128  # From here on a table of buckets is quicker than a binary search, and it is made
+SPANS_MAX = 16  # Up to here, the rows of each key are put down by themselves.
 ROWS_PER_PLACE = 8  # once so many have been searched for that making it costs no more than that did.
 
 
@@ -195,9 +196,10 @@ def _found(keys: Packed, wanted: Packed, places: Places | None) -> Rows:
     """Return, ascending, the positions in keys, which ascend, of all that are in wanted, which ascends, too."""
     if not len(keys):
         return NO_ROWS
-    if len(wanted) == 1:  # A quarter of what follows costs.
-        start, end = int(keys.searchsorted(wanted)[0]), int(keys.searchsorted(wanted, "right")[0])
-        return np.arange(start, end, dtype=np.int64)
+    if len(wanted) <= SPANS_MAX:  # A third of what follows costs.
+        starts, ends = keys.searchsorted(wanted).tolist(), keys.searchsorted(wanted, "right").tolist()
+        spans = [np.arange(start, end) for start, end in zip(starts, ends, strict=True) if start < end]
+        return NO_ROWS if not spans else spans[0] if len(spans) == 1 else np.concatenate(spans)
     wanted = wanted[wanted.searchsorted(keys[0]) : wanted.searchsorted(keys[-1], "right")]
     if not len(wanted):
         return NO_ROWS

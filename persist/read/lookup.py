@@ -26,14 +26,17 @@ from persist.codecs.order.ordering import combined, sort_indices
 from persist.codecs.order.search import SortedKeys
 from persist.codecs.part.decoding import bad_filter
 from persist.codecs.part.file_reader import columns_of
+from persist.read.group_bounds import Numbers
 from persist.read.joined_rows import PART_BYTES_MAX, PARTS_MAX, JoinedRows
 from persist.read.merging import repeated
 from persist.read.newest import Aged, by_age, newest
 from persist.read.part_reader import PartReader
-from persist.read.part_rows import PartRows
+from persist.read.part_rows import Block, PartRows
 from persist.read.rungs import Rungs
 from persist.read.scan import Scan, cheap_first, negated
 from persist.read.wanted_keys import keys_alone, wanted_keys
+
+FEW_ROWS = 32  # Are cut out one by one.
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +90,24 @@ class _Source:
 
 
 Found = tuple[_Source, pa.Table]  # Updates of a part, as the scan counts them.
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """A source to look in, and the one block in memory where all of its rows with a wanted key are, if there is one."""
+
+    source: _Source
+    rows: PartRows | JoinedRows
+    block: Block | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Hit:
+    """Rows with a wanted key, of which there are some; they are in memory, and not taken out yet."""
+
+    source: _Source
+    block: Block
+    rows: Numbers
 
 
 class Lookup:
@@ -156,7 +177,12 @@ class Lookup:
         """
         scan = self._scan
         columns, keys = list(scan.columns), scan.schema.key_names
-        found = self._found(wanted, reader) if wanted.rows else []
+        asked = self._asked(wanted, reader) if wanted.rows else []
+        if columns and form == "rows" and scan.filter is None and wanted.rows <= FEW_ROWS:
+            hits = _hits(asked, wanted.keys)
+            if hits is not None and _are_few(hits):
+                return _gathered(hits, scan.empty(columns), keys)
+        found = self._found(asked, wanted, reader)
         has_keys = {*keys} <= {*columns}
         if columns and form == "rows" and all(source.diff == 1 for source, _ in found):
             if len(found) == 1:
@@ -223,21 +249,32 @@ class Lookup:
         """Return the updates of a scan of changes with a wanted key: its columns, `_time`, `_diff`, consolidated."""
         assert self._keeps_time
         columns = [*self._scan.columns, "_time", "_diff"]
-        found = self._found(wanted, reader) if wanted.rows else []
+        found = self._found(self._asked(wanted, reader), wanted, reader) if wanted.rows else []
         tables = [_counted(table, source.diff).select(columns) for source, table in found]
         return self._scan.given_out(consolidate(pa.concat_tables([self._scan.empty(columns), *tables]), columns[:-1]))
 
-    def _found(self, wanted: Wanted, reader: PartReader) -> list[Found]:
+    def _asked(self, wanted: Wanted, reader: PartReader) -> list[_Asked]:
+        """Return where to look for keys: all of the parts."""
+        rows = [(source, self._rows(source, reader)) for source in self._sources]
+        return [
+            _Asked(source, part, part.block(wanted.keys) if isinstance(part, PartRows) else None)
+            for source, part in rows
+        ]
+
+    def _found(self, asked: list[_Asked], wanted: Wanted, reader: PartReader) -> list[Found]:
         """Return the updates with a wanted key, of each part that has some: first of those that are in memory."""
         found: list[Found] = []
         cold: list[tuple[_Source, PartRows | JoinedRows]] = []
-        for source in self._sources:
-            rows = self._rows(source, reader)
-            tables = rows.at_hand(wanted.keys)
+        for each in asked:
+            if each.block is not None:
+                hits = _hits([each], wanted.keys) or ()
+                found += self._matching(each.source, [hit.block.taken(hit.rows) for hit in hits])
+                continue
+            tables = each.rows.at_hand(wanted.keys)
             if tables is not None:
-                found += self._matching(source, tables)
-            elif rows.may_hold(wanted.keys):
-                cold.append((source, rows))
+                found += self._matching(each.source, tables)
+            elif each.rows.may_hold(wanted.keys):
+                cold.append((each.source, each.rows))
         if cold:
             read = reader.map(lambda each: list(self._matching(each[0], each[1].with_keys(wanted.keys))), cold)
             found += chain.from_iterable(read)
@@ -284,6 +321,45 @@ def _groups(scan: Scan) -> Iterator[tuple[Part, ...]]:
             yield (part,)
     if tiny:
         yield tuple(tiny)
+
+
+def _hits(asked: Sequence[_Asked], keys: SortedKeys | None) -> list[_Hit] | None:
+    """Return the rows with a wanted key, of each source that has some; None unless all of them are in blocks."""
+    hits = list[_Hit]()
+    for each in asked:
+        if keys is None or each.block is None:
+            return None
+        hits.append(_Hit(each.source, each.block, each.block.keys.find(keys)))
+    return [hit for hit in hits if len(hit.rows)]
+
+
+def _are_few(hits: Sequence[_Hit]) -> bool:
+    """Whether rows are so few that cutting them out one by one is cheap, and all of them count, once each."""
+    return sum(len(hit.rows) for hit in hits) <= FEW_ROWS and all(
+        hit.source.diff == 1 and not hit.source.cuts_time for hit in hits
+    )
+
+
+def _gathered(hits: Sequence[_Hit], empty: pa.Table, keys: Sequence[str]) -> pa.Table:
+    """Return the rows of some hits, with the columns of empty; in the order of keys if these are among them.
+
+    Each row is a slice, which costs nothing, and all are copied out at once; a copy for each part takes five times
+    that. All hits have the same columns.
+    """
+    if not hits:
+        return empty
+    rows = [[(hit.block, row) for row in hit.rows.tolist()] for hit in hits]
+    each = list(chain.from_iterable(rows))
+    batches = [pa.concat_batches([block.keys.batch.slice(row, 1) for block, row in each])]
+    values = [block.values.slice(row, 1) for block, row in each if block.values is not None]
+    batches += [pa.concat_batches(values)] if values else []
+    order = np.arange(len(each), dtype=np.int64)
+    if len(hits) > 1 and {*keys} <= {*empty.column_names}:
+        order = int64_values(sort_indices(pa.Table.from_batches(batches[:1]), keys))
+    # A slice of one row alone would be joined with nothing, and keep all of its part in memory: taken, it is copied.
+    taken = [batch.take(int64_array(order)) for batch in batches]
+    columns = {name: column for batch in taken for name, column in zip(batch.schema.names, batch.columns, strict=True)}
+    return pa.Table.from_arrays([columns[name] for name in empty.column_names], schema=empty.schema)
 
 
 def _counted(table: pa.Table, diff: int | None) -> pa.Table:

@@ -10,6 +10,7 @@ memory only what cannot go there. Rows of a file are used only after these very 
 
 import json
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import compress, pairwise
 from typing import TypeAlias
 
@@ -28,6 +29,21 @@ Span: TypeAlias = tuple[int, int]  # Of row groups.
 Blocks: TypeAlias = list[tuple[int, int, list[int]]]
 REST_SHARE = 0.125  # Of its rows that nobody has wanted, a block is made all the same.
 WHOLE: Span = (0, -1)  # Of a part that is fetched whole.
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Decoded rows of a part, in the order of keys: key columns, and others if there are any; fields are of both."""
+
+    keys: SortedKeys
+    values: pa.RecordBatch | None
+    fields: pa.Schema
+
+    def taken(self, rows: Numbers) -> pa.Table:
+        """Return some rows; one call for all columns takes half as long."""
+        columns = self.keys.batch.columns if self.values is None else [*self.keys.batch.columns, *self.values.columns]
+        whole = pa.RecordBatch.from_arrays(columns, schema=self.fields)
+        return pa.Table.from_batches([whole.take(int64_array(rows))])
 
 
 class PartRows:
@@ -81,18 +97,33 @@ class PartRows:
 
     def at_hand(self, wanted: SortedKeys | None) -> Iterable[pa.Table] | None:
         """Return what `with_keys` does, if nothing has to be read for that, as far as is known; None otherwise."""
-        block = None if wanted is None or self._is_small else self._block(wanted)
-        if block is None:
-            return self.with_keys(wanted) if self.are_in_memory(wanted) else None
-        assert wanted is not None
-        keys, values = block
-        rows = keys.find(wanted)
-        return [self._taken(rows, keys, values)] if len(rows) else []
+        return self.with_keys(wanted) if self.are_in_memory(wanted) else None
 
-    def _block(self, wanted: SortedKeys) -> tuple[SortedKeys, pa.RecordBatch | None] | None:
-        """Return a block in memory that has all rows with a wanted key: its keys, and the other columns if any.
+    def block(self, wanted: SortedKeys | None) -> Block | None:
+        """Return a block in memory that has all rows with a wanted key, if there is one.
 
         That is all of the part, in which a search takes no longer than to ask where to, or where a single key may be.
+        """
+        if wanted is None:
+            return None
+        span = WHOLE if self._is_small else self._span(wanted)
+        if span is None:
+            return None
+        decoded = self._reader.decoded
+        names = [self._name(columns, span) for columns in (self._keys, self._columns) if columns]
+        if any(decoded.peek(name) is None for name in names):
+            return None
+        keys, values = decoded.get(names[0]), decoded.get(names[-1]) if self._columns else None
+        if keys is None or (self._columns and values is None):  # It has gone meanwhile.
+            return None
+        assert isinstance(keys, SortedKeys)
+        assert values is None or isinstance(values, pa.RecordBatch)
+        return Block(keys, values, self._row_fields)
+
+    def _span(self, wanted: SortedKeys) -> Span | None:
+        """Return the row groups of the one block that may have wanted keys; None if there are several, or nobody knows.
+
+        The part is one that is not fetched whole.
         """
         decoded = self._reader.decoded
         bounds = self._known_bounds
@@ -103,8 +134,6 @@ class PartRows:
             assert isinstance(kept, GroupBounds)
             self._known_bounds = bounds = kept
         span = (0, len(bounds.firsts) - 1)
-        if not self._keys:
-            return None
         if span[1] > bounds.group_count_max:
             groups = bounds.hit_by_one(wanted)
             if groups is None or not groups:
@@ -113,21 +142,7 @@ class PartRows:
             if groups[-1] // bounds.group_count_max > block:
                 return None
             span = bounds.span(block)
-        names = [self._name(columns, span) for columns in (self._keys, self._columns) if columns]
-        if any(decoded.peek(name) is None for name in names[1:]):
-            return None
-        keys, values = decoded.get(names[0]), decoded.get(names[-1]) if self._columns else None
-        if keys is None or (self._columns and values is None):  # It has gone meanwhile.
-            return None
-        assert isinstance(keys, SortedKeys)
-        assert values is None or isinstance(values, pa.RecordBatch)
-        return keys, values
-
-    def _taken(self, rows: Numbers, keys: SortedKeys, values: pa.RecordBatch | None) -> pa.Table:
-        """Return some rows of a piece, of which values are the other columns; one call for all takes half as long."""
-        columns = keys.batch.columns if values is None else [*keys.batch.columns, *values.columns]
-        whole = pa.RecordBatch.from_arrays(columns, schema=self._row_fields)
-        return pa.Table.from_batches([whole.take(int64_array(rows))])
+        return span
 
     def with_keys(self, wanted: SortedKeys | None) -> Iterator[pa.Table]:
         """Yield the rows with a wanted key: the key columns and the others; None wants all rows."""
@@ -175,7 +190,7 @@ class PartRows:
             return
         pieces = values(rows + start) if self._columns else []
         if len(pieces) == 1 and len(pieces[0][1]) == len(keys) and pieces[0][0] == start:
-            yield self._taken(rows, keys, _batch(pieces[0][1]))  # Mostly both are one block.
+            yield Block(keys, _batch(pieces[0][1]), self._row_fields).taken(rows)  # Mostly both are one block.
             return
         taken = [keys.batch.take(int64_array(rows))]
         if pieces:

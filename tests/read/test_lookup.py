@@ -304,6 +304,58 @@ def test_a_lookup_takes_anything_arrow_and_answers_each_key_once(client: persist
     assert c.snapshot().lookup(keys).to_pylist() == [{"k": 1, "v": 1}, {"k": 2, "v": 2}]
 
 
+@pytest.mark.parametrize("kind", [pa.int64(), pa.uint8(), pa.string(), pa.float64()])
+@pytest.mark.parametrize("columns", [None, ["v"], ["v", "k"], ["k"]])
+@pytest.mark.parametrize("null", [False, True])
+def test_a_few_keys_of_several_parts_in_memory_are_given_in_order(
+    client: persist.Client, monkeypatch: pytest.MonkeyPatch, kind: pa.DataType, columns: list[str] | None, null: bool
+) -> None:
+    monkeypatch.setattr(persist.read.lookup, "PART_BYTES_MAX", 0)  # Each run is looked into by itself.
+    collection = client.create_or_load("parts", key={"k": kind}, value={"v": pa.int64(), "s": pa.string()})
+
+    def key(number: int) -> Any:
+        return str(number) if kind == pa.string() else number
+
+    for run in range(4):  # Some keys are in several runs, and some twice in one.
+        rows = [(key(n), (n + 1000 * run + again, f"{n}")) for n in range(run, 200, 3) for again in range(1 + n % 2)]
+        collection.write([*rows, *([(None, (run, None))] if null else [])], time=run).result()
+    collection.seal(4).result()
+    snapshot = collection.snapshot(columns=columns)
+    contents = collection.snapshot().to_arrow()
+    for wanted in ([7], [150, 3, 12, 99, 3], [*range(16)], [*range(0, 60, 2)], [201, 255], [201, 9]):
+        keys = pa.array([key(number) for number in wanted] + [None] * null, kind)
+        rows = contents.filter(pc.is_in(contents["k"], keys)).select(columns or ["k", "v", "s"])
+        for _ in range(2):  # From then on, all of it is in memory.
+            found = snapshot.lookup(keys)
+            assert found.schema == snapshot.schema
+            assert sorted(map(repr, found.to_pylist())) == sorted(map(repr, rows.to_pylist()))
+            if columns is None or "k" in columns:
+                numbers = found["k"].to_pylist()
+                assert numbers == sorted(numbers, key=lambda number: (number is None, number))
+
+
+@pytest.mark.parametrize("kind", [pa.int64(), pa.uint64(), pa.int8(), pa.uint16()])
+def test_integers_are_looked_for_in_whatever_pieces_they_come(client: persist.Client, kind: pa.DataType) -> None:
+    bits, sign = kind.bit_width, 0 if pa.types.is_unsigned_integer(kind) else 1
+    least, greatest = -sign << (bits - sign), (1 << (bits - sign)) - 1
+    there = [least, 5, 6, 100, greatest]
+    collection = client.create_or_load("integers", key={"k": kind}, value=None)
+    collection.write([(number, None) for number in there], time=0).result()
+    collection.seal(1).result()
+    snapshot = collection.snapshot()
+    keys = pa.array([1, greatest, 6, least, 6, 7, 100, 2], kind)
+    for given_keys in (
+        keys,
+        keys.slice(1, 6),
+        pa.chunked_array([keys.slice(4), keys.slice(0, 4)]),
+        pa.chunked_array([pa.array([], kind), keys.slice(1)]),
+        pa.table({"k": pa.concat_arrays([keys, pa.nulls(1, kind)])}),
+    ):
+        for _ in range(2):
+            assert snapshot.lookup(given_keys)["k"].to_pylist() == [least, 6, 100, greatest]
+    assert len(snapshot.lookup(pa.chunked_array([], kind))) == 0
+
+
 def test_a_null_key_is_a_key(client: persist.Client) -> None:
     c = client.create_or_load("c", key={"k": pa.int64()}, value={"v": pa.int64()})
     c.write([((None, 7), 0, 1), ((0, 8), 0, 1)], seal=1).result()
