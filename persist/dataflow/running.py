@@ -26,7 +26,7 @@ from persist.dataflow.plan import Constant, Input, Plan, Source
 from persist.dataflow.report import OperatorReport, drawn, reports_of
 from persist.dataflow.resume import resumed
 from persist.dataflow.sinks import Outputs
-from persist.dataflow.sources import SourceReader, poll_all
+from persist.dataflow.sources import SourceReader, poll_all, wake
 from persist.dataflow.spill import Spill
 from persist.dataflow.statistics import Statistics, statistics_of
 from persist.dataflow.timed import kept_apart
@@ -36,6 +36,7 @@ from persist.errors import CollectionNotFound
 from persist.work import task
 
 POLL_S = 0.02
+IDLE_S = 10.0  # How long `run_forever` waits at a time where nothing happens; `stop` wakes it.
 OPEN_ATTEMPTS = 5
 
 
@@ -322,7 +323,7 @@ class Running:
             try:
                 self.step()
                 pause = backoff_s
-                self._poll(0.25)
+                self._poll(IDLE_S)
             except Unavailable:
                 self._stopped.wait(pause)
                 pause = min(2 * pause, backoff_max_s)
@@ -330,6 +331,7 @@ class Running:
     def stop(self) -> None:
         """Let `run_forever` or `run` return after the step that is under way; may be called from any thread."""
         self._stopped.set()
+        wake(self._sources)
 
     def state(self) -> list[tuple[str, int, int]]:
         """Return what each operator keeps: its title, how many updates, and how many bytes they take."""
@@ -425,7 +427,7 @@ class Running:
         self._poll(POLL_S)
 
     def _poll(self, timeout_s: float) -> None:
-        poll_all(self._sources, timeout_s)
+        poll_all(self._sources, timeout_s, self._stopped.is_set)
         if not self._sources:
             self._stopped.wait(timeout_s)
 

@@ -7,7 +7,7 @@ where they are.
 """
 
 import time as clock
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import pairwise
@@ -315,15 +315,27 @@ class SourceReader:
             ) from error
 
 
-def poll_all(sources: Sequence[SourceReader], timeout_s: float) -> bool:
+def poll_all(sources: Sequence[SourceReader], timeout_s: float, is_stopped: Callable[[], bool] = lambda: False) -> bool:
     """Take what has been sealed since in any of the sources of a client, or wait up to timeout_s for something; return
-    whether there was something. Cost: one look at the log for all of them."""
+    whether there was something. Cost: one look at the log for all of them.
+
+    Args:
+        is_stopped: ends the wait; whoever changes its answer calls `wake` afterwards.
+    """
     if not sources:
         return False
 
     def look() -> list[tuple[SourceReader, CollectionState]] | None:
+        if is_stopped():
+            return []
         return [(each, contents) for each in sources if (contents := each.advanced()) is not None] or None
 
     found = sources[0].collection.handle.engine.follower.wait_for(look, timeout_s)
     taken = [each.take(contents) for each, contents in found or ()]
     return any(taken)
+
+
+def wake(sources: Sequence[SourceReader]) -> None:
+    """Let who waits in `poll_all` look again."""
+    for each in sources[:1]:
+        each.collection.handle.engine.follower.wake()

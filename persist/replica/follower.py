@@ -370,6 +370,12 @@ class Follower:
                 self._hints += 1
                 self._advanced.notify_all()
 
+    def wake(self) -> None:
+        """Let those who wait look now, because something else than the log has changed that they look at."""
+        with self._lock:
+            self._hints += 1
+            self._advanced.notify_all()
+
     @property
     def first_pause_s(self) -> float:
         """How long who waits does so after a look that found nothing new, for the first time."""

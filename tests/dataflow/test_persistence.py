@@ -375,3 +375,21 @@ def test_programs_that_would_get_into_each_others_way_do_not_run_together(client
     for programs in ([by_account("one", 0), reader], [by_account("one", 0), same], [reader, reader], []):
         with pytest.raises(persist.InvalidUsage, match="open_together"):
             open_together(programs, client)
+
+
+def test_a_program_that_waits_asks_the_store_seldom_and_is_stopped_at_once() -> None:
+    blob = MeteredBlob(MemoryBlob())
+    with persist.open(blob, settings=persist.Settings(background=False, poll_s=3600)) as client:
+        bank = Bank(client)
+        bank.transfer()
+        with ledger().open(client) as running:
+            worker = threading.Thread(target=running.run_forever)
+            worker.start()
+            client.load("totals").snapshot(bank.time - 1, timeout_s=60)
+            assert not threading.Event().wait(0.5)
+            asked = blob.counts()["get"].requests
+            assert not threading.Event().wait(1.5)
+            assert blob.counts()["get"].requests <= asked + 3  # The pauses double.
+            running.stop()
+            worker.join(5)
+            assert not worker.is_alive()
