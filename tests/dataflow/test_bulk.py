@@ -73,7 +73,8 @@ def test_records_that_differ_in_one_word_are_counted(which: str, layout: Layout,
     chance = np.random.default_rng(5)
     words = WORDS[which](chance, rows)
     diffs = _signs(chance)[:rows] if diff == "mixed" else diff
-    updates = np.array(np.broadcast_arrays(words, *[7] * (layout.words + layout.dimensions - 1), diffs), np.int64)
+    updates = np.full((layout.words + layout.dimensions + 1, rows), 7)
+    updates[0], updates[-1] = words, diffs
     counts = Counter(dict.fromkeys(words.tolist(), 0))
     for word, each in updates[[0, -1]].T.tolist():
         counts[word] += each
