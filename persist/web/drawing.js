@@ -92,58 +92,6 @@ export function drawPlan(box, plan) {
   return `${from}, ${counted(rest, "row")} of history ${plan.keyframe === null ? "" : plan.direction}`;
 }
 
-function counted(number, what) {
+export function counted(number, what) {
   return `${Math.round(number).toLocaleString("en")} ${what}${number === 1 ? "" : "s"}`;
-}
-
-// The operators of a view, from the left to the right: what each gave, how fast, and what it keeps.
-export function drawDataflow(box, operators, visible) {
-  const wide = 215, high = 54, gapX = 46, gapY = 14, rows = new Map();
-  const places = operators.map((each) => {
-    const row = rows.get(each.depth) || 0;
-    rows.set(each.depth, row + 1);
-    return [4 + each.depth * (wide + gapX), 4 + row * (high + gapY)];
-  });
-  const width = 8 + rows.size * (wide + gapX) - gapX, height = 8 + Math.max(1, ...rows.values()) * (high + gapY) - gapY;
-  const svg = element("svg", { viewBox: `0 0 ${width} ${height}`, width, height, role: "img", "aria-label": "The operators of the view" });
-  operators.forEach((each, at) => {
-    for (const from of each.inputs) {
-      const x1 = places[from][0] + wide, y1 = places[from][1] + high / 2, [x2, y] = places[at], y2 = y + high / 2;
-      svg.append(element("path", { class: "edge", d: `M${x1} ${y1} C${x1 + gapX / 2} ${y1} ${x2 - gapX / 2} ${y2} ${x2} ${y2}` }));
-    }
-  });
-  operators.forEach((each, at) => {
-    const [x, y] = places[at], made = element("g"), title = visible(each.title), number = (n) => Math.round(n).toLocaleString("en");
-    made.append(element("title", {}, `${title}: ${each.kind}`));
-    made.append(element("rect", { class: each.kept_bytes ? "node keeps" : "node", x, y, width: wide, height: high, rx: 5 }));
-    made.append(element("text", { x: x + 9, y: y + 17 }, title.length > 28 ? `${title.slice(0, 27)}…` : title));
-    made.append(element("text", { x: x + 9, y: y + 32 }, `${counted(each.updates, "update")}${each.rate === null ? "" : `, ${number(each.rate)}/s`}`));
-    made.append(element("text", { x: x + 9, y: y + 47 }, each.kept_bytes ? `keeps ${number(each.kept_updates)} in ${number(each.kept_bytes)} B` : each.kind));
-    svg.append(made);
-  });
-  box.replaceChildren(svg);
-}
-
-// Views and what they read: data that users write at the left, what is made of it to the right.
-export function drawLineage(box, told, visible) {
-  const wide = 170, high = 30, gapX = 60, gapY = 14, columns = new Map();
-  for (const node of told.nodes) columns.set(node.depth, [...(columns.get(node.depth) || []), node]);
-  const most = Math.max(...[...columns.values()].map((nodes) => nodes.length)), deepest = Math.max(...columns.keys());
-  const width = 24 + (deepest + 1) * wide + deepest * gapX, height = 20 + most * (high + gapY);
-  const svg = element("svg", { viewBox: `0 0 ${width} ${height}`, width, height, role: "img", "aria-label": "Views and the collections that they read" });
-  const places = new Map();
-  for (const [depth, nodes] of columns) nodes.forEach((node, i) => places.set(node.name, [12 + depth * (wide + gapX), 14 + i * (high + gapY)]));
-  for (const [from, to] of told.edges) {
-    const [x1, y1] = places.get(from), [x2, y2] = places.get(to);
-    const a = x1 + wide, b = y1 + high / 2, d = y2 + high / 2;
-    svg.append(element("path", { class: "edge", d: `M${a} ${b} C${a + gapX / 2} ${b} ${x2 - gapX / 2} ${d} ${x2} ${d}` }));
-  }
-  for (const node of told.nodes) {
-    const [x, y] = places.get(node.name), link = element("a", { href: `#/${encodeURIComponent(node.name)}` }), name = visible(node.name);
-    link.append(element("rect", { class: node.depth ? "node view" : "node", x, y, width: wide, height: high, rx: 5 }));
-    link.append(element("text", { x: x + 10, y: y + 20 }, name.length > 21 ? `${name.slice(0, 20)}…` : name));
-    link.append(element("title", {}, `${name}, upper ${node.upper ?? "complete"}`));
-    svg.append(link);
-  }
-  box.replaceChildren(svg);
 }

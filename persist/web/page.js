@@ -1,6 +1,7 @@
 // The page. It asks its server, and nobody else; what it is told it shows as text.
 
-import { drawCommits, drawDataflow, drawLineage, drawPicture, drawPlan } from "./drawing.js";
+import { drawCommits, drawPicture, drawPlan } from "./drawing.js";
+import { drawDataflow, drawLineage } from "./graphs.js";
 
 const PAGE = 50;
 const VERSIONS = 1000; // Of a schema, as many as are offered.

@@ -329,3 +329,64 @@ def test_views_are_drawn_with_what_they_read(page: Page, tmp_path: Path) -> None
         page.call("Page.navigate", url="about:blank")
     page.requests.clear()
     page.problems.clear()
+
+
+# The edges that run behind a node, as "path at x, y"; a point every two pixels is looked at.
+BEHIND = """((box) => {
+    const boxes = [...box.querySelectorAll("rect")].map((r) => r.getBBox()), found = [];
+    for (const path of box.querySelectorAll("path.edge"))
+        for (let at = 0; at < path.getTotalLength(); at += 2) {
+            const { x, y } = path.getPointAtLength(at);
+            if (boxes.some((b) => x > b.x + 1 && x < b.x + b.width - 1 && y > b.y + 1 && y < b.y + b.height - 1))
+                found.push(`${path.getAttribute("d")} at ${x}, ${y}`);
+        }
+    return found;
+})"""
+
+
+def test_no_edge_of_a_graph_runs_behind_a_node(page: Page, tmp_path: Path) -> None:
+    fill(tmp_path)
+    add_views(tmp_path)
+    with persist.open(tmp_path) as client:
+        client.create_view(
+            "both", "SELECT order_id, status, paid.amount FROM orders JOIN paid USING (order_id)"
+        ).close()
+    with shown(tmp_path) as url:
+        page.open(url)
+        assert page.evaluate("document.querySelectorAll('#lineage path.edge').length") == 4
+        assert page.evaluate(f"{BEHIND}(document.getElementById('lineage'))") == []
+        page.open(f"{url}#/both")
+        page.click("#show-dataflow")
+        assert page.evaluate("document.querySelectorAll('#dataflow path.edge').length") >= 6
+        assert page.evaluate(f"{BEHIND}(document.getElementById('dataflow'))") == []
+        assert page.evaluate(f"import(new URL('graphs.js', document.baseURI)).then(({RANDOM_GRAPHS})({BEHIND}))") == []
+        page.call("Page.navigate", url="about:blank")
+    page.requests.clear()
+    page.problems.clear()
+
+
+# Draws graphs whose edges lead over any number of layers, and also back; returns what is wrong with them.
+RANDOM_GRAPHS = """((behind) => ({ drawDataflow }) => {
+    let seed = 7;
+    const random = (n) => ((seed = (seed * 1103515245 + 12345) % 2147483648), Math.floor((seed / 2147483648) * n));
+    const found = [], box = document.getElementById("dataflow");
+    for (let graph = 0; graph < 60; graph++) {
+        const operators = [];
+        for (let i = 0; i < 1 + random(25); i++) {
+            const inputs = i ? [...new Set(Array.from({ length: random(4) }, () => random(i)))] : [];
+            const depth = Math.max(0, ...inputs.map((each) => operators[each].depth + 1));
+            operators.push({ title: `node ${i}`, kind: "map", updates: 1, rate: null, kept_bytes: 0, inputs, depth });
+        }
+        if (graph % 3 === 0 && operators.length > 3) operators[1].inputs.push(operators.length - 1);
+        drawDataflow(box, operators, String);
+        found.push(...behind(box));
+        const svg = box.firstChild.getBBox(), size = box.firstChild.viewBox.baseVal;
+        const right = svg.x + svg.width, bottom = svg.y + svg.height;
+        if (svg.x < 0 || svg.y < 0 || right > size.width || bottom > size.height) found.push("cut off");
+        const boxes = [...box.querySelectorAll("rect")].map((r) => r.getBBox());
+        boxes.forEach((a, i) => boxes.slice(i + 1).forEach((b) => {
+            if (Math.abs(a.x - b.x) < a.width && Math.abs(a.y - b.y) < a.height) found.push("nodes lie on each other");
+        }));
+    }
+    return found;
+})"""
