@@ -6,6 +6,7 @@ object. A traceback is a fault of ours.
 """
 
 import json
+import re
 import sys
 from collections.abc import Sequence
 from itertools import takewhile
@@ -22,6 +23,7 @@ from persist.cli.wording import worded
 # Typer brings a Click of its own, or uses the other one: this is the base of its errors about arguments.
 _Misuse: type[Exception] = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
 
+_CARET = re.compile(r"\n\s*\^\s*$")
 COMMANDS = (looking, reading, writing, naming, moving, upkeep, page)
 
 
@@ -74,7 +76,8 @@ def _misused(error: Any, as_json: bool) -> int:
 
 def _failed(error: "persist.PersistError | str", status: int, as_json: bool) -> int:
     has_lines = getattr(error, "has_lines", False)
-    text = str(error) if has_lines else " ".join(str(error).split())
+    # On one line, the caret of a query would point at nothing.
+    text = str(error) if has_lines else " ".join(_CARET.sub("", str(error)).split())
     text = text if isinstance(error, str) else worded(text)
     if as_json:
         told = {"error": _kind_of(error, status), "message": text, "status": status}

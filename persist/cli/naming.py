@@ -73,8 +73,13 @@ def view(
         str | None, typer.Argument(metavar="QUERY", help="A SELECT of DuckDB's SQL; else the view is shown.")
     ] = None,
     key: Annotated[list[str] | None, typer.Option("--key", "-k", help="A column of its key; may be repeated.")] = None,
+    redefine: Annotated[
+        bool, typer.Option("--redefine", help="Give a view that is there this query: sealed times stay as they are.")
+    ] = False,
 ) -> int:
     """Keep the answer of a query as a collection; without a query, show the one that a view keeps."""
+    if redefine and (query is None or key):
+        raise persist.InvalidUsage("--redefine goes with a query, and not with --key: a view keeps its key")
     if query is None:
         with at.reading() as client:
             found = client.view(name)
@@ -83,7 +88,11 @@ def view(
             )
         return OK
     with at.writing() as client:
-        made = client.create_view(name, query, key=key)
+        if redefine:
+            made = client.view(name)
+            made.redefine(query)
+        else:
+            made = client.create_view(name, query, key=key)
         upper = made.refresh()
         made.close()
         tell_done(at, {"view": name, "upper": upper.time}, f"{name} is up to date before {_shown(upper)}")

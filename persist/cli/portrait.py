@@ -110,7 +110,9 @@ class Portrait:
                 f"on S3 a million such reads cost ${gets * 1e6:,.2f} of requests"
             )
         gib = monthly_dollars(1 << 30)
-        say(f"keeping   ${monthly_dollars(self.facts.bytes):,.6f} a month on S3 Standard, at ${gib} for a GiB")
+        dollars = monthly_dollars(self.facts.bytes)
+        cost = f"${dollars:,.2f}" if dollars >= 0.01 or not dollars else "less than $0.01"
+        say(f"keeping   {cost} a month on S3 Standard, at ${gib} for a GiB")
 
     def _print_runs(self, title: str, runs: list[dict[str, Any]], times: tuple[str, ...]) -> None:
         if not runs:

@@ -1,6 +1,7 @@
 """Queries of DuckDB over collections, each as of one time, all at one point of the log."""
 
 import json
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any, NoReturn
@@ -69,9 +70,9 @@ def _refuse(error: Any, names: Sequence[str]) -> NoReturn:
             f"the query reads something that is no collection: {error}. Say --files to let it read files and URLs "
             "with your rights"
         ) from error
-    raise persist.InvalidUsage(
-        f"DuckDB refuses the query: {str(error).rstrip(' .')}. The collections are {[*names]}"
-    ) from error
+    # What DuckDB proposes for a name that it does not know are tables of its own, which nobody meant.
+    why = re.sub(r' Did you mean "[^"]*"\?', "", str(error).partition("\n\nLINE ")[0]).rstrip(" .!\n")
+    raise persist.InvalidUsage(f"DuckDB refuses the query: {why}. The collections are {[*names]}") from error
 
 
 def _tables_of(query: str, connection: Any) -> list[tuple[str, str]]:

@@ -1,5 +1,6 @@
 """Commands that look after a location: hold, release, compact, gc, fsck, bench."""
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Annotated, Any
 
@@ -56,14 +57,29 @@ def compact(
         list[str] | None, typer.Argument(metavar="COLLECTION", help="Which ones; all by default.")
     ] = None,
     due: Annotated[bool, typer.Option("--due", help="Do only what is worth it by now.")] = False,
+    since: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TIME", help="Let times before it be forgotten for good; holds and tags keep theirs. Asks."
+        ),
+    ] = None,
     memory_budget: Annotated[int | None, typer.Option(metavar="BYTES", help="At most about this much memory.")] = None,
+    yes: Yes = False,
 ) -> int:
     """Make reading cheap, and destroy what may not be read any more."""
     from persist.work import task
 
+    if since is not None and not collections:
+        raise persist.InvalidUsage("--since goes with the names of collections: say which ones may forget")
     told: list[dict[str, Any]] = []
     with at.writing(memory_budget=memory_budget) as client:
         names = collections or client.collections()
+        if since is not None:
+            what = f"what {', '.join(map(repr, names))} held before {since}"
+            if not yes and not agreed(f"Forget {what} at {client.url} for good?"):
+                tell("persist: nothing was forgotten")
+                return MISTAKE
+            _forget(client, names, since)
         with task("compact", total=len(names), unit="collections") as done:
             for name in names:
                 try:
@@ -79,6 +95,18 @@ def compact(
     if at.as_json:
         print_json(told)
     return OK
+
+
+def _forget(client: "persist.Client", names: Sequence[str], since: str) -> None:
+    """Let the times before since be forgotten, in one commit; say which collections a hold keeps from it."""
+    times = {(found := client.load(name)): found.as_time("since", time_of(since)) for name in dict.fromkeys(names)}
+    with client.multi_write() as multi:
+        for found, time in times.items():
+            multi.allow_compaction(found, time)
+    for found, time in times.items():
+        effective = found.since.time
+        if effective is not None and effective < time:
+            tell(f"persist: {found.name} stays readable from {effective} on: persist holds lists what keeps it so")
 
 
 @command

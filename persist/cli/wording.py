@@ -52,10 +52,10 @@ _PHRASES = tuple(
         ),
         (r"To move a tag that exists, give move=True\.", "To move it, say --move."),
         (r"written by its users\. Load it with load\(\)", "written by its users. persist read shows what it holds"),
-        (r"or give it this one with redefine\(\)", "or give it this one from Python, with redefine()"),
+        (r"or give it this one with redefine\(\)", "or give it this one with --redefine"),
         (
             r"definition: give it another one with redefine\(\)",
-            "definition: give it another from Python, by redefine()",
+            "definition: give it another with persist view --redefine",
         ),
         # Keyed collections and events.
         (

@@ -112,14 +112,17 @@ class Explorer:
         facts = Facts(found.handle.contents())
         if facts.upper is not None:
             stop = min(stop, facts.upper)
-        start = max(start, 0 if facts.since == 0 else (facts.since or 0) + 1)
+        asked, start = start, max(start, 0 if facts.since == 0 else (facts.since or 0) + 1)
+        is_compacted = asked < start  # What came at since and before it cannot be told apart any more.
         _check_updates(facts, start, stop)
         if start >= stop:
             empty = found.handle.reading_schema(schema).arrow.empty_table()
-            return {"from": str(start), "until": str(stop), "more": False, **cells(empty)}
+            ends = {"from": str(start), "until": str(stop)}
+            return {**ends, "more": False, "compacted": is_compacted, **cells(empty)}
         with found.changes(start, stop, schema=schema, timeout_s=0) as updates:
             rows = first_rows(updates.to_batches(), updates.schema, 0, ROWS_MAX + 1)
-        return {"from": str(start), "until": str(stop), "more": len(rows) > ROWS_MAX, **cells(rows.slice(0, ROWS_MAX))}
+        told = {"from": str(start), "until": str(stop), "more": len(rows) > ROWS_MAX, "compacted": is_compacted}
+        return {**told, **cells(rows.slice(0, ROWS_MAX))}
 
     def history(self, name: str, key: str) -> dict[str, Any]:
         """Return what a key had as of since, and all its updates after that."""

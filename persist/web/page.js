@@ -284,8 +284,11 @@ async function openCollection(name, wanted) {
   };
   const showChanges = async () => {
     const found = await ask("changes", { name, from: $("from").value, until: $("until").value, schema: schema() });
-    fill("changes", found, { classOf: signOf, empty: "Nothing changed." });
-    $("changes-note").textContent = found.more ? "Only the first of them are shown." : "";
+    fill("changes", found, { classOf: signOf, empty: found.compacted ? "No change after since is in this range." : "Nothing changed." });
+    const notes = [];
+    if (found.compacted) notes.push(`What changed at since=${told.since} and before cannot be told apart any more.`);
+    if (found.more) notes.push("Only the first of them are shown.");
+    $("changes-note").textContent = notes.join(" ");
   };
   const move = async (time) => {
     const [low, high] = span();

@@ -117,6 +117,22 @@ def test_a_view_is_made_shown_and_refreshed(place: str, capsys: Printed) -> None
     assert main(["refresh", place, "orders"]) == 2
 
 
+def test_a_view_gets_another_query(place: str, capsys: Printed) -> None:
+    assert main(["view", place, "paid", "SELECT status, count(*) AS n FROM orders GROUP BY status"]) == 0
+    other = "SELECT status, count(*) AS n FROM orders WHERE status <> 'new' GROUP BY status"
+    assert main(["view", place, "paid", other]) == 2
+    assert "--redefine" in capsys.readouterr().err
+    assert main(["view", place, "paid", other, "--redefine"]) == 0
+    with persist.open(place) as client:
+        client.load("orders").seal(20).result()
+    assert main(["refresh", place, "paid"]) == 0
+    capsys.readouterr()
+    assert main(["read", place, "paid", "--columns", "status"]) == 0
+    assert "new" not in capsys.readouterr().out
+    for arguments in (["paid", "--redefine"], ["paid", other, "--redefine", "--key", "n"], ["no", other, "--redefine"]):
+        assert main(["view", place, *arguments]) == 2
+
+
 def test_a_schema_changes_for_all_times(place: str, capsys: Printed) -> None:
     command = ["evolve", place, "orders", "--add", "note:string", "--drop", "status", "--rename", "amount=euros"]
     assert main([*command, "--json"]) == 0

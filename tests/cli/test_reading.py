@@ -378,6 +378,22 @@ def test_what_would_be_deleted_is_told_without_deleting_it(tmp_path: Path, capsy
     assert told["parts"] == 0
 
 
+def test_times_are_forgotten_when_that_is_confirmed_as_far_as_holds_let_them(place: str, capsys: Printed) -> None:
+    assert main(["compact", place, "--since", "3", "--yes"]) == 2
+    assert "--since goes with the names of collections" in capsys.readouterr().err
+    assert main(["compact", place, "orders", "--since", "3"]) == 2
+    assert "nothing was forgotten" in capsys.readouterr().err
+    assert main(["hold", place, "orders", "report", "1"]) == 0
+    assert main(["compact", place, "orders", "--since", "3", "--yes"]) == 0
+    assert "orders stays readable from 1 on" in capsys.readouterr().err
+    assert main(["read", place, "orders", "--as-of", "1"]) == 0
+    assert main(["release", place, "orders", "report", "--yes"]) == 0
+    capsys.readouterr()
+    assert main(["read", place, "orders", "--as-of", "1"]) == 2
+    assert "before since=3" in capsys.readouterr().err
+    assert main(["read", place, "orders", "--as-of", "3"]) == 0
+
+
 def test_a_location_can_be_measured_and_is_left_as_it_was(place: str, capsys: Printed) -> None:
     assert main(["bench", place, "--rows", "100", "--commits", "2"]) == 0
     assert "commit of a row" in capsys.readouterr().out

@@ -137,6 +137,12 @@ def test_a_query_that_cannot_read_a_collection_says_why_without_a_traceback(prov
     assert "persist read --form diff" in said
 
 
+def test_a_query_that_is_refused_is_shown_without_a_caret_that_points_at_nothing(provoke: Provoked) -> None:
+    assert not provoke("view", "shop", "bad", "SELECT nothing FROM orders").rstrip().endswith("^")
+    said = provoke("sql", "shop", "SELECT * FROM nobody")
+    assert "nobody does not exist. The collections are ['" in said
+
+
 def test_following_between_times_with_none_between_them_is_refused(provoke: Provoked) -> None:
     assert "no time is after 3 and before 4" in provoke("tail", "shop", "orders", "--after", "3", "--until", "4")
 

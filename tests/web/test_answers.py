@@ -173,7 +173,11 @@ def test_contents_come_in_pages_and_by_key(ask: Ask) -> None:
 def test_changes_histories_and_differences_are_those_of_the_collection(ask: Ask) -> None:
     changed = ask("changes", **{"name": "orders", "from": "53", "until": "54"})
     assert len(changed["rows"]) == 40
-    assert ask("changes", **{"name": "orders", "from": "0", "until": "999"})["from"] == "21"
+    assert not changed["compacted"]
+    whole = ask("changes", **{"name": "orders", "from": "0", "until": "999"})
+    assert (whole["from"], whole["compacted"]) == ("21", True)
+    at_since = ask("changes", **{"name": "orders", "from": "20", "until": "21"})
+    assert (at_since["rows"], at_since["compacted"]) == ([], True)
     told = ask("history", name="orders", key="45")
     assert [row[1] for row in told["before"]["rows"]] == ["new"]
     assert [(row[1], row[3]) for row in told["updates"]["rows"]] == [("new", "23"), ("paid", "23")]

@@ -141,6 +141,8 @@ def test_time_moves_by_slider_by_keyboard_and_by_number(page: Page, url: str) ->
     )
     page.wait("document.getElementById('at').textContent === '20'")
     page.settle()
+    assert "cannot be told apart" in page.text("#changes-note")
+    assert "Nothing changed" not in page.text("#changes")
     page.fill("#time", "79")
     page.click("#time-form button")
     assert page.text("#at") == "79"
