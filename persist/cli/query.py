@@ -71,7 +71,7 @@ def _refuse(error: Any, names: Sequence[str]) -> NoReturn:
             "with your rights"
         ) from error
     # What DuckDB proposes for a name that it does not know are tables of its own, which nobody meant.
-    why = re.sub(r' Did you mean "[^"]*"\?', "", str(error).partition("\n\nLINE ")[0]).rstrip(" .!\n")
+    why = re.sub(r'\s*Did you mean "[^"]*"\?', "", str(error).partition("\n\nLINE ")[0]).rstrip(" .!\n")
     raise persist.InvalidUsage(f"DuckDB refuses the query: {why}. The collections are {[*names]}") from error
 
 

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 CELL_CHARS_MAX = 120  # Of a table on a terminal; a longer value is cut, and says so by an ellipsis.
+COLUMN_CHARS_MIN = 8  # What a column of longer values gets on a terminal at least.
 
 
 def shown(text: str, *, lines: bool = False) -> str:
@@ -42,7 +43,10 @@ def tell(text: str) -> None:
 
 
 def print_table(head: Sequence[str], rows: Iterable[Sequence[object]], *, right: Iterable[int] = ()) -> None:
-    """Print a table: with lines on a terminal, and else aligned, so that other programs can cut it into words."""
+    """Print a table: with lines on a terminal, and else aligned, so that other programs can cut it into words.
+
+    Where a terminal is too narrow for the columns, each column is a line of its row.
+    """
     cells, to_right = [[cell(each) for each in row] for row in rows], frozenset(right)
     names = [cell(each) for each in head]
     if not sys.stdout.isatty():
@@ -58,12 +62,27 @@ def print_table(head: Sequence[str], rows: Iterable[Sequence[object]], *, right:
     from rich.table import Table
     from rich.text import Text
 
+    console = Console(highlight=False, markup=False, emoji=False)
+    widths = [max(map(len, column)) for column in zip(names, *cells, strict=True)]
+    if sum(min(width, COLUMN_CHARS_MIN) + 3 for width in widths) + 1 > console.width:
+        _print_upright(names, cells)
+        return
     table = Table(box=SIMPLE_HEAD)
     for i, name in enumerate(names):
         table.add_column(Text(name), justify="right" if i in to_right else "left", overflow="fold")
     for row in cells:
         table.add_row(*map(Text, row))
-    Console(highlight=False, markup=False, emoji=False).print(table)
+    console.print(table)
+
+
+def _print_upright(names: Sequence[str], cells: Sequence[Sequence[str]]) -> None:
+    widest = max(map(len, names))
+    for number, row in enumerate(cells, 1):
+        print(f"row {number:,}")
+        for name, value in zip(names, row, strict=True):
+            print(f"  {name.ljust(widest)}  {value}")
+    if not cells:
+        print(f"no rows of {', '.join(names)}")
 
 
 def print_json(value: Mapping[str, Any] | Sequence[Any]) -> None:

@@ -335,6 +335,28 @@ def test_on_a_terminal_tables_have_lines_and_show_the_same(place: str, monkeypat
     assert "orders" in screen.getvalue()
 
 
+def test_a_table_that_is_too_wide_for_the_terminal_shows_each_column_on_a_line(
+    place: str, monkeypatch: pytest.MonkeyPatch, capsys: Printed
+) -> None:
+    with persist.open(place) as client:
+        fields = {f"column_number_{i}": pa.string() for i in range(40)}
+        wide = client.create_or_load("wide", key={"k": pa.int64()}, value=fields)
+        values = tuple(f"value {i}" for i in range(40))
+        wide.write([((1, values), 0, 1), ((2, values), 0, 1)], seal=1).result()
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "60")
+    assert main(["read", place, "wide"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "row 1"
+    assert lines[1].split() == ["k", "1"]
+    assert lines[41].split() == ["column_number_39", "value", "39"] == lines[-1].split()
+    assert lines[42] == "row 2"
+    assert main(["read", place, "wide", "--where", "k = 3"]) == 0
+    assert capsys.readouterr().out.startswith("no rows of k, column_number_0, ")
+    assert main(["read", place, "orders"]) == 0
+    assert "─" in capsys.readouterr().out
+
+
 def test_an_output_that_nobody_reads_is_no_error(place: str) -> None:
     command = [sys.executable, "-m", "persist", "read", place, "orders", "--format", "csv"]
     reader, writer = os.pipe()
