@@ -165,6 +165,7 @@ def serve(
     The token that clients must send comes from the environment variable PERSIST_SERVE_TOKEN.
     """
     token = os.environ.get(TOKEN_VARIABLE)
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # What gRPC prints of a taken port, the error says in one line.
     with at.writing(background=True) if commits else at.reading() as client, ExitStack() as stack:
         server = stack.enter_context(client.serve(url, token=token, insecure=insecure, commits=commits))
         told = {"url": server.url}

@@ -119,7 +119,8 @@ def _show(schema: pa.Schema, batches: Iterable[pa.RecordBatch], limit: int, in_o
     numbers = [i for i, f in enumerate(schema) if pa.types.is_integer(f.type) or pa.types.is_floating(f.type)]
     print_table(schema.names, [tuple(map(_cell, row)) for row in islice(found, limit)], right=numbers)
     if is_more:
-        tell(f"Only {limit:,} rows are shown: say --limit for more, or --output FILE or --format csv for all.")
+        shown = "1 row is" if limit == 1 else f"{limit:,} rows are"
+        tell(f"Only {shown} shown: say --limit for more, or --output FILE or --format csv for all.")
     return min(len(found), limit)
 
 

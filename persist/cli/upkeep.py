@@ -11,6 +11,7 @@ from persist.cli.command import MISTAKE, OK, PROBLEMS, Name, Yes, agreed, comman
 from persist.cli.place import Place, tell_done
 from persist.cli.text import print_json, say, tell
 from persist.cli.times import time_of
+from persist.cli.wording import worded
 
 HoldName = Annotated[str, typer.Argument(metavar="HOLD", help="Its name, as `holds` shows it.")]
 
@@ -159,9 +160,10 @@ def fsck(
     if report.is_empty:
         raise at.nothing(report.url)
     if at.as_json:
-        print_json(asdict(report))
+        told = asdict(report)
+        print_json({**told, "unreferenced": [{**e, "advice": worded(e["advice"])} for e in told["unreferenced"]]})
     else:
-        say(str(report))
+        say(worded(str(report)))
     return OK if report.is_clean else PROBLEMS
 
 

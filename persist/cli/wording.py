@@ -99,6 +99,13 @@ _PHRASES = tuple(
             'take it over from Python: persist.open(…, mode="exclusive", force=True).',
         ),
         (r"Begin again: take a new snapshot, or subscribe anew\.", "Begin again: give the command once more."),
+        (
+            r"give token=, or insecure=True if that is meant",
+            "set PERSIST_SERVE_TOKEN, or say --insecure if that is meant",
+        ),
+        (r"run with repair, which makes it again", "persist fsck --repair makes it again"),
+        (r"repair, or client\.gc\(\), deletes it", "persist fsck --repair, or persist gc, deletes it"),
+        (r"client\.gc\(\) deletes it", "persist gc deletes it"),
         (r"dry_run=True goes with repair=True", "--dry-run goes with --repair"),
         (r"set_aside=True goes with repair=True", "--set-aside goes with --repair"),
         (r"Settings\(memory_budget=(\d+)\)", r"--memory-budget \1"),

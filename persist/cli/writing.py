@@ -115,7 +115,12 @@ def write(
         found = _own(client, collection)
         source = "_time" if when is None else time_column
         upper = None if was_begun(found, rows, plan) else found.upper.time
-        loaded = load(found, rows, _caster(found, source, ignore, upper), plan)
+        try:
+            loaded = load(found, rows, _caster(found, source, ignore, upper), plan)
+        except KeyboardInterrupt:
+            if not at.as_json:
+                tell("persist: interrupted. The same command goes on after the last commit of this one.")
+            raise
         was_done = not loaded.commits and loaded.done_before
         again = " (all of it was written before: nothing was done)" if was_done else ""
         tell_done(

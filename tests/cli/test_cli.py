@@ -77,6 +77,17 @@ def test_fsck_repairs_what_its_dry_run_shows(folder: Path, capsys: pytest.Captur
     assert main(["fsck", str(folder)]) == 0
 
 
+def test_fsck_advises_commands(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    stray = folder / "part" / ("a" * 32) / f"{'0' * 20}-{'b' * 32}.parquet"
+    stray.parent.mkdir(parents=True)
+    stray.write_bytes(b"PAR1")
+    for arguments in (["fsck", str(folder)], ["fsck", str(folder), "--json"]):
+        assert main(arguments) == 0
+        said = capsys.readouterr().out
+        assert "persist gc" in said
+        assert "client.gc()" not in said
+
+
 def test_gc_says_what_it_deleted(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["gc", str(folder)]) == 0
     assert "deleted 0 parts" in capsys.readouterr().out

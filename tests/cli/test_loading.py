@@ -279,6 +279,19 @@ def test_a_load_goes_on_where_it_was_and_happens_once(place: str, tmp_path: Path
     assert len(contents(place)) == 95
 
 
+def test_who_interrupts_a_load_is_told_how_it_goes_on(
+    place: str, tmp_path: Path, capsys: Printed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    file = tmp_path / "rows.csv"
+    file.write_text("k,v\n1,a\n")
+    monkeypatch.setattr("persist.cli.loading.load", interrupted)
+    assert main(["write", place, "orders", str(file), "--time", "9"]) == 130
+    assert "The same command goes on" in capsys.readouterr().err
+
+
 def test_a_token_of_the_users_own_is_refused_for_other_rows(place: str, tmp_path: Path, capsys: Printed) -> None:
     for name, text in (("a.csv", "1,a,1,\n"), ("b.csv", "2,b,2,\n")):
         (tmp_path / name).write_text("id,name,amount,at\n" + text)

@@ -105,6 +105,7 @@ CASES: list[tuple[str, str, int]] = [
     ("create shop new --key k:int64 --keyed --resolve never", "--resolve 'never' is no policy", 2),
     ("fsck shop --dry-run", "--dry-run goes with --repair", 2),
     ("fsck shop --set-aside", "--set-aside goes with --repair", 2),
+    ("serve shop --url grpc://0.0.0.0:0", "set PERSIST_SERVE_TOKEN, or say --insecure", 2),
     ("compact shop --memory-budget 1", "--memory-budget 1 is not a number of at least", 2),
 ]
 
