@@ -15,6 +15,7 @@ import pyarrow.csv as pa_csv
 from persist.blob.errors import InvalidUsage
 from persist.cli.casting import Caster, check_text_types
 from persist.cli.misfits import REASONS_MAX, Misfits
+from persist.cli.text import counted
 
 BLOCK_BYTES = 8 << 20
 FIELD_CHARS_MAX = 2**31 - 1
@@ -76,7 +77,7 @@ class _Located:
         left = min(REASONS_MAX, len(self._why) + wrong_width)
         for line, fields in _records(self._path):
             if len(fields) != self._width:
-                found.append(f"line {line}: it has {len(fields)} fields, and the head has {self._width}")
+                found.append(f"line {line}: it has {counted(len(fields), 'field')}, and the head has {self._width}")
             else:
                 if record in self._why:
                     found.append(f"line {line}: {self._why[record]}")

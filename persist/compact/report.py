@@ -45,7 +45,10 @@ class CompactionReport(Shown):
         done += [f"{self.parts_shared:,} parts shared"] if self.parts_shared else []
         done += [f"{self.superseded:,} times another compaction was faster"] if self.superseded else []
         read, wrote = ((self.parts_read, self.bytes_read), (self.parts_written, self.bytes_written))
-        done += [f"{what} {n:,} parts ({size:,} bytes)" for what, (n, size) in (("read", read), ("wrote", wrote))]
+        done += [
+            f"{what} {n:,} part{'' if n == 1 else 's'} ({size:,} bytes)"
+            for what, (n, size) in (("read", read), ("wrote", wrote))
+        ]
         return ", ".join(done)
 
     def __add__(self, other: "CompactionReport") -> "CompactionReport":

@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
+from persist.dataflow.layout import HIGH, WIDE, layout
 from persist.dataflow.loop import Loop
 from persist.dataflow.operators import Operator
 from persist.shown import plain
 
-WIDE, HIGH, GAP_X, GAP_Y = 210, 52, 46, 14
 TITLE_CHARS_MAX = 26
 _STYLE = (
     "rect{fill:none;stroke:#4c86d6}text{font:12px system-ui,sans-serif;fill:currentColor}"
@@ -71,37 +71,25 @@ def depths(reports: Sequence[OperatorReport]) -> list[int]:
 
 def drawn(name: str, reports: Sequence[OperatorReport]) -> str:
     """Return the operators as a picture in HTML, from the left to the right; nothing in names is interpreted."""
-    columns: dict[int, list[int]] = {}
-    for place, depth in enumerate(depths(reports)):
-        columns.setdefault(depth, []).append(place)
-    at = {
-        place: (depth * (WIDE + GAP_X) + 4, row * (HIGH + GAP_Y) + 4)
-        for depth, places in columns.items()
-        for row, place in enumerate(places)
-    }
-    width = (max(columns, default=0) + 1) * (WIDE + GAP_X)
-    height = max(map(len, columns.values()), default=1) * (HIGH + GAP_Y) + 8
-    lines = [
-        f'<path d="M{at[i][0] + WIDE} {at[i][1] + HIGH / 2} C{at[i][0] + WIDE + GAP_X / 2} {at[i][1] + HIGH / 2} '
-        f'{at[p][0] - GAP_X / 2} {at[p][1] + HIGH / 2} {at[p][0]} {at[p][1] + HIGH / 2}"/>'
-        for p, each in enumerate(reports)
-        for i in each.inputs
-    ]
-    boxes = [_box(each, *at[place]) for place, each in enumerate(reports)]
+    edges = [(source, place) for place, each in enumerate(reports) for source in each.inputs if source < place]
+    found = layout(depths(reports), edges)
+    lines = [f'<path d="{path}"/>' for path in found.paths]
+    boxes = [_box(each, *place) for each, place in zip(reports, found.places, strict=True)]
+    size = f'width="{found.width:g}" height="{found.height:g}"'
     return (
-        f'<figure><figcaption>{escape(plain(name))}</figcaption><div style="overflow-x:auto"><svg width="{width}" '
-        f'height="{height}" role="img"><style>{_STYLE}</style>{"".join(lines)}{"".join(boxes)}</svg></div></figure>'
+        f'<figure><figcaption>{escape(plain(name))}</figcaption><div style="overflow-x:auto"><svg {size} role="img">'
+        f"<style>{_STYLE}</style>{''.join(lines)}{''.join(boxes)}</svg></div></figure>"
     )
 
 
-def _box(each: OperatorReport, x: int, y: int) -> str:
+def _box(each: OperatorReport, x: float, y: float) -> str:
     title = each.title if len(each.title) <= TITLE_CHARS_MAX else each.title[: TITLE_CHARS_MAX - 1] + "…"
     rate = "" if each.rate is None else f", {each.rate:,.0f}/s"
     kept = f"keeps {each.kept_updates:,} ({each.kept_bytes:,} B)" if each.kept_bytes else each.kind
     css = ' class="keeps"' if each.kept_bytes else ""
     texts = ((plain(title), 15), (f"{each.updates:,} updates{rate}", 30), (kept, 45))
-    shown = "".join(f'<text x="{x + 8}" y="{y + dy}">{escape(text)}</text>' for text, dy in texts)
+    shown = "".join(f'<text x="{x + 8:g}" y="{y + dy:g}">{escape(text)}</text>' for text, dy in texts)
     return (
         f"<g><title>{escape(plain(each.title))}</title>"
-        f'<rect{css} x="{x}" y="{y}" width="{WIDE}" height="{HIGH}" rx="5"/>{shown}</g>'
+        f'<rect{css} x="{x:g}" y="{y:g}" width="{WIDE}" height="{HIGH}" rx="5"/>{shown}</g>'
     )
