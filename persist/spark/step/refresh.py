@@ -14,6 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias, get_args
 
+from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
@@ -212,7 +213,7 @@ class _Stepping:
                         if chosen.way == "embedded":
                             return chosen, False
                         return replace(chosen, seqno=self._stepped(step, chosen, known)), True
-                    except PySparkException as error:
+                    except (PySparkException, Py4JJavaError) as error:  # The second, if several stages fail at once.
                         if "OperatorFailed" not in str(error):
                             raise
                     except OperatorFailed:  # In what was looked at on the driver.

@@ -166,6 +166,20 @@ def test_a_row_that_the_query_fails_on_is_named_and_the_view_stays(spark: SparkS
     assert (view.upper, rows(view)) == (persist.Antichain(15), before)
 
 
+def test_a_row_that_fails_in_a_stage_that_several_read_is_named(spark: SparkSession, client: persist.Client) -> None:
+    # Both readers of the stage fail with it, which Spark reports by an error of another class.
+    kinds = client.create_or_load("kinds", key={"status": pa.string()}, value={"kind": pa.int64()})
+    kinds.write([(("new", 1), 0, 1), (("paid", 2), 0, 1), (("odd", 3), 0, 1)], seal=14).result()
+    query = "SELECT kind, sum(id)::INTEGER AS n FROM orders JOIN kinds USING (status) GROUP BY kind"
+    below = client.create_view("below", query)
+    above = client.create_view("above", "SELECT n, count(*) AS kinds FROM below GROUP BY n")
+    client.load("orders").write([((3_000_000_000, ("odd", 1.0)), 13, 1)], seal=14).result()
+    for _ in range(4):  # Whether one failure ends the other reader first is a race.
+        with pytest.raises(OperatorFailed, match="3000005001"):
+            persist.spark.refresh(above, spark, where="recompute", partitions=3)
+    assert below.upper == above.upper == persist.Antichain(0)
+
+
 def test_a_program_runs_on_spark(spark: SparkSession, client: persist.Client) -> None:
     program = Program("paid per amount").using(client)
     paid = program.source("orders").filter(col("status") == "paid").map(whole=col("amount"))
