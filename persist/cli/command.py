@@ -13,6 +13,7 @@ from typing import Annotated, Any, get_type_hints
 import typer
 
 from persist.cli.place import Place
+from persist.cli.sections import SectionedGroup
 from persist.cli.text import tell
 
 OK, PROBLEMS, MISTAKE, CONFLICT, UNAVAILABLE, INTERRUPTED = 0, 1, 2, 3, 4, 130
@@ -22,6 +23,7 @@ else was first; 4 the store does not answer, or the disk; 130 interrupted."""
 
 app = typer.Typer(
     name="persist",
+    cls=SectionedGroup,
     help=f"Definite, time-varying collections on object storage.\n\n{EXIT_CODES}",
     rich_markup_mode=None,
     pretty_exceptions_enable=False,

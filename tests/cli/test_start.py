@@ -1,12 +1,18 @@
 """The command line says at once what it can do: nothing that takes long is loaded for that."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import typer
+
+from persist.cli.command import app
+from persist.cli.main import main
+from persist.cli.sections import SECTIONS, SectionedGroup
 
 HEAVY = {"pyarrow", "numpy", "msgspec", "fsspec", "boto3", "duckdb", "pandas", "starlette", "uvicorn", "click", "rich"}
 
@@ -97,3 +103,21 @@ def test_a_process_that_was_told_not_to_heed_ctrl_c_does_not(tmp_path: Path) -> 
     """
     done = subprocess.run([sys.executable, "-c", code, "--version"], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_every_command_is_in_one_section_of_the_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help"]) == 0
+    shown = capsys.readouterr().out
+    named = [name for names in SECTIONS.values() for name in names]
+    assert sorted(named) == sorted(vars(typer.main.get_command(app))["commands"])
+    assert [line[:-1] for line in shown.splitlines() if line[:-1] in SECTIONS] == [*SECTIONS]
+    assert re.findall(r"^  ([a-z]+)  ", shown, re.MULTILINE) == named
+    assert "..." not in shown
+
+
+def test_a_shell_completes_the_commands_in_the_order_of_the_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help"]) == 0  # Registers the commands.
+    group = typer.main.get_command(app)
+    assert isinstance(group, SectionedGroup)
+    context = group.make_context("persist", ["ls", "shop"])
+    assert group.list_commands(context) == [name for names in SECTIONS.values() for name in names]
