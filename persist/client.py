@@ -95,13 +95,7 @@ def open(
     told_by, committed_by = _server("notify", notify), _server("commit_through", commit_through)
     if committed_by is not None and mode != "shared":
         raise InvalidUsage(f'commit_through is for mode="shared", and this is mode={mode!r}')
-    storage = open_storage(location, storage_options, settings, clock)
-    try:
-        engine = Engine(storage, options)
-    except BaseException:
-        storage.close()
-        raise
-    client = Client(engine, told_by)
+    client = open_with(location, options, storage_options, told_by)
     if committed_by is not None:
         try:
             _relay(client, committed_by)
@@ -109,6 +103,22 @@ def open(
             client.close()
             raise
     return client
+
+
+def open_with(
+    location: Location,
+    options: OpenOptions,
+    storage_options: Mapping[str, Any] | None = None,
+    told_by: Notify | None = None,
+) -> "Client":
+    """Do what `open` does, for those in this package that want what only `OpenOptions` can say."""
+    storage = open_storage(location, storage_options, options.settings, options.clock)
+    try:
+        engine = Engine(storage, options)
+    except BaseException:
+        storage.close()
+        raise
+    return Client(engine, told_by)
 
 
 def _server(option: str, given: str | Notify | None) -> Notify | None:

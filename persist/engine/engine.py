@@ -17,7 +17,7 @@ from persist.engine.writer import Writer
 from persist.errors import ClientClosed, LogInterrupted, ReadOnly
 from persist.hold.leases import Claim, WantedClaim, no_claim
 from persist.metrics import Metrics, register
-from persist.read.part_caches import PartIndexes, decoded_rows
+from persist.read.part_caches import PartCaches
 from persist.read.part_reader import PartReader
 from persist.read.resolving import Folds
 from persist.read.spilled_rows import SpilledRows
@@ -68,8 +68,8 @@ class Engine:
             Follower(blob, clock, poll_s) if options.seqno is None else PinnedFollower(blob, clock, options.seqno)
         )
         self.pool = Pool(IO_THREADS, "persist-io")
-        self._indexes = PartIndexes()
-        self._decoded = decoded_rows(self.settings.memory_budget // 2)
+        caches = options.caches or PartCaches.within(self.settings.memory_budget)
+        self._indexes, self._decoded = caches.indexes, caches.decoded
         folder = self.settings.cache_folder
         self.spilled = (
             None if folder is None else SpilledRows(folder, self.settings.cache_folder_bytes, blob.url, clock)

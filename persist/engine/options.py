@@ -5,6 +5,7 @@ from typing import Literal, get_args
 
 from persist.blob import InvalidUsage
 from persist.blob.clock import Clock, SystemClock
+from persist.read.part_caches import PartCaches
 from persist.settings import Settings
 
 Mode = Literal["shared", "exclusive", "read"]
@@ -13,6 +14,9 @@ Mode = Literal["shared", "exclusive", "read"]
 @dataclass(frozen=True)
 class OpenOptions:
     """What `persist.open` was asked for; its fields are explained there.
+
+    Attributes:
+        caches: what another client of the same location has left of parts, to go on with; None for empty ones.
 
     Raises:
         InvalidUsage: an option does not fit, by itself or with the mode.
@@ -24,6 +28,7 @@ class OpenOptions:
     seqno: int | None = None
     settings: Settings = field(default_factory=Settings)
     clock: Clock = field(default_factory=SystemClock)
+    caches: PartCaches | None = None
 
     def __post_init__(self) -> None:
         mode, id_, seqno = self.mode, self.reentrance_id, self.seqno

@@ -70,6 +70,22 @@ class PartIndexes:
 
 
 @dataclass(frozen=True, slots=True)
+class PartCaches:
+    """What all readers of one client keep of parts; or those of several clients of one location, one after the other.
+
+    Nothing in it depends on a client: parts never change, and what is kept of them is named by their checksums.
+    """
+
+    indexes: PartIndexes
+    decoded: DecodedRows
+
+    @classmethod
+    def within(cls, memory_budget: int) -> "PartCaches":
+        """Return empty caches for a client; see `Settings.memory_budget`, of which they take up to a half."""
+        return cls(PartIndexes(), decoded_rows(memory_budget // 2))
+
+
+@dataclass(frozen=True, slots=True)
 class _Cut:
     """Where one slice ends and the next begins: in which part, for which columns and filter, at which bound of keys.
 

@@ -16,6 +16,7 @@ from persist.client import Client
 from persist.codecs import Stamp
 from persist.engine.late_events import REASON
 from persist.errors import FrontierRegression, LateEvents, UpdateNotBeyondUpper
+from persist.read.part_caches import PartCaches
 from persist.sink.batch_commit import ATTEMPTS, Mark, Share, commit_batch
 from persist.sink.keyed_work import (
     KeyedWork,
@@ -37,19 +38,22 @@ Storing = Callable[[KeyedWork, bool], Stored]
 logger = logging.getLogger(__name__)
 
 
-def commit_keyed_batch(mark: Mark, work: KeyedWork, rows: pa.Table, times: BatchTimes, plan: Planning) -> None:
+def commit_keyed_batch(
+    mark: Mark, work: KeyedWork, rows: pa.Table, times: BatchTimes, plan: Planning, *, caches: PartCaches | None = None
+) -> None:
     """Commit the events of a batch that are here, unless it was committed before.
 
     Args:
         work: as it was planned for the batch.
         plan: plans it again, with the time of rows that have none, a seal, and contents as they are.
+        caches: what the batches before it have left of parts; each batch looks keys up in much the same ones.
 
     Raises:
         QueryMismatch: it is not the next batch of the query; nothing was written.
         UpdateNotBeyondUpper, LateEvents: an event is late.
         What `KeyedWork.checked` does.
     """
-    with writing(work.target.location, work.target.storage) as client:
+    with writing(work.target.location, work.target.storage, caches) as client:
         for attempt in range(ATTEMPTS):
             contents = handle_of(work, client).contents()
             if taken_over(client, mark, work, contents, times):

@@ -14,12 +14,13 @@ from typing import Any
 
 import pyarrow as pa
 
-from persist.client import Client
-from persist.client import open as open_client
+from persist.client import Client, open_with
 from persist.codecs import DIGEST_MODULUS, CollectionSchema, Part, RunStream, digest_of
 from persist.collection import Collection
 from persist.engine import CollectionHandle
+from persist.engine.options import OpenOptions
 from persist.log.records import KeyedForm
+from persist.read.part_caches import PartCaches
 from persist.settings import Settings
 from persist.storage import open_storage
 from persist.write.part_writer import PartWriter
@@ -62,9 +63,13 @@ class Target:
             storage.close()
 
 
-def writing(location: str, storage: Mapping[str, Any]) -> Client:
-    """Open a client for one commit: it does nothing in the background."""
-    return open_client(location, storage_options=storage, settings=Settings(background=False))
+def writing(location: str, storage: Mapping[str, Any], caches: PartCaches | None = None) -> Client:
+    """Open a client for one commit: it does nothing in the background.
+
+    Args:
+        caches: what clients of the same location before it have left of parts, for those that come after it.
+    """
+    return open_with(location, OpenOptions(settings=Settings(background=False), caches=caches), storage)
 
 
 def upload(target: Target, tables: Iterable[pa.Table]) -> tuple[Part, ...]:

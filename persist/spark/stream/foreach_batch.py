@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from pyspark.errors import PySparkException
@@ -15,6 +15,8 @@ from persist.codecs import TIME_MAX
 from persist.collection import Collection
 from persist.errors import InvalidUsage, UpdateNotBeyondUpper
 from persist.names import check_text
+from persist.read.part_caches import PartCaches
+from persist.settings import Settings
 from persist.sink.batch_commit import Mark, Share, commit_batch, report_late
 from persist.sink.keyed_batch import commit_keyed_batch, commit_large_batch
 from persist.sink.times import BatchTimes
@@ -99,6 +101,17 @@ class _Writer:
     query_id: str | None
     first_batch: int
     storage: dict[str, Any]
+    caches: PartCaches | None = field(default=None, compare=False, repr=False)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Spark Connect sends the function to its server; what was decoded here stays here."""
+        return self.__dict__ | {"caches": None}
+
+    def kept(self) -> PartCaches:
+        """Return what one batch keeps of parts for the next, so that only the first one finds nothing decoded."""
+        if self.caches is None:
+            self.caches = PartCaches.within(Settings().memory_budget)
+        return self.caches
 
     def write(self, df: DataFrame, batch: int) -> None:
         """Write one batch."""
@@ -138,7 +151,7 @@ class _Writer:
         plan = Replanning(work)
         rows = gathered_rows(frame, ON_DRIVER_BYTES_MAX)
         if rows is not None:
-            commit_keyed_batch(mark, work, rows, times, plan)
+            commit_keyed_batch(mark, work, rows, times, plan, caches=self.kept())
             return
         latest = None if times.is_plain else frame.agg(F.max("_time")).collect()[0][0]
         by_keys = by_key(frame, work.target.schema, None)
