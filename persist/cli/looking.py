@@ -58,8 +58,11 @@ def holds(
     ] = None,
 ) -> int:
     """List who keeps since back."""
+    from persist.cli.survey import hold_for_people, names_by_id
+
     rows: list[dict[str, Any]] = []
     with at.reading() as client:
+        names = names_by_id(client)
         for name in collections or client.collections():
             try:
                 found = client.load(name).holds()
@@ -75,7 +78,16 @@ def holds(
     if at.as_json:
         print_json(rows)
         return OK
-    cells = [(r["collection"], r["hold"] or "-", r["time"], r["holder"] or "-", r["until"] or "released") for r in rows]
+    cells = [
+        (
+            r["collection"],
+            hold_for_people(r["hold"], names) if r["hold"] else "-",
+            r["time"],
+            r["holder"] or "-",
+            r["until"] or "released",
+        )
+        for r in rows
+    ]
     print_table(("collection", "hold", "time", "holder", "until"), cells, right=[2])
     return OK
 
@@ -89,10 +101,11 @@ def log(
 ) -> int:
     """Show the newest records of the log as a person reads them, the oldest of them first."""
     from persist.cli.records import records_before, sentences
+    from persist.cli.survey import names_by_id
 
     with at.reading() as client:
         id_ = None if collection is None else client.load(collection).id
-        names = {id_: name for name, id_ in client.engine.follower.state.ids.items()}
+        names = names_by_id(client)
         found, is_cut = records_before(client, before, last, id_)
     if at.as_json:
         print_json(

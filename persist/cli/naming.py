@@ -1,5 +1,6 @@
 """Commands that say something of collections: tag, tags, untag, rename, view, refresh, apply."""
 
+from collections.abc import Iterator
 from typing import Annotated, Any
 
 import typer
@@ -22,10 +23,14 @@ def tag(
     move: Annotated[bool, typer.Option("--move", help="Let a tag that is at another time move.")] = False,
 ) -> int:
     """Name a sealed time, which stays readable as long as it has a name: --as-of TAG reads it."""
+    from persist.timeline import shown_time
+
     with at.writing() as client:
-        tagged = client.load(collection).tag(name, None if time is None else time_of(time), move=move)
+        found = client.load(collection)
+        tagged = found.tag(name, None if time is None else time_of(time), move=move)
+        shown = shown_time(tagged, found.timeline)
         tell_done(
-            at, {"collection": collection, "tag": name, "time": tagged}, f"{collection} as of {tagged} is {name!r}"
+            at, {"collection": collection, "tag": name, "time": tagged}, f"{collection} as of {shown} is {name!r}"
         )
     return OK
 
@@ -95,28 +100,52 @@ def view(
             made = client.create_view(name, query, key=key)
         upper = made.refresh()
         made.close()
-        tell_done(at, {"view": name, "upper": upper.time}, f"{name} is up to date before {_shown(upper)}")
+        tell_done(at, {"view": name, "upper": upper.time}, _up_to_date(client, name, upper))
     return OK
 
 
 @command
 def refresh(
     at: Place,
-    views: Annotated[list[str], typer.Argument(metavar="VIEW", help="Which ones, each after those that it reads.")],
+    views: Annotated[
+        list[str] | None, typer.Argument(metavar="VIEW", help="One after the other; all of them by default.")
+    ] = None,
 ) -> int:
-    """Bring views up to the times to which what they read is sealed."""
+    """Bring views up to the times to which what they read is sealed; without names all of them, in one commit."""
     told: list[dict[str, Any]] = []
     with at.writing() as client:
-        for name in views:
-            found = client.view(name)
-            upper = found.refresh()
-            found.close()
+        for name, upper in _refreshed(client, views) if views else _refreshed_together(client):
             told.append({"view": name, "upper": upper.time})
             if not at.as_json:
-                say(f"{name} is up to date before {_shown(upper)}")
+                say(_up_to_date(client, name, upper))
     if at.as_json:
         print_json(told)
+    elif not told:
+        tell("persist: there is no view here. persist view makes one")
     return OK
+
+
+def _refreshed(client: "persist.Client", names: list[str]) -> Iterator[tuple[str, "persist.Antichain"]]:
+    """Refresh views in turn, so that one that fails does not keep those before it back."""
+    for name in names:
+        found = client.view(name)
+        try:
+            yield name, found.refresh()
+        finally:
+            found.close()
+
+
+def _refreshed_together(client: "persist.Client") -> Iterator[tuple[str, "persist.Antichain"]]:
+    """Refresh all views of a location as one program: they move in one commit."""
+    from persist.cli.survey import survey
+    from persist.sql import open_together
+
+    views = [client.view(facts.name) for facts in survey(client, client.collections()) if facts.contents.view]
+    if views:
+        with open_together(views) as together:
+            together.refresh()
+    for each in views:
+        yield each.name, each.upper
 
 
 @command
@@ -158,5 +187,9 @@ def apply(
     return OK
 
 
-def _shown(upper: "persist.Antichain") -> str:
-    return "ever" if upper.time is None else str(upper.time)
+def _up_to_date(client: "persist.Client", name: str, upper: "persist.Antichain") -> str:
+    from persist.timeline import shown_time
+
+    if upper.time is None:
+        return f"{name} is complete: what it reads will not change any more"
+    return f"{name} is up to date before {shown_time(upper.time, client.load(name).timeline)}"

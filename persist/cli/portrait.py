@@ -1,11 +1,13 @@
 """Everything there is to say of one collection without reading its data."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import persist
-from persist.cli.survey import GETS_1000, Facts, monthly_dollars
+from persist.cli.survey import GETS_1000, Facts, hold_for_people, monthly_dollars, names_by_id
 from persist.cli.text import counted, print_table, say
+from persist.state.contents import definition_number
 from persist.timeline import shown_time
 
 RUNS_SHOWN_MAX = 20
@@ -13,13 +15,41 @@ RUNS_SHOWN_MAX = 20
 
 @dataclass(frozen=True)
 class Portrait:
-    """One collection in one state: facts, holds, and the plan of reading it as of its latest sealed time."""
+    """One collection in one state: facts, holds, and the plan of reading it as of its latest sealed time.
+
+    Attributes:
+        names: of all collections, by their ids.
+    """
 
     url: str
     schema: Any
     facts: Facts
     holds: "list[persist.HoldInfo]"
     plan: "persist.Explanation | None"
+    names: Mapping[str, str]
+
+    @property
+    def keyed(self) -> dict[str, Any] | None:
+        """How a keyed collection makes updates of events; None of one that is not keyed."""
+        form = self.facts.contents.keyed
+        if form is None:
+            return None
+        return {
+            "machine": form.machine.name,
+            "resolve": form.resolve,
+            "order_by": list(form.order_by),
+            "tombstone": form.tombstone,
+            "tombstone_value": form.tombstone_value,
+        }
+
+    @property
+    def view(self) -> dict[str, Any] | None:
+        """What a view is derived from, and how; None of a collection that users write."""
+        view = self.facts.contents.view
+        if view is None:
+            return None
+        inputs = [self.names.get(id_, "a collection that is gone") for id_ in view["inputs"]]
+        return {"sql": view["sql"], "inputs": inputs, "definition": definition_number(self.facts.contents)}
 
     @property
     def columns(self) -> list[tuple[str, str, str]]:
@@ -64,6 +94,8 @@ class Portrait:
             "id": facts.contents.id,
             "location": self.url,
             "timeline": facts.contents.timeline,
+            "keyed": self.keyed,
+            "view": self.view,
             "columns": [dict(zip(("side", "name", "type"), each, strict=True)) for each in self.columns],
             "not_sealed": None if hidden is None else str(hidden),
             "holds": [
@@ -81,6 +113,7 @@ class Portrait:
         say(f"{facts.name} at {self.url}\n")
         print_table(("side", "column", "type"), self.columns)
         say(f"\ntimes     {self._times()}")
+        self._print_origin()
         say(f"since     {facts.time(facts.since)}")
         say(f"upper     {'none: complete for ever' if facts.upper is None else facts.time(facts.upper)}")
         say(f"unsealed  {facts.unsealed.advice if facts.unsealed else 'nothing'}")
@@ -89,7 +122,10 @@ class Portrait:
         self._print_cost()
         if self.holds:
             say("\nholds")
-            rows = [(h.name or "a lease", shown_time(h.time, facts.timeline), h.holder or "-") for h in self.holds]
+            rows = [
+                (hold_for_people(h.name, self.names), shown_time(h.time, facts.timeline), h.holder or "-")
+                for h in self.holds
+            ]
             print_table(("hold", "time", "holder"), rows)
         if facts.contents.tags:
             say("\ntags")
@@ -101,6 +137,19 @@ class Portrait:
     def _times(self) -> str:
         unit = self.facts.contents.timeline
         return "numbers without a meaning of their own" if unit is None else f"{unit} since 1970-01-01T00:00Z"
+
+    def _print_origin(self) -> None:
+        """Say where its updates come from, if nobody writes them."""
+        if self.keyed is not None:
+            keyed = self.keyed
+            when = {"seal": "when their times are sealed", "background": "after the seal, and by readers before that"}
+            told = f"events are resolved by {keyed['machine']!r}, {when[keyed['resolve']]}"
+            told += f"; the later by {', '.join(keyed['order_by'])} counts" * bool(keyed["order_by"])
+            told += f"; column {keyed['tombstone']} says that a key is deleted" * bool(keyed["tombstone"])
+            say(f"keyed     {told}")
+        if self.view is not None:
+            say(f"view of   {', '.join(self.view['inputs'])}")
+            say(f"query     {' '.join(self.view['sql'].split())}")
 
     def _print_cost(self) -> None:
         if self.plan is not None:
@@ -135,4 +184,4 @@ def portrait(client: "persist.Client", collection: "persist.Collection") -> Port
     if facts.latest is not None:
         with collection.snapshot(facts.latest) as snapshot:
             plan = snapshot.explain()
-    return Portrait(client.url, collection.schema, facts, collection.holds(), plan)
+    return Portrait(client.url, collection.schema, facts, collection.holds(), plan, names_by_id(client))

@@ -4,7 +4,7 @@ Each state is an object of its own, which is read with many others at a time, so
 take seconds and not a minute.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,6 +13,7 @@ from typing import Any
 import persist
 from persist.blob.errors import MissingBlob
 from persist.log.envelope import BlobRef
+from persist.names import VIEW_HOLD
 from persist.read.record_count import record_count
 from persist.replica.checkpoint import load_contents
 from persist.state.contents import CollectionState, last_sealed
@@ -146,6 +147,20 @@ def survey(client: "persist.Client", names: Sequence[str]) -> Iterator[Facts]:
                 # A state object that newer checkpoints do not refer to has been collected: ask the follower.
                 found = [follower.load(each.id) for each in some]
             yield from (Facts(each) for each in found if each is not None)
+
+
+def names_by_id(client: "persist.Client") -> dict[str, str]:
+    """Return what collections are called, by their ids."""
+    return {id_: name for name, id_ in client.engine.follower.state.ids.items()}
+
+
+def hold_for_people(hold: str | None, names: Mapping[str, str]) -> str:
+    """Return what a hold is called; that of a view, which bears an id because views may be renamed, by its view."""
+    if hold is None:
+        return "a lease"
+    if hold.startswith(VIEW_HOLD):
+        return VIEW_HOLD + names.get(hold.removeprefix(VIEW_HOLD), "that is gone")
+    return hold
 
 
 def _is_far(entry: CollectionEntry) -> bool:

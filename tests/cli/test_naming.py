@@ -117,6 +117,49 @@ def test_a_view_is_made_shown_and_refreshed(place: str, capsys: Printed) -> None
     assert main(["refresh", place, "orders"]) == 2
 
 
+def test_without_names_all_views_are_refreshed_in_one_commit(place: str, capsys: Printed) -> None:
+    assert main(["refresh", place]) == 0
+    assert "there is no view here" in capsys.readouterr().err
+    assert main(["view", place, "totals", "SELECT status, sum(amount) AS total FROM orders GROUP BY status"]) == 0
+    assert main(["view", place, "large", "SELECT * FROM totals WHERE total > 2"]) == 0
+    with persist.open(place) as client:
+        client.load("orders").write([((3, ("paid", 1.0)), 7, 1)], seal=8).result()
+    capsys.readouterr()
+    assert main(["refresh", place]) == 0
+    assert sorted(capsys.readouterr().out.splitlines()) == [
+        "large is up to date before 8",
+        "totals is up to date before 8",
+    ]
+    with persist.open(place) as client:
+        appended = [each["collections"] for each in client.history().to_pylist() if "append" in each["operations"]]
+    assert {"large", "totals"} <= {*appended[-1]}
+
+
+def test_what_a_view_and_a_keyed_collection_are_is_shown(place: str, capsys: Printed) -> None:
+    query = "SELECT status, sum(amount) AS total FROM orders GROUP BY status"
+    assert main(["view", place, "revenue", query]) == 0
+    options = ["--order-by", "at", "--tombstone", "gone", "--resolve", "background"]
+    columns = ["--key", "id:int64", "--value", "at:int64", "--value", "gone:bool"]
+    assert main(["create", place, "users", *columns, "--keyed", *options]) == 0
+    capsys.readouterr()
+    assert main(["show", place, "revenue"]) == 0
+    shown = capsys.readouterr().out
+    assert "view of   orders\n" in shown
+    assert f"query     {query}\n" in shown
+    assert main(["show", place, "revenue", "--json"]) == 0
+    assert told(capsys)["view"] == {"sql": query, "inputs": ["orders"], "definition": 1}
+    assert main(["show", place, "users"]) == 0
+    shown = capsys.readouterr().out
+    assert "keyed     events are resolved by 'upsert', after the seal" in shown
+    assert "; the later by at counts; column gone says that a key is deleted\n" in shown
+    assert main(["show", place, "orders"]) == 0
+    shown = capsys.readouterr().out
+    assert "view revenue" in shown
+    assert "keyed  " not in shown
+    assert main(["holds", place]) == 0
+    assert "view revenue" in capsys.readouterr().out
+
+
 def test_a_view_gets_another_query(place: str, capsys: Printed) -> None:
     assert main(["view", place, "paid", "SELECT status, count(*) AS n FROM orders GROUP BY status"]) == 0
     other = "SELECT status, count(*) AS n FROM orders WHERE status <> 'new' GROUP BY status"
