@@ -16,6 +16,12 @@ def plain(text: str) -> str:
     return _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode("ascii"), text)
 
 
+def counted(number: int, noun: str) -> str:
+    """Return a number of things, such as 1 row, 2 rows or 3 directories."""
+    nouns = noun if number == 1 else f"{noun[:-1]}ies" if noun.endswith("ory") else f"{noun}s"
+    return f"{number:,} {nouns}"
+
+
 def html_table(caption: str, rows: Iterable[tuple[str, str]]) -> str:
     """Return a table of names and values as HTML."""
     body = "".join(

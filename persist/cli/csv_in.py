@@ -15,7 +15,7 @@ import pyarrow.csv as pa_csv
 from persist.blob.errors import InvalidUsage
 from persist.cli.casting import Caster, check_text_types
 from persist.cli.misfits import REASONS_MAX, Misfits
-from persist.cli.text import counted
+from persist.shown import counted
 
 BLOCK_BYTES = 8 << 20
 FIELD_CHARS_MAX = 2**31 - 1

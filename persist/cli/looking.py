@@ -100,25 +100,25 @@ def log(
     before: Annotated[int | None, typer.Option(min=0, help="Only records before this seqno.")] = None,
 ) -> int:
     """Show the newest records of the log as a person reads them, the oldest of them first."""
-    from persist.cli.records import records_before, sentences
-    from persist.cli.survey import names_by_id
+    from persist.cli.records import Told, records_before
 
     with at.reading() as client:
         id_ = None if collection is None else client.load(collection).id
-        names = names_by_id(client)
         found, is_cut = records_before(client, before, last, id_)
+        told = Told(client)
+        did = [told.sentences(record) for record in found]
     if at.as_json:
         print_json(
             [
-                {"seqno": r.seqno, "at": _moment(r.written_ms), "writer": r.writer, "did": sentences(r, names)}
-                for r in found
+                {"seqno": record.seqno, "at": _moment(record.written_ms), "writer": record.writer, "did": each}
+                for record, each in zip(found, did, strict=True)
             ]
         )
         return OK
-    for record in found:
+    for record, each in zip(found, did, strict=True):
         exclusive = "" if record.epoch is None else f", epoch {record.epoch}"
         say(f"{record.seqno:>8}  {_moment(record.written_ms)}  {record.writer}{exclusive}")
-        for sentence in sentences(record, names):
+        for sentence in each:
             say(f"          {sentence}")
     if is_cut:
         tell("Older records are not kept any more.")

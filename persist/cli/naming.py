@@ -9,7 +9,7 @@ import persist
 from persist.cli.command import MISTAKE, OK, Name, Yes, agreed, command
 from persist.cli.place import Place, tell_done
 from persist.cli.text import print_json, print_table, say, tell
-from persist.cli.times import time_of
+from persist.cli.times import time_of, times_of
 
 Tag = Annotated[str, typer.Argument(metavar="TAG", help="A name that does not look like a time.")]
 
@@ -23,12 +23,10 @@ def tag(
     move: Annotated[bool, typer.Option("--move", help="Let a tag that is at another time move.")] = False,
 ) -> int:
     """Name a sealed time, which stays readable as long as it has a name: --as-of TAG reads it."""
-    from persist.timeline import shown_time
-
     with at.writing() as client:
         found = client.load(collection)
         tagged = found.tag(name, None if time is None else time_of(time), move=move)
-        shown = shown_time(tagged, found.timeline)
+        shown = times_of(found)(tagged)
         tell_done(
             at, {"collection": collection, "tag": name, "time": tagged}, f"{collection} as of {shown} is {name!r}"
         )
@@ -188,8 +186,6 @@ def apply(
 
 
 def _up_to_date(client: "persist.Client", name: str, upper: "persist.Antichain") -> str:
-    from persist.timeline import shown_time
-
     if upper.time is None:
         return f"{name} is complete: what it reads will not change any more"
-    return f"{name} is up to date before {shown_time(upper.time, client.load(name).timeline)}"
+    return f"{name} is up to date before {times_of(client.load(name))(upper.time)}"

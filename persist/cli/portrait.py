@@ -6,7 +6,8 @@ from typing import Any
 
 import persist
 from persist.cli.survey import GETS_1000, Facts, hold_for_people, monthly_dollars, names_by_id
-from persist.cli.text import counted, print_table, say
+from persist.cli.text import print_table, say
+from persist.shown import counted
 from persist.state.contents import definition_number
 from persist.timeline import shown_time
 

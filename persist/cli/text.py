@@ -32,11 +32,6 @@ def say(text: str) -> None:
     print(shown(text, lines=True))
 
 
-def counted(number: int, noun: str) -> str:
-    """Return a number of things, such as 1 row or 2 rows."""
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
-
-
 def tell(text: str) -> None:
     """Print a remark beside the output."""
     print(shown(text, lines=True), file=sys.stderr)

@@ -1,6 +1,8 @@
 """Times as people type them."""
 
 import re
+from collections.abc import Callable
+from functools import partial
 
 import persist
 
@@ -33,3 +35,10 @@ def written_time_of(text: str) -> int | str:
             f"{text!r:.60} is no time: give a number, or, where times are moments, one such as 2026-11-21T12:00:00Z"
         )
     return found
+
+
+def times_of(collection: "persist.Collection") -> Callable[[int], str]:
+    """Return how times of a collection are told to people: the number, and the moment where it is one."""
+    from persist.timeline import shown_time  # Here, because it loads what the help of a command does without.
+
+    return partial(shown_time, timeline=collection.timeline)

@@ -10,7 +10,7 @@ import persist
 from persist.cli.command import MISTAKE, OK, PROBLEMS, Name, Yes, agreed, command
 from persist.cli.place import Place, tell_done
 from persist.cli.text import print_json, say, tell
-from persist.cli.times import time_of
+from persist.cli.times import time_of, times_of
 from persist.cli.wording import worded
 
 HoldName = Annotated[str, typer.Argument(metavar="HOLD", help="Its name, as `holds` shows it.")]
@@ -32,7 +32,7 @@ def hold(
         tell_done(
             at,
             {"collection": collection, "hold": name, "time": held.time},
-            f"{collection} is held at {held.time} by {name}",
+            f"{collection} is held at {times_of(found)(held.time)} by {name}",
         )
     return OK
 
@@ -41,8 +41,9 @@ def hold(
 def release(at: Place, collection: Name, hold: HoldName, yes: Yes = False) -> int:
     """End a named hold whose owner is gone for good; asks first."""
     with at.writing() as client:
-        held = client.load(collection).hold(name=hold)
-        what = f"the hold {hold!r} at {held.time} of {collection!r}"
+        found = client.load(collection)
+        held = found.hold(name=hold)
+        what = f"the hold {hold!r} at {times_of(found)(held.time)} of {collection!r}"
         if not yes and not agreed(f"Release {what}? History that only it keeps goes for good."):
             tell(f"persist: {what} was not released")
             return MISTAKE
@@ -84,7 +85,8 @@ def compact(
         with task("compact", total=len(names), unit="collections") as done:
             for name in names:
                 try:
-                    report = client.load(name).compact(only_due=due)
+                    found = client.load(name)
+                    report = found.compact(only_due=due)
                 except persist.CollectionNotFound:
                     if collections:
                         raise
@@ -92,7 +94,7 @@ def compact(
                 done(1)
                 told.append({"collection": name, **asdict(report)})
                 if not at.as_json:
-                    say(f"{name}: {report}")
+                    say(f"{name}: {report.sentence(times_of(found))}")
     if at.as_json:
         print_json(told)
     return OK
@@ -107,7 +109,8 @@ def _forget(client: "persist.Client", names: Sequence[str], since: str) -> None:
     for found, time in times.items():
         effective = found.since.time
         if effective is not None and effective < time:
-            tell(f"persist: {found.name} stays readable from {effective} on: persist holds lists what keeps it so")
+            kept_from = times_of(found)(effective)
+            tell(f"persist: {found.name} stays readable from {kept_from} on: persist holds lists what keeps it so")
 
 
 @command
@@ -118,14 +121,8 @@ def gc(
     """Delete what nobody needs any more."""
     with at.writing() as client:
         report = client.gc(dry_run=dry_run)
-        kinds = ("parts", "lists", "states", "directories", "checkpoints", "records")
-        counts = ", ".join(f"{getattr(report, kind):,} {kind}" for kind in kinds)
         did = "would delete" if dry_run else "deleted"
-        tell_done(
-            at,
-            {"dry_run": dry_run, **asdict(report)},
-            f"{did} {counts} ({report.bytes:,} bytes) of {report.collections:,} destroyed collections",
-        )
+        tell_done(at, {"dry_run": dry_run, **asdict(report)}, report.sentence(did))
     return OK
 
 

@@ -7,8 +7,9 @@ import typer
 import persist
 from persist.cli.command import MISTAKE, OK, Name, Yes, agreed, command
 from persist.cli.place import Place, tell_done
-from persist.cli.text import counted, tell
-from persist.cli.times import written_time_of
+from persist.cli.text import tell
+from persist.cli.times import times_of, written_time_of
+from persist.shown import counted
 
 if TYPE_CHECKING:
     from persist.cli.casting import Caster
@@ -262,7 +263,7 @@ def seal(
         tell_done(
             at,
             {"collection": collection, "upper": now, "seqno": seqno},
-            f"{collection} is complete {'for ever' if now is None else f'before {now}'}",
+            f"{collection} is complete {'for ever' if now is None else f'before {times_of(found)(now)}'}",
         )
     return OK
 

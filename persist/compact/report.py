@@ -1,10 +1,10 @@
 """What compaction did, as a value that can be added up and printed."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from persist.codecs import Part
-from persist.shown import Shown
+from persist.shown import Shown, counted
 
 
 @dataclass(frozen=True)
@@ -36,19 +36,20 @@ class CompactionReport(Shown):
     superseded: int = 0
 
     def __str__(self) -> str:
+        return self.sentence()
+
+    def sentence(self, time: Callable[[int], str] = str) -> str:
+        """Return what was done as a person reads it, given how a time is told, such as with its moment."""
         if self == CompactionReport():
             return "nothing to do"
-        done = [f"keyframe as of {as_of}" for as_of in self.keyframes]
-        done += [f"history up to {self.forgotten} forgotten"] if self.forgotten is not None else []
-        done += [f"{self.runs_merged:,} runs merged"] if self.runs_merged else []
-        done += [f"{self.keyframes_dropped:,} keyframes dropped"] if self.keyframes_dropped else []
-        done += [f"{self.parts_shared:,} parts shared"] if self.parts_shared else []
-        done += [f"{self.superseded:,} times another compaction was faster"] if self.superseded else []
-        read, wrote = ((self.parts_read, self.bytes_read), (self.parts_written, self.bytes_written))
-        done += [
-            f"{what} {n:,} part{'' if n == 1 else 's'} ({size:,} bytes)"
-            for what, (n, size) in (("read", read), ("wrote", wrote))
-        ]
+        done = [f"keyframe as of {time(as_of)}" for as_of in self.keyframes]
+        done += [f"history up to {time(self.forgotten)} forgotten"] if self.forgotten is not None else []
+        done += [f"{counted(self.runs_merged, 'run')} merged"] if self.runs_merged else []
+        done += [f"{counted(self.keyframes_dropped, 'keyframe')} dropped"] if self.keyframes_dropped else []
+        done += [f"{counted(self.parts_shared, 'part')} shared"] if self.parts_shared else []
+        done += [f"{counted(self.superseded, 'time')} another compaction was faster"] if self.superseded else []
+        done.append(f"read {counted(self.parts_read, 'part')} ({self.bytes_read:,} bytes)")
+        done.append(f"wrote {counted(self.parts_written, 'part')} ({self.bytes_written:,} bytes)")
         return ", ".join(done)
 
     def __add__(self, other: "CompactionReport") -> "CompactionReport":

@@ -55,7 +55,7 @@ from persist.replica.checkpoint import checkpoint_state, load_contents, read_che
 from persist.replica.directory import KnownLevels
 from persist.replica.follower import STALE_AFTER_S, Follower
 from persist.settings import Settings
-from persist.shown import Shown
+from persist.shown import Shown, counted
 from persist.state.frozen_map import FrozenMap
 from persist.state.location import Dropped, is_waited_for
 from persist.state.state import CollectionEntry, State
@@ -63,6 +63,14 @@ from persist.work import Done, task
 from persist.write.committer import Committer
 
 CHECKPOINTS_MIN = 2
+_NOUNS = {
+    "parts": "part",
+    "lists": "list",
+    "states": "state",
+    "directories": "directory",
+    "checkpoints": "checkpoint",
+    "records": "record",
+}
 DELETE_MAX = 1000
 
 
@@ -86,10 +94,14 @@ class GarbageReport(Shown):
     bytes: int = 0
 
     def __str__(self) -> str:
-        kinds = ("parts", "lists", "states", "directories", "checkpoints", "records")
-        told = [f"{getattr(self, kind):,} {kind}" for kind in kinds if getattr(self, kind)]
-        gone = f"{self.collections:,} destroyed collections, " if self.collections else ""
-        return f"deleted {gone}{', '.join(told)}: {self.bytes:,} bytes" if told or gone else "nothing to delete"
+        return self.sentence("deleted")
+
+    def sentence(self, did: str) -> str:
+        """Return what was deleted as a person reads it; `did` is what became of it, such as "would delete"."""
+        told = [counted(self.collections, "destroyed collection")] if self.collections else []
+        for kind, noun in _NOUNS.items():
+            told += [counted(getattr(self, kind), noun)] if getattr(self, kind) else []
+        return f"{did} {', '.join(told)}: {self.bytes:,} bytes" if told else "nothing to delete"
 
     @property
     def blobs(self) -> int:
