@@ -344,22 +344,27 @@ def _gathered(hits: Sequence[_Hit], empty: pa.Table, keys: Sequence[str]) -> pa.
     """Return the rows of some hits, with the columns of empty; in the order of keys if these are among them.
 
     Each row is a slice, which costs nothing, and all are copied out at once; a copy for each part takes five times
-    that. All hits have the same columns.
+    that. Hits may have others besides, which some sources need to be told apart by time.
     """
     if not hits:
         return empty
-    rows = [[(hit.block, row) for row in hit.rows.tolist()] for hit in hits]
-    each = list(chain.from_iterable(rows))
-    batches = [pa.concat_batches([block.keys.batch.slice(row, 1) for block, row in each])]
-    values = [block.values.slice(row, 1) for block, row in each if block.values is not None]
-    batches += [pa.concat_batches(values)] if values else []
-    order = np.arange(len(each), dtype=np.int64)
+    batches = [pa.concat_batches([hit.block.keys.batch.slice(row, 1) for hit in hits for row in hit.rows.tolist()])]
+    names = [name for name in empty.column_names if name not in batches[0].schema.names]
+    values = [(_batch_of(hit.block, names), hit.rows.tolist()) for hit in hits] if names else []
+    batches += [pa.concat_batches([batch.slice(row, 1) for batch, rows in values for row in rows])] if values else []
+    order = np.arange(len(batches[0]), dtype=np.int64)
     if len(hits) > 1 and {*keys} <= {*empty.column_names}:
         order = int64_values(sort_indices(pa.Table.from_batches(batches[:1]), keys))
     # A slice of one row alone would be joined with nothing, and keep all of its part in memory: taken, it is copied.
     taken = [batch.take(int64_array(order)) for batch in batches]
     columns = {name: column for batch in taken for name, column in zip(batch.schema.names, batch.columns, strict=True)}
     return pa.Table.from_arrays([columns[name] for name in empty.column_names], schema=empty.schema)
+
+
+def _batch_of(block: Block, names: list[str]) -> pa.RecordBatch:
+    """Return some columns of a block that are not of its keys."""
+    assert block.values is not None, "what is looked up has these columns"
+    return block.values if block.values.schema.names == names else block.values.select(names)
 
 
 def _counted(table: pa.Table, diff: int | None) -> pa.Table:

@@ -227,3 +227,14 @@ def test_garbage_collection_keeps_what_is_pending(tmp_path: Path) -> None:
         assert client.fsck().is_clean
     with persist.open(tmp_path, settings=settings) as client:
         assert client.load("users").snapshot().count() == 5000
+
+
+def test_keys_may_be_nested(client: persist.Client) -> None:
+    users = client.create_or_load("n", key={"k": pa.list_(pa.int64())}, value=VALUE, keyed=persist.Keyed())
+    # Of what is looked up last, one part holds two times, so that its column is read, and another one does not.
+    users.upsert([([0], "a", 0), ([2], "b", 1)], seal=2).result()
+    users.upsert([([1], "a", 3)], seal=4).result()
+    users.upsert([([2], "b", 5)], seal=6).result()
+    users.upsert([([1], "b", 7), ([2], None, 6)], seal=8).result()
+    assert [*users.snapshot().rows()] == [([0], "a"), ([1], "b")]
+    assert [*users.upserts(4, 8)] == [([2], None, 6), ([1], "b", 7)]
