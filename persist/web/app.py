@@ -26,6 +26,7 @@ FILES = {
     "page.js": ("page.js", "text/javascript; charset=utf-8"),
     "drawing.js": ("drawing.js", "text/javascript; charset=utf-8"),
     "graphs.js": ("graphs.js", "text/javascript; charset=utf-8"),
+    "moments.js": ("moments.js", "text/javascript; charset=utf-8"),
     "page.css": ("page.css", "text/css; charset=utf-8"),
 }
 HEADERS = {

@@ -2,6 +2,7 @@
 
 import { drawCommits, drawPicture, drawPlan } from "./drawing.js";
 import { drawDataflow, drawLineage } from "./graphs.js";
+import { momentOf } from "./moments.js";
 
 const PAGE = 50;
 const VERSIONS = 1000; // Of a schema, as many as are offered.
@@ -207,6 +208,11 @@ async function openCollection(name, wanted) {
   $("follow").checked = wanted === null;
 
   const textOf = (time) => (told && told.timeline ? `${time} (${momentOf(time, told.timeline)})` : String(time));
+  // As people type it: a moment where times are moments, as long as its year has four digits.
+  const typed = (time) => {
+    const moment = told.timeline ? momentOf(time, told.timeline) : "";
+    return /^\d{4}-/.test(moment) ? moment : String(time);
+  };
   const span = () => [BigInt(told.picture.begins ?? 0), told.latest === null ? null : BigInt(told.latest)];
 
   const refresh = async () => {
@@ -273,10 +279,10 @@ async function openCollection(name, wanted) {
     $("rows-before").disabled = !offset || key !== null;
     $("rows-after").disabled = found.rows.length < PAGE || key !== null;
     draw();
-    $("from").value = at;
-    $("until").value = String(BigInt(at) + 1n);
-    if (!$("first").value) $("first").value = told.picture.begins ?? "0";
-    if (!$("second").value) $("second").value = at;
+    $("from").value = typed(at);
+    $("until").value = typed(BigInt(at) + 1n);
+    if (!$("first").value) $("first").value = typed(told.picture.begins ?? 0);
+    if (!$("second").value) $("second").value = typed(at);
     await showChanges();
     const plan = await ask("plan", { name, as_of: at });
     $("plan-note").textContent = drawPlan($("plan"), plan);
@@ -286,7 +292,7 @@ async function openCollection(name, wanted) {
     const found = await ask("changes", { name, from: $("from").value, until: $("until").value, schema: schema() });
     fill("changes", found, { classOf: signOf, empty: found.compacted ? "No change after since is in this range." : "Nothing changed." });
     const notes = [];
-    if (found.compacted) notes.push(`What changed at since=${told.since} and before cannot be told apart any more.`);
+    if (found.compacted) notes.push(`What changed at since, ${textOf(told.since)}, and before cannot be told apart any more.`);
     if (found.more) notes.push("Only the first of them are shown.");
     $("changes-note").textContent = notes.join(" ");
   };
@@ -399,12 +405,6 @@ function facts(told, textOf) {
   $("sql").hidden = !told.sql;
   $("dataflow-section").hidden = !told.sql;
   fill("columns", { columns: ["side", "name", "type"], rows: told.columns.map((c) => [c.side, c.name, c.type]) });
-}
-
-function momentOf(time, unit) {
-  const perMs = { s: 0.001, ms: 1, us: 1000, ns: 1000000 }[unit];
-  const ms = Number(time) / perMs;
-  return ms > 8.64e15 ? "?" : new Date(ms).toISOString().replace(".000Z", "Z");
 }
 
 // Where to go, and what is new.

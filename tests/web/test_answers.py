@@ -111,7 +111,8 @@ def test_only_reading_is_answered(url: str, method: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "path", ["", "page.js", "drawing.js", "graphs.js", "page.css", "api/collections", "api/nothing", "../x"]
+    "path",
+    ["", "page.js", "drawing.js", "graphs.js", "moments.js", "page.css", "api/collections", "api/nothing", "../x"],
 )
 def test_every_answer_forbids_what_the_page_does_not_need(url: str, path: str) -> None:
     try:
@@ -127,7 +128,7 @@ def test_every_answer_forbids_what_the_page_does_not_need(url: str, path: str) -
 
 
 def test_the_page_itself_has_no_code_in_it_and_names_no_other_server(url: str) -> None:
-    for name in ("", "page.js", "drawing.js", "graphs.js", "page.css"):
+    for name in ("", "page.js", "drawing.js", "graphs.js", "moments.js", "page.css"):
         text = urllib.request.urlopen(url + name).read().decode().replace("http://www.w3.org/2000/svg", "")
         assert "http://" not in text
         assert "https://" not in text

@@ -222,6 +222,32 @@ def test_two_times_stand_side_by_side(page: Page, url: str) -> None:
     assert page.text("#compare-note") == "40 records differ."
 
 
+@pytest.mark.parametrize(
+    ("unit", "time", "moment"),
+    [
+        ("s", "1795248240", "2026-11-21T08:04:00Z"),
+        ("ms", "1795248240001", "2026-11-21T08:04:00.001Z"),
+        ("us", "1795248240000010", "2026-11-21T08:04:00.00001Z"),
+        ("ns", "1795248240000000001", "2026-11-21T08:04:00.000000001Z"),
+    ],
+)
+def test_moments_are_exact(page: Page, url: str, unit: str, time: str, moment: str) -> None:
+    page.open(f"{url}#/shop.items")
+    moments = "import(new URL('moments.js', document.baseURI))"
+    assert page.evaluate(f"{moments}.then((module) => module.momentOf('{time}', '{unit}'))") == moment
+
+
+def test_times_that_are_moments_are_typed_as_such(page: Page, url: str) -> None:
+    page.open(f"{url}#/shop.items?at=1795248240")
+    values = page.evaluate("['time', 'from', 'until', 'second'].map((id) => document.getElementById(id).value)")
+    assert values == ["2026-11-21T08:04:00Z", "2026-11-21T08:04:00Z", "2026-11-21T08:04:01Z", "2026-11-21T08:04:00Z"]
+    assert [row[2] for row in rows(page, "changes")] == ["4"]
+    page.fill("#first", "2026-11-21T08:01:00Z")
+    page.click("#compare-form button")
+    assert rows(page, "gone") == [["Nothing."]]
+    assert [row[2] for row in rows(page, "come")] == ["2", "3", "4"]
+
+
 def test_names_and_values_are_shown_and_never_become_markup(page: Page, url: str) -> None:
     page.open(f"{url}#/{'%3Ci%3Estrange%3Ci%3E'}")
     assert page.text("#name") == "<i>strange<i>"
