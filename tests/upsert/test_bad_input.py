@@ -52,6 +52,15 @@ def test_events_that_do_not_fit_are_refused_at_once(client: persist.Client, even
     assert users.handle.contents().pending == {}
 
 
+@pytest.mark.parametrize("missing", ["k", "at", "gone"])
+def test_events_without_key_watermark_or_tombstone_are_refused(client: persist.Client, missing: str) -> None:
+    users = keyed(client, order_by=["at"], tombstone="gone")
+    events = pa.table({"k": [1], "at": [1], "v": ["a"], "gone": [False], "_time": [0]}).drop_columns([missing])
+    with pytest.raises(persist.SchemaMismatch, match=rf"'{missing}' .*is missing"):
+        users.upsert(events)
+    assert users.handle.contents().pending == {}
+
+
 @pytest.mark.parametrize(
     ("declared", "error", "says"),
     [
@@ -96,6 +105,9 @@ def test_another_declaration_of_an_existing_collection_is_refused(client: persis
             keyed(client, **other)
     with pytest.raises(persist.SchemaMismatch, match="not keyed"):
         client.create_or_load("users", key=KEY, value=VALUE)
+    with pytest.raises(persist.SchemaMismatch, match="'k'"):
+        form = persist.Keyed(order_by=["at"], tombstone="gone")
+        client.create_or_load("users", key={"k": pa.string()}, value=VALUE, keyed=form)
     plain = client.create_or_load("plain", key=KEY, value=VALUE)
     with pytest.raises(persist.NotKeyed, match="write"):
         plain.upsert([(1, None, 0)])

@@ -75,3 +75,19 @@ def test_who_expected_another_upper_hears_of_that_even_where_the_seal_would_go_b
         with pytest.raises(persist.FrontierRegression, match=r"back from Antichain\(9\) to Antichain\(2\)"):
             ours.upsert([(1, "a", 9)], seal=2).result()
         assert ours.unsealed is None
+
+
+def test_who_loses_a_seal_deletes_what_it_has_stored_and_looks_again(store: Stepped) -> None:
+    rows = pa.table({"k": range(50_000), "v": [f"{n * 7919 % 100_003:x}" for n in range(50_000)]})
+    with opened(store) as client, opened(store) as other:
+        ours, theirs = keyed(client), keyed(other)
+        ours.upsert(rows, time=0).result()
+        store.before("create", "log/", lambda: theirs.upsert([(-1, "theirs", 0)], seal=1).result())
+        ours.seal(2).result()
+        assert store.is_done
+        assert ours.upper.time == 2
+        assert ours.snapshot().count() == 50_001
+        named = {part.blob for part in ours.handle.contents().stored_parts if part.blob}
+        dropped = {blob for blob in (each.key for each in store.list("part/")) if blob not in named}
+        assert named, "what is resolved is too large for the log"
+        assert len(dropped) == 1, "that of the events waits to be collected, and the loser's own is gone"
