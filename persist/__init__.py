@@ -4,6 +4,7 @@ The names that users import are those of `persist.public`. They are loaded when 
 Arrow and NumPy take longer to load than the help of the command line may take in all. A new name is added there.
 """
 
+import gc
 import sys
 from importlib import import_module
 from types import ModuleType
@@ -35,16 +36,27 @@ if not TYPE_CHECKING:  # Else any name would be right for a type checker.
 
     def __getattr__(name: str) -> Any:
         if not name.startswith("_") or name == "__all__":
-            public = import_module("persist.public")
+            public = _loaded()
             globals().update({each: getattr(public, each) for each in ("__all__", *public.__all__)})
             if name in globals():
                 return globals()[name]
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
+def _loaded() -> ModuleType:
+    """Load the public names. Modules make no circles that could be freed, so nobody looks for any meanwhile."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        return import_module("persist.public")
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
 def __dir__() -> list[str]:
     """Offer what users work with, and not the modules that it comes from."""
-    return ["__version__", *import_module("persist.public").__all__]
+    return ["__version__", *_loaded().__all__]
 
 
 sys.modules[__name__].__class__ = _Package

@@ -1,6 +1,5 @@
 """Several writes and seals, of one or more collections, as one commit."""
 
-import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any
@@ -194,6 +193,8 @@ class MultiWrite:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        import asyncio  # Here: who never awaits starts without it, 8 ms sooner.
+
         await asyncio.to_thread(self.__exit__, kind, error, traceback)
 
     def __exit__(

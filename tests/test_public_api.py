@@ -35,6 +35,17 @@ def test_using_persist_loads_no_optional_package() -> None:
     assert loaded & OPTIONAL == set()
 
 
+def test_a_program_that_never_awaits_does_not_load_asyncio() -> None:
+    assert "asyncio" not in loaded_after("import persist; persist.open")
+
+
+@pytest.mark.parametrize("is_enabled", [True, False])
+def test_loading_the_public_names_leaves_garbage_collection_as_it_was(is_enabled: bool) -> None:
+    was = f"gc.{'enable' if is_enabled else 'disable'}()"
+    code = f"import gc, persist; {was}; persist.open; assert gc.isenabled() is {is_enabled}"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
 def test_small_steps_load_no_optional_package() -> None:
     code = """
 import persist

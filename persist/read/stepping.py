@@ -4,10 +4,12 @@ A thread waits for the store, a second at a time. Whoever is cancelled loses not
 by the next step.
 """
 
-import asyncio
 from abc import abstractmethod
 from types import TracebackType
-from typing import Generic, Self, TypeVar
+from typing import TYPE_CHECKING, Generic, Self, TypeVar
+
+if TYPE_CHECKING:
+    import asyncio
 
 P = TypeVar("P")
 
@@ -36,6 +38,8 @@ class AsyncSteps(Generic[P]):
         return self
 
     async def __anext__(self) -> P:
+        import asyncio  # Here: who never awaits starts without it, 8 ms sooner.
+
         while True:
             if self._coming is None:
                 if self.is_finished:
@@ -53,4 +57,6 @@ class AsyncSteps(Generic[P]):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        import asyncio
+
         await asyncio.to_thread(self.close)

@@ -4,7 +4,6 @@ No error may be lost (rule 5): a ledger keeps every failed future that nobody ha
 `close` raises what is left in it.
 """
 
-import asyncio
 import itertools
 import logging
 import threading
@@ -137,6 +136,8 @@ class CommitFuture(Future[int]):
 
     def __await__(self) -> Generator[Any, None, int]:
         self._on_wait()
+        import asyncio  # Here: who never awaits starts without it, 8 ms sooner.
+
         loop = asyncio.get_running_loop()
         waiter = loop.create_future()
 
