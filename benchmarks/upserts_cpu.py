@@ -78,18 +78,28 @@ def _merge(count: int, size: int, rounds: int, reach: str) -> None:
     with folder() as place, persist.open(str(place / "ours"), settings=QUIET) as client:
         ours, batches = Ours(client, count), _batches(count, size)
         write_deltalake(place / "delta", _rows(np.arange(count) * 2, np.random.default_rng(1)))
+        # Each first upsert of a client, and each first merge, finds the same rows, and nothing else.
+        fresh, theirs_fresh = (_copies(place / name, rounds) for name in ("ours", "delta"))
         table = DeltaTable(place / "delta")
         ours.upsert(next(batches))
 
         def first() -> None:
-            with persist.open(str(place / "ours"), settings=QUIET) as other:
-                other.load("rows").upsert(next(batches), time=ours.upper, seal=ours.upper + 1).result()
-            ours.upper += 1
+            with persist.open(str(next(fresh)), settings=QUIET) as other:
+                other.load("rows").upsert(next(batches), time=1, seal=2).result()
 
-        sides = (lambda: ours.upsert(next(batches)), lambda: _merged(table, next(batches)), first)
-        mine, theirs, alone = in_turns(rounds, *sides)
+        sides = (
+            lambda: ours.upsert(next(batches)),
+            lambda: _merged(table, next(batches)),
+            first,
+            lambda: _merged(DeltaTable(next(theirs_fresh)), next(batches)),
+        )
+        mine, theirs, alone, theirs_alone = in_turns(rounds, *sides)
     tell(f"upsert of {size:,} into {count:,}", mine, theirs, "deltalake merge", reach)
-    tell("   as a client's first", alone, theirs, "deltalake merge", ">= 5 (10k), >= 3 (100k)")
+    tell("   as a client's first", alone, theirs_alone, "deltalake, opened", ">= 5 (10k), >= 3 (100k)")
+
+
+def _copies(folder: Path, count: int) -> Iterator[Path]:
+    return iter([Path(shutil.copytree(folder, folder.with_name(f"{folder.name}-{n}"))) for n in range(count)])
 
 
 def iceberg(scale: float, rounds: int) -> None:

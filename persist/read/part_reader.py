@@ -11,6 +11,7 @@ more of them, up to a small part of the budget.
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Executor, Future
+from copy import copy
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -72,6 +73,16 @@ class PartReader:
         self._hand_over = hand_over
         self.spilled = spilled
         self._leftovers = SliceLeftovers(memory_budget // 4)
+
+    def keeping_leftovers(self, bytes_max: int) -> "PartReader":
+        """Return the same for another read, which keeps so much of what its slices decode and leave to the next ones.
+
+        Slices of many parts that overlap all cut a row group of each: with less room than these take, most of them are
+        decoded again for each slice.
+        """
+        made = copy(self)
+        made._leftovers = SliceLeftovers(bytes_max)
+        return made
 
     @property
     def slice_bytes(self) -> int:

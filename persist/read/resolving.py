@@ -28,6 +28,7 @@ from persist.upsert.machine import Machine
 from persist.upsert.resolution import Prepared, prepared, resolved
 
 SLICE_SHARE = 16  # Of the memory budget one slice of events takes this fraction: what they touch is read besides.
+LEFTOVER_SHARE = 2  # And this one what has been decoded of waiting parts for the slices that come after it.
 
 
 def resolved_updates(
@@ -68,9 +69,10 @@ def resolved_updates(
     scan_before = snapshot_scan(contents, schema, lower - 1, None, raw=True) if lower else None
     lookup = None if scan_before is None else Lookup(scan_before, one_per_key=machine.has_one_value)
     slices = scan.slices_within(bytes_max) if scan.parts else [scan]
+    waiting = reader.keeping_leftovers(reader.memory_budget // LEFTOVER_SHARE)
     assert own is None or len(slices) == 1, "events that are not cut would be in each slice"
     for each in slices:
-        arrived = _arrived(each, events, reader, own)
+        arrived = _arrived(each, events, waiting, own)
         if len(arrived):
             ready = prepared(schema, form, arrived)
             on_keys(ready.keys)

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import polars as pl
 import pyarrow as pa
@@ -13,6 +14,7 @@ import pytest
 import persist
 from persist.log.records import Resolve
 from persist.upsert.machines import InsertIfAbsent, PerKey
+from tests.watched import WatchedBlob
 
 KEY, VALUE = {"k": pa.int64()}, {"v": pa.string()}
 
@@ -238,3 +240,22 @@ def test_keys_may_be_nested(client: persist.Client) -> None:
     users.upsert([([1], "b", 7), ([2], None, 6)], seal=8).result()
     assert [*users.snapshot().rows()] == [([0], "a"), ([1], "b")]
     assert [*users.upserts(4, 8)] == [([2], None, 6), ([1], "b", 7)]
+
+
+def test_what_waits_is_fetched_once_however_many_slices_it_is_resolved_in() -> None:
+    store, rows, batches = WatchedBlob(persist.MemoryBlob()), 20_000, 9
+    quiet, chance = persist.Settings(background=False), np.random.default_rng(1)
+    with persist.open(store, settings=quiet) as client:
+        users = client.create_or_load("n", key=KEY, value={"v": pa.int64()}, keyed=persist.Keyed())
+        for time in range(batches):
+            values = chance.integers(0, 2**62, rows)
+            users.upsert(pa.table({"k": chance.permutation(rows), "v": values}), time=time).result()
+    # All of it takes 7 MB, and a slice may take one or two.
+    with persist.open(store, settings=persist.Settings(background=False, memory_budget=16 << 20)) as client:
+        users = client.load("n")
+        store.asked.clear()
+        users.seal(batches).result()
+        asked = [key for operation, key in store.asked if operation == "get" and key.startswith("part/")]
+        assert len(asked) == len({*asked}) == batches
+        assert sum(part.rows for part in users.handle.contents().parts) == rows * (2 * batches - 1)
+        assert len(users.handle.contents().parts) > 3, "one at least for each slice"
