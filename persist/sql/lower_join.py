@@ -22,7 +22,7 @@ from persist.dataflow.expression import col, lit
 from persist.dataflow.stream import Stream
 from persist.sql.algebra import Call, Column, Expression, Join, columns_in, moved
 from persist.sql.lower_expression import column, lowered, numbered
-from persist.sql.prune import unique_columns
+from persist.sql.prune import has_one_partner
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,18 +52,19 @@ def joined(join: Join, left: Stream, right: Stream) -> Stream:
     on = On(tuple((lowered(one), lowered(other), nulls) for one, other, nulls in pairs), tuple(map(lowered, rest)))
     ours = _filtered(left, lefts, 0)
     theirs = _filtered(right, rights, width)
+    has_one = has_one_partner(join)
     if join.how == "semi":
-        return semi(ours, theirs, on)
+        return semi(ours, theirs, on, has_one=has_one)
     if join.how == "anti":
-        return left - semi(ours, theirs, on)
+        return left - semi(ours, theirs, on, has_one=has_one)
     found = inner(ours, theirs, on)
     if join.how in ("left", "full", "single"):
-        found = found + _with_nulls(left - semi(ours, theirs, on), right, before=False)
+        found = found + _with_nulls(left - semi(ours, theirs, on, has_one=has_one), right, before=False)
     if join.how in ("right", "full"):
         found = found + _with_nulls(
             right - semi(theirs, ours, _turned(on, rest, join, width, right)), left, before=True
         )
-    if join.how == "single" and not _is_unique(join):
+    if join.how == "single" and not has_one:
         found = found + _second_partners(ours, theirs, on, found)
     return found
 
@@ -149,15 +150,16 @@ def inner(left: Stream, right: Stream, on: On) -> Stream:
     return found
 
 
-def semi(left: Stream, right: Stream, on: On) -> Stream:
-    """Return the rows of the left that have a partner."""
+def semi(left: Stream, right: Stream, on: On, *, has_one: bool = False) -> Stream:
+    """Return the rows of the left that have a partner; has_one says that none has two."""
     columns = list(left.columns)
     if on.rest:
         partners = inner(left, right, on).project(*columns).distinct()
         return left.join(partners, columns, null_equals=True)
     sides = _keyed(left, right, on)
     if sides.keys:
-        keys = sides.right.project(*sides.keys).distinct()
+        keys = sides.right.project(*sides.keys)
+        keys = keys if has_one else keys.distinct()
         return sides.left.join(keys, sides.keys, null_equals=sides.nulls).project(*columns)
     return left.cross(right.map(there=lit(True)).distinct()).project(*columns)
 
@@ -216,12 +218,6 @@ def _unknown(
 
 def _after(expression: Expression, width: int) -> Expression:
     return moved(expression, lambda index: Column(index + width))
-
-
-def _is_unique(join: Join) -> bool:
-    """Return whether the right has no two rows of one key, because it is grouped by nothing else."""
-    keys = {other.index for _, other in (*join.equal, *join.same) if isinstance(other, Column)}
-    return any(unique <= keys for unique in unique_columns(join.right))
 
 
 def _second_partners(left: Stream, right: Stream, on: On, found: Stream) -> Stream:

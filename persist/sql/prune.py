@@ -188,4 +188,12 @@ def unique_columns(node: Node) -> list[frozenset[int]]:
             return [frozenset(places[at] for at in each) for each in found if each <= places.keys()]
         case Join(how, left) if how in ("semi", "anti", "mark", "single", "unless"):
             return unique_columns(left)
+        case Join(how, left) if how in ("inner", "left") and has_one_partner(node):
+            return unique_columns(left)
     return []
+
+
+def has_one_partner(join: Join) -> bool:
+    """Return whether no row of the left has two partners, because the right has no two rows of one key."""
+    keys = {other.index for _, other in (*join.equal, *join.same) if isinstance(other, Column)}
+    return any(unique <= keys for unique in unique_columns(join.right))

@@ -47,6 +47,14 @@ def _of_joins(before: Node, after: Node) -> list[str]:
         if now[how] > was[how]:
             shown = _became(now[how] - was[how], "mark", one, many)
             told.append(f"{shown}: only rows for which it is {value} are asked for")
+    outer = sum(was[how] - now[how] for how in ("left", "single"))
+    if outer > 0:
+        shown = _became(outer, "outer join", "an inner one", "inner ones")
+        told.append(f"{shown}: a condition above is true of no row without a partner")
+    if sum(was.values()) > sum(now.values()):
+        count = sum(was.values()) - sum(now.values())
+        shown = "1 join is" if count == 1 else f"{count} joins are"
+        told.append(f"{shown} left out: what a subquery gives has the values for which it was asked already")
     if _joins_below_bounds(after) < _joins_below_bounds(before):
         told.append("bounds of time went below joins: these forget what is over")
     return told

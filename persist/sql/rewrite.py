@@ -1,7 +1,9 @@
 """Rewriting of plans: the same rows, for less work. The plan is stored as it was bound; this is done at each start.
 
 1. *Conditions go down*, through projections, groups and set operations, to what they read. A cross product below a
-   condition becomes a join; a mark that is only asked for becomes a semijoin, its negation an antijoin.
+   condition becomes a join; a mark that is only asked for becomes a semijoin, its negation an antijoin; an outer join
+   whose NULLs are not asked for becomes an inner one. What correlated subqueries join without need is left out; see
+   `persist.sql.subqueries`.
 2. *Joins are put in an order* in which what is in between is small; see `persist.sql.order`.
 3. *Columns that nobody reads* are left out where they are made.
 4. *Bounds of time* go below joins, so that these forget what is over.
@@ -36,6 +38,7 @@ from persist.sql.algebra import (
 from persist.sql.conjuncts import conjuncts_of, filtered
 from persist.sql.order import NOTHING, Known, ordered
 from persist.sql.prune import pruned, width_of
+from persist.sql.subqueries import with_inner_joins, without_domains
 
 _MAY_RAISE = ("divide_whole", "remainder", "error", "cast", "try_cast", "date_part", "date_trunc", "date_diff")
 
@@ -47,7 +50,7 @@ def rewritten(plan: Node, known: Known = NOTHING) -> Node:
 
 def steps_of(plan: Node, known: Known = NOTHING) -> tuple[Node, Node, Node]:
     """Return the plan after its conditions went down, then with its joins in order, then without unread columns."""
-    pushed = _pushed(plan, [])
+    pushed = _pushed(with_inner_joins(without_domains(plan)), [])
     placed = ordered(pushed, known)
     return pushed, placed, pruned(placed)
 
