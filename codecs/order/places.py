@@ -16,15 +16,22 @@ def places_bytes(is_number: bool, rows: int) -> int:
 
 
 class Places:
-    """A table of the places of packed keys, which ascend; for look-ups that come again and again."""
+    """A table of the places of packed keys, which ascend; for look-ups that come again and again.
 
-    __slots__ = ("_buckets", "_keys", "_numbers", "_spelling")
+    Attributes:
+        keys: what the wanted keys are compared with: the packed keys, or their numbers in `spelling`.
+        spelling: in which wanted keys have to be given as numbers; None if they are packed ones.
+    """
+
+    __slots__ = ("_buckets", "_numbers", "_spelling", "keys", "spelling")
 
     def __init__(self, keys: Packed, numbers: Packed, spelling: Spelling | None, buckets: Buckets) -> None:
         """Use `of`."""
-        self._keys = keys
+        is_whole = spelling is not None and spelling.is_whole
+        self.keys = numbers if is_whole else keys
+        self.spelling = spelling if is_whole else None
         self._numbers = numbers
-        self._spelling = spelling
+        self._spelling = None if is_whole else spelling
         self._buckets = buckets
 
     @classmethod
@@ -41,7 +48,10 @@ class Places:
         return None if buckets is None else cls(keys, numbers, spelling, buckets)
 
     def of_first(self, wanted: Packed) -> tuple[npt.NDArray[np.int64], Packed]:
-        """Return the first place of each wanted key that is there, and these keys; both ascend, as wanted does."""
+        """Return the first place of each wanted key that is there, and these keys; both ascend, as wanted does.
+
+        What is wanted lies within the ends of `keys`, and is what these are: packed, or numbers.
+        """
         if self._spelling is None:
             places = self._buckets.lower_bounds(wanted)
         else:
@@ -53,8 +63,8 @@ class Places:
             is_like = self._numbers[places] == numbers
             places, wanted = places[is_like], wanted[is_like]
             # Keys that differ where it does not count any more are one number.
-            before = self._keys[places] < wanted
+            before = self.keys[places] < wanted
             if before.any():
-                places[before] = self._keys.searchsorted(wanted[before])
-        is_there = self._keys[places] == wanted
+                places[before] = self.keys.searchsorted(wanted[before])
+        is_there = self.keys[places] == wanted
         return places[is_there], wanted[is_there]

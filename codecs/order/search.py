@@ -19,6 +19,7 @@ import pyarrow.types as pat
 from persist.codecs.order.arrays import int64_array
 from persist.codecs.order.packed_keys import Layout, Packed, layout_of, packed
 from persist.codecs.order.places import Places, places_bytes
+from persist.codecs.order.spelling import Spelling
 from persist.codecs.order.touching import Touching
 from persist.codecs.types.arrow_types import is_flat
 
@@ -51,6 +52,7 @@ class SortedKeys:
         self._arrays = self.batch.columns
         self._layout = layout_of(self._arrays)
         self._packed: dict[Layout, Packed] = {}
+        self._spelled: dict[tuple[Layout, bytes], Packed] = {}
         self._columns: list[_Column] | None = None
         self._first: SortedKeys | None = None
         self._searched = 0
@@ -83,6 +85,17 @@ class SortedKeys:
         found = self._packed.get(layout)
         if found is None:
             found = self._packed[layout] = packed(self._arrays, layout)
+        return found
+
+    def spelled(self, layout: Layout, spelling: Spelling) -> Packed:
+        """Return the numbers of the keys that a spelling of packed keys knows; made once for each alphabet.
+
+        Runs of one collection mostly have the same: what is wanted of all of them is spelled once.
+        """
+        of = layout, spelling.alphabet
+        found = self._spelled.get(of)
+        if found is None:
+            found = self._spelled[of] = spelling.known_numbers(self.packed(layout))
         return found
 
     def first_field(self) -> "SortedKeys":
@@ -138,10 +151,13 @@ class SortedKeys:
             self._searched += len(wanted)
             if self._layout is None or self._searched * ROWS_PER_SEARCH < len(self):
                 return self._find_few(wanted)
-        if self._layout is not None:
-            keys = self.packed(self._layout)
-            return _found(keys, wanted.packed(self._layout), self._placed(keys, len(wanted)))
-        return self._find_many(wanted)
+        if self._layout is None:
+            return self._find_many(wanted)
+        keys = self.packed(self._layout)
+        places = self._placed(keys, len(wanted))
+        if places is None or places.spelling is None:
+            return _found(keys, wanted.packed(self._layout), places)
+        return _found(places.keys, wanted.spelled(self._layout, places.spelling), places)
 
     def _placed(self, keys: Packed, count: int) -> Places | None:
         """Return the table for the packed keys, if it has come to pay for looking up so many."""
