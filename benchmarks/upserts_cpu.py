@@ -12,6 +12,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import count as count_from
 from itertools import islice
 from pathlib import Path
 
@@ -79,23 +80,32 @@ def _merge(count: int, size: int, rounds: int, reach: str) -> None:
         ours, batches = Ours(client, count), _batches(count, size)
         write_deltalake(place / "delta", _rows(np.arange(count) * 2, np.random.default_rng(1)))
         # Each first upsert of a client, and each first merge, finds the same rows, and nothing else.
-        fresh, theirs_fresh = (_copies(place / name, rounds) for name in ("ours", "delta"))
+        fresh, theirs_fresh = _copies(place / "ours", 2 * rounds + 1), _copies(place / "delta", rounds)
         table = DeltaTable(place / "delta")
         ours.upsert(next(batches))
 
-        def first() -> None:
-            with persist.open(str(next(fresh)), settings=QUIET) as other:
+        def first(settings: persist.Settings) -> None:
+            at = place / "first"  # One place for all, because by it the cache folder is told whose rows it has.
+            if at.exists():
+                at.rename(next(used))
+            next(fresh).rename(at)
+            with persist.open(str(at), settings=settings) as other:
                 other.load("rows").upsert(next(batches), time=1, seal=2).result()
 
+        used = (place / f"used-{n}" for n in count_from(0))
+        caching = persist.Settings(background=False, cache_folder=place / "cache")
+        first(caching)
         sides = (
             lambda: ours.upsert(next(batches)),
             lambda: _merged(table, next(batches)),
-            first,
+            lambda: first(QUIET),
+            lambda: first(caching),
             lambda: _merged(DeltaTable(next(theirs_fresh)), next(batches)),
         )
-        mine, theirs, alone, theirs_alone = in_turns(rounds, *sides)
+        mine, theirs, alone, cached, theirs_alone = in_turns(rounds, *sides)
     tell(f"upsert of {size:,} into {count:,}", mine, theirs, "deltalake merge", reach)
-    tell("   as a client's first", alone, theirs_alone, "deltalake, opened", ">= 5 (10k), >= 3 (100k)")
+    for what, took in (("", alone), (", another one has filled cache_folder", cached)):
+        tell(f"   as a client's first{what}", took, theirs_alone, "deltalake, opened", ">= 5 (10k), >= 3 (100k)")
 
 
 def _copies(folder: Path, count: int) -> Iterator[Path]:
