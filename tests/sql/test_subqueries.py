@@ -4,10 +4,11 @@ from collections import Counter
 
 import pytest
 
-from persist.sql.algebra import Join, Node, children
+from persist.sql.algebra import Aggregate, Column, Distinct, Join, Let, Node, Project, Ref, Scan, children
 from persist.sql.compile import planned
 from persist.sql.reasons import reasons
 from persist.sql.rewrite import rewritten
+from persist.sql.subqueries import without_domains
 from tests.sql.test_reasons import SCHEMAS
 
 INNER = "1 outer join became an inner one: a condition above is true of no row without a partner"
@@ -54,3 +55,43 @@ def test_a_subquery_that_may_have_two_rows_stays_an_error() -> None:
 
 def test_a_value_that_is_counted_of_nothing_stays() -> None:
     assert made("SELECT f FROM fact WHERE n > (SELECT count(*) FROM other WHERE other.n = fact.k)")[0]["left"] == 2
+
+
+KINDS = ("int64", "int64")
+READ = Scan("t", ("a", "b"), KINDS)
+DOMAIN = Aggregate(READ, (Column(0), Column(1)), (), ((0, 1),))
+REF = Ref(1, KINDS)
+BOTH = ((Column(0), Column(0)), (Column(1), Column(1)))
+OF_ONE_ROW = Project(Join("inner", REF, READ), (Column(0), Column(1), Column(3)))
+
+
+def test_a_join_of_a_domain_with_rows_that_hold_its_rows_is_left_out() -> None:
+    made = without_domains(Let(1, DOMAIN, Join("inner", REF, OF_ONE_ROW, (), BOTH)))
+    assert made == Let(1, DOMAIN, Project(OF_ONE_ROW, tuple(map(Column, (0, 1, 0, 1, 2)))))
+
+
+@pytest.mark.parametrize(
+    ("value", "join"),
+    [
+        pytest.param(
+            DOMAIN,
+            Join("inner", REF, Project(Join("inner", REF, REF), (Column(0), Column(3))), (), BOTH),
+            id="the columns come from two rows of the domain, which need not be one of it together",
+        ),
+        pytest.param(
+            DOMAIN, Join("inner", REF, OF_ONE_ROW, (), BOTH[:1]), id="by one column there may be several rows"
+        ),
+        pytest.param(READ, Join("inner", REF, OF_ONE_ROW, (), BOTH), id="there may be a row twice"),
+        pytest.param(DOMAIN, Join("inner", REF, OF_ONE_ROW, BOTH), id="NULL is not equal to itself"),
+        pytest.param(DOMAIN, Join("left", REF, OF_ONE_ROW, (), BOTH), id="some may have no partner"),
+        pytest.param(DOMAIN, Join("inner", REF, READ, (), BOTH), id="the rows come from elsewhere"),
+        pytest.param(
+            DOMAIN,
+            Join("inner", REF, Project(Join("right", REF, READ), (Column(0), Column(1))), (), BOTH),
+            id="the columns may be NULL where no row of the domain is",
+        ),
+        pytest.param(DOMAIN, Join("inner", Distinct(REF), OF_ONE_ROW, (), BOTH), id="it is not the domain itself"),
+    ],
+)
+def test_a_join_of_a_domain_stays_where_it_may_change_something(value: Node, join: Join) -> None:
+    assert without_domains(Let(1, value, join)) == Let(1, value, join)
