@@ -5,12 +5,17 @@ Updates are consolidated per (key, value, time), ordered by time, then key, then
 """
 
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from persist.codecs import consolidate, to_tuples
+from persist.codecs import Part, consolidate, to_tuples
+from persist.codecs.order.arrays import int64_array, int64_values
+from persist.codecs.order.ordering import combined
+from persist.codecs.part.decoding import part_lift
 from persist.read.claimed_read import ClaimedRead
 from persist.read.part_reader import PartReader
 from persist.read.result import ArrowResult
@@ -26,9 +31,36 @@ def read_changes(scan: Scan, reader: PartReader) -> pa.Table:
         DiffOverflow: the diffs of equal updates sum to more than int64 holds.
     """
     wanted = [*scan.columns, "_time", "_diff"]
-    updates = pa.concat_tables([scan.empty(wanted), *scan.updates(reader, wanted)])
-    found = consolidate(updates, ["_time", *scan.columns])
-    return scan.given_out(found.select([*scan.columns, "_time", "_diff"]))
+    apart = _apart_in_time(scan)
+    tables = scan.updates(reader, wanted, apart)
+    updates = pa.concat_tables([scan.empty(wanted), *tables])
+    if apart is not None:
+        return scan.given_out(_by_time(updates))
+    return scan.given_out(consolidate(updates, ["_time", *scan.columns]).select(wanted))
+
+
+def _apart_in_time(scan: Scan) -> list[Part] | None:
+    """Return the parts of a scan in the order of their times, if no two have updates of one time; else None.
+
+    The rows of a part are distinct, and sorted by key, value and time, as long as all columns are read as they were
+    stored. To put them in the order of time is then all that is left to do, for less than half of a consolidation.
+    """
+    if scan.columns != tuple(scan.schema.names) or any(part_lift(part, scan.schema) for part in scan.parts):
+        return None
+    parts = sorted(scan.parts, key=lambda part: part.time_min)
+    return parts if all(before.time_max < after.time_min for before, after in pairwise(parts)) else None
+
+
+def _by_time(updates: pa.Table) -> pa.Table:
+    """Return updates in the order of time, and as they came within one time."""
+    updates = updates.combine_chunks()
+    times = int64_values(combined(updates["_time"]))
+    if not len(times) or (times[1:] >= times[:-1]).all():
+        return updates
+    times = times - times.min()
+    if times.max() <= 0xFFFF:  # NumPy sorts these by their digits, in a tenth of the time.
+        times = times.astype(np.uint16)
+    return updates.take(int64_array(np.argsort(times, kind="stable")))
 
 
 def with_moments(updates: pa.Table, moments: Timeline | None) -> pa.Table:

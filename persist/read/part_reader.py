@@ -29,6 +29,7 @@ from persist.codecs import (
     decode_part,
     ordered_keys,
 )
+from persist.codecs.memory import give_back_freed
 from persist.codecs.part.decoding import UNREADABLE, bad_filter
 from persist.read.part_caches import DecodedRows, PartIndexes, SliceLeftovers, decoded_rows, fetched
 from persist.read.spilled_rows import SpilledRows
@@ -124,9 +125,15 @@ class PartReader:
                 return self.table(piece.part, schema, columns, filter=filter, keys=keys)
             return self._inside(piece.part, schema, piece.groups, columns, filter, keys)
 
+        def read_in_thread(piece: _PartSection) -> pa.Table:
+            rows = read(piece)
+            if not keys.is_all:  # In slices: what other slices were decoded to is freed by now.
+                give_back_freed(piece.size)
+            return rows
+
         if self._executor is None:
             return ((piece.part, read(piece)) for piece in pieces())
-        return _in_order(self._executor, read, pieces(), room)
+        return _in_order(self._executor, read_in_thread, pieces(), room)
 
     def table(
         self,

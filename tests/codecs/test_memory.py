@@ -1,0 +1,29 @@
+"""Threads that decode give back what they have freed, and none asks an allocator that must not be asked."""
+
+import threading
+from types import SimpleNamespace
+
+import pyarrow as pa
+import pytest
+
+from persist.codecs import memory
+
+
+@pytest.mark.parametrize(("backend", "asked"), [("mimalloc", 2), ("jemalloc", 0), ("system", 0)])
+def test_mimalloc_is_asked_once_for_each_step_of_a_thread(
+    monkeypatch: pytest.MonkeyPatch, backend: str, asked: int
+) -> None:
+    calls: list[str] = []
+    pool = SimpleNamespace(backend_name=backend, release_unused=lambda: calls.append(threading.current_thread().name))
+    monkeypatch.setattr(pa, "default_memory_pool", lambda: pool)
+
+    def decode() -> None:
+        for _ in range(5):
+            memory.give_back_freed(memory.STEP_BYTES // 2)
+
+    # Threads count for themselves: what one has freed, another cannot return.
+    one, other = (threading.Thread(target=decode, name=name) for name in ("one", "other"))
+    for thread in (one, other):
+        thread.start()
+        thread.join()
+    assert calls == ["one"] * asked + ["other"] * asked
