@@ -18,7 +18,7 @@ from tests.console import commands_of, matches
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
-PAGES = ["tutorial.md", "concepts.md", "how-to.md", "kafka.md"]
+PAGES = ["tutorial.md", "concepts.md", "how-to.md", "kafka.md", "dataflow.md", "views.md", "operations.md"]
 BLOCK = re.compile(r"```(python|text|console)\n(.*?)```", re.DOTALL)
 
 
