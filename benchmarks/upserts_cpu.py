@@ -12,6 +12,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from itertools import count as count_from
 from itertools import islice
 from pathlib import Path
@@ -152,18 +153,21 @@ def empty(scale: float, rounds: int) -> None:
 
 
 def row(scale: float, rounds: int) -> None:
-    """Many small ones in a row: the last against the first."""
-    count, times = round(KEYS * scale), 200
-    with folder() as place, persist.open(str(place), settings=persist.Settings()) as client:
-        ours, batches = Ours(client, count), _batches(count, 1000)
-        each = [cpu_s(lambda batch=batch: ours.upsert(batch)) for batch in islice(batches, times)]  # type: ignore[misc]
-    tell(
-        f"{times} of 1,000 in a row: last 20 against first 20",
-        sum(each[-20:]) / 20,
-        sum(each[:20]) / 20,
-        "the first",
-        ">= 0.67",
-    )
+    """Many small ones in a row: against merges of the same rows, and the last against the first.
+
+    Merges compact nothing; ours do so in the background, or not either.
+    """
+    count, times, merges = round(KEYS * scale), 200, 30
+    with folder() as place:
+        write_deltalake(place, _rows(np.arange(count) * 2, np.random.default_rng(1)))
+        table, batches = DeltaTable(place), islice(_batches(count, 1000), merges)
+        theirs = sum(cpu_s(partial(_merged, table, rows)) for rows in batches) / merges
+    for how, settings in (("compacting", persist.Settings()), ("nothing compacted", QUIET)):
+        with folder() as place, persist.open(str(place), settings=settings) as client:
+            ours, batches = Ours(client, count), islice(_batches(count, 1000), times)
+            each = [cpu_s(partial(ours.upsert, rows)) for rows in batches]
+        tell(f"{times} of 1,000 in a row, {how}, each", sum(each) / times, theirs, "deltalake merge", ">= 25")
+        tell("   the last 20 against the first 20", sum(each[-20:]) / 20, sum(each[:20]) / 20, "the first", ">= 0.67")
 
 
 def sizes(scale: float, rounds: int) -> None:
