@@ -87,12 +87,17 @@ def with_inner_joins(node: Node, conditions: Sequence[Expression] = ()) -> Node:
 
 def _rejects_nulls(condition: Expression, first: int) -> bool:
     """Return whether a condition is not true of a row whose columns from a number on are NULL."""
-    if not isinstance(condition, Call):
-        return isinstance(condition, Column) and condition.index >= first
-    if condition.function in ("and", "or"):
+    if isinstance(condition, Call) and condition.function in ("and", "or"):
         found = [_rejects_nulls(each, first) for each in condition.arguments]
         return any(found) if condition.function == "and" else all(found)
-    return condition.function in _STRICT and any(_rejects_nulls(each, first) for each in condition.arguments[:2])
+    return _is_null(condition, first)
+
+
+def _is_null(value: Expression, first: int) -> bool:
+    """Return whether a value is NULL of such a row: of NULL AND false, for one, it is not."""
+    if not isinstance(value, Call):
+        return isinstance(value, Column) and value.index >= first
+    return value.function in _STRICT and any(_is_null(each, first) for each in value.arguments[:2])
 
 
 def _is_distinct(node: Node) -> bool:

@@ -103,3 +103,4 @@ with d as (select a from t group by a) select d.a, u.b from d join u on d.a is n
 with d as (select a from t group by a) select d.a, q.n from d join (select d.a, count(*) as n from d join u on d.a is not distinct from u.a group by d.a) q on d.a is not distinct from q.a;
 with d as (select a, b from t group by a, b) select d.a, q.m from d join (select x.a, y.b, count(*) as m from d x join d y on x.a = y.a group by x.a, y.b) q on d.a is not distinct from q.a and d.b is not distinct from q.b;
 with d as (select a, b from t group by a, b) select d.a, q.m from d join (select x.a, y.b, count(*) as m from d x, d y where x.a < y.b group by x.a, y.b) q on d.a is not distinct from q.a and d.b is not distinct from q.b;
+select t.a, u.b from t left join u on t.a = u.a where (u.b > 0 and t.b > 2) = false;

@@ -36,7 +36,13 @@ def test_a_subquery_that_is_compared_is_joined_once_with_the_rows_around_it() ->
 
 @pytest.mark.parametrize(
     "condition",
-    ["g IS NULL", "coalesce(g, 1) > 0", "g > 0 OR n > 0", "CASE WHEN g > 0 THEN false ELSE true END"],
+    [
+        "g IS NULL",
+        "coalesce(g, 1) > 0",
+        "g > 0 OR n > 0",
+        "CASE WHEN g > 0 THEN false ELSE true END",
+        "(g > 0 AND n > 5) = false",
+    ],
 )
 def test_an_outer_join_stays_where_a_condition_may_be_true_of_its_nulls(condition: str) -> None:
     assert made(f"SELECT f FROM fact LEFT JOIN dim ON fact.k = dim.k WHERE {condition}")[0] == {"left": 1}
