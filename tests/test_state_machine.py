@@ -200,6 +200,15 @@ class TwoClients(RuleBasedStateMachine):
 
         self.agree(ours, lambda: model.contents(as_of))
 
+    @precondition(lambda self: self.snapshots)
+    @rule(data=st.data(), keys=st.lists(st.one_of(st.none(), st.integers(-1, 4)), max_size=5))
+    def lookup(self, data: st.DataObject, keys: list[int | None]) -> None:
+        """A look-up, now or long after the snapshot was taken, gives what it holds under these keys, each once."""
+        snapshot, found = data.draw(st.sampled_from(self.snapshots))
+        rows = snapshot.lookup(pa.array(keys, pa.int64())).to_pylist()
+        looked_up = [((row["k"], row["v"]), row["_diff"]) for row in rows]
+        assert sorted(looked_up, key=repr) == sorted((each for each in found.items() if each[0][0] in keys), key=repr)
+
     @rule(client=CLIENTS, name=NAMES, lower=TIMES, length=st.integers(0, 6))
     def changes(self, client: int, name: str, lower: int, length: int) -> None:
         handle, model = self.pick(client, name)
