@@ -44,6 +44,11 @@ def ran(kind: str, block: str, names: dict[str, object]) -> list[str]:
 @pytest.mark.parametrize("page", PAGES)
 def test_every_block_prints_what_stands_below_it(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    check_page(page)
+
+
+def check_page(page: str) -> None:
+    """Run the blocks of a page, in the present folder, from top to bottom; compare what they print."""
     names: dict[str, object] = {"__name__": "page"}
     printed: list[str] = []
     blocks = BLOCK.findall((DOCS / page).read_text(encoding="utf-8"))
