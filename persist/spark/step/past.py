@@ -32,6 +32,11 @@ class Past:
         with self._collection.changes(self._as_of + 1, min(self._until, TIME_MAX + 1)) as changes:
             return not any(part.negatives for part in changes.scan.all_parts)
 
+    @property
+    def only_grows(self) -> bool:
+        """Whether it can be told that nothing is retracted. Of a keyed collection, only that nothing happens."""
+        return self._until <= self._as_of + 1 or (not self._is_keyed and self.stays_positive)
+
     def may_be_null(self, column: str) -> bool:
         """Return whether it cannot be told that a column had no NULLs."""
         if column not in self._null:

@@ -274,7 +274,12 @@ class StepPlan:
             sources = sources_before(plan, each.reduce)
             was_positive = sources is not None and all(pasts[name].was_positive for name in sources)
             stays_positive = was_positive and all(pasts[name].stays_positive for name in sources or ())
-            if (each.unsure and not stays_positive) or (not was_positive and is_of_groups(plan, each.reduce)):
+            of_groups = is_of_groups(plan, each.reduce)
+            if (each.unsure and not stays_positive) or (not was_positive and of_groups):
+                continue
+            if each.ends and not (
+                was_positive and not of_groups and all(pasts[name].only_grows for name in sources or ())
+            ):
                 continue
             assert isinstance(each.sink.operator, Persist)
             held = stand_in(plan, each, self.as_of)

@@ -6,6 +6,8 @@ given, for each record of the output, records that stand for the group, and afte
 
     a count of c          c records with some value
     a sum s of c values   one record with the value s, and c - 1 with the value 0
+    a mean                the same, where the output has the sum and the count, too
+    a least value m       one record with the value m; a greatest one likewise
     of n records          as many more, with NULLs, as there are missing
 
 The operators stay the same. What they came to, they come to again, and then go on from there. A join before them gives
@@ -19,7 +21,10 @@ done without such records.
 
 How many values a sum is of is known where they are counted, too, and where no value is NULL. Otherwise they are taken
 for as many as there are records, which makes a difference only where a sum becomes NULL: it would come to 0, if no
-multiplicity is negative then either. So a 0 is *unsure*, and a task that finds one raises, too.
+multiplicity is negative then either. So a 0 is *unsure*, and a task that finds one raises, too. A mean needs the count.
+
+A least or a greatest value does not tell which comes next when it goes. So records stand for it only where nothing is
+retracted that the group is made of.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -48,6 +53,7 @@ from persist.dataflow.plan import (
 from persist.dataflow.stages import Explode, Filter, FilterFunction, Map, Negate, Stage
 
 SUMS = ("sum", "wide_sum")
+ENDS = ("min", "max")
 STRICT = ("add", "subtract", "multiply", "cast")  # Of values they give a value, or fail.
 MayBeNull: TypeAlias = Callable[[str, str], bool]  # A collection, and a column of it.
 
@@ -73,8 +79,9 @@ class Standing:
         sink: the output that holds what it came to.
         named: of each key and aggregate that the output has, the column there.
         constants: value columns that are the same in all records.
-        counted: of each other aggregate, the column of the output that says how many values it is of; None if no
-            column does, and they are taken for all.
+        totals: of each sum and mean, the column of the output that has the sum.
+        counted: of each aggregate that is no least or greatest value and of which not all values are the same, the
+            column of the output that says how many values it is of; None if no column does, and they are taken for all.
         records: the column of the output that says how many records there are.
     """
 
@@ -84,6 +91,7 @@ class Standing:
     sink: Node
     named: Mapping[str, str]
     constants: Mapping[str, Lit]
+    totals: Mapping[str, str]
     counted: Mapping[str, str | None]
     records: str
 
@@ -91,6 +99,11 @@ class Standing:
     def sums(self) -> tuple[str, ...]:
         """The aggregates that are NULL where there is no value."""
         return tuple(name for name, kind, _ in self.aggregates if kind in SUMS)
+
+    @property
+    def ends(self) -> tuple[str, ...]:
+        """The aggregates that are least or greatest values."""
+        return tuple(name for name, kind, _ in self.aggregates if kind in ENDS)
 
     @property
     def unsure(self) -> tuple[str, ...]:
@@ -165,7 +178,7 @@ def is_of_groups(plan: Plan, node: Node) -> bool:
 def stand_in(plan: Plan, each: Standing, as_of: int) -> Node:
     """Let records stand for the groups of a reduction as of a time; return the source of what the output holds then."""
     reduce, [given] = each.reduce, each.reduce.inputs
-    sums = {value for _, kind, value in each.aggregates if kind in SUMS}
+    sums = {value for name, _, value in each.aggregates if name in each.totals}
     before = plan.nodes[given].schema
     schema = pa.schema([(one.name, _summed(one.type) if one.name in sums else one.type) for one in before])
     wider = Map(tuple((one.name, col(one.name) if one in before else col(one.name).cast(one.type)) for one in schema))
@@ -213,25 +226,37 @@ def _of_aggregates(
     given = plan.nodes[node.inputs[0]]
     origins = {value: _origin(plan, given, value) for _, _, value in outputs}
     constants = {value: each for value, each in origins.items() if isinstance(each, Lit) and each.value.is_valid}
-    counts = {str(origins[value]): named[name] for name, kind, value in outputs if kind == "count" and name in named}
+    told = {(kind, str(origins[value])): named[name] for name, kind, value in outputs if name in named}
     every = [named[name] for name, kind, value in outputs if kind == "count" and value in constants and name in named]
     if not every:
         return None
     own = [value for _, _, value in outputs if value not in constants]
     if len({*own}) < len(own):  # Records could not give a value to one aggregate, and not to the other.
         return None
+    totals: dict[str, str] = {}
     counted: dict[str, str | None] = {}
     for name, kind, value in outputs:
         if kind == "count" and value in constants:
             continue
-        of = given.schema.field(value).type
-        is_told = _some(of) is not None if kind == "count" else kind in SUMS and _is_exact(of)
-        if name not in named or value in constants or not is_told:
+        of, origin = given.schema.field(value).type, str(origins[value])
+        if name not in named or value in constants:
             return None
-        counted[name] = counts.get(str(origins[value]))
-        if counted[name] is None and kind in SUMS and _is_never_null(plan, given, value, may_be_null):
+        if kind in ENDS:
+            continue
+        counted[name] = told.get(("count", origin))
+        if kind == "count":
+            if _some(of) is None:
+                return None
+            continue
+        found = [told[each, origin] for each in SUMS if (each, origin) in told]
+        if not (found and (kind in SUMS or kind == "mean") and _is_exact(of)):
+            return None
+        totals[name] = found[0]
+        if counted[name] is None and _is_never_null(plan, given, value, may_be_null):
             counted[name] = every[0]
-    return Standing(node, keys, outputs, sink, named, constants, counted, every[0])
+        if counted[name] is None and kind == "mean":
+            return None
+    return Standing(node, keys, outputs, sink, named, constants, totals, counted, every[0])
 
 
 def _is_never_null(plan: Plan, node: Node, column: str, may_be_null: MayBeNull) -> bool:
@@ -300,24 +325,25 @@ def _origin(plan: Plan, node: Node, column: str) -> Lit | tuple[int, str]:
 
 def _records(each: Standing, schema: pa.Schema) -> list[tuple[Stage, ...]]:
     """Return what makes of a record of the output the ones that stand for its group."""
-    of = {name: value for name, _, value in each.aggregates}
-    kinds = {name: kind for name, kind, _ in each.aggregates}
     found: list[tuple[Stage, ...]] = []
     missing: Expression = col(each.records)
-    for name, counted in each.counted.items():
-        value, count = of[name], col(counted or each.records)
-        kind = schema.field(value).type
-        some = _some(kind)
-        assert some is not None
-        if kinds[name] == "count":
-            found.append((Explode(count), _with(each, schema, {value: some})))
-            missing = missing - count
-            continue
-        total = col(each.named[name])
-        there = Filter(~total.is_null())
-        found.append((there, _with(each, schema, {value: _as_value(total, kind)})))
-        found.append((there, Explode(count - 1), _with(each, schema, {value: some})))
-        missing = missing - when(total.is_null(), 0).otherwise(count)
+    for name, kind, value in each.aggregates:
+        if kind in ENDS:
+            end = col(each.named[name])
+            found.append((Filter(~end.is_null()), _with(each, schema, {value: end})))
+            missing = missing - when(end.is_null(), 0).otherwise(1)
+        elif name in each.counted:
+            count, some = col(each.counted[name] or each.records), _some(schema.field(value).type)
+            assert some is not None
+            if name not in each.totals:
+                found.append((Explode(count), _with(each, schema, {value: some})))
+                missing = missing - count
+                continue
+            total = col(each.totals[name])
+            there = Filter(~total.is_null())
+            found.append((there, _with(each, schema, {value: _as_value(total, schema.field(value).type)})))
+            found.append((there, Explode(count - 1), _with(each, schema, {value: some})))
+            missing = missing - when(total.is_null(), 0).otherwise(count)
     return [*found, (Explode(missing), _with(each, schema, {}))]
 
 
