@@ -8,7 +8,7 @@ in Spark. `persist.read.snapshot` and `persist.read.changes` say what the update
 
 import pickle
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import pairwise
@@ -66,7 +66,11 @@ class Scan:
     @property
     def memory(self) -> int:
         """About how many bytes all that is read takes when decoded, rows at other times included."""
-        return sum(memory_within(part, self.keys, self.schema) for part in self.all_parts)
+        return self.memory_of(self.all_parts)
+
+    def memory_of(self, parts: Iterable[Part]) -> int:
+        """Return the same of some of the parts."""
+        return sum(memory_within(part, self.keys, self.schema) for part in parts)
 
     def pruned(self) -> "Scan":
         """Return this scan without the parts that cannot hold anything of it."""
@@ -112,16 +116,21 @@ class Scan:
         ranges = key_ranges(self.all_parts, self.schema, count, self.keys)
         return [replace(self, keys=keys).pruned() for keys in ranges]
 
-    def slices_within(self, bytes_max: int) -> "list[Scan]":
-        """Return slices of about bytes_max decoded, at most twice that, in key order: as few as that takes.
+    def slices_within(self, bytes_max: int, held: "Callable[[Scan], int] | None" = None) -> "list[Scan]":
+        """Return slices that hold about bytes_max, at most twice that, in key order: as few as that takes.
 
         They may be larger where the keys of the parts are not known finely enough: a part has up to 33 known ones.
+
+        Args:
+            bytes_max: how much of a slice is in memory at a time.
+            held: says that of a scan; without it, all that is decoded.
         """
-        count = -(-self.memory // bytes_max)
-        slices, largest = [self], self.memory
+        held = held or (lambda scan: scan.memory)
+        largest = held(self)
+        slices, count = [self], -(-largest // bytes_max)
         while count > 1 and largest > 2 * bytes_max:
             finer = self.slices(min(count, SLICES_MAX))
-            before, largest = largest, max(scan.memory for scan in finer)
+            before, largest = largest, max(held(scan) for scan in finer)
             if largest > 0.8 * before:
                 break  # No more keys are known between the bounds there are.
             slices, count = finer, 2 * count

@@ -541,3 +541,21 @@ def test_explain_tells_of_slices_only_where_something_must_be_merged() -> None:
         c.compact()
         compacted = c.snapshot().explain()
         assert (compacted.keyframe, compacted.rows, compacted.slices) == (1, 100_000, 1)
+
+
+def test_what_stands_counts_for_half_of_a_slice_where_few_keys_are_touched() -> None:
+    with opened(MemoryBlob(), memory_budget=16 << 20) as client:
+        c = client.create_or_load("c", key=KEY, value=VALUE)
+        c.write(rows_at(200_000, 0), seal=1).result()
+        c.compact()
+        c.write(rows_at(1_000, 1, start=50_000, diff=-1), seal=2).result()
+        few = c.snapshot().explain()
+        assert few.memory > 2 * (16 << 20) // 5, "a slice of rows that are all held would have no room for these"
+        assert few.slices == 1
+        expected = np.r_[:50_000, 51_000:200_000]
+        assert np.array_equal(c.snapshot().to_arrow().sort_by("k")["k"].to_numpy(), expected)
+        c.write(rows_at(140_000, 2, start=51_000, diff=-1), seal=3).result()
+        many = c.snapshot().explain()
+        assert many.slices > 1
+        expected = np.r_[:50_000, 191_000:200_000]
+        assert np.array_equal(c.snapshot().to_arrow().sort_by("k")["k"].to_numpy(), expected)
