@@ -93,7 +93,8 @@ def _by_group(updates: Ints, keys: int, summed: Sequence[tuple[int, Wanted]]) ->
     if (names != names[:, firsts].repeat(np.diff(np.append(firsts, len(order))), axis=1)).any():
         return None  # Two groups have one hash.
     diffs = sorted_[-1]
-    if len(diffs) * largest(diffs) >= 2**30:
+    most = largest(diffs)
+    if most >= 2**30 or (len(diffs) * most >= 2**30 and int(np.abs(diffs).sum()) >= 2**30):
         return None  # Sums of digits might not fit.
     columns = [(0, np.add.reduceat(diffs, firsts))]
     for at, (number, wanted) in enumerate(summed):

@@ -11,9 +11,12 @@ from persist.dataflow.batch import Layout, to_batch
 from persist.dataflow.words import NULL, Domain
 
 
+@pytest.mark.parametrize("largest", [0, 300_000, -(2**29)])  # As of a record that stands for a whole group.
 @pytest.mark.parametrize("keys", [0, 1, 2])
 @pytest.mark.parametrize("seed", range(4))
-def test_groups_contribute_what_their_updates_do(keys: int, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_groups_contribute_what_their_updates_do(
+    keys: int, seed: int, largest: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     random, rows = np.random.default_rng(seed), 5000
     kinds = [("count", pa.int64()), ("sum", pa.int64()), ("mean", pa.decimal128(18, 2)), ("wide_sum", pa.int32())]
     wanted = [Wanted(f"a{n}", kind, of, result_type(kind, of, "a")) for n, (kind, of) in enumerate(kinds)]
@@ -21,6 +24,7 @@ def test_groups_contribute_what_their_updates_do(keys: int, seed: int, monkeypat
     values[random.random((4, rows)) < 0.2] = NULL
     words = random.integers(0, 5, (keys, rows))
     updates = np.concatenate((words, values, random.integers(0, 3, (1, rows)), random.integers(-2, 3, (1, rows))))
+    updates[-1, 7] = largest
     at_once = accumulate.exploded(updates, keys, wanted, Domain())
     monkeypatch.setattr(accumulate, "MANY_ROWS", 1 << 60)
     one_by_one = accumulate.exploded(updates, keys, wanted, Domain())
