@@ -17,7 +17,7 @@ The promise to whoever reads less: of records for which a term holds, every stre
 of others anything. What is new is exact, because a term holds for all that it meets. So reading more is always right.
 """
 
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
@@ -63,20 +63,17 @@ def known_only(need: Need, known: Set[int]) -> Need:
     return need if need is None or all(each.exchange in known for each in need) else None
 
 
-def before(stages: Sequence[StagePlan], wanted: Iterable[int]) -> list[StagePlan]:
-    """Return what has to be run for what comes to some stages: those before them, which write nothing."""
+def before(stages: Sequence[StagePlan], asked: Set[int]) -> list[StagePlan]:
+    """Return what has to be run for what some exchanges bring: the stages before them, which write nothing."""
     by_node = {node.number: stage for stage in stages for node in _given_by(stage)}
-    by_number = {stage.number: stage for stage in stages}
-    ends = [by_number[number] for number in wanted]
-    left, inside = [*ends], set[int]()
+    left = [each for stage in stages for each in stage.reads if each.number in asked]
+    inside, read = set[int](), set(asked)
     while left:
-        for each in left.pop().reads:
-            giver = by_node[each.node]
-            if giver.number not in inside:
-                inside.add(giver.number)
-                left.append(giver)
-    read = {each.number for stage in stages if stage.number in inside for each in stage.reads}
-    read |= {each.number for stage in ends for each in stage.reads}
+        giver = by_node[left.pop().node]
+        if giver.number not in inside:
+            inside.add(giver.number)
+            read |= {each.number for each in giver.reads}
+            left += giver.reads
     return [
         replace(
             stage,
@@ -87,6 +84,23 @@ def before(stages: Sequence[StagePlan], wanted: Iterable[int]) -> list[StagePlan
         for stage in stages
         if stage.number in inside
     ]
+
+
+def sources_of(stages: Sequence[StagePlan]) -> dict[int, set[int] | None]:
+    """Return of each exchange the stages whose sources it is made of; None if of anything else."""
+    nodes = {node.number: (node, stage) for stage in stages for node in _given_by(stage)}
+
+    def found(number: int, seen: set[int]) -> set[int] | None:
+        node, stage = nodes[number]
+        if number in seen:
+            return set()
+        seen.add(number)
+        if not node.inputs:
+            return {stage.number} if node is stage.source else None
+        parts = [found(each, seen) for each in node.inputs]
+        return None if None in parts else set[int]().union(*(each for each in parts if each))
+
+    return {each.number: found(each.node, set()) for stage in stages for each in stage.reads}
 
 
 def levels_of(stages: Sequence[StagePlan]) -> dict[int, int]:

@@ -4,7 +4,7 @@ It begins like an embedded one: the program is open, so its holds keep what is r
 output is to be written. Nothing here needs a session, and no task needs what is not in here.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
@@ -22,7 +22,7 @@ from persist.dataflow.sinks import Outputs
 from persist.dataflow.stages import Delay, Negate
 from persist.sink.uploads import Target
 from persist.source.address import CollectionAddress
-from persist.spark.step.needs import NOTHING, before, known_only, levels_of, needs_of
+from persist.spark.step.needs import NOTHING, before, known_only, levels_of, needs_of, sources_of
 from persist.spark.step.past import Past
 from persist.spark.step.reading import Reading
 from persist.spark.step.stages import StagePlan, cut
@@ -31,6 +31,7 @@ from persist.spark.step.tasks import StageTask, Written
 from persist.spark.step.touched import Condition, TouchedKeys
 
 Blocks: TypeAlias = "Iterable[tuple[int, bytes]]"  # Exchanges, and tables in Arrow's form for streams.
+WORTH = 2  # Touched keys are looked for if what they tell a part of is more than what is new, divided by this.
 
 
 @dataclass(frozen=True)
@@ -133,33 +134,57 @@ class StepPlan:
                 found.append((level, numbers))
         return found
 
+    def untouched(self) -> dict[int, TouchedKeys]:
+        """Return the touched keys that are known without reading: none, of an exchange that brings nothing new."""
+        return {
+            number: TouchedKeys(())
+            for number, sources in sources_of(self.stages).items()
+            if sources is not None and not any(self._readings[each].changed for each in sources)
+        }
+
     def wave(
         self, wanted: Sequence[int], known: Mapping[int, TouchedKeys], partitions: int
     ) -> tuple[list[StageTask], int]:
         """Return what tasks do to find the touched keys of some stages, and about how many bytes they read, decoded.
 
-        The blocks that are asked for are these keys.
+        The blocks that are asked for are these keys: of exchanges of which they are not known, and may save about as
+        much reading as they take.
         """
-        stages = before(self.stages, wanted)
-        asked = frozenset(each.number for stage in self.stages if stage.number in wanted for each in stage.reads)
-        tasks, size = self._tasks(stages, partitions, known, {})
+        sources = sources_of(self.stages)
+        asked = frozenset(
+            each.number
+            for stage in self.stages
+            if stage.number in wanted
+            for each in stage.reads
+            if each.number not in known
+            and WORTH * self._told_bytes({each.number}) > self._changed_bytes(sources[each.number])
+        )
+        tasks, size = self._tasks(before(self.stages, asked), partitions, known, {})
         return [replace(each, asked=asked) for each in tasks], size
 
     def told_bytes(self, wanted: Sequence[int]) -> int:
         """Return how many bytes, decoded, the sources hold of which the touched keys of some stages tell a part."""
-        asked = {each.number for stage in self.stages if stage.number in wanted for each in stage.reads}
+        return self._told_bytes(
+            {each.number for stage in self.stages if stage.number in wanted for each in stage.reads}
+        )
+
+    def _told_bytes(self, exchanges: Set[int]) -> int:
         needs = needs_of(self.stages)
         return sum(
             self._readings[stage.number].contents_bytes
             for stage in self.stages
             if stage.source is not None
-            and any(each.exchange in asked for each in needs.get(stage.source.number, NOTHING) or ())
+            and any(each.exchange in exchanges for each in needs.get(stage.source.number, NOTHING) or ())
         )
 
-    def touched(self, wanted: Sequence[int], blocks: Blocks) -> dict[int, TouchedKeys]:
-        """Return the touched keys of the exchanges of stages, made of the blocks that a wave gave for them."""
-        read = [each.number for stage in self.stages if stage.number in wanted for each in stage.reads]
-        tables: dict[int, list[pa.Table]] = {number: [] for number in read}
+    def _changed_bytes(self, sources: set[int] | None) -> int:
+        return sum(self._readings[each].changes_bytes for each in sources or ())
+
+    @staticmethod
+    def touched(tasks: Sequence[StageTask], blocks: Blocks) -> dict[int, TouchedKeys]:
+        """Return the touched keys of the exchanges that the tasks of a wave were asked for, made of their blocks."""
+        asked = frozenset[int]().union(*(each.asked for each in tasks))
+        tables: dict[int, list[pa.Table]] = {number: [] for number in asked}
         for exchange, block in blocks:
             tables[exchange].append(pa.ipc.open_stream(block).read_all())
         return {number: TouchedKeys(tuple(found)) for number, found in tables.items()}

@@ -291,19 +291,21 @@ class _Stepping:
     def _touched(self, step: StepPlan, job: Job | None) -> tuple[Known | None, int]:
         """Return the touched keys of all stages of which they are of use, None if they are too many; and by how many
         jobs they are found."""
-        known: dict[int, TouchedKeys] = {}
+        known = step.untouched()
         jobs = 0
         for level, wanted in step.levels():
             tasks, size = step.wave(wanted, known, self._shares(step.changed_bytes))
             if level > 1 and step.told_bytes(wanted) <= size:
                 break  # To read all of that costs less; what lies behind is read, too.
+            if not tasks:
+                continue
             if size <= LOCAL_BYTES_MAX:
                 blocks = asked_here(tasks)
             elif job is None:
                 return known, len(step.levels()) - level + 1
             else:
                 blocks, jobs = job(tasks), jobs + 1
-            known |= step.touched(wanted, blocks)
+            known |= step.touched(tasks, blocks)
             if sum(each.nbytes for each in known.values()) > KEYS_BYTES_MAX:
                 return None, jobs
         return known, jobs

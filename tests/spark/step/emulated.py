@@ -40,9 +40,10 @@ def stepped(
             return None
         known: dict[int, TouchedKeys] | None = None
         if looks_up and step.why_everything() is None:
-            known = {}
+            known = step.untouched()
             for _, wanted in step.levels():
-                known |= step.touched(wanted, asked(step.wave(wanted, known, partitions)[0], chance))
+                tasks, _ = step.wave(wanted, known, partitions)
+                known |= step.touched(tasks, asked(tasks, chance))
         try:
             stored = emulated(step.tasks(partitions, known), chance)
         except OperatorFailed:

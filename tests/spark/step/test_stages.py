@@ -190,7 +190,7 @@ def test_what_is_needed_is_said_by_the_keys_of_joins_and_groups(client: persist.
     assert of_u is None
     assert known_only(of_t, {by_t, by_u}) is None
     # What comes to the second change of key is made of what the first one needs for what is new.
-    ahead = before(stages, [second.number])
+    ahead = before(stages, {joined})
     needs = needs_of(ahead)
     assert [needs[each.source.number] for each in ahead if each.source is not None] == [
         frozenset([Term(("a",), by_u)]),
