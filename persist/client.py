@@ -305,7 +305,15 @@ class Client:
         """
         return self.engine.history(last)
 
-    def create_view(self, name: str, sql: str, *, key: Sequence[str] | None = None) -> Any:
+    def create_view(
+        self,
+        name: str,
+        sql: str,
+        *,
+        key: Sequence[str] | None = None,
+        memory_budget: int | None = None,
+        spill_folder: str | os.PathLike[str] | None = None,
+    ) -> Any:
         """Return the collection that holds the answer of a query, and keeps it up to date: a `persist.sql.View`.
 
         It is created if there is none, with the query's plan as its definition, and is empty and unsealed until its
@@ -317,6 +325,7 @@ class Client:
             sql: a SELECT.
             key: columns of the answer that become the collection's key; None for what the query groups by, if that is
                 among its columns, or else all of them.
+            memory_budget, spill_folder: of this handle, not of the view; see `view`.
 
         Warns:
             persist.sql.UnboundedState: it joins two inputs that grow without a key; with how many pairs there are.
@@ -328,17 +337,28 @@ class Client:
         """
         self.engine.writer("create_view")
         # Views stand above the client, on the dataflow; importing this package must not import them.
-        return import_module("persist.sql").create_view(self, name, sql, key=key)
+        return import_module("persist.sql").create_view(
+            self, name, sql, key=key, memory_budget=memory_budget, spill_folder=spill_folder
+        )
 
-    def view(self, name: str) -> Any:
+    def view(
+        self, name: str, *, memory_budget: int | None = None, spill_folder: str | os.PathLike[str] | None = None
+    ) -> Any:
         """Return the view of that name, a `persist.sql.View`; it needs no DuckDB.
+
+        Args:
+            memory_budget: bytes of what its refreshes keep between them that stay in memory; the rest goes to mapped
+                files. None for 4 GiB.
+            spill_folder: where these files are made; None for the system's folder for temporary files.
 
         Raises:
             CollectionNotFound: there is no collection of that name.
-            InvalidUsage: it is no view.
+            InvalidUsage: it is no view, or an argument cannot have this value.
         """
         self.engine.check_open("view")
-        return import_module("persist.sql").load_view(self, name)
+        return import_module("persist.sql").load_view(
+            self, name, memory_budget=memory_budget, spill_folder=spill_folder
+        )
 
     def multi_write(
         self, *, token: str | None = None, message: str | None = None, metadata: Mapping[str, str] | None = None

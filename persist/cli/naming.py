@@ -1,6 +1,6 @@
 """Commands that say something of collections: tag, tags, untag, rename, view, refresh, apply."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any
 
 import typer
@@ -108,11 +108,18 @@ def refresh(
     views: Annotated[
         list[str] | None, typer.Argument(metavar="VIEW", help="One after the other; all of them by default.")
     ] = None,
+    memory_budget: Annotated[
+        int | None, typer.Option(metavar="BYTES", help="Of what is kept meanwhile; the rest goes to files.")
+    ] = None,
+    spill_folder: Annotated[
+        str | None, typer.Option(metavar="FOLDER", help="Where these files are made; they are gone at the end.")
+    ] = None,
 ) -> int:
     """Bring views up to the times to which what they read is sealed; without names all of them, in one commit."""
     told: list[dict[str, Any]] = []
     with at.writing() as client:
-        for name, upper in _refreshed(client, views) if views else _refreshed_together(client):
+        room = {"memory_budget": memory_budget, "spill_folder": spill_folder}
+        for name, upper in _refreshed(client, views, room) if views else _refreshed_together(client, room):
             told.append({"view": name, "upper": upper.time})
             if not at.as_json:
                 say(_up_to_date(client, name, upper))
@@ -123,24 +130,26 @@ def refresh(
     return OK
 
 
-def _refreshed(client: "persist.Client", names: list[str]) -> Iterator[tuple[str, "persist.Antichain"]]:
+def _refreshed(
+    client: "persist.Client", names: list[str], room: Mapping[str, Any]
+) -> Iterator[tuple[str, "persist.Antichain"]]:
     """Refresh views in turn, so that one that fails does not keep those before it back."""
     for name in names:
-        found = client.view(name)
+        found = client.view(name, **room)
         try:
             yield name, found.refresh()
         finally:
             found.close()
 
 
-def _refreshed_together(client: "persist.Client") -> Iterator[tuple[str, "persist.Antichain"]]:
+def _refreshed_together(client: "persist.Client", room: Mapping[str, Any]) -> Iterator[tuple[str, "persist.Antichain"]]:
     """Refresh all views of a location as one program: they move in one commit."""
     from persist.cli.survey import survey
     from persist.sql import open_together
 
     views = [client.view(facts.name) for facts in survey(client, client.collections()) if facts.contents.view]
     if views:
-        with open_together(views) as together:
+        with open_together(views, **room) as together:
             together.refresh()
     for each in views:
         yield each.name, each.upper

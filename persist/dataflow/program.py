@@ -160,7 +160,8 @@ class Program(Draft):
 
         Args:
             client: of a location that the tasks can reach.
-            options: those of `persist.spark.run_program`: until, timeout_s, where, partitions, storage_options.
+            options: those of `persist.spark.run_program`: until, timeout_s, where, partitions, storage_options,
+                memory_budget, spill_folder.
 
         Returns:
             A `persist.spark.Refreshed`: which way was taken and why, and the seqno of the commit.

@@ -65,9 +65,9 @@ class Options:
                 raise InvalidUsage(f"open: {name}={getattr(self, name)!r} is neither True nor False")
         budget, folder = self.memory_budget, self.spill_folder
         if isinstance(budget, bool) or not isinstance(budget, int) or budget < 0:
-            raise InvalidUsage(f"open: memory_budget={budget!r} is not a number of bytes: give a whole one from 0 on")
+            raise InvalidUsage(f"memory_budget={budget!r} is not a number of bytes: give a whole one from 0 on")
         if folder is not None and not (isinstance(folder, str | PathLike) and isdir(folder)):
-            raise InvalidUsage(f"open: spill_folder={folder!r} is not a folder: make it, or leave it out")
+            raise InvalidUsage(f"spill_folder={folder!r} is not a folder: make it, or leave it out")
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> "Options":

@@ -2,9 +2,12 @@
 
 import threading
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
+from os import PathLike
+from types import MappingProxyType
+from typing import Any
 
 from persist.antichain import Antichain
 from persist.client import Client
@@ -12,7 +15,7 @@ from persist.collection import Collection
 from persist.dataflow.errors import NotConverging, OperatorFailed
 from persist.dataflow.program import Program
 from persist.dataflow.report import OperatorReport
-from persist.dataflow.running import Running
+from persist.dataflow.running import Options, Running
 from persist.engine import CollectionHandle
 from persist.errors import (
     CollectionExists,
@@ -48,12 +51,20 @@ class View(Collection):
     Attributes:
         definition: the query, its plan, and what it reads.
         client: what it was made with.
+        options: of `Program.open`, for its refreshes: where they keep what they need.
     """
 
-    def __init__(self, handle: CollectionHandle, client: Client, definition: Definition) -> None:
+    def __init__(
+        self,
+        handle: CollectionHandle,
+        client: Client,
+        definition: Definition,
+        options: Mapping[str, Any] = MappingProxyType({}),
+    ) -> None:
         super().__init__(handle)
         self.definition = definition
         self.client = client
+        self.options = options
         self._running: Running | None = None
         self._numbers: dict[str, int] = {}  # Of the definitions that are run, by id of their views.
         self._lock = threading.Lock()
@@ -99,7 +110,7 @@ class View(Collection):
                 views = views_for(self.client, {self.id: self.name})
                 self._numbers = {each.collection.id: each.definition.number for each in views}
                 self._adopt(views[-1].definition)
-                self._running = ViewProgram(self.client, views).open(self.client)
+                self._running = ViewProgram(self.client, views).open(self.client, **self.options)
             self._running.run()
         except FAILURES as error:
             self._stop()
@@ -169,13 +180,13 @@ class View(Collection):
     def _refresh_all(self) -> None:
         """Bring the view, and all that depend on it, to one time; what fails stays where it is."""
         views = [self, *(load_view(self.client, each.name) for each in dependents_of(self.client, self))]
-        with suppress(*FAILURES, SchemaMismatch), ViewsTogether(views) as together:
+        with suppress(*FAILURES, SchemaMismatch), ViewsTogether(views, self.options) as together:
             together.refresh()
 
     def _healed(self, failure: OperatorFailed | NotConverging) -> None:
         """Go on where the query does not fail any more; raise the failure if it does at the latest time, too."""
         try:
-            with self._program().open(self.client, jump=True) as running:
+            with self._program().open(self.client, jump=True, **self.options) as running:
                 running.run()
         except FAILURES:
             raise failure from None
@@ -205,7 +216,7 @@ class View(Collection):
         This is what the first refresh of a handle does, and what it then keeps in memory. A client that only reads may.
         """
         views = views_for(self.client, {self.id: self.name})
-        with ViewProgram(self.client, views, is_rehearsal=True).open(self.client) as running:
+        with ViewProgram(self.client, views, is_rehearsal=True).open(self.client, **self.options) as running:
             running.run()
             return running.operators()
 
@@ -252,10 +263,11 @@ class ViewsTogether:
     Make it with `persist.sql.open_together`; close it, or use it in a `with`. Not for use from several threads at once.
     """
 
-    def __init__(self, views: Sequence[View]) -> None:
+    def __init__(self, views: Sequence[View], options: Mapping[str, Any]) -> None:
         if not views or len({id(each.client) for each in views}) > 1:
             raise InvalidUsage(f"open_together: {list(views)!r} are not views of one client")
         self._views = list(views)
+        self._options = options
         self._running: Running | None = None
 
     def refresh(self) -> None:
@@ -266,7 +278,7 @@ class ViewsTogether:
             try:
                 if self._running is None:
                     wanted = {each.id: each.name for each in self._views}
-                    self._running = ViewProgram(client, views_for(client, wanted)).open(client)
+                    self._running = ViewProgram(client, views_for(client, wanted)).open(client, **self._options)
                 self._running.run()
                 return
             except ViewRedefined:
@@ -290,9 +302,22 @@ class ViewsTogether:
         self.close()
 
 
-def open_together(views: Sequence[View]) -> ViewsTogether:
-    """Refresh several views as one; see `ViewsTogether`. Each can be refreshed alone another time."""
-    return ViewsTogether(views)
+def open_together(
+    views: Sequence[View], *, memory_budget: int | None = None, spill_folder: str | PathLike[str] | None = None
+) -> ViewsTogether:
+    """Refresh several views as one; see `ViewsTogether`. Each can be refreshed alone another time.
+
+    Args:
+        memory_budget, spill_folder: of what they keep together, whatever each was opened with; see `Client.view`.
+    """
+    return ViewsTogether(views, _options(memory_budget, spill_folder))
+
+
+def _options(memory_budget: int | None, spill_folder: str | PathLike[str] | None) -> dict[str, Any]:
+    every = {"memory_budget": memory_budget, "spill_folder": spill_folder}
+    given = {name: value for name, value in every.items() if value is not None}
+    Options.of(given)
+    return given
 
 
 def _records(client: Client, collection: str) -> int:
@@ -302,29 +327,41 @@ def _records(client: Client, collection: str) -> int:
     return sum(part.rows for part in contents.parts) if count is None else count
 
 
-def load_view(client: Client, name: str) -> View:
+def load_view(
+    client: Client, name: str, *, memory_budget: int | None = None, spill_folder: str | PathLike[str] | None = None
+) -> View:
     """Return the view of a name; see `Client.view`."""
+    options = _options(memory_budget, spill_folder)
     collection = client.load(name)
     definition = definition_of(collection)
     if definition is None:
         raise InvalidUsage(f"collection {name!r} is no view: it is written by its users. Load it with load()")
-    return View(collection.handle, client, definition)
+    return View(collection.handle, client, definition, options)
 
 
-def create_view(client: Client, name: str, sql: str, *, key: Sequence[str] | None = None) -> View:
+def create_view(
+    client: Client,
+    name: str,
+    sql: str,
+    *,
+    key: Sequence[str] | None = None,
+    memory_budget: int | None = None,
+    spill_folder: str | PathLike[str] | None = None,
+) -> View:
     """Return a view, which is created if there is none; see `Client.create_view`."""
     check_free_name(name)
+    options = _options(memory_budget, spill_folder)
     while True:
         if name in client.collections():
-            return _existing(client, name, sql, key)
+            return _existing(client, name, sql, key, options)
         try:
-            return _created(client, name, sql, key)
+            return _created(client, name, sql, key, options)
         except CollectionExists:
             continue  # Another client created it in between.
 
 
-def _existing(client: Client, name: str, sql: str, key: Sequence[str] | None) -> View:
-    found = load_view(client, name)
+def _existing(client: Client, name: str, sql: str, key: Sequence[str] | None, options: Mapping[str, Any]) -> View:
+    found = load_view(client, name, **options)
     if found.sql.strip() != sql.strip() or (key is not None and found.definition.key != asked_key(key)):
         raise InvalidUsage(
             f"there is a view {name!r} with another definition: {found.sql!r:.300}. Choose another name, destroy it, "
@@ -333,10 +370,10 @@ def _existing(client: Client, name: str, sql: str, key: Sequence[str] | None) ->
     return found
 
 
-def _created(client: Client, name: str, sql: str, key: Sequence[str] | None) -> View:
+def _created(client: Client, name: str, sql: str, key: Sequence[str] | None, options: Mapping[str, Any]) -> View:
     draft = drafted(Catalog(client), name, sql, key)
     for each in unbounded(draft.definition.plan, partial(_records, client)):
         warnings.warn(f"view {name!r}: {each}.", UnboundedState, stacklevel=4)  # Of whoever calls the client.
     client.engine.submit("create_view", draft.steps, dict(draft.names)).result()
     handle = CollectionHandle(client.engine, draft.made.id, name, draft.made.schema)
-    return View(handle, client, draft.definition)
+    return View(handle, client, draft.definition, options)

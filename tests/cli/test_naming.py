@@ -117,6 +117,20 @@ def test_a_view_is_made_shown_and_refreshed(place: str, capsys: Printed) -> None
     assert main(["refresh", place, "orders"]) == 2
 
 
+def test_what_a_refresh_keeps_is_bounded_and_a_bound_that_is_none_is_refused(
+    place: str, tmp_path: Path, capsys: Printed
+) -> None:
+    assert main(["view", place, "totals", "SELECT status, sum(amount) AS total FROM orders GROUP BY status"]) == 0
+    bounds = ["--memory-budget", "0", "--spill-folder", str(tmp_path)]
+    for names in (["totals"], []):
+        assert main(["refresh", place, *names, *bounds]) == 0
+        capsys.readouterr()
+        assert main(["refresh", place, *names, "--memory-budget", "-1"]) == 2
+        assert "memory_budget=-1 is not a number of bytes" in capsys.readouterr().err
+        assert main(["refresh", place, *names, "--spill-folder", str(tmp_path / "missing")]) == 2
+        assert "is not a folder" in capsys.readouterr().err
+
+
 def test_without_names_all_views_are_refreshed_in_one_commit(place: str, capsys: Printed) -> None:
     assert main(["refresh", place]) == 0
     assert "there is no view here" in capsys.readouterr().err

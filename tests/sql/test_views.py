@@ -558,3 +558,48 @@ def test_a_view_of_a_collection_with_a_timeline_has_its_moments(tmp_path: Path) 
         view.refresh()
         assert view.snapshot("2026-01-02T12:00Z").to_pylist() == [{"total": 2.0}]
         assert view.snapshot().to_pylist() == [{"total": 5.0}]
+
+
+def test_what_a_view_keeps_beyond_its_memory_budget_is_in_files(client: persist.Client, tmp_path: Path) -> None:
+    rows_, folder = 200_000, tmp_path / "spill"
+    folder.mkdir()
+    facts = client.create_or_load("facts", key={"id": pa.int64()}, value={"k": pa.int64(), "name": pa.int64()})
+    facts.write(pa.table({"id": range(rows_), "k": [each % 7 for each in range(rows_)], "name": range(rows_)}), time=0)
+    facts.seal(1).result()
+    query = "SELECT k, max(name) AS most FROM facts GROUP BY k"
+    given: dict[str, Any] = {"memory_budget": 1 << 20, "spill_folder": folder}
+    small, large = client.create_view("small", query, **given), client.create_view("large", query)
+    assert client.view("small", **given).options == client.create_view("small", query, **given).options == given
+    with open_together([client.view("small"), client.view("large")], **given) as together:
+        together.refresh()
+        assert _spilled(together) > 1 << 20
+    for time in range(1, 4):
+        facts.write([((rows_ - time, (((rows_ - time) % 7), rows_ - time)), time, -1)], seal=time + 1).result()
+        small.refresh()
+        large.refresh()
+        assert rows(small) == rows(large) == sorted((each % 7, each) for each in range(rows_ - 7 - time, rows_ - time))
+    assert _spilled(small) > 1 << 20
+    assert _spilled(large) == 0
+    assert list(folder.iterdir()) == []  # They have no names.
+    small.close()
+    large.close()
+
+
+def _spilled(view: Any) -> int:
+    return int(view._running.metrics()["spilled_bytes"])
+
+
+@pytest.mark.parametrize("given", [{"memory_budget": -1}, {"memory_budget": "1 GB"}, {"spill_folder": "missing"}])
+def test_where_a_view_cannot_keep_what_it_needs_is_refused_before_anything(
+    client: persist.Client, given: dict[str, Any]
+) -> None:
+    filled(client)
+    [name] = given
+    with pytest.raises(persist.InvalidUsage, match=f"{name}="):
+        client.create_view("totals", TOTALS, **given)
+    assert "totals" not in client.collections()
+    view = client.create_view("totals", TOTALS)
+    with pytest.raises(persist.InvalidUsage, match=f"{name}="):
+        client.view("totals", **given)
+    with pytest.raises(persist.InvalidUsage, match=f"{name}="):
+        open_together([view], **given)

@@ -1,7 +1,8 @@
 """Who computes a step: four ways, what each is about to take, and the one that takes least.
 
     embedded     the engine on the driver. A handle that has refreshed before has its state; a new one reads all that
-                 the sources hold, and keeps about `STATE_PER_BYTE` times that, in files beyond what is free
+                 the sources hold, and keeps about `STATE_PER_BYTE` times that: what is beyond its memory budget in
+                 mapped files, which cost little as long as the system has memory to cache them in
     driver       what the tasks of the next way do, on the driver: no job has to begin, and one core does it
     spark        tasks that read what touched keys hold; a job for each change of key finds these keys, where one is
                  needed, and another one computes
@@ -21,7 +22,8 @@ from typing import Literal
 Way = Literal["embedded", "driver", "spark", "recompute"]
 
 STATE_PER_BYTE = 3  # Of what is read, decoded: words, arrangements, and what is being merged.
-SPILLED_SLOWNESS = 4  # Of a state that does not fit into what is free.
+SPILLED_SLOWNESS = 1.2  # Of a state beyond the budget: mapped pages are touched for the first time.
+DISK_SLOWNESS = 4  # Of a state that does not fit into what is free.
 DRIVER_S = 0.05  # For stages on the driver to begin and end.
 JOB_S = 0.8  # For a job with a shuffle to begin and end.
 SCAN_BYTES_S = 200e6  # Read, decoded and looked through, by one core.
@@ -44,6 +46,7 @@ class Work:
         slots: how many tasks run at a time.
         is_open: whether the embedded engine has its state already.
         free_bytes: of memory on the driver.
+        budget_bytes: of memory that the embedded engine may keep its state in.
     """
 
     bytes: int
@@ -53,6 +56,7 @@ class Work:
     slots: int
     is_open: bool
     free_bytes: int
+    budget_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,8 +105,12 @@ def _embedded(work: Work) -> Estimate:
     if work.is_open:
         return Estimate("embedded", size, seconds, "this handle has its state in memory")
     state = STATE_PER_BYTE * size
-    note = f"keeps about {state:,} bytes, and {work.free_bytes:,} are free"
-    return Estimate("embedded", size, seconds * (SPILLED_SLOWNESS if state > work.free_bytes else 1), note)
+    note = f"keeps about {state:,} bytes, {work.free_bytes:,} are free, and {work.budget_bytes:,} may be used"
+    if state > work.free_bytes:
+        seconds *= DISK_SLOWNESS
+    elif state > work.budget_bytes:
+        seconds *= SPILLED_SLOWNESS
+    return Estimate("embedded", size, seconds, note)
 
 
 def best(found: Iterable[Estimate]) -> Estimate:

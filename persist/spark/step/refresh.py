@@ -12,6 +12,7 @@ what was stored is deleted, and the step is computed again from where the output
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from os import PathLike
 from typing import Any, Literal, TypeAlias, get_args
 
 from py4j.protocol import Py4JJavaError
@@ -23,7 +24,7 @@ from persist.codecs import TIME_MAX
 from persist.dataflow.errors import OperatorFailed
 from persist.dataflow.plan import Source
 from persist.dataflow.program import Program
-from persist.dataflow.running import Running
+from persist.dataflow.running import Options, Running
 from persist.errors import AsOfCompacted, HoldMoved, InvalidUsage, UpdatesBeyondUpper, UpperMismatch, ViewRedefined
 from persist.spark.options.parsing import seen_by_all
 from persist.spark.read.slicing import parallelism
@@ -114,7 +115,15 @@ def _of_view(
     if not callable(getattr(view, "program", None)):
         raise InvalidUsage(f"{view!r:.200} is no view: give what client.view(name) returns")
     return _Stepping(
-        spark, view.client, view.program, view.refresh, where, partitions, storage, is_open=lambda: view.is_open
+        spark,
+        view.client,
+        view.program,
+        view.refresh,
+        Options.of(view.options),
+        where,
+        partitions,
+        storage,
+        is_open=lambda: view.is_open,
     )
 
 
@@ -128,21 +137,28 @@ def run_program(
     where: Where = "auto",
     partitions: int | None = None,
     storage_options: Mapping[str, Any] | None = None,
+    memory_budget: int | None = None,
+    spill_folder: str | PathLike[str] | None = None,
 ) -> Refreshed:
     """Do what `Program.run_on` says; arguments as of `refresh`, errors as of `Running.step`.
 
     Args:
+        memory_budget, spill_folder: of an embedded run; see `persist.dataflow.Options`. None for its defaults.
         until: a time that is to be done: the sources are waited for. All that is sealed is done, whatever it is.
         timeout_s: how long to wait at most; None waits without limit.
     """
     if until is not None and (isinstance(until, bool) or not isinstance(until, int) or not 0 <= until <= TIME_MAX):
         raise InvalidUsage(f"until={until!r} is not a time from 0 to {TIME_MAX}")
 
+    every = {"memory_budget": memory_budget, "spill_folder": spill_folder}
+    given = {name: value for name, value in every.items() if value is not None}
+    options = Options.of(given)
+
     def embedded() -> None:
-        with program.open(client) as running:
+        with program.open(client, **given) as running:
             running.run()
 
-    stepping = _Stepping(spark, client, lambda: program, embedded, where, partitions, storage_options)
+    stepping = _Stepping(spark, client, lambda: program, embedded, options, where, partitions, storage_options)
     if until is not None:
         _wait_for(client, program, until, timeout_s)
     return stepping.run()
@@ -165,6 +181,7 @@ class _Stepping:
         client: Client,
         program: Callable[[], Program],
         embedded: Callable[[], object],
+        options: Options,
         where: Where,
         partitions: int | None,
         storage: Mapping[str, Any] | None,
@@ -180,7 +197,7 @@ class _Stepping:
         if spark is None or not hasattr(spark, "range"):
             raise InvalidUsage("there is no active Spark session: give one with spark=")
         self._spark, self._client = spark, client
-        self._program, self._embedded = program, embedded
+        self._program, self._embedded, self._options = program, embedded, options
         self._where, self._partitions, self._storage = where, partitions, dict(storage or {})
         self._is_open = is_open
 
@@ -267,7 +284,8 @@ class _Stepping:
         needed = None if everything else step.changed_bytes  # At least.
         jobs = 1 + sum(level > 1 or step.changed_bytes > LOCAL_BYTES_MAX for level, _ in step.levels())
         slots, is_open = parallelism(self._spark), self._is_open()
-        work = Work(step.bytes, step.changed_bytes, needed, jobs, slots, is_open, free_memory())
+        budget = self._options.memory_budget
+        work = Work(step.bytes, step.changed_bytes, needed, jobs, slots, is_open, free_memory(), budget)
         known = None
         if not everything and (self._where in ("driver", "spark") or (self._where == "auto" and could_pay(work))):
             known, found_by = self._touched(step, job)
