@@ -29,12 +29,12 @@ WRITE_ROWS = 5_000_000
 
 
 @contextmanager
-def session() -> Iterator[SparkSession]:
+def session(master: str = "local[2]") -> Iterator[SparkSession]:
     """A session as a user of a laptop has it."""
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     spark = (
-        SparkSession.builder.master("local[2]")
+        SparkSession.builder.master(master)
         .config("spark.ui.enabled", "false")
         .config("spark.ui.showConsoleProgress", "false")
         .config("spark.sql.shuffle.partitions", "2")
@@ -42,6 +42,7 @@ def session() -> Iterator[SparkSession]:
         .config("spark.driver.host", "127.0.0.1")
         .config("spark.driver.bindAddress", "127.0.0.1")
         .config("spark.log.level", "ERROR")
+        .config("spark.python.unix.domain.socket.enabled", "true")
         .getOrCreate()
     )
     try:

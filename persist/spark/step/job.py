@@ -12,6 +12,7 @@ from persist.spark.read.slicing import parallelism
 from persist.spark.step.tasks import SHAPE, StageTask, Uploaded
 
 SHARE_BYTES = 64 << 20  # Decoded, of what a step reads, for each task of a keyed stage.
+SHARE_BYTES_MIN = 4 << 20  # Less than this is not worth a task, which takes 30 ms of CPU time to begin.
 PARTITIONS_MAX = 100_000
 Blocks: TypeAlias = list[tuple[int, bytes]]
 
@@ -35,8 +36,8 @@ def asked_of(spark: SparkSession, tasks: Sequence[StageTask]) -> Blocks:
 
 def shares(spark: SparkSession, size: int) -> int:
     """Return how many tasks share a keyed stage out, if a step reads so many bytes."""
-    worth = max(1, -(-size // SHARE_BYTES))
-    return min(PARTITIONS_MAX, max(worth, min(parallelism(spark), 4 * worth)))
+    most, worth = -(-size // SHARE_BYTES_MIN), -(-size // SHARE_BYTES)
+    return min(PARTITIONS_MAX, max(1, worth, min(parallelism(spark), 4 * worth, most)))
 
 
 def _rows(spark: SparkSession, tasks: Sequence[StageTask], ends: Sequence[StageTask], which: str) -> Blocks:
@@ -63,7 +64,8 @@ def _frame(spark: SparkSession, task: StageTask, givers: Sequence[tuple[StageTas
     """Return what the tasks of a stage give."""
     if task.slices is not None:
         count = len(task.slices.slices)
-        return spark.range(0, count, 1, max(1, count)).mapInArrow(task.__call__, SHAPE)
+        worth = max(1, min(count, -(-task.slices.bytes // SHARE_BYTES_MIN)))
+        return spark.range(0, count, 1, worth).mapInArrow(task.__call__, SHAPE)
     if not givers:
         wake = ("-1 AS exchange", "0 AS partition", "CAST(NULL AS BINARY) AS rows")
         return spark.range(0, 1, 1, 1).selectExpr(*wake).mapInArrow(task.__call__, SHAPE)

@@ -64,7 +64,8 @@ class Reading:
         if self.changes is not None:
             slices += [Slice(each, is_changes=True) for each in self.changes.slices(count_for(self.changes, parallel))]
         condition = Condition.of(need, known)
-        return SourceSlices(self.address, slices, self.as_of, self.columns, condition), size + self.changes_bytes
+        size += self.changes_bytes
+        return SourceSlices(self.address, slices, size, self.as_of, self.columns, condition), size
 
     def _needed(self, need: Need, known: Mapping[int, TouchedKeys], parallel: int) -> tuple[int, list[Slice]]:
         if need is not None and not any(len(known[each.exchange].hashes) for each in need):

@@ -62,6 +62,7 @@ class SourceSlices:
 
     Attributes:
         slices: of the contents as of a time, and of the changes after it.
+        bytes: that these read, decoded, by an estimate.
         as_of: when the contents come.
         columns: of the source, with the types that the plan takes them for.
         needed: which records of the contents are; None for all.
@@ -69,6 +70,7 @@ class SourceSlices:
 
     address: CollectionAddress
     slices: Sequence[Slice]
+    bytes: int
     as_of: int
     columns: pa.Schema
     needed: Condition | None = None
