@@ -9,7 +9,7 @@ How often a key was asked for is counted whether it was found or not, up to `COU
 every `AGE_FACTOR` questions for each value kept, so that what was wanted long ago makes room.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from persist.blob.lru import ByteBoundedLru, K
@@ -40,18 +40,25 @@ class AdmittingCache(ByteBoundedLru[K, V]):
     def get(self, key: K) -> V | None:
         """Return the value of a key, which then counts as wanted once more, whether it is here or not."""
         with self._lock:
-            counts = self._counts
-            count = counts.get(key, 0)
-            if count < COUNT_MAX:
-                counts[key] = count + 1
-            self._questions += 1
-            if self._questions >= QUESTIONS_MIN and self._questions >= AGE_FACTOR * len(self._kept):
-                self._age()
+            self._count(key)
             found = self._kept.get(key)
             if found is None:
                 return None
             self._kept.move_to_end(key)
             return found[0]
+
+    def get_all(self, keys: Sequence[K]) -> list[V] | None:
+        """Return the values of some keys, which then count as wanted once more; None, without any effect, if one of
+        them is not here."""
+        with self._lock:
+            kept = self._kept
+            found = [kept.get(key) for key in keys]
+            if None in found:
+                return None
+            for key in keys:
+                self._count(key)
+                kept.move_to_end(key)
+            return [each[0] for each in found if each is not None]
 
     def peek(self, key: K) -> V | None:
         """Return the value of a key, without any effect: for who asks twice for one purpose."""
@@ -101,6 +108,14 @@ class AdmittingCache(ByteBoundedLru[K, V]):
         for other in reversed(victims):
             self._kept.move_to_end(other, last=False)
         return True
+
+    def _count(self, key: K) -> None:
+        count = self._counts.get(key, 0)
+        if count < COUNT_MAX:
+            self._counts[key] = count + 1
+        self._questions += 1
+        if self._questions >= QUESTIONS_MIN and self._questions >= AGE_FACTOR * len(self._kept):
+            self._age()
 
     def _age(self) -> None:
         self._questions = 0

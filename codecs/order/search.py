@@ -212,6 +212,14 @@ def _found(keys: Packed, wanted: Packed, places: Places | None) -> Rows:
     """Return, ascending, the positions in keys, which ascend, of all that are in wanted, which ascends, too."""
     if not len(keys):
         return NO_ROWS
+    if len(wanted) == 1:  # Of a key that is not here, one search says so.
+        start = keys.searchsorted(wanted).item()
+        if start == len(keys) or keys[start] != wanted[0]:
+            return NO_ROWS
+        end = start + 1
+        if end < len(keys) and keys[end] == wanted[0]:
+            end = keys.searchsorted(wanted, "right").item()
+        return np.arange(start, end)
     if len(wanted) <= SPANS_MAX:  # A third of what follows costs.
         starts, ends = keys.searchsorted(wanted).tolist(), keys.searchsorted(wanted, "right").tolist()
         spans = [np.arange(start, end) for start, end in zip(starts, ends, strict=True) if start < end]

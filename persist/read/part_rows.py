@@ -109,13 +109,11 @@ class PartRows:
         span = WHOLE if self._is_small else self._span(wanted)
         if span is None:
             return None
-        decoded = self._reader.decoded
         names = [self._name(columns, span) for columns in (self._keys, self._columns) if columns]
-        if any(decoded.peek(name) is None for name in names):
+        found = self._reader.decoded.get_all(names)
+        if found is None:
             return None
-        keys, values = decoded.get(names[0]), decoded.get(names[-1]) if self._columns else None
-        if keys is None or (self._columns and values is None):  # It has gone meanwhile.
-            return None
+        keys, values = found[0], found[1] if self._columns else None
         assert isinstance(keys, SortedKeys)
         assert values is None or isinstance(values, pa.RecordBatch)
         return Block(keys, values, self._row_fields)
