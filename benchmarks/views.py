@@ -1,6 +1,6 @@
 """Views: the queries of TPC-H kept up to date, against DuckDB computing them again in memory.
 
-A refresh changes 0.1% of the orders and their lines: half of it goes, half of it comes. Times are CPU seconds of this
+A refresh changes 0.1% of the orders and their lines: half of these are taken away, and the others are new ones. Times are CPU seconds of this
 process, DuckDB's of its two threads, because the machines that run this are shared. What compacts the tables is done
 between the refreshes: it belongs to their writers. `--scale 10` is scale 1 of TPC-H.
 """
@@ -103,8 +103,7 @@ def _parts_changed(client: persist.Client, changing: Refreshes, at: int) -> int:
 
 def _changed(client: persist.Client, changing: Refreshes, at: int) -> int:
     """Change 0.1% of the orders and their lines, at one time; return where all tables are sealed then."""
-    found = changing.step(0.001)
-    return _written(client, changing, at, {name: found[name] for name in ("orders", "lineitem")})
+    return _written(client, changing, at, changing.replaced(0.001))
 
 
 def _written(

@@ -59,6 +59,27 @@ class Refreshes:
         found[other] = self._exchanged(other, self.tables[other].take(rows))
         return found
 
+    def replaced(self, share: float) -> dict[str, tuple[pa.Table, pa.Table]]:
+        """Return the orders that go and those that come, half of a share each, with their lines.
+
+        Those that come are like others that stay, under new keys: as of a day's trade.
+        """
+        orders = self.tables["orders"]
+        count = max(1, round(orders.num_rows * share / 2))
+        picked = self._random.sample(range(orders.num_rows), 2 * count)
+        gone, like = orders["o_orderkey"].take(picked[:count]), orders["o_orderkey"].take(picked[count:])
+        first = pc.max(orders["o_orderkey"]).as_py() + 1
+        found = {}
+        for name, key in (("orders", "o_orderkey"), ("lineitem", "l_orderkey")):
+            table = self.tables[name]
+            goes = pc.is_in(table[key], gone.combine_chunks())
+            come = table.filter(pc.is_in(table[key], like.combine_chunks()))
+            keys = pc.add(pc.index_in(come[key], like.combine_chunks()).cast(pa.int64()), first)
+            come = come.set_column(table.schema.get_field_index(key), table.schema.field(key), keys)
+            found[name] = table.filter(goes), come
+            self.tables[name] = pa.concat_tables([table.filter(pc.invert(goes)), come])
+        return found
+
     def some(self, name: str, share: float) -> tuple[pa.Table, pa.Table]:
         """Return the rows of one table that go, as a share of it, and those that come."""
         self._step += 1
