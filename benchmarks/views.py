@@ -1,8 +1,8 @@
 """Views: the queries of TPC-H kept up to date, against DuckDB computing them again in memory.
 
-A refresh changes 0.1% of the orders and their lines: half of these are taken away, and the others are new ones. Times are CPU seconds of this
-process, DuckDB's of its two threads, because the machines that run this are shared. What compacts the tables is done
-between the refreshes: it belongs to their writers. `--scale 10` is scale 1 of TPC-H.
+A refresh changes 0.1% of the orders and their lines: half of these are taken away, and the others are new ones. Times
+are CPU seconds of this process, DuckDB's of its two threads, because the machines that run this are shared. What
+compacts the tables is done between the refreshes: it belongs to their writers. `--scale 10` is scale 1 of TPC-H.
 """
 
 import math

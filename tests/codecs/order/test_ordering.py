@@ -3,6 +3,7 @@
 import math
 import struct
 from collections import Counter
+from collections.abc import Iterator
 from typing import Any
 
 import hypothesis.strategies as st
@@ -12,13 +13,22 @@ import pyarrow.compute as pc
 import pytest
 from hypothesis import given, settings
 
+from persist.codecs.order import few
 from persist.codecs.order.digits import RowSorter
 from persist.codecs.order.ordering import canonical, order_keys, row_sorter, sort_indices
 from tests.codecs.oracle import sort_keys
-from tests.codecs.strategies import arrays, arrow_types
+from tests.codecs.strategies import arrays, arrow_types, flat_types
 from tests.sampling import examples
 
 OTHER_NAN = struct.unpack("<d", struct.pack("<Q", 0xFFF8_0000_0000_0123))[0]
+
+
+@pytest.fixture(params=[few.ROWS_MAX, 0], ids=["as tuples", "by digits"], scope="module", autouse=True)
+def way(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Few rows are sorted in a way of their own, so the other one is to be asked for."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(few, "ROWS_MAX", request.param)
+        yield
 
 
 @st.composite
@@ -81,6 +91,16 @@ def test_the_two_halves_are_the_rows_and_do_not_overlap(table: pa.Table) -> None
         low, high = sorter.halves()
         merged = [*sorter.sort(low)[0], *sorter.sort(high)[0]]
         assert merged == python_order(table, ["c0"])
+
+
+@settings(max_examples=examples(100))
+@given(flat_types().flatmap(lambda kind: arrays(kind, min_size=4, max_size=12)))
+def test_what_lies_before_and_behind_a_slice_does_not_count(array: pa.Array) -> None:
+    [whole] = order_keys(canonical(pa.table({"c": array})), ["c"])
+    order, starts = RowSorter([whole[2:-1]]).sort()
+    keys = sort_keys(pa.table({"c": array})[2:-1], ["c"])
+    assert order.tolist() == sorted(range(len(keys)), key=keys.__getitem__)
+    assert starts.tolist() == [at == 0 or keys[row] != keys[order[at - 1]] for at, row in enumerate(order)]
 
 
 def test_negative_zero_and_every_nan_become_one_value() -> None:
