@@ -44,17 +44,20 @@ def _values_of(column: pa.Array) -> Iterator[list[Any] | None]:
         if column.null_count == len(column):
             return
         column = column.fill_null(column.drop_null()[0])
-    if pt.is_integer(kind):
-        yield column.to_numpy().tolist()
-    elif pt.is_temporal(kind) and kind.bit_width <= 64:
-        yield column.view(pa.int32() if kind.bit_width == 32 else pa.int64()).to_numpy().tolist()
+    if pt.is_integer(kind) or pt.is_temporal(kind):
+        width = kind.bit_width // 8
+        letter = "u" if pt.is_unsigned_integer(kind) else "i"
+        # Not by to_numpy, which imports pandas.
+        stored = column.buffers()[1]
+        yield np.frombuffer(stored, f"{letter}{width}", len(column), column.offset * width).tolist()
     elif pt.is_string(kind) or pt.is_binary(kind) or pt.is_large_string(kind) or pt.is_large_binary(kind):
         yield column.to_pylist()
     elif pt.is_decimal128(kind) or pt.is_decimal256(kind):
-        limbs = np.frombuffer(column.buffers()[1], np.uint64).reshape(-1, kind.bit_width // 64)
-        limbs = limbs[column.offset : column.offset + len(column)]
+        words = kind.bit_width // 64
+        limbs = np.frombuffer(column.buffers()[1], np.uint64, words * len(column), 8 * words * column.offset)
+        limbs = limbs.reshape(-1, words)
         yield limbs[:, -1].view(np.int64).tolist()
-        for at in reversed(range(limbs.shape[1] - 1)):
+        for at in reversed(range(words - 1)):
             yield limbs[:, at].tolist()
     elif pt.is_floating(kind):
         values = column.to_pylist()
