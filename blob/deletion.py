@@ -8,6 +8,7 @@ Nothing is atomic: after an error or a crash some of the keys are gone. Deleting
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from itertools import islice
 
 from persist.blob.errors import PersistError, Unavailable
@@ -16,6 +17,7 @@ from persist.blob.protocol import DELETE_PAGE_MAX, Blob, is_remote, page_deletio
 THREADS = 8
 
 
+@dataclass(eq=False, repr=False)
 class NotDeleted(Unavailable):
     """Some of many keys could not be deleted, the others were; deleting all of them again is safe.
 
@@ -23,15 +25,13 @@ class NotDeleted(Unavailable):
         failed: what is not known to be deleted, and why, at most one page of keys.
     """
 
-    def __init__(self, failed: Mapping[str, PersistError], url: str) -> None:
-        super().__init__(failed, url)
-        self.failed = dict(failed)
-        self._url = url
+    failed: Mapping[str, PersistError]
+    url: str
 
     def __str__(self) -> str:
         key, error = next(iter(self.failed.items()))
         return (
-            f"{len(self.failed)} of many keys at {self._url} could not be deleted, the first of them {key!r}: {error} "
+            f"{len(self.failed)} of many keys at {self.url} could not be deleted, the first of them {key!r}: {error} "
             "Deleting them again is safe."
         )
 

@@ -4,9 +4,46 @@ They stand in the lowest layer so that every layer raises the final class at onc
 the way up; `persist.errors` adds the errors that speak of collections and re-exports these.
 """
 
+from dataclasses import dataclass, fields
+from string import Formatter
+from typing import Any
+
 
 class PersistError(Exception):
-    """Anything `persist` raises on purpose."""
+    """Anything `persist` raises on purpose.
+
+    An error with attributes is a `dataclass(eq=False, repr=False)`: its fields are the arguments of the constructor,
+    and `template` is the message as a format string over them. `{name:names}` lists texts in quotes, and `{upper:time}`
+    shows a time of one collection. An error whose message has several forms defines `__str__` instead.
+    """
+
+    template = ""
+
+    def __post_init__(self) -> None:
+        # Errors cross process boundaries in Spark: pickle builds them anew of their arguments.
+        self.args = tuple(getattr(self, field.name) for field in fields(self) if field.init)  # type: ignore[arg-type]
+
+    def __str__(self) -> str:
+        return _Words(self).format(self.template) if self.template else super().__str__()
+
+    def shown(self, time: Any) -> str:
+        """Return a time or a frontier for a message. Errors that know of a timeline show moments, too."""
+        return str(time)
+
+
+class _Words(Formatter):
+    """Fills a template with the attributes of an error."""
+
+    def __init__(self, error: PersistError) -> None:
+        self._error = error
+
+    def get_value(self, key: int | str, args: Any, kwargs: Any) -> Any:
+        return getattr(self._error, str(key))
+
+    def format_field(self, value: Any, format_spec: str) -> str:
+        if format_spec == "names":
+            return ", ".join(map(repr, value))
+        return self._error.shown(value) if format_spec == "time" else str(format(value, format_spec))
 
 
 class InvalidUsage(PersistError, ValueError):
@@ -57,6 +94,7 @@ class Corruption(PersistError):
     """Stored bytes contradict themselves: stop, and look at the blob that is named."""
 
 
+@dataclass(eq=False, repr=False)
 class CorruptBlob(Corruption):
     """A blob is missing, truncated or does not match its checksum or its own structure.
 
@@ -64,22 +102,17 @@ class CorruptBlob(Corruption):
         key: the blob's key within the location.
     """
 
-    def __init__(self, key: str, reason: str) -> None:
-        super().__init__(key, reason)
-        self.key = key
-        self.reason = reason
+    key: str
+    reason: str
 
-    def __str__(self) -> str:
-        return (
-            f"blob {self.key!r} is corrupt: {self.reason}. Restore it from a copy; "
-            "nothing that depends on it was returned."
-        )
+    template = "blob {key!r} is corrupt: {reason}. Restore it from a copy; nothing that depends on it was returned."
 
 
 class MissingBlob(CorruptBlob):
     """A blob that something refers to is not there."""
 
 
+@dataclass(eq=False, repr=False)
 class IncompatibleVersion(Corruption):
     """A blob was written in a format that this version does not know.
 
@@ -87,14 +120,11 @@ class IncompatibleVersion(Corruption):
         key: the blob's key within the location.
     """
 
-    def __init__(self, key: str, found: int, supported: int) -> None:
-        super().__init__(key, found, supported)
-        self.key = key
-        self.found = found
-        self.supported = supported
+    key: str
+    found: int
+    supported: int
 
-    def __str__(self) -> str:
-        return (
-            f"blob {self.key!r} has format version {self.found}, and this version of persist reads versions "
-            f"up to {self.supported}. Upgrade persist to read this location; it was left untouched."
-        )
+    template = (
+        "blob {key!r} has format version {found}, and this version of persist reads versions "
+        "up to {supported}. Upgrade persist to read this location; it was left untouched."
+    )

@@ -1,18 +1,18 @@
 """The errors of dataflows. Each names the operator; persisted outputs stay at their last sealed time."""
 
+from dataclasses import dataclass
 from typing import Any
 
 from persist.blob import Conflict, InvalidUsage
 
 
+@dataclass(eq=False, repr=False)
 class OperatorFailed(InvalidUsage):
     """A function or an expression of the program raised, or returned what it must not."""
 
-    def __init__(self, operator: str, record: Any, problem: str) -> None:
-        super().__init__(operator, record, problem)
-        self.operator = operator
-        self.record = record
-        self.problem = problem
+    operator: str
+    record: Any
+    problem: str
 
     def __str__(self) -> str:
         on = "" if self.record is None else f" on the record {self.record!r:.300}"
@@ -23,13 +23,12 @@ class OperatorFailed(InvalidUsage):
         )
 
 
+@dataclass(eq=False, repr=False)
 class NotConsolidated(InvalidUsage):
     """A cycle has no operator that consolidates, so what cancels out would go round for ever."""
 
-    def __init__(self, scope: str, operators: list[str]) -> None:
-        super().__init__(scope, operators)
-        self.scope = scope
-        self.operators = operators
+    scope: str
+    operators: list[str]
 
     def __str__(self) -> str:
         return (
@@ -38,64 +37,56 @@ class NotConsolidated(InvalidUsage):
         )
 
 
+@dataclass(eq=False, repr=False)
 class NotConverging(InvalidUsage):
     """An iteration did not come to its end within its limit."""
 
-    def __init__(self, scope: str, limit: int, changes: int) -> None:
-        super().__init__(scope, limit, changes)
-        self.scope = scope
-        self.limit = limit
-        self.changes = changes
+    scope: str
+    limit: int
+    changes: int
 
-    def __str__(self) -> str:
-        return (
-            f"scope {self.scope!r} still had {self.changes} changes after its limit of {self.limit} iterations. Its "
-            "body "
-            "must reach a fixed point: if it does, only later, give the scope a larger limit."
-        )
+    template = (
+        "scope {scope!r} still had {changes} changes after its limit of {limit} iterations. Its "
+        "body "
+        "must reach a fixed point: if it does, only later, give the scope a larger limit."
+    )
 
 
+@dataclass(eq=False, repr=False)
 class InputClosed(InvalidUsage):
     """An update came for a time that its input had declared complete."""
 
-    def __init__(self, name: str, time: Any, frontier: Any) -> None:
-        super().__init__(name, time, frontier)
-        self.name = name
-        self.time = time
-        self.frontier = frontier
+    name: str
+    time: Any
+    frontier: Any
 
-    def __str__(self) -> str:
-        return (
-            f"input {self.name!r} got an update at time {self.time}, and it has been advanced to {self.frontier}: "
-            "times "
-            "not beyond that are complete. Give the update a later time."
-        )
+    template = (
+        "input {name!r} got an update at time {time}, and it has been advanced to {frontier}: "
+        "times "
+        "not beyond that are complete. Give the update a later time."
+    )
 
 
+@dataclass(eq=False, repr=False)
 class SourceLost(InvalidUsage):
     """A source cannot be read from where the program needs it."""
 
-    def __init__(self, source: str, problem: str, remedy: str) -> None:
-        super().__init__(source, problem, remedy)
-        self.source = source
-        self.problem = problem
-        self.remedy = remedy
+    source: str
+    problem: str
+    remedy: str
 
-    def __str__(self) -> str:
-        return f"source {self.source!r}: {self.problem}. {self.remedy}"
+    template = "source {source!r}: {problem}. {remedy}"
 
 
+@dataclass(eq=False, repr=False)
 class OutputConflict(Conflict):
     """A collection that a program maintains was written by somebody else, in a way that no copy of it would."""
 
-    def __init__(self, output: str, problem: str) -> None:
-        super().__init__(output, problem)
-        self.output = output
-        self.problem = problem
+    output: str
+    problem: str
 
-    def __str__(self) -> str:
-        return (
-            f"output {self.output!r}: {self.problem}. Only one program may write a collection that it keeps up to "
-            "date. "
-            "Nothing of this step was written. Stop the other writer, or let the program write another collection."
-        )
+    template = (
+        "output {output!r}: {problem}. Only one program may write a collection that it keeps up to "
+        "date. "
+        "Nothing of this step was written. Stop the other writer, or let the program write another collection."
+    )

@@ -36,6 +36,7 @@ class UnsealedWrites:
     tokens: tuple[str, ...] = ()
 
 
+@dataclass(eq=False, repr=False)
 class UpdatesBeyondUpper(AboutTimes, Conflict):
     """A commit was to be alone in what it adds to the sealed contents, and somebody has added updates, too.
 
@@ -45,15 +46,11 @@ class UpdatesBeyondUpper(AboutTimes, Conflict):
         writes: whose they are, the latest first; empty where the log does not tell any more.
     """
 
-    def __init__(
-        self, upper: Antichain, time: int | None, *, first: int | None = None, updates: int | None = None
-    ) -> None:
-        super().__init__(upper, time)
-        self.upper = upper
-        self.time = time
-        self.first = first
-        self.updates = updates
-        self.writes: tuple[UnsealedWrites, ...] = ()
+    upper: Antichain
+    time: int | None
+    first: int | None = None
+    updates: int | None = None
+    writes: tuple[UnsealedWrites, ...] = ()
 
     def with_writes(self, writes: Sequence[UnsealedWrites]) -> "UpdatesBeyondUpper":
         """Return this error, saying whose the updates are."""

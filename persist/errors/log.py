@@ -1,8 +1,11 @@
 """The log contradicts itself, or what this client knows of it."""
 
+from dataclasses import dataclass
+
 from persist.blob import Corruption
 
 
+@dataclass(eq=False, repr=False)
 class LogReplaced(Corruption):
     """The log is not the one that this client has read: what it knows is gone, or something else is in its place.
 
@@ -15,12 +18,10 @@ class LogReplaced(Corruption):
         found: the one that is there now; None if there is no record.
     """
 
-    def __init__(self, url: str, seqno: int, known: str, found: str | None) -> None:
-        super().__init__(url, seqno, known, found)
-        self.url = url
-        self.seqno = seqno
-        self.known = known
-        self.found = found
+    url: str
+    seqno: int
+    known: str
+    found: str | None
 
     def __str__(self) -> str:
         now = "is gone" if self.found is None else f"is commit {self.found} now"
@@ -33,6 +34,7 @@ class LogReplaced(Corruption):
         )
 
 
+@dataclass(eq=False, repr=False)
 class LogInterrupted(Corruption):
     """Records lie beyond the end of the log, after a hole, or made after records that are not there; nobody may write.
 
@@ -43,12 +45,10 @@ class LogInterrupted(Corruption):
         last: that of the last one that was seen.
     """
 
-    def __init__(self, url: str, end: int, first: int, last: int) -> None:
-        super().__init__(url, end, first, last)
-        self.url = url
-        self.end = end
-        self.first = first
-        self.last = last
+    url: str
+    end: int
+    first: int
+    last: int
 
     def __str__(self) -> str:
         what = f"a record at seqno {self.first}" if self.first == self.last else f"records {self.first} to {self.last}"

@@ -1,5 +1,6 @@
 """Errors that name times of one collection, which they show as moments where it has a timeline."""
 
+from dataclasses import dataclass
 from typing import TypeVar
 
 from persist.antichain import Antichain
@@ -18,7 +19,6 @@ class AboutTimes:
     timeline: str | None = None
 
     def shown(self, time: "int | Antichain | None") -> str:
-        """Return a time or a frontier for a message."""
         number = time.time if isinstance(time, Antichain) else time
         if number is None or self.timeline is None:
             return str(time)
@@ -36,13 +36,12 @@ def with_timeline(error: T, unit: str | None) -> T:
     return error
 
 
+@dataclass(eq=False, repr=False)
 class UpdateNotBeyondUpper(AboutTimes, InvalidUsage):
     """A write holds an update at a time that was sealed already; the whole write was rejected (rule 2)."""
 
-    def __init__(self, time: int, upper: Antichain) -> None:
-        super().__init__(time, upper)
-        self.time = time
-        self.upper = upper
+    time: int
+    upper: Antichain
 
     def __str__(self) -> str:
         if self.upper.is_empty:
@@ -57,47 +56,41 @@ class UpdateNotBeyondUpper(AboutTimes, InvalidUsage):
         )
 
 
+@dataclass(eq=False, repr=False)
 class PendingEvents(AboutTimes, InvalidUsage):
     """A seal would pass events that are pending, without resolving them."""
 
-    def __init__(self, name: str, upper: Antichain, first: int) -> None:
-        super().__init__(name, upper, first)
-        self.name = name
-        self.upper = upper
-        self.first = first
+    name: str
+    upper: Antichain
+    first: int
 
-    def __str__(self) -> str:
-        return (
-            f"events of the keyed collection {self.name!r} at time {self.shown(self.first)} are pending, and a seal "
-            f"to {self.shown(self.upper)} would pass them. Seal by Collection.seal(), or with upsert(..., seal=...): "
-            "these resolve them."
-        )
+    template = (
+        "events of the keyed collection {name!r} at time {first:time} are pending, and a seal "
+        "to {upper:time} would pass them. Seal by Collection.seal(), or with upsert(..., seal=...): "
+        "these resolve them."
+    )
 
 
+@dataclass(eq=False, repr=False)
 class FrontierRegression(AboutTimes, InvalidUsage):
     """A seal or allow_compaction would move a frontier back (rules 1 and 4)."""
 
-    def __init__(self, frontier: str, asked: Antichain, current: Antichain) -> None:
-        super().__init__(frontier, asked, current)
-        self.frontier = frontier
-        self.asked = asked
-        self.current = current
+    frontier: str
+    asked: Antichain
+    current: Antichain
 
-    def __str__(self) -> str:
-        return (
-            f"{self.frontier} cannot go back from {self.shown(self.current)} to {self.shown(self.asked)}. "
-            f"Ask for a frontier at or beyond {self.current}."
-        )
+    template = (
+        "{frontier} cannot go back from {current:time} to {asked:time}. Ask for a frontier at or beyond {current}."
+    )
 
 
+@dataclass(eq=False, repr=False)
 class AsOfCompacted(AboutTimes, InvalidUsage):
     """A read asks for a time before since (rule 3); lower is set if it asked for changes."""
 
-    def __init__(self, as_of: int, since: Antichain, lower: int | None = None) -> None:
-        super().__init__(as_of, since, lower)
-        self.as_of = as_of
-        self.since = since
-        self.lower = lower
+    as_of: int
+    since: Antichain
+    lower: int | None = None
 
     def __str__(self) -> str:
         if self.lower is not None and self.since.time is not None:
@@ -113,6 +106,7 @@ class AsOfCompacted(AboutTimes, InvalidUsage):
         return f"{what} Read at as_of >= {self.since.time}."
 
 
+@dataclass(eq=False, repr=False)
 class AsOfNotSealed(AboutTimes, InvalidUsage):
     """A read asks for a time that was not sealed within the caller's timeout (rule 3).
 
@@ -122,15 +116,11 @@ class AsOfNotSealed(AboutTimes, InvalidUsage):
         until: the upper bound, if the read asked for changes.
     """
 
-    def __init__(
-        self, as_of: int | None, upper: Antichain, timeout_s: float, unsealed: str = "", until: int | None = None
-    ) -> None:
-        super().__init__(as_of, upper, timeout_s, unsealed, until)
-        self.as_of = as_of
-        self.upper = upper
-        self.timeout_s = timeout_s
-        self.unsealed = unsealed
-        self.until = until
+    as_of: int | None
+    upper: Antichain
+    timeout_s: float
+    unsealed: str = ""
+    until: int | None = None
 
     def __str__(self) -> str:
         there = f" Not sealed yet are {self.unsealed}." if self.unsealed else ""
@@ -151,54 +141,52 @@ class AsOfNotSealed(AboutTimes, InvalidUsage):
         )
 
 
+@dataclass(eq=False, repr=False)
 class UpperMismatch(AboutTimes, Conflict):
     """A write or seal expected another upper: somebody else came first. Nothing of it was applied."""
 
-    def __init__(self, expected: Antichain, actual: Antichain) -> None:
-        super().__init__(expected, actual)
-        self.expected = expected
-        self.actual = actual
+    expected: Antichain
+    actual: Antichain
 
-    def __str__(self) -> str:
-        return (
-            f"expected upper={self.shown(self.expected)}, and it is {self.shown(self.actual)}; nothing of this was "
-            "applied. Read what was written meanwhile, then decide anew."
-        )
+    template = (
+        "expected upper={expected:time}, and it is {actual:time}; nothing of this was "
+        "applied. Read what was written meanwhile, then decide anew."
+    )
 
 
-class HoldMoved(AboutTimes, Conflict):
+@dataclass(eq=False, repr=False)
+class _Moved(AboutTimes, Conflict):
+    """A name of a time is not where its owner left it."""
+
+    name: str
+    expected: int | None
+    actual: int | None
+
+    @property
+    def expected_place(self) -> str:
+        return self._place(self.expected)
+
+    @property
+    def actual_place(self) -> str:
+        return self._place(self.actual)
+
+    def _place(self, time: int | None) -> str:
+        return "not there" if time is None else f"at {self.shown(time)}"
+
+
+class HoldMoved(_Moved):
     """A named hold is not where its owner left it: another process moves it too, or has taken the name."""
 
-    def __init__(self, name: str, expected: int | None, actual: int | None) -> None:
-        super().__init__(name, expected, actual)
-        self.name = name
-        self.expected = expected
-        self.actual = actual
-
-    def __str__(self) -> str:
-        def place(time: int | None) -> str:
-            return "not there" if time is None else f"at {self.shown(time)}"
-
-        return (
-            f"the hold {self.name!r} was expected to be {place(self.expected)}, and is {place(self.actual)}; it was "
-            "not moved. Load it again to go on from where it is."
-        )
+    template = (
+        "the hold {name!r} was expected to be {expected_place}, and is {actual_place}; it was not moved. Load it again "
+        "to go on from where it is."
+    )
 
 
-class TagMoved(AboutTimes, Conflict):
+class TagMoved(_Moved):
     """A tag is not where it was when it was to be made, moved or dropped: somebody else came first."""
 
-    def __init__(self, name: str, expected: int | None, actual: int | None) -> None:
-        super().__init__(name, expected, actual)
-        self.name = name
-        self.expected = expected
-        self.actual = actual
-
-    def __str__(self) -> str:
-        def place(time: int | None) -> str:
-            return "not there" if time is None else f"at {self.shown(time)}"
-
-        return (
-            f"the tag {self.name!r} was expected to be {place(self.expected)}, and is {place(self.actual)}; it was "
-            "left as it is. To move a tag that exists, give move=True."
-        )
+    template = (
+        "the tag {name!r} was expected to be {expected_place}, and is {actual_place}; it was left as it is. To move a "
+        "tag that exists, give move=True."
+    )

@@ -1,19 +1,19 @@
 """Mistakes of the caller that have nothing to do with times: the call is to be changed."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from persist.blob import InvalidUsage
 from persist.names import is_time_word
 
 
+@dataclass(eq=False, repr=False)
 class KeyedCollection(InvalidUsage):
     """A keyed collection was asked for what it cannot do, because only resolved events become its updates."""
 
-    def __init__(self, name: str, action: str) -> None:
-        super().__init__(name, action)
-        self.name = name
-        self.action = action
+    name: str
+    action: str
 
     def __str__(self) -> str:
         if self.action == "late_bound":
@@ -27,31 +27,28 @@ class KeyedCollection(InvalidUsage):
         )
 
 
+@dataclass(eq=False, repr=False)
 class ViewWritten(InvalidUsage):
     """A view was written or sealed by somebody, and only its refresh may (rule 19)."""
 
-    def __init__(self, name: str) -> None:
-        super().__init__(name)
-        self.name = name
+    name: str
 
-    def __str__(self) -> str:
-        return (
-            f"the collection {self.name!r} is a view: it holds what its query gives, and nothing else writes or seals "
-            "it. Write to the collections that it reads and refresh it, or give it another query with redefine()."
-        )
+    template = (
+        "the collection {name!r} is a view: it holds what its query gives, and nothing else writes or seals "
+        "it. Write to the collections that it reads and refresh it, or give it another query with redefine()."
+    )
 
 
+@dataclass(eq=False, repr=False)
 class NotOneValue(InvalidUsage):
     """A collection was to become keyed, and some keys have more than one value at some time, or contain NULL.
 
     keys are the first of them, each with a time at which that is so.
     """
 
-    def __init__(self, name: str, keys: Sequence[tuple[tuple[Any, ...], int]], *, are_null: bool = False) -> None:
-        super().__init__(name, keys)
-        self.name = name
-        self.keys = tuple(keys)
-        self.are_null = are_null
+    name: str
+    keys: Sequence[tuple[tuple[Any, ...], int]]
+    are_null: bool = False
 
     def __str__(self) -> str:
         shown = ", ".join(f"{_shown_key(key)} at {time}" for key, time in self.keys)
@@ -72,27 +69,24 @@ def _shown_key(key: tuple[Any, ...]) -> str:
     return text if len(text) <= 100 else text[:99] + "…"
 
 
+@dataclass(eq=False, repr=False)
 class NotKeyed(InvalidUsage):
     """Events were given to a collection that is not keyed."""
 
-    def __init__(self, name: str) -> None:
-        super().__init__(name)
-        self.name = name
+    name: str
 
-    def __str__(self) -> str:
-        return (
-            f"the collection {self.name!r} is not keyed, so it takes updates and no events. Use write(), or create a "
-            "collection with keyed=persist.Keyed()."
-        )
+    template = (
+        "the collection {name!r} is not keyed, so it takes updates and no events. Use write(), or create a "
+        "collection with keyed=persist.Keyed()."
+    )
 
 
+@dataclass(eq=False, repr=False)
 class LateEvents(InvalidUsage):
     """Events came whose watermark is below the late bound; all of what came with them was refused."""
 
-    def __init__(self, watermark: int, bound: int) -> None:
-        super().__init__(watermark, bound)
-        self.watermark = watermark
-        self.bound = bound
+    watermark: int
+    bound: int
 
     def __str__(self) -> str:
         least = "NULL" if self.watermark == -(2**63) else self.watermark
@@ -102,22 +96,21 @@ class LateEvents(InvalidUsage):
         )
 
 
+@dataclass(eq=False, repr=False)
 class NegativeMultiplicity(InvalidUsage):
     """Rows were asked for, but some record has a negative multiplicity, which rows cannot show (rule 13)."""
 
-    def __init__(self, example: str, multiplicity: int, as_of: int) -> None:
-        super().__init__(example, multiplicity, as_of)
-        self.example = example
-        self.multiplicity = multiplicity
-        self.as_of = as_of
+    example: str
+    multiplicity: int
+    as_of: int
 
-    def __str__(self) -> str:
-        return (
-            f"the record {self.example} has multiplicity {self.multiplicity} as of {self.as_of}, and rows cannot show "
-            'that. Ask for form="diff" to see multiplicities, or write the missing insertion.'
-        )
+    template = (
+        "the record {example} has multiplicity {multiplicity} as of {as_of}, and rows cannot show "
+        'that. Ask for form="diff" to see multiplicities, or write the missing insertion.'
+    )
 
 
+@dataclass(eq=False, repr=False)
 class CollectionNotFound(InvalidUsage):
     """The location has no such collection, or the one this handle stood for was destroyed.
 
@@ -126,12 +119,10 @@ class CollectionNotFound(InvalidUsage):
         reads: whether it was asked for by a client that only reads, and so cannot create one.
     """
 
-    def __init__(self, name: str, url: str, known: tuple[str, ...], reads: bool = False) -> None:
-        super().__init__(name, url, known, reads)
-        self.name = name
-        self.url = url
-        self.known = known
-        self.reads = reads
+    name: str
+    url: str
+    known: tuple[str, ...]
+    reads: bool = False
 
     def __str__(self) -> str:
         if self.name in self.known:
@@ -146,28 +137,22 @@ class CollectionNotFound(InvalidUsage):
         return f"no collection {self.name!r} at {self.url}: {has} Create it with create_or_load."
 
 
+@dataclass(eq=False, repr=False)
 class CollectionNeeded(InvalidUsage):
     """A collection was to be destroyed that views read."""
 
-    def __init__(self, name: str, views: list[str]) -> None:
-        super().__init__(name, views)
-        self.name = name
-        self.views = views
+    name: str
+    views: list[str]
 
-    def __str__(self) -> str:
-        return (
-            f"collection {self.name!r} cannot be destroyed: the views {', '.join(map(repr, self.views))} read it. "
-            "Destroy these first."
-        )
+    template = "collection {name!r} cannot be destroyed: the views {views:names} read it. Destroy these first."
 
 
+@dataclass(eq=False, repr=False)
 class ColumnsNeeded(InvalidUsage):
     """A column was to be dropped that views read."""
 
-    def __init__(self, name: str, readers: dict[str, list[str]]) -> None:
-        super().__init__(name, readers)
-        self.name = name
-        self.readers = readers
+    name: str
+    readers: dict[str, list[str]]
 
     def __str__(self) -> str:
         told = (
@@ -180,66 +165,56 @@ class ColumnsNeeded(InvalidUsage):
         )
 
 
+@dataclass(eq=False, repr=False)
 class ReadOnly(InvalidUsage):
     """A client opened with mode="read" was asked to write (rule 12)."""
 
-    def __init__(self, action: str) -> None:
-        super().__init__(action)
-        self.action = action
+    action: str
 
-    def __str__(self) -> str:
-        return (
-            f'{self.action} needs a writing client, and this one was opened with mode="read". Open with mode="shared".'
-        )
+    template = '{action} needs a writing client, and this one was opened with mode="read". Open with mode="shared".'
 
 
+@dataclass(eq=False, repr=False)
 class ClientClosed(InvalidUsage):
     """The client was closed before the call."""
 
-    def __init__(self, action: str) -> None:
-        super().__init__(action)
-        self.action = action
+    action: str
 
-    def __str__(self) -> str:
-        return f"{self.action} came after close(), and nothing was done. Open a new client with persist.open."
+    template = "{action} came after close(), and nothing was done. Open a new client with persist.open."
 
 
+@dataclass(eq=False, repr=False)
 class TokenReused(InvalidUsage):
     """The token of a write names another one, of other data, that was done before (rule 7)."""
 
-    def __init__(self, token: str, collection: str) -> None:
-        super().__init__(token, collection)
-        self.token = token
-        self.collection = collection
+    token: str
+    collection: str
 
-    def __str__(self) -> str:
-        return (
-            f"the token {self.token!r} was used before, for a write of other data to the collection "
-            f"{self.collection!r}: this is not a repetition of it, and nothing was written. Give each write a token of "
-            "its own, and the same one only when the same data is tried again, at the same times."
-        )
+    template = (
+        "the token {token!r} was used before, for a write of other data to the collection "
+        "{collection!r}: this is not a repetition of it, and nothing was written. Give each write a token of "
+        "its own, and the same one only when the same data is tried again, at the same times."
+    )
 
 
+@dataclass(eq=False, repr=False)
 class HoldNotFound(InvalidUsage):
     """The collection has no hold of that name."""
 
-    def __init__(self, name: str, known: tuple[str, ...]) -> None:
-        super().__init__(name, known)
-        self.name = name
-        self.known = known
+    name: str
+    known: tuple[str, ...]
 
     def __str__(self) -> str:
         has = f"it has {', '.join(map(repr, self.known[:8]))}" if self.known else "it has none"
         return f"this collection has no named hold {self.name!r}: {has}. Make it with hold(time, name={self.name!r})."
 
 
+@dataclass(eq=False, repr=False)
 class TagNotFound(InvalidUsage):
     """The collection has no tag of that name."""
 
-    def __init__(self, name: str, known: tuple[str, ...]) -> None:
-        super().__init__(name, known)
-        self.name = name
-        self.known = known
+    name: str
+    known: tuple[str, ...]
 
     def __str__(self) -> str:
         has = f"it has {', '.join(map(repr, self.known[:8]))}" if self.known else "it has none"

@@ -1,8 +1,11 @@
 """What is wrong with messages: for callers an error that names the first; inside, a reason without a place."""
 
+from dataclasses import dataclass
+
 from persist.blob import InvalidUsage
 
 
+@dataclass(eq=False, repr=False)
 class BadMessage(InvalidUsage):
     """A message of a stream is not what its envelope promises; no events were returned.
 
@@ -12,11 +15,9 @@ class BadMessage(InvalidUsage):
         count: how many messages of those given are bad.
     """
 
-    def __init__(self, message: int, reason: str, count: int) -> None:
-        super().__init__(message, reason, count)
-        self.message = message
-        self.reason = reason
-        self.count = count
+    message: int
+    reason: str
+    count: int
 
     def __str__(self) -> str:
         more = "" if self.count == 1 else f", and {self.count - 1} more are bad"

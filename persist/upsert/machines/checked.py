@@ -5,6 +5,7 @@ choose.
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -24,6 +25,7 @@ ABSENT = -1
 OnDifference = Literal["fail", "skip", "trust"]
 
 
+@dataclass(eq=False, repr=False)
 class BeforeDiffers(InvalidUsage):
     """An event says that it changed another row than its key holds. Nothing was resolved, and nothing was sealed.
 
@@ -34,12 +36,10 @@ class BeforeDiffers(InvalidUsage):
         held: the row that is there; None for no row.
     """
 
-    def __init__(self, key: Any, time: int, said: Any, held: Any) -> None:
-        super().__init__(key, time, said, held)
-        self.key = key
-        self.time = time
-        self.said = said
-        self.held = held
+    key: Any
+    time: int
+    said: Any
+    held: Any
 
     def __str__(self) -> str:
         return (
