@@ -60,16 +60,16 @@ def field_types(spec: Any, side: str) -> list[tuple[Any, pa.DataType, bool]]:
     Fields are, unless they are given as a field of Arrow that says otherwise.
 
     Args:
-        side: "key" or "value", for messages.
+        side: "key" or "value", or "schema" for those of both, for messages.
 
     Raises:
         SchemaMismatch: spec describes no fields, or a field has what is no type.
     """
     pairs = _described(spec)
     if pairs is None:
+        others = " or a dataclass" if side == "schema" else ", a dataclass, a Codec, or None for no column at all"
         raise SchemaMismatch(
-            f"the {side} is {spec!r:.80}: give a dict of names and types, a schema of pyarrow, Polars or pandas, a "
-            "dataclass, a Codec, or None for no column at all"
+            f"the {side} is {spec!r:.80}: give a dict of names and types, a schema of pyarrow, Polars or pandas{others}"
         )
     if not pairs:
         raise SchemaMismatch(f"the {side} has no fields: give at least one, or None for no column at all")

@@ -202,6 +202,8 @@ def _changes(
         timeless = boolean_values(others[TIME].is_null())
         problems.append((timeless, lambda _: f"it has no {wanted.time!r} to take its time from"))
     if listed:
+        nothing_old = pc.and_(pc.equal(pc.list_value_length(old), 0), pc.greater(pc.list_value_length(data), 0))
+        old = pc.if_else(nothing_old.fill_null(False), pa.scalar(None, old.type), old)
         uneven = pc.not_equal(pc.list_value_length(old), pc.list_value_length(data)).fill_null(False)
         problems.append((boolean_values(uneven), lambda _: "its old rows are not as many as its rows"))
     changes, bad = refused(Changes(rows, deletes, data, old, None, others), problems)

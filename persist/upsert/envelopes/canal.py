@@ -2,9 +2,10 @@
 
     message = {"database": …, "table": …, "type": type, "data": [row, …], "old": [{column: value, …}, …] or null,
                "pkNames": [column, …], "mysqlType": {column: type, …}, "isDdl": …, "es": …, "ts": …, …}
-    type    = "INSERT" | "UPDATE" | "DELETE" | DDL
+    type    = "INIT" | "INSERT" | "UPDATE" | "DELETE" | DDL
 
-All values are text; bytes are text whose characters are the bytes. `old` has the columns that an update changed.
+All values are text; bytes are text whose characters are the bytes. `old` has the columns that an update changed; it
+is null or an empty list where nothing was before. "INIT" is what a table held in the beginning.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,7 +18,7 @@ from persist.upsert.envelopes.wanted import Events, OnError, SchemaLike, Wanted
 
 CANAL = Dialect(
     name="Canal",
-    writes=("INSERT", "UPDATE"),
+    writes=("INIT", "INSERT", "UPDATE"),
     deletes="DELETE",
     skipped=("TIDB_WATERMARK",),
     listed=True,

@@ -132,6 +132,8 @@ def _flat(
     target: pa.DataType, kind: str, binary: Callable[[pa.Array], pa.Array]
 ) -> tuple[pa.DataType, Callable[[pa.Array], pa.Array]]:
     text = kind == "text"
+    if pat.is_null(target):  # Nothing declares the column, and no message of this call has a value in it.
+        return target, _same
     if pat.is_boolean(target):
         by_kind = {"number": (pa.int64(), _truth), "text": (pa.string(), lambda column: column.cast(target))}
         return by_kind.get(kind, (target, _same))

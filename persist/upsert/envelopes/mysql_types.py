@@ -28,7 +28,6 @@ _OTHERS = {
     "mediumblob": pa.binary(),
     "longblob": pa.binary(),
 }
-PRECISION, SCALE = 10, 0  # Of a decimal that says neither.
 
 
 def arrow_type(mysql_type: str) -> pa.DataType:
@@ -42,7 +41,9 @@ def arrow_type(mysql_type: str) -> pa.DataType:
         signed, unsigned = _INTEGERS[name]
         return unsigned if "unsigned" in rest else signed
     if name in ("decimal", "numeric"):
-        digits = [int(part) for part in arguments.split(",")] if arguments else [PRECISION]
+        if not arguments:  # As producers name the type alone, it says nothing of digits, and all must be kept.
+            return pa.decimal128(38, 18)
+        digits = [int(part) for part in arguments.split(",")]
         make = pa.decimal128 if digits[0] <= 38 else pa.decimal256
-        return make(digits[0], digits[1] if len(digits) > 1 else SCALE)
+        return make(digits[0], digits[1] if len(digits) > 1 else 0)
     return _OTHERS.get(name, pa.string())

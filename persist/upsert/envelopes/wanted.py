@@ -11,6 +11,7 @@ import pyarrow as pa
 from persist.blob import InvalidUsage
 from persist.codecs import did_you_mean
 from persist.codecs.order.arrays import int64_array
+from persist.codecs.types.python_types import field_types
 from persist.upsert.envelopes.columns import values_at
 from persist.upsert.envelopes.connect import Described
 from persist.upsert.envelopes.errors import BadMessage
@@ -19,7 +20,7 @@ from persist.upsert.envelopes.messages import KEY, VALUE, Messages
 
 DELETED, TIME, BEFORE = "_deleted", "_time", "_before"
 OnError: TypeAlias = Literal["raise", "collect"]
-SchemaLike: TypeAlias = pa.Schema | Mapping[str, pa.DataType] | None
+SchemaLike: TypeAlias = Any  # What `create_or_load` takes for a key or a value, except codecs; None for none.
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +78,8 @@ class Wanted:
         """Check what was asked for.
 
         Raises:
-            InvalidUsage: an option is not one of those allowed, or names a column that the schema has not.
+            InvalidUsage: an option is not one of those allowed, or names a column that the schema has not, or the schema
+                is none.
         """
         names = () if key is None else (key,) if isinstance(key, str) else tuple(key)
         types = None if schema is None else _types(schema)
@@ -125,12 +127,8 @@ def one_of(option: str, given: str, allowed: Iterable[str]) -> None:
         raise InvalidUsage(f"{option}={given!r} is none of {', '.join(map(repr, allowed))}.")
 
 
-def _types(schema: pa.Schema | Mapping[str, pa.DataType]) -> dict[str, pa.DataType]:
-    if isinstance(schema, pa.Schema):
-        return {f.name: f.type for f in schema if f.name not in (TIME, DELETED, "_diff")}
-    if isinstance(schema, Mapping) and all(isinstance(t, pa.DataType) for t in schema.values()):
-        return dict(schema)
-    raise InvalidUsage(f"schema={schema!r:.80}: give a pyarrow schema, or a dict of column names to pyarrow types.")
+def _types(schema: SchemaLike) -> dict[str, pa.DataType]:
+    return {name: kind for name, kind, _ in field_types(schema, "schema") if name not in (TIME, DELETED, "_diff")}
 
 
 def delivered(wanted: Wanted, messages: Messages, table: Callable[[], pa.Table], bad: list[Bad]) -> Events:

@@ -8,6 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+import persist
 from persist.errors import InvalidUsage
 from persist.upsert import BadMessage, canal, maxwell
 from persist.upsert.envelopes.mysql_types import arrow_type
@@ -197,7 +198,8 @@ def test_messages_without_a_type_or_value_are_named() -> None:
     [
         ("int(11)", pa.int32()),
         ("INT UNSIGNED", pa.uint32()),
-        ("decimal", pa.decimal128(10, 0)),
+        ("decimal", pa.decimal128(38, 18)),
+        ("decimal(5)", pa.decimal128(5, 0)),
         ("decimal(65,30)", pa.decimal256(65, 30)),
         ("enum('a(b','c')", pa.string()),
         ("longblob", pa.binary()),
@@ -207,3 +209,46 @@ def test_messages_without_a_type_or_value_are_named() -> None:
 )
 def test_types_of_mysql_have_types_of_arrow(mysql: str, arrow: pa.DataType) -> None:
     assert arrow_type(mysql) == arrow
+
+
+def test_a_column_that_is_null_in_all_messages_of_a_call_refuses_none_of_them() -> None:
+    row = {"id": 1, "note": None, "tags": [None], "at": {"city": None}}
+    table = maxwell(texts({**INSERT, "data": row}, {**DELETE, "data": row}), key="id").table
+    assert table.to_pylist() == [
+        {**row, "_deleted": False},
+        {"id": 1, "note": None, "tags": None, "at": None, "_deleted": True},
+    ]
+    assert table.schema.field("note").type == pa.null()
+
+
+def test_events_with_a_column_that_is_null_in_all_of_them_are_upserted() -> None:
+    with persist.open("memory://null-columns") as client:
+        notes = client.create_or_load("notes", key={"id": int}, value={"note": str}, keyed=persist.Keyed())
+        notes.upsert(maxwell(texts({**INSERT, "data": {"id": 1, "note": None}}), key="id"), time=0, seal=1).result()
+        assert notes.snapshot().to_arrow().to_pylist() == [{"id": 1, "note": None}]
+
+
+def test_canals_empty_list_of_old_rows_says_that_there_are_none() -> None:
+    insert = {**CANAL, "type": "INSERT", "old": []}
+    assert canal(texts(insert, CANAL)).table["weight"].to_pylist() == [5.18, 5.18]
+
+
+def test_canals_decimals_without_a_precision_keep_their_digits() -> None:
+    typed = {**CANAL, "mysqlType": {**CANAL["mysqlType"], "weight": "decimal"}}
+    assert canal(texts(typed)).table["weight"].to_pylist() == [Decimal("5.18")]
+
+
+def test_the_rows_that_canal_sends_first_are_there() -> None:
+    table = canal(texts({**CANAL, "type": "INIT", "old": None}, {**CANAL, "type": "DELETE", "old": None})).table
+    assert table["_deleted"].to_pylist() == [False, True]
+
+
+@pytest.mark.parametrize("kind", [pa.int64(), "int64", int, pa.field("id", pa.int64())])
+def test_a_schema_of_messages_is_given_as_that_of_a_collection_is(kind: Any) -> None:
+    assert maxwell(texts(INSERT), key="id", schema={"id": kind}).table.schema.field("id").type == pa.int64()
+
+
+def test_what_is_no_schema_of_messages_is_named() -> None:
+    for schema in ("id", {"id": "integre"}, {"id": object}):
+        with pytest.raises(InvalidUsage, match="schema"):
+            maxwell(texts(INSERT), key="id", schema=schema)  # type: ignore[arg-type]
