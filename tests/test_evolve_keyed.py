@@ -266,10 +266,10 @@ def test_a_value_that_is_there_less_than_no_times_stands_against_it(client: pers
         users.evolve(keyed=persist.Keyed())
 
 
-def test_a_key_with_null_stands_against_it(client: persist.Client) -> None:
+def test_a_key_that_is_null_in_all_fields_stands_against_it(client: persist.Client) -> None:
     users = client.create_or_load("users", key={"a": pa.int64(), "b": pa.int64()}, value={"city": pa.string()})
-    users.write([(((1, None), "x"), 0, 1)], seal=1).result()
-    with pytest.raises(persist.NotOneValue, match=r"NULL is part of some keys.*\(1, None\) at 0"):
+    users.write([(((None, None), "x"), 0, 1)], seal=1).result()
+    with pytest.raises(persist.NotOneValue, match=r"some keys are NULL.*\(None, None\) at 0"):
         users.evolve(keyed=persist.Keyed())
 
 

@@ -33,7 +33,7 @@ def checked(
     """Check that a collection has one value per key; return the condition under which that stays true.
 
     Raises:
-        NotOneValue: some keys have several, or NULL is part of them; the first ten are named.
+        NotOneValue: some keys have several, or are NULL; the first ten are named.
     """
     machine = machine_of(form, keyed.machine, handle.name)
     reader = handle.engine.reader()

@@ -41,7 +41,7 @@ class ViewWritten(InvalidUsage):
 
 @dataclass(eq=False, repr=False)
 class NotOneValue(InvalidUsage):
-    """A collection was to become keyed, and some keys have more than one value at some time, or contain NULL.
+    """A collection was to become keyed, and some keys have more than one value at some time, or are NULL.
 
     keys are the first of them, each with a time at which that is so.
     """
@@ -54,8 +54,8 @@ class NotOneValue(InvalidUsage):
         shown = ", ".join(f"{_shown_key(key)} at {time}" for key, time in self.keys)
         if self.are_null:
             return (
-                f"the collection {self.name!r} cannot become keyed, because NULL is part of some keys, and no event "
-                f"can be about these: {shown}. Retract them first."
+                f"the collection {self.name!r} cannot become keyed, because some keys are NULL, and no event can be "
+                f"about these: {shown}. Retract them first."
             )
         return (
             f"the collection {self.name!r} cannot become keyed, because some keys have more than one value, or less "

@@ -82,11 +82,11 @@ def _wrong_within(
 
 
 def keys_with_null(contents: CollectionState, reader: PartReader) -> Iterator[tuple[tuple[Any, ...], int]]:
-    """Yield the keys that contain NULL, which no event can be about, and a time at which each is there."""
+    """Yield the keys that are NULL in all fields, which no event can be about, and a time at which each is there."""
     schema, keys = contents.schema, list(contents.schema.key_names)
     null = pc.field(keys[0]).is_null()
     for name in keys[1:]:
-        null |= pc.field(name).is_null()
+        null &= pc.field(name).is_null()
     for part in contents.parts:
         table = reader.table(part, schema, [*keys, "_time"], filter=null)
         for row in table.slice(0, 10).to_pylist():

@@ -9,6 +9,7 @@ Whatever says that a key is gone says so twice afterwards: in `_deleted`, and in
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -270,13 +271,17 @@ def _finished(
 
 
 def _check_keys(rows: pa.Table, schema: CollectionSchema) -> None:
-    for name in schema.key_names:
-        if rows[name].null_count:
-            at = pc.index(pc.is_null(rows[name]), True).as_py()
-            raise InvalidUpdate(
-                f"event {at} has NULL in the key column {name!r}: an event is about one key, and NULL is none. Leave "
-                "the event out, or fill the key in."
-            )
+    names = schema.key_names
+    if not all(rows[name].null_count for name in names):
+        return
+    nulls = [pc.is_null(rows[name]) for name in names]
+    if (at := pc.index(reduce(pc.and_, nulls), True).as_py()) < 0:
+        return
+    where = f"the key column {names[0]!r}" if len(names) == 1 else f"all key columns, {[*names]}"
+    raise InvalidUpdate(
+        f"event {at} has NULL in {where}: an event is about one key, and NULL is none. Leave the event out, or fill "
+        "the key in."
+    )
 
 
 def _deleting(

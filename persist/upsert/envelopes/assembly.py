@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import reduce
 from typing import TypeAlias
 
 import numpy as np
@@ -62,12 +63,16 @@ def assembled(changes: Changes, key: tuple[str, ...], with_before: bool = False)
     """Return the events of changes.
 
     A change of the key, which only rows before it show, is two events: the old key is gone, and the new one is there.
+    Only a message's own key may have NULL in some of its fields: in a row, NULL may stand for what the row does not
+    say.
     """
     columns = {name: key_column(changes, name) for name in key}
     bad = list[Bad]()
     good = np.ones(len(changes.rows), bool)
+    may_be_null = _with_own_key(changes, columns)
     for name, column in columns.items():
-        good &= _without(column.is_null(), good, changes, bad, _no_key(name))
+        nulls = column.is_null() if may_be_null is None else pc.and_not(column.is_null(), may_be_null)
+        good &= _without(nulls, good, changes, bad, _no_key(name))
     kept = changes.filtered(good)
     columns = {name: column.filter(boolean_array(good)) for name, column in columns.items()}
     value = [f for f in kept.after.type if f.name not in key and f.name not in kept.others]
@@ -103,6 +108,14 @@ def _field(rows: pa.StructArray, name: str) -> pa.Array:
 
 def _has(rows: pa.StructArray, name: str) -> bool:
     return bool(rows.type.get_field_index(name) >= 0)
+
+
+def _with_own_key(changes: Changes, columns: Mapping[str, pa.Array]) -> pa.Array | None:
+    """Return which messages have keys of their own that say something, as bool; None where none have."""
+    if changes.keys is None or not all(_has(changes.keys, name) for name in columns):
+        return None
+    some = [column.is_valid() for column in columns.values()]
+    return pc.and_(changes.keys.is_valid(), reduce(pc.or_, some))
 
 
 def _no_key(name: str) -> str:

@@ -246,3 +246,27 @@ def test_moments_are_times_where_the_collection_has_a_timeline(spark: SparkSessi
     persist.spark.upsert(batch, location, "users", seal="2026-01-03T00:00:00Z", where="tasks")
     with persist.open(location, mode="read") as client:
         assert [*client.load("users").snapshot(as_of="2026-01-02T12:00:00Z").rows()] == [(1, 2)]
+
+
+@pytest.mark.parametrize("where", WHERE)
+@pytest.mark.parametrize("resolve", ["seal", "background"])
+def test_null_in_a_field_of_a_key_is_a_value_to_tasks_too(
+    spark: SparkSession, tmp_path: Path, where: Any, resolve: Any
+) -> None:
+    location = str(tmp_path / "location")
+    with persist.open(location) as client:
+        form = persist.Keyed(resolve=resolve)
+        client.create_or_load("users", key={"a": pa.int64(), "b": pa.string()}, value={"v": pa.int64()}, keyed=form)
+    kinds = "a long, b string, v long, _time long, _deleted boolean"
+    first = [(a, b, 1, 0, False) for a in (None, 1, 2) for b in (None, "x", "y") if (a, b) != (None, None)]
+    then = [(None, "x", 2, 1, False), (1, None, None, 1, True), (2, None, 2, 1, False), (None, "y", None, 1, True)]
+    persist.spark.upsert(spark.createDataFrame(first, kinds), location, "users", seal=1, where=where, partitions=3)
+    persist.spark.upsert(spark.createDataFrame(then, kinds), location, "users", seal=2, where=where, partitions=3)
+    expected = {(a, b): v for a, b, v, _, _ in first} | {(a, b): v for a, b, v, _, _ in then}
+    contents = {key: v for key, v in expected.items() if v is not None}
+    with persist.open(location) as client:
+        assert {(r["a"], r["b"]): r["v"] for r in client.load("users").snapshot().to_arrow().to_pylist()} == contents
+    read = spark.read.format("persist").option("collection", "users").load(location)
+    assert {(row.a, row.b): row.v for row in read.collect()} == contents
+    with pytest.raises((InvalidUpdate, PySparkException), match="NULL in all key columns"):
+        persist.spark.upsert(spark.createDataFrame([(None, None, 1, 5, False)], kinds), location, "users", where=where)

@@ -397,3 +397,33 @@ def test_what_is_no_messages_is_refused(messages: Any) -> None:
 def test_no_messages_are_no_events() -> None:
     assert len(debezium([], key="id", schema=SCHEMA)) == 0
     assert debezium([], key="id", schema=SCHEMA).table.column_names[:4] == SCHEMA.names
+
+
+def test_a_message_key_may_have_null_in_some_of_its_fields() -> None:
+    keys = ['{"a": 1, "b": null}', '{"a": null, "b": 2}', '{"a": 1, "b": null}', '{"a": 1, "b": null}']
+    values = [
+        '{"op": "c", "after": {"a": 1, "b": null, "v": 5}}',
+        '{"op": "c", "after": {"a": null, "b": 2, "v": 6}}',
+        '{"op": "d", "before": {"a": 1, "b": null, "v": 5}}',
+        None,
+    ]
+    table = debezium(pa.table({"key": keys, "value": values}), schema={"a": int, "b": int, "v": int}).table
+    assert [tuple(row.values()) for row in table.to_pylist()] == [
+        (1, None, 5, False),
+        (None, 2, 6, False),
+        (1, None, None, True),
+        (1, None, None, True),
+    ]
+
+
+def test_where_rows_alone_tell_the_key_null_in_it_is_refused_because_a_row_may_not_say_it() -> None:
+    events = debezium(
+        pa.table({"key": ['{"a": null, "b": null}', None], "value": ['{"op": "c", "after": {"a": null}}'] * 2}),
+        key=["a", "b"],
+        schema={"a": int, "b": int},
+        on_error="collect",
+    )
+    assert events.rejected["reason"].to_pylist() == ["the column 'a' of its key is missing or null"] * 2
+    row = '{"op": "d", "before": {"a": 1, "b": null}}'
+    with pytest.raises(BadMessage, match="'b' of its key is missing or null"):
+        debezium([row], key=["a", "b"], schema={"a": int, "b": int})
