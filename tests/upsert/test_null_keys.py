@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 import persist
-from persist.upsert import AppendDistinct, History, InsertIfAbsent
+from persist.upsert import AppendDistinct, InsertIfAbsent
 
 Key = tuple[Any, ...]
 POLICIES = ["seal", "background"]
