@@ -78,7 +78,7 @@ class Wanted:
         """Check what was asked for.
 
         Raises:
-            InvalidUsage: an option is not one of those allowed, names a column that the schema has not, or is no schema.
+            InvalidUsage: an option has no allowed value, or names a column that the schema has not; or that is none.
         """
         names = () if key is None else (key,) if isinstance(key, str) else tuple(key)
         types = None if schema is None else _types(schema)
