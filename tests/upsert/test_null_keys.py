@@ -31,7 +31,7 @@ def same(key: Key) -> str:
     return repr(tuple(key))
 
 
-def by_key(rows: pa.Table) -> dict[str, int]:
+def by_key(rows: pa.Table) -> dict[str, int | None]:
     return {same((row["a"], row["b"])): row["v"] for row in rows.to_pylist()}
 
 
@@ -45,7 +45,7 @@ def test_events_of_keys_with_nulls_are_those_of_one_key(
     keys = [key for key in every if any(part is not None for part in key)]
     rng = random.Random(f"{kind} {seed}")
     things = client.create_or_load("things", key=fields, value={"v": int}, keyed=persist.Keyed(resolve=resolve))
-    held: dict[str, int] = {}
+    held: dict[str, int | None] = {}
     for time in range(6):
         for number in range(rng.randrange(4)):
             events = [(rng.choice(keys), rng.choice([None, rng.randrange(100)])) for _ in range(rng.randrange(1, 12))]

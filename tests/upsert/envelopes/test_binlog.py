@@ -251,4 +251,4 @@ def test_a_schema_of_messages_is_given_as_that_of_a_collection_is(kind: Any) -> 
 def test_what_is_no_schema_of_messages_is_named() -> None:
     for schema in ("id", {"id": "integre"}, {"id": object}):
         with pytest.raises(InvalidUsage, match="schema"):
-            maxwell(texts(INSERT), key="id", schema=schema)  # type: ignore[arg-type]
+            maxwell(texts(INSERT), key="id", schema=schema)
