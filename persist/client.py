@@ -11,34 +11,34 @@ import pyarrow as pa
 
 from persist.blob.clock import Clock, SystemClock
 from persist.codecs import CollectionSchema
-from persist.collection import READ_TIMEOUT_S, Collection
-from persist.engine import CollectionHandle, Engine, Mode, OpenOptions
-from persist.engine.creating import created_or_loaded
+from persist.collection import Collection
+from persist.engine import Engine, Mode, OpenOptions
+from persist.engine.commit import Commit
+from persist.engine.creating import created_or_loaded, handle_on, loaded
+from persist.engine.engine import close_after
+from persist.engine.listening import WantedListen, listens_together
+from persist.engine.opening import open_engine
+from persist.engine.reading import READ_TIMEOUT_S
 from persist.engine.telling import About, about_location, version_of, words
-from persist.errors import CollectionNotFound, InvalidUsage
+from persist.errors import InvalidUsage
 from persist.fsck.examine import examine
 from persist.fsck.report import FsckReport
-from persist.listening import WantedListen, listens_together
 from persist.listing import Collections
 from persist.log.records import DescribeLocation
 from persist.metrics import Metrics
 from persist.multi_write import MultiWrite
-from persist.names import check_free_name, check_name
+from persist.names import check_free_name
 from persist.notify.address import Notify
 from persist.read.joint_listen import JointListen
 from persist.replica.history import LAST
 from persist.retention import Retention, retention_times
 from persist.settings import Settings
 from persist.shown import html_table
-from persist.state.contents import CollectionState
-from persist.storage import Location, open_storage
+from persist.storage import Location
 from persist.timeline import Moment, Times, timeline_of
 from persist.upkeep.garbage import Deleted, GarbageReport
 from persist.upsert.keyed import Keyed, form_of
-from persist.upsert.known import machine_of
-from persist.upsert.machine import Machine
 from persist.write.future import CommitFuture
-from persist.write.operations import check_token, note_steps
 
 if TYPE_CHECKING:
     from persist.notify.server import Server
@@ -94,7 +94,7 @@ def open(
     told_by, committed_by = _server("notify", notify), _server("commit_through", commit_through)
     if committed_by is not None and mode != "shared":
         raise InvalidUsage(f'commit_through is for mode="shared", and this is mode={mode!r}')
-    client = open_with(location, options, storage_options, told_by)
+    client = Client(open_engine(location, storage_options, options), told_by)
     if committed_by is not None:
         try:
             _relay(client, committed_by)
@@ -102,22 +102,6 @@ def open(
             client.close()
             raise
     return client
-
-
-def open_with(
-    location: Location,
-    options: OpenOptions,
-    storage_options: Mapping[str, Any] | None = None,
-    told_by: Notify | None = None,
-) -> "Client":
-    """Do what `open` does, for those in this package that want what only `OpenOptions` can say."""
-    storage = open_storage(location, storage_options, options.settings, options.clock)
-    try:
-        engine = Engine(storage, options)
-    except BaseException:
-        storage.close()
-        raise
-    return Client(engine, told_by)
 
 
 def _server(option: str, given: str | Notify | None) -> Notify | None:
@@ -172,8 +156,7 @@ class Client:
     @property
     def seqno(self) -> int:
         """The seqno of the last record of the log that this client knows. Cost: one GET."""
-        self.engine.check_open("seqno")
-        return self.engine.follower.refresh().seqno
+        return self.engine.seqno
 
     def collections(self, prefix: str = "") -> Collections:
         """Return the names of all collections that begin with a prefix, sorted. Cost: one GET.
@@ -187,9 +170,7 @@ class Client:
         self.engine.check_open("collections")
         if not isinstance(prefix, str):
             raise InvalidUsage(f"prefix={prefix!r} is no text: give what the names begin with, such as 'sales.'")
-        names = self.engine.follower.refresh().names()
-        shown = names if prefix.startswith(".") else [name for name in names if not name.startswith(".")]
-        return Collections([name for name in shown if name.startswith(prefix)], self.engine)
+        return Collections(self.engine.names(prefix), self.engine)
 
     def drop(self, name: str) -> None:
         """Destroy the collection of that name, durably; see `Collection.destroy`.
@@ -207,13 +188,7 @@ class Client:
         Raises:
             CollectionNotFound: there is none.
         """
-        self.engine.check_open("load")
-        check_name(name)
-        state = self.engine.follower.refresh()
-        if name not in state.ids:
-            raise CollectionNotFound(name, self.url, state.names(), self.mode == "read")
-        contents = self.engine.follower.known(state.ids[name], name)
-        return self._collection(contents, contents.schema, None)
+        return Collection(loaded(self.engine, name))
 
     def create_or_load(
         self,
@@ -251,7 +226,7 @@ class Client:
         form = None if keyed is None else form_of(keyed, schema)
         machine = None if keyed is None else keyed.machine
         contents, both = created_or_loaded(self.engine, name, schema, form, retained)
-        return self._collection(contents, both, machine)
+        return Collection(handle_on(self.engine, contents, both, machine))
 
     def rename(self, name: str, new: str) -> None:
         """Call the collection of a name by another one, durably; see `Collection.rename`.
@@ -369,10 +344,7 @@ class Client:
             token: names the commit, as in `Collection.write`; every collection it touches remembers it.
             message, metadata: as in `Collection.write`.
         """
-        self.engine.writer("multi_write")
-        check_token(token)
-        note_steps(message, metadata, [""])
-        return MultiWrite(self.engine, token, message, metadata)
+        return MultiWrite(Commit(self.engine, token, message, metadata))
 
     def follow(
         self,
@@ -543,13 +515,7 @@ class Client:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        try:
-            self.close()
-        except BaseException as unlooked:
-            if error is None:
-                raise
-            # The block's own error is what its handlers wait for.
-            error.add_note(f"Besides, writes failed and nobody looked at their errors: {unlooked!r}")
+        close_after(error, self.close)
 
     async def __aenter__(self) -> "Client":
         return self
@@ -575,13 +541,6 @@ class Client:
 
     def __repr__(self) -> str:
         return f"<Client of {self.url}, mode {self.mode!r}{', closed' if self.engine.is_closed else ''}>"
-
-    def _collection(self, contents: CollectionState, schema: CollectionSchema, machine: Machine | None) -> Collection:
-        if contents.keyed is not None:
-            if machine is not None and self.mode != "read":
-                self.engine.writer("create_or_load").resolver.know(contents.id, machine)
-            machine = machine_of(contents.keyed, machine, contents.name)
-        return Collection(CollectionHandle(self.engine, contents.id, contents.name, schema, contents.keyed, machine))
 
 
 def _of_this_client(

@@ -1,6 +1,6 @@
 """Several writes and seals, of one or more collections, as one commit."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -9,7 +9,7 @@ import pyarrow.compute as pc
 from persist.antichain import Antichain
 from persist.codecs import Part
 from persist.collection import Collection
-from persist.engine import Engine
+from persist.engine.commit import Commit
 from persist.engine.overwriting import delete_steps, overwrite_steps
 from persist.engine.telling import describe_step
 from persist.errors import InvalidUsage
@@ -19,7 +19,6 @@ from persist.names import check_hold_name, check_text
 from persist.read.snapshot import check_request
 from persist.state.collection_rules import ExpectDefinition, ExpectNothingBeyondUpper, ExpectUpper
 from persist.timeline import Moment
-from persist.write.operations import Asked, Step, note_steps, with_token
 
 
 class MultiWrite:
@@ -27,32 +26,23 @@ class MultiWrite:
 
     Nothing happens if the block raises. If it does not, leaving it waits until the commit is durable and raises its
     error if it was rejected. Memory: everything written in the block.
-
-    Attributes:
-        seqno: of the commit, once the block has ended; as in `CommitFuture`, if the commit changed nothing.
     """
 
-    def __init__(
-        self, engine: Engine, token: str | None, message: str | None = None, metadata: Mapping[str, str] | None = None
-    ) -> None:
-        self.seqno: int | None = None
-        self._engine = engine
-        self._token = token
-        self._message = message
-        self._metadata = metadata
-        self._steps: list[Step] = []
-        self._names: dict[str, str] = {}
-        self._committed: list[Callable[[], None]] = []
-        self._is_open = False
-        self._was_used = False
+    def __init__(self, commit: Commit) -> None:
+        self._commit = commit
+
+    @property
+    def seqno(self) -> int | None:
+        """The seqno of the commit, once the block has ended; as in `CommitFuture`, if the commit changed nothing."""
+        return self._commit.seqno
 
     def write(
         self, collection: Collection, updates: Any, *, time: int | Moment | None = None, diff: int | None = None
     ) -> None:
         """Add updates to the commit; takes what `Collection.write` takes and checks them at once."""
-        self._check(collection)
-        handle = collection.handle
-        self._add(collection, handle.write_steps(updates, handle.stamp(time, diff), token=self._token))
+        commit, handle = self._commit, collection.handle
+        commit.check(handle)
+        commit.add(handle, handle.write_steps(updates, handle.stamp(time, diff), token=commit.token))
 
     def overwrite(
         self, collection: Collection, rows: Any, *, time: int | Moment, where: pc.Expression | None = None
@@ -60,29 +50,29 @@ class MultiWrite:
         """Add what makes rows the contents from a time on, as `Collection.overwrite`, before any write to it."""
         self._check_unwritten(collection)
         check_request(collection.schema, None, where, "diff")
-        self._add(collection, overwrite_steps(collection.handle, rows, time, where, self._token))
+        self._commit.add(collection.handle, overwrite_steps(collection.handle, rows, time, where, self._commit.token))
 
     def delete(self, collection: Collection, what: Any, *, time: int | Moment) -> None:
         """Add retractions of what is there, as `Collection.delete`, before any write to the collection."""
         self._check_unwritten(collection)
         check_request(collection.schema, None, what if isinstance(what, pc.Expression) else None, "diff")
-        self._add(collection, delete_steps(collection.handle, what, time, self._token))
+        self._commit.add(collection.handle, delete_steps(collection.handle, what, time, self._commit.token))
 
     def seal(self, collection: Collection, upper: int | Moment | Antichain) -> None:
         """Add a seal to the commit. It comes after the writes before it and before those after it."""
-        self._check(collection)
-        self._add(collection, [collection.handle.seal_step(upper)])
+        self._commit.check(collection.handle)
+        self._commit.add(collection.handle, [collection.handle.seal_step(upper)])
 
     def allow_compaction(self, collection: Collection, since: int | Moment | Antichain) -> None:
         """Let since advance, as `Collection.allow_compaction` does."""
-        self._check(collection)
+        self._commit.check(collection.handle)
         frontier = collection.handle.frontier("since", since)
-        self._add(collection, [AllowCompaction(collection.id, frontier.elements)])
+        self._commit.add(collection.handle, [AllowCompaction(collection.id, frontier.elements)])
 
     def describe(self, collection: Collection, *, properties: Mapping[str, str | None]) -> None:
         """Change properties of a collection in the commit, as `Collection.describe`; None removes one."""
-        self._check(collection)
-        self._add(collection, [describe_step(collection.handle, None, properties, None, None)])
+        self._commit.check(collection.handle)
+        self._commit.add(collection.handle, [describe_step(collection.handle, None, properties, None, None)])
 
     def ack(self, following: Following) -> None:
         """Add to the commit that everything `following` has given out is consumed, so that it will not come again.
@@ -90,19 +80,19 @@ class MultiWrite:
         The commit is rejected with `HoldMoved` if another consumer of that name acknowledged it meanwhile: what is
         written with it is then written once, by one of the two.
         """
-        self._check(following)
+        self._commit.check(following.handle)
         step, acked = following.ack_step()
-        self._add(following, [step])
-        self._committed.append(acked)
+        self._commit.add(following.handle, [step])
+        self._commit.when_committed(acked)
 
     def move_hold(self, collection: Collection, name: str, time: int | Moment, *, expected: int) -> None:
         """Move a permanent hold forward in the commit, from the time at which it is expected to be.
 
         The commit is rejected with `HoldMoved` if it is elsewhere, or not there, when the commit comes.
         """
-        self._check(collection)
+        self._commit.check(collection.handle)
         to = collection.handle.as_time("hold time", time)
-        self._add(collection, [SetHold(collection.id, check_hold_name(name), to, None, expected)])
+        self._commit.add(collection.handle, [SetHold(collection.id, check_hold_name(name), to, None, expected)])
 
     def add_parts(
         self, collection: Collection, parts: Sequence[Part], *, keep: bool = False, digest: int | None = None
@@ -117,8 +107,8 @@ class MultiWrite:
             digest: of what the parts hold, to be compared if the commit has a token: the sum of those of
                 `persist.codecs.digest_of`, by the columns of key and value, and `_time`.
         """
-        self._check(collection)
-        self._add(collection, [*collection.handle.part_steps(parts, keep=keep), Asked(collection.id, digest)])
+        self._commit.check(collection.handle)
+        self._commit.add_parts(collection.handle, parts, keep=keep, digest=digest)
 
     def expect_upper(self, collection: Collection, upper: int | Moment | Antichain, *, alone: bool = False) -> None:
         """Let the commit be rejected (`UpperMismatch`) if the collection has another upper when it comes.
@@ -132,9 +122,9 @@ class MultiWrite:
         Args:
             alone: also reject it if somebody has added updates at times beyond upper (`UpdatesBeyondUpper`).
         """
-        self._check(collection)
+        self._commit.check(collection.handle)
         condition = ExpectNothingBeyondUpper if alone else ExpectUpper
-        self._add(collection, [condition(collection.id, collection.handle.frontier("upper", upper))])
+        self._commit.add(collection.handle, [condition(collection.id, collection.handle.frontier("upper", upper))])
 
     def expect_definition(self, view: Collection, number: int) -> None:
         """Let the commit be rejected (`ViewRedefined`) if the view has another definition when it comes.
@@ -142,8 +132,8 @@ class MultiWrite:
         Args:
             number: of the definition by which what is written was computed.
         """
-        self._check(view)
-        self._add(view, [ExpectDefinition(view.id, number)])
+        self._commit.check(view.handle)
+        self._commit.add(view.handle, [ExpectDefinition(view.id, number)])
 
     def mark_batch(self, collection: Collection, query: str, batch: int, run: str, *, again: bool = False) -> None:
         """Make the commit a batch of a streaming query, which does nothing if it was done before.
@@ -154,37 +144,20 @@ class MultiWrite:
 
         The commit is rejected with QueryMismatch if the batch is none that may follow (`persist.state.queries`).
         """
-        self._check(collection)
+        self._commit.check(collection.handle)
         mark = Batch(collection.id, check_text("query", query), batch, check_text("run", run), again)
-        self._add(collection, [mark])
-
-    def _check(self, collection: Collection | Following) -> None:
-        if not self._is_open:
-            raise InvalidUsage(
-                "a multi_write takes writes only inside its `with` block: with client.multi_write() as multi: …"
-            )
-        if collection.handle.engine is not self._engine:
-            raise InvalidUsage(
-                f"collection {collection.handle.name!r} belongs to another client; a commit covers the collections of "
-                "one location, so load it from the client that opened this block"
-            )
+        self._commit.add(collection.handle, [mark])
 
     def _check_unwritten(self, collection: Collection) -> None:
-        self._check(collection)
-        if collection.id in self._names:
+        self._commit.check(collection.handle)
+        if self._commit.holds_steps_on(collection.handle):
             raise InvalidUsage(
                 f"an overwrite or delete is the difference to what is sealed, so it comes before all else that this "
                 f"block does with {collection.name!r}, and only once: put it first, or into a block of its own"
             )
 
-    def _add(self, collection: Collection | Following, steps: list[Step]) -> None:
-        self._names[collection.handle.id] = collection.handle.name
-        self._steps += steps
-
     def __enter__(self) -> "MultiWrite":
-        if self._was_used:
-            raise InvalidUsage("this multi_write was used already; open another one with client.multi_write()")
-        self._is_open = self._was_used = True
+        self._commit.__enter__()
         return self
 
     async def __aenter__(self) -> "MultiWrite":
@@ -200,12 +173,4 @@ class MultiWrite:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._is_open = False
-        if kind is None:
-            notes = note_steps(self._message, self._metadata, self._names)
-            steps = [*with_token(self._token, self._names, self._steps), *notes]
-            self.seqno = self._engine.submit("multi_write", steps, self._names).result()
-            for committed in self._committed:
-                committed()
-        else:
-            self._engine.abandon(self._steps)
+        self._commit.__exit__(kind, error, traceback)

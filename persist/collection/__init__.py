@@ -7,10 +7,10 @@ own, over `persist.engine`, and `Collection` is nothing but all of them.
 
 from persist.collection.describing import DescribingCalls
 from persist.collection.keeping import KeepingCalls
-from persist.collection.reading import READ_TIMEOUT_S, ReadingCalls
+from persist.collection.reading import ReadingCalls
 from persist.collection.writing import WritingCalls
 
-__all__ = ["READ_TIMEOUT_S", "Collection"]
+__all__ = ["Collection"]
 
 
 class Collection(ReadingCalls, WritingCalls, KeepingCalls, DescribingCalls):

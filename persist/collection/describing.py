@@ -7,15 +7,16 @@ from typing import Any
 import pyarrow as pa
 
 from persist.collection.base import CollectionBase
+from persist.engine.creating import destroy
 from persist.engine.evolving import WantedEvolution, evolve
 from persist.engine.telling import About, about_collection, describe_step
 from persist.errors import InvalidUsage
-from persist.log.records import Destroy, ReleaseHold, Rename
-from persist.names import OWN_PREFIX, check_free_name, view_hold
+from persist.log.records import Rename
+from persist.names import OWN_PREFIX, check_free_name
 from persist.replica.history import LAST
 from persist.upsert.keyed import Keyed
 from persist.write.future import CommitFuture
-from persist.write.operations import Step, note_steps
+from persist.write.operations import note_steps
 
 
 class DescribingCalls(CollectionBase):
@@ -159,7 +160,4 @@ class DescribingCalls(CollectionBase):
         Raises (the future):
             CollectionNeeded: views read it.
         """
-        view = self.handle.known().view
-        inputs = dict.fromkeys(view["inputs"], self.name) if view else {}
-        steps: list[Step] = [Destroy(self.id), *(ReleaseHold(id_, view_hold(self.id)) for id_ in inputs)]
-        return self.handle.engine.submit("destroy", steps, {self.id: self.name, **inputs})
+        return destroy(self.handle)

@@ -3,7 +3,7 @@
 from persist.antichain import Antichain
 from persist.collection.base import CollectionBase
 from persist.compact.report import CompactionReport
-from persist.engine.holding import list_holds, take_hold
+from persist.engine.holding import allow_compaction, list_holds, take_hold
 from persist.engine.telling import (
     Retained,
     drop_tag,
@@ -12,9 +12,8 @@ from persist.engine.telling import (
     set_tag,
 )
 from persist.hold.holds import Hold, HoldInfo
-from persist.log.records import AllowCompaction
 from persist.retention import Retention
-from persist.timeline import Moment, is_moment
+from persist.timeline import Moment
 from persist.write.future import CommitFuture
 
 
@@ -101,10 +100,7 @@ class KeepingCalls(CollectionBase):
         Returns:
             a future that resolves when that is durable, or to `FrontierRegression` if since would go back.
         """
-        # A moment stays readable: the last time that is not after it does.
-        reach = self.handle.as_time("since", since) if is_moment(since) else since
-        step = AllowCompaction(self.id, self.handle.frontier("since", reach).elements)
-        return self.handle.engine.writer("allow_compaction").allow_compaction(step, self.name)
+        return allow_compaction(self.handle, since)
 
     def compact(self, *, only_due: bool = False) -> CompactionReport:
         """Make reading cheap, and destroy what since has passed; readers notice nothing. See `persist.compact.planner`.

@@ -7,24 +7,17 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from persist.antichain import Antichain
-from persist.codecs import TIME_MAX
 from persist.collection.base import CollectionBase
-from persist.engine.keyed import keyed_form
-from persist.errors import InvalidUsage
+from persist.engine.joining import as_of_join
+from persist.engine.listening import begun_listen, begun_subscription
+from persist.engine.reading import READ_TIMEOUT_S, changes, snapshot, upserts
 from persist.follow import Following
-from persist.joining import as_of_join
-from persist.listening import begun_listen, begun_subscription
 from persist.read.changes import Changes
 from persist.read.listen import Listen
-from persist.read.merging import Form, snapshot_slices
-from persist.read.plan import Explanation, changes_scan, explained, snapshot_scan
-from persist.read.snapshot import Snapshot, check_request
-from persist.read.upserts import UpsertEvents, Upserts
-from persist.state.contents import check_changes_readable
-from persist.state.keyed_rules import form_in
+from persist.read.merging import Form
+from persist.read.snapshot import Snapshot
+from persist.read.upserts import Upserts
 from persist.timeline import Moment, Times
-
-READ_TIMEOUT_S = 30.0
 
 
 class ReadingCalls(CollectionBase):
@@ -55,23 +48,9 @@ class ReadingCalls(CollectionBase):
             AsOfCompacted, AsOfNotSealed: as_of cannot be read.
             SchemaMismatch, InvalidUsage: columns or filter do not fit; or a column of an older version is gone.
         """
-        check_request(self.handle.reading_schema(schema), columns, filter, form)
-        contents, time, reading = self.handle.sealed_and_claimed(as_of, timeout_s)
-        try:
-            read_as = self.handle.schema_in(contents, schema)
-            check_request(read_as, columns, filter, form)
-            scan = snapshot_scan(contents, read_as, time, columns, filter)
-            scan.check_columns()
-        except BaseException:
-            reading.close()
-            raise
-
-        def explain() -> Explanation:
-            return explained(
-                contents, scan, form, len(snapshot_slices(scan, form, self.handle.engine.reader().slice_bytes))
-            )
-
-        return Snapshot(scan, form, reading, explain)
+        return snapshot(
+            self.handle, as_of, columns=columns, filter=filter, form=form, schema=schema, timeout_s=timeout_s
+        )
 
     def changes(
         self,
@@ -98,52 +77,16 @@ class ReadingCalls(CollectionBase):
             AsOfNotSealed: upper is beyond the collection's upper.
             InvalidUsage: the interval is not `0 <= lower <= upper`.
         """
-        return self._changes(lower, upper, columns, filter, times, schema, timeout_s)
-
-    def _changes(
-        self,
-        lower: int | Moment | Antichain,
-        upper: int | Moment | Antichain | None,
-        columns: Sequence[str] | None,
-        filter: pc.Expression | None,
-        times: Times,
-        schema: int | None,
-        timeout_s: float | None,
-        *,
-        raw: bool = False,
-    ) -> Changes:
-        """Return what `changes` does; raw gives tombstones, too."""
-        lower = self.handle.as_bound("lower", lower)
-        if upper is not None:
-            upper = self.handle.as_bound("upper", upper, most=TIME_MAX + 1)
-            if lower > upper:
-                raise InvalidUsage(
-                    f"changes({lower}, {upper}) is backwards: the interval is [lower, upper), so lower <= upper"
-                )
-        check_request(self.handle.reading_schema(schema), columns, filter, "diff")
-        moments = self.handle.moments(times)
-        contents = self.handle.contents()
-        if upper is None:
-            # What begins beyond upper is waited for, as far as that.
-            upper = max(lower, self.handle.as_bound("upper", contents.upper))
-            is_short = contents.upper < lower
-        else:
-            is_short = upper > lower
-        check_changes_readable(contents, lower)
-        if is_short and contents.upper.has_beyond(upper - 1):
-            contents, _ = self.handle.sealed(upper - 1, timeout_s, until=upper)
-            check_changes_readable(contents, lower)
-        contents, reading = self.handle.claim(max(0, lower - 1), end=upper)
-        try:
-            check_changes_readable(contents, lower)
-            read_as = self.handle.schema_in(contents, schema)
-            check_request(read_as, columns, filter, "diff")
-            scan = changes_scan(contents, read_as, lower, upper, columns, filter, raw=raw)
-            scan.check_columns()
-            return Changes(scan, reading, moments)
-        except BaseException:
-            reading.close()
-            raise
+        return changes(
+            self.handle,
+            lower,
+            upper,
+            columns=columns,
+            filter=filter,
+            times=times,
+            schema=schema,
+            timeout_s=timeout_s,
+        )
 
     def upserts(
         self,
@@ -162,10 +105,7 @@ class ReadingCalls(CollectionBase):
         Raises:
             NotKeyed, and what `changes` raises. InvalidUsage, when read: a key has more than one value.
         """
-        keyed_form(self.handle)
-        changes = self._changes(lower, upper, None, None, "int", schema, timeout_s, raw=True)
-        form = form_in(self.handle.known(), changes.scan.given, resolves=False)
-        return Upserts(changes, UpsertEvents(changes.scan.given, form))
+        return upserts(self.handle, lower, upper, schema=schema, timeout_s=timeout_s)
 
     def listen(self, as_of: int | Moment | None = None, *, times: Times = "int") -> Listen:
         """Follow the updates after as_of, with progress; since waits for how far that has come.

@@ -8,7 +8,7 @@ import pyarrow.compute as pc
 
 from persist.antichain import Antichain
 from persist.collection.keyed import KeyedCalls
-from persist.engine.keyed import AskedEvents, keyed_form
+from persist.engine.keyed import AskedEvents, keyed_form, seal
 from persist.engine.keyed import submit as submit_keyed
 from persist.engine.overwriting import delete_steps, overwrite_steps
 from persist.importing import ImportedVersion, import_delta, import_parquet
@@ -148,12 +148,7 @@ class WritingCalls(KeyedCalls):
             a future that resolves when the seal is durable, or to `FrontierRegression` if upper is behind the
             current one, `UpperMismatch` if that is not expected_upper. A seal to the current upper does nothing.
         """
-        expected = [] if expected_upper is None else [self.handle.expect_step(expected_upper)]
-        handle = self.handle.as_keyed()
-        if handle.keyed is not None:
-            asked = AskedEvents(None, handle.frontier("upper", upper), also=tuple(expected))
-            return submit_keyed(handle, "seal", asked)
-        return self.handle.submit("seal", [*expected, self.handle.seal_step(upper)])
+        return seal(self.handle, upper, expected_upper=expected_upper)
 
     def seal_to(self, upper: int | Moment | Antichain) -> CommitFuture:
         """Seal a keyed collection as far as upper, if it is not sealed that far: `seal_to(max_time - lateness)`.

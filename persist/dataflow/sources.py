@@ -26,9 +26,9 @@ from persist.dataflow.times import Antichain, Ints
 from persist.dataflow.types import shown
 from persist.dataflow.words import Domain
 from persist.engine.holding import held_schema, hold_with_schema, take_hold
+from persist.engine.listening import begun_listen
 from persist.errors import AsOfCompacted, AsOfNotSealed, CollectionNotFound, LeaseExpired
 from persist.hold.holds import Hold
-from persist.listening import begun_listen
 from persist.read.listen import Listen, Progress
 from persist.state.contents import CollectionState
 from persist.state.schemas import version_of

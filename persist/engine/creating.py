@@ -1,14 +1,19 @@
-"""Making a collection, or finding the one that has its name and its schema."""
+"""Collections by name or id: made, found, and destroyed."""
 
 import uuid
 
 from persist.codecs import CollectionSchema
+from persist.engine.collection_handle import CollectionHandle
 from persist.engine.engine import Engine
-from persist.errors import CollectionExists, InvalidUsage
-from persist.log.records import Create, KeyedForm, SetRetention
+from persist.errors import CollectionExists, CollectionNotFound, InvalidUsage
+from persist.log.records import Create, Destroy, KeyedForm, ReleaseHold, SetRetention
+from persist.names import check_name, view_hold
 from persist.state.contents import CollectionState
 from persist.state.schemas import reconciled
 from persist.upsert.keyed import check_same
+from persist.upsert.known import machine_of
+from persist.upsert.machine import Machine
+from persist.write.future import CommitFuture
 from persist.write.operations import Step
 
 
@@ -48,3 +53,47 @@ def created_or_loaded(
             engine.submit("create_or_load", steps, {id_: name}).result()
         except CollectionExists:
             continue  # Another client created it in between: load that one.
+
+
+def loaded(engine: Engine, name: str) -> CollectionHandle:
+    """Return the collection of a name, with the schema it has. Cost: one GET.
+
+    Raises:
+        CollectionNotFound: there is none.
+    """
+    engine.check_open("load")
+    check_name(name)
+    state = engine.follower.refresh()
+    if name not in state.ids:
+        raise CollectionNotFound(name, engine.url, state.names(), engine.mode == "read")
+    contents = engine.follower.known(state.ids[name], name)
+    return handle_on(engine, contents, contents.schema)
+
+
+def loaded_by_id(engine: Engine, id_: str, name: str) -> CollectionHandle:
+    """Return the collection of an id, whatever it is called by now; name is for errors. Cost: one GET.
+
+    Raises:
+        CollectionNotFound: it was destroyed.
+    """
+    contents = engine.follower.current(id_, name)
+    return CollectionHandle(engine, id_, contents.name, contents.schema)
+
+
+def handle_on(
+    engine: Engine, contents: CollectionState, schema: CollectionSchema, machine: Machine | None = None
+) -> CollectionHandle:
+    """Return a handle on a collection in some state; a keyed one with its machine, given or known by its name."""
+    if contents.keyed is not None:
+        if machine is not None and engine.mode != "read":
+            engine.writer("create_or_load").resolver.know(contents.id, machine)
+        machine = machine_of(contents.keyed, machine, contents.name)
+    return CollectionHandle(engine, contents.id, contents.name, schema, contents.keyed, machine)
+
+
+def destroy(handle: CollectionHandle) -> CommitFuture:
+    """Remove a collection, which lets go of what it reads if it is a view; see `Collection.destroy`."""
+    view = handle.known().view
+    inputs = dict.fromkeys(view["inputs"], handle.name) if view else {}
+    steps: list[Step] = [Destroy(handle.id), *(ReleaseHold(id_, view_hold(handle.id)) for id_ in inputs)]
+    return handle.engine.submit("destroy", steps, {handle.id: handle.name, **inputs})

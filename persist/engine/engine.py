@@ -7,6 +7,8 @@ that belong to one collection are in `CollectionHandle`.
 import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
+from types import TracebackType
+from typing import Self
 
 import pyarrow as pa
 
@@ -17,6 +19,7 @@ from persist.engine.writer import Writer
 from persist.errors import ClientClosed, LogInterrupted, ReadOnly
 from persist.hold.leases import Claim, WantedClaim, no_claim
 from persist.metrics import Metrics, register
+from persist.names import OWN_PREFIX
 from persist.read.part_caches import PartCaches
 from persist.read.part_reader import PartReader
 from persist.read.resolving import Folds
@@ -98,6 +101,22 @@ class Engine:
     def place(self) -> str:
         """Where the location is, the same however its folder was spelled: without links, `..` and the like."""
         return os.path.realpath(self._url) if os.path.isabs(self._url) else self._url
+
+    @property
+    def seqno(self) -> int:
+        """The seqno of the last record of the log that is known here. Cost: one GET."""
+        self.check_open("seqno")
+        return self.follower.refresh().seqno
+
+    def names(self, prefix: str = "") -> list[str]:
+        """Return the names of all collections that begin with a prefix, sorted; the library's own only if asked for.
+
+        Cost: one GET.
+        """
+        self.check_open("collections")
+        names = self.follower.refresh().names()
+        is_own = prefix.startswith(OWN_PREFIX)
+        return [name for name in names if name.startswith(prefix) and (is_own or not name.startswith(OWN_PREFIX))]
 
     @property
     def is_closed(self) -> bool:
@@ -250,3 +269,22 @@ class Engine:
             self.spilled.close()
         if self._writer is not None:
             self._writer.committer.unobserved.raise_all()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        close_after(error, self.close)
+
+
+def close_after(error: BaseException | None, close: Callable[[], None]) -> None:
+    """Close at the end of a `with` block; if that raised an error, what closing raises is a note on it."""
+    try:
+        close()
+    except BaseException as unlooked:
+        if error is None:
+            raise
+        # The block's own error is what its handlers wait for.
+        error.add_note(f"Besides, writes failed and nobody looked at their errors: {unlooked!r}")

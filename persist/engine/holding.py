@@ -6,10 +6,11 @@ from persist.antichain import Antichain
 from persist.engine.collection_handle import CollectionHandle
 from persist.errors import HoldMoved, HoldNotFound, InvalidUsage
 from persist.hold.holds import Hold, HoldInfo, LeasedHold, NamedHold
-from persist.log.records import ReleaseHold, SetHold
+from persist.log.records import AllowCompaction, ReleaseHold, SetHold
 from persist.names import check_hold_name
 from persist.state.contents import CollectionState, check_readable
-from persist.timeline import Moment
+from persist.timeline import Moment, is_moment
+from persist.write.future import CommitFuture
 
 
 def take_hold(
@@ -31,6 +32,14 @@ def take_hold(
     check_readable(handle.contents(), time)
     claim = leases.claim(handle.id, handle.name, time, reads=False)
     return LeasedHold(leases, handle.id, claim, time, handle.as_time, handle.shown)
+
+
+def allow_compaction(handle: CollectionHandle, since: int | Moment | Antichain) -> CommitFuture:
+    """Let since advance as far as no hold needs what is before; see `Collection.allow_compaction`."""
+    # A moment stays readable: the last time that is not after it does.
+    reach = handle.as_time("since", since) if is_moment(since) else since
+    step = AllowCompaction(handle.id, handle.frontier("since", reach).elements)
+    return handle.engine.writer("allow_compaction").allow_compaction(step, handle.name)
 
 
 def list_holds(handle: CollectionHandle) -> list[HoldInfo]:

@@ -42,6 +42,7 @@ from persist.read.wanted_keys import keys_alone, wanted_keys
 from persist.state.contents import CollectionState
 from persist.state.keyed_rules import due
 from persist.state.schemas import check_written
+from persist.timeline import Moment
 from persist.upsert.events import events_schema, lifted_events
 from persist.upsert.machine import DELETED, SEQ
 from persist.upsert.taking import EventTable, to_events
@@ -123,6 +124,20 @@ def submit(handle: CollectionHandle, action: str, asked: AskedEvents) -> CommitF
         return seqno
 
     return writer.keyed.submit(handle.id, future, do, 0 if asked.events is None else asked.events.table.nbytes)
+
+
+def seal(
+    handle: CollectionHandle,
+    upper: int | Moment | Antichain,
+    *,
+    expected_upper: int | Moment | Antichain | None = None,
+) -> CommitFuture:
+    """Seal a collection, whose sealed events are resolved if it is keyed; see `Collection.seal`."""
+    expected = [] if expected_upper is None else [handle.expect_step(expected_upper)]
+    handle = handle.as_keyed()
+    if handle.keyed is not None:
+        return submit(handle, "seal", AskedEvents(None, handle.frontier("upper", upper), also=tuple(expected)))
+    return handle.submit("seal", [*expected, handle.seal_step(upper)])
 
 
 def resolve(handle: CollectionHandle) -> bool:

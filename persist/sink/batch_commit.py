@@ -17,8 +17,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from persist.antichain import Antichain
-from persist.client import Client
 from persist.codecs import Part
+from persist.engine import Engine
+from persist.engine.commit import Commit
 from persist.errors import Conflict, FrontierRegression, InvalidUsage, QueryMismatch, UpdateNotBeyondUpper
 from persist.log.records import Batch
 from persist.sink.late import retimed, without_late
@@ -41,8 +42,9 @@ class Mark:
     run: str
     first: int = 0
 
-    def of(self, collection: str) -> Batch:
-        return Batch(collection, self.query, self.batch, self.run)
+    def of(self, collection: str, *, again: bool = False) -> Batch:
+        """Return what makes a commit this batch; again: it was committed before, and this run goes on from there."""
+        return Batch(collection, self.query, self.batch, self.run, again)
 
     def is_done(self, contents: Sequence[CollectionState]) -> bool:
         """Return whether the batch was committed before.
@@ -74,45 +76,45 @@ def commit_batch(mark: Mark, shares: Sequence[Share], times: BatchTimes) -> None
         UpdateNotBeyondUpper: an update is late.
         CollectionNotFound, Locked, WriterFenced, UploadExpired: as `Collection.write`.
     """
-    with writing(shares[0].target.location, shares[0].target.storage) as client:
+    with writing(shares[0].target.location, shares[0].target.storage) as engine:
         try:
-            if not _was_done(client, mark, shares):
-                _commit(client, mark, shares, times)
+            if not _was_done(engine, mark, shares):
+                _commit(engine, mark, shares, times)
         except (InvalidUsage, Conflict):
             for share in shares:
                 _discard(share.target, share.parts)
             raise
 
 
-def _was_done(client: Client, mark: Mark, shares: Sequence[Share]) -> bool:
+def _was_done(engine: Engine, mark: Mark, shares: Sequence[Share]) -> bool:
     """If the batch was committed before, delete what is here of it, and let this run take over."""
-    contents = [share.target.at(client).handle.contents() for share in shares]
+    contents = [share.target.at(engine).contents() for share in shares]
     if not mark.is_done(contents):
         return False
     for share, each in zip(shares, contents, strict=True):
         named = {part.blob for part in each.parts}
         _discard(share.target, [part for part in share.parts if part.blob not in named])
-    with client.multi_write() as multi:
+    with Commit(engine) as commit:
         for share, each in zip(shares, contents, strict=True):
             last = each.queries.get(mark.query)
             if last is not None and last.batch == mark.batch and last.runs[-1] != mark.run:
-                multi.mark_batch(share.target.at(client), mark.query, mark.batch, mark.run, again=True)
+                commit.add(share.target.at(engine), [mark.of(each.id, again=True)])
     return True
 
 
-def _commit(client: Client, mark: Mark, shares: Sequence[Share], times: BatchTimes) -> None:
+def _commit(engine: Engine, mark: Mark, shares: Sequence[Share], times: BatchTimes) -> None:
     for attempt in range(ATTEMPTS):
         for share in shares:
-            share.upper = share.target.at(client).upper
-        seal = _fit_plain(client, shares) if times.is_plain else _fit_events(client, mark, shares, times)
+            share.upper = share.target.at(engine).contents().upper
+        seal = _fit_plain(engine, shares) if times.is_plain else _fit_events(engine, mark, shares, times)
         try:
-            with client.multi_write() as multi:
+            with Commit(engine) as commit:
                 for share in shares:
-                    collection = share.target.at(client)
-                    multi.mark_batch(collection, mark.query, mark.batch, mark.run)
-                    multi.add_parts(collection, share.parts, keep=True)
+                    handle = share.target.at(engine)
+                    commit.add(handle, [mark.of(handle.id)])
+                    commit.add_parts(handle, share.parts, keep=True)
                     if seal is not None and share.upper < Antichain(seal):
-                        multi.seal(collection, seal)
+                        commit.add(handle, [handle.seal_step(seal)])
             return
         except (UpdateNotBeyondUpper, FrontierRegression) as error:
             is_late = isinstance(error, UpdateNotBeyondUpper) and not times.is_plain and times.late == "error"
@@ -120,7 +122,7 @@ def _commit(client: Client, mark: Mark, shares: Sequence[Share], times: BatchTim
                 raise
 
 
-def _fit_plain(client: Client, shares: Sequence[Share]) -> int | None:
+def _fit_plain(engine: Engine, shares: Sequence[Share]) -> int | None:
     """Give all parts one time that is beyond all uppers; return what to seal to."""
     if not any(share.parts for share in shares):
         return None
@@ -131,18 +133,18 @@ def _fit_plain(client: Client, shares: Sequence[Share]) -> int | None:
     for share in shares:
         if other := [part for part in share.parts if (part.time_min, part.time_max) != (time, time)]:
             kept = [part for part in share.parts if part not in other]
-            _replace(share, other, [*kept, *retimed(client, share.target, other, time)])
+            _replace(share, other, [*kept, *retimed(engine, share.target, other, time)])
     return time + 1
 
 
-def _fit_events(client: Client, mark: Mark, shares: Sequence[Share], times: BatchTimes) -> int | None:
+def _fit_events(engine: Engine, mark: Mark, shares: Sequence[Share], times: BatchTimes) -> int | None:
     """Leave out what is late, if it is to be dropped; return what to seal to."""
     latest = max((part.time_max for share in shares for part in share.parts), default=None)
     for share in shares if times.late == "drop" else ():
         late = [part for part in share.parts if not share.upper.has_beyond(part.time_min)]
         if late:
             lower = share.upper.time
-            rest = [] if lower is None else without_late(client, share.target, late, lower)
+            rest = [] if lower is None else without_late(engine, share.target, late, lower)
             report_late(share.target, mark, sum(p.rows for p in late) - sum(p.rows for p in rest))
             _replace(share, late, [*(part for part in share.parts if part not in late), *rest])
     if latest is None or times.seal == "none":

@@ -12,8 +12,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from persist.antichain import Antichain
-from persist.client import Client
 from persist.codecs import Stamp
+from persist.engine import Engine
 from persist.engine.late_events import REASON
 from persist.errors import FrontierRegression, LateEvents, UpdateNotBeyondUpper
 from persist.read.part_caches import PartCaches
@@ -53,15 +53,15 @@ def commit_keyed_batch(
         UpdateNotBeyondUpper, LateEvents: an event is late.
         What `KeyedWork.checked` does.
     """
-    with writing(work.target.location, work.target.storage, caches) as client:
+    with writing(work.target.location, work.target.storage, caches) as engine:
         for attempt in range(ATTEMPTS):
-            contents = handle_of(work, client).contents()
-            if taken_over(client, mark, work, contents, times):
+            contents = handle_of(work, engine).contents()
+            if taken_over(engine, mark, work, contents, times):
                 return
             stamp = Stamp(_upper_of(contents)) if times.is_plain else None
             planned = _planned(plan, stamp, _end(rows, contents.upper, times), contents, times)
             try:
-                late = commit_events(client, planned, rows, (mark.of(work.target.id),), times.late_collection)
+                late = commit_events(engine, planned, rows, (mark.of(work.target.id),), times.late_collection)
                 _report(work, mark, late, times)
                 return
             except (UpdateNotBeyondUpper, FrontierRegression):
@@ -82,16 +82,16 @@ def commit_large_batch(
     Raises:
         As `commit_keyed_batch`.
     """
-    with writing(work.target.location, work.target.storage) as client:
+    with writing(work.target.location, work.target.storage) as engine:
         for attempt in range(ATTEMPTS):
-            contents = handle_of(work, client).contents()
-            if taken_over(client, mark, work, contents, times):
+            contents = handle_of(work, engine).contents()
+            if taken_over(engine, mark, work, contents, times):
                 return
             time = _upper_of(contents) if times.is_plain else None
             end = _end_after(time if times.is_plain else latest, contents.upper, times)
             planned = _planned(plan, None if time is None else Stamp(time), end, contents, times)
             try:
-                _report(work, mark, _stored(client, planned, mark, times, store), times)
+                _report(work, mark, _stored(engine, planned, mark, times, store), times)
                 return
             except (UpdateNotBeyondUpper, FrontierRegression, LateEvents):
                 # Another writer has sealed, or moved the late bound. What tasks have stored is deleted.
@@ -99,15 +99,15 @@ def commit_large_batch(
                     raise
 
 
-def _stored(client: Client, planned: KeyedWork, mark: Mark, times: BatchTimes, store: Storing) -> pa.Table | None:
+def _stored(engine: Engine, planned: KeyedWork, mark: Mark, times: BatchTimes, store: Storing) -> pa.Table | None:
     """Have tasks store a batch, and commit it; return what was late."""
     more = (mark.of(planned.target.id),)
     if planned.can_resolve:
         stored = store(planned, True)
-        if commit_resolved(client, planned, stored, more, times.late_collection):
+        if commit_resolved(engine, planned, stored, more, times.late_collection):
             return stored.late_events
     stored = store(planned, False)
-    commit_pended(client, planned, stored, more, times.late_collection)
+    commit_pended(engine, planned, stored, more, times.late_collection)
     return stored.late_events
 
 
@@ -126,7 +126,7 @@ def _report(work: KeyedWork, mark: Mark, late: pa.Table | None, times: BatchTime
         )  # fmt: skip
 
 
-def taken_over(client: Client, mark: Mark, work: KeyedWork, contents: CollectionState, times: BatchTimes) -> bool:
+def taken_over(engine: Engine, mark: Mark, work: KeyedWork, contents: CollectionState, times: BatchTimes) -> bool:
     """If the batch was committed before, say that this run goes on from it, and return True.
 
     A large batch may have been committed without its seal. Rows without times of their own are at upper then, and
@@ -138,7 +138,7 @@ def taken_over(client: Client, mark: Mark, work: KeyedWork, contents: Collection
     if times.is_plain and contents.upper.time is not None:
         end = Antichain(contents.upper.time + 1)
         if due(contents, end.elements):
-            seal_done(client, replace(work, end=end))
+            seal_done(engine, replace(work, end=end))
     return True
 
 

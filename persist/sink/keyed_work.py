@@ -18,14 +18,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from persist.antichain import Antichain
-from persist.client import Client
-from persist.client import open as open_client
 from persist.codecs import DIGEST_MODULUS, Part, digest_of
-from persist.collection import Collection
-from persist.engine import CollectionHandle
-from persist.engine.keyed import AskedEvents
+from persist.engine import CollectionHandle, Engine
+from persist.engine.keyed import AskedEvents, seal
 from persist.engine.keyed import submit as submit_keyed
 from persist.engine.late_events import split_late
+from persist.engine.opening import read_engine
 from persist.errors import Conflict, InvalidUsage, UpdateNotBeyondUpper, UploadExpired
 from persist.errors.conflicts import Superseded
 from persist.log.records import KeyedForm, Resolve, Seal, TokenMark, Tokens, Watermarks
@@ -121,8 +119,8 @@ class KeyedWork:
     def _updates(self, events: pa.Table) -> Iterable[pa.Table]:
         assert self.end is not None
         target = self.target
-        with open_client(target.location, mode="read", storage_options=target.storage) as client:
-            reader = client.engine.reader()
+        with read_engine(target.location, target.storage) as engine:
+            reader = engine.reader()
             machine = machine_needed(machine_of(self.form, self.machine, target.name), self.form, target.name)
             yield from resolved_updates(self.contents, target.schema, machine, self.end, reader, events)
 
@@ -180,14 +178,13 @@ class Stored(msgspec.Struct, frozen=True, array_like=True):
         return (*self.parts, *self.pended)
 
 
-def handle_of(work: KeyedWork, client: Client) -> CollectionHandle:
-    """Return the collection as a handle of a client, with its machine."""
-    handle = work.target.at(client).handle
-    return replace(handle, machine=work.machine)
+def handle_of(work: KeyedWork, engine: Engine) -> CollectionHandle:
+    """Return the collection as a handle of an engine, with its machine."""
+    return replace(work.target.at(engine), machine=work.machine)
 
 
 def commit_events(
-    client: Client,
+    engine: Engine,
     work: KeyedWork,
     rows: pa.Table,
     more: tuple[Step, ...] = (),
@@ -205,15 +202,15 @@ def commit_events(
         What `KeyedWork.checked` and `Collection.upsert` do.
     """
     late = Counter[str]() if work.collects else None
-    also = None if late_to is None else late_steps(client, work.target.schema, work.form, late_to)
+    also = None if late_to is None else late_steps(engine, work.target.schema, work.form, late_to)
     asked = AskedEvents(work.checked(rows), work.end, work.token, more, late=late, late_steps=also)
-    future = submit_keyed(handle_of(work, client), "upsert", asked)
+    future = submit_keyed(handle_of(work, engine), "upsert", asked)
     future.result()
     return future.late
 
 
 def commit_resolved(
-    client: Client, work: KeyedWork, stored: Stored, more: tuple[Step, ...] = (), late_to: str | None = None
+    engine: Engine, work: KeyedWork, stored: Stored, more: tuple[Step, ...] = (), late_to: str | None = None
 ) -> bool:
     """Commit what tasks have worked out, and the seal; return False if something came in between, and delete it then.
 
@@ -231,11 +228,11 @@ def commit_resolved(
     if stored.resolved:
         steps = [Resolve(id_, contents.resolved.elements, end, (), stored.parts, watermarks=marks)]
     steps += _pending(work, stored, rest)
-    return _committed(client, work, stored, [*more, *steps, *_tokens(work, stored)], late_to)
+    return _committed(engine, work, stored, [*more, *steps, *_tokens(work, stored)], late_to)
 
 
 def commit_pended(
-    client: Client, work: KeyedWork, stored: Stored, more: tuple[Step, ...] = (), late_to: str | None = None
+    engine: Engine, work: KeyedWork, stored: Stored, more: tuple[Step, ...] = (), late_to: str | None = None
 ) -> None:
     """Commit events that tasks have stored; then seal, if that is wanted, which resolves them.
 
@@ -244,16 +241,16 @@ def commit_pended(
     """
     steps = [*more, *_pending(work, stored, stored.watermarks), *_tokens(work, stored)]
     if steps or (stored.late and late_to is not None):
-        committed = _committed(client, work, stored, steps, late_to)
+        committed = _committed(engine, work, stored, steps, late_to)
         assert committed, "nothing comes in between events that are added"
-    seal_done(client, work)
+    seal_done(engine, work)
 
 
-def seal_done(client: Client, work: KeyedWork) -> None:
+def seal_done(engine: Engine, work: KeyedWork) -> None:
     """Seal what was committed, unless it is sealed that far."""
-    handle = handle_of(work, client)
+    handle = handle_of(work, engine)
     if work.end is not None and not work.end <= handle.contents().upper:
-        Collection(handle).seal(work.end).result()
+        seal(handle, work.end).result()
 
 
 def _pending(work: KeyedWork, stored: Stored, watermarks: Watermarks | None) -> list[Step]:
@@ -275,16 +272,16 @@ def _tokens(work: KeyedWork, stored: Stored) -> list[Step]:
     return [Tokens(work.target.id, (TokenMark(work.token, stored.first or 0, f"{digest:016x}"),))]
 
 
-def _committed(client: Client, work: KeyedWork, stored: Stored, steps: list[Any], late_to: str | None) -> bool:
+def _committed(engine: Engine, work: KeyedWork, stored: Stored, steps: list[Any], late_to: str | None) -> bool:
     names = {work.target.id: work.target.name}
     try:
         first = stored.first
         if first is not None and not work.contents.upper.has_beyond(first):
             raise UpdateNotBeyondUpper(first, work.contents.upper)
         if late_to is not None and (late := stored.late_events) is not None:
-            more, named = late_steps(client, work.target.schema, work.form, late_to)(late)
+            more, named = late_steps(engine, work.target.schema, work.form, late_to)(late)
             steps, names = [*steps, *more], {**names, **named}
-        client.engine.submit("upsert", steps, names).result()
+        engine.submit("upsert", steps, names).result()
     except (Superseded, UploadExpired) as error:
         _discard(work.target, stored)
         if isinstance(error, UploadExpired):

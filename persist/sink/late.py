@@ -11,9 +11,9 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from persist.client import Client
 from persist.codecs import TIME_MAX, CollectionSchema, Part, PartStream
 from persist.codecs.updates.plain import with_time
+from persist.engine import Engine
 from persist.read.scan import Scan
 from persist.sink.uploads import Target, Uploads
 from persist.write.part_writer import group_bytes_max
@@ -36,18 +36,18 @@ class LateFilter:
         return kept
 
 
-def retimed(client: Client, target: Target, parts: Sequence[Part], time: int) -> list[Part]:
+def retimed(engine: Engine, target: Target, parts: Sequence[Part], time: int) -> list[Part]:
     """Upload the updates of parts, of one time each, with another time; return their new parts."""
-    return _rewritten(client, target, parts, 0, time)
+    return _rewritten(engine, target, parts, 0, time)
 
 
-def without_late(client: Client, target: Target, parts: Sequence[Part], lower: int) -> list[Part]:
+def without_late(engine: Engine, target: Target, parts: Sequence[Part], lower: int) -> list[Part]:
     """Upload the updates of parts at times from lower on; return their new parts."""
-    return _rewritten(client, target, parts, lower, None)
+    return _rewritten(engine, target, parts, lower, None)
 
 
-def _rewritten(client: Client, target: Target, parts: Sequence[Part], lower: int, time: int | None) -> list[Part]:
-    schema, reader = target.schema, client.engine.reader()
+def _rewritten(engine: Engine, target: Target, parts: Sequence[Part], lower: int, time: int | None) -> list[Part]:
+    schema, reader = target.schema, engine.reader()
     columns = [*schema.names, "_time", "_diff"]
     with target.writer() as writer, Uploads(writer, target.id) as uploads:
         for part in parts:

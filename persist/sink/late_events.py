@@ -10,11 +10,13 @@ from collections.abc import Callable
 
 import pyarrow as pa
 
-from persist.client import Client
 from persist.codecs import CollectionSchema, Stamp
+from persist.engine import Engine
+from persist.engine.creating import created_or_loaded
 from persist.engine.late_events import REASON
 from persist.errors import SchemaMismatch, UpdateNotBeyondUpper
 from persist.log.records import KeyedForm, Seal
+from persist.names import check_free_name
 from persist.upsert.events import event_fields
 from persist.upsert.machine import DELETED
 from persist.write.operations import Step
@@ -26,7 +28,7 @@ _ADDED = {"late_deleted": pa.bool_(), "late_time": pa.int64(), "late_reason": pa
 LateSteps = Callable[[pa.Table], tuple[list[Step], dict[str, str]]]
 
 
-def late_steps(client: Client, schema: CollectionSchema, form: KeyedForm, name: str) -> LateSteps:
+def late_steps(engine: Engine, schema: CollectionSchema, form: KeyedForm, name: str) -> LateSteps:
     """Return what makes, of late events, the steps that add them to the collection of that name, and its name by id.
 
     Raises, when it is called:
@@ -39,14 +41,15 @@ def late_steps(client: Client, schema: CollectionSchema, form: KeyedForm, name: 
         value = {field.name: field.type for field in event_fields(schema, form)}
         if taken := [each for each in _ADDED if each in key or each in value]:
             raise SchemaMismatch(f"late events have a column {taken[0]!r} of their own: rename that of the collection")
-        found = client.create_or_load(name, key=key, value={**value, **_ADDED})
-        upper = found.upper
+        check_free_name(name)
+        contents, columns = created_or_loaded(engine, name, CollectionSchema.of(key, {**value, **_ADDED}))
+        upper = contents.upper
         if upper.time is None:
             raise UpdateNotBeyondUpper(0, upper)
         rows = late.rename_columns([_RENAMED.get(each, each) for each in late.column_names])
         rows = rows.append_column("_diff", pa.repeat(pa.scalar(1, pa.int64()), len(rows)))
-        adding = client.engine.writer("upsert").write_step(found.id, found.schema, rows, Stamp(upper.time))
+        adding = engine.writer("upsert").write_step(contents.id, columns, rows, Stamp(upper.time))
         added: list[Step] = [] if adding is None else [adding]
-        return [*added, Seal(found.id, (upper.time + 1,))], {found.id: name}
+        return [*added, Seal(contents.id, (upper.time + 1,))], {contents.id: name}
 
     return steps

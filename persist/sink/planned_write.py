@@ -10,11 +10,14 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from persist.antichain import Antichain
-from persist.client import open as open_client
 from persist.codecs import Part
+from persist.engine.commit import Commit
+from persist.engine.creating import loaded
+from persist.engine.opening import read_engine
 from persist.engine.overwriting import refused_beside
 from persist.errors import FrontierRegression, InvalidUsage, UpdateNotBeyondUpper, UpdatesBeyondUpper
 from persist.sink.uploads import Target, writing
+from persist.state.collection_rules import ExpectNothingBeyondUpper
 from persist.state.contents import CollectionState
 from persist.timeline import Moment
 from persist.write.operations import delete_digest, overwrite_digest
@@ -155,15 +158,15 @@ class PlannedWrite:
         self._commit(parts, delete_digest(digest, self.overwrites_at, self.where))
 
     def _commit(self, parts: Sequence[Part], digest: int | None) -> None:
-        with writing(self.target.location, self.target.storage) as client:
-            collection = self.target.at(client)
-            with client.multi_write(token=self.token) as multi:
+        with writing(self.target.location, self.target.storage) as engine:
+            handle = self.target.at(engine)
+            with Commit(engine, self.token) as commit:
                 if self.replaces:
-                    multi.expect_upper(collection, self.upper, alone=True)
-                multi.add_parts(collection, parts, digest=digest)
+                    commit.add(handle, [ExpectNothingBeyondUpper(handle.id, self.upper)])
+                commit.add_parts(handle, parts, digest=digest)
                 if self.seal is not None:
                     self._check_seal(max((part.time_max for part in parts), default=-1))
-                    multi.seal(collection, self.seal)
+                    commit.add(handle, [handle.seal_step(self.seal)])
 
     def _check_seal(self, latest: int) -> None:
         assert self.seal is not None
@@ -178,11 +181,10 @@ def _found(
     options: SinkOptions, *, replaces: bool = False
 ) -> tuple[Target, CollectionState, int | None, Antichain | None, UpdatesBeyondUpper | None]:
     """Return what to write to, its newest state, time and seal as numbers of its timeline, and why it is refused."""
-    with open_client(options.location, mode="read", storage_options=options.storage) as client:
-        collection = client.load(options.collection)
-        handle = collection.handle
+    with read_engine(options.location, options.storage) as engine:
+        handle = loaded(engine, options.collection)
         time = None if options.time is None else handle.exact_time("time", options.time)
         seal = None if options.seal is None else handle.frontier("seal", options.seal)
         contents = handle.contents()
         refused = refused_beside(handle, contents) if replaces and options.token not in contents.tokens else None
-        return Target.of(collection, options.location, options.storage), contents, time, seal, refused
+        return Target.of(handle, options.location, options.storage), contents, time, seal, refused

@@ -14,11 +14,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from persist.client import Client, open_with
 from persist.codecs import DIGEST_MODULUS, CollectionSchema, Part, RunStream, digest_of
-from persist.collection import Collection
-from persist.engine import CollectionHandle
-from persist.engine.options import OpenOptions
+from persist.engine import CollectionHandle, Engine, OpenOptions
+from persist.engine.opening import open_engine
 from persist.log.records import KeyedForm
 from persist.read.part_caches import PartCaches
 from persist.settings import Settings
@@ -45,13 +43,13 @@ class Target:
     seqno: int
 
     @classmethod
-    def of(cls, collection: Collection, location: str, storage: Mapping[str, Any]) -> "Target":
-        seqno = collection.handle.engine.follower.next_seqno()
-        return cls(location, storage, collection.id, collection.name, collection.schema, collection.handle.keyed, seqno)
+    def of(cls, handle: CollectionHandle, location: str, storage: Mapping[str, Any]) -> "Target":
+        seqno = handle.engine.follower.next_seqno()
+        return cls(location, storage, handle.id, handle.name, handle.schema, handle.keyed, seqno)
 
-    def at(self, client: Client) -> Collection:
-        """Return the collection as a handle of a client."""
-        return Collection(CollectionHandle(client.engine, self.id, self.name, self.schema, self.keyed))
+    def at(self, engine: Engine) -> CollectionHandle:
+        """Return the collection as a handle of an engine."""
+        return CollectionHandle(engine, self.id, self.name, self.schema, self.keyed)
 
     @contextmanager
     def writer(self) -> Iterator[PartWriter]:
@@ -63,13 +61,13 @@ class Target:
             storage.close()
 
 
-def writing(location: str, storage: Mapping[str, Any], caches: PartCaches | None = None) -> Client:
-    """Open a client for one commit: it does nothing in the background.
+def writing(location: str, storage: Mapping[str, Any], caches: PartCaches | None = None) -> Engine:
+    """Open a location for one commit: the engine does nothing in the background.
 
     Args:
-        caches: what clients of the same location before it have left of parts, for those that come after it.
+        caches: what engines of the same location before it have left of parts, for those that come after it.
     """
-    return open_with(location, OpenOptions(settings=Settings(background=False), caches=caches), storage)
+    return open_engine(location, storage, OpenOptions(settings=Settings(background=False), caches=caches))
 
 
 def upload(target: Target, tables: Iterable[pa.Table]) -> tuple[Part, ...]:

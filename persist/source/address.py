@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from persist.blob import MissingBlob
-from persist.client import open as open_client
+from persist.engine.creating import loaded
+from persist.engine.opening import read_engine
 from persist.errors import CollectionNotFound
 from persist.read.claimed_read import collected
 from persist.storage import Storage, open_storage
@@ -40,8 +41,8 @@ class CollectionAddress:
 
     def _is_needed(self, key: str) -> bool:
         """Tell whether the collection, as it is now, refers to a blob."""
-        with open_client(self.url, mode="read", storage_options=self.storage) as client:
+        with read_engine(self.url, self.storage) as engine:
             try:
-                return client.load(self.collection).handle.needs(key)
+                return loaded(engine, self.collection).needs(key)
             except CollectionNotFound:
                 return False

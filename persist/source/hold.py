@@ -10,7 +10,8 @@ by somebody else; so was one that is not where this process left it.
 """
 
 from persist.blob import ReadOnlyStore, StoreMisconfigured
-from persist.collection import Collection
+from persist.engine import CollectionHandle
+from persist.engine.holding import take_hold
 from persist.errors import HoldMoved, HoldNotFound, PersistError
 from persist.hold.holds import Hold
 from persist.source.offset import NO_HOLD, Position
@@ -33,8 +34,8 @@ _UNWRITABLE = (
 class StreamHold:
     """The hold of one query on a collection, as one process of it sees it."""
 
-    def __init__(self, collection: Collection) -> None:
-        self._collection = collection
+    def __init__(self, handle: CollectionHandle) -> None:
+        self._handle = handle
         self._hold: Hold | None = None
 
     def take(self, at: Position) -> None:
@@ -48,7 +49,7 @@ class StreamHold:
         if at.hold == NO_HOLD or self._hold is not None:
             return
         try:
-            hold = self._collection.hold(at.began, name=at.hold)
+            hold = take_hold(self._handle, at.began, at.hold)
         except (ReadOnlyStore, StoreMisconfigured) as error:
             raise _advised(error, _UNWRITABLE) from None
         if hold.time != at.began:
@@ -80,7 +81,7 @@ class StreamHold:
         if at.hold == NO_HOLD:
             return
         if self._hold is None:
-            self._hold = self._collection.hold(name=at.hold)
+            self._hold = take_hold(self._handle, None, at.hold)
         try:
             if at.upper is None:
                 self._hold.release()

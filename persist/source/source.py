@@ -10,9 +10,11 @@ import uuid
 from dataclasses import dataclass, replace
 
 from persist.antichain import Antichain
-from persist.client import open as open_client
 from persist.codecs import TIME_MAX
+from persist.engine import Mode, OpenOptions
+from persist.engine.creating import loaded
 from persist.engine.keyed import keyed_form
+from persist.engine.opening import open_engine
 from persist.errors import AsOfNotSealed, InvalidUsage, LeaseExpired
 from persist.read.claimed_read import ClaimedRead
 from persist.read.plan import changes_scan, snapshot_scan
@@ -44,24 +46,24 @@ class PlannedSlice:
 
 
 class StreamSource:
-    """Follows one collection for one query. One client is open all the time. For one thread at a time."""
+    """Follows one collection for one query. One engine is open all the time. For one thread at a time."""
 
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
-        mode = "read" if options.hold == NO_HOLD else "shared"
-        self._client = open_client(options.location, mode=mode, storage_options=options.storage)  # type: ignore[arg-type]
+        mode: Mode = "read" if options.hold == NO_HOLD else "shared"
+        self._engine = open_engine(options.location, options.storage, OpenOptions(mode))
         try:
-            self._collection = self._client.load(options.collection)
+            self._handle = loaded(self._engine, options.collection)
             if options.upserts:
-                keyed_form(self._collection.handle)
+                keyed_form(self._handle)
         except BaseException:
-            self._client.close()
+            self._engine.close()
             raise
-        self._follower = self._client.engine.follower
-        self._clock = self._client.engine.clock
+        self._follower = self._engine.follower
+        self._clock = self._engine.clock
         self._opened_s = self._clock.monotonic_s()
         self._drawn = f"spark-{uuid.uuid4().hex[:16]}"
-        self._hold = StreamHold(self._collection)
+        self._hold = StreamHold(self._handle)
         self._reading: ClaimedRead | None = None
         self._claimed = 0
         self._last: Antichain | None = None  # With Trigger.AvailableNow, where it ends.
@@ -72,13 +74,13 @@ class StreamSource:
     @property
     def address(self) -> CollectionAddress:
         """Where tasks find what a plan names."""
-        return CollectionAddress(self._client.url, self._options.storage, self._options.collection)
+        return CollectionAddress(self._engine.url, self._options.storage, self._options.collection)
 
     def beginning(self) -> Offset:
         """Return the offset of a query that has read nothing."""
         location = self._follower.state.location
         assert location is not None, "a location with a collection has an id"
-        return Offset(location, self._collection.id)
+        return Offset(location, self._handle.id)
 
     def end_here(self) -> None:
         """From now on, go no further than what is sealed at this moment; if as_of is to be waited for, after that."""
@@ -86,10 +88,10 @@ class StreamSource:
         if options.wait_s is not None and options.as_of == "latest":
             # The latest sealed time is not waited for, but who says how long to wait means the first one.
             self._follower.wait_for(lambda: self._known if self._known.upper > 0 else None, options.wait_s)
-            self._collection.handle.sealed(None, 0.0)
+            self._handle.sealed(None, 0.0)
         elif options.wait_s is not None and options.as_of is not None:
-            self._collection.handle.sealed(options.as_of, options.wait_s)
-        self._last = self._collection.upper
+            self._handle.sealed(options.as_of, options.wait_s)
+        self._last = self._handle.contents().upper
 
     def newest(self) -> Offset | None:
         """Return the offset of all that is known to be sealed, without asking the store; None if nothing was read."""
@@ -137,7 +139,7 @@ class StreamSource:
         at, before = end.position, start.position
         if at is None or at == before:
             return []
-        contents = self._collection.handle.contents()
+        contents = self._handle.contents()
         if before is None:
             self._hold.take(at)
         else:
@@ -166,11 +168,11 @@ class StreamSource:
 
     def close(self) -> None:
         """End the lease and free threads and sockets; the permanent hold stays."""
-        self._client.close()
+        self._engine.close()
 
     @property
     def _known(self) -> CollectionState:
-        return self._collection.handle.known()
+        return self._handle.known()
 
     @property
     def _patience_s(self) -> float:
@@ -183,7 +185,7 @@ class StreamSource:
     def _first(self, limits: BatchLimits) -> Position | None:
         """Return the end of the first micro-batch, and None as long as what the query begins with is not sealed."""
         hold = self._options.hold or self._drawn
-        check_free(hold, self._collection.handle.contents())
+        check_free(hold, self._handle.contents())
         if self._options.lower is None:
             as_of = self._as_of()
             if as_of is None:
@@ -200,7 +202,7 @@ class StreamSource:
         """Return the first time wanted; None if that is none, because what is sealed is all there will ever be."""
         contents, given = self._known, self._options.lower
         assert given is not None
-        lower = self._sealed(contents).time if given == "latest" else self._collection.as_bound("from", given)
+        lower = self._sealed(contents).time if given == "latest" else self._handle.as_bound("from", given)
         if lower is not None:
             check_changes_readable(contents, lower)
         return lower
@@ -209,7 +211,7 @@ class StreamSource:
         """Return the time of the contents wanted, and None as long as they are not sealed."""
         given = self._options.as_of
         assert given is not None
-        as_of = None if given == "latest" else self._collection.as_time("as_of", given)
+        as_of = None if given == "latest" else self._handle.as_time("as_of", given)
 
         def sealed() -> CollectionState | None:
             contents = self._known
@@ -238,14 +240,14 @@ class StreamSource:
     def _cut(self, contents: CollectionState, at: Position, limits: BatchLimits) -> Position:
         """Return the position after at, as far as contents and limits allow."""
         assert at.upper is not None, "nothing comes after the end of all"
-        upper, contents = self._sealed(contents), self._collection.handle.folded(contents)
-        scan = changes_scan(contents, self._collection.schema, at.upper, _end(upper), ())
-        end = self._ends.end(scan, self._client.engine.reader(), limits)
+        upper, contents = self._sealed(contents), self._handle.folded(contents)
+        scan = changes_scan(contents, self._handle.schema, at.upper, _end(upper), ())
+        end = self._ends.end(scan, self._engine.reader(), limits)
         return replace(at, upper=upper.time if end == scan.time_upper else end)
 
     def _pieces(self, contents: CollectionState, at: Position, lower: int | None) -> list[PlannedSlice]:
         """Cut what is read up to a position: contents, or the updates from lower on."""
-        schema, contents = self._collection.schema, self._collection.handle.folded(contents)
+        schema, contents = self._handle.schema, self._handle.folded(contents)
         raw = self._options.upserts
         wanted = schema.names if self._options.columns is None else schema.distinct("columns", self._options.columns)
         # With the key, how updates are consolidated does not depend on how they are cut, nor on how they are stored.
@@ -273,7 +275,7 @@ class StreamSource:
             except LeaseExpired:  # This process stood still for long. What is needed is behind the permanent hold.
                 self._reading = None
         if self._reading is None:
-            contents, self._reading = self._collection.handle.claim(time)
+            contents, self._reading = self._handle.claim(time)
             self._claimed = time
             return contents
         if time > self._claimed:
@@ -286,8 +288,8 @@ class StreamSource:
         if self._reading is not None:
             self._reading.close()
             self._reading = None
-            if self._client.mode != "read":
-                self._client.engine.writer("reading").leases.settle(self._collection.id)
+            if self._engine.mode != "read":
+                self._engine.writer("reading").leases.settle(self._handle.id)
 
     def _check(self, contents: CollectionState, at: Position) -> None:
         """Check that what follows a position is kept for this query, and for no other."""
@@ -301,7 +303,7 @@ class StreamSource:
         if at.frontier <= contents.upper or at.upper == at.lower:  # An interval may begin beyond upper.
             return
         raise InvalidUsage(
-            f"the checkpoint has read up to {at.frontier}, and the collection {self._collection.name!r} is sealed up "
+            f"the checkpoint has read up to {at.frontier}, and the collection {self._handle.name!r} is sealed up "
             f"to {contents.upper}: it was put back to an earlier state. Begin with a new checkpointLocation."
         )
 
@@ -310,7 +312,7 @@ class StreamSource:
         if (offset.location, offset.collection) != (here.location, here.collection):
             raise InvalidUsage(
                 f"the checkpoint is of the collection with id {offset.collection} of the location with id "
-                f"{offset.location}, and {self._collection.name!r} at {self._client.url} is collection "
+                f"{offset.location}, and {self._handle.name!r} at {self._engine.url} is collection "
                 f"{here.collection} of location {here.location}. Give the path and the collection that the query "
                 "began with, or begin with a new checkpointLocation."
             )

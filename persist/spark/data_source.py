@@ -15,9 +15,10 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from persist.client import open as open_client
-from persist.collection import Collection
+from persist.engine import CollectionHandle
+from persist.engine.creating import loaded
 from persist.engine.keyed import keyed_form
+from persist.engine.opening import read_engine
 from persist.errors import AsOfNotSealed, InvalidUsage
 from persist.read.snapshot import Snapshot
 from persist.read.upserts import UpsertEvents
@@ -70,19 +71,19 @@ class PersistDataSource(DataSource):
             split_options(self.options, {**READ, **STREAM}, "reading")
             for_stream = is_only_for_streams(self.options)
             options = StreamOptions.of(self.options) if for_stream else ReadOptions.of(self.options)
-            with open_client(options.location, mode="read", storage_options=options.storage) as client:
-                collection = client.load(options.collection)
+            with read_engine(options.location, options.storage) as engine:
+                handle = loaded(engine, options.collection)
                 if isinstance(options, ReadOptions):
-                    self._latest = _chosen(collection, options)
+                    self._latest = _chosen(handle, options)
                 asked = options.schema if isinstance(options, ReadOptions) else None
-                schema = collection.handle.reading_schema(asked)
+                schema = handle.reading_schema(asked)
                 self._version = schema.version
                 names = schema.names if options.columns is None else schema.distinct("columns", options.columns)
                 fields = {field.name: field for field in (*schema.arrow, *schema.declared)}
                 if options.form == "upserts":
-                    keyed_form(collection.handle)
+                    keyed_form(handle)
                     fields |= {field.name: field for field in UpsertEvents(schema, None).schema}
-                moments = collection.handle.moments(options.times)
+                moments = handle.moments(options.times)
                 if moments is not None:
                     fields["_time"] = fields["_time"].with_type(moments.type)
                 return spark_schema(pa.schema([fields[n] for n in (*names, *_EXTRA[options.form])]))
@@ -135,13 +136,13 @@ def source_reader(spark: SparkSession) -> DataFrameReader:
     return spark.read.format("persist")
 
 
-def _chosen(collection: Collection, options: ReadOptions) -> int | None:
+def _chosen(handle: CollectionHandle, options: ReadOptions) -> int | None:
     """Check what can be checked of a read, and return the time that it is of; None for changes.
 
     What is not sealed yet is waited for when it is read, and not at all if this is for a stream.
     """
     try:
-        result = planned(collection, replace(options, wait_s=0), None)
+        result = planned(handle, replace(options, wait_s=0), None)
     except AsOfNotSealed:
         return None
     return result.as_of if isinstance(result, Snapshot) else None

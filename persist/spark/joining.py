@@ -13,9 +13,10 @@ import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql.types import StructType
 
-from persist.client import Client
-from persist.client import open as open_client
-from persist.collection import READ_TIMEOUT_S, Collection
+from persist.engine import CollectionHandle, Engine, joining
+from persist.engine.creating import loaded
+from persist.engine.opening import read_engine
+from persist.engine.reading import READ_TIMEOUT_S
 from persist.errors import CollectionNotFound
 from persist.read.result import BATCH_ROWS_MAX
 from persist.sink.uploads import gathered
@@ -39,21 +40,21 @@ class _Join:
     id: str = ""
     schema: StructType | None = None
 
-    def opened(self) -> Client:
-        return open_client(self.location, mode="read", storage_options=self.storage)
+    def opened(self) -> Engine:
+        return read_engine(self.location, self.storage)
 
-    def joined(self, collection: Collection, rows: pa.Table) -> pa.Table:
+    def joined(self, handle: CollectionHandle, rows: pa.Table) -> pa.Table:
         """Return some rows with what was found for them."""
-        return collection.as_of_join(rows, time=self.time, on=self.on, columns=self.columns, timeout_s=self.timeout_s)
+        return joining.as_of_join(handle.newest(), rows, self.time, self.on, self.columns, self.timeout_s)
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         assert self.schema is not None
-        with surfaced_errors(), self.opened() as client:
-            collection = client.load(self.collection)
-            if collection.id != self.id:  # Another has got its name meanwhile.
-                raise CollectionNotFound(self.collection, client.url, ())
+        with surfaced_errors(), self.opened() as engine:
+            handle = loaded(engine, self.collection)
+            if handle.id != self.id:  # Another has got its name meanwhile.
+                raise CollectionNotFound(self.collection, engine.url, ())
             for rows in gathered(batches):
-                found = as_spark_expects(self.joined(collection, rows), self.schema)
+                found = as_spark_expects(self.joined(handle, rows), self.schema)
                 yield from found.to_batches(max_chunksize=BATCH_ROWS_MAX)
 
 
@@ -91,8 +92,8 @@ def as_of_join(
     names = None if on is None else (on,) if isinstance(on, str) else tuple(on)
     wanted = None if columns is None else (columns,) if isinstance(columns, str) else tuple(columns)
     plan = _Join(seen_by_all(location), dict(storage_options or {}), collection, time, names, wanted, timeout_s)
-    with plan.opened() as client:
-        found = client.load(collection)
+    with plan.opened() as engine:
+        found = loaded(engine, collection)
         empty = plan.joined(found, utc_arrow_schema(df.schema).empty_table())
         added = pa.schema([empty.schema.field(name) for name in empty.column_names[len(df.columns) :]])
         schema = StructType([*df.schema.fields, *spark_schema(added).fields])

@@ -4,7 +4,7 @@
         with here.at() as now:                     # one point of the log
             now.snapshot("orders").join(now.snapshot("customers"), "customer_id")
 
-What DataFrames of an open location read is kept in the store, by the lease of its client, until the location is closed.
+What DataFrames of an open location read is kept in the store, by the lease of its engine, until the location is closed.
 A DataFrame of `persist.spark.snapshot` has no lease: what it reads is kept for the grace period after it fell out of
 use (`Settings.grace_s`), and an action after that fails.
 
@@ -20,10 +20,12 @@ from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 
-from persist.client import Client
-from persist.client import open as open_client
-from persist.collection import READ_TIMEOUT_S, Collection
 from persist.compaction_policy import CompactionPolicy
+from persist.engine import CollectionHandle, Engine, OpenOptions
+from persist.engine import reading as reads
+from persist.engine.creating import loaded
+from persist.engine.opening import open_engine, read_engine
+from persist.engine.reading import READ_TIMEOUT_S
 from persist.errors import CollectionNotFound, InvalidUsage
 from persist.read.changes import Changes
 from persist.read.merging import Form
@@ -37,7 +39,7 @@ from persist.spark.workers import check_workers
 from persist.timeline import Times
 
 NEVER_S = 1e9
-# A client that renews its lease, and leaves maintenance to those who write.
+# An engine that renews its lease, and leaves maintenance to those who write.
 LEASING = Settings(gc_interval_s=NEVER_S, compaction=CompactionPolicy(interval_s=NEVER_S))
 
 
@@ -50,11 +52,11 @@ class SparkLocation:
     """
 
     def __init__(
-        self, spark: SparkSession, client: Client, storage: Mapping[str, Any], pinned: Client | None = None
+        self, spark: SparkSession, engine: Engine, storage: Mapping[str, Any], pinned: Engine | None = None
     ) -> None:
         self.spark = spark
         self.seqno = None if pinned is None else pinned.seqno
-        self._client = client
+        self._engine = engine
         self._storage = dict(storage)
         self._pinned = pinned
         self._reading: list[Snapshot | Changes] = []
@@ -62,11 +64,11 @@ class SparkLocation:
     @property
     def url(self) -> str:
         """Where the location is; absolute."""
-        return self._client.url
+        return self._engine.url
 
     def collections(self) -> list[str]:
         """Return the names of all collections, sorted."""
-        return (self._pinned or self._client).collections()
+        return (self._pinned or self._engine).names()
 
     @contextmanager
     def at(self, seqno: int | None = None) -> "Iterator[SparkLocation]":
@@ -79,11 +81,11 @@ class SparkLocation:
             raise InvalidUsage(
                 f"seqno={seqno!r} is not a whole number of at least 0: give a seqno, or None for the last"
             )
-        seqno = self._client.seqno if seqno is None else seqno
+        seqno = self._engine.seqno if seqno is None else seqno
         if seqno < 0:
             raise InvalidUsage(f"there is nothing at {self.url}: is the path right?")
-        with open_client(self.url, mode="read", seqno=seqno, storage_options=self._storage) as pinned:
-            here = SparkLocation(self.spark, self._client, self._storage, pinned)
+        with read_engine(self.url, self._storage, seqno) as pinned:
+            here = SparkLocation(self.spark, self._engine, self._storage, pinned)
             try:
                 yield here
             finally:
@@ -131,10 +133,10 @@ class SparkLocation:
         rows, then = self._load(collection)
         as_of = None if as_of == "latest" else as_of
         if then is not None:  # What can be read there can be read anywhere later, for it does not change.
-            as_of = then.snapshot(as_of, timeout_s=0).as_of
-        snapshot = rows.snapshot(as_of, columns=columns, form=form, schema=schema, timeout_s=timeout_s)
+            as_of = reads.snapshot(then, as_of, timeout_s=0).as_of
+        snapshot = reads.snapshot(rows, as_of, columns=columns, form=form, schema=schema, timeout_s=timeout_s)
         self._reading.append(snapshot)
-        tombstoned = Tombstoned.of(rows.handle.known(), snapshot.scan.schema)
+        tombstoned = Tombstoned.of(rows.known(), snapshot.scan.schema)
         return plan(self.spark, snapshot, self._address(collection), tombstoned, native)
 
     def changes(
@@ -170,28 +172,28 @@ class SparkLocation:
         """Return what `changes` would read, and how: print it."""
         rows, then = self._load(collection)
         if then is not None:
-            then.changes(lower, until, timeout_s=0)
-        changes = rows.changes(lower, until, columns=columns, schema=schema, times=times, timeout_s=timeout_s)
+            reads.changes(then, lower, until, timeout_s=0)
+        changes = reads.changes(rows, lower, until, columns=columns, schema=schema, times=times, timeout_s=timeout_s)
         self._reading.append(changes)
-        tombstoned = Tombstoned.of(rows.handle.known(), changes.scan.schema)
+        tombstoned = Tombstoned.of(rows.known(), changes.scan.schema)
         return plan_changes(self.spark, changes, self._address(collection), tombstoned, native)
 
     def close(self) -> None:
         """Let go of what DataFrames of this location read; idempotent."""
         self._release()
-        self._client.close()
+        self._engine.close()
 
     def _release(self) -> None:
         for each in self._reading:
             each.close()
         self._reading.clear()
 
-    def _load(self, name: str) -> tuple[Collection, Collection | None]:
+    def _load(self, name: str) -> tuple[CollectionHandle, CollectionHandle | None]:
         """Return a collection as it is now, and as it was at the pinned point if there is one."""
-        then = None if self._pinned is None else self._pinned.load(name)
-        rows = self._client.load(name)
+        then = None if self._pinned is None else loaded(self._pinned, name)
+        rows = loaded(self._engine, name)
         if then is not None and rows.id != then.id:
-            raise CollectionNotFound(name, self.url, tuple(self._client.collections()))
+            raise CollectionNotFound(name, self.url, tuple(self._engine.names()))
         return rows, then
 
     def _address(self, collection: str) -> CollectionAddress:
@@ -222,7 +224,7 @@ def location(spark: SparkSession, path: str, *, storage_options: Mapping[str, An
     """
     _check_session(spark)
     storage = dict(storage_options or {})
-    return SparkLocation(spark, open_client(path, storage_options=storage, settings=LEASING), storage)
+    return SparkLocation(spark, open_engine(path, storage, OpenOptions(settings=LEASING)), storage)
 
 
 def snapshot(
@@ -296,8 +298,8 @@ def changes(
 def _reading(spark: SparkSession, path: str, storage_options: Mapping[str, Any] | None) -> Iterator[SparkLocation]:
     _check_session(spark)
     storage = dict(storage_options or {})
-    with open_client(path, mode="read", storage_options=storage) as client:
-        yield SparkLocation(spark, client, storage)
+    with read_engine(path, storage) as engine:
+        yield SparkLocation(spark, engine, storage)
 
 
 def _check_session(spark: SparkSession) -> None:

@@ -28,7 +28,7 @@ def location(tmp_path: Path) -> str:
 
 def target(location: str, name: str) -> Target:
     with persist.open(location, mode="read") as client:
-        return Target.of(client.load(name), location, {})
+        return Target.of(client.load(name).handle, location, {})
 
 
 def updates(keys: Sequence[int], time: int) -> pa.Table:

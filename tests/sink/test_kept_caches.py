@@ -25,7 +25,7 @@ def made(location: str) -> None:
 
 def upsert(location: str, time: int, value: int, caches: PartCaches | None) -> float:
     """Upsert as a client of its own, as a micro-batch does; return how many bytes it read of the store."""
-    with writing(location, {}, caches) as client:
+    with persist.Client(writing(location, {}, caches)) as client:
         rows = client.load("c")
         rows.handle.contents()
         before = client.metrics().store["get"].bytes

@@ -21,13 +21,14 @@ import msgspec
 import pyarrow as pa
 from pyspark.sql import SparkSession
 
-from persist.client import Client
-from persist.client import open as open_client
 from persist.codecs import Part
 from persist.compact.compactor import Compactor
 from persist.compact.planner import LEVEL_BYTES
 from persist.compact.report import CompactionReport
 from persist.compact.rewriter import LocalPartMaker, MadeRun, Rewrite, RunPiece
+from persist.engine import Engine, OpenOptions
+from persist.engine.creating import loaded
+from persist.engine.opening import open_engine
 from persist.errors import CollectionNotFound, InvalidUsage, PersistError
 from persist.read.scan import SLICES_MAX, Scan
 from persist.settings import Settings
@@ -90,27 +91,27 @@ def compact(
     check_workers(spark)
     # What happens here is all for this call: nothing else is compacted or collected meanwhile.
     settings = replace(settings or Settings(), background=False)
-    with open_client(where, storage_options=storage_options, settings=settings) as client:
+    with open_engine(where, storage_options, OpenOptions(settings=settings)) as engine:
         stop = threading.Event()
         place = TaskStore(where, dict(storage_options or {}), settings)
-        engine, writer = client.engine, client.engine.writer("compact")
+        writer = engine.writer("compact")
         maker = SparkPartMaker(spark, place, writer.local_part_maker(stop), engine.follower.next_seqno, slices)
         compactor = writer.compactor_of(maker, stop)
         if collection is not None:
-            return _compacted(client, compactor, collection, full=not only_due)
-        return _all_compacted(client, compactor, full=not only_due)
+            return _compacted(engine, compactor, collection, full=not only_due)
+        return _all_compacted(engine, compactor, full=not only_due)
 
 
-def _compacted(client: Client, compactor: Compactor, name: str, *, full: bool) -> CompactionReport:
-    return compactor.compact(client.load(name).id, name, full=full, destroy=full)
+def _compacted(engine: Engine, compactor: Compactor, name: str, *, full: bool) -> CompactionReport:
+    return compactor.compact(loaded(engine, name).id, name, full=full, destroy=full)
 
 
-def _all_compacted(client: Client, compactor: Compactor, *, full: bool) -> CompactionReport:
+def _all_compacted(engine: Engine, compactor: Compactor, *, full: bool) -> CompactionReport:
     report = CompactionReport()
     failed: PersistError | None = None
-    for name in client.collections():
+    for name in engine.names():
         try:
-            report += _compacted(client, compactor, name, full=full)
+            report += _compacted(engine, compactor, name, full=full)
         except CollectionNotFound:
             continue  # It was destroyed meanwhile.
         except PersistError as error:

@@ -11,8 +11,10 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 from pyspark.sql.types import StructType
 
-from persist.client import open as open_client
-from persist.collection import Collection
+from persist.engine import CollectionHandle
+from persist.engine import reading as reads
+from persist.engine.creating import loaded
+from persist.engine.opening import read_engine
 from persist.errors import CollectionNotFound
 from persist.read.changes import Changes
 from persist.read.merging import Form
@@ -53,11 +55,11 @@ class PersistReader(DataSourceReader):
         options = self._options
         with (
             surfaced_errors(),
-            open_client(options.location, mode="read", storage_options=options.storage) as client,
+            read_engine(options.location, options.storage) as engine,
         ):
-            result = planned(client.load(options.collection), options, tuple(self._schema.names))
+            result = planned(loaded(engine, options.collection), options, tuple(self._schema.names))
             arrow = result.scan.schema.arrow
-            address = CollectionAddress(client.url, options.storage, options.collection)
+            address = CollectionAddress(engine.url, options.storage, options.collection)
             events = result.events if isinstance(result, Upserts) else None
             # What an upsert is, all updates of its key and time tell: no filter on values may leave one of them out.
             names = result.scan.schema.names if events is None else result.scan.schema.key_names
@@ -92,25 +94,25 @@ class PushingReader(PersistReader):
 
 
 def planned(
-    collection: Collection, options: ReadOptions, names: tuple[str, ...] | None
+    handle: CollectionHandle, options: ReadOptions, names: tuple[str, ...] | None
 ) -> Snapshot | Changes | Upserts:
     """Return what to read, of the columns that are among names (None: of those the options ask for)."""
-    options = _at_seqno(options, collection)
+    options = _at_seqno(options, handle)
     wanted = options.columns
     if names is not None:
         wanted = tuple(name for name in names if name not in ("_time", "_diff"))
     if options.form == "upserts":
-        return collection.upserts(options.lower, options.until, schema=options.schema, timeout_s=options.wait_s)
+        return reads.upserts(handle, options.lower, options.until, schema=options.schema, timeout_s=options.wait_s)
     if options.form == "changes":
-        return collection.changes(
-            options.lower, options.until, columns=wanted, schema=options.schema, timeout_s=options.wait_s
+        return reads.changes(
+            handle, options.lower, options.until, columns=wanted, schema=options.schema, timeout_s=options.wait_s
         )
-    return collection.snapshot(
-        options.as_of, columns=wanted, schema=options.schema, form=options.form, timeout_s=options.wait_s
+    return reads.snapshot(
+        handle, options.as_of, columns=wanted, schema=options.schema, form=options.form, timeout_s=options.wait_s
     )
 
 
-def _at_seqno(options: ReadOptions, collection: Collection) -> ReadOptions:
+def _at_seqno(options: ReadOptions, handle: CollectionHandle) -> ReadOptions:
     """Return options whose times are those of the point of the log they name.
 
     Contents as of a sealed time do not change, so from there on they can be read from whatever state is the newest.
@@ -122,14 +124,14 @@ def _at_seqno(options: ReadOptions, collection: Collection) -> ReadOptions:
     """
     if options.seqno is None:
         return options
-    with open_client(options.location, mode="read", seqno=options.seqno, storage_options=options.storage) as client:
-        then = client.load(options.collection)
-        if then.id != collection.id:
-            raise CollectionNotFound(options.collection, client.url, ())
+    with read_engine(options.location, options.storage, options.seqno) as engine:
+        then = loaded(engine, options.collection)
+        if then.id != handle.id:
+            raise CollectionNotFound(options.collection, engine.url, ())
         if options.form in OF_TIMES:
-            then.changes(options.lower, options.until, timeout_s=0)
+            reads.changes(then, options.lower, options.until, timeout_s=0)
             return options
-        return options.with_latest(then.snapshot(options.as_of, timeout_s=0).as_of)
+        return options.with_latest(reads.snapshot(then, options.as_of, timeout_s=0).as_of)
 
 
 def _log(result: Snapshot | Changes | Upserts, scan: Scan, slices: int) -> None:

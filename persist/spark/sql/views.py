@@ -18,9 +18,10 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import LongType
 
-from persist.client import open as open_client
 from persist.codecs import TIME_MAX, CollectionSchema, Part
-from persist.collection import Collection
+from persist.engine import CollectionHandle
+from persist.engine.creating import loaded
+from persist.engine.opening import read_engine
 from persist.errors import CollectionNotFound, InvalidUsage
 from persist.read.scan import Scan
 from persist.source.address import CollectionAddress
@@ -70,15 +71,15 @@ def create_views(
         raise InvalidUsage(f"schemas={schemas!r:.100} is no dict of versions by name: give {{'orders': 3}}")
     if isinstance(collections, str):
         raise InvalidUsage(f"collections={collections!r} is one name: give a list of names, [{collections!r}]")
-    with open_client(path, mode="read", storage_options=storage) as client:
-        seqno = client.seqno
+    with read_engine(path, storage) as engine:
+        seqno = engine.seqno
         if seqno < 0:
-            raise InvalidUsage(f"there is nothing at {client.url}: is the path right?")
+            raise InvalidUsage(f"there is nothing at {engine.url}: is the path right?")
     made: list[str] = []
     failed: list[InvalidUsage] = []
-    with open_client(path, mode="read", seqno=seqno, storage_options=storage) as client:
-        here = SparkLocation(spark, client, storage)
-        known = client.collections()
+    with read_engine(path, storage, seqno) as engine:
+        here = SparkLocation(spark, engine, storage)
+        known = engine.names()
         wanted = known if collections is None else list(collections)
         if missing := [name for name in wanted if name not in known]:
             raise CollectionNotFound(missing[0], here.url, tuple(known))
@@ -86,8 +87,8 @@ def create_views(
             raise InvalidUsage(f"schemas= names {unused[0]!r}, of which no view is made: views are of {wanted}")
         _check_names([prefix + name for name in wanted])
         for name in wanted:
-            rows = client.load(name)
-            if rows.upper.has_beyond(0):
+            rows = loaded(engine, name)
+            if rows.contents().upper.has_beyond(0):
                 continue
             try:
                 version, address = schemas.get(name), CollectionAddress(here.url, storage, name)
@@ -130,12 +131,12 @@ class _Functions:
     """Makes the functions of one collection."""
 
     def __init__(
-        self, spark: SparkSession, rows: Collection, address: CollectionAddress, name: str, version: int | None
+        self, spark: SparkSession, rows: CollectionHandle, address: CollectionAddress, name: str, version: int | None
     ) -> None:
         self._spark = spark
-        self._schema: CollectionSchema = rows.handle.reading_schema(version)
+        self._schema: CollectionSchema = rows.reading_schema(version)
         # Functions are for all sealed times, so what these hold is worked out now, where nobody has resolved it yet.
-        self._contents: CollectionState = rows.handle.folded(rows.handle.contents())
+        self._contents: CollectionState = rows.folded(rows.contents())
         self._tombstoned = Tombstoned.of(self._contents, self._schema)
         self._address = address
         self._name = name

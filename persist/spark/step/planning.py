@@ -261,7 +261,7 @@ class StepPlan:
         return [_line(each) for each in self.stages]
 
     def _target(self, output: Output) -> Target:
-        return Target.of(output.collection, self._place.location, self._place.storage)
+        return Target.of(output.collection.handle, self._place.location, self._place.storage)
 
     def _corrected(self, plan: Plan) -> Plan:
         """Return a plan in which an output that switches takes away what it held before, at the time of the switch."""

@@ -9,10 +9,10 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from persist.client import Client
-from persist.client import open as open_client
 from persist.codecs import TIME_MAX
-from persist.collection import Collection
+from persist.engine import CollectionHandle, Engine
+from persist.engine.creating import loaded
+from persist.engine.opening import read_engine
 from persist.errors import InvalidUsage, UpdateNotBeyondUpper
 from persist.names import check_text
 from persist.read.part_caches import PartCaches
@@ -117,8 +117,8 @@ class _Writer:
         """Write one batch."""
         check_workers(df.sparkSession)
         mark = self._mark(df, batch)
-        with open_client(self.location, mode="read", storage_options=self.storage) as client:
-            contents = {name: _load(client, name) for name in self.writes}
+        with read_engine(self.location, self.storage) as engine:
+            contents = {name: _load(engine, name) for name in self.writes}
             targets = {name: Target.of(each, self.location, self.storage) for name, (each, _) in contents.items()}
         states = [state for _, state in contents.values()]
         if any(state.keyed is not None for state in states):
@@ -214,6 +214,6 @@ class _Writer:
         return Mark(query, batch, run or query, self.first_batch)
 
 
-def _load(client: Client, name: str) -> tuple[Collection, CollectionState]:
-    collection = client.load(name)
-    return collection, collection.handle.contents()
+def _load(engine: Engine, name: str) -> tuple[CollectionHandle, CollectionState]:
+    handle = loaded(engine, name)
+    return handle, handle.contents()

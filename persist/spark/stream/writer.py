@@ -17,7 +17,8 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
-from persist.client import open as open_client
+from persist.engine.creating import loaded
+from persist.engine.opening import read_engine
 from persist.errors import InvalidUsage, UpdateNotBeyondUpper
 from persist.sink.batch_commit import Mark, Share, commit_batch, report_late
 from persist.sink.late import LateFilter
@@ -44,10 +45,10 @@ class PersistStreamWriter(DataSourceStreamArrowWriter):
         """Load the collection and check that the DataFrame fits it, before any task starts."""
         self._times = options.times(schema.names)
         self._first = options.first_batch
-        with open_client(options.location, mode="read", storage_options=options.storage) as client:
-            collection = client.load(options.collection)
-            upper = collection.handle.contents().upper
-            self._target = Target.of(collection, options.location, options.storage)
+        with read_engine(options.location, options.storage) as engine:
+            handle = loaded(engine, options.collection)
+            upper = handle.contents().upper
+            self._target = Target.of(handle, options.location, options.storage)
         if upper.is_empty and self._times.late == "error":
             raise UpdateNotBeyondUpper(0, upper)
         time = upper.time if self._times.is_plain else None

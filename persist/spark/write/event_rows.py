@@ -8,8 +8,9 @@ import pyarrow as pa
 from pyspark.sql.types import StructType
 
 from persist.antichain import Antichain
-from persist.client import open as open_client
 from persist.codecs import CollectionSchema, Side, Stamp
+from persist.engine.creating import loaded
+from persist.engine.opening import read_engine
 from persist.errors import FrontierRegression, InvalidUsage, NotKeyed, SchemaMismatch, UpdateNotBeyondUpper
 from persist.log.records import KeyedForm
 from persist.read.resolving import machine_needed
@@ -80,12 +81,12 @@ def planned(
     Raises:
         CollectionNotFound, NotKeyed, SchemaMismatch, UpdateNotBeyondUpper, FrontierRegression.
     """
-    with open_client(location, mode="read", storage_options=storage) as client:
-        found = client.load(collection)
-        contents = found.handle.contents()
+    with read_engine(location, storage) as engine:
+        found = loaded(engine, collection)
+        contents = found.contents()
         target = replace(Target.of(found, location, storage), schema=contents.schema, keyed=contents.keyed)
-        stamp = Stamp(contents.upper.time or 0) if is_plain else found.handle.stamp(time, None)
-        end = None if seal is None else found.handle.frontier("upper", seal)
+        stamp = Stamp(contents.upper.time or 0) if is_plain else found.stamp(time, None)
+        end = None if seal is None else found.frontier("upper", seal)
     if contents.keyed is None:
         raise NotKeyed(collection)
     needed = machine_needed(machine_of(contents.keyed, machine, collection), contents.keyed, collection)

@@ -13,9 +13,10 @@ from contextlib import ExitStack
 
 from pyspark.sql.datasource import WriterCommitMessage
 
-from persist.client import Client
 from persist.codecs import Part, PartStream
 from persist.codecs.updates.plain import with_time
+from persist.engine import Engine
+from persist.engine.reading import snapshot
 from persist.read.difference import differences
 from persist.read.scan import Scan
 from persist.read.where import parse_where
@@ -36,8 +37,8 @@ class OverwritingWriter(PersistWriter):
             try:
                 parts: tuple[Part, ...] = ()
                 if not planned.is_done:
-                    with writing(planned.target.location, planned.target.storage) as client:
-                        parts = difference(client, planned, parts_of(messages))
+                    with writing(planned.target.location, planned.target.storage) as engine:
+                        parts = difference(engine, planned, parts_of(messages))
                 planned.commit(parts, digest_of_all(messages))
             finally:
                 self.discard(messages)  # No record ever names these.
@@ -47,7 +48,7 @@ class OverwritingWriter(PersistWriter):
         self.discard(messages)
 
 
-def difference(client: Client, planned: PlannedWrite, parts: list[Part]) -> tuple[Part, ...]:
+def difference(engine: Engine, planned: PlannedWrite, parts: list[Part]) -> tuple[Part, ...]:
     """Upload the updates that turn the present contents into the rows of parts; return their descriptors.
 
     Raises:
@@ -56,14 +57,14 @@ def difference(client: Client, planned: PlannedWrite, parts: list[Part]) -> tupl
     """
     time, target = planned.time, planned.target
     assert time is not None, "an overwrite has one time"
-    collection = target.at(client)
+    handle = target.at(engine)
     with ExitStack() as stack:
         where = None if planned.where is None else parse_where(planned.where, target.schema)
         present = Scan(target.schema, (), 0, 0, target.schema.names, where)
         as_of = present_time(planned)
         if as_of is not None:
-            present = stack.enter_context(collection.snapshot(as_of, form="diff", filter=where)).scan
-        reader = client.engine.reader()
+            present = stack.enter_context(snapshot(handle, as_of, form="diff", filter=where)).scan
+        reader = engine.reader()
         writer = stack.enter_context(target.writer())
         uploads = stack.enter_context(Uploads(writer, target.id))
         stream = PartStream(target.schema, row_group_bytes_max=group_bytes_max(reader.memory_budget, target.schema))

@@ -73,14 +73,14 @@ class UpsertWriter(DataSourceArrowWriter):
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """Commit all rows, and the seal if one was asked for; raises what rejects it."""
-        with surfaced_errors(), writing(self._work.target.location, self._work.target.storage) as client:
+        with surfaced_errors(), writing(self._work.target.location, self._work.target.storage) as engine:
             if self._work.is_done:
-                seal_done(client, self._work)
+                seal_done(engine, self._work)
                 return
             each = [message for message in messages if isinstance(message, Sent)]
             check_size(sum(one.size for one in each), ROWS_BYTES_MAX, "the DataFrame has")
             rows = rows_of(self._schema, [one.rows for one in each if one.rows is not None])
-            commit_events(client, self._work, rows, late_to=self._late_to)
+            commit_events(engine, self._work, rows, late_to=self._late_to)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         """Nothing is to be undone: tasks store nothing."""

@@ -17,8 +17,8 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from persist.antichain import Antichain
-from persist.client import Client
 from persist.codecs import CollectionSchema
+from persist.engine import Engine
 from persist.engine.late_events import Late
 from persist.errors import InvalidUsage, LateEvents, UpdateNotBeyondUpper
 from persist.names import check_text
@@ -96,17 +96,17 @@ def upsert(
     check_one_of("late", late, get_args(Late))
     storage, place, collects = dict(storage_options or {}), seen_by_all(location), late == "collect"
     work = planned(place, collection, df.schema, time, seal, token, machine, storage, collects=collects)
-    with writing(work.target.location, storage) as client:
+    with writing(work.target.location, storage) as engine:
         if work.is_done:
-            seal_done(client, work)
+            seal_done(engine, work)
             return None
         rows = None if where == "tasks" else gathered_rows(df, None if where == "driver" else ON_DRIVER_BYTES_MAX)
         if rows is not None:
-            return commit_events(client, work, rows)
+            return commit_events(engine, work, rows)
         frame = by_key(df, work.target.schema, partitions)
         for attempt in range(ATTEMPTS):
             try:
-                return _by_tasks(client, work, frame)
+                return _by_tasks(engine, work, frame)
             except (UpdateNotBeyondUpper, LateEvents):
                 if not collects or attempt == ATTEMPTS - 1:
                     raise
@@ -114,14 +114,14 @@ def upsert(
         raise AssertionError("the last attempt returns or raises")
 
 
-def _by_tasks(client: Client, work: KeyedWork, frame: DataFrame) -> pa.Table | None:
+def _by_tasks(engine: Engine, work: KeyedWork, frame: DataFrame) -> pa.Table | None:
     """Have tasks store events, or what they amount to, and commit it; return those that are late."""
     if work.can_resolve:
         stored = run(frame, work, resolves=True)
-        if commit_resolved(client, work, stored):
+        if commit_resolved(engine, work, stored):
             return stored.late_events
     stored = run(frame, work, resolves=False)
-    commit_pended(client, work, stored)
+    commit_pended(engine, work, stored)
     return stored.late_events
 
 

@@ -147,9 +147,9 @@ def _overwrite(
             "first key field is nested or whose columns differ by case only. Use Collection.overwrite(rows, where=…)."
         )
     new = upload_by_tasks(df, _task(write))
-    with writing(planned.target.location, planned.target.storage) as client, planned.target.writer() as writer:
+    with writing(planned.target.location, planned.target.storage) as engine, planned.target.writer() as writer:
         try:
-            planned.commit(difference(client, planned, [*new.parts]), new.digest)
+            planned.commit(difference(engine, planned, [*new.parts]), new.digest)
         finally:
             writer.discard(new.parts)  # No record ever names these.
 

@@ -342,5 +342,5 @@ def test_bad_rows_are_named_and_leave_nothing(location: str, ddl: str, rows: lis
 
 
 def test_a_client_for_one_commit_does_nothing_in_the_background(location: str) -> None:
-    with writing(location, {}) as client:
-        assert client.engine.settings.background is False
+    with writing(location, {}) as engine:
+        assert engine.settings.background is False

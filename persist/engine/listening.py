@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from persist.antichain import Antichain
-from persist.engine import CollectionHandle
+from persist.engine.collection_handle import CollectionHandle
 from persist.hold.leases import WantedClaim
 from persist.read.changes import read_changes, with_moments
 from persist.read.claimed_read import ClaimedRead

@@ -13,7 +13,7 @@ from persist.codecs.types.casts import cast_column, decoded_column
 from persist.codecs.types.python_types import stored_type
 from persist.codecs.types.suggestion import did_you_mean
 from persist.codecs.updates.inputs import as_table
-from persist.engine import CollectionHandle
+from persist.engine.collection_handle import CollectionHandle
 from persist.errors import InvalidUsage, SchemaMismatch
 from persist.read.as_of_join import joined
 from persist.read.lookup import Lookup
