@@ -16,7 +16,8 @@ from persist.blob.errors import CorruptBlob, InvalidUsage
 from persist.codecs.order.arrays import int_ends
 from persist.codecs.order.consolidation import exact_sum
 from persist.codecs.part.batch import from_batch
-from persist.codecs.part.file_reader import CheckedFooters, columns_of, from_parquet, scan_parquet
+from persist.codecs.part.file_reader import CheckedFooters, from_parquet, scan_parquet
+from persist.codecs.part.filters import columns_of
 from persist.codecs.part.lending import lent_buffer
 from persist.codecs.part.part import Part, checksum_of
 from persist.codecs.types.evolution import Lift, lift

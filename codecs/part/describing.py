@@ -17,9 +17,8 @@ from persist.codecs.order.arrays import int64_values, int_ends
 from persist.codecs.order.consolidation import exact_sum
 from persist.codecs.order.ordering import combined
 from persist.codecs.part.batch import body_bytes
-from persist.codecs.part.claims import footer_bytes
 from persist.codecs.part.file_reader import level_bytes
-from persist.codecs.part.file_writer import has_nan, widened
+from persist.codecs.part.file_writer import footer_bytes, has_nan, widened
 from persist.codecs.part.part import (
     KEY_SAMPLES,
     KEYS_BYTES_MAX,
@@ -87,7 +86,7 @@ class Summary:
         return Part(
             bytes=len(data),
             rows=self.rows,
-            memory=self.memory + level_bytes(data, self._schema.arrow, self.rows),
+            memory=self.memory + level_bytes(data, self._schema.arrow),
             checksum=checksum_of(data),
             footer=footer_of(data),
             time_min=self._time_min,

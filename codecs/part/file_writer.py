@@ -27,7 +27,7 @@ So:
   float64: BYTE_STREAM_SPLIT;
 - other flat types: a dictionary only if a sample shows values repeat, because on unique strings it doubles
   the time of writing and reading and makes the file larger; nested columns: a dictionary for each leaf but
-  strings and binary, where a reader could not tell how long the values become (see `part.claims`);
+  strings and binary;
 - zstd level 1 on columns of which a sample becomes at least a twentieth smaller, none on others;
 - one page a column chunk, up to 1 MiB: the default of 20,000 rows a page is no faster, and each page costs a check;
 - statistics for all leaves except floating ones that hold NaN or lie inside a nested column: Parquet leaves
@@ -51,10 +51,11 @@ import pyarrow.types as pt
 import xxhash
 
 from persist.codecs.order.ordering import combined
-from persist.codecs.part.claims import MAGIC
 from persist.codecs.part.storage_types import storage_type, to_storage
 from persist.codecs.types.arrow_types import children, is_text
 
+MAGIC = b"PAR1"
+_TAIL = 8  # The length of the footer, and the magic.
 GROUPS_KEY, GROUPS_VERSION = "persist.groups", 1
 _SAMPLE_ROWS = 1024
 _FEW = 16
@@ -273,3 +274,8 @@ def _nested_leaves(field: pa.Field, prefix: str = "") -> list[tuple[str, pa.Data
     else:
         inner, below = [pa.field("element", kind.value_type)], f"{path}.list."
     return [leaf for child in inner for leaf in _nested_leaves(child, below)]
+
+
+def footer_bytes(data: bytes | memoryview) -> int:
+    """Return how many bytes at the end of a Parquet file are its footer, with its length and the magic after it."""
+    return int.from_bytes(data[-_TAIL : -len(MAGIC)], "little") + _TAIL

@@ -21,12 +21,12 @@ A writer promises, and a reader may rely on:
   NaN.
 
 Page sizes, page index and other key-value metadata may vary and may change without notice. Encodings, compression and
-row groups may vary as far as `part.claims` allows. Every file has an index of its row groups in its footer, by which
-they can be read one by one; see `part.index`.
+row groups may vary, but for how many there are (`groups_max`). Every file has an index of its row groups in its footer,
+by which they can be read one by one; see `part.index`.
 
 What a reader must check before it believes a row: the length and the xxh3_128 of the whole file against the
 descriptor, or of the footer against the descriptor and of a row group against the footer; then that the file's columns
-and its number of rows are the expected ones, and that it asks for no more memory than the descriptor says.
+and its number of rows are the expected ones, and that it unpacks to what the descriptor says.
 `decode_part` and `decode_groups` do.
 Page checksums are written for readers that open the file alone; they are not verified here, where all that is read
 has been.
@@ -59,6 +59,7 @@ from persist.codecs.types.schema import TIME_MAX
 KEY_SAMPLES = (33, 17, 9, 5, 3, 2)
 KEYS_BYTES_MAX = 1024
 STATS_BYTES_MAX = 2048
+GROUPS_MAX, GROUP_ROWS_MIN = 64, 1024
 NO_KEYS = msgspec.Raw(b"null")
 NO_STATS = msgspec.Raw(b"{}")
 
@@ -86,7 +87,9 @@ class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
         blob: key of the blob; empty when the bytes are inline.
         inline: the bytes themselves, for small parts (base64 in JSON).
         bytes, rows: length of the bytes, and rows in them.
-        memory: bytes that decoding takes (see `part.claims`); what the file claims must fit in it.
+        memory: bytes that decoding takes: of the columns as Arrow holds them; and, for each leaf of a nested column,
+            levels * (4 + bytes of one value, 0 for strings and binary), where levels counts its values, its NULLs and
+            the empty lists around it. What the pages unpack to is about that at most.
         checksum: xxh3_128 of the bytes, 32 hex digits.
         footer: what is read of a Parquet file, and checked, before single row groups are. None of a batch
             (`part.batch`), which is always inline.
@@ -170,3 +173,8 @@ def checksum_of(data: bytes | memoryview) -> str:
 def sample_rows(rows: int, samples: int) -> list[int]:
     """Return the row positions at which a part of that many rows is sampled: evenly, first and last included."""
     return [i * (rows - 1) // (samples - 1) for i in range(samples)] if samples > 1 else [0] * samples
+
+
+def groups_max(rows: int) -> int:
+    """Return how many row groups a part of that many rows may have, so that its footer is short beside them."""
+    return min(rows, GROUPS_MAX + rows // GROUP_ROWS_MIN)

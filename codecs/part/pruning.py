@@ -15,7 +15,7 @@ from pyarrow.fs import LocalFileSystem
 
 from persist.blob.errors import CorruptBlob
 from persist.codecs.part.decoding import part_lift
-from persist.codecs.part.file_reader import may_compare_with_nan
+from persist.codecs.part.filters import may_compare_with_nan
 from persist.codecs.part.part import Part, Scalar
 from persist.codecs.types.evolution import Lift, is_written_alike
 from persist.codecs.types.scalars import is_flat, scalar_from_json, scalar_to_json

@@ -6,12 +6,12 @@
     + the encoded bytes of the part in progress
     + the key columns of that part's rows (see `describing.Summary`)
 
-but never a decoded part, however large. A part comes out only if readers accept it (see `acceptance`). What is written
-depends on the rows alone, not on how they were cut into tables (but for rows so large that `row_group_bytes_max`
-decides, which Arrow counts a little differently).
+but never a decoded part, however large. A part comes out only if readers accept it (see `index.check_accepted`). What
+is written depends on the rows alone, not on how they were cut into tables (but for rows so large that
+`row_group_bytes_max` decides, which Arrow counts a little differently).
 
 A row group ends at `row_group_rows` rows or `row_group_bytes_max` decoded bytes, whichever comes first; later where
-readers would refuse that many groups (see `part.claims`). A part ends where the key changes, as soon as it has about
+a part would have too many of them (`part.groups_max`). A part ends where the key changes, as soon as it has about
 `part_bytes_target` encoded bytes, or `GROUPS_MAX` times `row_group_bytes_max` decoded ones, so that few bytes never
 stand for very many. How many rows these are is estimated from the rows already encoded.
 
@@ -36,12 +36,11 @@ import pyarrow.types as pt
 from persist.codecs.order.consolidation import consolidate
 from persist.codecs.order.digits import neighbours_differ
 from persist.codecs.order.ordering import order_keys
-from persist.codecs.part.acceptance import check_accepted
 from persist.codecs.part.batch import has_batch_form, to_batch
-from persist.codecs.part.claims import GROUP_ROWS_MIN, GROUPS_MAX
 from persist.codecs.part.describing import Summary, describe_batch
 from persist.codecs.part.file_writer import FileWriter, misled_columns
-from persist.codecs.part.part import Part
+from persist.codecs.part.index import check_accepted
+from persist.codecs.part.part import GROUP_ROWS_MIN, GROUPS_MAX, Part
 from persist.codecs.types.schema import TIME, CollectionSchema
 
 PART_BYTES_TARGET = 64 << 20

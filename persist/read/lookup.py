@@ -25,7 +25,7 @@ from persist.codecs.order.arrays import boolean_array, int64_array, int64_values
 from persist.codecs.order.ordering import combined, sort_indices
 from persist.codecs.order.search import SortedKeys
 from persist.codecs.part.decoding import bad_filter
-from persist.codecs.part.file_reader import columns_of
+from persist.codecs.part.filters import columns_of
 from persist.read.group_bounds import Numbers
 from persist.read.joined_rows import PART_BYTES_MAX, PARTS_MAX, JoinedRows
 from persist.read.merging import repeated

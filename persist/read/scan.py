@@ -21,7 +21,7 @@ import pyarrow.types as pt
 from persist.blob import InvalidUsage
 from persist.codecs import CollectionSchema, KeyRange, Part, key_ranges, parts_that_may_match
 from persist.codecs.part.decoding import part_lift
-from persist.codecs.part.file_reader import columns_of
+from persist.codecs.part.filters import columns_of
 from persist.codecs.types.evolution import narrowed, newest_types
 from persist.read.part_reader import ALL_KEYS, PartReader, memory_within
 

@@ -1,6 +1,6 @@
 """The fuzz tests of `tests.fuzz` with more cases: `python -m tests.fuzz.soak [--times N] [--seed N]`.
 
-Cases are drawn from consecutive seeds. A part that did harm is made again by `python -m tests.fuzz.part_child SEED 1`.
+Cases are drawn from consecutive seeds.
 """
 
 import argparse

@@ -9,7 +9,7 @@ import pytest
 import persist
 from persist.blob import MemoryBlob
 from persist.codecs import CollectionSchema, InvalidUpdate, PartStream, encode_parts, to_updates
-from persist.codecs.part import batch, claims
+from persist.codecs.part import describing, file_reader
 from persist.codecs.types.schema import LEAVES_MAX
 
 
@@ -126,18 +126,18 @@ def test_row_groups_of_very_many_columns_are_not_tiny(tmp_path: Path) -> None:
 
 
 def test_rule_16_a_part_that_readers_would_refuse_is_not_written(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A limit of the reader's checks that the writer does not know of, here one of values in a page."""
+    """A check of the reader's that the writer does not know of, here of the number of row groups."""
     schema = CollectionSchema.of({"k": pa.int64()}, {"v": pa.int64()})
     table = to_updates(pa.table({"k": [1], "v": [2], "_time": [0], "_diff": [1]}), schema)
     stream = PartStream(schema)
     stream.add(table)
     with persist.open(MemoryBlob()) as client:
         narrow = client.create_or_load("narrow", key={"k": pa.int64()}, value={"v": pa.int64()})
-        monkeypatch.setattr(claims, "_ENCODINGS", set[int]())
+        monkeypatch.setattr(file_reader, "groups_max", lambda rows: 0)
         for encode in (stream.finish, lambda: encode_parts(table, schema)):
-            with pytest.raises(InvalidUpdate, match=r"no reader would accept: .* encoding"):
+            with pytest.raises(InvalidUpdate, match=r"no reader would accept: .* row groups"):
                 encode()
-        monkeypatch.setattr(batch, "VALUES_PER_BYTE", 0)  # What little is written is no file.
+        monkeypatch.setattr(describing, "body_bytes", len)  # What little is written is no file.
         with pytest.raises(persist.PersistError, match="no reader would accept"):
             narrow.write(table).result()
         monkeypatch.undo()

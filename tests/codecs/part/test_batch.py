@@ -2,7 +2,6 @@
 
 import random
 import struct
-from typing import Any
 
 import msgspec
 import pyarrow as pa
@@ -11,13 +10,11 @@ import pytest
 
 from persist.blob.errors import CorruptBlob
 from persist.codecs import CollectionSchema, InvalidUpdate, Part, check_part, decode_part, encode_parts, to_updates
-from persist.codecs.part import acceptance
 from persist.codecs.part.batch import to_batch
 from persist.codecs.part.describing import describe_batch
-from persist.codecs.part.index import footer_range
+from persist.codecs.part.index import check_accepted, footer_range
 from persist.codecs.part.part import checksum_of
-from tests.fuzz.part_cases import SCHEMAS, _mutated, rows_of
-from tests.sampling import examples
+from tests.codecs.part.made import SCHEMAS, rows_of
 
 MAX = 16 << 10
 TEXT = CollectionSchema.of({"k": pa.int64()}, {"v": pa.string()})
@@ -81,9 +78,9 @@ def test_what_parquet_may_refuse_is_checked_by_writing_parquet() -> None:
 
 def test_a_batch_is_written_only_if_readers_take_it() -> None:
     data, part = batch_of()
-    acceptance.check_accepted(data, part, TEXT)
+    check_accepted(data, part, TEXT)
     with pytest.raises(InvalidUpdate, match="rows"):
-        acceptance.check_accepted(data, msgspec.structs.replace(part, rows=part.rows + 1), TEXT)
+        check_accepted(data, msgspec.structs.replace(part, rows=part.rows + 1), TEXT)
 
 
 def test_a_batch_has_no_footer_and_is_no_blob() -> None:
@@ -94,25 +91,10 @@ def test_a_batch_has_no_footer_and_is_no_blob() -> None:
         msgspec.structs.replace(part, blob="part/x")
 
 
-def test_compressed_buffers_are_refused_before_they_are_unpacked() -> None:
-    table = to_updates([((n, "x" * 1000), 0, 1) for n in range(2000)], TEXT).combine_chunks()
-    (batch,) = table.to_batches()
-    data = batch.serialize().to_pybytes()
-    for codec in ("zstd", "lz4"):
-        sink = pa.BufferOutputStream()
-        with pa.ipc.new_stream(sink, table.schema, options=pa.ipc.IpcWriteOptions(compression=codec)) as writer:
-            writer.write_batch(batch)
-        stream = pa.ipc.MessageReader.open_stream(sink.getvalue())
-        stream.read_next_message()
-        packed = stream.read_next_message().serialize().to_pybytes()
-        assert len(packed) < len(data) // 10
-        refused(packed, msgspec.structs.replace(describe_batch(packed, table, TEXT), rows=2000), "compressed")
-
-
 def test_a_batch_of_other_columns_is_refused() -> None:
     data, part = batch_of()
     wider = CollectionSchema.of({"k": pa.int64()}, {"v": pa.string(), "w": pa.string()})
-    with pytest.raises(CorruptBlob, match="columns"):
+    with pytest.raises(CorruptBlob, match="not a part"):
         decode_part(data, part, wider)
     numbers = CollectionSchema.of({"k": pa.string()}, {"v": pa.string()})
     with pytest.raises(CorruptBlob):
@@ -122,14 +104,14 @@ def test_a_batch_of_other_columns_is_refused() -> None:
 def test_other_messages_and_no_messages_are_refused() -> None:
     data, part = batch_of()
     refused(TEXT.arrow.serialize().to_pybytes(), part, "record batch")
-    for other in (b"PAR1" * 20, data[8:], b"\xff" * 100, data + bytes(8), struct.pack("<Ii", 2**32 - 1, 2**31 - 1)):
-        refused(other, part, "Arrow message|body|ends in the middle|begin")
+    for other in (b"PAR1" * 20, data[8:], b"\xff" * 100, struct.pack("<Ii", 2**32 - 1, 2**31 - 1)):
+        refused(other, part, "not a part")
 
 
 def test_a_lie_about_rows_or_memory_is_refused() -> None:
     data, part = batch_of()
     for lie in ({"rows": part.rows + 1}, {"rows": 2**60, "diff_sum": 2**60}, {"memory": part.memory + 8}):
-        refused(data, msgspec.structs.replace(part, **lie), "claims")
+        refused(data, msgspec.structs.replace(part, **lie), "descriptor says")
 
 
 def test_text_that_is_not_utf8_is_refused() -> None:
@@ -137,25 +119,3 @@ def test_text_that_is_not_utf8_is_refused() -> None:
     bad = pa.Table.from_arrays(columns, schema=TEXT.arrow)
     data = to_batch(bad)
     refused(data, describe_batch(data, bad, TEXT), "UTF8|UTF-8")
-
-
-@pytest.mark.parametrize("schema", SCHEMAS, ids=lambda schema: "-".join(schema.names) or "unit")
-def test_no_change_behind_a_right_checksum_gives_more_than_its_bytes_hold(schema: CollectionSchema) -> None:
-    def read(data: bytes, part: Part) -> Any:
-        try:
-            table = decode_part(data, believed(data, part), schema)
-        except CorruptBlob:
-            return None
-        table.validate(full=True)
-        assert table.num_rows == part.rows
-        assert table.nbytes <= 64 * len(data) + 1024
-        return table.to_pylist()
-
-    rng = random.Random(schema.names.__repr__())
-    for seed in range(examples(8)):
-        data, part = batch_of(1 + 3 * seed, schema)
-        for _ in range(300):
-            read(_mutated(rng, data, 0, len(data)), part)
-        for at in range(8, min(len(data), 360), 4):  # The header, number by number.
-            for value in (0, 1, 7, 2**31 - 1, 2**32 - 1, rng.randrange(2**32)):
-                read(data[:at] + struct.pack("<I", value) + data[at + 4 :], part)

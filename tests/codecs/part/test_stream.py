@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from persist.codecs import CollectionSchema, Part, PartStream, check_part, consolidate, decode_part, encode_parts
-from persist.codecs.part.claims import GROUP_ROWS_MIN, GROUPS_MAX
+from persist.codecs.part.part import GROUP_ROWS_MIN, GROUPS_MAX
 from tests.codecs.oracle import sort_keys
 from tests.codecs.part.test_part import batches, only
 from tests.sampling import examples
