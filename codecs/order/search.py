@@ -18,8 +18,6 @@ import pyarrow.types as pat
 
 from persist.codecs.order.arrays import int64_array
 from persist.codecs.order.packed_keys import Layout, Packed, layout_of, packed
-from persist.codecs.order.places import Places, places_bytes
-from persist.codecs.order.spelling import Spelling
 from persist.codecs.order.touching import Touching
 from persist.codecs.types.arrow_types import is_flat
 
@@ -27,9 +25,7 @@ Rows: TypeAlias = npt.NDArray[np.int64]
 NO_ROWS: Rows = np.zeros(0, np.int64)
 FEW_KEYS = 64  # Up to here, keys that are no numbers are searched one by one, and
 ROWS_PER_SEARCH = 1000  # until packing all rows costs no more than these searches did.
-MANY_KEYS = 128  # From here on a table of buckets is quicker than a binary search, and it is made
 SPANS_MAX = 16  # Up to here, the rows of each key are put down by themselves.
-ROWS_PER_PLACE = 8  # once so many have been searched for that making it costs no more than that did.
 
 
 class SortedKeys:
@@ -40,11 +36,8 @@ class SortedKeys:
         packs: whether a search may take memory besides that of the batch.
     """
 
-    def __init__(self, keys: pa.Table | pa.RecordBatch, *, is_mapped: bool = False) -> None:
-        """keys are sorted by all of their columns, of which there is at least one. A batch is not copied.
-
-        Of keys that are mapped from a file, and of which nobody counts what they take, no table is made.
-        """
+    def __init__(self, keys: pa.Table | pa.RecordBatch) -> None:
+        """keys are sorted by all of their columns, of which there is at least one. A batch is not copied."""
         found = [keys] if isinstance(keys, pa.RecordBatch) else keys.to_batches()
         if len(found) > 1:
             found = keys.combine_chunks().to_batches()
@@ -52,24 +45,17 @@ class SortedKeys:
         self._arrays = self.batch.columns
         self._layout = layout_of(self._arrays)
         self._packed: dict[Layout, Packed] = {}
-        self._spelled: dict[tuple[Layout, bytes], Packed] = {}
         self._columns: list[_Column] | None = None
         self._first: SortedKeys | None = None
         self._searched = 0
-        self._looked_up = 0
-        self._places: Places | None = None
-        self._is_placed = is_mapped  # Or there is no table to make.
         # Integers and times are packed as they are stored.
         is_stored = self._layout is None or (self._layout.is_number and not pat.is_floating(self._arrays[0].type))
         self.packs = not is_stored
-        self._is_mapped = is_mapped
 
     @property
     def nbytes(self) -> int:
-        """What the keys take, packed ones and a table of them included."""
+        """What the keys take, packed ones included."""
         room = self._layout.row_bytes if self._layout is not None and self.packs else 0
-        if not self._is_mapped and self._layout is not None:
-            room += places_bytes(self._layout.is_number, len(self))
         return int(self.batch.nbytes) + room * len(self)
 
     def __len__(self) -> int:
@@ -85,17 +71,6 @@ class SortedKeys:
         found = self._packed.get(layout)
         if found is None:
             found = self._packed[layout] = packed(self._arrays, layout)
-        return found
-
-    def spelled(self, layout: Layout, spelling: Spelling) -> Packed:
-        """Return the numbers of the keys that a spelling of packed keys knows; made once for each alphabet.
-
-        Runs of one collection mostly have the same: what is wanted of all of them is spelled once.
-        """
-        of = layout, spelling.alphabet
-        found = self._spelled.get(of)
-        if found is None:
-            found = self._spelled[of] = spelling.known_numbers(self.packed(layout))
         return found
 
     def first_field(self) -> "SortedKeys":
@@ -153,22 +128,7 @@ class SortedKeys:
                 return self._find_few(wanted)
         if self._layout is None:
             return self._find_many(wanted)
-        keys = self.packed(self._layout)
-        places = self._placed(keys, len(wanted))
-        if places is None or places.spelling is None:
-            return _found(keys, wanted.packed(self._layout), places)
-        return _found(places.keys, wanted.spelled(self._layout, places.spelling), places)
-
-    def _placed(self, keys: Packed, count: int) -> Places | None:
-        """Return the table for the packed keys, if it has come to pay for looking up so many."""
-        if self._is_placed or count < MANY_KEYS:
-            return self._places if count >= MANY_KEYS else None
-        self._looked_up += count
-        if self._looked_up * ROWS_PER_PLACE < len(keys):
-            return None
-        self._places = Places.of(keys)  # Two threads may both make it.
-        self._is_placed = True
-        return self._places
+        return _found(self.packed(self._layout), wanted.packed(self._layout))
 
     def _find_few(self, wanted: "SortedKeys") -> Rows:
         found = [self._bounds(wanted._key(row)) for row in range(len(wanted))]
@@ -208,7 +168,7 @@ def empty_batch(schema: pa.Schema) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
-def _found(keys: Packed, wanted: Packed, places: Places | None) -> Rows:
+def _found(keys: Packed, wanted: Packed) -> Rows:
     """Return, ascending, the positions in keys, which ascend, of all that are in wanted, which ascends, too."""
     if not len(keys):
         return NO_ROWS
@@ -227,17 +187,14 @@ def _found(keys: Packed, wanted: Packed, places: Places | None) -> Rows:
     wanted = wanted[wanted.searchsorted(keys[0]) : wanted.searchsorted(keys[-1], "right")]
     if not len(wanted):
         return NO_ROWS
-    if places is not None:
-        starts, wanted = places.of_first(wanted)
-    elif len(wanted) > len(keys):
+    if len(wanted) > len(keys):
         at = wanted.searchsorted(keys)
         at[at == len(wanted)] = 0  # Greater than all of them: the least is not equal either.
         rows: Rows = np.flatnonzero(wanted[at] == keys)
         return rows
-    else:
-        starts = keys.searchsorted(wanted)
-        is_there = keys[starts] == wanted
-        starts, wanted = starts[is_there], wanted[is_there]
+    starts = keys.searchsorted(wanted)
+    is_there = keys[starts] == wanted
+    starts, wanted = starts[is_there], wanted[is_there]
     # Mostly a key has one row, and no second search is needed.
     again = starts + 1 < len(keys)
     again[again] = keys[starts[again] + 1] == wanted[again]

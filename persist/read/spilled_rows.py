@@ -74,9 +74,9 @@ class SpilledRows:
             return None
         piece = self._mapped.get(self._path(name))
         if piece is None or piece.rows.batch is not batch:
-            return SortedKeys(batch, is_mapped=True)
+            return SortedKeys(batch)
         if piece.keys is None:
-            piece.keys = SortedKeys(batch, is_mapped=True)
+            piece.keys = SortedKeys(batch)
         return piece.keys
 
     def is_mapped(self, name: str) -> bool:
