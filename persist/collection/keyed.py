@@ -4,13 +4,11 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, get_args
 
-import pyarrow.compute as pc
-
 from persist.antichain import Antichain
 from persist.codecs import scalar_from_json
 from persist.collection.base import CollectionBase
 from persist.engine import CollectionHandle
-from persist.engine.keyed import AskedEvents, keyed_form, taken_events, taken_keys
+from persist.engine.keyed import AskedEvents, check_upserts, deleting_events, keyed_form, taken_events
 from persist.engine.keyed import resolve as resolve_keyed
 from persist.engine.keyed import submit as submit_keyed
 from persist.engine.late_events import Late
@@ -18,7 +16,6 @@ from persist.errors import InvalidUsage
 from persist.log.records import AdvanceLateBound
 from persist.timeline import Moment
 from persist.upsert.keyed import is_counted, late_column, watermark_to_int
-from persist.upsert.known import described
 from persist.write.future import CommitFuture
 from persist.write.operations import Step, check_token, note_steps
 
@@ -63,11 +60,7 @@ class KeyedCalls(CollectionBase):
             SchemaMismatch, InvalidUpdate, CodecMismatch: the events do not fit, or a key is NULL; nothing was written.
             ReadOnly, ClientClosed: this client cannot write.
         """
-        if self.handle.keyed is not None and self.handle.keyed.machine.name != "upsert":
-            raise InvalidUsage(
-                f"the collection {self.name!r} has the machine {described(self.handle.keyed.machine)}, which does not "
-                "upsert: use transition()"
-            )
+        check_upserts(self.handle)
         return self._take("upsert", events, time, seal, token, late, note_steps(message, metadata, [self.id]))
 
     def transition(
@@ -153,11 +146,6 @@ class KeyedCalls(CollectionBase):
         return submit_keyed(self.handle, action, AskedEvents(taken, end, token, tuple(notes), late=counts))
 
     def _delete_keyed(self, what: Any, time: int | Moment, token: str | None, notes: Sequence[Step]) -> CommitFuture:
-        if isinstance(what, pc.Expression):
-            raise InvalidUsage(
-                f"delete({what}) of the keyed collection {self.name!r}: what a filter finds depends on events that are "
-                "not resolved yet. Give keys."
-            )
         check_token(token)
-        events = taken_keys(self.handle, what, self.handle.stamp(time, None))
-        return submit_keyed(self.handle, "delete", AskedEvents(events, None, token, tuple(notes)))
+        asked = AskedEvents(deleting_events(self.handle, what, time), None, token, tuple(notes))
+        return submit_keyed(self.handle, "delete", asked)

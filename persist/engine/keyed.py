@@ -8,12 +8,16 @@ too.
 
 What a client asks of one collection is done in call order. Events go straight to the committer, unless a seal of the
 same collection is under way: then they come after it. One thread per client resolves (`persist.engine.keyed_queue`).
+
+Several collections are resolved in one record (`submit_all`): each is planned from its own contents, and if one of them
+has changed, the record is refused whole, so all of them are right or nothing happened.
 """
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -21,11 +25,13 @@ import pyarrow.compute as pc
 
 from persist.antichain import Antichain
 from persist.blob import MissingBlob
-from persist.codecs import DIGEST_MODULUS, Part, Stamp, digest_of, opened
+from persist.codecs import DIGEST_MODULUS, Stamp, digest_of, opened
 from persist.codecs.updates.inputs import as_table
 from persist.engine.collection_handle import CollectionHandle
+from persist.engine.engine import Engine
 from persist.engine.late_events import REASON, split_late
 from persist.errors import (
+    ClientClosed,
     Conflict,
     FrontierRegression,
     InvalidUsage,
@@ -44,10 +50,12 @@ from persist.state.keyed_rules import due
 from persist.state.schemas import check_written
 from persist.timeline import Moment
 from persist.upsert.events import events_schema, lifted_events
+from persist.upsert.known import described
 from persist.upsert.machine import DELETED, SEQ
+from persist.upsert.replacing import NAME
 from persist.upsert.taking import EventTable, to_events
 from persist.write.future import CommitFuture
-from persist.write.operations import Step, check_token
+from persist.write.operations import Step, Write, check_token
 
 SETTLE_S = 60.0
 ATTEMPTS_MAX = 1000  # Each of them was lost to somebody else's commit.
@@ -79,6 +87,9 @@ class AskedEvents:
         return replace(self, end=max(self.end, contents.upper)) if self.is_least and self.end is not None else self
 
 
+Asks: TypeAlias = Sequence[tuple[CollectionHandle, AskedEvents]]  # Each collection once.
+
+
 def keyed_form(handle: CollectionHandle) -> KeyedForm:
     """Return how a collection resolves events; raise NotKeyed if it does not."""
     if handle.keyed is None and handle.as_keyed().keyed is not None:
@@ -103,27 +114,72 @@ def taken_keys(handle: CollectionHandle, what: Any, stamp: Stamp | None) -> Even
     return to_events(rows, handle.schema, form, stamp, handle.timeline, handle.machine)
 
 
+def deleting_events(handle: CollectionHandle, what: Any, time: int | Moment) -> EventTable:
+    """Return what `Collection.delete` adds to a keyed collection.
+
+    Raises:
+        InvalidUsage: what is a filter.
+        SchemaMismatch, InvalidUpdate: as `taken_keys`.
+    """
+    if isinstance(what, pc.Expression):
+        raise InvalidUsage(
+            f"delete({what}) of the keyed collection {handle.name!r}: what a filter finds depends on events that are "
+            "not resolved yet. Give keys."
+        )
+    return taken_keys(handle, what, handle.stamp(time, None))
+
+
+def check_upserts(handle: CollectionHandle) -> None:
+    """Raise InvalidUsage if the events of a collection are not those of `upsert`, but of a machine."""
+    if handle.keyed is not None and handle.keyed.machine.name != NAME:
+        raise InvalidUsage(
+            f"the collection {handle.name!r} has the machine {described(handle.keyed.machine)}, which does not "
+            "upsert: use transition()"
+        )
+
+
 def submit(handle: CollectionHandle, action: str, asked: AskedEvents) -> CommitFuture:
     """Queue events, and perhaps a seal, as one commit; see `Collection.upsert`."""
-    writer = handle.engine.writer(action)
+    return submit_all(handle.engine, action, [(handle, asked)])
+
+
+def submit_all(
+    engine: Engine,
+    action: str,
+    asks: Asks,
+    beside: Sequence[Step] = (),
+    names: Mapping[str, str] | None = None,
+) -> CommitFuture:
+    """Queue what is asked of keyed collections, and other steps, as one commit: all of it or nothing.
+
+    Args:
+        beside: come before what is asked. Their uploads stay until the commit is done, or refused for good.
+        names: of the collections of these steps, by id.
+    """
+    writer, asks = engine.writer(action), [(handle, _prepared(handle, asked)) for handle, asked in asks]
+    ids = [handle.id for handle, _ in asks]
+    commit = _Commit(engine, action, asks, beside, dict(names or {}) | {handle.id: handle.name for handle, _ in asks})
+    is_decided = not any(asked.late is not None or asked.is_least for _, asked in asks)
+    if is_decided and not any(map(writer.keyed.is_busy, ids)) and not any(_resolves(*ask) for ask in asks):
+        return engine.submit(action, [*beside, *(step for ask in asks for step in _plain_steps(*ask))], commit.names)
+    future = writer.committer.new_future()
+    size = sum(asked.events.table.nbytes for _, asked in asks if asked.events is not None)
+    try:
+        return writer.keyed.submit(ids, future, lambda: commit.made(future), size)
+    except ClientClosed:
+        engine.abandon(beside)
+        raise
+
+
+def _prepared(handle: CollectionHandle, asked: AskedEvents) -> AskedEvents:
     check_token(asked.token)  # Before anything is uploaded.
     if asked.events is not None and not len(asked.events.table):
         asked = replace(asked, events=None)
-    asked = replace(asked, marks=tuple(_token_steps(handle, asked)))
-    resolves = asked.end is not None and keyed_form(handle).resolve == "seal"
-    is_decided = asked.late is None and not asked.is_least
-    if not resolves and is_decided and not writer.keyed.is_busy(handle.id):
-        return handle.submit(action, _plain_steps(handle, asked))
-    future = writer.committer.new_future()
+    return replace(asked, marks=tuple(_token_steps(handle, asked)))
 
-    def do() -> int:
-        seqno, late = _committed(handle, action, asked, _resolving_steps if resolves else _steps_without)
-        if asked.late is not None and late is not None:
-            asked.late.update(late[REASON].to_pylist())
-            future.late = late
-        return seqno
 
-    return writer.keyed.submit(handle.id, future, do, 0 if asked.events is None else asked.events.table.nbytes)
+def _resolves(handle: CollectionHandle, asked: AskedEvents) -> bool:
+    return asked.end is not None and keyed_form(handle).resolve == "seal"
 
 
 def seal(
@@ -147,56 +203,125 @@ def resolve(handle: CollectionHandle) -> bool:
     return resolver.resolve(handle.id, handle.name, handle.machine)
 
 
-StepsOf = Callable[[CollectionHandle, CollectionState, AskedEvents], list[Step]]
+@dataclass(frozen=True, slots=True)
+class _Planned:
+    """What commits one collection's part: right for these contents, and for no others if it resolves.
+
+    Attributes:
+        names: of the collections that the steps are of.
+        late: the events that were left out.
+    """
+
+    contents: CollectionState
+    steps: list[Step]
+    names: dict[str, str]
+    late: pa.Table | None
 
 
-def _committed(
-    handle: CollectionHandle, action: str, asked: AskedEvents, steps_of: StepsOf
-) -> tuple[int, pa.Table | None]:
-    """Make steps and commit them until that is not lost to somebody else; return the seqno, and what was late."""
-    writer = handle.engine.writer(action)
-    # Events that this client asked for before are not known yet while they are on their way.
-    writer.committer.settle(SETTLE_S)
-    writer.compaction.relieve(handle.id)
-    contents = handle.known()
-    for _ in range(ATTEMPTS_MAX):
-        made: list[Part] = []
-        try:
-            timely, late = _timely(contents, keyed_form(handle), _lifted(contents, asked.against(contents)))
-            steps = steps_of(handle, contents, timely)
-            made += (part for step in steps if isinstance(step, Resolve) for part in step.parts)
-            names = {handle.id: handle.name}
-            if asked.late_steps is not None and late is not None:
-                more, named = asked.late_steps(late)
-                steps, names = [*steps, *more], {**names, **named}
-            return handle.engine.submit(action, steps, names).result(), late
-        except (Superseded, UploadExpired):
-            writer.resolver.discard(made)
-            contents = handle.contents()
-        except (UpdateNotBeyondUpper, LateEvents):
-            writer.resolver.discard(made)
-            newest = handle.contents()
-            if asked.late is None or newest == contents:
-                raise
-            contents = newest  # What is late has to be decided anew.
-        except (PendingEvents, FrontierRegression) as error:
-            # Where nothing waited, events came meanwhile; where upper was asked to be reached, somebody went beyond it.
-            writer.resolver.discard(made)
-            newest = handle.contents()
-            # Nobody is refused on the strength of an old state, which would tell an upper that is past.
-            is_behind = isinstance(error, FrontierRegression) and not asked.is_least
-            if newest == contents or (is_behind and newest.upper == contents.upper):
-                raise
-            contents = newest
-        except MissingBlob:
-            newest = handle.contents()
-            if newest == contents:
-                raise
-            contents = newest
-        except (InvalidUsage, Conflict):
-            writer.resolver.discard(made)
-            raise  # After an indeterminate commit they are left, because the record may yet appear.
-    raise Conflict(f"{action} was lost to other writers {ATTEMPTS_MAX} times; nothing of it was applied. Try it again.")
+# What may be otherwise once the newest state is known.
+_LOST = (Superseded, UploadExpired, UpdateNotBeyondUpper, LateEvents, PendingEvents, FrontierRegression, MissingBlob)
+
+
+@dataclass(frozen=True, slots=True)
+class _Commit:
+    """Commits what is asked of some keyed collections together, with steps beside.
+
+    A plan is made for each collection from its contents. If the record is refused because some of them have changed,
+    these are planned again, and the plans of the others stay. Nothing that a plan has stored is deleted before that.
+    """
+
+    engine: Engine
+    action: str
+    asks: Asks
+    beside: Sequence[Step]
+    names: dict[str, str]
+
+    def made(self, future: CommitFuture) -> int:
+        """Plan and commit until that is not lost to somebody else; return the seqno, and tell future what was late."""
+        writer = self.engine.writer(self.action)
+        # Events that this client asked for before are not known yet while they are on their way.
+        writer.committer.settle(SETTLE_S)
+        for handle, _ in self.asks:
+            writer.compaction.relieve(handle.id)
+        contents = {handle.id: handle.known() for handle, _ in self.asks}
+        plans: dict[str, _Planned] = {}
+        for _ in range(ATTEMPTS_MAX):
+            try:
+                for handle, asked in self.asks:
+                    if handle.id not in plans:
+                        plans[handle.id] = _planned(handle, contents[handle.id], asked)
+                seqno = self._submitted(plans)
+                self._tell_late(plans, future)
+                return seqno
+            except (InvalidUsage, Conflict, MissingBlob) as error:
+                try:
+                    if not isinstance(error, _LOST):
+                        raise
+                    newest = {handle.id: handle.contents() for handle, _ in self.asks}
+                    if not self._may_succeed(error, contents, newest):
+                        raise
+                except BaseException:
+                    self._discard(plans.values())
+                    self.engine.abandon(self.beside)
+                    raise  # After an indeterminate commit all is left, because the record may yet appear.
+                moved = [id_ for id_ in plans if newest[id_] != contents[id_]]
+                self._discard([plans.pop(id_) for id_ in moved or [*plans]])
+                contents = newest
+        self._discard(plans.values())
+        self.engine.abandon(self.beside)
+        raise Conflict(
+            f"{self.action} was lost to other writers {ATTEMPTS_MAX} times; nothing of it was applied. Try it again."
+        )
+
+    def _submitted(self, plans: Mapping[str, _Planned]) -> int:
+        planned = [plans[handle.id] for handle, _ in self.asks]
+        steps = [*self.beside, *(step for each in planned for step in each.steps)]
+        # Kept when the record is refused: the next attempt may need it again.
+        kept = [replace(step, is_kept=True) if isinstance(step, Write) else step for step in steps]
+        names = self.names | {id_: name for each in planned for id_, name in each.names.items()}
+        return self.engine.submit(self.action, kept, names).result()
+
+    def _may_succeed(
+        self, error: BaseException, before: Mapping[str, CollectionState], newest: Mapping[str, CollectionState]
+    ) -> bool:
+        """Return whether what was refused may succeed with the newest contents. Nobody is refused for an old state."""
+        if isinstance(error, UploadExpired):
+            return not any(isinstance(step, Write) and isinstance(step.data, Future) for step in self.beside)
+        if isinstance(error, Superseded):
+            return True
+        if newest == before:
+            return False
+        if isinstance(error, UpdateNotBeyondUpper | LateEvents):  # What is late has to be decided anew.
+            return any(asked.late is not None for _, asked in self.asks)
+        if isinstance(error, FrontierRegression):  # Where upper was asked to be reached, somebody went beyond it.
+            is_least = any(asked.is_least for _, asked in self.asks)
+            return is_least or any(newest[id_].upper != before[id_].upper for id_ in before)
+        return True
+
+    def _discard(self, plans: Iterable[_Planned]) -> None:
+        writer = self.engine.writer(self.action)
+        for each in plans:
+            for step in each.steps:
+                if isinstance(step, Resolve):
+                    writer.resolver.discard(step.parts)
+            self.engine.abandon(each.steps)
+
+    def _tell_late(self, plans: Mapping[str, _Planned], future: CommitFuture) -> None:
+        for handle, asked in self.asks:
+            late = plans[handle.id].late
+            if asked.late is not None and late is not None:
+                asked.late.update(late[REASON].to_pylist())
+                future.late = late
+
+
+def _planned(handle: CollectionHandle, contents: CollectionState, asked: AskedEvents) -> _Planned:
+    timely, late = _timely(contents, keyed_form(handle), _lifted(contents, asked.against(contents)))
+    resolves = _resolves(handle, asked)
+    steps = _resolving_steps(handle, contents, timely) if resolves else _plain_steps(handle, timely)
+    if asked.late_steps is None or late is None:
+        return _Planned(contents, steps, {}, late)
+    more, named = asked.late_steps(late)
+    return _Planned(contents, [*steps, *more], named, late)
 
 
 def _lifted(contents: CollectionState, asked: AskedEvents) -> AskedEvents:
@@ -220,11 +345,6 @@ def _timely(contents: CollectionState, form: KeyedForm, asked: AskedEvents) -> t
         return asked, None
     kept, late = split_late(asked.events, contents, form)
     return replace(asked, events=kept if len(kept.table) else None), late
-
-
-def _steps_without(handle: CollectionHandle, contents: CollectionState, asked: AskedEvents) -> list[Step]:
-    """Return what commits without resolving anything."""
-    return _plain_steps(handle, asked)
 
 
 def _resolving_steps(handle: CollectionHandle, contents: CollectionState, asked: AskedEvents) -> list[Step]:

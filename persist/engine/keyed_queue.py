@@ -2,7 +2,7 @@
 
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from persist.errors import ClientClosed
@@ -36,7 +36,9 @@ class KeyedQueue:
         """Whether the caller is what was submitted here."""
         return threading.current_thread().name.startswith(THREAD)
 
-    def submit(self, collection: str, future: CommitFuture, do: Callable[[], int], size: int) -> CommitFuture:
+    def submit(
+        self, collections: Sequence[str], future: CommitFuture, do: Callable[[], int], size: int
+    ) -> CommitFuture:
         """Have future become what do returns, after what was submitted before; size is of its events, in bytes."""
         with self._lock:
             # In a future's callback there is no waiting: the thread that makes room is the one that would wait.
@@ -46,9 +48,9 @@ class KeyedQueue:
                 raise ClientClosed("a write")
             if self._thread is None:
                 self._thread = ThreadPoolExecutor(1, THREAD)
-            self._queued[collection] += 1
+            self._queued.update(collections)
             self._bytes += size
-            self._thread.submit(self._run, collection, future, do, size)
+            self._thread.submit(self._run, collections, future, do, size)
         return future
 
     def close(self) -> None:
@@ -59,7 +61,7 @@ class KeyedQueue:
         if thread is not None:
             thread.shutdown(wait=True)
 
-    def _run(self, collection: str, future: CommitFuture, do: Callable[[], int], size: int) -> None:
+    def _run(self, collections: Sequence[str], future: CommitFuture, do: Callable[[], int], size: int) -> None:
         error: BaseException | None = None
         try:
             seqno = do()
@@ -67,9 +69,7 @@ class KeyedQueue:
             error = raised
         # Before the future resolves: who has waited for it finds nothing under way.
         with self._lock:
-            self._queued[collection] -= 1
-            if not self._queued[collection]:
-                del self._queued[collection]
+            self._queued -= Counter(collections)  # Which drops what comes to nothing.
             self._bytes -= size
             self._lock.notify_all()
         if error is None:
