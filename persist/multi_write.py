@@ -1,4 +1,4 @@
-"""Several writes and seals, of one or more collections, as one commit."""
+"""Several writes, events and seals, of one or more collections, as one commit."""
 
 from collections.abc import Mapping, Sequence
 from types import TracebackType
@@ -10,6 +10,7 @@ from persist.antichain import Antichain
 from persist.codecs import Part
 from persist.collection import Collection
 from persist.engine.commit import Commit
+from persist.engine.keyed import check_upserts, deleting_events, keyed_form, taken_events
 from persist.engine.overwriting import delete_steps, overwrite_steps
 from persist.engine.telling import describe_step
 from persist.errors import InvalidUsage
@@ -44,24 +45,64 @@ class MultiWrite:
         commit.check(handle)
         commit.add(handle, handle.write_steps(updates, handle.stamp(time, diff), token=commit.token))
 
+    def upsert(self, collection: Collection, events: Any, *, time: int | Moment | None = None) -> None:
+        """Add events of a keyed collection to the commit; takes what `Collection.upsert` takes, and checks it at once.
+
+        Raises:
+            NotKeyed: the collection is none; or InvalidUsage: its machine has other events, for `transition`.
+            UpdateNotBeyondUpper: the block has sealed the time of an event.
+        """
+        self._commit.check(collection.handle)
+        check_upserts(collection.handle)
+        self.transition(collection, events, time=time)
+
+    def transition(self, collection: Collection, events: Any, *, time: int | Moment | None = None) -> None:
+        """Add events for the machine of a keyed collection to the commit, as `Collection.transition`.
+
+        Raises:
+            NotKeyed: the collection is none.
+            UpdateNotBeyondUpper: the block has sealed the time of an event.
+        """
+        commit, handle = self._commit, collection.handle
+        commit.check(handle)
+        keyed_form(handle)
+        commit.add_events(handle, taken_events(handle, events, handle.stamp(time, None)))
+
     def overwrite(
         self, collection: Collection, rows: Any, *, time: int | Moment, where: pc.Expression | None = None
     ) -> None:
-        """Add what makes rows the contents from a time on, as `Collection.overwrite`, before any write to it."""
+        """Add what makes rows the contents from a time on, as `Collection.overwrite`, before any write to it.
+
+        Raises:
+            KeyedCollection: the collection takes events: what it holds is not known until they are resolved.
+        """
         self._check_unwritten(collection)
         check_request(collection.schema, None, where, "diff")
         self._commit.add(collection.handle, overwrite_steps(collection.handle, rows, time, where, self._commit.token))
 
     def delete(self, collection: Collection, what: Any, *, time: int | Moment) -> None:
-        """Add retractions of what is there, as `Collection.delete`, before any write to the collection."""
+        """Add retractions of what is there, as `Collection.delete`, before any write to the collection.
+
+        For a keyed collection, add events that delete keys, at any place among its other events.
+        """
+        if collection.handle.keyed is not None:
+            self._commit.check(collection.handle)
+            self._commit.add_events(collection.handle, deleting_events(collection.handle, what, time))
+            return
         self._check_unwritten(collection)
         check_request(collection.schema, None, what if isinstance(what, pc.Expression) else None, "diff")
         self._commit.add(collection.handle, delete_steps(collection.handle, what, time, self._commit.token))
 
     def seal(self, collection: Collection, upper: int | Moment | Antichain) -> None:
-        """Add a seal to the commit. It comes after the writes before it and before those after it."""
+        """Add a seal to the commit. It comes after the writes before it and before those after it.
+
+        If the collection is keyed with resolve="seal", all events before upper are resolved, pending ones too.
+
+        Raises:
+            FrontierRegression: the block has sealed a keyed collection farther.
+        """
         self._commit.check(collection.handle)
-        self._commit.add(collection.handle, [collection.handle.seal_step(upper)])
+        self._commit.add_seal(collection.handle, collection.handle.frontier("upper", upper))
 
     def allow_compaction(self, collection: Collection, since: int | Moment | Antichain) -> None:
         """Let since advance, as `Collection.allow_compaction` does."""
@@ -123,6 +164,11 @@ class MultiWrite:
             alone: also reject it if somebody has added updates at times beyond upper (`UpdatesBeyondUpper`).
         """
         self._commit.check(collection.handle)
+        if self._commit.has_events_of(collection.handle):
+            raise InvalidUsage(
+                f"expect_upper is about {collection.name!r} as it is before this block, and the block has events or a "
+                "seal of it already: put it first"
+            )
         condition = ExpectNothingBeyondUpper if alone else ExpectUpper
         self._commit.add(collection.handle, [condition(collection.id, collection.handle.frontier("upper", upper))])
 

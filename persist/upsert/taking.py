@@ -87,7 +87,7 @@ def to_events(
     if isinstance(data, TableStream):
         pieces = [_of_table(each, taken, schema, form, stamp, timeline, needed) for each in data.tables(taken)]
         none = taken.arrow.empty_table().drop_columns(["_diff"])
-        return _joined(pieces or [_of_table(none, taken, schema, form, None, timeline, needed)])
+        return joined_events(pieces or [_of_table(none, taken, schema, form, None, timeline, needed)])
     table = as_table(data, _with_deleted(taken))
     if table is not None:
         return _of_table(table, taken, schema, form, stamp, timeline, needed)
@@ -314,7 +314,7 @@ def _deleting(
     return rows.set_column(rows.schema.get_field_index(form.tombstone), rows.schema.field(form.tombstone), column)
 
 
-def _joined(tables: Sequence[EventTable]) -> EventTable:
+def joined_events(tables: Sequence[EventTable]) -> EventTable:
     """Return what came as several tables as one."""
     if len(tables) <= 1:
         return tables[0]
