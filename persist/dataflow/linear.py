@@ -332,15 +332,21 @@ def _integers(expression: Expression, frame: Frame, operator: str) -> Ints:
 
 
 def _within(stage: TemporalFilter, frame: Frame, operator: str) -> Frame:
-    """Bring each record in at the first time within its bounds, and take it away at the first one after them."""
+    """Bring each record in at the first time within its bounds, and take it away at the first one after them.
+
+    A record with a bound that is NULL is never there: a comparison with NULL is true at no time.
+    """
     begin = frame.times[stage.dimension]
     end = None
+    is_there = np.ones(len(frame), bool)
     if stage.lower is not None:
-        begin = np.maximum(begin, _integers(stage.lower, frame, operator))  # NULL is the least of all.
+        words = _integers(stage.lower, frame, operator)
+        is_there &= words != NULL
+        begin = np.maximum(begin, words)
     if stage.upper is not None:
-        words = _integers(stage.upper, frame, operator)
-        end = np.where(words == NULL, TIME_MAX + 1, words)
-    starts = np.flatnonzero((begin <= TIME_MAX) if end is None else (begin <= TIME_MAX) & (begin < end))
+        end = _integers(stage.upper, frame, operator)
+        is_there &= (end != NULL) & (begin < end)
+    starts = np.flatnonzero(is_there & (begin <= TIME_MAX))
     found = frame.take(starts)
     found.times[stage.dimension] = begin[starts]
     if end is None:

@@ -148,6 +148,8 @@ class LinearMethods(ABC, Generic[Made]):
         """Let each record be there while time is in `[lower, upper)`, integer expressions of the record; None: no
         bound.
 
+        A record whose lower or upper is NULL is never there, as in SQL. Give `lower=None` for records that have no
+        lower bound at all, or `coalesce` an expression that may be NULL.
         A window is a reduction over this: `temporal_filter(col("at"), col("at") + 24)` holds the last 24 hours.
         """
         bounds = [None if each is None else lit(each) for each in (lower, upper)]

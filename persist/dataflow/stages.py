@@ -136,7 +136,7 @@ class Explode:
 
 @dataclass(frozen=True, slots=True)
 class TemporalFilter:
-    """Let each record be there at times of `[lower, upper)` only, in one dimension; NULL is no bound."""
+    """Let each record be there at times of `[lower, upper)` only, in one dimension; never if a bound is NULL."""
 
     lower: Expression | None
     upper: Expression | None

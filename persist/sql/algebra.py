@@ -128,7 +128,7 @@ class Filter(_Node, frozen=True, tag="filter"):
 
 
 class Temporal(_Node, frozen=True, tag="temporal"):
-    """Each row at the times in [lower, upper), which it says itself; NULL is no bound."""
+    """Each row at the times in [lower, upper), which it says itself; a row whose bound is NULL is never there."""
 
     input: "Node"
     lower: Expression | None = None

@@ -9,7 +9,7 @@ side of a comparison, which is one of the conditions that all must hold in a WHE
 from typing import NoReturn
 
 from persist.errors import InvalidUsage
-from persist.sql.algebra import Call, Constant, Expression, Filter, Node, Temporal, columns_in
+from persist.sql.algebra import Call, Constant, Expression, Node, Temporal, columns_in
 from persist.sql.duck import place
 
 MARK = "persist: the time as of which a view is read"
@@ -71,7 +71,6 @@ def _bounded(node: Node, condition: Expression, unit: str, sql: str) -> Node:
 
     # The first time that is not before, and the first that is after.
     reach, passed = time("time_from"), time("time_after")
-    node = Filter(node, Call("is_not_null", "boolean", (other,))) if columns_in(other) else node
     lower = {"greater": passed, "greater_equal": reach, "equal": reach}.get(how)
     upper = {"less": reach, "less_equal": passed, "equal": passed}.get(how)
     return Temporal(node, lower, upper)

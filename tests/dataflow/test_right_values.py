@@ -67,6 +67,26 @@ def test_what_may_not_fit_int64_is_no_time_and_no_multiplicity() -> None:
     assert given(a.explode(col("v").cast(pa.int64())), [((1, 3), 0, 2)]) == [((1, 3), 6)]
 
 
+@pytest.mark.parametrize(
+    ("bounds", "there"),
+    [
+        ((col("v"), col("until")), [((3, 1, 5), 1, 1), ((3, 1, 5), 5, -1)]),
+        ((col("v"), None), [((2, 1, None), 1, 1), ((3, 1, 5), 1, 1)]),
+        ((None, col("until")), [((1, None, 5), 0, 1), ((1, None, 5), 5, -1), ((3, 1, 5), 0, 1), ((3, 1, 5), 5, -1)]),
+        ((lit(None, pa.int64()), None), []),
+    ],
+)
+def test_a_record_with_a_bound_of_time_that_is_null_is_never_there(bounds: Any, there: list[Any]) -> None:
+    stream = one(pa.int64(), until=pa.int64()).temporal_filter(*bounds)
+    seen = stream.capture()
+    with stream.program.open() as running:  # type: ignore[attr-defined]
+        rows = [(1, (None, 5)), (2, (1, None)), (3, (1, 5)), (4, (None, None))]
+        running["a"].insert([(row, 0, 1) for row in rows])
+        running["a"].close()
+        running.step()
+        assert sorted(seen.rows()) == there
+
+
 NESTED: list[tuple[Callable[[pa.DataType], pa.DataType], Callable[[int], Any]]] = [
     (pa.list_, lambda n: [n]),
     (lambda kind: pa.list_(kind, 1), lambda n: [n]),

@@ -32,6 +32,8 @@ NUMBERS = [
     "SELECT k, count(*) AS c FROM events WHERE n BETWEEN _now() - 2 AND _now() GROUP BY k",
     "SELECT id FROM events WHERE 3 + _now() > n AND n <> 5",
     "SELECT id FROM events WHERE _now() > 4 AND n = _now()",
+    "SELECT id FROM events WHERE _now() > NULL",
+    "SELECT id FROM events WHERE _now() < n + NULL::BIGINT",
 ]
 
 
