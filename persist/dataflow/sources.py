@@ -23,7 +23,7 @@ from persist.dataflow.errors import SourceLost
 from persist.dataflow.inputs import Gate
 from persist.dataflow.plan import Source
 from persist.dataflow.times import Antichain, Ints
-from persist.dataflow.types import shown
+from persist.dataflow.types import is_read_as, shown
 from persist.dataflow.words import Domain
 from persist.engine.holding import held_schema, hold_with_schema, take_hold
 from persist.engine.listening import begun_listen
@@ -118,7 +118,7 @@ class SourceReader:
         actual = self.collection.schema
         for field in self._schema:
             found = actual.arrow.field(field.name).type if field.name in actual.names else None
-            if found != field.type:
+            if found != field.type and not is_read_as(found, field.type):
                 problem = "is not there" if found is None else f"is of type {found}"
                 raise SchemaMismatch(
                     f"source {self.operator.collection!r}: the program takes column {field.name!r} for "
@@ -283,7 +283,10 @@ class SourceReader:
 
     def _columns(self, table: pa.Table) -> list[Ints]:
         """Return the words of each column, and the diffs."""
-        rows = [self._domain.encode(table[name]) for name in self._schema.names]
+        rows = []
+        for field in self._schema:
+            column = table[field.name]
+            rows.append(self._domain.encode(column if column.type == field.type else column.cast(field.type)))
         return [*rows, table["_diff"].combine_chunks().to_numpy()]
 
     def _reach(self, upper: Upper) -> None:

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
 import pyarrow as pa
+import pyarrow.types as pat
 
 from persist.blob import InvalidUsage
 from persist.codecs import SchemaMismatch
@@ -11,6 +12,14 @@ from persist.codecs import SchemaMismatch
 Columns: TypeAlias = Mapping[str, pa.DataType] | pa.Schema
 On: TypeAlias = str | Sequence[str] | Mapping[str, str]
 Pairs: TypeAlias = tuple[tuple[str, str], ...]
+
+
+def is_read_as(stored: pa.DataType | None, asked: pa.DataType) -> bool:
+    """Return whether a program may take a column of a collection for another type, which holds the same values."""
+    if pat.is_string(asked):
+        return stored is not None and pat.is_large_string(stored)
+    is_bytes = stored is not None and (pat.is_large_binary(stored) or pat.is_fixed_size_binary(stored))
+    return bool(pat.is_binary(asked) and is_bytes)
 
 
 def as_names(operator: str, names: Any, schema: pa.Schema) -> tuple[str, ...]:

@@ -4,7 +4,7 @@ DuckDB has already made joins of all subqueries: correlated ones read, through a
 values that they depend on.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from persist.errors import InvalidUsage
@@ -14,6 +14,7 @@ from persist.sql.algebra import (
     Aggregate,
     Call,
     Column,
+    Constant,
     Distinct,
     Expression,
     Filter,
@@ -32,11 +33,15 @@ from persist.sql.algebra import (
     Window,
     all_of,
     children,
+    columns_in,
     expressions_of,
 )
+from persist.sql.duck import Columns
+from persist.sql.prune import types_of
 from persist.sql.temporal import bounded, check_without_now, reads_now
+from persist.sql.types import Unreadable
 
-_ROW_ID = 2**63  # Column numbers from here on are no columns: the query reads none.
+_ROW_ID = 2**63  # Column numbers from here on are no columns: the query reads none, since tables have a `rowid`.
 _HOW = {
     "INNER": "inner",
     "LEFT": "left",
@@ -67,7 +72,7 @@ class Adapter:
         unit: of the timeline that all of them have; None if times are numbers.
     """
 
-    def __init__(self, sql: str, tables: dict[str, Sequence[tuple[str, str]]], unit: str | None = None) -> None:
+    def __init__(self, sql: str, tables: Mapping[str, Columns], unit: str | None = None) -> None:
         self._sql = sql
         self._tables = tables
         self._unit = unit
@@ -95,14 +100,14 @@ class Adapter:
             raise InvalidUsage(f"a view reads collections, and {name}() is none: write its rows to a collection first")
         columns = self._tables[table]
         numbers = [each["index"] for each in plan.get("column_indexes", ())]
-        picked = [columns[number] for number in numbers if number < _ROW_ID] or [columns[0]]
+        asked = [columns[number] for number in numbers if number < _ROW_ID]
+        for _, kind in asked:
+            if isinstance(kind, Unreadable):
+                raise InvalidUsage(kind.why)
+        picked = [(name, kind) for name, kind in asked or columns if isinstance(kind, str)]
+        picked = picked if asked else picked[:1]
         node: Node = Scan(table, tuple(name for name, _ in picked), tuple(kind for _, kind in picked))
-        if any(number >= _ROW_ID for number in numbers) or not numbers:
-            places = iter(range(len(picked)))
-            outputs = tuple(Column(next(places)) if number < _ROW_ID else TRUE for number in numbers)
-            node = Project(node, outputs or (TRUE,))
-            return node, max(1, len(numbers))
-        return node, len(picked)
+        return (node, len(picked)) if asked else (Project(node, (TRUE,)), 1)
 
     def project(self, plan: Json) -> tuple[Node, int]:
         node, _ = self._child(plan)
@@ -175,12 +180,14 @@ class Adapter:
         found = Aggregate(node, keys, aggregates, tuple(tuple(sorted(each)) for each in sets), groupings)
         return found, len(keys) + len(aggregates) + len(groupings)
 
-    def distinct(self, plan: Json) -> tuple[Node, int]:
+    def distinct(self, plan: Json, order: tuple[Order, ...] = ()) -> tuple[Node, int]:
+        """Return each row once; what the rows are in the order of by columns beside them, the first one says."""
         node, width = self._child(plan)
-        if plan.get("distinct_type") != "DISTINCT_ON":
-            return Distinct(node), width
         targets = self._of.every(plan["distinct_targets"])
-        order = tuple(map(self._of.order, plan.get("order_by", {}).get("orders") or ()))
+        if plan.get("distinct_type") == "DISTINCT_ON":
+            order = tuple(map(self._of.order, plan.get("order_by", {}).get("orders") or ()))
+        elif _determines(targets, node, width):
+            return Distinct(node), width
         return TopK(node, order, 1, 0, targets), width
 
     def order(self, plan: Json) -> tuple[Node, int]:
@@ -195,7 +202,8 @@ class Adapter:
         if ordered["type"] == "LOGICAL_ORDER_BY":
             order, map_ = tuple(map(self._of.order, ordered["orders"])), ordered.get("projection_map")
             ordered = ordered["children"][0]
-        node, width = self.adapted(ordered)
+        is_distinct = ordered["type"] == "LOGICAL_DISTINCT"
+        node, width = self.distinct(ordered, order) if is_distinct else self.adapted(ordered)
         limit, offset = self._count(plan, "limit_val"), self._count(plan, "offset_val") or 0
         return _mapped(TopK(node, order, limit, offset), width, map_)
 
@@ -210,10 +218,22 @@ class Adapter:
         raise InvalidUsage("LIMIT of a percentage is not supported in a view: give a number of rows")
 
     def union(self, plan: Json) -> tuple[Node, int]:
-        left, width = self._child(plan)
-        for at in range(1, len(plan["children"])):
-            left = SetOperation("union", left, self._child(plan, at)[0])
-        return left if plan.get("setop_all") else Distinct(left), width
+        parts = self._parts(plan, bool(plan.get("setop_all")))
+        width = parts[0][1]
+        node = _united([each for each, _ in parts])
+        return node if plan.get("setop_all") else Distinct(node), width
+
+    def _parts(self, plan: Json, is_all: bool) -> list[tuple[Node, int]]:
+        """Return what a UNION is made of, through those below it that change nothing: all are one of many parts."""
+        below = [each for each in plan["children"] if each["type"] == "LOGICAL_UNION"]
+        through = [each for each in below if bool(each.get("setop_all")) or not is_all]
+        for each in through:
+            check_members(each, _MEMBERS[each["type"]].split(), each["type"])
+        every = [
+            self._parts(each, is_all) if any(each is other for other in through) else [self.adapted(each)]
+            for each in plan["children"]
+        ]
+        return [part for parts in every for part in parts]
 
     def except_(self, plan: Json) -> tuple[Node, int]:
         return self._set_operation(plan, "except")
@@ -258,12 +278,8 @@ class Adapter:
 
     def expressions(self, plan: Json) -> tuple[Node, int]:
         types = tuple(self._of.type_of(each, plan) for each in plan["expr_types"])
-        one = Values(("boolean",), ((TRUE,),))
-        rows: list[Node] = [Project(one, self._of.every(row)) for row in plan["expressions"]]
-        found = rows[0]
-        for each in rows[1:]:
-            found = SetOperation("union", found, each)
-        return found, len(types)
+        input_, _ = self._child(plan)
+        return _united([Project(input_, self._of.every(row)) for row in plan["expressions"]]), len(types)
 
     def empty(self, plan: Json) -> tuple[Node, int]:
         types = tuple(self._of.type_of(each, plan) for each in plan.get("return_types", ()))
@@ -324,6 +340,31 @@ _MEMBERS = {
     "LOGICAL_EXPRESSION_GET": f"{_RUNS} expr_types expressions",
     "LOGICAL_EMPTY_RESULT": f"{_RUNS} return_types bindings",
 }
+
+
+def _united(parts: Sequence[Node]) -> Node:
+    """Return the rows of all parts, as a tree that is no deeper than it must be."""
+    if len(parts) == 1:
+        return parts[0]
+    half = len(parts) // 2
+    return SetOperation("union", _united(parts[:half]), _united(parts[half:]))
+
+
+def _determines(targets: Sequence[Expression], node: Node, width: int) -> bool:
+    """Return whether rows that agree in some expressions agree in all columns, which may be computed from these."""
+    known = {each.index for each in targets if isinstance(each, Column)}
+    if not isinstance(node, Project):
+        return len(known) == width
+    given = [node.outputs[at] for at in known]
+    kinds = types_of(node.input)
+    exact = {at for at, kind in enumerate(kinds) if kind not in ("float", "double")}  # 0.0 and -0.0 are one row.
+
+    def is_known(expression: Expression) -> bool:
+        if isinstance(expression, Call) and columns_in(expression) <= exact and expression not in given:
+            return all(map(is_known, expression.arguments))
+        return isinstance(expression, Constant) or expression in given
+
+    return all(map(is_known, node.outputs))
 
 
 def _conjuncts(condition: Expression) -> list[Expression]:

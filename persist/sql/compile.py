@@ -1,17 +1,35 @@
 """From the text of a query to the definition of a view."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from difflib import get_close_matches
 
 from persist.codecs import CollectionSchema
 from persist.errors import InvalidUsage
 from persist.sql.adapt import Adapter
-from persist.sql.algebra import Aggregate, Column, Filter, Node, Project, Temporal, TopK
-from persist.sql.duck import bound, place, tables_of
+from persist.sql.algebra import (
+    Aggregate,
+    Call,
+    Column,
+    Expression,
+    Filter,
+    Node,
+    Project,
+    Temporal,
+    TopK,
+    children,
+    expressions_of,
+)
+from persist.sql.duck import Columns, bound, names_column, place, tables_of
 from persist.sql.temporal import MARK
-from persist.sql.types import of_arrow
+from persist.sql.types import Unreadable, of_arrow
 
-Tables = dict[str, Sequence[tuple[str, str]]]
+_ROW_ID = "rowid"
+LEVELS_MAX = 250  # Rewriting takes two calls of Python for each, of the 1000 that may be under way at once.
+_TOO_DEEP = (
+    "the query nests deeper than views can take, which is about 100 subqueries or 200 operators in each other: make "
+    "views of its parts, or write a long chain in parentheses, as (a + b) + (c + d)"
+)
 _NOT_STORED = ("interval", "null")
 
 
@@ -22,7 +40,9 @@ def mentioned(sql: str, names: Sequence[str]) -> list[str]:
         InvalidUsage: one of them is not there, or it cannot be told which one is meant.
     """
     found = []
-    for each, at in tables_of(sql).items():
+    with _deep_is_refused():
+        tables = tables_of(sql)
+    for each, at in tables.items():
         same = [name for name in names if name == each] or [name for name in names if name.lower() == each.lower()]
         if len(same) > 1:
             raise InvalidUsage(
@@ -38,10 +58,21 @@ def mentioned(sql: str, names: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def columns_of(schema: CollectionSchema) -> list[tuple[str, str]]:
-    """Return the columns of a collection that queries can read, with their types."""
-    found = [(name, of_arrow(schema.arrow.field(name).type)) for name in schema.names]
-    return [(name, kind) for name, kind in found if kind is not None]
+def columns_of(name: str, schema: CollectionSchema, *, names_row_id: bool) -> Columns:
+    """Return the columns of a collection with their types, and what DuckDB would take a query to read besides."""
+    found: list[tuple[str, str | Unreadable]] = []
+    for column in schema.names:
+        kind = schema.arrow.field(column).type
+        why = (
+            f"column {column!r} of collection {name!r} is of type {kind}, which queries cannot read: name the columns "
+            "that the query needs in place of *, or make a collection with this one as texts or numbers, by a dataflow"
+        )
+        found.append((column, of_arrow(kind) or Unreadable(why, kind)))
+    if names_row_id and _ROW_ID not in map(str.lower, schema.names):
+        # DuckDB numbers the rows of its tables, and a column of that name hides the number.
+        why = f"rowid: rows of collections have no number, and collection {name!r} has no column of that name"
+        found.append((_ROW_ID, Unreadable(f"{why}; use its key, which is {list(schema.key_names)}")))
+    return found
 
 
 def planned(sql: str, schemas: Mapping[str, CollectionSchema]) -> tuple[Node, list[tuple[str, str]]]:
@@ -50,16 +81,43 @@ def planned(sql: str, schemas: Mapping[str, CollectionSchema]) -> tuple[Node, li
     Raises:
         InvalidUsage: it is no query, or needs what is not there or not supported.
     """
-    tables: Tables = {name: columns_of(schema) for name, schema in schemas.items()}
+    with _deep_is_refused():
+        return _planned(sql, schemas)
+
+
+def _planned(sql: str, schemas: Mapping[str, CollectionSchema]) -> tuple[Node, list[tuple[str, str]]]:
+    names_row_id = names_column(sql, _ROW_ID)
+    tables = {name: columns_of(name, schema, names_row_id=names_row_id) for name, schema in schemas.items()}
     for name, columns in tables.items():
-        if not columns:
+        if all(isinstance(kind, Unreadable) for _, kind in columns):
             raise InvalidUsage(f"collection {name!r} has no column of a type that queries can read")
     units = {schema.timeline for schema in schemas.values()}
     unit = units.pop() if len(units) == 1 else None
     found = bound(sql, tables, f"CAST(error('{MARK}') AS {'BIGINT' if unit is None else 'TIMESTAMP'})")
     plan, width = Adapter(sql, tables, unit).adapted(found.plan)
-    assert width == len(found.names), (width, found.names)
-    return plan, list(zip(found.names, found.types, strict=True))
+    if _levels(plan) > LEVELS_MAX:
+        raise InvalidUsage(_TOO_DEEP)
+    columns = found.columns()
+    assert width == len(columns), (width, columns)
+    return plan, columns
+
+
+@contextmanager
+def _deep_is_refused() -> Iterator[None]:
+    try:
+        yield
+    except RecursionError:
+        raise InvalidUsage(_TOO_DEEP) from None
+
+
+def _levels(node: Node) -> int:
+    """Return how deep a plan is, a relation counting for two levels and an expression for one."""
+    own = max(map(_levels_of, expressions_of(node)), default=0)
+    return 2 + max([own, *map(_levels, children(node))])
+
+
+def _levels_of(expression: Expression) -> int:
+    return 1 + max(map(_levels_of, expression.arguments), default=0) if isinstance(expression, Call) else 1
 
 
 def check_columns(columns: Sequence[tuple[str, str]]) -> None:

@@ -6,25 +6,36 @@ is ever computed by it. It is needed only where a view is created; the plan that
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
+
+import pyarrow as pa
 
 from persist.errors import InvalidUsage
-from persist.sql.types import of_name, to_duckdb
+from persist.sql.types import Unreadable, of_name, to_duckdb
 
+Columns: TypeAlias = Sequence[tuple[str, str | Unreadable]]
 SUPPORTED = (2, 0)  # The names of nodes in its plans change from one minor version to the next.
 
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """A query as DuckDB understands it: its plan, and the names and types of its columns."""
+    """A query as DuckDB understands it: its plan, and the names of its columns with what DuckDB calls their types."""
 
     plan: dict[str, Any]
-    names: tuple[str, ...]
-    types: tuple[str, ...]
+    described: tuple[tuple[str, str], ...]
+
+    def columns(self) -> list[tuple[str, str]]:
+        """Return the columns of the query, with their types.
+
+        Raises:
+            InvalidUsage: one is of a type that is not supported.
+        """
+        return [(name, _kind(name, kind)) for name, kind in self.described]
 
 
-def bound(sql: str, tables: Mapping[str, Sequence[tuple[str, str]]], now: str) -> Bound:
+def bound(sql: str, tables: Mapping[str, Columns], now: str) -> Bound:
     """Return the plan of a query.
 
     Args:
@@ -42,7 +53,7 @@ def bound(sql: str, tables: Mapping[str, Sequence[tuple[str, str]]], now: str) -
         connection.execute("PRAGMA disable_optimizer")
         connection.execute(f"CREATE MACRO _now() AS {now}")
         for name, columns in tables.items():
-            shown = ", ".join(f"{_quoted(column)} {to_duckdb(kind)}" for column, kind in columns)
+            shown = ", ".join(f"{_quoted(column)} {_declared(kind, connection)}" for column, kind in columns)
             connection.execute(f"CREATE TABLE {_quoted(name)} ({shown})")
         found = json.loads(_first(connection, _SERIALIZE, sql, sql))
         if found["error"]:
@@ -53,7 +64,17 @@ def bound(sql: str, tables: Mapping[str, Sequence[tuple[str, str]]], now: str) -
             described = connection.execute(f"DESCRIBE {sql.rstrip().rstrip(';')}").fetchall()
         except Exception as error:
             raise InvalidUsage(f"DuckDB cannot plan the query {sql!r:.200}: {error}") from error
-    return Bound(found["plans"][0], tuple(row[0] for row in described), tuple(_kind(*row[:2]) for row in described))
+    return Bound(found["plans"][0], tuple((name, kind) for name, kind, *_ in described))
+
+
+def _declared(kind: str | Unreadable, connection: Any) -> str:
+    """Return the type of a column of a table that queries are bound to."""
+    if isinstance(kind, str):
+        return to_duckdb(kind)
+    if kind.arrow is not None:
+        with suppress(Exception):  # DuckDB does not have all types, and has errors of several kinds for that.
+            return str(connection.from_arrow(pa.schema({"x": kind.arrow}).empty_table()).types[0])
+    return "VARIANT"
 
 
 def tables_of(sql: str) -> dict[str, int]:
@@ -62,6 +83,26 @@ def tables_of(sql: str) -> dict[str, int]:
     Raises:
         InvalidUsage: it is not a query that can be parsed.
     """
+    tables: dict[str, int] = {}
+    own: set[str] = set()
+    _collect(_parsed(sql), tables, own, sql)
+    return {name: at for name, at in sorted(tables.items()) if name.lower() not in own}
+
+
+def names_column(sql: str, name: str) -> bool:
+    """Return whether a query refers to a column by a name, in whatever table."""
+    if name not in sql.lower():
+        return False
+    left: list[Any] = [_parsed(sql)]
+    while left:
+        node = left.pop()
+        if isinstance(node, dict) and node.get("class") == "COLUMN_REF" and node["column_names"][-1].lower() == name:
+            return True
+        left += node.values() if isinstance(node, dict) else node if isinstance(node, list) else ()
+    return False
+
+
+def _parsed(sql: str) -> Any:
     duckdb = _duckdb()
     if not isinstance(sql, str) or not sql.strip():
         raise InvalidUsage(f"sql={sql!r} is no query: write SELECT … FROM …")
@@ -71,10 +112,7 @@ def tables_of(sql: str) -> dict[str, int]:
         raise InvalidUsage(_explained(found, sql))
     if len(found.get("statements", ())) != 1:
         raise InvalidUsage(f"the query has {len(found.get('statements', ()))} statements: give one, a SELECT")
-    tables: dict[str, int] = {}
-    own: set[str] = set()
-    _collect(found["statements"][0], tables, own, sql)
-    return {name: at for name, at in sorted(tables.items()) if name.lower() not in own}
+    return found["statements"][0]
 
 
 def _collect(node: Any, tables: dict[str, int], own: set[str], sql: str) -> None:

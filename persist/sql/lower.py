@@ -1,6 +1,6 @@
 """From our plan to a dataflow: each relation becomes a stream with the columns c0, c1, …"""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -35,6 +35,7 @@ from persist.sql.lower_aggregate import aggregated
 from persist.sql.lower_expression import column, lowered, numbered, scalar
 from persist.sql.lower_join import joined
 from persist.sql.order import NOTHING, Known
+from persist.sql.prune import is_empty_without
 from persist.sql.rewrite import rewritten
 from persist.sql.types import to_arrow
 
@@ -65,8 +66,8 @@ class Lowering:
     def stream(self, node: Node) -> Stream:
         """Return the stream of a relation."""
         match node:
-            case Scan(collection, columns):
-                return numbered(self._source(collection), [col(name) for name in columns])
+            case Scan(collection, columns, types):
+                return _scanned(self._source(collection), columns, types)
             case Values():
                 return self._program.constant(_table(node))
             case Project(input_, outputs):
@@ -112,6 +113,11 @@ class Lowering:
         every, new = scope.variable("every", anchor), scope.variable("new", anchor)
         self._known[node.number] = new
         step = self.stream(node.step).entered(scope.number)
+        goes_on = None
+        if not is_empty_without(node.step, frozenset([node.number])):
+            # A sum has a row even of nothing. The first round is always done, and others only after one with new rows.
+            goes_on = scope.variable("goes_on", self._program.constant(pa.table({"goes_on": [True]})))
+            step = step.cross(goes_on).project(*step.columns)
         if node.all:
             step = step.consolidate()
         else:
@@ -119,8 +125,19 @@ class Lowering:
             step = step - step.join(every, step.columns, null_equals=True)
             step = step.consolidate()
         new.set(step)
+        if goes_on is not None:
+            goes_on.set(step.map(goes_on=lit(True)).distinct())
         every.set((every + step).consolidate())
         return scope.leave(every)
+
+
+def _scanned(stream: Stream, columns: Sequence[str], types: Sequence[str]) -> Stream:
+    """Return columns of a stream, as the types that the plan takes them for: a long text as a text."""
+    outputs: list[DataflowExpression] = []
+    for name, kind in zip(columns, map(to_arrow, types), strict=True):
+        is_so = stream.schema.field(name).type == kind
+        outputs.append(col(name) if is_so else DataflowCall("cast", (col(name),), (kind,)))
+    return numbered(stream, outputs)
 
 
 def _at_least_none(count: int) -> int:

@@ -22,6 +22,7 @@ from persist.sql.algebra import (
     TopK,
     Values,
     Window,
+    children,
     columns_in,
     moved,
     replaced,
@@ -30,28 +31,37 @@ from persist.sql.algebra import (
 
 def width_of(node: Node) -> int:
     """Return how many columns a relation has."""
+    return len(types_of(node))
+
+
+def types_of(node: Node) -> tuple[str, ...]:
+    """Return the types of the columns of a relation."""
     match node:
-        case Scan(_, columns):
-            return len(columns)
-        case Values(types) | Ref(_, types):
-            return len(types)
-        case Project(_, outputs):
-            return len(outputs)
+        case Scan(_, _, types) | Values(types) | Ref(_, types):
+            return types
+        case Project(input_, outputs):
+            return types_in(outputs, types_of(input_))
         case Filter(input_) | Temporal(input_) | Distinct(input_) | TopK(input_):
-            return width_of(input_)
+            return types_of(input_)
         case Join(how, left, right):
             if how in ("semi", "anti", "unless"):
-                return width_of(left)
-            return width_of(left) + (1 if how == "mark" else width_of(right))
-        case Aggregate(_, keys, aggregates, _, groupings):
-            return len(keys) + len(aggregates) + len(groupings)
+                return types_of(left)
+            return (*types_of(left), *(("boolean",) if how == "mark" else types_of(right)))
+        case Aggregate(input_, keys, aggregates, _, groupings):
+            made = (*(each.type for each in aggregates), *("int64" for _ in groupings))
+            return (*types_in(keys, types_of(input_)), *made)
         case SetOperation(_, left) | Recursive(_, _, left):
-            return width_of(left)
+            return types_of(left)
         case Window(input_, calls):
-            return width_of(input_) + len(calls)
+            return (*types_of(input_), *(each.type for each in calls))
         case Let(_, _, body):
-            return width_of(body)
+            return types_of(body)
     raise AssertionError(node)
+
+
+def types_in(expressions: Iterable[Expression], given: Sequence[str]) -> tuple[str, ...]:
+    """Return the types of expressions over columns of given types."""
+    return tuple(given[each.index] if isinstance(each, Column) else each.type for each in expressions)
 
 
 def pruned(plan: Node) -> Node:
@@ -87,6 +97,12 @@ def _needed(node: Node, needed: Sequence[int]) -> Node:
         case Window(input_, calls):
             wanted = list(range(width_of(input_)))
             return _picked(Window(_needed(input_, wanted), calls), needed)
+        case TopK(input_, _, 1, 0, partition) if {*map(Column, needed)} <= {*partition}:
+            # What makes one row of a partition the first one is not asked for.
+            wanted = _union((), partition)
+            if partition == tuple(map(Column, wanted)):
+                return _picked(Distinct(_needed(input_, wanted)), [wanted.index(at) for at in needed])
+            return _picked(replaced(node, pruned), needed)
         case SetOperation("union", left, right):
             return SetOperation("union", _needed(left, needed), _needed(right, needed))
         case Let(number, value, body):
@@ -171,6 +187,30 @@ def _join(node: Join, needed: Sequence[int]) -> Node:
     if node.how == "mark":
         return _picked(found, [len(lefts) if at == width else ours[at] for at in needed])
     return _picked(found, [to(at).index for at in needed])
+
+
+def is_empty_without(node: Node, empty: frozenset[int]) -> bool:
+    """Return whether a relation surely has no rows if those with some numbers have none."""
+    match node:
+        case Scan():
+            return False
+        case Values(_, rows):
+            return not rows
+        case Ref(number):
+            return number in empty
+        case Aggregate(input_, _, _, sets):
+            return all(sets) and is_empty_without(input_, empty)
+        case Join(how, left, right):
+            sides = is_empty_without(left, empty), is_empty_without(right, empty)
+            return any(sides) if how in ("inner", "semi") else all(sides) if how == "full" else sides[how == "right"]
+        case SetOperation(how, left, right):
+            parts = is_empty_without(left, empty), is_empty_without(right, empty)
+            return all(parts) if how == "union" else parts[0] or (how == "intersect" and parts[1])
+        case Let(number, value, body):
+            return is_empty_without(body, empty | {number} if is_empty_without(value, empty) else empty)
+        case Recursive(_, _, anchor):
+            return is_empty_without(anchor, empty)
+    return all(is_empty_without(each, empty) for each in children(node))
 
 
 def unique_columns(node: Node) -> list[frozenset[int]]:

@@ -7,11 +7,13 @@
 """
 
 import re
+from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.types as pat
 
+from persist.dataflow.types import is_read_as
 from persist.errors import InvalidUsage
 
 _SIMPLE = {
@@ -76,12 +78,28 @@ def to_arrow(kind: str) -> pa.DataType:
 
 
 def of_arrow(kind: pa.DataType) -> str | None:
-    """Return the type of a column of a collection; None if queries cannot read it."""
+    """Return the type that queries read a column of a collection as; None if they cannot."""
     if pat.is_decimal128(kind) and kind.scale >= 0:
         return f"decimal({kind.precision},{kind.scale})"
-    if pat.is_large_string(kind) or (pat.is_timestamp(kind) and kind.tz not in (None, "UTC")):
+    same = next((each for each in ("text", "blob") if is_read_as(kind, _SIMPLE[each])), None)
+    if same is not None:
+        return same
+    if pat.is_timestamp(kind) and kind.tz not in (None, "UTC"):
         return None
     return next((name for name, each in _SIMPLE.items() if each == kind and name not in ("interval", "null")), None)
+
+
+@dataclass(frozen=True, slots=True)
+class Unreadable:
+    """What stands for the type of a column that queries cannot read: DuckDB binds it, and then it is refused.
+
+    Attributes:
+        why: what to say of it.
+        arrow: its type; None if it is no column.
+    """
+
+    why: str
+    arrow: pa.DataType | None = None
 
 
 def to_duckdb(kind: str) -> str:

@@ -139,8 +139,9 @@ def check(
     *,
     is_rewritten: bool = True,
     known: Known = NOTHING,
+    asked: str | None = None,
 ) -> None:
-    """Raise AssertionError unless the dataflow has DuckDB's answer after each step."""
+    """Raise AssertionError unless the dataflow has DuckDB's answer after each step: to `asked`, if that is given."""
     program, answer, inputs = program_of(sql, tables, is_rewritten=is_rewritten, known=known)
     seen, duck = answer.capture(), Duck(tables)
     state: dict[str, Counter[Row]] = {name: Counter() for name in tables}
@@ -158,7 +159,7 @@ def check(
             for record, diff in _taken(seen.take()):
                 have[record] += diff
             have = Counter({record: count for record, count in have.items() if count})
-            want = duck.answer(sql)
+            want = duck.answer(asked or sql)
             assert have == want, f"after step {time}\n{sql}\nDuckDB: {want - have}\nthis:   {have - want}"
     duck.close()
 

@@ -1,0 +1,144 @@
+"""What is accepted as a view is right at every refresh; what cannot be right is refused when the view is made."""
+
+import datetime
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import persist
+from persist.dataflow import Program
+from persist.sql.algebra import Distinct, Project, Scan, children
+from persist.sql.compile import planned
+from persist.sql.rewrite import rewritten
+from tests.sql.oracle import TABLES, changes, check, schemas
+from tests.sql.test_views import rows
+
+ODD: dict[str, tuple[pa.DataType, Any]] = {
+    "tags": (pa.list_(pa.string()), ["x"]),
+    "place": (pa.struct({"x": pa.int64()}), {"x": 1}),
+    "berlin": (pa.timestamp("us", "Europe/Berlin"), datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)),
+    "half": (pa.float16(), 1.0),
+    "wide": (pa.decimal256(50, 2), 1),
+    "lasts": (pa.duration("s"), datetime.timedelta(seconds=1)),
+}
+
+
+@pytest.fixture
+def client() -> Iterator[persist.Client]:
+    with persist.open("memory://plans") as found:
+        yield found
+        for each in sorted(found.collections(), key=lambda name: name != "v"):
+            found.drop(each)
+
+
+@pytest.mark.parametrize("column", ODD)
+def test_a_query_that_reads_a_column_of_a_type_that_views_cannot_take_is_refused(
+    client: persist.Client, column: str
+) -> None:
+    kind, value = ODD[column]
+    odd = client.create_or_load("odd", key={"a": pa.int64()}, value={"b": pa.int64(), column: kind})
+    odd.write([((1, (2, value)), 0, 1)], seal=1).result()
+    for sql in ("SELECT * FROM odd", f"SELECT {column} FROM odd", f"SELECT a FROM odd WHERE {column} IS NULL"):
+        with pytest.raises(persist.InvalidUsage, match=f"(?s)column '{column}' of collection 'odd' is of type .*name"):
+            client.create_view("v", sql)
+    view = client.create_view("v", "SELECT a, b, (SELECT count(*) FROM odd) AS n FROM odd")
+    view.refresh()
+    assert rows(view) == [(1, 2, 1)]
+
+
+def test_long_texts_and_bytes_of_any_layout_are_read(client: persist.Client) -> None:
+    kinds = {"s": pa.large_string(), "b": pa.large_binary(), "four": pa.binary(4)}
+    wide = client.create_or_load("wide", key={"k": pa.large_string()}, value=kinds)
+    narrow = client.create_or_load("narrow", key={"s": pa.string()}, value={"n": pa.int64()})
+    narrow.write([(("x", 7), 0, 1)], seal=3).result()
+    wide.write([(("one", ("x", b"1", b"abcd")), 0, 1), (("two", ("y", None, b"abcd")), 0, 1)], seal=1).result()
+    where = "s >= 'x' AND four = 'abcd'::BLOB"
+    sql = f"SELECT k || '!' AS k, s, b, four, n FROM wide LEFT JOIN narrow USING (s) WHERE {where}"
+    view = client.create_view("v", sql)
+    view.refresh()
+    assert rows(view) == [("one!", "x", b"1", b"abcd", 7), ("two!", "y", None, b"abcd", None)]
+    wide.write([(("one", ("x", b"1", b"abcd")), 1, -1), (("three", (None, None, None)), 1, 1)], seal=2).result()
+    view.refresh()
+    assert rows(view) == [("two!", "y", None, b"abcd", None)]
+    program = Program("p").using(client)
+    assert program.sql("SELECT s FROM wide").schema.types == [pa.string()]
+
+
+def test_a_text_that_becomes_a_long_one_stays_what_it_is_for_the_view(client: persist.Client) -> None:
+    texts = client.create_or_load("texts", key={"k": pa.int64()}, value={"s": pa.string()})
+    texts.write([((1, "x"), 0, 1)], seal=1).result()
+    view = client.create_view("v", "SELECT k, s FROM texts")
+    view.refresh()
+    texts.evolve(widen={"s": pa.large_string()})
+    texts.write([((2, "y"), 1, 1)], seal=2).result()
+    view.close()
+    view.refresh()
+    assert rows(view) == [(1, "x"), (2, "y")]
+
+
+@pytest.mark.parametrize(
+    "sql", ["SELECT rowid FROM t", "SELECT t.a FROM t JOIN t o ON t.ROWID = o.rowid", "SELECT count(rowid) AS n FROM t"]
+)
+def test_rows_of_collections_have_no_number(client: persist.Client, sql: str) -> None:
+    client.create_or_load("t", key={"a": pa.int64()}, value={"b": pa.int64()})
+    with pytest.raises(persist.InvalidUsage, match=r"rowid: rows of collections have no number.*key.*\['a'\]"):
+        client.create_view("v", sql)
+
+
+def test_a_column_that_is_called_rowid_is_one(client: persist.Client) -> None:
+    t = client.create_or_load("t", key={"ROWID": pa.int64()}, value={"b": pa.int64()})
+    t.write([((5, 6), 0, 1)], seal=1).result()
+    view = client.create_view("v", "SELECT rowid, b FROM t WHERE rowid > 1")
+    view.refresh()
+    assert rows(view) == [(5, 6)]
+
+
+@pytest.mark.parametrize(
+    ("sql", "same"),
+    [
+        ("SELECT DISTINCT a FROM t ORDER BY b LIMIT 2", "min(b) AS o FROM t GROUP BY a ORDER BY o, a"),
+        ("SELECT DISTINCT a FROM t ORDER BY b DESC LIMIT 2", "max(b) AS o FROM t GROUP BY a ORDER BY o DESC, a"),
+        ("SELECT DISTINCT a FROM t ORDER BY m + 1 LIMIT 2", "min(m + 1) AS o FROM t GROUP BY a ORDER BY o, a"),
+    ],
+)
+def test_distinct_rows_come_where_their_first_one_comes_in_the_order(sql: str, same: str) -> None:
+    for seed in range(5):
+        check(sql, changes(seed), asked=f"SELECT a FROM (SELECT a, {same} LIMIT 2)")
+
+
+def test_an_order_of_distinct_rows_without_a_limit_is_not_computed() -> None:
+    plan = rewritten(planned("SELECT DISTINCT a FROM t ORDER BY b", schemas(TABLES))[0])
+    kinds, left = [], [plan]
+    while left:
+        node = left.pop()
+        kinds.append(type(node))
+        left += children(node)
+    assert kinds == [Project, Distinct, Project, Scan]
+    assert node == Scan("t", ("a",), ("int32",))
+
+
+@pytest.mark.parametrize("how", ["UNION ALL", "UNION"])
+def test_hundreds_of_parts_of_a_union_are_no_deep_plan(client: persist.Client, how: str) -> None:
+    t = client.create_or_load("t", key={"a": pa.int64()}, value={"b": pa.int64()})
+    t.write([((5, 6), 0, 1)], seal=1).result()
+    view = client.create_view("v", f" {how} ".join(f"SELECT a + {at % 3} AS a FROM t" for at in range(300)))
+    view.refresh()
+    assert view.snapshot().count() == (300 if how == "UNION ALL" else 3)
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        " EXCEPT ".join(f"SELECT a + {at} AS a FROM t" for at in range(120)),
+        "SELECT a" + " + 1" * 300 + " AS a FROM t",
+        "SELECT " + "abs(" * 600 + "a" + ")" * 600 + " AS a FROM t",
+        "SELECT a FROM " + "(SELECT a FROM " * 150 + "t" + ")" * 150,
+        "SELECT a FROM " + "(SELECT a FROM " * 300 + "t" + " LIMIT 9)" * 300,
+    ],
+)
+def test_a_query_that_nests_deeper_than_can_be_run_is_refused(client: persist.Client, sql: str) -> None:
+    client.create_or_load("t", key={"a": pa.int64()}, value={"b": pa.int64()})
+    with pytest.raises(persist.InvalidUsage, match=r"nests deeper than views can take|depth limit"):
+        client.create_view("v", sql)
