@@ -11,7 +11,6 @@ The packed integers are sorted together with their row numbers where both fit in
 numpy's stable argsort, a timsort, which is fast on what a set of parts is, a concatenation of sorted runs.
 Measured on 1M rows in 10 sorted runs either takes a tenth of the time of Acero's sort.
 
-Few rows are sorted as Python's tuples (`few`).
 
 Where a column has no cheap digits, or more than `WORDS_MAX` of them, Acero sorts the rows that are still
 tied.
@@ -27,7 +26,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pt
 
-from persist.codecs.order import few
 from persist.codecs.order.arrays import boolean_values, int64_array
 
 Rows: TypeAlias = npt.NDArray[np.int64]
@@ -97,8 +95,6 @@ class RowSorter:
             int64[m], the row numbers in order, and bool[m], true where a row (in that order) differs from the
             one before.
         """
-        if rows is None and 1 < self._rows <= few.ROWS_MAX and (found := few.few_sorted(self._columns)) is not None:
-            return np.array(found[0], np.int64), np.array(found[1], np.bool_)
         packed = self.packed if rows is None else self.packed[rows]
         order = np.arange(len(packed), dtype=np.int64) if rows is None else rows
         if bool((packed[1:] < packed[:-1]).any()):

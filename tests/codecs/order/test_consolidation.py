@@ -1,7 +1,6 @@
 """Consolidation agrees with a counter in plain Python, and never wraps."""
 
 import math
-from collections.abc import Iterator
 
 import hypothesis.strategies as st
 import numpy as np
@@ -10,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 
 from persist.codecs.errors import DiffOverflow
-from persist.codecs.order import consolidation, few
+from persist.codecs.order import consolidation
 from persist.codecs.order.consolidation import consolidate, sum_all
 from tests.codecs.oracle import sort_keys, sums
 from tests.codecs.strategies import arrays, arrow_types
@@ -18,14 +17,6 @@ from tests.sampling import examples
 
 INT64_MAX, INT64_MIN = 2**63 - 1, -(2**63)
 DIFFS = st.one_of(st.sampled_from([-1, 1, 2, 0]), st.sampled_from([INT64_MAX, INT64_MIN, 2**62, 2**32 - 1]))
-
-
-@pytest.fixture(params=[few.ROWS_MAX, 0], ids=["as tuples", "by digits"], scope="module", autouse=True)
-def way(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Few rows are sorted in a way of their own, so the other one is to be asked for."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(few, "ROWS_MAX", request.param)
-        yield
 
 
 @st.composite

@@ -3,7 +3,6 @@
 import math
 import struct
 from collections import Counter
-from collections.abc import Iterator
 from typing import Any
 
 import hypothesis.strategies as st
@@ -13,7 +12,6 @@ import pyarrow.compute as pc
 import pytest
 from hypothesis import given, settings
 
-from persist.codecs.order import few
 from persist.codecs.order.digits import RowSorter
 from persist.codecs.order.ordering import canonical, order_keys, row_sorter, sort_indices
 from tests.codecs.oracle import sort_keys
@@ -21,14 +19,6 @@ from tests.codecs.strategies import arrays, arrow_types, flat_types
 from tests.sampling import examples
 
 OTHER_NAN = struct.unpack("<d", struct.pack("<Q", 0xFFF8_0000_0000_0123))[0]
-
-
-@pytest.fixture(params=[few.ROWS_MAX, 0], ids=["as tuples", "by digits"], scope="module", autouse=True)
-def way(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Few rows are sorted in a way of their own, so the other one is to be asked for."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(few, "ROWS_MAX", request.param)
-        yield
 
 
 @st.composite
