@@ -64,7 +64,7 @@ def test_a_consumer_that_is_killed_before_it_acknowledges_sees_it_all_again_and_
 def test_all_blocks_of_the_page_about_upserts_run_one_after_the_other(tmp_path: Path) -> None:
     page = (ROOT / "docs" / "upserts.md").read_text(encoding="utf-8")
     blocks = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
-    assert len(blocks) == 5
+    assert len(blocks) == 6
     script = tmp_path / "page.py"
     script.write_text("\n".join(blocks))
     env = {**os.environ, "PYTHONPATH": ""}

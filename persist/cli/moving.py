@@ -38,6 +38,9 @@ def evolve(
     tombstone: Annotated[
         str | None, typer.Option(metavar="COLUMN", help="With --keyed: says that a key is deleted.")
     ] = None,
+    ties: Annotated[
+        str, typer.Option(help='With --keyed: of events that are equal in order, "last" to arrive or "greatest" value.')
+    ] = "last",
 ) -> int:
     """Change the schema for every reader and every time from now on; no data is rewritten."""
     from persist.cli.columns import typed
@@ -45,8 +48,9 @@ def evolve(
     names = dict(_pair(each) for each in rename or [])
     if not (add or drop or names or widen or keyed):
         raise persist.InvalidUsage("say what is to change: --add, --drop, --rename, --widen or --keyed")
-    if not keyed and (order_by or tombstone is not None):
-        raise persist.InvalidUsage("--order-by and --tombstone go with --keyed")
+    if not keyed and (order_by or tombstone is not None or ties != "last"):
+        raise persist.InvalidUsage("--order-by, --tombstone and --ties go with --keyed")
+    form: Any = {"order_by": order_by or (), "tombstone": tombstone, "ties": ties}
     added = dict(map(typed, add or []))
     with at.writing() as client:
         found = client.load(collection)
@@ -56,7 +60,7 @@ def evolve(
             drop=drop or [],
             rename=names,
             widen=dict(map(typed, widen or [])),
-            keyed=persist.Keyed(order_by=order_by or [], tombstone=tombstone) if keyed else None,
+            keyed=persist.Keyed(**form) if keyed else None,
         )
         columns = {name: str(found.schema.arrow.field(name).type) for name in found.schema.names}
         tell_done(

@@ -39,6 +39,7 @@ class Portrait:
             "machine": form.machine.name,
             "resolve": form.resolve,
             "order_by": list(form.order_by),
+            "ties": form.ties,
             "tombstone": form.tombstone,
             "tombstone_value": form.tombstone_value,
         }
@@ -146,6 +147,7 @@ class Portrait:
             when = {"seal": "when their times are sealed", "background": "after the seal, and by readers before that"}
             told = f"events are resolved by {keyed['machine']!r}, {when[keyed['resolve']]}"
             told += f"; the later by {', '.join(keyed['order_by'])} counts" * bool(keyed["order_by"])
+            told += "; of events that tie, the greatest value counts" * (keyed["ties"] == "greatest")
             told += f"; column {keyed['tombstone']} says that a key is deleted" * bool(keyed["tombstone"])
             say(f"keyed     {told}")
         if self.view is not None:

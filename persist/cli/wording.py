@@ -9,7 +9,7 @@ stands in the same message stays what it is. What only Python can do is said to 
 import re
 
 _OPTION = re.compile(
-    r"^(form|schema|late|resolve|diff|tombstone|order_by|token|time|seal|columns|timeline|key|drop|reorder|rename|widen|"
+    r"^(form|schema|late|resolve|diff|tombstone|order_by|ties|token|time|seal|columns|timeline|key|drop|reorder|rename|widen|"
     r"late_bound|keyed)=(?=['\"\[{(\d-])"
 )
 

@@ -52,6 +52,9 @@ def create(
     tombstone: Annotated[
         str | None, typer.Option(metavar="COLUMN", help="With --keyed: the column that says that its key is deleted.")
     ] = None,
+    ties: Annotated[
+        str, typer.Option(help='With --keyed: of events that are equal in order, "last" to arrive or "greatest" value.')
+    ] = "last",
     resolve: Annotated[
         str, typer.Option(help='With --keyed: who turns events into updates, "seal" or "background".')
     ] = "seal",
@@ -60,9 +63,9 @@ def create(
     """Make a collection, empty; the location, too, if it is not there."""
     from persist.cli.columns import sides
 
-    if not keyed and (order_by or tombstone is not None or resolve != "seal"):
-        raise persist.InvalidUsage("--order-by, --tombstone and --resolve go with --keyed")
-    form: Any = {"order_by": order_by or (), "tombstone": tombstone, "resolve": resolve}
+    if not keyed and (order_by or tombstone is not None or ties != "last" or resolve != "seal"):
+        raise persist.InvalidUsage("--order-by, --tombstone, --ties and --resolve go with --keyed")
+    form: Any = {"order_by": order_by or (), "tombstone": tombstone, "ties": ties, "resolve": resolve}
 
     sides_of = sides(key or [], value or [], like, format)
     with at.writing(may_be_new=True) as client:

@@ -54,6 +54,7 @@ class KeyedForm(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
         fields: of an event besides its key, (name, type) each; None if they are the value fields of the collection.
         late_by: how far an event's watermark may lie behind the greatest that was seen; None if that is not declared.
         late_bound: what the late bound is at first.
+        ties: which of several events of a key counts that are equal in time and in order_by.
     """
 
     machine: MachineForm
@@ -64,6 +65,7 @@ class KeyedForm(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
     late_by: int | None = None
     late_bound: int | None = None
     resolve: Literal["seal", "background"] = "seal"
+    ties: Literal["last", "greatest"] = "last"
 
 
 class Create(_Mutation, frozen=True, tag="create"):

@@ -51,7 +51,7 @@ def commit_keyed_batch(
     Raises:
         QueryMismatch: it is not the next batch of the query; nothing was written.
         UpdateNotBeyondUpper, LateEvents: an event is late.
-        What `KeyedWork.checked` does.
+        What `KeyedWork.to_events` does.
     """
     with writing(work.target.location, work.target.storage, caches) as engine:
         for attempt in range(ATTEMPTS):

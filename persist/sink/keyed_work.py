@@ -14,11 +14,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from persist.antichain import Antichain
 from persist.codecs import DIGEST_MODULUS, Part, digest_of
+from persist.codecs.order.arrays import int64_array, int64_values
+from persist.codecs.order.ordering import combined
 from persist.engine import CollectionHandle, Engine
 from persist.engine.keyed import AskedEvents, seal
 from persist.engine.keyed import submit as submit_keyed
@@ -36,7 +39,6 @@ from persist.upsert.events import event_fields, events_schema
 from persist.upsert.known import machine_of
 from persist.upsert.machine import SEQ, Machine
 from persist.upsert.taking import EventTable
-from persist.upsert.ties import check_told_apart
 from persist.write.operations import Step, Write
 
 ToEvents = Callable[[pa.Table], EventTable]
@@ -81,23 +83,19 @@ class KeyedWork:
         """Whether the token says that it was done before."""
         return self.token in self.contents.tokens
 
-    def checked(self, rows: pa.Table) -> EventTable:
-        """Return rows as events, whose order nothing but their columns tells.
-
-        Raises:
-            InvalidUpdate, SchemaMismatch: they do not fit; or two of them cannot be told apart in order.
-        """
-        events = self.to_events(rows)
-        check_told_apart(events.table, self.target.schema, self.form)
-        return events
+    @property
+    def needs_order(self) -> bool:
+        """Whether the order in which events arrive may say which of them count, so that a shuffle must keep it."""
+        return self.form.ties == "last"
 
     def stored(self, rows: pa.Table, *, resolves: bool) -> "Stored":
         """Store what comes of rows, among which are all events of their keys.
 
         Args:
+            rows: in the order of their arrival; or in any, with a column `_seq` that ascends in it.
             resolves: work out the updates of what is sealed; otherwise all is stored as events.
         """
-        events, late = self.checked(rows), None
+        events, late = self.to_events(_in_order(rows)), None
         digest = self._digest(events)
         if self.collects:
             events, late = split_late(events, self.contents, self.form)
@@ -129,6 +127,13 @@ class KeyedWork:
             return None
         columns = [name for name in events.schema.names if name != SEQ]
         return digest_of(events.table, [*columns, "_time"]) % DIGEST_MODULUS
+
+
+def _in_order(rows: pa.Table) -> pa.Table:
+    if SEQ not in rows.column_names:
+        return rows
+    order = np.argsort(int64_values(combined(rows[SEQ])), kind="stable")
+    return rows.drop_columns([SEQ]).take(int64_array(order))
 
 
 class Stored(msgspec.Struct, frozen=True, array_like=True):
@@ -199,11 +204,11 @@ def commit_events(
         late events that were left out, with `_reason`, if they are collected and there are some.
 
     Raises:
-        What `KeyedWork.checked` and `Collection.upsert` do.
+        What `KeyedWork.to_events` and `Collection.upsert` do.
     """
     late = Counter[str]() if work.collects else None
     also = None if late_to is None else late_steps(engine, work.target.schema, work.form, late_to)
-    asked = AskedEvents(work.checked(rows), work.end, work.token, more, late=late, late_steps=also)
+    asked = AskedEvents(work.to_events(rows), work.end, work.token, more, late=late, late_steps=also)
     future = submit_keyed(handle_of(work, engine), "upsert", asked)
     future.result()
     return future.late

@@ -145,6 +145,11 @@ def evolved_form(contents: CollectionState, after: CollectionSchema) -> KeyedFor
     if reserved := [name for name in after.names if name in RESERVED]:
         raise SchemaMismatch(f"column {reserved[0]!r} means something else in events of a keyed collection. Rename it.")
     before = contents.schema
+    if form.ties == "greatest" and not {*before.ids} <= {*after.ids} and due(contents, contents.upper_times):
+        raise InvalidUsage(
+            f"events of {contents.name!r} are sealed and not resolved yet, and their values say which of them count "
+            '(ties="greatest"): no column can be dropped before. Call resolve(), then evolve() again.'
+        )
     found = _form_under(form, before, after)
     if form.order_by and (form.late_by is not None or contents.late_bound is not None):
         was, is_ = before.arrow.field(form.order_by[0]).type, after.arrow.field(found.order_by[0]).type

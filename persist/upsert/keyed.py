@@ -17,6 +17,7 @@ from persist.upsert.known import described, machine_form
 from persist.upsert.machine import Machine
 
 Policy = Literal["seal", "background"]
+Ties = Literal["last", "greatest"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,14 +34,17 @@ class Keyed:
     Attributes:
         order_by: the columns of the watermark. Of two events of a key at one time, that with the greater watermark
             counts, and an event whose watermark is below that of the row that stands changes nothing at any time. The
-            first column decides first; NULL is below everything, NaN above every number. Without, what arrived later
-            counts.
+            first column decides first; NULL is below everything, NaN above every number.
         tombstone: the column that says that a row deletes its key: a boolean if it is true, a string with
             `tombstone_value` if it is that, anything else if it is not NULL. Tombstones are kept, and not shown.
         tombstone_value: see there.
         late_bound: a watermark below which events are late and refused, or `Behind` how far below the greatest seen; of
             the first column of order_by, which is an integer, a date, a time or a timestamp then. It only moves
             forward.
+        ties: which of several events of a key counts that are equal in time and in order_by. "last": the one that
+            arrived last, in the order of the log. "greatest": the one with the greatest value, and a deletion only if
+            there is nothing else, so that arrival makes no difference. Values are compared column by column, in the
+            order in which the collection got its columns, as they are sorted in storage: NULL after all else.
         resolve: "seal": whoever seals turns the events into updates. "background": a seal does not, readers work out
             what they need, and maintenance turns events into updates. Both show the same.
         machine: what becomes of a key when an event comes; None is `upsert`: the event replaces what is there.
@@ -50,6 +54,7 @@ class Keyed:
     tombstone: str | None = None
     tombstone_value: str | None = None
     late_bound: Any = None
+    ties: Ties = "last"
     resolve: Policy = "seal"
     machine: Machine | None = None
 
@@ -67,6 +72,8 @@ class Keyed:
             raise InvalidUsage(f"tombstone_value={self.tombstone_value!r} needs tombstone=, the column that it is in")
         if self.resolve not in get_args(Policy):
             raise InvalidUsage(f'resolve={self.resolve!r} is no policy: use "seal" or "background"')
+        if self.ties not in get_args(Ties):
+            raise InvalidUsage(f'ties={self.ties!r} does not say which event counts: use "last" or "greatest"')
         if isinstance(self.machine, type) or (self.machine is not None and not isinstance(self.machine, Machine)):
             raise InvalidUsage(
                 f"machine={self.machine!r} is no machine: give an instance, such as InsertIfAbsent(); see "
@@ -109,6 +116,7 @@ def form_of(keyed: Keyed, schema: CollectionSchema) -> KeyedForm:
         late_by=late_by,
         late_bound=bound,
         resolve=keyed.resolve,
+        ties=keyed.ties,
     )
 
 

@@ -46,7 +46,8 @@ class Touched:
             tombstone column, tombstones are rows like any other.
         events: the key columns, the `event_fields`, `_time` (int64), `_deleted` (bool, without NULL: the event
             says that the key is gone; then all event fields may be NULL) and `_group`: sorted by group, then time, then
-            `order_by` where the collection declares it, then arrival. No two rows are in doubt about their order.
+            `order_by` where the collection declares it, then arrival, or the values of events where the collection
+            declares ties="greatest" (those that delete come first). No two rows are in doubt about their order.
     """
 
     schema: CollectionSchema

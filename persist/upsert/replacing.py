@@ -1,9 +1,10 @@
 """The machine of `upsert`: the newest event of a key is its value.
 
-Of the events of one time only the last counts. It changes nothing if its watermark, the columns of `order_by`, is below
-that of the row that stands; otherwise the row that stands is retracted, and the event's own row takes its place, unless
-the event deletes and there is no tombstone column that could say so. Where watermarks are declared, what stands after
-some events is the event with the greatest of them, and of equal ones the last: a running maximum for each key.
+Of the events of one time only the last in their order counts (`persist.upsert.resolution`). It changes nothing if its
+watermark, the columns of `order_by`, is below that of the row that stands; otherwise the row that stands is retracted,
+and the event's own row takes its place, unless the event deletes and there is no tombstone column that could say so.
+Where watermarks are declared, what stands after some events is the event with the greatest of them, and of equal ones
+the latest: a running maximum for each key.
 """
 
 from collections.abc import Mapping, Sequence

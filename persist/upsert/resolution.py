@@ -1,15 +1,19 @@
 """Resolution: what events amount to, given what their keys hold. Pure; the reading and the committing are elsewhere.
 
-`prepared` groups events by key and puts those of a key in their order: by time, then `order_by`, then arrival, which is
-the order in which they are given. The rows that the keys hold are then looked up by whoever called, and `resolved` has
-the machine say what becomes of them. Memory and time are in proportion to the events, and sorting them is most of it.
+`prepared` groups events by key and puts those of a key in their order: by time, then `order_by`. Events that are equal
+in both are in the order of arrival, which is the order in which they are given; with ties="greatest" they are in the
+order of their values instead, and those that delete come first. So whatever counts comes last. The rows that the keys
+hold are then looked up by whoever called, and `resolved` has the machine say what becomes of them. Memory and time are
+in proportion to the events, and sorting them is most of it.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from persist.codecs import CollectionSchema, order_keys
 from persist.codecs.order.arrays import int64_array, int64_values
@@ -17,7 +21,7 @@ from persist.codecs.order.digits import RowSorter
 from persist.codecs.order.ordering import combined, row_sorter
 from persist.codecs.order.search import SortedKeys
 from persist.log.records import KeyedForm
-from persist.upsert.machine import GROUP, SEQ, Machine, Touched
+from persist.upsert.machine import DELETED, GROUP, SEQ, Machine, Touched
 from persist.upsert.replacing import watermark_ranks
 
 Ints = npt.NDArray[np.int64]
@@ -50,10 +54,12 @@ def prepared(schema: CollectionSchema, form: KeyedForm, events: pa.Table) -> Pre
     groups = np.cumsum(starts) - 1
     keys = events.select(names).take(int64_array(order[starts]))
     times = int64_values(combined(events["_time"]))[order]
-    if form.order_by or not _ascends(groups, times):
+    if form.order_by or form.ties == "greatest" or not _ascends(groups, times):
         ranks = watermark_ranks(events, form.order_by)[order] if form.order_by else np.zeros(len(order), np.int64)
-        within, _ = RowSorter([int64_array(groups), int64_array(times), int64_array(ranks)]).sort()
+        within, starts = RowSorter([int64_array(groups), int64_array(times), int64_array(ranks)]).sort()
         order, groups = order[within], groups[within]
+        if form.ties == "greatest":
+            order = _by_value(events, order, starts, _value_names(schema, form))
     if not _is_whole(order):
         events = events.take(int64_array(order))
     return Prepared(schema, keys, events.append_column(_GROUP_FIELD, int64_array(groups.astype(np.int64))))
@@ -74,6 +80,33 @@ def resolved(prepared: Prepared, machine: Machine, present: pa.Table) -> pa.Tabl
     present = present.append_column(_GROUP_FIELD, int64_array(groups))
     touched = Touched(prepared.schema, len(prepared.keys), present, prepared.events)
     return machine.step(touched).select(prepared.schema.arrow.names).cast(prepared.schema.arrow)
+
+
+def _by_value(events: pa.Table, order: Ints, starts: npt.NDArray[np.bool_], names: Sequence[str]) -> Ints:
+    """Return the order of events with those that tie in the order of their values, and deletions before them.
+
+    Args:
+        starts: bool[n]: whether an event, in that order, does not tie with the one before it.
+    """
+    is_tied = ~starts
+    is_tied[:-1] |= ~starts[1:]
+    tied = np.flatnonzero(is_tied)
+    if not len(tied):
+        return order
+    some = events.select([DELETED, *names]).take(int64_array(order[tied])).combine_chunks()
+    ties = int64_array(np.cumsum(starts, dtype=np.int64)[tied])
+    within, _ = RowSorter([ties, pc.invert(combined(some[DELETED])), *order_keys(some, names)]).sort()
+    settled = order.copy()
+    settled[tied] = order[tied][within]
+    return settled
+
+
+def _value_names(schema: CollectionSchema, form: KeyedForm) -> list[str]:
+    """Return the fields of an event in the order in which the collection got them, which an evolution leaves alone."""
+    if form.fields is not None:
+        return [name for name, _ in form.fields]
+    ids = dict(zip(schema.names, schema.ids, strict=True))
+    return sorted(schema.value_names, key=ids.__getitem__)
 
 
 _GROUP_FIELD = pa.field(GROUP, pa.int64(), nullable=False)

@@ -123,7 +123,7 @@ def write_keyed(client: Client) -> None:
     plain = MachineForm("upsert", 1)
     declared = {
         "keyed in the background": KeyedForm(machine, (("at", "int64"),), ("at",), None, None, 2, 1, "background"),
-        "keyed": KeyedForm(plain, order_by=("at",), tombstone="state", tombstone_value="gone"),
+        "keyed": KeyedForm(plain, order_by=("at",), tombstone="state", tombstone_value="gone", ties="greatest"),
     }
     for name, form in declared.items():
         schema = CollectionSchema.of({"k": pa.int64()}, {"at": pa.int64(), "state": pa.string()})

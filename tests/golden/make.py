@@ -93,7 +93,7 @@ def main() -> None:
         every.seal(6).result()
         large = client.create_or_load("large", key={"a": pa.int64(), "b": pa.string()}, value=persist.Json)
         numbers = pa.array(range(3000))
-        text = pa.array([json.dumps({"n": n}) for n in range(3000)])
+        text = pa.array([f'{{"n":{n}}}' for n in range(3000)])
         constant = {"_time": pa.array([0] * 3000), "_diff": pa.array([1] * 3000)}
         table = to_updates(pa.table({"a": numbers, "b": text, "value": text, **constant}), large.schema)
         uploads = PartWriter(FileBlob(folder / "location"), client.engine.follower.next_seqno)

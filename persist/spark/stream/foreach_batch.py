@@ -154,7 +154,7 @@ class _Writer:
             commit_keyed_batch(mark, work, rows, times, plan, caches=self.kept())
             return
         latest = None if times.is_plain else frame.agg(F.max("_time")).collect()[0][0]
-        by_keys = by_key(frame, work.target.schema, None)
+        by_keys = by_key(frame, work, None)
         commit_large_batch(mark, work, latest, times, plan, lambda w, resolves: run(by_keys, w, resolves=resolves))
 
     def _uploaded(

@@ -38,7 +38,7 @@ from persist.spark.surfaced_errors import surfaced_errors
 from persist.spark.write.event_rows import packed, planned, rows_of
 from persist.spark.write.ranged import is_ranged_by_key
 from persist.timeline import Moment
-from persist.upsert.machine import Machine
+from persist.upsert.machine import SEQ, Machine
 
 PARTITIONS_MAX = 100_000
 ON_DRIVER_BYTES_MAX = 64 << 20  # Of events; a task that has more says so, and sends none.
@@ -61,8 +61,9 @@ def upsert(
 ) -> pa.Table | None:
     """Give the events of a DataFrame to a keyed collection, and perhaps seal; see `Collection.upsert`.
 
-    Rows have no order in a DataFrame. So of two events of one key at one time, `order_by` of the collection must tell
-    which comes later, or they must be the same; otherwise they are refused.
+    If two events of a key are equal in time and in `order_by`, the collection's `ties` says which of them counts. With
+    "last" that is the later row of df, as `collect` shows it. After a shuffle Spark promises no order of rows: then
+    create the collection with ties="greatest", which needs none, or with `order_by`.
 
     With a seal, it is one commit; only if somebody else adds events or seals meanwhile, or events are waiting already,
     the events are one commit and the seal that resolves them another. To choose by size, and to choose the ranges,
@@ -89,8 +90,7 @@ def upsert(
     Raises:
         CollectionNotFound, NotKeyed, SchemaMismatch, InvalidUsage: it does not fit; nothing was written.
         UpdateNotBeyondUpper, FrontierRegression, LateEvents: an event or the seal is late; nothing was written.
-        Errors that tasks find, such as NULL in a key or events that cannot be told apart in order, come as Spark's,
-        with ours in its message.
+        Errors that tasks find, such as a key that is NULL, come as Spark's, with ours in its message.
     """
     _check(token, where, partitions)
     check_one_of("late", late, get_args(Late))
@@ -103,7 +103,7 @@ def upsert(
         rows = None if where == "tasks" else gathered_rows(df, None if where == "driver" else ON_DRIVER_BYTES_MAX)
         if rows is not None:
             return commit_events(engine, work, rows)
-        frame = by_key(df, work.target.schema, partitions)
+        frame = by_key(df, work, partitions)
         for attempt in range(ATTEMPTS):
             try:
                 return _by_tasks(engine, work, frame)
@@ -134,11 +134,15 @@ def _check(token: str | None, where: str, partitions: Any) -> None:
         check_text("token", token)
 
 
-def by_key(df: DataFrame, schema: CollectionSchema, partitions: int | None) -> DataFrame:
+def by_key(df: DataFrame, work: KeyedWork, partitions: int | None) -> DataFrame:
     """Return df with all rows of a key in one partition, in ranges of keys with about equally many rows.
 
     They are in no order within a partition: tasks order events by more than Spark does, and in a fraction of the time.
+    Where their order may count, a column `_seq` tells it.
     """
+    schema = work.target.schema
+    if work.needs_order:
+        df = df.withColumn(SEQ, F.monotonically_increasing_id())
     if not is_ranged_by_key(schema):
         return df.repartition(1)
     keys = [F.col("`" + name.replace("`", "``") + "`").asc_nulls_last() for name in _ordering(schema)]

@@ -1,4 +1,4 @@
-"""`persist.spark.upsert`: the same from the driver and from tasks, once, and in no order but that of columns."""
+"""`persist.spark.upsert`: the same from the driver and from tasks, once, and in the order of rows."""
 
 import random
 from collections import Counter
@@ -121,17 +121,30 @@ def test_what_is_small_comes_to_the_driver_and_what_is_large_does_not(spark: Spa
 
 
 @pytest.mark.parametrize("where", WHERE)
-def test_events_that_nothing_tells_apart_in_order_are_refused(spark: SparkSession, tmp_path: Path, where: Any) -> None:
-    location = made(tmp_path)
-    twice = frame(spark, [(7, "a", 1.0, 5, False), (7, "b", 1.0, 5, False), (8, "a", 1.0, 5, False)])
-    with pytest.raises(
-        (InvalidUpdate, PySparkException), match=r"'id': 7.*differ in \['name'\].*no order_by.*\['name'\]"
-    ):
-        persist.spark.upsert(twice, location, "users", seal=6, where=where)
-    assert not blobs(location)
-    same = frame(spark, [(7, "a", 1.0, 5, False), (7, "a", 1.0, 5, False)])
-    persist.spark.upsert(same, location, "users", seal=6, where=where)
-    assert rows(location) == {("7", "'a'", "1.0"): 1}
+@pytest.mark.parametrize("resolve", ["seal", "background"])
+@pytest.mark.parametrize("order_by", [[], ["amount"]])
+def test_of_events_that_tie_the_last_row_counts_or_the_greatest_value_as_in_python(
+    spark: SparkSession, tmp_path: Path, where: Any, resolve: Any, order_by: list[str]
+) -> None:
+    chosen = random.Random(7)
+    ties: list[tuple[Any, ...]] = [
+        (chosen.randrange(20), f"n{chosen.randrange(9)}", 1.0, chosen.randrange(3), False) for _ in range(300)
+    ]
+    ties += [] if order_by else [(key, None, None, 1, True) for key in range(0, 20, 3)]
+    for kind in ("last", "greatest"):
+        found = []
+        for by in ("python", "spark"):
+            location = made(tmp_path / kind / by, ties=kind, resolve=resolve, order_by=order_by)
+            if by == "python":
+                with persist.open(location) as client:
+                    columns = [name.split()[0] for name in EVENTS.split(", ")]
+                    rows_of = [dict(zip(columns, event, strict=True)) for event in ties]
+                    client.load("users").upsert(rows_of, seal=3).result()
+            else:
+                df = spark.createDataFrame(ties, EVENTS).repartition(1) if kind == "greatest" else frame(spark, ties)
+                persist.spark.upsert(df, location, "users", seal=3, where=where, partitions=3)
+            found.append(changes(location))
+        assert found[0] == found[1], kind
 
 
 @pytest.mark.parametrize("where", WHERE)
@@ -144,9 +157,9 @@ def test_the_watermark_tells_events_apart(spark: SparkSession, tmp_path: Path, w
     late = frame(spark, [(7, "c", 1.5, 6, False), (8, "gone", 1.0, 6, False), (9, "x", 1.0, 6, False)])
     persist.spark.upsert(late, location, "users", seal=7, where=where)
     assert rows(location) == {("7", "'b'", "2.0"): 1, ("9", "'x'", "1.0"): 1}
-    equal = frame(spark, [(1, "a", 1.0, 8, False), (1, "b", 1.0, 8, False)])
-    with pytest.raises((InvalidUpdate, PySparkException), match=r"equal in order_by, \['amount'\]"):
-        persist.spark.upsert(equal, location, "users", seal=9, where=where)
+    equal = frame(spark, [(9, "z", 1.0, 8, False), (9, "y", 1.0, 8, False)])
+    persist.spark.upsert(equal, location, "users", seal=9, where=where)
+    assert rows(location) == {("7", "'b'", "2.0"): 1, ("9", "'y'", "1.0"): 1}
 
 
 @pytest.mark.parametrize("resolve", ["seal", "background"])
