@@ -178,8 +178,9 @@ def racer(path: str, number: int) -> None:
                         for name in NAMES:
                             multi.upsert(each[name], [(number, f"{block}", upper + 1)])
                         if rng.random() < 0.6:
+                            end = upper + rng.randrange(1, 4)
                             for name in NAMES:
-                                multi.seal(each[name], upper + rng.randrange(1, 4))
+                                multi.seal(each[name], end)
                     break
                 except (persist.UpdateNotBeyondUpper, persist.FrontierRegression):
                     continue  # The other one has sealed farther: of another upper, it is another block.
