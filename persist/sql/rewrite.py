@@ -8,9 +8,14 @@
 3. *Columns that nobody reads* are left out where they are made.
 4. *Bounds of time* go below joins, so that these forget what is over.
 
-A condition that may raise stays where it is, so that it sees no rows that others were meant to keep from it.
+**Conditions that may raise are done last.** Of those that must all hold (those of a WHERE and of the inner joins below
+it), the ones that cannot raise go down first, wherever they stand in the text. The others see, in their order, only
+rows for which all of these hold. There is one exception: if nothing else says what is equal in the two sides of a join,
+an equality that may raise is its key, because a cross product is no plan. Those that stand before it then go down to
+the side that they read, in front of it. DuckDB, too, evaluates both on all rows of their side.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -35,12 +40,10 @@ from persist.sql.algebra import (
     moved,
     replaced,
 )
-from persist.sql.conjuncts import conjuncts_of, filtered
+from persist.sql.conjuncts import conjuncts_of, filtered, may_raise
 from persist.sql.order import NOTHING, Known, ordered
-from persist.sql.prune import pruned, width_of
+from persist.sql.prune import pruned, types_of, width_of
 from persist.sql.subqueries import with_inner_joins, without_domains
-
-_MAY_RAISE = ("divide_whole", "remainder", "error", "cast", "try_cast", "date_part", "date_trunc", "date_diff")
 
 
 def rewritten(plan: Node, known: Known = NOTHING) -> Node:
@@ -55,25 +58,18 @@ def steps_of(plan: Node, known: Known = NOTHING) -> tuple[Node, Node, Node]:
     return pushed, placed, pruned(placed)
 
 
-def _may_raise(expression: Expression) -> bool:
-    if not isinstance(expression, Call):
-        return False
-    if expression.function == "cast" and _is_wider(expression):
-        return any(map(_may_raise, expression.arguments))
-    return expression.function in _MAY_RAISE or any(map(_may_raise, expression.arguments))
-
-
-def _is_wider(cast: Call) -> bool:
-    """Return whether a cast cannot fail: of constants, which are computed once, and to floats, texts and timestamps."""
-    return isinstance(cast.arguments[0], Constant) or cast.type in ("double", "timestamp", "hugeint", "int64")
-
-
 def _pushed(node: Node, conditions: list[Expression]) -> Node:
     """Return a relation of which some conditions hold, which are done as far down as they can."""
-    raising = [each for each in conditions if _may_raise(each)]
-    if raising:
-        kept = conditions[conditions.index(raising[0]) :]
-        return filtered(_pushed(node, conditions[: conditions.index(raising[0])]), kept)
+    if isinstance(node, Join) and node.how == "inner" and node.condition is not None:
+        here = conjuncts_of(node.condition)
+        return _pushed(msgspec.structs.replace(node, condition=None), [*here, *conditions])
+    if conditions and not isinstance(node, Filter | Project):
+        types = types_of(node)
+        raising = [each for each in conditions if may_raise(each, types)]
+        if raising:
+            found = _pushed(node, [each for each in conditions if each not in raising])
+            first = max((at for at, each in enumerate(raising, 1) if _wants_key(found, each)), default=0)
+            return filtered(_keyed(found, raising[:first]), raising[first:])
     match node:
         case Filter(input_, condition):
             return _pushed(input_, [*conjuncts_of(condition), *conditions])
@@ -137,27 +133,88 @@ def _pushed_into_join(join: Join, conditions: list[Expression]) -> Node:
 
 
 def _pushed_into_inner(join: Join, conditions: list[Expression], width: int) -> Node:
-    every = [*(conjuncts_of(join.condition) if join.condition is not None else ()), *conditions]
-    lefts, rights, rest = [], [], []
-    equal = list(join.equal)
-    for each in every:
+    lefts, rights, both = _by_side(conditions, width)
+    pairs = [_equality(each, width) for each in both]
+    rest = [each for each, pair in zip(both, pairs, strict=True) if pair is None]
+    return Join(
+        "inner",
+        _pushed(join.left, lefts),
+        _pushed(join.right, rights),
+        (*join.equal, *(pair for pair in pairs if pair is not None)),
+        join.same,
+        all_of(rest) if rest else None,
+    )
+
+
+def _by_side(
+    conditions: Sequence[Expression], width: int
+) -> tuple[list[Expression], list[Expression], list[Expression]]:
+    """Return the conditions that read the left only, those that read the right only, by its columns, and the rest."""
+    lefts, rights, both = [], [], []
+    for each in conditions:
         reads = columns_in(each)
         if reads and max(reads) < width:
             lefts.append(each)
         elif reads and min(reads) >= width:
             rights.append(moved(each, lambda index: Column(index - width)))
-        elif (pair := _equality(each, width)) is not None:
-            equal.append(pair)
         else:
-            rest.append(each)
-    return Join(
-        "inner",
-        _pushed(join.left, lefts),
-        _pushed(join.right, rights),
-        tuple(equal),
-        join.same,
-        all_of(rest) if rest else None,
-    )
+            both.append(each)
+    return lefts, rights, both
+
+
+def _wants_key(node: Node, condition: Expression) -> bool:
+    """Return whether an inner join of a relation has no key, and a condition could be it."""
+    match node:
+        case Project(input_, outputs):
+            return _wants_key(input_, moved(condition, outputs.__getitem__))
+        case Filter(input_):
+            return _wants_key(input_, condition)
+        case Let(_, _, body):
+            return _wants_key(body, condition)
+        case Join(how, left, right, equal, same):
+            lefts, rights, _ = _by_side([condition], width_of(left))
+            if lefts:
+                return how not in ("right", "full") and _wants_key(left, condition)
+            if how != "inner" or rights:
+                return how == "inner" and _wants_key(right, rights[0])
+            return not (equal or same) and _equality(condition, width_of(left)) is not None
+    return False
+
+
+def _keyed(node: Node, conditions: list[Expression]) -> Node:
+    """Return a relation of which some conditions hold, done as far down as joins go that want one of them for a key."""
+    if not conditions:
+        return node
+    match node:
+        case Project(input_, outputs):
+            return Project(_keyed(input_, [moved(each, outputs.__getitem__) for each in conditions]), outputs)
+        case Filter(input_, condition):
+            return _keyed(input_, [*conjuncts_of(condition), *conditions])
+        case Let(number, value, body):
+            return Let(number, value, _keyed(body, conditions))
+        case Join(how, left, right, equal) if how not in ("right", "full"):
+            width = width_of(left)
+            lefts, rights, rest = _by_side(conditions, width)
+            if how != "inner":
+                rest = [each for each in conditions if each not in lefts]
+                return filtered(msgspec.structs.replace(node, left=_keyed(left, lefts)), rest)
+            pair = None
+            if not (equal or node.same):
+                pair, rest = _first_equality(rest, width)
+            left, right = _keyed(left, lefts), _keyed(right, rights)
+            equal = (*equal, pair) if pair else equal
+            return filtered(msgspec.structs.replace(node, left=left, right=right, equal=equal), rest)
+    return filtered(node, conditions)
+
+
+def _first_equality(
+    conditions: Sequence[Expression], width: int
+) -> tuple[tuple[Expression, Expression] | None, list[Expression]]:
+    """Return the first condition that is an equality of both sides, as a pair, and the others."""
+    for at, each in enumerate(conditions):
+        if (pair := _equality(each, width)) is not None:
+            return pair, [*conditions[:at], *conditions[at + 1 :]]
+    return None, [*conditions]
 
 
 def _equality(condition: Expression, width: int) -> tuple[Expression, Expression] | None:

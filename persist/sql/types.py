@@ -71,6 +71,24 @@ INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uin
 _DECIMAL = re.compile(r"decimal\((\d+),(\d+)\)")
 
 
+def digits_of(kind: str) -> tuple[int, int] | None:
+    """Return how many digits a number may have before and after the point; None if a type has no exact numbers."""
+    found = _DECIMAL.fullmatch(kind)
+    if found:
+        return int(found[1]) - int(found[2]), int(found[2])
+    if kind == "hugeint":
+        return 38, 0
+    if kind not in INTEGERS:
+        return None
+    return len(str(range_of(kind)[1])), 0
+
+
+def range_of(kind: str) -> tuple[int, int]:
+    """Return the least and the greatest value of an integer type."""
+    bits = int(kind.lstrip("uint"))
+    return (0, 2**bits - 1) if kind.startswith("u") else (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
+
+
 def to_arrow(kind: str) -> pa.DataType:
     """Return the Arrow type of a type."""
     found = _DECIMAL.fullmatch(kind)
