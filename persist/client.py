@@ -3,7 +3,6 @@
 import os
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from importlib import import_module
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -38,6 +37,7 @@ from persist.storage import Location
 from persist.timeline import Moment, Times, timeline_of
 from persist.upkeep.garbage import Deleted, GarbageReport
 from persist.upsert.keyed import Keyed, form_of
+from persist.view import View
 from persist.write.future import CommitFuture
 
 if TYPE_CHECKING:
@@ -288,8 +288,8 @@ class Client:
         key: Sequence[str] | None = None,
         memory_budget: int | None = None,
         spill_folder: str | os.PathLike[str] | None = None,
-    ) -> Any:
-        """Return the collection that holds the answer of a query, and keeps it up to date: a `persist.sql.View`.
+    ) -> View:
+        """Return the collection that holds the answer of a query, and keeps it up to date: a `persist.View`.
 
         It is created if there is none, with the query's plan as its definition, and is empty and unsealed until its
         first `refresh()`. Idempotent. The query is DuckDB's SQL over the collections of this location, views included;
@@ -311,15 +311,14 @@ class Client:
             ReadOnly: this client only reads.
         """
         self.engine.writer("create_view")
-        # Views stand above the client, on the dataflow; importing this package must not import them.
-        return import_module("persist.sql").create_view(
-            self, name, sql, key=key, memory_budget=memory_budget, spill_folder=spill_folder
-        )
+        from persist.sql.view import given_options, made_view  # Here: the dataflow takes long to load.
+
+        return View(self, made_view(self.engine, name, sql, key, given_options(memory_budget, spill_folder)))
 
     def view(
         self, name: str, *, memory_budget: int | None = None, spill_folder: str | os.PathLike[str] | None = None
-    ) -> Any:
-        """Return the view of that name, a `persist.sql.View`; it needs no DuckDB.
+    ) -> View:
+        """Return the view of that name, a `persist.View`; it needs no DuckDB.
 
         Args:
             memory_budget: bytes of what its refreshes keep between them that stay in memory; the rest goes to mapped
@@ -331,9 +330,9 @@ class Client:
             InvalidUsage: it is no view, or an argument cannot have this value.
         """
         self.engine.check_open("view")
-        return import_module("persist.sql").load_view(
-            self, name, memory_budget=memory_budget, spill_folder=spill_folder
-        )
+        from persist.sql.view import given_options, live_view  # As above.
+
+        return View(self, live_view(self.engine, name, given_options(memory_budget, spill_folder)))
 
     def multi_write(
         self, *, token: str | None = None, message: str | None = None, metadata: Mapping[str, str] | None = None

@@ -90,6 +90,7 @@ from persist.state.unsealed import Unsealed
 from persist.timeline import Timeline
 from persist.upkeep.garbage import GarbageReport
 from persist.upsert.keyed import Behind, Keyed
+from persist.view import View
 from persist.write.future import CommitFuture
 
 __all__: list[str] = [
@@ -182,6 +183,7 @@ __all__: list[str] = [
     "UploadExpired",
     "UpperMismatch",
     "Utf8",
+    "View",
     "ViewRedefined",
     "ViewWritten",
     "Work",

@@ -3,11 +3,10 @@
 from typing import Any
 
 from persist.blob import InvalidUsage
-from persist.client import Client
 from persist.codecs import CollectionSchema
-from persist.collection import Collection
 from persist.dataflow.plan import Persist, Plan, Source
 from persist.dataflow.taps import Captured, Probed
+from persist.engine import CollectionHandle, Engine
 from persist.names import check_free_name, check_hold_name
 
 
@@ -54,7 +53,7 @@ class Draft:
         """Return whether holds that are not there are made; of views they are made, and released, with the view."""
         return True
 
-    def output(self, collection: str) -> Collection | None:
+    def output(self, collection: str) -> CollectionHandle | None:
         """Return the collection of an output that is there already; None if it is made where it is missing."""
         return None
 
@@ -70,7 +69,7 @@ class Draft:
         is none."""
         return None
 
-    def every_kept(self, client: Client) -> list[str]:
+    def every_kept(self, engine: Engine) -> list[str]:
         """Return all hidden collections that there are of the program, of whatever version of it."""
         return []
 

@@ -22,10 +22,10 @@ from hashlib import blake2b
 import numpy as np
 import pyarrow as pa
 
-from persist.client import Client
 from persist.dataflow.operators import Operator
 from persist.dataflow.times import Ints
 from persist.dataflow.words import NULL
+from persist.engine import Engine
 
 Traced = Callable[[Ints], tuple[Ints, Ints]]
 PREFIX = ".dataflow"
@@ -37,9 +37,9 @@ def kept_name(program: str, number: int) -> str:
     return f"{PREFIX} {_digest(program)} {number}"
 
 
-def kept_of(client: Client, program: str) -> list[str]:
+def kept_of(engine: Engine, program: str) -> list[str]:
     """Return the hidden collections of a program."""
-    return list(client.collections(f"{PREFIX} {_digest(program)} "))
+    return engine.names(f"{PREFIX} {_digest(program)} ")
 
 
 def due_column(columns: pa.Schema) -> str:

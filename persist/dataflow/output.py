@@ -10,9 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from persist.antichain import Antichain as Upper
-from persist.client import Client
 from persist.codecs import TIME_MAX, CollectionSchema
-from persist.collection import Collection
 from persist.dataflow.batch import Layout, to_batch
 from persist.dataflow.errors import OutputConflict, SourceLost
 from persist.dataflow.fingerprint import PROPERTY
@@ -21,13 +19,16 @@ from persist.dataflow.operators import SinkOperator
 from persist.dataflow.taps import to_table
 from persist.dataflow.times import Antichain, Ints
 from persist.dataflow.words import Domain
-from persist.engine import CollectionHandle
-from persist.engine.creating import created_or_loaded
+from persist.engine import CollectionHandle, Engine
+from persist.engine.commit import Commit
+from persist.engine.creating import created_or_loaded, loaded
+from persist.engine.holding import allow_compaction, list_holds
+from persist.engine.reading import changes, snapshot
+from persist.engine.telling import about_collection, describe_step
 from persist.errors import (
     AsOfCompacted,
     AsOfNotSealed,
 )
-from persist.multi_write import MultiWrite
 
 NEVER = TIME_MAX + 2  # After every time: the upper of what is complete for ever.
 
@@ -56,23 +57,23 @@ class Output:
 
     def __init__(
         self,
-        client: Client,
+        engine: Engine,
         sink: SinkOperator,
-        known: Collection | None,
+        known: CollectionHandle | None,
         definition: tuple[int, int] | None,
         keeps: KeptLinear | None,
         fingerprint: str | None,
         domain: Domain,
     ) -> None:
-        self.collection = _made(client, sink) if known is None else known
-        self._engine = client.engine
+        self.handle = _made(engine, sink) if known is None else known
+        self._engine = engine
         self.sink = sink
         self.waiting: list[Ints] = []
         self.definition = definition
         self.keeps = keeps
         # What a view is computed by is its definition, and what is kept goes with the outputs.
         self._fingerprint = fingerprint if definition is None and keeps is None else None
-        self._says = self.collection.properties.get(PROPERTY)
+        self._says = about_collection(self.handle.contents()).properties.get(PROPERTY)
         self.corrects = False
         self.compares = False
         self.jumps_to: int | None = None
@@ -80,17 +81,17 @@ class Output:
         self._layout = Layout(len(sink.schema), 0, 1)
         self._before: list[Ints] = []
         self._is_new = False
-        self.begin(end_of(self.collection.upper))
+        self.begin(end_of(self.handle.contents().upper))
 
     @property
     def has_changed(self) -> bool:
         """Whether what the collection is computed by is known, and is another thing now."""
         return None not in (self._says, self._fingerprint) and self._says != self._fingerprint
 
-    def describe(self, multi: MultiWrite) -> None:
+    def describe(self, commit: Commit) -> None:
         """Say in a commit what the collection is computed by, unless it does."""
         if self._fingerprint is not None and self._says != self._fingerprint:
-            multi.describe(self.collection, properties={PROPERTY: self._fingerprint})
+            commit.add(self.handle, [describe_step(self.handle, None, {PROPERTY: self._fingerprint}, None, None)])
 
     def described(self) -> None:
         """Remember that such a commit was made."""
@@ -105,15 +106,15 @@ class Output:
         if self.keeps is None or self.corrects or self.upper <= at:
             return
         try:
-            kept = self._words(self.collection.snapshot(at, form="diff").to_arrow())
+            kept = self._words(snapshot(self.handle, at, form="diff").to_arrow())
         except AsOfCompacted as error:
-            raise SourceLost(self.collection.name, f"it has been compacted ({error})", "Open it again.") from error
+            raise SourceLost(self.handle.name, f"it has been compacted ({error})", "Open it again.") from error
         self.keeps.restore(np.delete(kept, -2, axis=0), at)
 
     def contents(self, at: int) -> Ints | None:
         """Return what the collection holds as of a time, as updates at 0; None if that is not to be had any more."""
         try:
-            found = self.collection.snapshot(at, columns=self.sink.schema.names, form="diff", timeout_s=0.0)
+            found = snapshot(self.handle, at, columns=self.sink.schema.names, form="diff", timeout_s=0.0)
             return self._words(found.to_arrow())
         except (AsOfCompacted, AsOfNotSealed):
             return None
@@ -154,11 +155,11 @@ class Output:
         """
         if not self.compares or self.sealed_to < self.began_at:
             return
-        if (self.collection.since.time or 0) < self.began_at:
+        if (self.handle.contents().since.time or 0) < self.began_at:
             missing = self._missing()
             if missing.shape[1]:
                 raise OutputConflict(
-                    self.collection.name,
+                    self.handle.name,
                     f"it was sealed to {self.began_at} before this program was opened, and what it holds as of "
                     f"{self.began_at - 1} differs from what this program gives, for example by "
                     f"{self.table(missing[:, :1]).drop_columns(['_time']).to_pylist()[0]}. If the program has inputs "
@@ -170,7 +171,7 @@ class Output:
 
     def _missing(self) -> Ints:
         """Return what the collection lacks of what the program gave before it began, at the time when it began."""
-        rows = self._words(self.collection.snapshot(self.began_at - 1, form="diff").to_arrow())
+        rows = self._words(snapshot(self.handle, self.began_at - 1, form="diff").to_arrow())
         rows[-1] *= -1
         both = np.concatenate([*self._before, rows], axis=1)
         both[-2] = self.began_at
@@ -182,7 +183,7 @@ class Output:
         held = [] if to is None else self._kept_before(to)
         if held:
             raise OutputConflict(
-                self.collection.name,
+                self.handle.name,
                 f"it cannot pass over the times from {self.upper} to {to}, which {held[0]} keeps readable: release it",
             )
 
@@ -195,21 +196,21 @@ class Output:
         if self.upper > 0:
             return
         self.done, self._is_new = at, True
-        if (self.collection.since.time or 0) >= at:
+        if (self.handle.contents().since.time or 0) >= at:
             return
         held = self._kept_before(at)
         if held:
             raise OutputConflict(
-                self.collection.name,
+                self.handle.name,
                 f"the program says nothing about the times before {at}, which {held[0]} keeps readable: release it",
             )
-        self.collection.allow_compaction(at).result()
+        allow_compaction(self.handle, at).result()
 
     def _kept_before(self, to: int) -> list[str]:
         # A read of this client that has ended keeps its time readable for a while, for the next one.
-        self._engine.writer("seal").leases.settle(self.collection.id)
-        held = [f"the hold {each.name or each.holder!r}" for each in self.collection.holds() if each.time < to]
-        return held + [f"the tag {name!r}" for name, time in self.collection.tags().items() if time < to]
+        self._engine.writer("seal").leases.settle(self.handle.id)
+        held = [f"the hold {each.name or each.holder!r}" for each in list_holds(self.handle) if each.time < to]
+        return held + [f"the tag {name!r}" for name, time in self.handle.contents().tags.items() if time < to]
 
     def updates(self, until: int) -> Ints:
         """Return what waits of times before until, consolidated."""
@@ -232,7 +233,7 @@ class Output:
             OutputConflict: what was written is not what this copy would have written.
         """
         if actual < self.upper:
-            raise OutputConflict(self.collection.name, f"its upper went back from {self.upper} to {actual}")
+            raise OutputConflict(self.handle.name, f"its upper went back from {self.upper} to {actual}")
         self.upper = actual
         until = min(actual, self.sealed_to)
         if until <= self.done:
@@ -245,7 +246,7 @@ class Output:
         if rest.shape[1]:
             rest[-1] *= -1
             raise OutputConflict(
-                self.collection.name,
+                self.handle.name,
                 f"somebody else has sealed it to {actual}, and between {self.done} and {until} what is there "
                 "differs from "
                 f"what this program gives, for example by {self.table(rest[:, :1]).to_pylist()[0]}",
@@ -259,19 +260,19 @@ class Output:
             OutputConflict: that has been compacted.
         """
         try:
-            since = self.collection.since.time or 0
+            since = self.handle.contents().since.time or 0
             if since < self.done:
-                return 0, self._words(self.collection.changes(self.done, until).to_arrow())
+                return 0, self._words(changes(self.handle, self.done, until).to_arrow())
             if not self._is_new:
                 raise AsOfCompacted(self.done - 1, Upper(since))
             # The first updates of a new output are its contents at the time at which it begins.
-            contents = self._words(self.collection.snapshot(since, form="diff").to_arrow())
+            contents = self._words(snapshot(self.handle, since, form="diff").to_arrow())
             contents[-2] = since
-            after = [self._words(self.collection.changes(since + 1, until).to_arrow())] if since + 1 < until else []
+            after = [self._words(changes(self.handle, since + 1, until).to_arrow())] if since + 1 < until else []
             return since, np.concatenate([contents, *after], axis=1)
         except AsOfCompacted as error:
             raise OutputConflict(
-                self.collection.name,
+                self.handle.name,
                 f"another copy of the program has sealed it to {self.upper}, and what it wrote since {self.done} has "
                 "been compacted: open the program again",
             ) from error
@@ -288,10 +289,11 @@ class Output:
         return found
 
 
-def _made(client: Client, sink: SinkOperator) -> Collection:
+def _made(engine: Engine, sink: SinkOperator) -> CollectionHandle:
     fields = {field.name: field.type for field in sink.schema}
     key = {name: fields[name] for name in sink.keys}
     value = {name: kind for name, kind in fields.items() if name not in key} or None
-    unit = client.load(sink.collection).schema.timeline if sink.collection in client else None
-    contents, schema = created_or_loaded(client.engine, sink.collection, CollectionSchema.of(key or None, value, unit))
-    return Collection(CollectionHandle(client.engine, contents.id, contents.name, schema))
+    is_there = sink.collection in engine.follower.refresh().ids
+    unit = loaded(engine, sink.collection).schema.timeline if is_there else None
+    contents, schema = created_or_loaded(engine, sink.collection, CollectionSchema.of(key or None, value, unit))
+    return CollectionHandle(engine, contents.id, contents.name, schema)

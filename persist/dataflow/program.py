@@ -2,13 +2,11 @@
 
 from collections.abc import Sequence
 from contextlib import suppress
-from importlib import import_module
 from typing import Any
 
 import pyarrow as pa
 
 from persist.blob import InvalidUsage
-from persist.client import Client
 from persist.codecs import CollectionSchema, SchemaMismatch
 from persist.dataflow.draft import Draft, hold_name
 from persist.dataflow.errors import NotConsolidated
@@ -31,6 +29,10 @@ from persist.dataflow.running import Options, Running
 from persist.dataflow.stages import record_schema
 from persist.dataflow.stream import Stream
 from persist.dataflow.types import Columns, shown
+from persist.engine import Engine
+from persist.engine.creating import destroy, loaded
+from persist.engine.holding import take_hold
+from persist.engine.opening import OnEngine, engine_of
 from persist.errors import CollectionNotFound, HoldNotFound
 from persist.names import check_name
 from persist.timeline import Moment
@@ -45,11 +47,12 @@ class Program(Draft):
         name: names the program's holds and its outputs' owner; unique in a location.
         dimensions: of its times: 1 for integers, else tuples of so many under the product partial order.
         plan: what has been built so far.
+        engine: by which `source` looks columns up; None as long as `using` was not called.
     """
 
     def __init__(self, name: str, *, dimensions: int = 1) -> None:
         super().__init__(name, dimensions)
-        self._client: Client | None = None
+        self.engine: Engine | None = None
 
     def input(self, name: str, *, key: Any, value: Any = None) -> Stream:
         """Return a collection that is given to the running program: `running[name].insert(…)`.
@@ -94,30 +97,19 @@ class Program(Draft):
         columns = record_schema(records.schema, "constant")
         return Stream(self, self.plan.add(Constant(records), (), columns).number)
 
-    def sql(self, query: str, **streams: Stream) -> Stream:
-        """Return the answer of a query in DuckDB's SQL; see `docs/views.md`.
-
-        Args:
-            streams: what the query calls by these names. Other names are those of collections, which are sources of the
-                program: `Program("name").using(client)` finds their columns.
-        """
-        # Queries stand above programs: they are translated to them.
-        found: Stream = import_module("persist.sql").answer(self, query, streams, self._client)
-        return found
-
-    def using(self, client: Client) -> "Program":
+    def using(self, client: OnEngine | Engine) -> "Program":
         """Let `source` look the columns of collections up with a client; returns the program."""
-        self._client = client
+        self.engine = engine_of("Program.using", client)
         return self
 
     def _columns_of(self, collection: str) -> pa.Schema:
-        if self._client is None:
+        if self.engine is None:
             raise InvalidUsage(
                 f"source({collection!r}): its columns are not known. Give them with schema={{…}}, or let the "
                 "program look "
                 'them up: Program("name").using(client)'
             )
-        schema = self._client.load(collection).schema
+        schema = loaded(self.engine, collection).schema
         return pa.schema([schema.arrow.field(name) for name in schema.names])
 
     def scope(self, name: str = "scope", *, limit: int = ITERATIONS_MAX, inside: "int | Scope" = ROOT) -> "Scope":
@@ -143,7 +135,7 @@ class Program(Draft):
         """Return the plan as text: as it is run, or with optimise=False as it was written."""
         return str(optimised(self.plan) if optimise else self.plan)
 
-    def open(self, client: Client | None = None, **options: Any) -> Running:
+    def open(self, client: OnEngine | Engine | None = None, **options: Any) -> Running:
         """Start the program; see `persist.dataflow.running.Running`. Close it, or use it in a `with`.
 
         Args:
@@ -151,44 +143,29 @@ class Program(Draft):
             options: those of `persist.dataflow.running.Options`.
         """
         self.check()
-        return Running(self, client, Options.of(options))
+        return Running(self, given_engine(client), Options.of(options))
 
-    def run_on(self, spark: Any, client: Client, **options: Any) -> Any:
-        """Bring the outputs up to what the sources have sealed by the tasks of a Spark session, in one commit.
-
-        What it writes is what `open(client).run()` writes. A program without a form for Spark runs embedded.
-
-        Args:
-            client: of a location that the tasks can reach.
-            options: those of `persist.spark.run_program`: until, timeout_s, where, partitions, storage_options,
-                memory_budget, spill_folder.
-
-        Returns:
-            A `persist.spark.Refreshed`: which way was taken and why, and the seqno of the commit.
-        """
-        # What runs on Spark stands beside; importing this package must not import it.
-        return import_module("persist.spark").run_program(spark, client, self, **options)
-
-    def drop(self, client: Client) -> None:
+    def drop(self, client: OnEngine | Engine) -> None:
         """End the program: release its holds on its sources, and destroy what it keeps in hidden collections. Its
         outputs stay as they are; destroy them if they should go.
 
         A copy that still runs goes on, but cannot be resumed when its sources have been compacted; one that keeps
         something in hidden collections ends with CollectionNotFound.
         """
+        engine = engine_of("Program.drop", client)
         for node in self.plan.nodes.values():
             if isinstance(node.operator, Source):
                 with suppress(CollectionNotFound, HoldNotFound):
-                    client.load(node.operator.collection).hold(name=hold_name(self.name)).release()
-        for name in self.every_kept(client):
+                    take_hold(loaded(engine, node.operator.collection), None, hold_name(self.name)).release()
+        for name in self.every_kept(engine):
             with suppress(CollectionNotFound):
-                client.drop(name)
+                destroy(loaded(engine, name)).result()
 
     def kept(self, number: int) -> str | None:
         return kept_name(self.name, number)
 
-    def every_kept(self, client: Client) -> list[str]:
-        return kept_of(client, self.name)
+    def every_kept(self, engine: Engine) -> list[str]:
+        return kept_of(engine, self.name)
 
     def check(self) -> None:
         """Raise InvalidUsage if the program is not whole."""
@@ -293,3 +270,8 @@ def _cycle_without_consolidation(plan: Plan, variable: int) -> list[int]:
                 seen.add(each)
                 paths.append([*path, each])
     return []
+
+
+def given_engine(client: OnEngine | Engine | None) -> Engine | None:
+    """Return what the client stands on that a program is opened with; None for a program without one."""
+    return None if client is None else engine_of("Program.open", client)

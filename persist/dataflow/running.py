@@ -14,7 +14,6 @@ import numpy as np
 import pyarrow as pa
 
 from persist.blob import InvalidUsage, Unavailable
-from persist.client import Client
 from persist.dataflow.draft import Draft
 from persist.dataflow.errors import SourceLost
 from persist.dataflow.fingerprint import fingerprint
@@ -32,6 +31,8 @@ from persist.dataflow.statistics import Statistics, statistics_of
 from persist.dataflow.timed import kept_apart
 from persist.dataflow.times import Antichain, Time, as_given, meet_of
 from persist.dataflow.words import Domain
+from persist.engine import Engine
+from persist.engine.creating import destroy, loaded
 from persist.errors import CollectionNotFound
 from persist.work import task
 
@@ -108,7 +109,7 @@ class Running:
     def __init__(
         self,
         program: Draft,
-        client: Client | None,
+        engine: Engine | None,
         options: Options,
         known: Mapping[int, Statistics] | None = None,
     ) -> None:
@@ -123,7 +124,7 @@ class Running:
         self._domain = Domain()
         self._spill = Spill(options.memory_budget, options.spill_folder)
         kept = {each: name for each in kept_apart(self.plan) if (name := program.kept(each)) is not None}
-        known = statistics_of(client, self.plan) if known is None else known
+        known = statistics_of(engine, self.plan) if known is None else known
         builder = Builder(self.plan, self._domain, program.captures, program.probes, self._spill.allocate, kept, known)
         self._graph = builder.build()
         self._words = _Sweep(self._domain, self._live)
@@ -131,9 +132,9 @@ class Running:
         self._inputs: dict[str, InputHandle] = {}
         self._sources: list[SourceReader] = []
         self._outputs: Outputs | None = None
-        self._open(client)
+        self._open(engine)
 
-    def _open(self, client: Client | None) -> None:
+    def _open(self, engine: Engine | None) -> None:
         dimensions = self.plan.dimensions
         sources: list[tuple[Source, pa.Schema, Gate]] = []
         for number, entry in self._graph.entries.items():
@@ -151,15 +152,15 @@ class Running:
                 gate.frontier = Antichain()
             elif isinstance(node.operator, Source):
                 sources.append((node.operator, node.schema, gate))
-        if client is None and (sources or self._graph.sinks):
+        if engine is None and (sources or self._graph.sinks):
             raise InvalidUsage(
                 f"program {self.program.name!r} reads or writes persisted collections: open it with "
                 "program.open(client)"
             )
-        if client is None:
+        if engine is None:
             return
         self._outputs = Outputs(
-            client,
+            engine,
             self.program.name,
             [
                 (each, self.program.output(each.collection), self.program.definition(each.collection))
@@ -173,22 +174,22 @@ class Running:
         )
         try:
             for attempt in range(OPEN_ATTEMPTS):
-                if self._started(client, sources, is_last=attempt == OPEN_ATTEMPTS - 1):
+                if self._started(engine, sources, is_last=attempt == OPEN_ATTEMPTS - 1):
                     if self._options.replace:
-                        self._drop_unused(client)
+                        self._drop_unused(engine)
                     return
         except BaseException:
             self.close()
             raise
 
-    def _drop_unused(self, client: Client) -> None:
+    def _drop_unused(self, engine: Engine) -> None:
         """Of a changed program: destroy the hidden collections that it does not use any more."""
-        for name in self.program.every_kept(client):
+        for name in self.program.every_kept(engine):
             if name not in self._graph.kept:
                 with suppress(CollectionNotFound):
-                    client.drop(name)
+                    destroy(loaded(engine, name)).result()
 
-    def _started(self, client: Client, sources: list[tuple[Source, pa.Schema, Gate]], *, is_last: bool) -> bool:
+    def _started(self, engine: Engine, sources: list[tuple[Source, pa.Schema, Gate]], *, is_last: bool) -> bool:
         """Begin all sources at one time: where the outputs are sealed, or else as late as all of them can be read.
 
         Another copy of the program may seal the outputs further, and let the sources be compacted, in between: then
@@ -198,7 +199,7 @@ class Running:
         resume_at = self._outputs.resume_at
         self._sources = [
             SourceReader(
-                client,
+                engine,
                 self.program.holders(each.collection),
                 each,
                 schema,

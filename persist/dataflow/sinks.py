@@ -19,9 +19,7 @@ import pyarrow as pa
 
 from persist.antichain import Antichain as Upper
 from persist.blob import InvalidUsage
-from persist.client import Client
 from persist.codecs import TIME_MAX, Part
-from persist.collection import Collection
 from persist.dataflow.errors import OutputConflict
 from persist.dataflow.kept import KeptLinear
 from persist.dataflow.operators import SinkOperator
@@ -31,13 +29,16 @@ from persist.dataflow.sources import SourceReader
 from persist.dataflow.timed import reads_time
 from persist.dataflow.times import Ints
 from persist.dataflow.words import Domain
+from persist.engine import CollectionHandle, Engine
+from persist.engine.commit import Commit
 from persist.errors import (
     CollectionNotFound,
     HoldMoved,
     UpdatesBeyondUpper,
     UpperMismatch,
 )
-from persist.multi_write import MultiWrite
+from persist.log.records import AllowCompaction, SetHold
+from persist.state.collection_rules import ExpectDefinition, ExpectNothingBeyondUpper
 
 
 class Outputs:
@@ -57,9 +58,9 @@ class Outputs:
 
     def __init__(
         self,
-        client: Client,
+        engine: Engine,
         program: str,
-        sinks: Sequence[tuple[SinkOperator, Collection | None, tuple[int, int] | None]],
+        sinks: Sequence[tuple[SinkOperator, CollectionHandle | None, tuple[int, int] | None]],
         kept: Mapping[str, KeptLinear],
         fingerprints: Mapping[str, str],
         domain: Domain,
@@ -67,11 +68,11 @@ class Outputs:
         replace: bool,
         jump: bool,
     ) -> None:
-        self._client = client
+        self._engine = engine
         self._program = program
         self.every = [
             Output(
-                client, sink, known, definition, kept.get(sink.collection), fingerprints.get(sink.collection), domain
+                engine, sink, known, definition, kept.get(sink.collection), fingerprints.get(sink.collection), domain
             )
             for sink, known, definition in sinks
         ]
@@ -105,8 +106,8 @@ class Outputs:
             output.compares = self._is_of_unknown_origin(output, plan)
         if not sources:
             return 0
-        uppers = [end_of(each.collection.upper) for each in sources]
-        sinces = [each.collection.since.time or 0 for each in sources]
+        uppers = [end_of(each.handle.contents().upper) for each in sources]
+        sinces = [each.handle.contents().since.time or 0 for each in sources]
         if resume_at is not None:
             self._check_behind(sources, plan)
             held = [time for each in sources if (time := each.held_at()) is not None]
@@ -137,18 +138,18 @@ class Outputs:
             return False
         if output.has_changed:
             return True
-        names = sources_of(plan, output.collection.name)
+        names = sources_of(plan, output.handle.name)
         held = [each.held_at() for each in self._sources if each.operator.collection in names]
-        return has_inputs(plan, output.collection.name) or (bool(held) and None in held)
+        return has_inputs(plan, output.handle.name) or (bool(held) and None in held)
 
     def _check_behind(self, sources: Sequence[SourceReader], plan: Plan) -> None:
         """Raise OutputConflict if an output is sealed further than the sources that it is made of."""
-        uppers = {each.operator.collection: end_of(each.collection.upper) for each in sources}
+        uppers = {each.operator.collection: end_of(each.handle.contents().upper) for each in sources}
         for output in self.every:
-            own = [uppers[name] for name in sources_of(plan, output.collection.name)]
+            own = [uppers[name] for name in sources_of(plan, output.handle.name)]
             if own and output.upper > min(own):
                 raise OutputConflict(
-                    output.collection.name,
+                    output.handle.name,
                     f"it is sealed to {output.upper}, and the sources that it is made of to {min(own)} only",
                 )
 
@@ -161,7 +162,7 @@ class Outputs:
     def refresh(self) -> None:
         """Look again how far the outputs are sealed, before anything was computed."""
         for each in self.every:
-            each.begin(end_of(each.collection.upper))
+            each.begin(end_of(each.handle.contents().upper))
 
     def _durable(self) -> int | None:
         """The time as of which the program would begin again after the next commit; None if it cannot be moved."""
@@ -191,14 +192,14 @@ class Outputs:
                 seqno = self._write()
             except UpperMismatch:
                 for each in self.every:
-                    each.follow(end_of(each.collection.upper))
+                    each.follow(end_of(each.handle.contents().upper))
             except (HoldMoved, CollectionNotFound) as error:
                 for source in self._sources:
                     source.find_named()  # Raises if it is gone.
                 if isinstance(error, CollectionNotFound):
                     raise
             except UpdatesBeyondUpper as error:
-                name = getattr(error, "collection", None) or ", ".join(each.collection.name for each in self.every)
+                name = getattr(error, "collection", None) or ", ".join(each.handle.name for each in self.every)
                 raise OutputConflict(name, f"somebody else has written updates to it ({error})") from error
         self.has_pending = False
         return seqno
@@ -219,7 +220,7 @@ class Outputs:
         for each in due:
             if each.compares:
                 raise OutputConflict(
-                    each.collection.name,
+                    each.handle.name,
                     "it cannot be told that this program has written what it holds, and a step on Spark does not "
                     "compare. Open the program once with program.open(client), which compares, or corrects the output "
                     "with replace=True",
@@ -227,42 +228,44 @@ class Outputs:
         for each in due:
             each.sealed_to = until
         durable = self._durable()
-        with self._client.multi_write() as multi:
+        with Commit(self._engine) as commit:
             for each in due:
                 if each.definition is not None:
-                    multi.expect_definition(each.collection, each.definition[0])
-                multi.expect_upper(each.collection, Upper(each.upper), alone=True)
-                multi.add_parts(each.collection, parts.get(each.sink.collection, ()), keep=True)
-                each.describe(multi)
-                multi.seal(each.collection, Upper() if until >= NEVER else Upper(until))
-            self._move_holds(multi, durable)
+                    commit.add(each.handle, [ExpectDefinition(each.handle.id, each.definition[0])])
+                commit.add(each.handle, [ExpectNothingBeyondUpper(each.handle.id, Upper(each.upper))])
+                commit.add_parts(each.handle, parts.get(each.sink.collection, ()), keep=True)
+                each.describe(commit)
+                commit.add(each.handle, [each.handle.seal_step(Upper() if until >= NEVER else Upper(until))])
+            self._move_holds(commit, durable)
         for source in self._sources:
             source.named_moved(durable)
         for each in due:
             each.upper = until
             each.described()
-        return multi.seqno
+        return commit.seqno
 
     def _write(self) -> int | None:
         due = [each for each in self.every if each.sealed_to > each.upper]
         for each in due:
             each.check_jump()
         durable = self._durable()
-        with self._client.multi_write() as multi:
+        with Commit(self._engine) as commit:
             for each in due:
                 if each.definition is not None:
-                    multi.expect_definition(each.collection, each.definition[0])
-                multi.expect_upper(each.collection, Upper(min(each.upper, TIME_MAX + 1)), alone=True)
+                    commit.add(each.handle, [ExpectDefinition(each.handle.id, each.definition[0])])
+                expected = Upper(min(each.upper, TIME_MAX + 1))
+                commit.add(each.handle, [ExpectNothingBeyondUpper(each.handle.id, expected)])
                 updates = each.updates(each.sealed_to)
                 if updates.shape[1]:
-                    multi.write(each.collection, each.table(updates))
-                multi.seal(each.collection, Upper() if each.sealed_to >= NEVER else Upper(each.sealed_to))
-                each.describe(multi)
+                    commit.add(each.handle, each.handle.write_steps(each.table(updates)))
+                upper = Upper() if each.sealed_to >= NEVER else Upper(each.sealed_to)
+                commit.add(each.handle, [each.handle.seal_step(upper)])
+                each.describe(commit)
                 if each.jumps_to is not None:
-                    multi.allow_compaction(each.collection, each.jumps_to)
+                    commit.add(each.handle, [AllowCompaction(each.handle.id, (each.jumps_to,))])
                 if each.keeps is not None and durable is not None and each.jumps_to is None:
-                    multi.allow_compaction(each.collection, durable)
-            self._move_holds(multi, durable)
+                    commit.add(each.handle, [AllowCompaction(each.handle.id, (durable,))])
+            self._move_holds(commit, durable)
         for source in self._sources:
             source.named_moved(durable)
         for each in due:
@@ -270,16 +273,16 @@ class Outputs:
             each.described()
             each.upper = each.sealed_to
             each.written(each.sealed_to)
-        return multi.seqno
+        return commit.seqno
 
-    def _move_holds(self, multi: MultiWrite, durable: int | None) -> None:
-        for (collection, name), time in self._held().items():
+    def _move_holds(self, commit: Commit, durable: int | None) -> None:
+        """Move the permanent holds to where the program begins again; a collection read twice has one of a name."""
+        held = {
+            (each.handle.id, name): (each.handle, time) for each in self._sources for name, time in each.named.items()
+        }
+        for (id_, name), (handle, time) in held.items():
             if durable is not None and time < durable:
-                multi.move_hold(collection, name, durable, expected=time)
-
-    def _held(self) -> dict[tuple[Collection, str], int]:
-        """Return where the permanent holds are; a collection that is read twice has one of a name."""
-        return {(each.collection, name): time for each in self._sources for name, time in each.named.items()}
+                commit.add(handle, [SetHold(id_, name, durable, None, time)])
 
     def live(self) -> list[tuple[Ints, pa.Schema]]:
         """Return all words that wait to be written."""

@@ -16,17 +16,18 @@ import numpy as np
 import pyarrow as pa
 
 from persist.antichain import Antichain as Upper
-from persist.client import Client
 from persist.codecs import CollectionSchema, SchemaMismatch
-from persist.collection import Collection
 from persist.dataflow.errors import SourceLost
 from persist.dataflow.inputs import Gate
 from persist.dataflow.plan import Source
 from persist.dataflow.times import Antichain, Ints
 from persist.dataflow.types import is_read_as, shown
 from persist.dataflow.words import Domain
-from persist.engine.holding import held_schema, hold_with_schema, take_hold
+from persist.engine import CollectionHandle, Engine
+from persist.engine.creating import loaded
+from persist.engine.holding import held_schema, hold_with_schema, list_holds, take_hold
 from persist.engine.listening import begun_listen
+from persist.engine.reading import snapshot
 from persist.errors import AsOfCompacted, AsOfNotSealed, CollectionNotFound, LeaseExpired
 from persist.hold.holds import Hold
 from persist.read.listen import Listen, Progress
@@ -45,7 +46,7 @@ class SourceReader:
         makes_holds: make those that are not there; otherwise they went with what they were for.
 
     Attributes:
-        collection: the source.
+        handle: the source.
         operator: what the plan says about it.
         named: where the permanent holds are, as far as is known.
         coarse_to: changes before this time are taken for changes at it, so that those that cancel out are not seen.
@@ -54,7 +55,7 @@ class SourceReader:
 
     def __init__(
         self,
-        client: Client,
+        engine: Engine,
         holders: Sequence[str],
         operator: Source,
         schema: pa.Schema,
@@ -65,7 +66,7 @@ class SourceReader:
         makes_holds: bool = True,
     ) -> None:
         self.operator = operator
-        self._client = client
+        self._engine = engine
         self._holders = list(holders)
         self._makes_holds = makes_holds
         self._schema = schema
@@ -80,7 +81,7 @@ class SourceReader:
         self._listen: Listen | None = None
         self.has_lost = False
         with self._explained():
-            self.collection: Collection = client.load(operator.collection)
+            self.handle: CollectionHandle = loaded(engine, operator.collection)
             if not renews:
                 self._keep_schema()
         self._check_schema()
@@ -95,8 +96,7 @@ class SourceReader:
         Raises:
             SchemaMismatch: they were begun with different versions, in which a column that is read is not the same.
         """
-        handle = self.collection.handle
-        contents = handle.contents()
+        contents = self.handle.contents()
         found = sorted({v for name in self._holders if (v := held_schema(contents, name)) is not None})
         known = [version_of(contents, version) for version in found]
         for earlier, later in pairwise(known):
@@ -108,14 +108,14 @@ class SourceReader:
                     f"{self._schema.names} are not the same. Refresh them one by one, or make them anew."
                 )
         if known:
-            self.collection = Collection(replace(handle, schema=known[-1]))
+            self.handle = replace(self.handle, schema=known[-1])
 
     def _column(self, schema: CollectionSchema) -> list[tuple[int, pa.DataType] | None]:
         ids = dict(zip(schema.names, zip(schema.ids, schema.types, strict=False), strict=True))
         return [ids.get(name) for name in self._schema.names]
 
     def _check_schema(self) -> None:
-        actual = self.collection.schema
+        actual = self.handle.schema
         for field in self._schema:
             found = actual.arrow.field(field.name).type if field.name in actual.names else None
             if found != field.type and not is_read_as(found, field.type):
@@ -134,7 +134,7 @@ class SourceReader:
         """
         as_of = self.operator.as_of
         with self._explained():
-            return None if as_of is None else self.collection.as_time("as_of", as_of)
+            return None if as_of is None else self.handle.as_time("as_of", as_of)
 
     @property
     def as_of(self) -> int:
@@ -148,27 +148,27 @@ class SourceReader:
             HoldNotFound: a hold is not there (any more) that is not made here.
         """
         self._as_of = as_of
-        if self._client.mode == "read":
+        if self._engine.mode == "read":
             return
         with self._explained():
-            self._first = self.collection.hold(as_of)
-            handle = self.collection.handle
+            handle = self.handle
+            self._first = take_hold(handle, as_of, None)
             version = handle.schema.version
             # One may be further already, because another copy of the program has moved it.
             time = as_of if self._makes_holds else None
             self.named = {name: take_hold(handle, time, name, version).time for name in self._holders}
             if not self._holders:
-                self._leased = self.collection.hold(as_of)
+                self._leased = take_hold(handle, as_of, None)
             for name in self._holders if self._renews else ():
                 hold_with_schema(handle, name, version)
 
     def held_at(self) -> int | None:
         """Return where the first of the permanent holds on this source is; None if there is none."""
-        return min((hold.time for hold in self.collection.holds() if hold.name in self._holders), default=None)
+        return min((hold.time for hold in list_holds(self.handle) if hold.name in self._holders), default=None)
 
     def advanced(self) -> CollectionState | None:
         """Return the newest known state of the collection if more is sealed in it than was taken here, or else None."""
-        handle, listen = self.collection.handle, self._listen
+        handle, listen = self.handle, self._listen
         with self._explained():
             if listen is None:
                 contents = handle.engine.follower.known(handle.id, handle.name)
@@ -198,7 +198,7 @@ class SourceReader:
     def find_named(self) -> None:
         """Look where the permanent holds are: somebody has moved one, or has dropped the program, or the view."""
         with self._explained():
-            held = self.collection.handle.contents().holds
+            held = self.handle.contents().holds
         self.named = {name: held[name].time for name in self.named if name in held}
 
     def move_leased(self) -> None:
@@ -227,15 +227,15 @@ class SourceReader:
         come before it, and everything is before what is left to do can fail.
         """
         # The schema stays the one that was checked: what becomes of columns that are not read is not noticed.
-        handle, names = self.collection.handle, self._schema.names
+        handle, names = self.handle, self._schema.names
         try:
-            snapshot = self.collection.snapshot(
-                self._as_of, columns=names, form="diff", schema=handle.schema.version, timeout_s=0.0
+            contents = snapshot(
+                handle, self._as_of, columns=names, form="diff", schema=handle.schema.version, timeout_s=0.0
             )
         except AsOfNotSealed:
             return False
         # Whatever arranges the contents sums them up: equal rows need not be brought together before.
-        found = self._contents([self._columns(table) for table in snapshot.unsummed()])
+        found = self._contents([self._columns(table) for table in contents.unsummed()])
         listen = begun_listen(handle, self._as_of, None, columns=names)
         if found.shape[1]:
             self._gate.add(found)
@@ -333,7 +333,7 @@ def poll_all(sources: Sequence[SourceReader], timeout_s: float, is_stopped: Call
             return []
         return [(each, contents) for each in sources if (contents := each.advanced()) is not None] or None
 
-    found = sources[0].collection.handle.engine.follower.wait_for(look, timeout_s)
+    found = sources[0].handle.engine.follower.wait_for(look, timeout_s)
     taken = [each.take(contents) for each, contents in found or ()]
     return any(taken)
 
@@ -341,4 +341,4 @@ def poll_all(sources: Sequence[SourceReader], timeout_s: float, is_stopped: Call
 def wake(sources: Sequence[SourceReader]) -> None:
     """Let who waits in `poll_all` look again."""
     for each in sources[:1]:
-        each.collection.handle.engine.follower.wake()
+        each.handle.engine.follower.wake()

@@ -11,13 +11,13 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-from persist.client import Client
 from persist.codecs import Part
 from persist.dataflow.expression import Col
 from persist.dataflow.plan import Arrange, Consolidate, Join, Linear, Plan, Source
 from persist.dataflow.stages import Filter, Map
 from persist.dataflow.stages import Stage as LinearStage
-from persist.engine import CollectionHandle
+from persist.engine import CollectionHandle, Engine
+from persist.engine.creating import loaded
 from persist.errors import CollectionNotFound
 from persist.state.contents import CollectionState
 
@@ -68,16 +68,16 @@ class Statistics:
         return found
 
 
-def statistics_of(client: Client | None, plan: Plan) -> dict[int, Statistics]:
+def statistics_of(engine: Engine | None, plan: Plan) -> dict[int, Statistics]:
     """Return what is known of the sources of a plan, by their nodes; nothing where no join of it has a choice."""
     joins = [node.operator for node in plan.nodes.values() if isinstance(node.operator, Join)]
-    if client is None or not any(len(each.on) > 1 for each in joins):
+    if engine is None or not any(len(each.on) > 1 for each in joins):
         return {}
     found = {}
     for node in plan.nodes.values():
         if isinstance(node.operator, Source):
             with suppress(CollectionNotFound):  # Whoever opens the source says so.
-                found[node.number] = of_collection(client.load(node.operator.collection).handle)
+                found[node.number] = of_collection(loaded(engine, node.operator.collection))
     return found
 
 

@@ -10,11 +10,12 @@ from dataclasses import replace
 from typing import Any
 
 from persist.blob import InvalidUsage
-from persist.client import Client
 from persist.dataflow.draft import Draft
 from persist.dataflow.plan import ROOT, Node, Persist, ScopeInfo, Source, Variable
-from persist.dataflow.program import Program
+from persist.dataflow.program import Program, given_engine
 from persist.dataflow.running import Options, Running
+from persist.engine import Engine
+from persist.engine.opening import OnEngine
 
 
 class Together(Draft):
@@ -53,8 +54,8 @@ class Together(Draft):
     def kept(self, number: int) -> str | None:
         return self._kept.get(number)
 
-    def every_kept(self, client: Client) -> list[str]:
-        return [name for each in self._programs for name in each.every_kept(client)]
+    def every_kept(self, engine: Engine) -> list[str]:
+        return [name for each in self._programs for name in each.every_kept(engine)]
 
     def _add(self, program: Program) -> None:
         """Take a program's nodes over, under numbers of their own."""
@@ -105,9 +106,9 @@ def _moved(node: Node, numbers: dict[int, int], scopes: int) -> Node:
     )
 
 
-def open_together(programs: Sequence[Program], client: Client | None = None, **options: Any) -> Running:
+def open_together(programs: Sequence[Program], client: OnEngine | Engine | None = None, **options: Any) -> Running:
     """Start several programs as one; see `Program.open`. Each can be opened alone, or with others, another time.
 
     What each captures and probes is where it was asked for. Inputs are called by their names.
     """
-    return Running(Together(programs), client, Options.of(options))
+    return Running(Together(programs), given_engine(client), Options.of(options))

@@ -7,18 +7,15 @@ semantics; its definition is stored with it, and needs no DuckDB; views that rea
 from persist.sql.apply import Change, ViewsPlan, Wanted, plan_views
 from persist.sql.growth import UnboundedState
 from persist.sql.inside import answer
-from persist.sql.view import View, ViewsTogether, create_view, load_view, open_together
+from persist.sql.view import ViewsTogether, open_together
 
 __all__ = [
     "Change",
     "UnboundedState",
-    "View",
     "ViewsPlan",
     "ViewsTogether",
     "Wanted",
     "answer",
-    "create_view",
-    "load_view",
     "open_together",
     "plan_views",
 ]

@@ -11,14 +11,16 @@ from functools import partial
 from graphlib import CycleError, TopologicalSorter
 from typing import Literal, TypeVar
 
-from persist.client import Client
+from persist.engine import Engine
+from persist.engine.creating import loaded, loaded_by_id
+from persist.engine.opening import OnEngine, engine_of
 from persist.errors import InvalidUsage
 from persist.log.records import Destroy, ReleaseHold
 from persist.names import VIEW_HOLD, check_free_name, view_hold
 from persist.sql.compile import mentioned
 from persist.sql.draft import Catalog, Draft, drafted
-from persist.sql.graph import by_id, definition_of
-from persist.sql.view import View, open_together
+from persist.sql.graph import definition_of
+from persist.sql.view import LiveView, ViewsTogether, live_view
 from persist.write.operations import Step
 
 Found = TypeVar("Found")
@@ -49,9 +51,9 @@ class ViewsPlan:
         changes: of each view, in the order in which they read each other; what goes comes first.
     """
 
-    def __init__(self, client: Client, changes: Sequence[Change], steps: Sequence[Step], names: dict[str, str]) -> None:
+    def __init__(self, engine: Engine, changes: Sequence[Change], steps: Sequence[Step], names: dict[str, str]) -> None:
         self.changes = tuple(changes)
-        self._client, self._steps, self._names = client, steps, names
+        self._engine, self._steps, self._names = engine, steps, names
 
     @property
     def is_empty(self) -> bool:
@@ -67,17 +69,17 @@ class ViewsPlan:
         """
         if self.is_empty:
             return None
-        return self._client.engine.submit("apply", self._steps, self._names).result()
+        return self._engine.submit("apply", self._steps, self._names).result()
 
     def refresh(self) -> None:
         """Bring all views that are wanted up to what their inputs have sealed, in one commit."""
-        views = [self._client.view(each.view) for each in self.changes if each.action != "destroy"]
+        views = [live_view(self._engine, each.view) for each in self.changes if each.action != "destroy"]
         if views:
-            with open_together(views) as together:
+            with ViewsTogether(views, {}) as together:
                 together.refresh()
 
 
-def plan_views(client: Client, wanted: Mapping[str, Wanted], *, prune: bool = False) -> ViewsPlan:
+def plan_views(client: OnEngine | Engine, wanted: Mapping[str, Wanted], *, prune: bool = False) -> ViewsPlan:
     """Return what brings the views of a location to their definitions. It writes nothing.
 
     Args:
@@ -90,16 +92,16 @@ def plan_views(client: Client, wanted: Mapping[str, Wanted], *, prune: bool = Fa
         InvalidUsage: a definition is none, they read each other in a circle, a collection that is no view has such a
             name, or a view that is not wanted reads one that has to be replaced.
     """
-    return _Planner(client, wanted).plan(prune)
+    return _Planner(engine_of("plan_views", client), wanted).plan(prune)
 
 
 class _Planner:
-    def __init__(self, client: Client, wanted: Mapping[str, Wanted]) -> None:
-        self._client = client
+    def __init__(self, engine: Engine, wanted: Mapping[str, Wanted]) -> None:
+        self._engine = engine
         self._wanted = wanted
-        self._catalog = Catalog(client)
+        self._catalog = Catalog(engine)
         self._present = {name: found for name in wanted if (found := self._view(name)) is not None}
-        self._gone: dict[str, View] = {}
+        self._gone: dict[str, LiveView] = {}
         self._drafts: list[Draft] = []
 
     def plan(self, prune: bool) -> ViewsPlan:
@@ -109,32 +111,32 @@ class _Planner:
         made = [self._planned(name) for name in self._ordered()]
         self._check_readers()
         # Who reads comes before what is read.
-        going = {view.id for view in self._gone.values()}
+        going = {view.handle.id for view in self._gone.values()}
         gone = sorted(self._gone.values(), key=lambda view: -len(going.intersection(view.definition.inputs)))
         steps: list[Step] = [step for view in gone for step in _destroyed(view)]
         steps += [step for draft in self._drafts for step in draft.steps]
         names = {id_: name for draft in self._drafts for id_, name in draft.names.items()}
-        names |= {id_: view.name for view in gone for id_ in (*view.definition.inputs, view.id)}
+        names |= {id_: view.handle.name for view in gone for id_ in (*view.definition.inputs, view.handle.id)}
         changes = [*(Change(each, "destroy", "it has no definition") for each in dropped), *made]
-        return ViewsPlan(self._client, changes, steps, names)
+        return ViewsPlan(self._engine, changes, steps, names)
 
-    def _view(self, name: str) -> View | None:
+    def _view(self, name: str) -> LiveView | None:
         check_free_name(name)
-        if name not in self._client.collections():
+        if name not in self._engine.names():
             return None
-        found = self._client.load(name)
+        found = loaded(self._engine, name)
         definition = definition_of(found)
         if definition is None:
             raise InvalidUsage(f"there is a collection {name!r} that is no view: call the view otherwise, or rename it")
-        return View(found.handle, self._client, definition)
+        return LiveView(found, definition)
 
-    def _unwanted(self) -> dict[str, View]:
+    def _unwanted(self) -> dict[str, LiveView]:
         found = {}
-        for name in self._client.collections():
-            collection = self._client.load(name)
-            definition = None if name in self._wanted else definition_of(collection)
+        for name in self._engine.names():
+            handle = loaded(self._engine, name)
+            definition = None if name in self._wanted else definition_of(handle)
             if definition is not None:
-                found[name] = View(collection.handle, self._client, definition)
+                found[name] = LiveView(handle, definition)
         return found
 
     def _ordered(self) -> list[str]:
@@ -163,21 +165,21 @@ class _Planner:
         self._drafts.append(draft)
         return Change(name, "create" if view is None else "replace", why)
 
-    def _remove(self, name: str, view: View) -> None:
+    def _remove(self, name: str, view: LiveView) -> None:
         self._gone[name] = view
         self._catalog.remove(name)
 
     def _check_readers(self) -> None:
         """Raise InvalidUsage if a view stays that reads one that goes."""
-        going = {view.id for view in self._gone.values()}
+        going = {view.handle.id for view in self._gone.values()}
         for view in self._gone.values():
             for hold in view.handle.contents().holds:
                 reader = hold.removeprefix(VIEW_HOLD)
                 if not hold.startswith(VIEW_HOLD) or reader in going:
                     continue
-                other = by_id(self._client, reader, reader).name
+                other = loaded_by_id(self._engine, reader, reader).name
                 raise InvalidUsage(
-                    f"the view {other!r} depends on {view.name!r}, which has to go, and nothing says what "
+                    f"the view {other!r} depends on {view.handle.name!r}, which has to go, and nothing says what "
                     f"{other!r} shall be: add its definition, or destroy it"
                 )
 
@@ -190,7 +192,7 @@ def _told(name: str, what: Callable[[], Found]) -> Found:
         raise InvalidUsage(f"view {name!r}: {error}") from error
 
 
-def _difference(view: View, draft: Draft) -> str | None:
+def _difference(view: LiveView, draft: Draft) -> str | None:
     old, new = view.definition, draft.definition
     if old.sql.strip() != new.sql.strip():
         return "its query has changed"
@@ -203,5 +205,5 @@ def _difference(view: View, draft: Draft) -> str | None:
     return None
 
 
-def _destroyed(view: View) -> list[Step]:
-    return [Destroy(view.id), *(ReleaseHold(id_, view_hold(view.id)) for id_ in view.definition.inputs)]
+def _destroyed(view: LiveView) -> list[Step]:
+    return [Destroy(view.handle.id), *(ReleaseHold(id_, view_hold(view.handle.id)) for id_ in view.definition.inputs)]

@@ -10,17 +10,18 @@ from typing import Any
 
 import pyarrow as pa
 
-from persist.client import Client
 from persist.codecs import TIME_MAX, CollectionSchema
 from persist.dataflow.expression import col
 from persist.dataflow.program import Program
+from persist.engine import Engine
+from persist.engine.creating import loaded, loaded_by_id
 from persist.errors import CollectionNotFound, InvalidUsage
 from persist.log.records import Create, SetHold
 from persist.names import view_hold
 from persist.sql.algebra import Node
 from persist.sql.compile import check_columns, key_of, mentioned, planned
 from persist.sql.definition import VERSION, Definition
-from persist.sql.graph import by_id, definition_of, scans_of
+from persist.sql.graph import definition_of, scans_of
 from persist.sql.lower import Lowering
 from persist.sql.lower_expression import column
 from persist.sql.rewrite import rewritten
@@ -62,15 +63,15 @@ class Draft:
 class Catalog:
     """What a view may read: the collections of a location, as a commit that is planned leaves them."""
 
-    def __init__(self, client: Client) -> None:
-        self._client = client
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
         self._by_name: dict[str, Readable | None] = {}  # None: it will be gone.
         self._by_id: dict[str, Readable] = {}
 
     @property
     def names(self) -> list[str]:
         """The names of all."""
-        kept = [name for name in self._client.collections() if name not in self._by_name]
+        kept = [name for name in self._engine.names() if name not in self._by_name]
         return [*kept, *(name for name, each in self._by_name.items() if each is not None)]
 
     def remove(self, name: str) -> None:
@@ -83,7 +84,7 @@ class Catalog:
 
     def named(self, name: str) -> Readable:
         """Return the collection of a name, which is among the names."""
-        return self._by_name.get(name) or self._stored(self._client.load(name).id, name)
+        return self._by_name.get(name) or self._stored(loaded(self._engine, name).id, name)
 
     def by_id(self, id_: str) -> Readable:
         """Return the collection of an id.
@@ -96,8 +97,8 @@ class Catalog:
     def read_as(self, view: Readable, id_: str) -> tuple[CollectionSchema, set[str]] | None:
         """Return how a view that is there reads a collection itself: by which schema, and which columns of it."""
         try:
-            definition = definition_of(by_id(self._client, view.id, view.name))
-            contents = by_id(self._client, id_, id_).handle.contents()
+            definition = definition_of(loaded_by_id(self._engine, view.id, view.name))
+            contents = loaded_by_id(self._engine, id_, id_).contents()
         except CollectionNotFound:
             return None  # One of them is planned.
         held = contents.holds.get(view_hold(view.id))
@@ -107,8 +108,8 @@ class Catalog:
         return version_of(contents, held.schema), set(columns)
 
     def _stored(self, id_: str, name: str) -> Readable:
-        found = by_id(self._client, id_, name)
-        contents, definition = found.handle.contents(), definition_of(found)
+        found = loaded_by_id(self._engine, id_, name)
+        contents, definition = found.contents(), definition_of(found)
         inputs = () if definition is None else definition.inputs
         since = contents.since.time or 0
         last, is_view = _last_sealed(contents), definition is not None

@@ -12,13 +12,12 @@ from typing import Any
 
 import pyarrow as pa
 
-from persist.client import Client
-from persist.collection import Collection
 from persist.dataflow.expression import col
 from persist.dataflow.program import Program
 from persist.dataflow.statistics import Statistics, of_collection
 from persist.dataflow.stream import Stream
-from persist.engine import CollectionHandle
+from persist.engine import CollectionHandle, Engine
+from persist.engine.creating import loaded_by_id
 from persist.errors import CollectionNotFound, InvalidUsage
 from persist.names import view_hold
 from persist.sql.algebra import Node, Scan, children
@@ -45,7 +44,7 @@ def scans_of(plan: Node) -> dict[str, list[tuple[str, str]]]:
 class Defined:
     """A view and what it is."""
 
-    collection: Collection
+    handle: CollectionHandle
     definition: Definition
 
 
@@ -57,34 +56,34 @@ class ViewProgram(Program):
         is_rehearsal: keep what they hold nowhere, only compute it.
     """
 
-    def __init__(self, client: Client, views: Sequence[Defined], *, is_rehearsal: bool = False) -> None:
-        super().__init__(f"view {views[-1].collection.name}"[:100])
-        self.using(client)
+    def __init__(self, engine: Engine, views: Sequence[Defined], *, is_rehearsal: bool = False) -> None:
+        super().__init__(f"view {views[-1].handle.name}"[:100])
+        self.using(engine)
         self._views = views
         self._streams: dict[str, Stream] = {}
         self._ids: dict[str, str] = {}
         for view in views:
-            name, definition = view.collection.name, view.definition
-            sizes = sizes_of(client, definition)
-            answer = Lowering(self, partial(self._stream_of, client, definition), sizes).answer(definition.plan)
+            name, definition = view.handle.name, view.definition
+            sizes = sizes_of(engine, definition)
+            answer = Lowering(self, partial(self._stream_of, engine, definition), sizes).answer(definition.plan)
             columns: dict[str, Any] = {each: col(column(at)) for at, (each, _) in enumerate(definition.columns)}
             answer = answer.map(**columns).named(f"view {name}")
-            self._streams[view.collection.id] = answer
+            self._streams[view.handle.id] = answer
             if is_rehearsal:
                 answer.probe()
             else:
                 answer.persist(name, key=definition.key)
 
-    def _stream_of(self, client: Client, definition: Definition, name: str) -> Stream:
+    def _stream_of(self, engine: Engine, definition: Definition, name: str) -> Stream:
         """Return the stream of what a view calls by a name: another view of the program, or a source."""
         id_ = definition.reads[name]
         if id_ not in self._streams:
-            now = by_id(client, id_, name).name
+            now = loaded_by_id(engine, id_, name).name
             self._ids[now] = id_
-            self._streams[id_] = self.source(now, schema=self._read_of(id_, client)).named(f"read {now}")
+            self._streams[id_] = self.source(now, schema=self._read_of(id_, engine)).named(f"read {now}")
         return self._streams[id_]
 
-    def _read_of(self, id_: str, client: Client) -> pa.Schema:
+    def _read_of(self, id_: str, engine: Engine) -> pa.Schema:
         """Return the columns that the views read of a collection; one at least."""
         kinds = {
             column: to_arrow(kind)
@@ -98,42 +97,32 @@ class ViewProgram(Program):
     def makes_holds(self) -> bool:
         return False
 
-    def output(self, collection: str) -> Collection | None:
-        return next(each.collection for each in self._views if each.collection.name == collection)
+    def output(self, collection: str) -> CollectionHandle | None:
+        return next(each.handle for each in self._views if each.handle.name == collection)
 
     def definition(self, collection: str) -> tuple[int, int] | None:
-        found = next(each.definition for each in self._views if each.collection.name == collection)
+        found = next(each.definition for each in self._views if each.handle.name == collection)
         return found.number, found.since
 
     def holders(self, collection: str) -> list[str]:
         """Return what the permanent holds on a source are called: those of the views that depend on it."""
         id_ = self._ids[collection]
-        return [view_hold(each.collection.id) for each in self._views if id_ in each.definition.inputs]
+        return [view_hold(each.handle.id) for each in self._views if id_ in each.definition.inputs]
 
 
-def sizes_of(client: Client, definition: Definition) -> dict[str, Statistics]:
+def sizes_of(engine: Engine, definition: Definition) -> dict[str, Statistics]:
     """Return what is known of the sizes of the collections that a view reads."""
-    return {each: size for each, id_ in definition.reads.items() if (size := _size_of(client, id_, each))}
+    return {each: size for each, id_ in definition.reads.items() if (size := _size_of(engine, id_, each))}
 
 
-def _size_of(client: Client, id_: str, name: str) -> Statistics | None:
+def _size_of(engine: Engine, id_: str, name: str) -> Statistics | None:
     """Return what is known of the size of a collection; None if it is not there, which whoever opens it says."""
     with suppress(CollectionNotFound):
-        return of_collection(by_id(client, id_, name).handle)
+        return of_collection(loaded_by_id(engine, id_, name))
     return None
 
 
-def by_id(client: Client, id_: str, name: str) -> Collection:
-    """Return the collection of an id, whatever it is called by now.
-
-    Raises:
-        CollectionNotFound: it was destroyed.
-    """
-    contents = client.engine.follower.current(id_, name)
-    return Collection(CollectionHandle(client.engine, id_, contents.name, contents.schema))
-
-
-def views_for(client: Client, wanted: Mapping[str, str]) -> list[Defined]:
+def views_for(engine: Engine, wanted: Mapping[str, str]) -> list[Defined]:
     """Return views and all views that they depend on, each after those that it reads.
 
     Args:
@@ -145,23 +134,23 @@ def views_for(client: Client, wanted: Mapping[str, str]) -> list[Defined]:
     """
     found: dict[str, Defined] = {}
 
-    def visit(collection: Collection) -> bool:
-        definition = definition_of(collection)
+    def visit(handle: CollectionHandle) -> bool:
+        definition = definition_of(handle)
         if definition is None:
             return False
         for each, below in definition.reads.items():
             if below not in found:
-                visit(by_id(client, below, each))
-        found[collection.id] = Defined(collection, definition)
+                visit(loaded_by_id(engine, below, each))
+        found[handle.id] = Defined(handle, definition)
         return True
 
     for id_, name in wanted.items():
-        if not visit(by_id(client, id_, name)):
+        if not visit(loaded_by_id(engine, id_, name)):
             raise InvalidUsage(f"collection {name!r} is no view: it is written by its users")
     return list(found.values())
 
 
-def definition_of(collection: Collection) -> Definition | None:
+def definition_of(handle: CollectionHandle) -> Definition | None:
     """Return the definition of a view; None of another collection."""
-    stored = collection.handle.contents().view
+    stored = handle.contents().view
     return None if stored is None else Definition.from_json(stored)

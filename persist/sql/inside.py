@@ -1,9 +1,7 @@
-"""Queries inside of programs: `Program.sql`."""
+"""Queries inside of programs."""
 
-from collections.abc import Mapping
 from typing import Any
 
-from persist.client import Client
 from persist.codecs import CollectionSchema
 from persist.dataflow.expression import col
 from persist.dataflow.program import Program
@@ -14,9 +12,14 @@ from persist.sql.lower import Lowering
 from persist.sql.lower_expression import column
 
 
-def answer(program: Program, query: str, streams: Mapping[str, Stream], client: Client | None) -> Stream:
-    """Return the answer of a query over streams and collections; see `Program.sql`."""
-    names = [*streams, *(client.collections() if client is not None else ())]
+def answer(program: Program, query: str, /, **streams: Stream) -> Stream:
+    """Return the answer of a query in DuckDB's SQL, as a stream of a program; see `docs/views.md`.
+
+    Args:
+        streams: what the query calls by these names. Other names are those of collections, which are sources of the
+            program: `Program("name").using(client)` finds their columns.
+    """
+    names = [*streams, *(program.engine.names() if program.engine is not None else ())]
     known: dict[str, Stream] = {}
     for name in mentioned(query, list(dict.fromkeys(names))):
         known[name] = streams[name] if name in streams else program.source(name)

@@ -16,16 +16,16 @@ from typing import Any
 
 import msgspec
 
-from persist.client import Client
 from persist.codecs import TIME_MAX, CollectionSchema
 from persist.codecs.types.evolution import evolved
-from persist.collection import Collection
+from persist.engine import CollectionHandle, Engine
+from persist.engine.creating import loaded_by_id
 from persist.errors import CollectionNotFound, InvalidUsage
 from persist.log.records import Redefine, ReleaseHold, SetHold
 from persist.names import VIEW_HOLD, view_hold
 from persist.sql.definition import EARLIER_KEPT, Definition, Earlier
 from persist.sql.draft import Catalog, Draft, Readable, column_ids, drafted, read_by
-from persist.sql.graph import by_id, definition_of
+from persist.sql.graph import definition_of
 from persist.sql.types import to_arrow
 from persist.state.contents import CollectionState
 from persist.state.schemas import version_of
@@ -36,7 +36,7 @@ from persist.write.operations import Step
 class Dependent:
     """A view that has to have a next definition, as it is now."""
 
-    collection: Collection
+    handle: CollectionHandle
     contents: CollectionState
     definition: Definition
 
@@ -57,33 +57,33 @@ class Redefinition:
     names: Mapping[str, str]
 
 
-def dependents_of(client: Client, view: Collection) -> list[Collection]:
+def dependents_of(engine: Engine, view: CollectionHandle) -> list[CollectionHandle]:
     """Return the views that depend on a view, by way of others, too."""
     found = []
-    for hold in view.handle.contents().holds:
+    for hold in view.contents().holds:
         if hold.startswith(VIEW_HOLD):
             with suppress(CollectionNotFound):  # It is destroyed just now.
                 id_ = hold.removeprefix(VIEW_HOLD)
-                found.append(by_id(client, id_, id_))
+                found.append(loaded_by_id(engine, id_, id_))
     return found
 
 
-def redefinition(client: Client, view: Collection, sql: str) -> Redefinition | None:
+def redefinition(engine: Engine, view: CollectionHandle, sql: str) -> Redefinition | None:
     """Return what gives a view another query; None if it means what the view's own means already.
 
     Raises:
         InvalidUsage: the query is none that can be in the place of the view's own; the message says why.
     """
     changed = _dependent(view)
-    draft = drafted(Catalog(client), changed.name, sql, changed.definition.key)
+    draft = drafted(Catalog(engine), changed.name, sql, changed.definition.key)
     _check_same_kind(changed, draft)
     if _means_the_same(changed.definition, draft.definition):
         return None
-    every = [changed, *map(_dependent, dependents_of(client, view))]
+    every = [changed, *map(_dependent, dependents_of(engine, view))]
     if any(each.id in draft.definition.inputs for each in every):
         raise InvalidUsage(f"views cannot read each other in a circle: the query reads what depends on {view.name!r}")
     _check_together(every)
-    catalog = Catalog(client)
+    catalog = Catalog(engine)
     inputs: dict[str, tuple[str, ...]] = {}
     steps: list[Step] = []
     for each in _in_order(every):
@@ -92,18 +92,18 @@ def redefinition(client: Client, view: Collection, sql: str) -> Redefinition | N
         definition = _next(each, draft.definition if each is changed else each.definition, inputs[each.id])
         schema = _schema_after(changed.contents.schema, draft) if each is changed else None
         steps.append(Redefine(each.id, definition.to_json(), each.contents.upper_times, schema))
-        steps += _hold_steps(client, each, definition, catalog, renews=each is changed)
+        steps += _hold_steps(engine, each, definition, catalog, renews=each is changed)
     names = {each.id: each.name for each in every}
     for each in every:
         names |= {id_: catalog.by_id(id_).name for id_ in (*inputs[each.id], *each.definition.inputs)}
     return Redefinition(tuple(steps), names)
 
 
-def _dependent(view: Collection) -> Dependent:
+def _dependent(view: CollectionHandle) -> Dependent:
     definition = definition_of(view)
     if definition is None:
         raise InvalidUsage(f"collection {view.name!r} is no view: it is written by its users")
-    return Dependent(view, view.handle.contents(), definition)
+    return Dependent(view, view.contents(), definition)
 
 
 def _means_the_same(old: Definition, new: Definition) -> bool:
@@ -202,7 +202,7 @@ def _schema_after(before: CollectionSchema, draft: Draft) -> dict[str, Any] | No
 
 
 def _hold_steps(
-    client: Client, each: Dependent, definition: Definition, catalog: Catalog, *, renews: bool
+    engine: Engine, each: Dependent, definition: Definition, catalog: Catalog, *, renews: bool
 ) -> list[SetHold | ReleaseHold]:
     """Return what moves the holds of a view to what it depends on from now on.
 
@@ -213,10 +213,10 @@ def _hold_steps(
     steps: list[SetHold | ReleaseHold] = []
     for id_ in definition.inputs:
         readable = catalog.by_id(id_)
-        held = by_id(client, id_, readable.name).handle.contents().holds.get(hold)
+        held = loaded_by_id(engine, id_, readable.name).contents().holds.get(hold)
         columns = read.get(id_, {})
         if held is not None and columns and not renews:
-            _check_read(client, each, readable, held.schema, columns)
+            _check_read(engine, each, readable, held.schema, columns)
             continue
         ids = column_ids(readable.schema, columns)
         if held is not None:
@@ -245,10 +245,10 @@ def _begin(each: Dependent, readable: Readable) -> int:
 
 
 def _check_read(
-    client: Client, each: Dependent, readable: Readable, version: int | None, columns: Mapping[str, str]
+    engine: Engine, each: Dependent, readable: Readable, version: int | None, columns: Mapping[str, str]
 ) -> None:
     """Raise InvalidUsage if a view reads columns as of a version in which they are not those of the newest one."""
-    contents = by_id(client, readable.id, readable.name).handle.contents()
+    contents = loaded_by_id(engine, readable.id, readable.name).contents()
     versions = (contents.schema, contents.schema if version is None else version_of(contents, version))
     newest, held = (
         dict(zip(schema.names, zip(schema.ids, schema.types, strict=False), strict=True)) for schema in versions

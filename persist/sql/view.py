@@ -1,4 +1,4 @@
-"""A view: a collection that holds the answer of a query at every time, and is brought up to date by `refresh`."""
+"""A view under its public face: the definition of a collection that holds the answer of a query, and its refreshes."""
 
 import threading
 import warnings
@@ -7,16 +7,13 @@ from contextlib import suppress
 from functools import partial
 from os import PathLike
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Protocol
 
-from persist.antichain import Antichain
-from persist.client import Client
-from persist.collection import Collection
 from persist.dataflow.errors import NotConverging, OperatorFailed
-from persist.dataflow.program import Program
 from persist.dataflow.report import OperatorReport
 from persist.dataflow.running import Options, Running
-from persist.engine import CollectionHandle
+from persist.engine import CollectionHandle, Engine
+from persist.engine.creating import loaded, loaded_by_id
 from persist.errors import (
     CollectionExists,
     HoldMoved,
@@ -32,65 +29,51 @@ from persist.read.record_count import record_count
 from persist.sql.compile import asked_key
 from persist.sql.definition import Definition
 from persist.sql.draft import Catalog, drafted
-from persist.sql.graph import ViewProgram, by_id, definition_of, sizes_of, views_for
+from persist.sql.graph import ViewProgram, definition_of, sizes_of, views_for
 from persist.sql.growth import UnboundedState, unbounded
 from persist.sql.reasons import reasons
 from persist.sql.redefine import dependents_of, redefinition
 from persist.state.contents import definition_number
-from persist.write.future import CommitFuture
 
 FAILURES = (OperatorFailed, NotConverging)  # By what the rows are, so they may be over when rows are retracted.
 TRIES = 5  # While others redefine views, or refresh them.
 
 
-class View(Collection):
-    """A collection that is derived from others; make it with `Client.create_view` or `Client.view`.
+class OnView(Protocol):
+    """What stands on a live view: a `persist.View`, which has it as its attribute `live`."""
 
-    Its upper follows the least of its inputs'. It is read like every other collection. Nobody else may write it.
+    @property
+    def live(self) -> "LiveView":
+        """What it is made of."""
+
+
+class LiveView:
+    """A view as it is defined, with what its refreshes keep; `persist.View` says what its methods promise.
 
     Attributes:
+        handle: the collection.
         definition: the query, its plan, and what it reads.
-        client: what it was made with.
         options: of `Program.open`, for its refreshes: where they keep what they need.
     """
 
     def __init__(
-        self,
-        handle: CollectionHandle,
-        client: Client,
-        definition: Definition,
-        options: Mapping[str, Any] = MappingProxyType({}),
+        self, handle: CollectionHandle, definition: Definition, options: Mapping[str, Any] = MappingProxyType({})
     ) -> None:
-        super().__init__(handle)
+        self.handle = handle
         self.definition = definition
-        self.client = client
         self.options = options
         self._running: Running | None = None
         self._numbers: dict[str, int] = {}  # Of the definitions that are run, by id of their views.
         self._lock = threading.Lock()
 
     @property
-    def sql(self) -> str:
-        """The query, as it was written."""
-        return self.definition.sql
+    def engine(self) -> Engine:
+        """What it is read and written with."""
+        return self.handle.engine
 
-    def refresh(self) -> Antichain:
-        """Bring the view up to what its inputs have sealed, and the views that it reads with it; return its upper.
-
-        All that is new is one commit. The first refresh reads the inputs as of the last time that the view has sealed;
-        later ones of this handle take in what is new only. Safe to call from several processes.
-
-        If the query fails on a row, such as by an overflow, the view stays at its last time, until the row is
-        retracted: then it goes on at the latest time. The times at which the query fails cannot be read.
-
-        Raises:
-            OperatorFailed: the query fails on a row, which is named, at the latest time.
-            NotConverging: a recursion of the query does not come to its end, at the latest time.
-            CollectionNotFound: the view was destroyed.
-            SourceLost, OutputConflict: an input cannot be read any more, or somebody else wrote the view.
-            ReadOnly: this client only reads.
-        """
-        self.handle.engine.writer("refresh")
+    def refresh(self) -> None:
+        """Bring the view, and the views that it reads, up to what their inputs have sealed; see `View.refresh`."""
+        self.engine.writer("refresh")
         with self._lock:
             for left in reversed(range(TRIES)):
                 try:
@@ -102,15 +85,14 @@ class View(Collection):
                     if not self._has_moved_on():
                         break
                 self._stop()  # Somebody gave it, or a view below it, another definition: begin again with that.
-        return self.upper
 
     def _refresh(self) -> None:
         try:
             if self._running is None:
-                views = views_for(self.client, {self.id: self.name})
-                self._numbers = {each.collection.id: each.definition.number for each in views}
+                views = views_for(self.engine, {self.handle.id: self.handle.name})
+                self._numbers = {each.handle.id: each.definition.number for each in views}
                 self._adopt(views[-1].definition)
-                self._running = ViewProgram(self.client, views).open(self.client, **self.options)
+                self._running = ViewProgram(self.engine, views).open(self.engine, **self.options)
             self._running.run()
         except FAILURES as error:
             self._stop()
@@ -125,49 +107,33 @@ class View(Collection):
         Raises:
             CollectionNotFound: one was destroyed.
         """
-        follower = self.client.engine.follower
+        follower = self.engine.follower
         return any(definition_number(follower.known(id_, id_)) != number for id_, number in self._numbers.items())
 
     def _adopt(self, definition: Definition) -> None:
         if definition.number != self.definition.number:
             self.definition = definition
             self.handle = self.handle.newest()
-            self.schema = self.handle.schema
 
     @property
     def is_open(self) -> bool:
         """Whether this handle keeps in memory what refreshes need, so that the next one reads what is new only."""
         return self._running is not None
 
-    def program(self) -> Program:
+    def program(self) -> ViewProgram:
         """Return the program that a refresh runs: of the view and of the views that it reads."""
-        return self._program()
+        return ViewProgram(self.engine, views_for(self.engine, {self.handle.id: self.handle.name}))
 
     def redefine(self, sql: str) -> None:
-        """Give the view another query, from the time on to which it is sealed; see `docs/views.md`.
-
-        It is refreshed first, by its old query, with the views that depend on it. The commit that follows writes the
-        definition and no rows. The next refresh that gets beyond that time computes what the new query gives, and
-        commits the difference at that time, together with what it makes of the views that depend on it: until then
-        everything is as it was, and sealed times stay what they are. Who follows the view sees the switch as changes.
-
-        The key stays. Other columns come and go as by `evolve`. A query that means the same changes nothing.
-
-        Raises:
-            InvalidUsage: the query is not one, or cannot be in the place of the view's own: its key has other types, a
-                view reads a column that it lacks, or what it reads cannot be read at that time.
-            SchemaMismatch: a column would get a type that is not wider.
-            ViewRedefined: somebody else gave the view another definition meanwhile.
-            ReadOnly: this client only reads.
-        """
-        self.handle.engine.writer("redefine")
+        """Give the view another query, from the time on to which it is sealed; see `View.redefine`."""
+        self.engine.writer("redefine")
         for left in reversed(range(TRIES)):
             self._refresh_all()
-            found = redefinition(self.client, self, sql)
+            found = redefinition(self.engine, self.handle, sql)
             if found is None:
                 return
             try:
-                self.client.engine.submit("redefine", found.steps, dict(found.names)).result()
+                self.engine.submit("redefine", found.steps, dict(found.names)).result()
             except (UpperMismatch, HoldMoved, SchemaMoved):
                 if not left:
                     raise
@@ -175,30 +141,26 @@ class View(Collection):
                 break
         with self._lock:
             self._stop()
-            self._adopt(definition_of(by_id(self.client, self.id, self.name)) or self.definition)
+            self._adopt(definition_of(loaded_by_id(self.engine, self.handle.id, self.handle.name)) or self.definition)
 
     def _refresh_all(self) -> None:
         """Bring the view, and all that depend on it, to one time; what fails stays where it is."""
-        views = [self, *(load_view(self.client, each.name) for each in dependents_of(self.client, self))]
+        views = [self, *(live_view(self.engine, each.name) for each in dependents_of(self.engine, self.handle))]
         with suppress(*FAILURES, SchemaMismatch), ViewsTogether(views, self.options) as together:
             together.refresh()
 
     def _healed(self, failure: OperatorFailed | NotConverging) -> None:
         """Go on where the query does not fail any more; raise the failure if it does at the latest time, too."""
         try:
-            with self._program().open(self.client, jump=True, **self.options) as running:
+            with self.program().open(self.engine, jump=True, **self.options) as running:
                 running.run()
         except FAILURES:
             raise failure from None
 
     def explain(self, *, optimise: bool = True) -> str:
-        """Return the plan as it is run; `optimise=False`: as it was written.
-
-        With what was rewritten in this query, and why. After a refresh of this handle, with the updates that each
-        operator keeps, and the bytes that they take.
-        """
-        shown = self._program().explain(optimise=optimise)
-        why = reasons(self.definition.plan, sizes_of(self.client, self.definition)) if optimise else []
+        """Return the plan as it is run, and what was rewritten in it and why; see `View.explain`."""
+        shown = self.program().explain(optimise=optimise)
+        why = reasons(self.definition.plan, sizes_of(self.engine, self.definition)) if optimise else []
         with self._lock:
             state = [] if self._running is None else self._running.state()
         return "\n".join(
@@ -211,12 +173,9 @@ class View(Collection):
         )
 
     def rehearse(self) -> list[OperatorReport]:
-        """Compute the view from what its inputs hold, write nothing, and return what its operators did and keep.
-
-        This is what the first refresh of a handle does, and what it then keeps in memory. A client that only reads may.
-        """
-        views = views_for(self.client, {self.id: self.name})
-        with ViewProgram(self.client, views, is_rehearsal=True).open(self.client, **self.options) as running:
+        """Compute the view, write nothing, and return what its operators did and keep; see `View.rehearse`."""
+        views = views_for(self.engine, {self.handle.id: self.handle.name})
+        with ViewProgram(self.engine, views, is_rehearsal=True).open(self.engine, **self.options) as running:
             running.run()
             return running.operators()
 
@@ -229,17 +188,6 @@ class View(Collection):
         """Free what refreshes keep in memory; idempotent. The view can be refreshed again."""
         with self._lock:
             self._stop()
-
-    def destroy(self) -> CommitFuture:
-        """Remove the view; its inputs stay. See `Collection.destroy`."""
-        self.close()
-        return super().destroy()
-
-    def __repr__(self) -> str:
-        return f"<View {self.name!r}: {self.sql:.100}>"
-
-    def _program(self) -> ViewProgram:
-        return ViewProgram(self.client, views_for(self.client, {self.id: self.name}))
 
     def _stop(self) -> None:
         running, self._running = self._running, None
@@ -263,8 +211,8 @@ class ViewsTogether:
     Make it with `persist.sql.open_together`; close it, or use it in a `with`. Not for use from several threads at once.
     """
 
-    def __init__(self, views: Sequence[View], options: Mapping[str, Any]) -> None:
-        if not views or len({id(each.client) for each in views}) > 1:
+    def __init__(self, views: Sequence[LiveView], options: Mapping[str, Any]) -> None:
+        if not views or len({id(each.engine) for each in views}) > 1:
             raise InvalidUsage(f"open_together: {list(views)!r} are not views of one client")
         self._views = list(views)
         self._options = options
@@ -272,13 +220,13 @@ class ViewsTogether:
 
     def refresh(self) -> None:
         """Bring all views up to what their inputs have sealed, in one commit; errors are those of `View.refresh`."""
-        client = self._views[0].client
-        client.engine.writer("refresh")
+        engine = self._views[0].engine
+        engine.writer("refresh")
         for left in reversed(range(TRIES)):
             try:
                 if self._running is None:
-                    wanted = {each.id: each.name for each in self._views}
-                    self._running = ViewProgram(client, views_for(client, wanted)).open(client, **self._options)
+                    wanted = {each.handle.id: each.handle.name for each in self._views}
+                    self._running = ViewProgram(engine, views_for(engine, wanted)).open(engine, **self._options)
                 self._running.run()
                 return
             except ViewRedefined:
@@ -303,77 +251,76 @@ class ViewsTogether:
 
 
 def open_together(
-    views: Sequence[View], *, memory_budget: int | None = None, spill_folder: str | PathLike[str] | None = None
+    views: Sequence[OnView], *, memory_budget: int | None = None, spill_folder: str | PathLike[str] | None = None
 ) -> ViewsTogether:
     """Refresh several views as one; see `ViewsTogether`. Each can be refreshed alone another time.
 
     Args:
         memory_budget, spill_folder: of what they keep together, whatever each was opened with; see `Client.view`.
     """
-    return ViewsTogether(views, _options(memory_budget, spill_folder))
+    return ViewsTogether([*map(live_of, views)], given_options(memory_budget, spill_folder))
 
 
-def _options(memory_budget: int | None, spill_folder: str | PathLike[str] | None) -> dict[str, Any]:
+def given_options(memory_budget: int | None, spill_folder: str | PathLike[str] | None) -> dict[str, Any]:
     every = {"memory_budget": memory_budget, "spill_folder": spill_folder}
     given = {name: value for name, value in every.items() if value is not None}
     Options.of(given)
     return given
 
 
-def _records(client: Client, collection: str) -> int:
-    """Return how many records a collection has; of one for which only reading tells that, how many updates."""
-    contents = client.load(collection).handle.contents()
-    count = record_count(contents)
-    return sum(part.rows for part in contents.parts) if count is None else count
+def live_of(view: OnView) -> LiveView:
+    """Return what a user's view stands on.
+
+    Raises:
+        InvalidUsage: it is no view.
+    """
+    live = getattr(view, "live", None)
+    if not isinstance(live, LiveView):
+        raise InvalidUsage(f"{view!r:.200} is no view: give what client.view(name) returns")
+    return live
 
 
-def load_view(
-    client: Client, name: str, *, memory_budget: int | None = None, spill_folder: str | PathLike[str] | None = None
-) -> View:
-    """Return the view of a name; see `Client.view`."""
-    options = _options(memory_budget, spill_folder)
-    collection = client.load(name)
-    definition = definition_of(collection)
+def live_view(engine: Engine, name: str, options: Mapping[str, Any] = MappingProxyType({})) -> LiveView:
+    """Return the view of a name; errors are those of `Client.view`."""
+    handle = loaded(engine, name)
+    definition = definition_of(handle)
     if definition is None:
         raise InvalidUsage(f"collection {name!r} is no view: it is written by its users. Load it with load()")
-    return View(collection.handle, client, definition, options)
+    return LiveView(handle, definition, options)
 
 
-def create_view(
-    client: Client,
-    name: str,
-    sql: str,
-    *,
-    key: Sequence[str] | None = None,
-    memory_budget: int | None = None,
-    spill_folder: str | PathLike[str] | None = None,
-) -> View:
-    """Return a view, which is created if there is none; see `Client.create_view`."""
+def made_view(engine: Engine, name: str, sql: str, key: Sequence[str] | None, options: Mapping[str, Any]) -> LiveView:
+    """Return a view, which is created if there is none; arguments and errors are those of `Client.create_view`."""
     check_free_name(name)
-    options = _options(memory_budget, spill_folder)
     while True:
-        if name in client.collections():
-            return _existing(client, name, sql, key, options)
+        if name in engine.names():
+            return _existing(engine, name, sql, key, options)
         try:
-            return _created(client, name, sql, key, options)
+            return _created(engine, name, sql, key, options)
         except CollectionExists:
             continue  # Another client created it in between.
 
 
-def _existing(client: Client, name: str, sql: str, key: Sequence[str] | None, options: Mapping[str, Any]) -> View:
-    found = load_view(client, name, **options)
-    if found.sql.strip() != sql.strip() or (key is not None and found.definition.key != asked_key(key)):
+def _existing(engine: Engine, name: str, sql: str, key: Sequence[str] | None, options: Mapping[str, Any]) -> LiveView:
+    live = live_view(engine, name, options)
+    if live.definition.sql.strip() != sql.strip() or (key is not None and live.definition.key != asked_key(key)):
         raise InvalidUsage(
-            f"there is a view {name!r} with another definition: {found.sql!r:.300}. Choose another name, destroy it, "
-            "or give it this one with redefine()"
+            f"there is a view {name!r} with another definition: {live.definition.sql!r:.300}. Choose another name, "
+            "destroy it, or give it this one with redefine()"
         )
-    return found
+    return live
 
 
-def _created(client: Client, name: str, sql: str, key: Sequence[str] | None, options: Mapping[str, Any]) -> View:
-    draft = drafted(Catalog(client), name, sql, key)
-    for each in unbounded(draft.definition.plan, partial(_records, client)):
+def _created(engine: Engine, name: str, sql: str, key: Sequence[str] | None, options: Mapping[str, Any]) -> LiveView:
+    draft = drafted(Catalog(engine), name, sql, key)
+    for each in unbounded(draft.definition.plan, partial(_records, engine)):
         warnings.warn(f"view {name!r}: {each}.", UnboundedState, stacklevel=4)  # Of whoever calls the client.
-    client.engine.submit("create_view", draft.steps, dict(draft.names)).result()
-    handle = CollectionHandle(client.engine, draft.made.id, name, draft.made.schema)
-    return View(handle, client, draft.definition, options)
+    engine.submit("create_view", draft.steps, dict(draft.names)).result()
+    return LiveView(CollectionHandle(engine, draft.made.id, name, draft.made.schema), draft.definition, options)
+
+
+def _records(engine: Engine, collection: str) -> int:
+    """Return how many records a collection has; of one for which only reading tells that, how many updates."""
+    contents = loaded(engine, collection).contents()
+    count = record_count(contents)
+    return sum(part.rows for part in contents.parts) if count is None else count

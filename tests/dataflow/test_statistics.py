@@ -102,7 +102,7 @@ def test_statistics_of_a_collection_are_its_rows_its_key_and_the_bounds_of_numbe
         two = program.source("two").map(d=col("d"), y=col("x"))
         program.source("facts").filter(col("k") > 1).join(program.source("one"), "d").join(two, "d").capture()
         plan = optimised(program.plan)
-        known = statistics_of(client, plan)
+        known = statistics_of(client.engine, plan)
         [number] = [n for n, each in plan.nodes.items() if each.operator == Source("facts")]
         found = known[number]
         assert (found.rows, found.key) == (999.0, frozenset("k"))

@@ -6,7 +6,7 @@ from typing import Any
 import duckdb
 
 import persist
-from persist.sql import View
+from persist import View
 from tests.dataflow.ledger import moves_of
 from tests.sql.oracle import comparable
 

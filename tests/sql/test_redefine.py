@@ -10,8 +10,9 @@ import pyarrow.compute as pc
 import pytest
 
 import persist
+from persist import View
 from persist.collection import Collection
-from persist.sql import View, open_together
+from persist.sql import open_together
 from tests.sampling import examples
 
 SUMS = "SELECT k, sum(n) AS total FROM facts GROUP BY k"
@@ -203,7 +204,7 @@ def _submit_late(view: View, other: View) -> None:
     """Let another one come between what a view finds and what it commits."""
     from persist.sql.redefine import redefinition
 
-    found = redefinition(view.client, view, SUMS + " HAVING sum(n) > 3")
+    found = redefinition(view.handle.engine, view.handle, SUMS + " HAVING sum(n) > 3")
     assert found is not None
     other.redefine(LARGE)
     view.client.engine.submit("redefine", found.steps, dict(found.names)).result()

@@ -253,7 +253,7 @@ def test_a_view_of_a_column_that_was_dropped_meanwhile_is_not_made(tmp_path: Pat
     location = str(tmp_path / "location")
     with persist.open(location) as one, persist.open(location) as other:
         orders = filled(one)
-        draft = drafted(Catalog(one), "revenue", TOTALS, None)
+        draft = drafted(Catalog(one.engine), "revenue", TOTALS, None)
         other.load("orders").evolve(drop=["amount"])
         with pytest.raises(persist.SchemaMismatch, match="was dropped"):
             one.engine.submit("create_view", draft.steps, dict(draft.names)).result()
@@ -585,8 +585,8 @@ def test_what_a_view_keeps_beyond_its_memory_budget_is_in_files(client: persist.
     large.close()
 
 
-def _spilled(view: Any) -> int:
-    return int(view._running.metrics()["spilled_bytes"])
+def _spilled(refreshed: Any) -> int:
+    return int(getattr(refreshed, "live", refreshed)._running.metrics()["spilled_bytes"])
 
 
 @pytest.mark.parametrize("given", [{"memory_budget": -1}, {"memory_budget": "1 GB"}, {"spill_folder": "missing"}])

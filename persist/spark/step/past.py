@@ -3,7 +3,8 @@
 from functools import cached_property
 
 from persist.codecs import TIME_MAX, Part, decode_part
-from persist.collection import Collection
+from persist.engine import CollectionHandle
+from persist.engine.reading import changes, snapshot
 from persist.read.scan import Scan
 
 
@@ -15,8 +16,8 @@ class Past:
         until: the step takes in what comes before this time.
     """
 
-    def __init__(self, collection: Collection, as_of: int, until: int) -> None:
-        self._collection, self._as_of, self._until = collection, as_of, until
+    def __init__(self, handle: CollectionHandle, as_of: int, until: int) -> None:
+        self._handle, self._as_of, self._until = handle, as_of, until
         self._null: dict[str, bool] = {}
 
     @cached_property
@@ -29,8 +30,8 @@ class Past:
         """Whether no multiplicity becomes negative, either, if none was."""
         if self._is_keyed or self._until <= self._as_of + 1:
             return True
-        with self._collection.changes(self._as_of + 1, min(self._until, TIME_MAX + 1)) as changes:
-            return not any(part.negatives for part in changes.scan.all_parts)
+        with changes(self._handle, self._as_of + 1, min(self._until, TIME_MAX + 1)) as new:
+            return not any(part.negatives for part in new.scan.all_parts)
 
     @property
     def only_grows(self) -> bool:
@@ -45,13 +46,13 @@ class Past:
 
     @property
     def _is_keyed(self) -> bool:
-        return self._collection.handle.keyed is not None
+        return self._handle.keyed is not None
 
     @cached_property
     def _contents(self) -> Scan:
-        version = self._collection.handle.schema.version
-        with self._collection.snapshot(self._as_of, form="diff", schema=version) as snapshot:
-            return snapshot.scan
+        version = self._handle.schema.version
+        with snapshot(self._handle, self._as_of, form="diff", schema=version) as contents:
+            return contents.scan
 
     def _nulls(self, part: Part, column: str) -> bool:
         """Return whether a part may have NULLs in a column. Of another version of the schema, it may."""

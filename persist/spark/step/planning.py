@@ -20,6 +20,7 @@ from persist.dataflow.program import Program
 from persist.dataflow.running import Running
 from persist.dataflow.sinks import Outputs
 from persist.dataflow.stages import Delay, Negate
+from persist.engine.reading import changes, snapshot
 from persist.sink.uploads import Target
 from persist.source.address import CollectionAddress
 from persist.spark.step.needs import NOTHING, before, known_only, levels_of, needs_of, sources_of
@@ -58,7 +59,7 @@ class StepPlan:
         self._outputs: Outputs = running.outputs
         self._place = place
         self._readers = {each.operator.collection: each for each in running.sources}
-        self.until = min((end_of(each.collection.upper) for each in running.sources), default=NEVER)
+        self.until = min((end_of(each.handle.contents().upper) for each in running.sources), default=NEVER)
         self.as_of = min((each.as_of for each in running.sources), default=-1)
         self._own: dict[int, tuple[Output, int]] = {}  # Sources that are what an output held before.
         plan = self._corrected(program.plan.without_unused())
@@ -261,7 +262,7 @@ class StepPlan:
         return [_line(each) for each in self.stages]
 
     def _target(self, output: Output) -> Target:
-        return Target.of(output.collection.handle, self._place.location, self._place.storage)
+        return Target.of(output.handle, self._place.location, self._place.storage)
 
     def _corrected(self, plan: Plan) -> Plan:
         """Return a plan in which an output that switches takes away what it held before, at the time of the switch."""
@@ -274,7 +275,7 @@ class StepPlan:
                 if isinstance(node.operator, Persist) and node.operator.collection == output.sink.collection
             ]
             at = Delay(col(TIME).max_with(output.upper))
-            old = plan.add(Source(output.collection.name), (), sink.schema)
+            old = plan.add(Source(output.handle.name), (), sink.schema)
             self._own[old.number] = (output, output.upper - 1)
             gone = plan.add(Linear((Negate(), at)), (old.number,), sink.schema)
             come = plan.add(Linear((at,)), sink.inputs, sink.schema)
@@ -291,9 +292,9 @@ class StepPlan:
             for each in self._outputs.every
             if each.upper - 1 == self.as_of >= 0
             and not (each.corrects or each.compares)
-            and (each.collection.since.time or 0) <= self.as_of
+            and (each.handle.contents().since.time or 0) <= self.as_of
         }
-        pasts = {name: Past(each.collection, self.as_of, self.until) for name, each in self._readers.items()}
+        pasts = {name: Past(each.handle, self.as_of, self.until) for name, each in self._readers.items()}
         found = {}
         for each in standing_in(plan, [*outputs], lambda source, column: pasts[source].may_be_null(column)):
             sources = sources_before(plan, each.reduce)
@@ -317,20 +318,20 @@ class StepPlan:
         columns = list(source.schema.names)
         if source.number in self._own:
             output, as_of = self._own[source.number]
-            collection, end = output.collection, as_of + 1
+            handle, end = output.handle, as_of + 1
         else:
             reader = self._readers[source.operator.collection]
-            collection, as_of, end = reader.collection, reader.as_of, self.until
-        version = collection.handle.schema.version
-        snapshot = collection.snapshot(as_of, columns=columns, form="diff", schema=version)
-        self._open.callback(snapshot.close)
-        changes = None
+            handle, as_of, end = reader.handle, reader.as_of, self.until
+        version = handle.schema.version
+        contents = snapshot(handle, as_of, columns=columns, form="diff", schema=version)
+        self._open.callback(contents.close)
+        new = None
         if end > as_of + 1:
-            found = collection.changes(as_of + 1, min(end, TIME_MAX + 1), columns=columns, schema=version)
+            found = changes(handle, as_of + 1, min(end, TIME_MAX + 1), columns=columns, schema=version)
             self._open.callback(found.close)
-            changes = found.scan
-        address = CollectionAddress(self._place.location, self._place.storage, collection.name)
-        return Reading(address, collection, snapshot.scan, changes, as_of, source.schema)
+            new = found.scan
+        address = CollectionAddress(self._place.location, self._place.storage, handle.name)
+        return Reading(address, handle, contents.scan, new, as_of, source.schema)
 
 
 def _is_by_key(stage: StagePlan) -> bool:

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from persist.codecs import Part
-from persist.collection import Collection
+from persist.engine import CollectionHandle
 from persist.read.group_bounds import KeySamples
 from persist.read.lookup import Lookup, Wanted
 from persist.read.scan import Scan, narrowed_scan
@@ -37,7 +37,7 @@ class Reading:
     """
 
     address: CollectionAddress
-    collection: Collection
+    handle: CollectionHandle
     contents: Scan
     changes: Scan | None
     as_of: int

@@ -19,12 +19,15 @@ from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from persist.client import Client
 from persist.codecs import TIME_MAX
 from persist.dataflow.errors import OperatorFailed
 from persist.dataflow.plan import Source
 from persist.dataflow.program import Program
 from persist.dataflow.running import Options, Running
+from persist.engine import Engine
+from persist.engine.creating import loaded
+from persist.engine.opening import OnEngine, engine_of
+from persist.engine.reading import snapshot
 from persist.errors import AsOfCompacted, HoldMoved, InvalidUsage, UpdatesBeyondUpper, UpperMismatch, ViewRedefined
 from persist.spark.options.parsing import seen_by_all
 from persist.spark.read.slicing import parallelism
@@ -36,6 +39,7 @@ from persist.spark.step.stages import why_not
 from persist.spark.step.tasks import StageTask
 from persist.spark.step.touched import TouchedKeys
 from persist.spark.workers import check_workers
+from persist.sql.view import OnView, live_of
 
 Known: TypeAlias = Mapping[int, TouchedKeys]
 Job: TypeAlias = Callable[[Sequence[StageTask]], Blocks]
@@ -79,7 +83,7 @@ class Refreshed:
 
 
 def refresh(
-    view: Any,
+    view: OnView,
     spark: SparkSession | None = None,
     *,
     where: Where = "auto",
@@ -89,7 +93,7 @@ def refresh(
     """Bring a view, and the views that it reads, up to what their inputs have sealed; see `View.refresh`.
 
     Args:
-        view: a `persist.sql.View` of a location that all workers can reach.
+        view: a `persist.View` of a location that all workers can reach.
         spark: the session; None for the active one.
         where: "spark" by tasks that read what touched keys hold, "driver" by the same on the driver, without a job,
             "recompute" by tasks that read all that the inputs hold, "embedded" by the engine on the driver; "auto"
@@ -104,32 +108,31 @@ def refresh(
     return _of_view(view, spark, where, partitions, storage_options).run()
 
 
-def explain_refresh(view: Any, spark: SparkSession | None = None, *, where: Where = "auto") -> str:
+def explain_refresh(view: OnView, spark: SparkSession | None = None, *, where: Where = "auto") -> str:
     """Return how `refresh` would compute a view now and why, and the stages that its plan has on Spark."""
     return _of_view(view, spark, where, None, None).told()
 
 
 def _of_view(
-    view: Any, spark: SparkSession | None, where: Where, partitions: int | None, storage: Mapping[str, Any] | None
+    view: OnView, spark: SparkSession | None, where: Where, partitions: int | None, storage: Mapping[str, Any] | None
 ) -> "_Stepping":
-    if not callable(getattr(view, "program", None)):
-        raise InvalidUsage(f"{view!r:.200} is no view: give what client.view(name) returns")
+    live = live_of(view)
     return _Stepping(
         spark,
-        view.client,
-        view.program,
-        view.refresh,
-        Options.of(view.options),
+        live.engine,
+        live.program,
+        live.refresh,
+        Options.of(live.options),
         where,
         partitions,
         storage,
-        is_open=lambda: view.is_open,
+        is_open=lambda: live.is_open,
     )
 
 
 def run_program(
     spark: SparkSession,
-    client: Client,
+    client: OnEngine | Engine,
     program: Program,
     *,
     until: int | None = None,
@@ -140,9 +143,13 @@ def run_program(
     memory_budget: int | None = None,
     spill_folder: str | PathLike[str] | None = None,
 ) -> Refreshed:
-    """Do what `Program.run_on` says; arguments as of `refresh`, errors as of `Running.step`.
+    """Bring the outputs of a program up to what its sources have sealed by the tasks of a session, in one commit.
+
+    What it writes is what `program.open(client).run()` writes. A program without a form for Spark runs embedded.
+    Arguments are as of `refresh`, errors as of `Running.step`.
 
     Args:
+        client: of a location that the tasks can reach.
         memory_budget, spill_folder: of an embedded run; see `persist.dataflow.Options`. None for its defaults.
         until: a time that is to be done: the sources are waited for. All that is sealed is done, whatever it is.
         timeout_s: how long to wait at most; None waits without limit.
@@ -150,26 +157,27 @@ def run_program(
     if until is not None and (isinstance(until, bool) or not isinstance(until, int) or not 0 <= until <= TIME_MAX):
         raise InvalidUsage(f"until={until!r} is not a time from 0 to {TIME_MAX}")
 
+    engine = engine_of("run_program", client)
     every = {"memory_budget": memory_budget, "spill_folder": spill_folder}
     given = {name: value for name, value in every.items() if value is not None}
     options = Options.of(given)
 
     def embedded() -> None:
-        with program.open(client, **given) as running:
+        with program.open(engine, **given) as running:
             running.run()
 
-    stepping = _Stepping(spark, client, lambda: program, embedded, options, where, partitions, storage_options)
+    stepping = _Stepping(spark, engine, lambda: program, embedded, options, where, partitions, storage_options)
     if until is not None:
-        _wait_for(client, program, until, timeout_s)
+        _wait_for(engine, program, until, timeout_s)
     return stepping.run()
 
 
-def _wait_for(client: Client, program: Program, until: int, timeout_s: float | None) -> None:
+def _wait_for(engine: Engine, program: Program, until: int, timeout_s: float | None) -> None:
     """Wait until all sources are sealed beyond a time."""
     for node in program.plan.without_unused().nodes.values():
         if isinstance(node.operator, Source):
             with suppress(AsOfCompacted):  # Then it is sealed further.
-                client.load(node.operator.collection).snapshot(until, timeout_s=timeout_s).close()
+                snapshot(loaded(engine, node.operator.collection), until, timeout_s=timeout_s).close()
 
 
 class _Stepping:
@@ -178,7 +186,7 @@ class _Stepping:
     def __init__(
         self,
         spark: SparkSession | None,
-        client: Client,
+        engine: Engine,
         program: Callable[[], Program],
         embedded: Callable[[], object],
         options: Options,
@@ -196,14 +204,14 @@ class _Stepping:
         spark = SparkSession.getActiveSession() if spark is None else spark
         if spark is None or not hasattr(spark, "range"):
             raise InvalidUsage("there is no active Spark session: give one with spark=")
-        self._spark, self._client = spark, client
+        self._spark, self._engine = spark, engine
         self._program, self._embedded, self._options = program, embedded, options
         self._where, self._partitions, self._storage = where, partitions, dict(storage or {})
         self._is_open = is_open
 
     def run(self) -> Refreshed:
         """Do it: one commit of all outputs on Spark, as many as the embedded engine makes otherwise."""
-        self._client.engine.writer("refresh")
+        self._engine.writer("refresh")
         for left in reversed(range(TRIES)):
             try:
                 chosen, is_done = self._tried()
@@ -222,7 +230,7 @@ class _Stepping:
         refused = self._refused(program)
         if refused is not None:
             return refused, False
-        with program.open(self._client) as running:
+        with program.open(self._engine) as running:
             for stands in (True, False):
                 with self._planned(program, running, stands=stands) as step:
                     try:
@@ -258,7 +266,7 @@ class _Stepping:
         program = self._program()
         if (refused := self._refused(program)) is not None:
             return str(refused)
-        with program.open(self._client) as running, self._planned(program, running) as step:
+        with program.open(self._engine) as running, self._planned(program, running) as step:
             chosen, _ = self._chosen(step, None)
             return "\n".join([str(chosen), *map(str, chosen.estimates), *step.lines()])
 
@@ -270,7 +278,7 @@ class _Stepping:
         reason = why_not(program.plan.without_unused())
         if reason is not None:
             return Refreshed("embedded", f"the plan has no form for Spark: {reason}", 0, 0)
-        if self._where == "auto" and self._client.url.startswith("memory:"):
+        if self._where == "auto" and self._engine.url.startswith("memory:"):
             return Refreshed("embedded", "other processes cannot reach a location in memory", 0, 0)
         return None
 
@@ -304,7 +312,7 @@ class _Stepping:
         return chosen, known if way in ("driver", "spark") else None
 
     def _place(self) -> Place:
-        return Place(seen_by_all(self._client.url), self._storage, parallelism(self._spark))
+        return Place(seen_by_all(self._engine.url), self._storage, parallelism(self._spark))
 
     def _touched(self, step: StepPlan, job: Job | None) -> tuple[Known | None, int]:
         """Return the touched keys of all stages of which they are of use, None if they are too many; and by how many

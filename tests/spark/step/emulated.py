@@ -7,12 +7,12 @@ from typing import TypeAlias
 import msgspec
 import pyarrow as pa
 
+from persist import View
 from persist.codecs import Part
 from persist.dataflow.errors import OperatorFailed
 from persist.spark.step.planning import Place, StepPlan
 from persist.spark.step.tasks import StageTask, Uploaded, block_row
 from persist.spark.step.touched import TouchedKeys
-from persist.sql import View
 
 Blocks: TypeAlias = dict[tuple[int, int], list[pa.RecordBatch]]
 

@@ -184,7 +184,7 @@ def test_a_program_runs_on_spark(spark: SparkSession, client: persist.Client) ->
     program = Program("paid per amount").using(client)
     paid = program.source("orders").filter(col("status") == "paid").map(whole=col("amount"))
     paid.group_by("whole").agg(n=col("whole").count()).persist("paid", key=["whole"])
-    told = program.run_on(spark, client, until=10, where="spark", partitions=2)
+    told = persist.spark.run_program(spark, client, program, until=10, where="spark", partitions=2)
     assert told.way == "recompute"
     found = client.load("paid")
     assert found.upper == persist.Antichain(13)
@@ -196,9 +196,9 @@ def test_a_program_runs_on_spark(spark: SparkSession, client: persist.Client) ->
         status == "paid" for _, status, _ in rows(client.load("orders"))
     )
     with pytest.raises(persist.InvalidUsage, match="is not a time"):
-        program.run_on(spark, client, until=-1)
+        persist.spark.run_program(spark, client, program, until=-1)
     with pytest.raises(persist.AsOfNotSealed):
-        program.run_on(spark, client, until=50, timeout_s=0.0)
+        persist.spark.run_program(spark, client, program, until=50, timeout_s=0.0)
 
 
 @pytest.mark.sampled(0.2)

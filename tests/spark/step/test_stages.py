@@ -10,6 +10,7 @@ import pyarrow as pa
 import pytest
 
 import persist
+from persist import View
 from persist.collection import Collection
 from persist.dataflow import Program, col
 from persist.dataflow.errors import OperatorFailed
@@ -17,7 +18,6 @@ from persist.errors import InvalidUsage
 from persist.spark.step.needs import Term, before, known_only, needs_of
 from persist.spark.step.planning import Place, StepPlan
 from persist.spark.step.stages import cut, why_not
-from persist.sql import View
 from persist.sql.types import to_arrow
 from tests.spark.step.emulated import emulated, stepped
 from tests.sql.corpus import QUERIES

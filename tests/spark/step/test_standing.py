@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import persist
+from persist import View
 from persist.collection import Collection
 from persist.dataflow.errors import OperatorFailed
 from persist.spark.step.planning import Place, StepPlan
-from persist.sql import View
 from tests.spark.step.emulated import stepped
 from tests.spark.step.test_stages import QUIET, held
 

@@ -1,0 +1,138 @@
+"""A view: a collection that holds the answer of a query at every time, and is brought up to date by `refresh`."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from persist.antichain import Antichain
+from persist.collection import Collection
+from persist.write.future import CommitFuture
+
+if TYPE_CHECKING:
+    from persist.client import Client
+    from persist.dataflow.program import Program
+    from persist.dataflow.report import OperatorReport
+    from persist.sql.definition import Definition
+    from persist.sql.view import LiveView
+
+
+class View(Collection):
+    """A collection that is derived from others; make it with `Client.create_view` or `Client.view`.
+
+    Its upper follows the least of its inputs'. It is read like every other collection. Nobody else may write it.
+
+    Attributes:
+        client: what it was made with.
+        live: what it is made of, for the rest of the package.
+    """
+
+    def __init__(self, client: "Client", live: "LiveView") -> None:
+        super().__init__(live.handle)
+        self.client = client
+        self.live = live
+        self._adopted = live.handle
+
+    @property
+    def sql(self) -> str:
+        """The query, as it was written."""
+        return self.definition.sql
+
+    @property
+    def definition(self) -> "Definition":
+        """The query, its plan, and what it reads."""
+        return self.live.definition
+
+    @property
+    def options(self) -> Mapping[str, Any]:
+        """Those of `Program.open`, for its refreshes: where they keep what they need."""
+        return self.live.options
+
+    @property
+    def is_open(self) -> bool:
+        """Whether this handle keeps in memory what refreshes need, so that the next one reads what is new only."""
+        return self.live.is_open
+
+    def refresh(self) -> Antichain:
+        """Bring the view up to what its inputs have sealed, and the views that it reads with it; return its upper.
+
+        All that is new is one commit. The first refresh reads the inputs as of the last time that the view has sealed;
+        later ones of this handle take in what is new only. Safe to call from several processes.
+
+        If the query fails on a row, such as by an overflow, the view stays at its last time, until the row is
+        retracted: then it goes on at the latest time. The times at which the query fails cannot be read.
+
+        Raises:
+            OperatorFailed: the query fails on a row, which is named, at the latest time.
+            NotConverging: a recursion of the query does not come to its end, at the latest time.
+            CollectionNotFound: the view was destroyed.
+            SourceLost, OutputConflict: an input cannot be read any more, or somebody else wrote the view.
+            ReadOnly: this client only reads.
+        """
+        with self._adopting():
+            self.live.refresh()
+        return self.upper
+
+    def redefine(self, sql: str) -> None:
+        """Give the view another query, from the time on to which it is sealed; see `docs/views.md`.
+
+        It is refreshed first, by its old query, with the views that depend on it. The commit that follows writes the
+        definition and no rows. The next refresh that gets beyond that time computes what the new query gives, and
+        commits the difference at that time, together with what it makes of the views that depend on it: until then
+        everything is as it was, and sealed times stay what they are. Who follows the view sees the switch as changes.
+
+        The key stays. Other columns come and go as by `evolve`. A query that means the same changes nothing.
+
+        Raises:
+            InvalidUsage: the query is not one, or cannot be in the place of the view's own: its key has other types, a
+                view reads a column that it lacks, or what it reads cannot be read at that time.
+            SchemaMismatch: a column would get a type that is not wider.
+            ViewRedefined: somebody else gave the view another definition meanwhile.
+            ReadOnly: this client only reads.
+        """
+        with self._adopting():
+            self.live.redefine(sql)
+
+    def program(self) -> "Program":
+        """Return the program that a refresh runs: of the view and of the views that it reads."""
+        return self.live.program()
+
+    def explain(self, *, optimise: bool = True) -> str:
+        """Return the plan as it is run; `optimise=False`: as it was written.
+
+        With what was rewritten in this query, and why. After a refresh of this handle, with the updates that each
+        operator keeps, and the bytes that they take.
+        """
+        return self.live.explain(optimise=optimise)
+
+    def rehearse(self) -> "list[OperatorReport]":
+        """Compute the view from what its inputs hold, write nothing, and return what its operators did and keep.
+
+        This is what the first refresh of a handle does, and what it then keeps in memory. A client that only reads may.
+        """
+        return self.live.rehearse()
+
+    def operators(self) -> "list[OperatorReport]":
+        """Return what the operators of this handle keep and did since its first refresh; nothing before that."""
+        return self.live.operators()
+
+    def close(self) -> None:
+        """Free what refreshes keep in memory; idempotent. The view can be refreshed again."""
+        self.live.close()
+
+    def destroy(self) -> CommitFuture:
+        """Remove the view; its inputs stay. See `Collection.destroy`."""
+        self.close()
+        return super().destroy()
+
+    def __repr__(self) -> str:
+        return f"<View {self.name!r}: {self.sql:.100}>"
+
+    @contextmanager
+    def _adopting(self) -> Iterator[None]:
+        """Go on with the newest schema, if the view turns out to have another definition."""
+        try:
+            yield
+        finally:
+            if self.live.handle is not self._adopted:
+                self.handle = self._adopted = self.live.handle
+                self.schema = self.handle.schema
