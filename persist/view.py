@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 from persist.antichain import Antichain
 from persist.collection import Collection
+from persist.engine.opening import OnEngine
 from persist.write.future import CommitFuture
 
 if TYPE_CHECKING:
-    from persist.client import Client
     from persist.dataflow.program import Program
     from persist.dataflow.report import OperatorReport
     from persist.sql.definition import Definition
@@ -26,7 +26,7 @@ class View(Collection):
         live: what it is made of, for the rest of the package.
     """
 
-    def __init__(self, client: "Client", live: "LiveView") -> None:
+    def __init__(self, client: OnEngine, live: "LiveView") -> None:
         super().__init__(live.handle)
         self.client = client
         self.live = live

@@ -6,6 +6,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 import persist
+from persist.web import slider
 
 CLIENT_READS = {
     "about", "close", "collections", "comment", "create_or_load", "follow", "fsck", "history", "load", "metrics",
@@ -14,7 +15,7 @@ CLIENT_READS = {
 CLIENT_WRITES = {"create_view", "describe", "drop", "rename", "gc", "maintain", "multi_write"}
 COLLECTION_READS = {
     "about", "as_bound", "as_of_join", "as_time", "changes", "comment", "history", "holds", "late_bound",
-    "late_counts", "listen", "name", "needs", "properties", "retention", "since", "slider", "snapshot", "subscribe",
+    "late_counts", "listen", "name", "needs", "properties", "retention", "since", "snapshot", "subscribe",
     "tags", "timeline", "unsealed", "upper", "upserts",
 }  # fmt: skip
 COLLECTION_WRITES = {
@@ -59,7 +60,7 @@ def read_everything(client: persist.Client) -> None:
     assert (orders.tags(), orders.retention) == ({}, None)
     assert client.history().num_rows >= orders.history().num_rows > 0
     assert orders.unsealed is None
-    assert orders.slider(2).shown["as_of"] == "2"
+    assert slider(orders, 2).shown["as_of"] == "2"
     assert (orders.as_time("time", 3), orders.as_bound("time", 3)) == (3, 3)
     assert orders.as_of_join({"k": [5], "at": [2]})["v"].to_pylist() == [f"{5:032}"]
     for form in ("rows", "diff"):

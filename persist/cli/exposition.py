@@ -30,7 +30,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import persist
-from persist.cli.survey import Facts, survey
+from persist.facts.survey import Facts, survey
 from persist.metrics import Reading, readings
 from persist.notify.listening import host_of, is_loopback, listening
 

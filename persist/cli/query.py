@@ -9,8 +9,8 @@ from typing import Any, NoReturn
 import pyarrow as pa
 
 import persist
-from persist.cli.times import time_of
 from persist.codecs import did_you_mean
+from persist.facts.times import time_of
 
 BATCH_ROWS = 100_000
 

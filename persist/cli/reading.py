@@ -7,7 +7,7 @@ import typer
 import persist
 from persist.cli.command import OK, Name, command
 from persist.cli.place import Place
-from persist.cli.times import time_of
+from persist.facts.times import time_of
 
 AsOf = Annotated[
     str | None,
@@ -102,8 +102,8 @@ def diff(
     output: Output = None,
 ) -> int:
     """Show what turns the contents as of T1 into those as of T2; `_diff` says how often each record comes or goes."""
-    from persist.cli.difference import difference
     from persist.cli.rows_out import format_of, write_rows
+    from persist.facts.difference import difference
 
     wanted = format_of(format, output, at.as_json)
     with at.reading() as client:

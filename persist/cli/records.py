@@ -7,8 +7,8 @@ from typing import Any, TypeAlias
 import msgspec
 
 import persist
-from persist.cli.survey import hold_for_people, names_by_id
-from persist.cli.times import times_of
+from persist.facts.survey import hold_for_people, names_by_id
+from persist.facts.times import times_of
 from persist.log.commits import read_record
 from persist.log.records import (
     AdvanceLateBound,

@@ -8,7 +8,7 @@ import persist
 from persist.cli.command import MISTAKE, OK, Name, Yes, agreed, command
 from persist.cli.place import Place, tell_done
 from persist.cli.text import tell
-from persist.cli.times import times_of, written_time_of
+from persist.facts.times import times_of, written_time_of
 from persist.shown import counted
 
 if TYPE_CHECKING:

@@ -1,7 +1,6 @@
 """What a collection is: its schema, name, description and record of changes, and its end."""
 
 from collections.abc import Mapping, Sequence
-from importlib import import_module
 from typing import Any
 
 import pyarrow as pa
@@ -112,20 +111,6 @@ class DescribingCalls(CollectionBase):
         """
         self.handle.engine.writer("describe")
         return self.handle.submit("describe", [describe_step(self.handle, comment, properties, columns, expected)])
-
-    def slider(self, as_of: int | str | None = None) -> Any:
-        """Return a widget for a notebook: the collection over time and key, and a slider for what it held at a time.
-
-        It needs the package anywidget (extra `notebook`). What it shows is read by this process as it is asked for.
-
-        Args:
-            as_of: the time to begin with, as `persist read --as-of` takes it; the latest sealed one by default.
-
-        Raises:
-            InvalidUsage: anywidget is not installed.
-        """
-        # The widget stands on the page, far above; importing this package must not import it.
-        return import_module("persist.web.notebook").slider(self, as_of)
 
     def history(self, last: int | None = LAST) -> pa.Table:
         """Return the records of the log that concern the collection, as a table; see `Client.history`.

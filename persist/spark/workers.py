@@ -18,10 +18,10 @@ from typing import Any
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-import persist
 from persist.errors import InvalidUsage
+from persist.version import __version__
 
-_ASKED = "import sys; print(*sys.version_info[:2], sep='.'); import persist; print(persist.__version__)"
+_ASKED = "import sys; print(*sys.version_info[:2], sep='.'); from persist.version import __version__ as v; print(v)"
 _TIMEOUT_S = 60
 
 
@@ -67,7 +67,7 @@ def _answered(_: Iterable[int]) -> "Iterator[tuple[str, str, str]]":
     import sys
 
     try:
-        from persist import __version__ as library
+        from persist.version import __version__ as library
     except ImportError:
         library = ""
     yield sys.executable, f"{sys.version_info[0]}.{sys.version_info[1]}", library
@@ -77,9 +77,9 @@ def _check(found: str, version: str, library: str) -> None:
     ours = f"{sys.version_info[0]}.{sys.version_info[1]}"
     if version != ours:
         raise InvalidUsage(_told(f"{found} (Python {version or 'unknown'}, and the driver's is {ours})"))
-    if library != persist.__version__:
+    if library != __version__:
         has = f"persist {library}" if library else "no persist"
-        raise InvalidUsage(_told(f"{found} (which has {has}, and the driver has {persist.__version__})"))
+        raise InvalidUsage(_told(f"{found} (which has {has}, and the driver has {__version__})"))
 
 
 def _told(what: str) -> str:

@@ -3,3 +3,7 @@
 Promises: it only reads, and reads pages, never a whole collection; nothing that is stored is interpreted as markup;
 nothing is asked of any other server; without the token of its address, it answers nothing.
 """
+
+from persist.web.notebook import slider
+
+__all__ = ["slider"]

@@ -11,10 +11,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 import persist
-from persist.cli.difference import difference
-from persist.cli.portrait import portrait
-from persist.cli.survey import Facts, survey
 from persist.dataflow.report import depths
+from persist.facts.difference import difference
+from persist.facts.portrait import portrait
+from persist.facts.survey import Facts, survey
 from persist.log.commits import read_record
 from persist.web.cells import cells, first_rows, key_of
 from persist.web.limits import (
@@ -269,7 +269,7 @@ def _time(text: str | None) -> int | str | None:
 
 
 def _required(text: str) -> int | str:
-    from persist.cli.times import time_of
+    from persist.facts.times import time_of
 
     return time_of(text.strip())
 

@@ -9,8 +9,8 @@ from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
 import persist
-from persist.cli.survey import Facts
-from persist.cli.times import time_of
+from persist.facts.survey import Facts
+from persist.facts.times import time_of
 from persist.web.cells import cells, first_rows
 from persist.web.picture import picture
 
@@ -21,7 +21,12 @@ ROWS = 50
 
 
 def slider(collection: "Collection", as_of: int | str | None = None) -> Any:
-    """Return a widget that shows a collection as of a time that its reader chooses; see `Collection.slider`.
+    """Return a widget for a notebook: the collection over time and key, and a slider for what it held at a time.
+
+    It needs the package anywidget (extra `notebook`). What it shows is read by this process as it is asked for.
+
+    Args:
+        as_of: the time to begin with, as `persist read --as-of` takes it; the latest sealed one by default.
 
     Raises:
         InvalidUsage: anywidget is not installed.
@@ -42,7 +47,7 @@ def _widget() -> Any:
         raise persist.InvalidUsage(
             "a slider needs the package anywidget, which is not installed. pip install 'persist-collections[notebook]'"
         ) from error
-    folder = files("persist.web")
+    folder = files(__name__.rpartition(".")[0])
 
     class Slider(anywidget.AnyWidget):  # type: ignore[misc]
         """Shows what a collection holds as of `at`, a time as text."""

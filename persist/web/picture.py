@@ -9,8 +9,8 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from persist.cli.survey import Facts
 from persist.codecs import CollectionSchema, Part, scalar_from_json
+from persist.facts.survey import Facts
 from persist.state.contents import CollectionState
 from persist.web.limits import PARTS_DRAWN_MAX
 

@@ -9,6 +9,7 @@ import pytest
 
 import persist
 from persist.dataflow import Program
+from persist.sql import answer
 from persist.sql.algebra import Distinct, Join, Project, Scan, children
 from persist.sql.compile import planned
 from persist.sql.rewrite import rewritten
@@ -63,7 +64,7 @@ def test_long_texts_and_bytes_of_any_layout_are_read(client: persist.Client) -> 
     view.refresh()
     assert rows(view) == [("two!", "y", None, b"abcd", None)]
     program = Program("p").using(client)
-    assert program.sql("SELECT s FROM wide").schema.types == [pa.string()]
+    assert answer(program, "SELECT s FROM wide").schema.types == [pa.string()]
 
 
 def test_a_text_that_becomes_a_long_one_stays_what_it_is_for_the_view(client: persist.Client) -> None:

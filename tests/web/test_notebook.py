@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import persist
+from persist.web import slider
 from tests.web.browser import browser, find_chromium
 from tests.web.places import NASTY, fill
 
@@ -25,30 +26,31 @@ def client(tmp_path: Path) -> Iterator[persist.Client]:
 
 
 def test_a_slider_shows_what_was_there_and_what_changed(client: persist.Client) -> None:
-    slider = client.load("orders").slider(as_of=53)
-    assert slider.shown["as_of"] == "53"
-    assert (len(slider.shown["rows"]), len(slider.changed["rows"])) == (50, 40)
-    slider.at = "20"
-    assert (slider.shown["as_of"], slider.changed) == ("20", {})
-    slider.at = "5"
-    assert "before since" in slider.error
-    assert slider.shown["as_of"] == "20"
-    slider.at = "soon"
-    assert "no time" in slider.error
-    slider.at = "79"
-    assert slider.error == ""
+    slid = slider(client.load("orders"), as_of=53)
+    assert slid.shown["as_of"] == "53"
+    assert (len(slid.shown["rows"]), len(slid.changed["rows"])) == (50, 40)
+    slid.at = "20"
+    assert (slid.shown["as_of"], slid.changed) == ("20", {})
+    slid.at = "5"
+    assert "before since" in slid.error
+    assert slid.shown["as_of"] == "20"
+    slid.at = "soon"
+    assert "no time" in slid.error
+    slid.at = "79"
+    assert slid.error == ""
 
 
 def test_a_slider_of_what_nobody_can_read_yet_is_empty(client: persist.Client) -> None:
-    assert client.load("empty").slider().shown == {}
+    assert slider(client.load("empty")).shown == {}
 
 
 def test_without_the_package_the_extra_is_named(client: persist.Client) -> None:
     code = (
         "import sys; sys.modules['anywidget'] = None\n"
         "import persist\n"
+        "from persist.web import slider\n"
         "with persist.open('memory://x') as client:\n"
-        "    try: client.create_or_load('a', key={'k': int}).slider()\n"
+        "    try: slider(client.create_or_load('a', key={'k': int}))\n"
         "    except persist.InvalidUsage as error: print(error)\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
@@ -104,10 +106,10 @@ document.body.dataset.busy = "no";
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium was found: apt-get install chromium")
 def test_a_slider_is_drawn_with_names_as_text_and_tells_what_was_chosen(client: persist.Client, tmp_path: Path) -> None:
     assert CHROMIUM is not None
-    slider = client.load("<i>strange<i>").slider()
-    orders = client.load("orders").slider(as_of=53)
+    strange = slider(client.load("<i>strange<i>"))
+    orders = slider(client.load("orders"), as_of=53)
     with browser(CHROMIUM, tmp_path / "profile") as page:
-        for each in (slider, orders):
+        for each in (strange, orders):
             names = ("told", "shown", "changed", "error", "at")
             state = json.dumps({name: getattr(each, name) for name in names}).replace("<", "\\u003c")
             source = f"const source = {json.dumps(each._esm)};".replace("</", "<\\/")
@@ -115,7 +117,7 @@ def test_a_slider_is_drawn_with_names_as_text_and_tells_what_was_chosen(client: 
             (tmp_path / "host.html").write_text(html, encoding="utf-8")
             page.look(width=1000)
             page.open((tmp_path / "host.html").as_uri())
-            if each is slider:
+            if each is strange:
                 assert page.evaluate("document.querySelectorAll('#el i, #el b, #el img').length") == 0
                 assert page.text(".contents td") == NASTY.replace("\u202e", "\\u202e").replace("\x1b", "\\u001b")
         assert page.evaluate("document.querySelectorAll('#el rect.keyframe').length") == 2

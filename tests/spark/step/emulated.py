@@ -33,7 +33,7 @@ def stepped(
         goes_without: whether it is done without such records if it fails with them.
     """
     program, chance = view.program(), random.Random(seed)
-    place = Place(view.client.url, {}, parallel=3)
+    place = Place(view.handle.engine.url, {}, parallel=3)
     with program.open(view.client) as running, StepPlan(program, running, place, stands=stands) as step:
         if not step.is_due or step.is_seal_only:
             step.commit({})

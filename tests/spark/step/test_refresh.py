@@ -146,7 +146,7 @@ def test_what_has_no_form_for_spark_runs_embedded_and_says_so(spark: SparkSessio
     assert "is recursive" in told.reason
     assert rows(view) == [(each,) for each in range(10)]
     with pytest.raises(persist.InvalidUsage, match="is no view"):
-        persist.spark.refresh(client.load("orders"), spark)
+        persist.spark.refresh(client.load("orders"), spark)  # type: ignore[arg-type]
     with pytest.raises(persist.InvalidUsage, match="is not a place to compute"):
         persist.spark.refresh(view, spark, where="cluster")  # type: ignore[arg-type]
 

@@ -81,7 +81,7 @@ def both(client: persist.Client, query: str) -> tuple[View, View]:
 
 def stands(view: View) -> bool:
     program = view.program()
-    with program.open(view.client) as running, StepPlan(program, running, Place(view.client.url, {}, 2)) as step:
+    with program.open(view.client) as running, StepPlan(program, running, Place(view.handle.engine.url, {}, 2)) as step:
         return step.stands
 
 
