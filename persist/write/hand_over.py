@@ -14,6 +14,8 @@ from persist.codecs import CollectionSchema, Part
 
 SHARE = 16  # Of the memory budget, for all that is handed over together.
 ONE_SHARE = 4  # Of that, for one part: a large write is read from the store, where nobody has to wait for it.
+PARTS_MAX = 1000  # Whoever has fallen further behind reads from the store, where small writes soon are few large parts.
+COLUMN_BYTES = 1500  # Roughly, of what a table has for each column besides its values.
 
 
 class HandOver:
@@ -31,7 +33,7 @@ class HandOver:
         self.bytes_max = room = memory_budget // SHARE
         self.part_bytes_max = room // ONE_SHARE
         self._given: ByteBoundedLru[tuple[str, str], pa.Table] = ByteBoundedLru(
-            room, lambda rows: int(rows.nbytes) + 1000, value_bytes_max=room + 1000
+            room, lambda rows: max(_bytes_of(rows), room // PARTS_MAX), value_bytes_max=2**63
         )
         self.taken = 0
 
@@ -42,7 +44,8 @@ class HandOver:
 
     def give(self, part: Part, schema: CollectionSchema, rows: pa.Table) -> None:
         """Keep the rows of a part, all columns of `schema.arrow`, which nobody may change any more."""
-        self._given.put(_name(part, schema), rows)
+        if rows.nbytes <= self.bytes_max:
+            self._given.put(_name(part, schema), rows)
 
     def has(self, part: Part, schema: CollectionSchema) -> bool:
         """Whether `take` would find the rows of a part."""
@@ -61,6 +64,10 @@ class HandOver:
         found = self._given.get(_name(part, schema))
         self.taken += found is not None
         return found
+
+
+def _bytes_of(rows: pa.Table) -> int:
+    return int(rows.nbytes) + COLUMN_BYTES * int(rows.num_columns)
 
 
 def _name(part: Part, schema: CollectionSchema) -> tuple[str, str]:

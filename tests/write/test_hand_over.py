@@ -14,7 +14,7 @@ import persist
 from persist.blob import MemoryBlob, MeteredBlob
 from persist.codecs import CollectionSchema, decode_part, to_updates
 from persist.codecs.part.stream import encode_with_rows
-from persist.write.hand_over import HandOver
+from persist.write.hand_over import COLUMN_BYTES, PARTS_MAX, HandOver
 from tests.codecs.strategies import python_values
 from tests.sampling import examples
 
@@ -142,6 +142,22 @@ def test_what_is_handed_over_stays_within_its_share_of_the_budget() -> None:
         source.write(table(10**6, 12, 100_000), seal=13).result()  # More than one part may take.
         assert 0 < client.engine.hand_over.bytes <= budget // 16
         assert source.snapshot().count() == 12 * 5000 + 100_000
+
+
+def test_of_many_small_writes_only_the_last_thousand_are_kept() -> None:
+    """A table of one row takes some kilobytes, of which its `nbytes` counts 32."""
+    hand_over = HandOver(256 << 20)
+    schema = CollectionSchema.of(KEY, VALUE)
+    parts = []
+    for step in range(PARTS_MAX + 200):
+        encoded, rows = encode_with_rows(table(step, step, 1), schema, 1 << 30)
+        assert rows is not None
+        parts.append(encoded[0][1])
+        hand_over.give(parts[-1], schema, rows)
+    kept = [part for part in parts if hand_over.has(part, schema)]
+    assert len(kept) <= PARTS_MAX
+    assert kept == parts[-len(kept) :]
+    assert hand_over.bytes >= len(kept) * COLUMN_BYTES * len(schema.arrow)
 
 
 def test_a_part_that_takes_more_than_its_share_is_not_kept() -> None:
