@@ -19,6 +19,9 @@ class Settings:
         orphan_grace_s: how long an upload may take from its first part to its commit. (*)
         log_retention_s: log records are kept at least this long, and (*)
         log_retention_records: at least as many of them. (*)
+        look_back: whether a commit is acknowledged only once the record before it was seen to be still there, by a read
+            of few bytes beside the write. Without it that read is saved, and if somebody restores a backup in place
+            under an open client, what that writes in the next 10 s may be acknowledged and lost.
         background: whether a writing client renews leases, collects garbage and compacts by itself, in threads of its
             own. Without it, call `Client.maintain` now and then.
         compaction: when and how collections are compacted; see `CompactionPolicy`. (*)
@@ -48,6 +51,7 @@ class Settings:
     orphan_grace_s: float = 24 * 3600.0
     log_retention_s: float = 7 * 24 * 3600.0
     log_retention_records: int = 1000
+    look_back: bool = True
     background: bool = True
     compaction: CompactionPolicy = field(default_factory=CompactionPolicy)
     gc_interval_s: float = 3600.0
@@ -60,8 +64,9 @@ class Settings:
     cache_folder_bytes: int = 1 << 30
 
     def __post_init__(self) -> None:
-        if not isinstance(self.background, bool):
-            raise InvalidUsage(f"Settings(background={self.background!r}) is not True or False")
+        for name in ("background", "look_back"):
+            if not isinstance(getattr(self, name), bool):
+                raise InvalidUsage(f"Settings({name}={getattr(self, name)!r}) is not True or False")
         if not isinstance(self.retry, RetryPolicy):
             raise InvalidUsage(f"Settings(retry={self.retry!r}) is not a RetryPolicy")
         if not isinstance(self.compaction, CompactionPolicy):
@@ -86,6 +91,6 @@ LEAST = {
     "cache_folder_bytes": 1.0,
     "memory_budget": 16 << 20,
 }
-OTHERS = ("background", "retry", "compaction", "cache_folder")  # Those that are no numbers.
+OTHERS = ("background", "look_back", "retry", "compaction", "cache_folder")  # Those that are no numbers.
 # The number of records becomes a seqno in the log, where a fraction could not be read again.
 WHOLE = ("log_retention_records", "memory_budget", "cache_memory_bytes", "cache_folder_bytes")

@@ -1,5 +1,7 @@
 """A location that is rolled back under an open client, as by a backup that is restored in place."""
 
+from dataclasses import replace
+
 import pyarrow as pa
 
 import persist
@@ -11,6 +13,7 @@ from tests.clocks import ImpatientClock
 
 KEY = {"k": pa.int64()}
 QUIET = persist.Settings(background=False, hold_linger_s=0)
+TRUSTING = replace(QUIET, look_back=False)  # What looks only from time to time, and so writes beyond a hole.
 Copy = dict[str, bytes]
 
 
@@ -27,8 +30,10 @@ def restore(blob: MemoryBlob, copy: Copy) -> None:
         blob.set(key, data)
 
 
-def opened(blob: Blob, clock: ImpatientClock, mode: Mode = "shared") -> persist.Client:
-    return persist.open(blob, mode=mode, clock=clock, settings=QUIET)
+def opened(
+    blob: Blob, clock: ImpatientClock, mode: Mode = "shared", settings: persist.Settings = QUIET
+) -> persist.Client:
+    return persist.open(blob, mode=mode, clock=clock, settings=settings)
 
 
 def made(client: persist.Client) -> persist.Collection:
@@ -42,14 +47,14 @@ def write(collection: persist.Collection, times: range) -> None:
 
 
 def rolled_back(
-    commits: int = 30, pause_s: float = 2 * PROVE_AFTER_S
+    commits: int = 30, pause_s: float = 2 * PROVE_AFTER_S, settings: persist.Settings = TRUSTING
 ) -> tuple[MemoryBlob, ImpatientClock, persist.Client, persist.Collection]:
     """Return a location that was restored from a copy under an open client, which has written since the copy.
 
     Without a pause after the copy, it is younger than the last look of the client at its past.
     """
     blob, clock = MemoryBlob(), ImpatientClock()
-    client = opened(blob, clock)
+    client = opened(blob, clock, settings=settings)
     collection = made(client)
     write(collection, range(6))
     copy = copied(blob)

@@ -79,7 +79,9 @@ class Writer:
         self._settings = settings
         name = f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:8]}"
         budget, deadline_s = settings.memory_budget, settings.retry.commit_deadline_s
-        self.committer = committer = Committer(blob, follower, pool, clock, name, budget, hand_over, deadline_s)
+        self.committer = committer = Committer(
+            blob, follower, pool, clock, name, budget, hand_over, deadline_s, settings.look_back
+        )
         self._stop_with_client(committer.request_stop)
         if options.mode == "exclusive":
             self._take_over(options, name)

@@ -1,5 +1,6 @@
 """The log contradicts itself, or what this client knows of it."""
 
+import shlex
 from dataclasses import dataclass
 
 from persist.blob import Corruption
@@ -9,7 +10,7 @@ from persist.blob import Corruption
 class LogReplaced(Corruption):
     """The log is not the one that this client has read: what it knows is gone, or something else is in its place.
 
-    The client stops for good. Nothing that it was asked for since it last looked is acknowledged.
+    The client stops for good, and what it was asked for is not acknowledged.
 
     Attributes:
         url: of the location.
@@ -29,8 +30,10 @@ class LogReplaced(Corruption):
             f"the log of {self.url} is not the one that this client has read: the record at seqno {self.seqno}, which "
             f"it knows as commit {self.known}, {now}. Perhaps a backup was restored in place while this client was "
             "open; then what was committed since the backup is lost. A client goes on only after the log that it has "
-            "read, so this one reads and writes nothing any more. Close it, run fsck, open a new one, and write again "
-            "what is missing."
+            "read, so this one reads and writes nothing any more, and what it was asked for is not acknowledged. If "
+            "records were lost by other means, restore them from a copy. Otherwise close all clients, run "
+            f"{_setting_aside(self.url)}, which moves to lost/ what was written beyond the end of the log, open new "
+            "clients, and write again what is missing."
         )
 
 
@@ -56,6 +59,10 @@ class LogInterrupted(Corruption):
         return (
             f"the log of {self.url} ends at seqno {self.end}, and beyond that lies {what}, made after others than are "
             f"here{hole}. What was committed up to seqno {self.end} can be read in a newly opened client; nothing can "
-            "be written. If records were lost, restore them from a copy. If a backup was restored in place, run fsck "
-            "with repair and set_aside, which moves what lies beyond to lost/, and open new clients."
+            "be written. If records were lost, restore them from a copy. If a backup was restored in place, close all "
+            f"clients, run {_setting_aside(self.url)}, which moves what lies beyond to lost/, and open new ones."
         )
+
+
+def _setting_aside(url: str) -> str:
+    return f"`persist fsck --repair --set-aside {shlex.quote(url)}`"

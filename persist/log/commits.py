@@ -29,6 +29,7 @@ from persist.log.part_lists import as_read, as_stored
 from persist.log.records import BringsParts, Record
 
 COMMIT_DEADLINE_S = RetryPolicy().commit_deadline_s
+HEAD_BYTES = 256  # Of a record, which hold its commit id: only the ids of format and location stand before it.
 RECORD_BYTES_MAX = 256 << 20  # A group of commits is far smaller (`persist.write.committer.GROUP_BYTES_MAX`).
 
 
@@ -63,6 +64,15 @@ def read_commit_id(blob: Blob, seqno: int) -> str | None:
     key = record_key(seqno)
     data = get_at_most(blob, key, RECORD_BYTES_MAX)
     return None if data is None else decode_framed(data, Record, key).commit
+
+
+def begins_as(blob: Blob, seqno: int, commit: str) -> bool:
+    """Return whether the record at seqno begins as that of a commit does. Cost: a GET of its first bytes.
+
+    False is no proof that it is another one: `read_commit_id` tells.
+    """
+    head = blob.get(record_key(seqno), (0, HEAD_BYTES))
+    return head is not None and f'"commit":"{commit}"'.encode() in head
 
 
 def record_bytes(record: Record) -> bytes:

@@ -29,7 +29,7 @@ from persist.log.keys import CHECKPOINTS, LOG, checkpoint_key, record_key, recor
 from persist.log.records import Record
 from persist.replica.checkpoint import load_contents, read_newest_checkpoint, read_newest_control
 from persist.replica.directory import KnownLevels
-from persist.replica.past import PROVE_AFTER_S, PROVE_READS_AFTER_S, Past
+from persist.replica.past import PROVE_AFTER_S, PROVE_READS_AFTER_S, Mark, Past
 from persist.replica.submissions import Submissions
 from persist.state.contents import CollectionState
 from persist.state.state import PENDING_MAX, DoesNotFollow, State, apply
@@ -164,11 +164,14 @@ class Follower:
             return self._state
 
     def _read_on(self, last: float = math.inf) -> None:
+        before = self._state
         try:
             while self._state.seqno < last:
                 record = read_record(self._blob, self._state.seqno + 1)
                 if record is None:
                     return
+                if self._state is before:
+                    self._past.went_on_from(before)
                 self.advance(record)
         except LogInterrupted:
             # Who was told so when the location was opened goes on reading what is there.
@@ -196,6 +199,19 @@ class Follower:
     def _check_uninterrupted(self) -> None:
         if (interrupted := self.interrupted) is not None:
             raise interrupted
+
+    def tops(self, before: State) -> list[Mark]:
+        """Return the records that whoever follows a state must still find, before anything is acknowledged."""
+        with self._lock:
+            self._past.check_stopped()
+            return self._past.tops(before)
+
+    def saw(self, tops: list[Mark], gone: tuple[int, str, str | None] | None) -> None:
+        """Note that tops are there; or stop, with LogReplaced, because one of them is gone or another one."""
+        with self._lock:
+            if gone is not None:
+                raise self._past.stop(*gone)
+            self._past.saw(tops)
 
     def prove_now(self) -> None:
         """Like `prove`, whenever that was done before. Cost: one GET."""
@@ -298,6 +314,13 @@ class Follower:
         """Stop, with LogReplaced, if the newest record that this client knows is gone or another one."""
         if self._state.commit is not None:
             self._past.verify(self._state.seqno, self._state.commit)
+
+    def lost_to(self, winner: Record) -> None:
+        """Apply a record that was there where this client wanted to create its own, unless that was done already."""
+        with self._lock:
+            if winner.seqno == self._state.seqno + 1:
+                self._past.went_on_from(self._state)
+            self.advance(winner)
 
     def advance(self, record: Record, applied: tuple[State, State] | None = None) -> None:
         """Apply a record that is in the log, unless it has been applied already.

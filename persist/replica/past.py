@@ -1,31 +1,36 @@
 """Whether the log is still the one that a client has read.
 
 A location may be rolled back under an open client: a backup is restored in place. The client would go on where it
-was, beyond a hole, and be acknowledged for what nobody will ever read. Three things prevent that:
+was, beyond a hole, and be acknowledged for what nobody will ever read. Four things prevent that:
 
 - Each record names the commit before it, so no record that was made after the roll-back is taken for the next one.
 - Whoever makes a checkpoint first makes sure that all records that it adds up are there
   (`persist.replica.checkpoint.write_checkpoint`), so that memory bridges no hole.
-- From time to time a client asks whether records that it knows are still there: a writer before it creates a record,
-  or says that something was done before, if it has not asked for `PROVE_AFTER_S`; a reader after it has read on, if it
-  has not for `PROVE_READS_AFTER_S`. In between it costs nothing.
+- Nothing is acknowledged before the client has seen that what it follows is still there, since it was asked for:
+  `lost` looks for the record before, and for those that were the last ones known when records of others were read.
+  One of these is the last that was taken away, if there is a hole. (`Settings.look_back`; `persist.write.look_back`.)
+- From time to time a client asks besides, so that nobody writes beyond a hole in the first place, and that readers
+  hear of it: a writer before it creates a record, if it has not asked for `PROVE_AFTER_S`; a reader after it has read
+  on, if it has not for `PROVE_READS_AFTER_S`.
 
-Which records? After a pause, the newest one that is known: that is one GET. A client that never pauses asks for the
-newest one of the time when it last asked, and for the one after that; the newest one now may be beyond a hole already.
-A roll-back loses the last records, so it lost one of these two, unless the backup was made since the client last
-asked. docs/operations.md says what window stays open.
+Which records are asked for from time to time? After a pause, the newest one that is known: that is one GET. A client
+that never pauses asks for the newest one of the time when it last asked, and for the one after that; the newest one
+now may be beyond a hole already. A roll-back loses the last records, so it lost one of these two, unless the backup
+was made since the client last asked. docs/operations.md says what window stays open.
 """
 
-from persist.blob import Blob
+from persist.blob import Blob, MissingBlob
 from persist.errors import LogReplaced
-from persist.log.commits import read_commit_id
+from persist.log.commits import begins_as, read_commit_id
 from persist.replica.checkpoint import read_newest_control
 from persist.state.state import State
 
 PROVE_AFTER_S = 10.0
 PROVE_READS_AFTER_S = 60.0
+TOPS_MAX = 16  # Records that one look asks for; of more, the oldest ones are left out.
 
 Moment = tuple[float, float]  # Of the monotonic and of the wall clock, in seconds.
+Mark = tuple[int, str]  # A seqno, and the commit id of the record there.
 
 
 class Past:
@@ -35,7 +40,8 @@ class Past:
         self._blob = blob
         self._asked = self._learned = now
         # The newest record when that was last asked, and the one after it.
-        self._marks: list[tuple[int, str]] = []
+        self._marks: list[Mark] = []
+        self._tops: list[Mark] = []  # The newest records when others were read after them, since the last look.
         self._lost: tuple[int, str, str | None] | None = None
         self._mark(state)
 
@@ -44,6 +50,20 @@ class Past:
         self._learned = now
         if len(self._marks) < 2:
             self._mark(state)
+
+    def went_on_from(self, state: State) -> None:
+        """Note that a record after state was read, which somebody else may have written beyond a hole."""
+        if state.commit is not None:
+            self._tops = [*self._tops[1 - TOPS_MAX :], (state.seqno, state.commit)]
+
+    def tops(self, state: State) -> list[Mark]:
+        """Return the records that must be there, or have been truncated, if what follows state is to be read."""
+        newest = [] if state.commit is None else [(state.seqno, state.commit)]
+        return [*self._tops, *newest]
+
+    def saw(self, tops: list[Mark]) -> None:
+        """Note that all of these were there."""
+        self._tops = [top for top in self._tops if top not in tops]
 
     def check(self, state: State, now: Moment, after_s: float) -> None:
         """Ask whether the log still holds what is known, if that was not asked for after_s.
@@ -71,17 +91,15 @@ class Past:
         if state.commit is not None:
             self._marks.append((state.seqno, state.commit))
 
-    def _ask(self, state: State, marks: list[tuple[int, str]]) -> None:
+    def _ask(self, state: State, marks: list[Mark]) -> None:
         for seqno, commit in marks:
             if seqno >= state.control.log_floor:
                 self.verify(seqno, commit)
 
     def verify(self, seqno: int, commit: str) -> None:
         """Raise LogReplaced, now and from now on, unless the record at seqno is that commit or has been truncated."""
-        found = read_commit_id(self._blob, seqno)
-        if found == commit or (found is None and read_newest_control(self._blob).log_floor > seqno):
-            return
-        raise self.stop(seqno, commit, found)
+        if (gone := lost(self._blob, (seqno, commit))) is not None:
+            raise self.stop(*gone)
 
     def stop(self, seqno: int, known: str, found: str | None) -> LogReplaced:
         """Stop for good, and return the error that says why."""
@@ -92,6 +110,27 @@ class Past:
         """Raise LogReplaced if it was found out before that the log is another one."""
         if self._lost is not None:
             raise LogReplaced(self._blob.url, *self._lost)
+
+
+def lost(blob: Blob, mark: Mark) -> tuple[int, str, str | None] | None:
+    """Return what to stop with if a record is neither there nor truncated; None if it is.
+
+    Cost: a GET of a few bytes, if it is there. Needs no lock.
+    """
+    seqno, commit = mark
+    if begins_as(blob, seqno, commit):
+        return None
+    found = read_commit_id(blob, seqno)
+    if found == commit or (found is None and _is_truncated(blob, seqno)):
+        return None
+    return seqno, commit, found
+
+
+def _is_truncated(blob: Blob, seqno: int) -> bool:
+    try:
+        return read_newest_control(blob).log_floor > seqno
+    except MissingBlob:  # There is no checkpoint, and the log does not begin at 0: the location was emptied.
+        return False
 
 
 def _passed(then: Moment, now: Moment, after_s: float) -> bool:

@@ -26,6 +26,7 @@ from persist.write.checkpointing import Checkpointing
 from persist.write.future import CommitFuture, UnobservedErrors
 from persist.write.group_commit import GroupCommit
 from persist.write.hand_over import HandOver
+from persist.write.look_back import LookBack
 from persist.write.operations import Operation, Step, Submission, Write
 from persist.write.part_writer import MEMORY_BUDGET, PartWriter
 from persist.write.write_steps import WriteSteps
@@ -47,12 +48,14 @@ class Committer:
         memory_budget: int = MEMORY_BUDGET,
         hand_over: HandOver | None = None,
         deadline_s: float = COMMIT_DEADLINE_S,
+        look_back: bool = True,
     ) -> None:
         self.writer_name = writer_name
         self.unobserved = UnobservedErrors(blob.url)
         parts = PartWriter(blob, follower.next_seqno, memory_budget, hand_over)
         checkpointing = Checkpointing(blob, follower, pool)
-        self.groups = GroupCommit(blob, follower, clock, writer_name, parts, checkpointing, deadline_s)
+        look = LookBack(blob, follower, clock, is_wanted=look_back)
+        self.groups = GroupCommit(blob, follower, clock, writer_name, parts, checkpointing, look, deadline_s)
         self.write_steps = WriteSteps(parts, pool)
         self._in_flight_bytes_max = memory_budget
         self._changed = threading.Condition()
@@ -63,7 +66,7 @@ class Committer:
         self._pid = os.getpid()
         self._submitted = self._resolved = 0
         self._committing: tuple[str, ...] = ()  # What people call the collections of the group under way.
-        self._ended: list[Callable[[], object]] = []
+        self._ended: list[Callable[[], object]] = [look.close]
         self._thread = threading.Thread(target=self._run, name="persist-committer", daemon=True)
         self._thread.start()
 

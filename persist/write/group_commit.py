@@ -52,6 +52,7 @@ from persist.state.draft import Draft
 from persist.state.location import check_uploaded
 from persist.state.state import State, apply
 from persist.write.checkpointing import Checkpointing
+from persist.write.look_back import LookBack
 from persist.write.operations import Operation, Step, Submission, Write, merge
 from persist.write.part_writer import PartWriter
 from persist.write.proof import StoreProof
@@ -73,12 +74,14 @@ class GroupCommit:
         writer_name: str,
         parts: PartWriter,
         checkpointing: Checkpointing,
+        look_back: LookBack,
         deadline_s: float,
     ) -> None:
         self.epoch: int | None = None  # Set once, by whoever opened the location exclusively.
         self.relay: Relay | None = None  # Set once, before anything is submitted.
         self.appended: Callable[[str], object] = lambda collection: None  # Told of each commit that adds updates.
         self.checkpointing = checkpointing
+        self._look_back = look_back
         self._blob = blob
         self._follower = follower
         self._clock = clock
@@ -144,6 +147,7 @@ class GroupCommit:
         doubtful = [each.submission.after for each in operations if each.submission is not None and is_in_doubt(each)]
         if doubtful:
             self._follower.catch_up(min(doubtful))
+            self._look_back.now(self._follower.state)
         appends: dict[str, tuple[list[Write], list[Append | Pend]]] = {}
         while operations:
             self._follower.prove()
@@ -162,6 +166,8 @@ class GroupCommit:
                 if is_record and not self._create(state, mutations, submitted(operations, accepted)):
                     self._follower.refresh()  # Where many race, the next slot has been taken meanwhile, too.
                     continue
+                if not is_record and (accepted or done):
+                    self._look_back.now(state)
             except BaseException:
                 self._reject_without(state, rejected, unreadable)
                 raise
@@ -268,7 +274,9 @@ class GroupCommit:
         # Whatever went wrong before, a record that readers would refuse must not enter the log.
         after = apply(state, record)
         began = self._follower.now()
+        look = self._look_back.begin(state)
         winner = create_record(self._blob, record, self._clock, deadline_s=self._deadline_s)
+        look(record if winner is None else None)
         if winner is None and self._was_truncated(record, began):
             # The slot was free because its record is no longer needed: this one is not part of the log.
             with suppress(PersistError):  # What stays below the floor is collected sooner or later.
@@ -277,11 +285,15 @@ class GroupCommit:
             return False
         if winner is None and not self._proof.is_given:
             self._proof.offer_own(record)
-        self._follower.advance(winner or record, (state, after) if winner is None else None)
-        self._counts["records" if winner is None else "lost_races"] += 1
-        if winner is None and checkpoint_due(record.seqno):
+        if winner is not None:
+            self._follower.lost_to(winner)
+            self._counts["lost_races"] += 1
+            return False
+        self._follower.advance(record, (state, after))
+        self._counts["records"] += 1
+        if checkpoint_due(record.seqno):
             self.checkpointing.begin(record.seqno)
-        return winner is None
+        return True
 
     def _was_truncated(self, record: Record, began: tuple[float, float]) -> bool:
         """Return whether a record, created after began, went to a slot that had been truncated before."""

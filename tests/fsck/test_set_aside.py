@@ -15,7 +15,7 @@ from persist.replica.follower import Follower
 from persist.write.part_writer import PartWriter
 from tests.clocks import ImpatientClock
 from tests.parts import commit_parts
-from tests.rollback import KEY, QUIET, copied, interrupted, made, opened, restore, rolled_back, write
+from tests.rollback import KEY, QUIET, TRUSTING, copied, interrupted, made, opened, restore, rolled_back, write
 
 Blobs = dict[str, bytes]
 
@@ -78,7 +78,7 @@ def test_parts_that_only_lost_records_name_are_kept_with_them() -> None:
 
 def test_parts_that_the_collection_has_besides_are_not_set_aside() -> None:
     blob, clock = MemoryBlob(), ImpatientClock()
-    client = opened(blob, clock)
+    client = opened(blob, clock, settings=TRUSTING)
     with client:
         collection = made(client)
         rows = pa.table({"k": range(100), "_time": [9] * 100, "_diff": [1] * 100})

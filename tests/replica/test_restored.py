@@ -16,7 +16,7 @@ from persist.replica.checkpoint import INTERVAL
 from persist.replica.past import PROVE_AFTER_S, PROVE_READS_AFTER_S
 from tests.checkpoints import wait_for_checkpoint
 from tests.clocks import DatedBlob, ImpatientClock
-from tests.rollback import QUIET, copied, interrupted, made, opened, restore, rolled_back, write
+from tests.rollback import QUIET, TRUSTING, copied, interrupted, made, opened, restore, rolled_back, write
 
 
 def upper_of(blob: Blob, clock: ImpatientClock) -> int | None:
@@ -33,7 +33,7 @@ def test_after_a_pause_a_client_writes_nothing_beyond_the_hole_and_says_why() ->
     before = log(blob)
     clock.sleep(PROVE_AFTER_S)
     with client:
-        with pytest.raises(LogReplaced, match=r"is gone.*restored in place.*open a new one") as caught:
+        with pytest.raises(LogReplaced, match=r"is gone.*restored in place.*open new clients") as caught:
             write(collection, range(36, 37))
         assert (caught.value.seqno, caught.value.found) == (36, None)
         assert log(blob) == before
@@ -134,7 +134,7 @@ def test_a_hole_that_comes_while_the_client_writes_is_noticed_at_the_next_checkp
 
 def test_what_was_acknowledged_beyond_the_hole_does_not_hide_it_the_next_time() -> None:
     blob, clock = MemoryBlob(), ImpatientClock()
-    with opened(blob, clock) as client:
+    with opened(blob, clock, settings=TRUSTING) as client:
         collection = made(client)
         write(collection, range(6))
         copy = copied(blob)
@@ -229,7 +229,7 @@ def test_a_checkpoint_tells_that_the_record_it_was_made_after_is_another_one() -
 def test_proving_costs_one_request_now_and_then_and_none_on_the_way() -> None:
     clock = ImpatientClock()
     blob = MeteredBlob(MemoryBlob())
-    with opened(blob, clock) as client:
+    with opened(blob, clock, settings=TRUSTING) as client:
         collection = made(client)
         write(collection, range(1))
         before = blob.counts()["get"].requests
@@ -281,7 +281,7 @@ def test_nothing_can_be_written_while_records_lie_beyond_the_end() -> None:
     blob, clock = interrupted()
     before = copied(blob)
     with opened(blob, clock) as client:
-        with pytest.raises(LogInterrupted, match="set_aside") as caught:
+        with pytest.raises(LogInterrupted, match="--repair --set-aside") as caught:
             client.load("c").seal(50).result()
         assert (caught.value.end, caught.value.first, caught.value.last) == (6, 10, 11)
     with pytest.raises(LogInterrupted):

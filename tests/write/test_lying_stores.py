@@ -213,7 +213,8 @@ def test_the_proof_costs_one_request_of_each_client_that_writes(ways: Ways) -> N
             orders.write([((1, None), 0, 1)]).result()
             orders.write([((2, None), 0, 1)]).result()
         assert [request for request, _ in server.requests].count("PUT") == commits + 1
-        assert not [path for request, path in server.requests if request == "GET" and path in known]
+        # Nothing of the log that was known is read again, but for the look at the record before the first commit.
+        assert len([path for request, path in server.requests if request == "GET" and path in known]) <= 1
 
 
 class Overwriting(MemoryBlob):

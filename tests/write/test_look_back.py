@@ -1,0 +1,350 @@
+"""A commit is acknowledged only if what it follows is still there: no restore in place loses what is acknowledged."""
+
+import re
+import shlex
+import threading
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+import persist
+from persist.blob import Blob, FileBlob, Indeterminate, MemoryBlob, MeteredBlob, Unavailable
+from persist.cli.main import main
+from persist.errors import LogInterrupted, LogReplaced
+from persist.log.keys import record_key, record_seqno
+from tests.blob.conftest import place_of
+from tests.clocks import ImpatientClock
+from tests.rollback import KEY, QUIET, Copy, opened, restore, write
+from tests.servers.fixtures import make_bucket
+from tests.stepped import Stepped
+
+KINDS = ("memory", "far", "file", "all", "cached-folder", "s3", pytest.param("fsspec", marks=pytest.mark.sampled(0.2)))
+LOCAL = "grpc://127.0.0.1:0"
+
+
+class FarBlob(MemoryBlob):
+    """A store that says it is far away, so that requests to it are made beside each other."""
+
+    is_remote = True
+
+
+def copied(blob: Blob) -> Copy:
+    return {entry.key: blob.get(entry.key) or b"" for entry in blob.list("")}
+
+
+def log(blob: Blob) -> list[int]:
+    return [seqno for entry in blob.list("log/") if (seqno := record_seqno(entry.key)) is not None]
+
+
+@pytest.fixture(params=KINDS)
+def blob(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Blob]:
+    if request.param == "far":
+        yield FarBlob()
+        return
+    needs_server = request.param in ("s3", "fsspec")
+    options = request.getfixturevalue("s3_options") if needs_server else {}
+    bucket = make_bucket(options) if needs_server else ""
+    store = place_of(request.param, tmp_path, options, bucket, f"look/{uuid.uuid4().hex}").open()
+    yield store
+    store.close()
+
+
+@pytest.fixture(params=[MemoryBlob, FarBlob])
+def memory(request: pytest.FixtureRequest) -> MemoryBlob:
+    """A store whose commits are looked after when they are made, and one where that is done beside it."""
+    blob: MemoryBlob = request.param()
+    return blob
+
+
+@pytest.fixture
+def clock() -> ImpatientClock:
+    return ImpatientClock()
+
+
+def made(client: persist.Client) -> persist.Collection:
+    return client.create_or_load("c", key=KEY, value=None)
+
+
+def keyed(client: persist.Client) -> persist.Collection:
+    return client.create_or_load("users", key=KEY, value={"v": pa.int64()}, keyed=persist.Keyed())
+
+
+def upper(blob: Blob, clock: ImpatientClock) -> int | None:
+    with opened(blob, clock, "read") as reader:
+        return reader["c"].upper.time
+
+
+WRITES: dict[str, Callable[[persist.Client], object]] = {
+    "write": lambda client: client["c"].write([((99, None), 50, 1)]).result(),
+    "seal": lambda client: client["c"].seal(60).result(),
+    "token": lambda client: client["c"].write([((99, None), 50, 1)], token="once").result(),
+    "upsert": lambda client: client["users"].upsert([(1, 7, 50)], seal=51).result(),
+    "create": lambda client: client.create_or_load("new", key=KEY, value=None),
+    "drop": lambda client: client["c"].destroy().result(),
+    "multi": lambda client: multi_write(client),
+    "hold": lambda client: client["c"].hold(3),
+    "overwrite": lambda client: client["c"].overwrite([(1, None)], time=50).result(),
+}
+
+
+def multi_write(client: persist.Client) -> None:
+    with client.multi_write() as multi:
+        multi.write(client["c"], [((99, None), 50, 1)])
+        multi.seal(client["users"], 60)
+        multi.seal(client["c"], 60)
+
+
+@pytest.mark.parametrize("what", WRITES)
+def test_nothing_is_acknowledged_after_a_restore_however_soon(
+    memory: MemoryBlob, clock: ImpatientClock, what: str
+) -> None:
+    with opened(memory, clock) as client:
+        write(made(client), range(3))
+        keyed(client)
+        copy = copied(memory)
+        write(made(client), range(3, 5))
+        restore(memory, copy)
+        with pytest.raises(LogReplaced):
+            WRITES[what](client)
+    assert upper(memory, clock) == 3
+
+
+def test_every_store_shows_that_it_was_restored(blob: Blob, clock: ImpatientClock) -> None:
+    with opened(blob, clock) as client:
+        write(made(client), range(2))
+        copy = copied(blob)
+        write(made(client), range(2, 4))
+        for key in [entry.key for entry in blob.list("") if entry.key not in copy]:
+            blob.delete(key)
+        with pytest.raises(LogReplaced):
+            write(made(client), range(4, 5))
+    assert upper(blob, clock) == 2
+
+
+def test_a_log_that_has_grown_again_to_the_same_length_is_another_one(
+    memory: MemoryBlob, clock: ImpatientClock
+) -> None:
+    with opened(memory, clock) as client:
+        write(made(client), range(3))
+        copy = copied(memory)
+        write(made(client), range(3, 5))
+        restore(memory, copy)
+        with opened(memory, clock) as other:
+            write(made(other), range(3, 5))  # Records of the same lengths, under the same keys.
+        with pytest.raises(LogReplaced):
+            write(made(client), range(5, 6))
+
+
+def test_a_restore_of_what_is_there_anyway_is_none(memory: MemoryBlob, clock: ImpatientClock) -> None:
+    with opened(memory, clock) as client:
+        write(made(client), range(3))
+        restore(memory, copied(memory))
+        write(made(client), range(3, 5))
+    assert upper(memory, clock) == 5
+
+
+def test_a_location_that_was_emptied_is_not_written_to(memory: MemoryBlob, clock: ImpatientClock) -> None:
+    with opened(memory, clock) as client:
+        write(made(client), range(3))
+        restore(memory, {})
+        with pytest.raises(LogReplaced):
+            write(client["c"], range(3, 4))
+    assert persist.fsck(memory, clock=clock, settings=QUIET, repair=True, set_aside=True).repairs_done
+    with opened(memory, clock) as client:
+        write(made(client), range(2))
+
+
+def test_what_another_client_wrote_beyond_the_hole_does_not_hide_it(memory: MemoryBlob, clock: ImpatientClock) -> None:
+    """Each reads the records of the others before it writes, so what its own follows is there."""
+    with opened(memory, clock) as first, opened(memory, clock) as second, opened(memory, clock) as third:
+        write(made(first), range(3))
+        copy = copied(memory)
+        write(made(first), range(3, 5))
+        assert second["c"].upper.time == third["c"].upper.time == 5
+        restore(memory, copy)
+        for client, time in ((first, 5), (second, 6), (third, 7)):
+            with pytest.raises(LogReplaced):
+                write(made(client), range(time, time + 1))
+    assert upper(memory, clock) == 3
+
+
+def test_a_write_that_was_done_before_is_looked_for_too(memory: MemoryBlob, clock: ImpatientClock) -> None:
+    with opened(memory, clock) as client:
+        write(made(client), range(3))
+        copy = copied(memory)
+        made(client).write([((9, None), 9, 1)], token="once").result()
+        made(client).write([((9, None), 9, 1)], token="once").result()
+        restore(memory, copy)
+        with pytest.raises(LogReplaced):
+            made(client).write([((9, None), 9, 1)], token="once").result()
+
+
+def test_what_a_server_commits_for_others_is_not_acknowledged_either(memory: MemoryBlob, clock: ImpatientClock) -> None:
+    with (
+        opened(memory, clock) as hub,
+        hub.serve(LOCAL, commits=True) as served,
+        persist.open(memory, settings=QUIET, clock=clock, commit_through=served.url) as client,
+    ):
+        write(made(hub), range(3))
+        copy = copied(memory)
+        write(made(client), range(3, 5))
+        assert client.metrics().groups["commits"]["relayed"] > 0
+        assert client["c"].upper.time == 5
+        restore(memory, copy)
+        with pytest.raises((LogReplaced, Indeterminate)) as caught:
+            write(client["c"], range(5, 6))
+        assert "is not the one that this client has read" in str(caught.value)
+    assert upper(memory, clock) == 3
+
+
+def test_what_a_server_may_not_acknowledge_its_client_commits_where_it_is_read(
+    memory: MemoryBlob, clock: ImpatientClock
+) -> None:
+    """The client has read nothing that is lost, because its server wrote for it, and goes on in the log there is."""
+    with (
+        opened(memory, clock) as hub,
+        hub.serve(LOCAL, commits=True) as served,
+        persist.open(memory, settings=QUIET, clock=clock, commit_through=served.url) as client,
+    ):
+        write(made(hub), range(3))
+        collection, copy = made(client), copied(memory)
+        write(collection, range(3, 5))
+        restore(memory, copy)
+        write(collection, range(5, 6))
+    with opened(memory, clock, "read") as reader:
+        assert reader["c"].snapshot(5).to_arrow()["k"].to_pylist() == [0, 1, 2, 5]
+
+
+def test_a_folder_restored_in_place_opens_again_with_the_command_that_the_error_names(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, clock = tmp_path / "a b", ImpatientClock()
+    blob = FileBlob(folder, fsync=False)
+    with persist.open(folder, clock=clock, settings=QUIET) as client:
+        write(made(client), range(3))
+        copy = copied(blob)
+        write(made(client), range(3, 5))
+        for key in [entry.key for entry in blob.list("") if entry.key not in copy]:
+            blob.delete(key)
+        with pytest.raises(LogReplaced) as caught:
+            write(made(client), range(5, 6))
+    with persist.open(folder, clock=clock, settings=QUIET) as client, pytest.raises(LogInterrupted) as interrupted:
+        write(made(client), range(3, 4))
+    commands = {re.search(r"`persist (.*?)`", str(error.value))[1] for error in (caught, interrupted)}  # type: ignore[index]
+    assert len(commands) == 1
+    assert main(shlex.split(commands.pop())) in (0, 1)
+    assert "move" in capsys.readouterr().out
+    with persist.open(folder, clock=clock, settings=QUIET) as client:
+        write(made(client), range(3, 6))
+        assert client["c"].snapshot(5).count() == 6
+        assert client.fsck().is_clean
+
+
+def test_the_look_is_under_way_beside_the_create_of_a_store_far_away(clock: ImpatientClock) -> None:
+    far = FarBlob()
+    store = Stepped(far)
+    store.is_remote = True  # type: ignore[attr-defined]
+    with opened(store, clock) as client:
+        write(made(client), range(2))
+        looked = threading.Event()
+        key = record_key(log(far)[-1])
+        store.after("get", key, looked.set)
+        store.before("create", "log/", lambda: looked.wait(60) or pytest.fail("nobody looked before the create ended"))
+        write(made(client), range(2, 3))
+        assert store.is_done
+
+
+def test_a_create_that_took_long_is_looked_after_again(clock: ImpatientClock) -> None:
+    far = FarBlob()
+    store = Stepped(far)
+    store.is_remote = True  # type: ignore[attr-defined]
+    with opened(store, clock) as client:
+        write(made(client), range(2))
+        copy = copied(far)
+        write(made(client), range(2, 4))
+        key, looked = record_key(log(far)[-1]), threading.Event()
+
+        def be_slow() -> None:
+            assert looked.wait(60)
+            restore(far, copy)
+            clock.sleep(5)
+
+        store.after("get", key, looked.set)
+        store.before("create", "log/", be_slow)
+        with pytest.raises(LogReplaced):
+            write(made(client), range(4, 5))
+
+
+@pytest.mark.parametrize("error", [Unavailable("no answer"), Indeterminate("no answer")])
+def test_a_commit_whose_past_cannot_be_looked_at_is_in_doubt(
+    memory: MemoryBlob, clock: ImpatientClock, error: Exception
+) -> None:
+    class Blind(Stepped):
+        is_blind = False
+        is_remote = getattr(memory, "is_remote", False)
+
+        def get(self, key: str, range: tuple[int, int] | None = None) -> bytes | None:
+            if self.is_blind and range is not None and key.startswith("log/"):
+                raise error
+            return super().get(key, range)
+
+    store = Blind(memory)
+    with opened(store, clock) as client:
+        write(made(client), range(2))
+        store.is_blind = True
+        with pytest.raises(Indeterminate, match="may or may not"):
+            write(made(client), range(2, 3))
+        store.is_blind = False
+        assert client["c"].upper.time == 3
+        write(made(client), range(3, 4))
+    assert upper(memory, clock) == 4
+
+
+def test_a_look_costs_one_read_of_few_bytes_for_each_commit(clock: ImpatientClock) -> None:
+    blob = MeteredBlob(MemoryBlob())
+    with opened(blob, clock) as client:
+        write(collection := made(client), range(1))
+        before = blob.counts()["get"]
+        write(collection, range(1, 9))
+        after = blob.counts()["get"]
+        assert after.requests == before.requests + 8
+        assert after.bytes - before.bytes <= 8 * 256
+
+
+def test_who_does_without_the_look_pays_no_read_and_may_lose_what_was_acknowledged(clock: ImpatientClock) -> None:
+    blob = MemoryBlob()
+    metered = MeteredBlob(blob)
+    with persist.open(metered, clock=clock, settings=replace(QUIET, look_back=False)) as client:
+        write(collection := made(client), range(1))
+        copy, before = copied(blob), metered.counts()["get"].requests
+        write(collection, range(1, 9))
+        assert metered.counts()["get"].requests == before
+        restore(blob, copy)
+        write(collection, range(9, 10))
+    assert upper(blob, clock) == 1
+    with pytest.raises(persist.InvalidUsage, match="look_back"):
+        persist.Settings(look_back=1)  # type: ignore[arg-type]
+
+
+def test_racing_clients_look_back_and_all_of_them_commit(memory: MemoryBlob) -> None:
+    done: list[int] = []
+
+    def run(number: int) -> None:
+        with persist.open(memory, settings=QUIET) as client:
+            for time in range(number * 10, number * 10 + 10):
+                client["c"].write([((time, None), 5, 1)]).result()
+                done.append(time)
+
+    with persist.open(memory, settings=QUIET) as client:
+        made(client)
+        threads = [threading.Thread(target=run, args=(number,)) for number in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        client["c"].seal(6).result()
+        assert client["c"].snapshot(5).count() == len(done) == 40
