@@ -61,9 +61,10 @@ def _lazily(expression: Call, columns: Mapping[str, pa.Array]) -> Value:
     rows, kind = len(columns), expression.options[-1]
     if expression.function == "sql.error":
         if rows:
-            text = as_array(evaluate(expression.arguments[0], columns), rows)
-            raise ValueError(str(text[0].as_py()).split("\n")[0])
-        return pa.nulls(0, kind)
+            text = as_array(evaluate(expression.arguments[0], columns), rows).drop_null()
+            if len(text):
+                raise ValueError(str(text[0].as_py()).split("\n")[0])
+        return pa.nulls(rows, kind)
     if expression.function == "sql.case":
         return _case(expression.arguments, columns, rows, kind)
     kleene = pc.and_kleene if expression.function == "sql.and" else pc.or_kleene

@@ -14,22 +14,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
+from persist.dataflow import sql_intervals as intervals
 from persist.dataflow import sql_numbers as numbers
 from persist.dataflow import sql_times as times
 from persist.dataflow.sql_casts import cast, ordered, try_cast
-from persist.dataflow.sql_patterns import PATTERNS
+from persist.dataflow.sql_patterns import PATTERNS, check_constants
 from persist.dataflow.sql_texts import TEXTS
 
 Array = Any
-_UNITS_US = {
-    "weeks": 7 * 86_400_000_000,
-    "days": 86_400_000_000,
-    "hours": 3_600_000_000,
-    "minutes": 60_000_000,
-    "seconds": 1_000_000,
-    "milliseconds": 1000,
-    "microseconds": 1,
-}
 
 
 def compared(function: Callable[..., Array]) -> Callable[..., Array]:
@@ -60,28 +52,41 @@ def _not_in(value: Array, *others: Array) -> Array:
     return pc.invert(_in(value, *others))
 
 
-def _add(one: Array, other: Array, kind: pa.DataType) -> Array:
+def _add(*arguments: Any) -> Array:
+    *values, kind = arguments
+    if len(values) == 1:
+        return values[0]
+    one, other = values
+    if pat.is_interval(kind):
+        return intervals.added(one, other, 1)
     return _moved(one, other, 1, kind) if pat.is_temporal(kind) else numbers.add(one, other, kind)
 
 
 def _subtract(*arguments: Any) -> Array:
     *values, kind = arguments
     if len(values) == 1:
-        return numbers.negate(values[0], kind)
+        return intervals.negated(values[0]) if pat.is_interval(kind) else numbers.negate(values[0], kind)
     one, other = values
     if pat.is_date(one.type) and pat.is_date(other.type):
         return times.minus_date(one, other, kind)
+    if pat.is_interval(kind):
+        return intervals.added(one, other, -1) if pat.is_interval(one.type) else intervals.between(one, other)
     return _moved(one, other, -1, kind) if pat.is_temporal(kind) else numbers.subtract(one, other, kind)
 
 
+def _multiply(one: Array, other: Array, kind: pa.DataType) -> Array:
+    if pat.is_interval(kind):
+        return intervals.multiplied(*((one, other) if pat.is_interval(one.type) else (other, one)))
+    return numbers.multiply(one, other, kind)
+
+
 def _moved(one: Array, other: Array, sign: int, kind: pa.DataType) -> Array:
-    if pat.is_interval(one.type) or pat.is_integer(one.type):
+    if pat.is_interval(one.type) or pat.is_integer(one.type) or (pat.is_time(one.type) and pat.is_date(other.type)):
         one, other = other, one
     if pat.is_interval(other.type):
-        if not len(other):
-            return pa.nulls(0, kind)
-        first = other[0]
-        return times.shifted(one, first.as_py() if first.is_valid else None, sign, kind)
+        return intervals.shifted(one, other, sign, kind)
+    if pat.is_time(other.type):
+        return times.at_time(one, other, kind)
     return times.plus_days(one, other, sign, kind)
 
 
@@ -121,14 +126,23 @@ def _of_floats(function: Callable[..., Any]) -> Callable[..., Array]:
     return apply
 
 
-def _whole(function: Callable[..., Array]) -> Callable[..., Array]:
+def _whole(function: Callable[..., Array], mode: str) -> Callable[..., Array]:
     def apply(value: Array, kind: pa.DataType) -> Array:
         if pat.is_integer(value.type):
             return value.cast(kind)
-        found = function(value)
-        return numbers.as_decimal(found, kind) if pat.is_decimal(kind) else found.cast(kind)
+        if pat.is_decimal(value.type):
+            whole = numbers.rounded_decimal(value, 0, mode)
+            return numbers.as_decimal(whole, kind) if pat.is_decimal(kind) else whole.cast(kind)
+        return function(value).cast(kind)
 
     return apply
+
+
+def _log(*arguments: Any) -> Array:
+    *values, kind = arguments
+    if len(values) == 1:
+        return _of_floats(np.log10)(*values, kind)
+    return _of_floats(lambda base, value: np.log10(value) / np.log10(base))(*values, kind)
 
 
 def _round(value: Array, *rest: Any) -> Array:
@@ -147,67 +161,12 @@ def _part(unit: str) -> Callable[..., Array]:
     return lambda value, kind: times.part(value, unit, kind)
 
 
-def _constant(array: Array, what: str) -> str:
-    found = pc.unique(array).to_pylist()
-    if len(found) != 1 or found[0] is None:
-        raise ValueError(f"{what} is a constant text in a view")
-    return str(found[0])
-
-
-def _date_part(unit: Array, value: Array, kind: pa.DataType) -> Array:
-    return times.part(value, _constant(unit, "the unit of date_part"), kind) if len(unit) else pa.nulls(0, kind)
-
-
-def _date_trunc(unit: Array, value: Array, kind: pa.DataType) -> Array:
-    return times.truncated(_constant(unit, "the unit of date_trunc"), value, kind) if len(unit) else pa.nulls(0, kind)
-
-
-def _strftime(*arguments: Any) -> Array:
-    *values, kind = arguments
-    pattern, value = sorted(values, key=lambda each: not pat.is_string(each.type))  # They may stand in either order.
-    if not len(value):
-        return pa.nulls(0, kind)
-    return times.formatted(value, _constant(pattern, "the format of strftime"), kind)
-
-
-def _time_bucket(width: Array, value: Array, kind: pa.DataType) -> Array:
-    if not len(value):
-        return pa.nulls(0, kind)
-    return times.bucketed(width[0].as_py(), value, kind)
-
-
-def _date_diff(unit: Array, start: Array, end: Array, kind: pa.DataType) -> Array:
-    if not len(unit):
-        return pa.nulls(0, kind)
-    return times.difference(_constant(unit, "the unit of date_diff"), start, end, kind)
+def _date_part(unit: str, value: Array, kind: pa.DataType) -> Array:
+    return times.part(value, unit, kind)
 
 
 def _time_from(*, after: bool) -> Callable[..., Array]:
-    def time_from(value: Array, unit: Array, kind: pa.DataType) -> Array:
-        if not len(unit):
-            return pa.nulls(0, kind)
-        return times.time_from(value, _constant(unit, "the unit of a timeline"), after=after)
-
-    return time_from
-
-
-def _interval(unit: str) -> Callable[..., Array]:
-    months = {"years": 12, "quarters": 3, "months": 1}.get(unit)
-
-    def interval(count: Array, kind: pa.DataType) -> Array:
-        found: list[tuple[int, int, int] | None] = []
-        for each in count.to_pylist():
-            if each is None:
-                found.append(None)
-            elif months is not None:
-                found.append((int(each) * months, 0, 0))
-            elif unit in ("days", "weeks"):
-                found.append((0, int(each) * (7 if unit == "weeks" else 1), 0))
-            else:
-                found.append((0, 0, round(each * _UNITS_US[unit]) * 1000))
-        return pa.array(found, kind)
-
-    return interval
+    return lambda unit, value, kind: times.time_from(value, unit, after=after)
 
 
 def _error(text: Array, kind: pa.DataType) -> Array:
@@ -242,7 +201,7 @@ BUCKETS = 64
 FUNCTIONS: dict[str, Callable[..., Array]] = {
     "add": _add,
     "subtract": _subtract,
-    "multiply": numbers.multiply,
+    "multiply": _multiply,
     "divide": numbers.divide,
     "divide_whole": numbers.divide_whole,
     "remainder": numbers.remainder,
@@ -252,14 +211,16 @@ FUNCTIONS: dict[str, Callable[..., Array]] = {
     "joined_limbs": numbers.joined_limbs,
     "mean_of_limbs": lambda lower, upper, count, scale, kind: numbers.mean_of_limbs(lower, upper, count, scale),
     "abs": numbers.absolute,
-    "ceil": _whole(pc.ceil),
-    "floor": _whole(pc.floor),
-    "trunc": _whole(pc.trunc),
+    "ceil": _whole(pc.ceil, "up"),
+    "floor": _whole(pc.floor, "down"),
+    "trunc": _whole(pc.trunc, "towards_zero"),
     "round": _round,
+    "round_even": lambda value, kind: pc.round(value, round_mode="half_to_even"),
     "sign": _sign,
     "sqrt": _of_floats(np.sqrt),
     "exp": _of_floats(np.exp),
     "ln": _of_floats(np.log),
+    "log": _log,
     "log10": _of_floats(np.log10),
     "log2": _of_floats(np.log2),
     "power": _of_floats(np.power),
@@ -306,8 +267,8 @@ FUNCTIONS: dict[str, Callable[..., Array]] = {
     **PATTERNS,
     **TEXTS,
     "date_part": _date_part,
-    "date_trunc": _date_trunc,
-    "date_diff": _date_diff,
+    "date_trunc": times.truncated,
+    "date_diff": times.difference,
     "time_from": _time_from(after=False),
     "time_after": _time_from(after=True),
     "last_day": lambda value, kind: times.last_day(value, kind),
@@ -317,23 +278,36 @@ FUNCTIONS: dict[str, Callable[..., Array]] = {
     **{name: _part(name) for name in ("epoch", "epoch_ms", "epoch_us", "epoch_ns")},
     "dayname": lambda value, kind: times.formatted(value, "%A", kind),
     "monthname": lambda value, kind: times.formatted(value, "%B", kind),
-    "strftime": _strftime,
+    "strftime": lambda pattern, value, kind: times.formatted(value, pattern, kind),
     "make_date": times.made_date,
-    "time_bucket": _time_bucket,
-    **{f"to_{unit}": _interval(unit) for unit in ("years", "quarters", "months", *_UNITS_US)},
+    "time_bucket": intervals.bucketed,
+    **{f"to_{unit}": intervals.of_units(unit) for unit in intervals.UNITS},
+}
+
+
+# What one of their arguments is, which is a constant: it says what the function does.
+_CONSTANT = {
+    **dict.fromkeys(("date_part", "date_trunc", "date_diff", "time_from", "time_after"), "unit"),
+    "strftime": "format",
 }
 
 
 def called(name: str) -> Callable[..., Any]:
-    """Return a function for arrays and scalars: scalars are as many as there are records; of scalars only, one."""
+    """Return a function for arrays and scalars: scalars are as many as there are records; of scalars only, one.
+
+    What cannot be right for any record raises for none as well: so it is found when an expression gets its type.
+    """
     function = FUNCTIONS[name]
 
     def call(*arguments: Any) -> Any:
         *values, kind = arguments
+        first = _constant_of(name, values) if name in _CONSTANT else ()
+        if name in PATTERNS:
+            check_constants(name, *(each.as_py() if isinstance(each, pa.Scalar) else None for each in values))
         rows = next((len(each) for each in values if not isinstance(each, pa.Scalar)), None)
         arrays = [_repeated(each, 1 if rows is None else rows) for each in values]
         arrays = [each.combine_chunks() if isinstance(each, pa.ChunkedArray) else each for each in arrays]
-        found = function(*arrays, kind)
+        found = function(*first, *arrays, kind)
         if name in ("case", "error"):
             return found
         if found.type != kind:
@@ -343,11 +317,20 @@ def called(name: str) -> Callable[..., Any]:
     return call
 
 
+def _constant_of(name: str, values: list[Any]) -> tuple[str]:
+    """Take the constant text that a function needs out of its arguments, of which it may be any, and return it."""
+    for at, each in enumerate(values):
+        if isinstance(each, pa.Scalar) and pat.is_string(each.type) and each.is_valid:
+            del values[at]
+            return (each.as_py(),)
+    raise ValueError(f"the {_CONSTANT[name]} of {name}() is a constant text in a view")
+
+
 def _repeated(value: Any, rows: int) -> Any:
     if not isinstance(value, pa.Scalar):
         return value
-    if pat.is_interval(value.type):  # Arrow repeats none, and one is all that is read.
-        return pa.array([value.as_py()], value.type)
+    if pat.is_interval(value.type):  # Arrow repeats none.
+        return pa.array([value.as_py()] * rows, value.type)
     return pa.repeat(value, rows)
 
 

@@ -3,6 +3,7 @@
 Every function takes arrays of one length, and the type of its result.
 """
 
+import math
 from collections.abc import Callable
 from decimal import Context, Decimal
 from typing import Any
@@ -68,10 +69,22 @@ def as_decimal(value: Array, kind: pa.DataType) -> Array:
     if value.type == kind:
         return value
     if value.type.scale > kind.scale:
-        value = pc.round(value, ndigits=kind.scale, round_mode="half_towards_infinity")
+        value = rounded_decimal(value, kind.scale)
     if value.type.bit_width == 128 and value.type.precision + max(0, kind.scale - value.type.scale) > 38:
         value = pc.cast(value, pa.decimal256(_WIDE - max(0, kind.scale - value.type.scale), value.type.scale))
-    return pc.cast(value, kind)
+    try:
+        return pc.cast(value, kind)
+    except pa.ArrowInvalid as error:
+        raise ValueError(f"a number needs more than the {kind.precision} digits of {kind}: {error}") from error
+
+
+def rounded_decimal(value: Array, digits: int, mode: str = "half_towards_infinity") -> Array:
+    """Return decimals rounded to so many digits behind the point, as decimals of one digit more: 99.9 becomes 100.0."""
+    precision, scale = value.type.precision, value.type.scale
+    if -digits > precision - scale:
+        return pc.multiply(value, pa.scalar(Decimal(0), pa.decimal128(1, 0))) if mode[:4] == "half" else value
+    wide = pa.decimal128(precision + 1, scale) if precision < 38 else pa.decimal256(precision + 1, scale)
+    return pc.round(pc.cast(value, wide), ndigits=digits, round_mode=mode)
 
 
 def divide(one: Array, other: Array, kind: pa.DataType) -> Array:
@@ -80,47 +93,51 @@ def divide(one: Array, other: Array, kind: pa.DataType) -> Array:
 
 
 def divide_whole(one: Array, other: Array, kind: pa.DataType) -> Array:
-    """`//`, towards zero; a divisor of zero raises."""
+    """`//`: of whole numbers, towards zero; of floats, `/`. A divisor of zero raises."""
+    _no_zero(one, other)
     if pat.is_floating(kind):
-        return pc.trunc(pc.divide(as_kind(one, kind), as_kind(other, kind)))
+        return pc.divide(as_kind(one, kind), as_kind(other, kind))
     if pat.is_decimal(kind):
         return _of_wholes(lambda a, b: (abs(a) // abs(b)) * (1 if (a < 0) == (b < 0) else -1), one, other, kind)
-    _no_zero(other)
-    return pc.divide_checked(as_kind(one, kind), as_kind(other, kind))
+    return pc.divide_checked(as_kind(one, kind), _without_zero(other, kind))
 
 
 def remainder(one: Array, other: Array, kind: pa.DataType) -> Array:
     """`%`, of the sign of the dividend; a divisor of zero raises, if it is no float."""
     if pat.is_floating(kind):
-        values = np.fmod(floats(as_kind(one, kind)), floats(as_kind(other, kind)))
+        with np.errstate(invalid="ignore"):
+            values = np.fmod(floats(as_kind(one, kind)), floats(as_kind(other, kind)))
         return of_floats(values, one, other).cast(kind)
+    _no_zero(one, other)
     if pat.is_decimal(kind):
         return _of_wholes(lambda a, b: (abs(a) % abs(b)) * (-1 if a < 0 else 1), one, other, kind)
-    _no_zero(other)
-    one, other = as_kind(one, kind), as_kind(other, kind)
-    return pc.subtract(one, pc.multiply(pc.divide(one, other), other))
+    one, other = as_kind(one, kind), _without_zero(other, kind)
+    return pc.subtract(one, pc.multiply(pc.divide_checked(one, other), other))
 
 
-def _no_zero(divisor: Array) -> None:
-    if pc.any(pc.equal(divisor, pa.scalar(0).cast(divisor.type))).as_py():
+def _no_zero(one: Array, divisor: Array) -> None:
+    is_zero = pc.equal(divisor, pa.scalar(Decimal(0) if pat.is_decimal(divisor.type) else 0, divisor.type))
+    if pc.any(pc.and_(is_zero, pc.is_valid(one))).as_py():
         raise ValueError("division by zero; write nullif(divisor, 0) for NULL instead")
+
+
+def _without_zero(divisor: Array, kind: pa.DataType) -> Array:
+    """Return divisors; a zero, of which the dividend is NULL, is NULL as well."""
+    divisor = as_kind(divisor, kind)
+    return pc.if_else(pc.equal(divisor, pa.scalar(0, kind)), pa.scalar(None, kind), divisor)
 
 
 def _of_wholes(function: Callable[[int, int], int], one: Array, other: Array, kind: pa.DataType) -> Array:
     scale = max(getattr(one.type, "scale", 0), getattr(other.type, "scale", 0))
-    pairs = zip(one.to_pylist(), other.to_pylist(), strict=True)
+    context = Context(prec=2 * _WIDE)
     found: list[int | None] = []
-    for a, b in pairs:
+    for a, b in zip(one.to_pylist(), other.to_pylist(), strict=True):
         if a is None or b is None:
             found.append(None)
             continue
-        x, y = int(a.scaleb(scale)), int(b.scaleb(scale))
-        if not y:
-            raise ValueError("division by zero; write nullif(divisor, 0) for NULL instead")
-        found.append(function(x, y))
+        found.append(function(*(int(context.scaleb(Decimal(each), scale)) for each in (a, b))))
     is_remainder = function(7, 4) == 3
     factor = 0 if is_remainder else scale
-    context = Context(prec=_WIDE)
     made = [None if n is None else context.scaleb(context.create_decimal(n), factor - scale) for n in found]
     return as_decimal(pa.array(made, pa.decimal256(_WIDE, scale)), kind)
 
@@ -134,16 +151,26 @@ def lcm(one: Array, other: Array, kind: pa.DataType) -> Array:
 
 
 def _of_pairs(function: Callable[..., Any], one: Array, other: Array, kind: pa.DataType) -> Array:
-    """Do a function of numpy for whole numbers of up to 64 bits; wider ones, and what does not fit, raise."""
-    null = pc.or_(pc.is_null(one), pc.is_null(other))
+    """Do a function of numpy for whole numbers; what does not fit raises."""
+    if pat.is_decimal(kind):
+        plain = math.gcd if function is np.gcd else math.lcm
+        pairs = zip(one.to_pylist(), other.to_pylist(), strict=True)
+        wide = [None if a is None or b is None else Decimal(plain(int(a), int(b))) for a, b in pairs]
+        if any(number is not None and number.adjusted() >= kind.precision for number in wide):
+            raise ValueError(f"{plain.__name__}() needs more than {kind.precision} digits")
+        return pa.array(wide, kind)
+    null = pc.or_(pc.is_null(one), pc.is_null(other)).to_numpy(zero_copy_only=False)
     first, second = (each.cast(pa.int64()).fill_null(1).to_numpy(zero_copy_only=False) for each in (one, other))
+    first, second = np.where(null, 1, first), np.where(null, 1, second)
     found = function(first, second)
     if function is np.lcm:
-        with np.errstate(divide="ignore", invalid="ignore"):
-            wrapped = np.where(first == 0, 0, first.astype(np.float64) / np.gcd(first, second) * second)
-        if (np.abs(wrapped) >= 2.0**63).any():
+        sizes = [np.where(each < 0, -each, each).astype(np.uint64) for each in (first, second)]
+        times = sizes[0] // np.maximum(np.gcd(*sizes), np.uint64(1))
+        if (sizes[1] > np.uint64(2**63 - 1) // np.maximum(times, np.uint64(1)))[times > 0].any():
             raise ValueError("the least common multiple does not fit 64 bits")
-    return pa.array(found, mask=null.to_numpy(zero_copy_only=False)).cast(kind)
+    if (found < 0).any():
+        raise ValueError("the greatest common divisor does not fit 64 bits")
+    return pa.array(found, mask=null).cast(kind)
 
 
 def bit_count(value: Array, kind: pa.DataType) -> Array:
@@ -186,37 +213,54 @@ def of_floats(values: Floats, *given: Array) -> Array:
 
 def round_half_away(values: Floats) -> Floats:
     whole = np.trunc(values)
-    rest = np.abs(values - whole)
+    with np.errstate(invalid="ignore"):
+        rest = np.abs(values - whole)
     found: Floats = np.where(np.isfinite(values), whole + np.where(rest >= 0.5, np.sign(values), 0.0), values)
     return found
 
 
 def rounded(value: Array, digits: Array | None, kind: pa.DataType) -> Array:
-    """`round`, half away from zero."""
-    count = 0
-    if digits is not None:
-        distinct = pc.unique(digits).to_pylist()
-        if len(distinct) > 1:
-            raise ValueError("round() takes a constant number of digits")
-        if not distinct or distinct[0] is None:
-            return pa.nulls(len(value), kind)
-        count = int(distinct[0])
+    """`round`, half away from zero, to a number of digits for each value; decimals to one for all."""
+    if digits is None:
+        digits = pa.repeat(pa.scalar(0, pa.int32()), len(value))
+    null = (pc.or_(pc.is_null(value), pc.is_null(digits))).to_numpy(zero_copy_only=False)
     if pat.is_decimal(value.type):
-        found = (
-            pc.round(value, ndigits=count, round_mode="half_towards_infinity") if count < value.type.scale else value
-        )
-        return as_decimal(found, kind) if pat.is_decimal(kind) else pc.cast(found, kind)
+        return _rounded_decimals(value, digits, kind)
+    counts = digits.fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
     if pat.is_integer(value.type):
-        return as_kind(
-            value if count >= 0 else pc.round(value, ndigits=count, round_mode="half_towards_infinity"), kind
+        return _rounded_integers(value, counts, null, kind)
+    values = floats(value)
+    with np.errstate(all="ignore"):
+        factor = np.power(10.0, np.abs(counts))
+        less = round_half_away(values / factor) * factor
+        more = round_half_away(values * factor) / factor
+    found = np.where(counts < 0, np.where(np.isfinite(less), less, 0), np.where(np.isfinite(more), more, values))
+    return pa.array(np.where(np.isfinite(values), found, values), mask=null).cast(kind)
+
+
+def _rounded_decimals(value: Array, digits: Array, kind: pa.DataType) -> Array:
+    found = pa.nulls(len(value), kind)
+    for count in pc.unique(digits).drop_null().to_pylist():
+        rows = pc.fill_null(pc.equal(digits, count), False)
+        some = value.filter(rows)
+        some = rounded_decimal(some, count) if count < value.type.scale else some
+        found = pc.replace_with_mask(
+            found, rows, as_decimal(some, kind) if pat.is_decimal(kind) else pc.cast(some, kind)
         )
-    values, factor = floats(value), 10.0 ** abs(count)
-    if count >= 0:
-        scaled = round_half_away(values * factor) / factor
-        values = np.where(np.isfinite(scaled), scaled, values)
-    else:
-        values = round_half_away(values / factor) * factor
-    return of_floats(values, value).cast(kind)
+    return found
+
+
+def _rounded_integers(value: Array, counts: npt.NDArray[np.int64], null: Any, kind: pa.DataType) -> Array:
+    whole = value.fill_null(0).to_numpy(zero_copy_only=False)
+    size = np.where(whole < 0, -whole.astype(np.int64), whole).astype(np.uint64)
+    unit = np.uint64(10) ** np.clip(-counts, 0, 19).astype(np.uint64)
+    rest = size % unit
+    nearest = size - rest + np.where(rest >= unit - unit // np.uint64(2), unit, np.uint64(0))
+    if ((nearest < size) & (rest > 0) & (nearest != size - rest)).any():
+        raise ValueError("a rounded number does not fit 64 bits")
+    nearest = np.where(counts < -19, np.uint64(0), nearest)
+    magnitudes = pa.array(nearest, mask=null).cast(pa.decimal128(20, 0))
+    return pc.cast(pc.if_else(pa.array(whole < 0), pc.negate(magnitudes), magnitudes), kind)
 
 
 def to_double(value: Array) -> Array:

@@ -7,7 +7,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from persist.dataflow.sql_texts import by_each
+from persist.dataflow.sql_texts import by_each, bytes_of, check_bytes
 
 Array = Any
 _OPTIONS = "cgimnps"  # Of DuckDB. By s, a dot is a newline, too, and by m, n and p it is not, which is the default.
@@ -34,11 +34,21 @@ def _like(is_like: bool, ignore_case: bool) -> Callable[..., Array]:
             if each is None:
                 continue
             shape = each if len(rest) > 1 else each.replace("\\", "\\\\")
+            if len(rest) > 1:
+                _check_escapes(text.filter(pc.fill_null(pc.equal(pattern, each), False)), each, ignore_case)
             matched = _matched(text, shape, ignore_case)
             found = pc.if_else(pc.fill_null(pc.equal(pattern, each), False), matched, found)
         return found if is_like else pc.invert(found)
 
     return like
+
+
+def _check_escapes(text: Array, pattern: str, ignore_case: bool) -> None:
+    """Raise ValueError if a pattern ends with the beginning of an escape, and a text comes to it."""
+    if (len(pattern) - len(pattern.rstrip("\\"))) % 2 == 0:
+        return
+    if pc.any(_matched(text, pattern[:-1] + "_%", ignore_case)).as_py():
+        raise ValueError(f"the LIKE pattern {pattern!r} ends with its escape character")
 
 
 def _matched(text: Array, pattern: str, ignore_case: bool) -> Array:
@@ -88,6 +98,10 @@ def _replaced(text: Array, pattern: Array, new: Array, *rest: Any) -> Array:
 
     def one(text: Array, pattern: str, new: str, options: str = "") -> Array:
         shape = _flagged(pattern, options, "regexp_replace")
+        matches = pc.cast(pc.count_substring_regex(text, shape), pa.int64()) if "g" in options else 1
+        references = len(re.findall(r"\\\d", new))  # Matches do not overlap, so each adds the text once at most.
+        size = pc.multiply(bytes_of(text), 1 + references)
+        check_bytes(pc.add(size, pc.multiply(matches, len(new.encode()))), "regexp_replace()")
         return pc.replace_substring_regex(text, shape, new, max_replacements=None if "g" in options else 1)
 
     return by_each(one, text, (pattern, new, *options), kind)
@@ -95,15 +109,37 @@ def _replaced(text: Array, pattern: Array, new: Array, *rest: Any) -> Array:
 
 def _extracted(text: Array, pattern: Array, *rest: Any) -> Array:
     *others, kind = rest
+    if others and pa.types.is_string(others[0].type):  # The options stand where a group may be.
+        others.insert(0, pa.repeat(pa.scalar(0), len(text)))
 
     def one(text: Array, pattern: str, group: int = 0, options: str = "") -> Array:
         shape, groups = _named_groups(_flagged(pattern, options, "regexp_extract"))
-        if not 0 <= group <= groups:
-            raise ValueError(f"regexp_extract() is asked for group {group}, and the pattern {pattern!r} has {groups}")
         found = pc.extract_regex(text, f"(?P<g0>{shape})")
-        return pc.if_else(pc.is_valid(text), pc.fill_null(pc.struct_field(found, f"g{group}"), ""), None)
+        if not 0 <= group <= groups:
+            return pa.array([""] * len(text))
+        return pc.fill_null(pc.struct_field(found, f"g{group}"), "")
 
     return by_each(one, text, (pattern, *others), kind)
+
+
+def check_constants(function: str, *arguments: Any) -> None:
+    """Raise ValueError if what a pattern, its options or a group is by a constant can be so for no text.
+
+    Args:
+        arguments: those of a function of PATTERNS: a value for what is a constant, and None for what is not.
+    """
+    if not function.startswith("regexp"):
+        return
+    _, pattern, *rest = arguments
+    for each in rest[1 if function == "regexp_replace" else 0 :]:
+        if isinstance(each, str):
+            _flagged("", each, function)
+    if pattern is None:
+        return
+    pc.match_substring_regex("", pattern)
+    group, groups = next((each for each in rest if isinstance(each, int)), 0), _named_groups(pattern)[1]
+    if not 0 <= group <= groups:
+        raise ValueError(f"{function}() is asked for group {group}, and the pattern {pattern!r} has {groups}")
 
 
 def _named_groups(pattern: str) -> tuple[str, int]:

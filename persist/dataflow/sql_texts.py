@@ -5,53 +5,101 @@ such as a pattern or a length, is done once for each that there is, and not once
 """
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 Array = Any
+VALUE_BYTES_MAX = 16 << 20  # A function that makes more of less stops here, and not where memory ends.
+PLACE_MAX = 2**32 - 1  # In a text, as in DuckDB.
 
 
 def by_each(function: Callable[..., Array], text: Array, rest: tuple[Array, ...], kind: pa.DataType) -> Array:
-    """Do a function whose other arguments are constants, for each combination of them that there is."""
-    table = pa.table({str(at): each for at, each in enumerate(rest)})
-    found = pa.nulls(len(text), kind)
-    for row in table.group_by(table.column_names).aggregate([]).to_pylist():
-        values = [row[name] for name in table.column_names]
-        if any(value is None for value in values):
-            continue
-        here = None
-        for column, value in zip(rest, values, strict=True):
-            same = pc.equal(column, pa.scalar(value, column.type))
-            here = same if here is None else pc.and_(here, same)
-        found = pc.if_else(pc.fill_null(here, False), function(text, *values).cast(kind), found)
-    return found
+    """Do a function whose other arguments are constants, for each combination of them that there is.
+
+    It sees the texts of that combination only, and none that is NULL.
+    """
+    known = pc.is_valid(text)
+    for column in rest:
+        known = pc.and_(known, pc.is_valid(column))
+    rows = pc.indices_nonzero(known)
+    if not len(rows):
+        return pa.nulls(len(text), kind)
+    number = np.zeros(len(rows), np.int64)
+    coded = [column.take(rows).dictionary_encode() for column in rest]
+    for codes in coded:
+        number = np.unique(number * len(codes.dictionary) + codes.indices.to_numpy(), return_inverse=True)[1]
+    order = np.argsort(number, kind="stable")
+    firsts = np.flatnonzero(np.diff(number[order], prepend=-1))
+    pieces = []
+    for first, last in zip(firsts.tolist(), [*firsts.tolist()[1:], len(order)], strict=True):
+        values = [codes.dictionary[codes.indices[int(order[first])].as_py()].as_py() for codes in coded]
+        some = (
+            text if len(firsts) == 1 and len(rows) == len(text) else text.take(rows.take(pa.array(order[first:last])))
+        )
+        made = function(some, *values).cast(kind)
+        pieces.append(made.combine_chunks() if isinstance(made, pa.ChunkedArray) else made)
+    if len(firsts) == 1 and len(rows) == len(text):
+        return pieces[0]
+    places = np.full(len(text), -1)
+    places[rows.to_numpy()[order]] = np.arange(len(rows))
+    return pa.concat_arrays(pieces).take(pa.array(places, mask=places < 0))
+
+
+def check_bytes(sizes: Array, function: str) -> None:
+    """Raise ValueError if a value of so many bytes, int64, is larger than a value may be."""
+    most = pc.max(sizes).as_py()
+    if most is not None and most > VALUE_BYTES_MAX:
+        raise ValueError(f"{function} makes a value of more than {VALUE_BYTES_MAX:,} bytes, and a value has no more")
+
+
+def bytes_of(text: Array) -> Array:
+    return pc.cast(pc.binary_length(text), pa.int64())
 
 
 def _substring(text: Array, *rest: Any) -> Array:
     *bounds, kind = rest
+    return by_each(_slice, text, tuple(bounds), kind)
 
-    def one(text: Array, start: int, length: int | None = None) -> Array:
-        if (length is not None and length < 0) or start < 0:
-            raise ValueError("substring() takes a start of at least 0 and a length of at least 0 in a view")
-        begin = max(start - 1, 0)
-        stop = None if length is None else max(start - 1 + length, 0)
-        return pc.utf8_slice_codeunits(text, begin, stop)
 
-    return by_each(one, text, tuple(bounds), kind)
+def _slice(text: Array, start: int, length: int = PLACE_MAX) -> Array:
+    """Return so many characters from a place on, which counts from 1, or, below nothing, from the end.
+
+    A length below nothing is of the characters before the place. As in DuckDB, the place 0 is before the first.
+    """
+    if not (-PLACE_MAX - 1 <= start <= PLACE_MAX and -PLACE_MAX - 1 <= length <= PLACE_MAX):
+        raise ValueError(f"a place in a text is between {-PLACE_MAX - 1} and {PLACE_MAX}")
+    if start == 0:
+        start, length = 1, max(length - 1, 0)
+    if length == 0:
+        return pc.utf8_slice_codeunits(text, 0, 0)
+    if start > 0:
+        return pc.utf8_slice_codeunits(text, *_bounds(max(start - 1 + length, 0), start - 1, length))
+    first, last = (start, start + length) if length > 0 else (start + length, start)
+    return pc.utf8_slice_codeunits(text, first, last if last < 0 else None)
+
+
+def _bounds(before: int, place: int, length: int) -> tuple[int, int]:
+    return (place, place + length) if length > 0 else (before, place)
 
 
 def _left(text: Array, count: Array, kind: pa.DataType) -> Array:
-    return by_each(lambda text, n: pc.utf8_slice_codeunits(text, 0, n), text, (count,), kind)
+    def one(text: Array, n: int) -> Array:
+        if n > PLACE_MAX:
+            raise ValueError(f"left() returns up to {PLACE_MAX} characters")
+        return pc.utf8_slice_codeunits(text, 0, max(n, -PLACE_MAX))
+
+    return by_each(one, text, (count,), kind)
 
 
 def _right(text: Array, count: Array, kind: pa.DataType) -> Array:
     def one(text: Array, n: int) -> Array:
-        if n < 0:
-            return pc.utf8_slice_codeunits(text, -n)
-        return pc.utf8_slice_codeunits(text, -n) if n else pc.utf8_slice_codeunits(text, 0, 0)
+        if n <= 0:
+            return pc.utf8_slice_codeunits(text, min(-n, PLACE_MAX)) if n else pc.utf8_slice_codeunits(text, 0, 0)
+        return pc.utf8_slice_codeunits(text, -min(n, PLACE_MAX))
 
     return by_each(one, text, (count,), kind)
 
@@ -69,7 +117,13 @@ def _trimmed(side: str) -> Callable[..., Array]:
 
 def _replace(text: Array, old: Array, new: Array, kind: pa.DataType) -> Array:
     def one(text: Array, old: str, new: str) -> Array:
-        return pc.replace_substring(text, old, new) if old else text
+        if not old:
+            return text
+        more = len(new.encode()) - len(old.encode())
+        if more > 0:
+            count = pc.cast(pc.count_substring(text, old), pa.int64())
+            check_bytes(pc.add(bytes_of(text), pc.multiply(count, more)), "replace()")
+        return pc.replace_substring(text, old, new)
 
     return by_each(one, text, (old, new), kind)
 
@@ -86,13 +140,22 @@ def _position(text: Array, other: Array, kind: pa.DataType) -> Array:
     return pa.array([None if a is None or b is None else a.find(b) + 1 for a, b in pairs], kind)
 
 
+def _checked_join(texts: Sequence[Array], function: str) -> None:
+    sizes = bytes_of(texts[0]).fill_null(0)
+    for each in texts[1:]:
+        sizes = pc.add(sizes, bytes_of(each).fill_null(0))
+    check_bytes(sizes, function)
+
+
 def _concat(*arguments: Any) -> Array:
     *texts, _ = arguments
+    _checked_join(texts, "concat()")
     return pc.binary_join_element_wise(*texts, "", null_handling="replace", null_replacement="")
 
 
 def _concat_operator(*arguments: Any) -> Array:
     *texts, _ = arguments
+    _checked_join(texts, "||")
     return pc.binary_join_element_wise(*texts, pa.scalar("", texts[0].type))
 
 
@@ -100,6 +163,7 @@ def _joined(separator: Array, *rest: Any) -> Array:
     first, *texts, _ = rest
     found = first  # Not by Arrow, whose skipping of NULLs leaves out the records that hold nothing else.
     for each in texts:
+        _checked_join((found, each, separator), "concat_ws()")
         both = pc.binary_join_element_wise(found, each, separator)
         found = pc.coalesce(both, found, each)
     return pc.if_else(pc.is_valid(separator), pc.fill_null(found, ""), None)
@@ -111,6 +175,10 @@ def _padded(side: str) -> Callable[..., Array]:
     def one(text: Array, count: int, filling: str) -> Array:
         count = max(count, 0)
         length = pc.utf8_length(text)
+        if count * len(filling.encode()) > VALUE_BYTES_MAX * max(len(filling), 1):
+            raise ValueError(
+                f"{side}pad() makes a value of more than {VALUE_BYTES_MAX:,} bytes, and a value has no more"
+            )
         if not filling and pc.any(pc.less(length, count)).as_py():
             raise ValueError(f"{side}pad() cannot fill up texts with an empty text")
         found = pc.utf8_slice_codeunits(text, 0, count)
@@ -129,7 +197,13 @@ def _padded(side: str) -> Callable[..., Array]:
 
 
 def _repeated(text: Array, count: Array, kind: pa.DataType) -> Array:
-    return pc.binary_repeat(text, pc.max_element_wise(count, 0, skip_nulls=False)).cast(kind)
+    count = pc.max_element_wise(count, 0, skip_nulls=False)
+    size = bytes_of(text)
+    # A text of nothing stays one, however often it comes.
+    least = pc.if_else(pc.equal(size, 0), pa.scalar(0, pa.int64()), pc.min_element_wise(count, VALUE_BYTES_MAX + 1))
+    check_bytes(pc.multiply(size, pc.if_else(pc.is_null(count), None, least)), "repeat()")
+    is_nothing = pc.and_(pc.equal(size, 0), pc.is_valid(count))
+    return pc.binary_repeat(text, pc.if_else(is_nothing, pa.scalar(0, pa.int64()), count)).cast(kind)
 
 
 def _of_each_text(function: Callable[..., Any]) -> Callable[..., Array]:
@@ -153,6 +227,10 @@ def _translated(text: str, old: str, new: str) -> str:
     for at, each in enumerate(old):
         table.setdefault(ord(each), new[at] if at < len(new) else None)
     return text.translate(table)
+
+
+def _octets(value: str | bytes) -> bytes:
+    return value.encode() if isinstance(value, str) else value
 
 
 def _character(code: Array, kind: pa.DataType) -> Array:
@@ -190,6 +268,6 @@ TEXTS: dict[str, Callable[..., Array]] = {
     "ascii": _of_each_text(lambda text: ord(text[0]) if text else 0),
     "unicode": _of_each_text(lambda text: ord(text[0]) if text else -1),
     "chr": _character,
-    "md5": _of_each_text(lambda text: hashlib.md5(text.encode(), usedforsecurity=False).hexdigest()),
-    "sha256": _of_each_text(lambda text: hashlib.sha256(text.encode()).hexdigest()),
+    "md5": _of_each_text(lambda text: hashlib.md5(_octets(text), usedforsecurity=False).hexdigest()),
+    "sha256": _of_each_text(lambda text: hashlib.sha256(_octets(text)).hexdigest()),
 }

@@ -1,5 +1,6 @@
-"""Dates, times and intervals as SQL (DuckDB's) means them. Intervals are constants: months, days and microseconds."""
+"""Dates and times as SQL (DuckDB's) means them; intervals are in `persist.dataflow.sql_intervals`."""
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -9,9 +10,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
+from persist.dataflow.sql_intervals import DAY_US, as_micros, nulls_of
+
 Array = Any
 Ints = npt.NDArray[np.int64]
-_DAY_US = 86_400_000_000
 _PARTS = {
     "year": "year",
     "month": "month",
@@ -33,28 +35,17 @@ _PARTS = {
     "quarters": "quarter",
     "weeks": "iso_week",
 }
-_UNITS = ("year", "quarter", "month", "week", "day", "hour", "minute", "second", "millisecond", "microsecond")
-
-
-def shifted(value: Array, interval: Any, sign: int, kind: pa.DataType) -> Array:
-    """Return dates or timestamps plus or minus an interval: first months, to the last day at most, then the rest."""
-    if interval is None:
-        return pa.nulls(len(value), kind)
-    months, days, micros = sign * interval.months, sign * interval.days, sign * (interval.nanoseconds // 1000)
-    stamps = as_micros(value)
-    day, rest = stamps // _DAY_US, stamps % _DAY_US
-    if months:
-        day = _months_later(day, months)
-    found = (day + days) * _DAY_US + rest + micros
-    mask = value.is_null().to_numpy(zero_copy_only=False) if value.null_count else None
-    return pa.array(found, mask=mask).cast(pa.timestamp("us")).cast(kind)
-
-
-def as_micros(value: Array) -> Ints:
-    """Return dates or timestamps as microseconds since 1970; NULL as 0."""
-    stamps = pc.cast(value, pa.timestamp("us", value.type.tz) if pat.is_timestamp(value.type) else pa.timestamp("us"))
-    found: Ints = pc.cast(stamps, pa.int64()).fill_null(0).to_numpy(zero_copy_only=False)
-    return found
+_LONG = {"millennium": 1000, "century": 100, "decade": 10}  # How many years.
+_SIZES_US = {
+    "day": DAY_US,
+    "hour": 3_600_000_000,
+    "minute": 60_000_000,
+    "second": 1_000_000,
+    "millisecond": 1000,
+    "microsecond": 1,
+}
+_UNITS = (*_LONG, "year", "quarter", "month", "week", *_SIZES_US)
+_OF_DAY = ("hour", "minute", "second", "millisecond", "microsecond")
 
 
 def time_from(value: Array, unit: str, *, after: bool) -> Array:
@@ -78,17 +69,6 @@ def time_from(value: Array, unit: str, *, after: bool) -> Array:
     if after:
         found = np.minimum(found, np.iinfo(np.int64).max - 1) + 1
     return pa.array(found, mask=mask)
-
-
-def _months_later(day: Ints, months: int) -> Ints:
-    dates = day.astype("datetime64[D]")
-    begun = dates.astype("datetime64[M]")
-    inside = (dates - begun.astype("datetime64[D]")).astype(np.int64)
-    target = begun + np.timedelta64(months, "M")
-    first = target.astype("datetime64[D]")
-    last = ((target + np.timedelta64(1, "M")).astype("datetime64[D]") - first).astype(np.int64) - 1
-    found: Ints = first.astype(np.int64) + np.minimum(inside, last)
-    return found
 
 
 def part(value: Array, unit: str, kind: pa.DataType) -> Array:
@@ -115,9 +95,26 @@ def truncated(unit: str, value: Array, kind: pa.DataType) -> Array:
     unit = unit.lower().removesuffix("s")
     if unit not in _UNITS:
         raise ValueError(f"{unit!r} is no unit of date_trunc that is supported; there are {', '.join(_UNITS)}")
-    if pat.is_date(value.type) and unit in ("hour", "minute", "second", "millisecond", "microsecond"):
+    _check_moment(value, "date_trunc")
+    if pat.is_date(value.type) and unit in _OF_DAY:
         return value.cast(kind)
+    if unit in _LONG:
+        months = _months(value) // (12 * _LONG[unit]) * 12 * _LONG[unit] - 1970 * 12
+        days = months.astype("datetime64[M]").astype("datetime64[D]").astype(np.int64).astype(np.int32)
+        return pa.array(days, mask=nulls_of(value)).cast(pa.date32()).cast(pa.timestamp("us")).cast(kind)
     return pc.floor_temporal(value, unit=unit, week_starts_monday=True).cast(kind)
+
+
+def _check_moment(value: Array, function: str) -> None:
+    if not (pat.is_date(value.type) or pat.is_timestamp(value.type)):
+        raise TypeError(f"{function}() takes dates and timestamps in a view, not {value.type}")
+
+
+def _months(value: Array) -> Ints:
+    """Return the months since the year 0 that moments are in."""
+    days = as_micros(value) // DAY_US
+    found: Ints = days.astype("datetime64[D]").astype("datetime64[M]").astype(np.int64) + 1970 * 12
+    return found
 
 
 def last_day(value: Array, kind: pa.DataType) -> Array:
@@ -132,15 +129,17 @@ def last_day(value: Array, kind: pa.DataType) -> Array:
 def difference(unit: str, start: Array, end: Array, kind: pa.DataType) -> Array:
     """Return how many borders of a unit are between two dates or timestamps."""
     unit = unit.lower().removesuffix("s")
-    names = {"year": "years", "quarter": "quarters", "month": "month", "day": "days", "hour": "hours"}
-    names |= {"minute": "minutes", "second": "seconds", "millisecond": "milliseconds", "microsecond": "microseconds"}
-    if unit == "month":
-        months = [pc.add(pc.multiply(pc.year(each), 12), pc.month(each)) for each in (start, end)]
-        return pc.subtract(months[1], months[0]).cast(kind)
-    if unit not in names:
-        raise ValueError(f"{unit!r} is no unit of date_diff that is supported; there are {', '.join(names)}")
-    stamps = [each.cast(pa.timestamp("us")) for each in (start, end)]
-    return getattr(pc, f"{names[unit]}_between")(*stamps).cast(kind)
+    known = [name for name in _UNITS if name != "week"]
+    if unit not in known:
+        raise ValueError(f"{unit!r} is no unit of date_diff that is supported; there are {', '.join(known)}")
+    for each in (start, end):
+        _check_moment(each, "date_diff")
+    months = {"month": 1, "quarter": 3, "year": 12} | {name: 12 * years for name, years in _LONG.items()}
+    if unit in months:
+        counts = [_months(each) // months[unit] for each in (start, end)]
+    else:
+        counts = [as_micros(each) // _SIZES_US[unit] for each in (start, end)]
+    return pa.array(counts[1] - counts[0], mask=nulls_of(start, end)).cast(kind)
 
 
 def minus_date(one: Array, other: Array, kind: pa.DataType) -> Array:
@@ -154,7 +153,15 @@ def plus_days(date: Array, days: Array, sign: int, kind: pa.DataType) -> Array:
     count = days.cast(pa.int32())
     number = date.cast(pa.int32())
     found = pc.add_checked(number, count) if sign > 0 else pc.subtract_checked(number, count)
+    if pc.any(pc.greater_equal(pc.abs(found), 2**31 - 1)).as_py():
+        raise ValueError("a date is out of the range of dates")
     return found.cast(pa.date32()).cast(kind)
+
+
+def at_time(date: Array, time: Array, kind: pa.DataType) -> Array:
+    """Return dates with a time of day as timestamps."""
+    of_day = time.cast(pa.time64("us")).cast(pa.int64()).cast(pa.duration("us"))
+    return pc.add_checked(date.cast(pa.timestamp("us")), of_day).cast(kind)
 
 
 def made_date(year: Array, month: Array, day: Array, kind: pa.DataType) -> Array:
@@ -172,38 +179,14 @@ def made_date(year: Array, month: Array, day: Array, kind: pa.DataType) -> Array
     return pa.array(found.astype(np.int32), mask=null).cast(pa.date32()).cast(kind)
 
 
-def bucketed(width: Any, value: Array, kind: pa.DataType) -> Array:
-    """Return the begin of the bucket of a width that dates or timestamps are in.
-
-    Args:
-        width: a MonthDayNano of months only, whose buckets begin with 2000-01-01; or of days and less, whose buckets
-            begin with Monday, 2000-01-03.
-    """
-    if width is None:
-        return pa.nulls(len(value), kind)
-    micros = width.days * _DAY_US + width.nanoseconds // 1000
-    if (width.months and micros) or width.months < 0 or micros < 0 or not (width.months or micros):
-        raise ValueError(
-            "time_bucket() takes a width above nothing, of months and years or of days and less, not of both"
-        )
-    stamps = as_micros(value)
-    if width.months:
-        months = (stamps // _DAY_US).astype("datetime64[D]").astype("datetime64[M]").astype(np.int64) - 30 * 12
-        begun = (months // width.months * width.months + 30 * 12).astype("datetime64[M]")
-        found = begun.astype("datetime64[D]").astype(np.int64) * _DAY_US
-    else:
-        found = (stamps - _MONDAY_US) // micros * micros + _MONDAY_US
-    if pat.is_date(kind):
-        found = found // _DAY_US * _DAY_US
-    mask = value.is_null().to_numpy(zero_copy_only=False) if value.null_count else None
-    return pa.array(found, mask=mask).cast(pa.timestamp("us")).cast(kind)
-
-
 def formatted(value: Array, pattern: str, kind: pa.DataType) -> Array:
     """Return dates or timestamps as texts, by a pattern of strftime."""
     if not (pat.is_date(value.type) or pat.is_timestamp(value.type)):
         raise ValueError(f"strftime() takes dates and timestamps in a view, not {value.type}")
+    if not pattern:
+        raise ValueError("the format of strftime() is empty")
     stamps = value.cast(pa.timestamp("us")) if pat.is_date(value.type) else value
+    pattern = re.sub(r"%(.)", lambda match: _TOGETHER.get(match[1], match[0]), pattern)
     pieces: list[Any] = []
     at = 0
     while at < len(pattern):
@@ -251,6 +234,8 @@ def _since_1970(per_second: int) -> Callable[[Array], Array]:
     def count(value: Array) -> Array:
         if not (pat.is_date(value.type) or pat.is_timestamp(value.type)):
             raise ValueError(f"epoch() and its like take dates and timestamps in a view, not {value.type}")
+        if per_second > 1_000_000 and pat.is_timestamp(value.type) and value.type.unit == "ns":
+            return pc.cast(value, pa.int64())
         micros = as_micros(value)
         mask = value.is_null().to_numpy(zero_copy_only=False) if value.null_count else None
         if per_second == 1:
@@ -272,7 +257,6 @@ def _micros(value: Array) -> Array:
     return pc.add(pc.multiply(pc.millisecond(value), 1000), pc.microsecond(value))
 
 
-_MONDAY_US = 10_959 * _DAY_US  # 2000-01-03.
 _WEEKDAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
 _MONTHS = (
     *("January", "February", "March", "April", "May", "June", "July"),
@@ -290,6 +274,12 @@ _COUNTED: dict[str, Callable[[Array], Array]] = {
     "epoch_us": _since_1970(1_000_000),
     "epoch_ns": _since_1970(1_000_000_000),
 }
+
+
+def _week_of_year(value: Array, starts: int) -> Array:
+    """Return which week of the year moments are in: the first begins with the first Sunday (7) or Monday (1)."""
+    inside = pc.subtract(pc.add(pc.day_of_year(value), 6), pc.day_of_week(value, week_start=starts))
+    return pc.divide(inside, 7)
 
 
 def _month_number(value: Array) -> Array:
@@ -325,5 +315,9 @@ _FORMATS: dict[str, str | Callable[[Array], Array]] = {
     "u": _number(lambda value: pc.day_of_week(value, count_from_zero=False), 1),
     "G": _number(pc.iso_year, 4),
     "V": _number(pc.iso_week, 2),
+    "U": _number(lambda value: _week_of_year(value, 7), 2),
+    "W": _number(lambda value: _week_of_year(value, 1), 2),
     "%": "%",
 }
+# Those that stand for others.
+_TOGETHER = {"c": "%Y-%m-%d %H:%M:%S", "x": "%Y-%m-%d", "X": "%H:%M:%S"}

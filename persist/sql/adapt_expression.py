@@ -3,7 +3,7 @@
 from collections.abc import Collection
 from typing import Any, NoReturn
 
-from persist.dataflow.sql_casts import CAST_TO_TEXT_AS, is_cast_to_text
+from persist.dataflow.sql_casts import why_not_cast
 from persist.errors import InvalidUsage
 from persist.sql.algebra import Aggregation, Call, Column, Constant, Expression, Frame, Order, WindowCall
 from persist.sql.duck import place
@@ -91,7 +91,7 @@ FUNCTIONS = {
     "^": "power",
     "exp": "exp",
     "ln": "ln",
-    "log": "log10",
+    "log": "log",
     "log10": "log10",
     "log2": "log2",
     **{
@@ -145,7 +145,7 @@ FUNCTIONS = {
     **{f"to_{unit}": f"to_{unit}" for unit in ("years", "quarters", "months", "weeks", "days", "hours", "minutes")},
     **{f"to_{unit}": f"to_{unit}" for unit in ("seconds", "milliseconds", "microseconds")},
 }
-_BY_TYPE = {
+COMPARISONS = {
     "COMPARE_EQUAL": "equal",
     "COMPARE_NOTEQUAL": "not_equal",
     "COMPARE_LESSTHAN": "less",
@@ -309,8 +309,13 @@ class Expressions:
         if type_ == "OPERATOR_CAST":
             tries = node.get("function_data", {}).get("try_cast") or node.get("try_cast")
             given = self.type_of(node["arguments"][0], node)
-            if kind == "text" and not is_cast_to_text(to_arrow(given)):
-                self.refuse(f"values of {given} are not cast to text in a view: {CAST_TO_TEXT_AS}", node)
+            if given == "null" and isinstance(arguments[0], Constant | Column):
+                return Constant(kind)
+            why = None if given == "null" else why_not_cast(to_arrow(given), to_arrow(kind))
+            if why is not None:
+                self.refuse(f"values of {given} are not cast to {kind} in a view: {why}", node)
+            if kind == "hugeint" and given in ("float", "double"):  # Decimals, which these are here, round otherwise.
+                arguments = (Call("round_even", given, arguments, at),)
             return Call("try_cast" if tries else "cast", kind, arguments, at)
         if type_ == "COMPARE_BETWEEN":
             value, low, high = arguments
@@ -323,14 +328,18 @@ class Expressions:
                 ),
                 at,
             )
-        if type_ in _BY_TYPE:
-            return Call(_BY_TYPE[type_], kind, arguments, at)
+        if type_ in COMPARISONS:
+            return Call(COMPARISONS[type_], kind, arguments, at)
         name = _name(node)
         if name in _NOT_DEFINITE:
             self.refuse(
                 f"{name}() gives something else each time, and a view is the same whenever it is computed: keep the "
                 "value in a collection, and join with it",
                 node,
+            )
+        if name == "normalized_interval":  # DuckDB puts it around intervals that it compares.
+            self.refuse(
+                "intervals are not compared, ordered or grouped in a view: add them to a moment, and compare that", node
             )
         if type_ != "BOUND_FUNCTION" or name not in FUNCTIONS:
             self.refuse(f"function {name or type_}() is not supported in a view", node)
@@ -352,12 +361,17 @@ class Expressions:
             self.refuse(f"aggregate {name}() is not supported in a view", node)
         if node.get("order_bys", {}).get("orders"):
             self.refuse(f"ORDER BY inside of {name}() is not supported in a view", node)
+        self._refuse_interval(node, name)
         where = self.one(node["filter"]) if node.get("filter") else None
         arguments = self.every(node.get("children"))
         distinct = node.get("aggregate_type") == "DISTINCT"
         return Aggregation(
             AGGREGATES[name], self.type_of(node["return_type"], node), arguments, distinct=distinct, where=where
         )
+
+    def _refuse_interval(self, node: Json, name: str) -> None:
+        if self.type_of(node["return_type"], node) == "interval":
+            self.refuse(f"{name}() of intervals is not supported in a view: add them to a moment before", node)
 
     def window(self, node: Json) -> WindowCall:
         """Return one window function."""
@@ -374,6 +388,7 @@ class Expressions:
             self.refuse("EXCLUDE, DISTINCT and IGNORE NULLS over a window are not supported in a view", node)
         if node.get("arg_orders"):
             self.refuse("ORDER BY inside of a window function is not supported in a view", node)
+        self._refuse_interval(node, function)
         frame = Frame(self._bound(node, "start"), self._bound(node, "end"))
         return WindowCall(
             function,

@@ -55,7 +55,7 @@ def bound(sql: str, tables: Mapping[str, Columns], now: str) -> Bound:
         for name, columns in tables.items():
             shown = ", ".join(f"{_quoted(column)} {_declared(kind, connection)}" for column, kind in columns)
             connection.execute(f"CREATE TABLE {_quoted(name)} ({shown})")
-        found = json.loads(_first(connection, _SERIALIZE, sql, sql))
+        found = _json(_first(connection, _SERIALIZE, sql, sql))
         if found["error"]:
             raise InvalidUsage(_explained(found, sql))
         if len(found.get("plans", ())) != 1:
@@ -107,7 +107,7 @@ def _parsed(sql: str) -> Any:
     if not isinstance(sql, str) or not sql.strip():
         raise InvalidUsage(f"sql={sql!r} is no query: write SELECT … FROM …")
     with duckdb.connect(":memory:", config={"enable_external_access": "false"}) as connection:
-        found = json.loads(_first(connection, _PARSE, sql, sql))
+        found = _json(_first(connection, _PARSE, sql, sql))
     if found["error"]:
         raise InvalidUsage(_explained(found, sql))
     if len(found.get("statements", ())) != 1:
@@ -154,6 +154,17 @@ def _first(connection: Any, statement: str, argument: str, sql: str) -> str:
         return found
     except Exception as error:
         raise InvalidUsage(f"DuckDB cannot plan the query {sql!r:.200}: {error}") from error
+
+
+def _json(text: str) -> Any:
+    """Return what DuckDB says of a query. Values of some types it writes in a way that is no JSON."""
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        raise InvalidUsage(
+            "the query has a constant that DuckDB cannot write down, such as BITSTRING '01' or a number of 40 digits: "
+            "write a text or a DOUBLE instead"
+        ) from error
 
 
 def _duckdb() -> Any:

@@ -9,6 +9,7 @@ without keys has one row even of nothing: a row of NULLs, which counts for nothi
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
 import pyarrow as pa
 import pyarrow.types as pat
 
@@ -27,6 +28,7 @@ NARROW = 18  # Digits of a decimal that fit one word.
 
 def aggregated(node: Aggregate, stream: Stream, program: Program) -> Stream:
     """Return a row for each group of each grouping set."""
+    node = msgspec.structs.replace(node, aggregates=tuple(map(_without_count_if, node.aggregates)))
     keys: dict[str, Any] = {f"k{at}": lowered(each) for at, each in enumerate(node.keys)}
     kinds = {name: stream.map(x=each).schema.field("x").type for name, each in keys.items()}
     values: dict[str, Any] = {f"v{at}": _value(each, stream) for at, each in enumerate(node.aggregates)}
@@ -40,13 +42,15 @@ def aggregated(node: Aggregate, stream: Stream, program: Program) -> Stream:
     return found
 
 
+def _without_count_if(aggregation: Aggregation) -> Aggregation:
+    """Return count_if as what it is in DuckDB: a sum of 1 and 0, which is NULL if there is none of either."""
+    return msgspec.structs.replace(aggregation, function="sum") if aggregation.function == "count_if" else aggregation
+
+
 def _value(aggregation: Aggregation, stream: Stream) -> DataflowExpression:
     """Return what is aggregated: NULL where the condition of its FILTER does not hold."""
     value = lowered(aggregation.arguments[0]) if aggregation.arguments else lit(True)
     kind = stream.map(x=value).schema.field("x").type
-    if aggregation.function == "count_if":
-        value = DataflowCall("sql.case", (value, lit(True), lit(None, pa.bool_())), (pa.bool_(),))
-        kind = pa.bool_()
     if aggregation.function in ("sum", "avg") and (pat.is_boolean(kind) or pat.is_uint64(kind)):
         kind = pa.int8() if pat.is_boolean(kind) else pa.decimal128(20, 0)
         value = DataflowCall("sql.cast", (value,), (kind,))
@@ -163,7 +167,7 @@ def _aggregate(name: str, aggregation: Aggregation, rows: Stream, *, is_global: 
         if aggregation.where is not None:
             return value.count()
         return col("there").count() if is_global else lit(1).count()
-    if function in ("count", "count_if"):
+    if function == "count":
         return value.count()
     if function == "sum":
         kind = rows.schema.field(name).type

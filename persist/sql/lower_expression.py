@@ -10,6 +10,7 @@ from persist.dataflow.evaluate import evaluate
 from persist.dataflow.expression import Call as DataflowCall
 from persist.dataflow.expression import Col, Lit
 from persist.dataflow.expression import Expression as DataflowExpression
+from persist.dataflow.sql_text_casts import of_text
 from persist.dataflow.stream import Stream
 from persist.errors import InvalidUsage
 from persist.sql.algebra import Call, Column, Constant, Expression
@@ -79,7 +80,7 @@ def scalar(constant: Constant) -> pa.Scalar:
         months, days, micros = map(int, text.split(","))
         return pa.scalar(pa.MonthDayNano([months, days, micros * 1000]), kind)
     if constant.type == "blob":
-        return pa.scalar(text.encode("latin-1"), kind)
+        return of_text(pa.array([text]), kind)[0]
     if constant.type == "text":
         return pa.scalar(text, kind)
     if text.lstrip("-").isdigit():

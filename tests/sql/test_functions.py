@@ -120,7 +120,7 @@ def test_a_function_of_moments_gives_what_duckdb_gives(made: str) -> None:
     [
         ("select lpad(s, 20, '') from x", "lpad.. cannot fill up texts with an empty text"),
         ("select regexp_extract(s, '(a)', 2) from x", "asked for group 2, and the pattern '.a.' has 1"),
-        ("select strftime(ts, '%U') from m", "does not know %U"),
+        ("select strftime(ts, '%q') from m", "does not know %q|unknown|format"),
         ("select time_bucket(interval '0' day, ts) from m", "a width above nothing"),
         ("select make_date(2021, 2, 29 + month(d)::int * 0) from m", "there is no date 2021-2-29"),
         ("select chr(i) from x", "chr.. takes the number of a character"),

@@ -1,0 +1,98 @@
+"""Expressions of views whose arguments differ from row to row; what is refused when a view is made; bounds."""
+
+import datetime
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import persist
+from persist.errors import InvalidUsage
+from tests.sql.oracle import Changes, Columns, check
+
+TABLES: dict[str, Columns] = {
+    "t": [("id", "int32"), ("n", "int32"), ("ts", "timestamp"), ("s", "text"), ("m", "decimal(4,2)"), ("p", "boolean")]
+}
+
+
+def _steps() -> list[Changes]:
+    ts = datetime.datetime(2020, 1, 31, 12, 0)
+    rows: Any = [(at, n, ts, "ab", None, at % 2 == 0) for at, n in enumerate([None, 3, -1, 0, 14, 3])]
+    return [{"t": [(row, 1) for row in rows]}, {"t": [(rows[0], -1), (rows[4], -1)]}, {"t": [(rows[1], -1)]}]
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        *("ts + to_days(n)", "ts - to_days(n)", "ts + INTERVAL (n) MONTH", "ts + n * INTERVAL '1 hour'"),
+        *("time_bucket(to_seconds(abs(n) + 1), ts)", "ts + coalesce(to_days(n), to_months(1))", "ts + (ts - ts)"),
+        "ts + CASE WHEN n > 0 THEN to_days(n) ELSE to_months(n) END",
+        *("round(1234.567::DOUBLE, n)", "round(id * 1000, -n)", "left(s, n)", "substring(s, n, 1)", "lpad(s, n, 'x')"),
+        "ts + i AS x FROM (SELECT id, ts, to_days(n) AS i FROM t) --",
+    ],
+)
+def test_each_row_has_an_interval_or_a_count_of_its_own(made: str) -> None:
+    check(f"SELECT id, {made} AS x FROM t" if "--" not in made else f"SELECT id, {made}", _steps(), TABLES)
+
+
+@pytest.mark.parametrize("where", ["id > 100", "p IS NULL", "true", "NOT p"])
+def test_count_if_of_nothing_is_null(where: str) -> None:
+    check(f"SELECT count_if(p) AS c, count_if(n > 2) AS d FROM t WHERE {where}", _steps(), TABLES)
+    check(f"SELECT n, count_if(p) FILTER (WHERE id > 2) AS c FROM t WHERE {where} GROUP BY n", _steps(), TABLES)
+
+
+@pytest.mark.parametrize(
+    ("made", "words"),
+    [
+        ("date_part(s, ts)", "the unit of date_part.. is a constant text"),
+        ("date_trunc(s, ts)", "the unit of date_trunc.. is a constant text"),
+        ("date_diff(s, ts, ts)", "the unit of date_diff.. is a constant text"),
+        ("date_diff('week', ts, ts)", "'week' is no unit of date_diff"),
+        ("strftime(ts, s)", "format|constant"),
+        ("strftime(ts, '%q')", "%q"),
+        ("regexp_matches(s, '[')", "missing ]"),
+        ("regexp_extract(s, '(a)', 2)", "asked for group 2"),
+        ("round(m, n)", "constant|precision|scale"),
+        ("to_days(n) > to_days(1)", "intervals are not compared"),
+        ("ts + s::INTERVAL", "an interval is made of constants"),
+        ("to_days(n)::VARCHAR", "an interval is made of constants"),
+        ("ts + to_days(n) * 1.5::DOUBLE", "a number with a fraction"),
+        ("lag(to_days(n)) OVER (ORDER BY id) + ts", "lag.. of intervals"),
+        ("ts::BIGINT", "DuckDB has no such cast"),
+        ("bit_count(BITSTRING '01')", "BITSTRING '01'"),
+        ("1234567890123456789012345678901234567890123", "number of 40 digits"),
+        ("123456789012345678901234567890123456789", "more than 38 digits"),
+        ("repeat('x', 100000000)", "more than 16,777,216 bytes"),
+    ],
+)
+def test_what_cannot_be_right_is_refused_when_the_view_is_made(made: str, words: str, tmp_path: Path) -> None:
+    with persist.open(str(tmp_path)) as client:
+        kinds = {"n": pa.int32(), "ts": pa.timestamp("us"), "s": pa.string(), "m": pa.decimal128(4, 2)}
+        client.create_or_load("t", key={"id": pa.int64()}, value=kinds)
+        with pytest.raises(InvalidUsage, match=words):
+            client.create_view("v", f"SELECT id, {made} AS x FROM t")
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        *("lpad(s, 2000000000, 'x')", "rpad(s, n::int * 100000000, 'xy')", "repeat(s, 1000000000)"),
+        "replace(repeat(s, 8000000), 'a', repeat('b', 1000))",
+        *("repeat(s, 16000000) || repeat(s, 16000000)", "concat(repeat(s, 16000000), n, repeat(s, 16000000))"),
+        *(
+            "concat_ws(s, repeat(s, 9000000), repeat(s, 9000000))",
+            "regexp_replace(repeat(s, 9000000), 'a', 'bcd', 'g')",
+        ),
+    ],
+)
+def test_a_function_that_makes_more_than_16_mebibytes_names_the_row(made: str, tmp_path: Path) -> None:
+    with persist.open(str(tmp_path)) as client:
+        t = client.create_or_load("t", key={"id": pa.int64()}, value={"n": pa.int64(), "s": pa.string()})
+        t.write([(1, (1, "")), (2, (1, None)), (3, (9, "a")), (4, (0, ""))], time=1, seal=2).result()
+        view = client.create_view(
+            "v", f"SELECT id, octet AS x FROM (SELECT id, strlen({made}) AS octet FROM t WHERE id = 3)"
+        )
+        with pytest.raises(persist.PersistError, match=r"=3[,)].*more than 16,777,216 bytes") as raised:
+            view.refresh()
+        assert len(str(raised.value)) < 2000
