@@ -1,7 +1,7 @@
 """A store in any file system that fsspec knows: Google Cloud Storage, Azure, S3 by s3fs, HTTP, and so on.
 
-Only s3fs, gcsfs and adlfs offer an atomic create (`pipe_file(mode="create")`, a conditional PUT by the
-server), and only they can be written to. fsspec's other file systems test for existence first and write
+Only s3fs, gcsfs and adlfs offer an atomic create (`pipe_file(mode="create")`, of adlfs `overwrite=False`: a conditional
+PUT by the server), and only they can be written to. fsspec's other file systems test for existence first and write
 then, which two writers pass together: those open read-only, and a write raises ReadOnlyStore.
 
 The libraries behind retry by themselves, so that a `create` that landed may come back as False after a lost
@@ -10,6 +10,7 @@ outcome open. A listing holds all keys of the folder that the prefix names: the 
 `start_after` is.
 """
 
+import importlib
 import inspect
 import io
 import re
@@ -28,7 +29,13 @@ from persist.blob.errors import (
 )
 from persist.blob.protocol import BlobEntry, check_key, check_range, is_key
 
-ATOMIC = {"s3fs": ("s3", "s3a"), "gcsfs": ("gs", "gcs"), "adlfs": ("abfs", "abfss", "az")}
+AZURE_SCHEMES = ("abfs", "abfss", "az")
+# By package: the protocols, and the argument of `pipe_file` that lets the server decide whether a key exists.
+ATOMIC: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
+    "s3fs": (("s3", "s3a"), {"mode": "create"}),
+    "gcsfs": (("gs", "gcs"), {"mode": "create"}),
+    "adlfs": (AZURE_SCHEMES, {"overwrite": False}),
+}
 # What `persist.blob.url` opens without fsspec, unless asked to by fsspec+s3:// and so on.
 _OURS = {"file", "local", "memory", "s3", "s3a"}
 S3_PUT_BYTES_MAX = 5 << 30
@@ -64,6 +71,10 @@ class FsspecBlob:
                 f"the {scheme} URL has a user name or password in it. Pass them as storage options, so that "
                 "they are not logged with the URL."
             )
+        if scheme in AZURE_SCHEMES and "\\" in url:
+            raise InvalidUsage(
+                f"the {scheme} URL has a backslash, which Azure takes for a slash: use another character"
+            )
         if scheme in ("http", "https") and "?" in url:
             raise InvalidUsage(
                 f"the {scheme} URL has a query, such as a signed URL has. A location has none: keys are added to it."
@@ -73,8 +84,9 @@ class FsspecBlob:
         self._secrets = tuple(_secrets(options or {}))
         self._fs = _open_file_system(url, scheme, dict(options or {}), self._secrets)
         self._root = str(self._fs._strip_protocol(url)).rstrip("/")
-        self._is_atomic = _has_atomic_create(self._fs)
-        self._is_s3fs = type(self._fs).__module__.startswith("s3fs.")
+        self._if_absent = _atomic_create_of(self._fs)
+        package = type(self._fs).__module__.partition(".")[0]
+        self._is_s3fs, self._is_adlfs = package == "s3fs", package == "adlfs"
 
     def __repr__(self) -> str:
         return f"FsspecBlob({self.url!r})"
@@ -114,7 +126,7 @@ class FsspecBlob:
         path = self._path(key)
         self._check_writable()
         try:
-            self._fs.pipe_file(path, value, mode="create", **self._in_one_part(key, value))
+            self._fs.pipe_file(path, value, **(self._if_absent or {}), **self._in_one_part(key, value))
         except FileExistsError:
             return False
         except InvalidUsage:
@@ -195,6 +207,8 @@ class FsspecBlob:
 
     def _path(self, key: str) -> str:
         check_key(key)
+        if self._is_adlfs and "\\" in key:
+            raise InvalidUsage(f"the key {key!r} has a backslash, which Azure takes for a slash: use another character")
         return f"{self._root}/{quote(key, safe='/~') if self._is_http else key}"
 
     def _key(self, path: str) -> str:
@@ -205,7 +219,7 @@ class FsspecBlob:
         return unquote(key) if self._is_http else key
 
     def _check_writable(self) -> None:
-        if not self._is_atomic:
+        if self._if_absent is None:
             raise ReadOnlyStore(
                 f"{self.url} is open for reading only: {type(self._fs).__name__} has no atomic create, so "
                 "two writers could overwrite each other. Write to a folder, s3://, gs:// or abfs:// instead."
@@ -230,11 +244,10 @@ class FsspecBlob:
 
 
 def _open_file_system(url: str, scheme: str, options: dict[str, Any], secrets: tuple[str, ...]) -> Any:
-    from fsspec import filesystem
     from fsspec.registry import get_filesystem_class
 
     try:
-        kind = get_filesystem_class(scheme)
+        kind = _whole_values_only(get_filesystem_class(scheme))
     except ImportError as error:
         raise InvalidUsage(f"{scheme}:// needs a package that is not installed: {error}") from error
     except ValueError as error:
@@ -242,7 +255,7 @@ def _open_file_system(url: str, scheme: str, options: dict[str, Any], secrets: t
     # Cached listings and shared instances would show a reader old states of the store.
     fresh = {"use_listings_cache": False, "skip_instance_cache": True}
     try:
-        return filesystem(scheme, **{**kind._get_kwargs_from_urls(url), **options, **fresh})
+        return kind(**{**kind._get_kwargs_from_urls(url), **options, **fresh})
     except ImportError as error:
         raise InvalidUsage(f"{scheme}:// needs a package that is not installed: {error}") from error
     except (TypeError, ValueError) as error:
@@ -257,16 +270,28 @@ def _open_file_system(url: str, scheme: str, options: dict[str, Any], secrets: t
         ) from _cause(error, secrets)
 
 
-def _has_atomic_create(fs: Any) -> bool:
-    """Tell whether fs is one of the file systems whose `pipe_file(mode="create")` the server decides.
+def _whole_values_only(kind: Any) -> Any:
+    """Return the class of a file system, and of gcsfs the one whose objects appear with all of their bytes.
 
-    An old release would swallow the argument and overwrite, so the signature is asked too.
+    The other one makes objects in zonal buckets by appending to them, so a create that is cut off would leave a part.
+    Google refuses the uploads of this one there.
     """
-    package = type(fs).__module__.partition(".")[0]
+    if kind.__module__ == "gcsfs.extended_gcsfs":
+        return importlib.import_module("gcsfs.core").GCSFileSystem
+    return kind
+
+
+def _atomic_create_of(fs: Any) -> dict[str, Any] | None:
+    """Return the argument that makes `pipe_file` of fs a create which the server decides, None if it has none.
+
+    An old release would swallow the argument and overwrite, so its signature must name it.
+    """
     protocols = (fs.protocol,) if isinstance(fs.protocol, str) else fs.protocol
+    known, argument = ATOMIC.get(type(fs).__module__.partition(".")[0], ((), {}))
     write = getattr(fs, "_pipe_file", None)
-    known = not set(protocols).isdisjoint(ATOMIC.get(package, ()))
-    return known and write is not None and "mode" in inspect.signature(write).parameters
+    if write is None or set(protocols).isdisjoint(known):
+        return None
+    return argument if argument.keys() <= inspect.signature(write).parameters.keys() else None
 
 
 def _code(error: BaseException) -> str:

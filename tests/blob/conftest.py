@@ -19,7 +19,9 @@ PAGES = [f"page/{number}" for number in range(1050)]
 CROWD = [*PAGES, "page.", "pag/e", "page0", "pages/1"]
 # Both kinds that need a server speak to the same one: s3 stands for them in a sample.
 FSSPEC = pytest.param("fsspec", marks=pytest.mark.sampled(0.2))
-KINDS = ("memory", *filter(None, WRAPPERS), "cached-folder", "file", "s3", FSSPEC)
+# Stores behind fsspec that have servers of their own, where these are installed.
+CLOUDS = {"azure": "abfs://box", "gcs": "gs://box"}
+KINDS = ("memory", *filter(None, WRAPPERS), "cached-folder", "file", "s3", FSSPEC, *CLOUDS)
 
 
 @pytest.fixture(scope="session")
@@ -63,9 +65,16 @@ def place_of(kind: str, folder: Path, s3_options: dict[str, Any], bucket: str, p
     return Place(f"memory://{uuid.uuid4().hex}", wrapper="" if kind == "memory" else kind)
 
 
+def cloud_place(request: pytest.FixtureRequest, kind: str, prefix: str) -> Place:
+    """Return a store below a prefix of a cloud's own server."""
+    return Place(f"{CLOUDS[kind]}/{prefix}", request.getfixturevalue(f"{kind}_options"), is_shared=True)
+
+
 @pytest.fixture(params=KINDS)
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
     """An empty store of each kind; the server is started only for those that need it."""
+    if request.param in CLOUDS:
+        return cloud_place(request, request.param, f"test/{uuid.uuid4().hex}")
     needs_server = request.param in ("s3", "fsspec")
     s3_options = request.getfixturevalue("s3_options") if needs_server else {}
     bucket = request.getfixturevalue("bucket") if needs_server else ""
@@ -75,7 +84,11 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
 @pytest.fixture(params=KINDS)
 def crowded(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Blob]:
     """A store of each kind that holds `CROWD`."""
-    if request.param in ("s3", "fsspec"):
+    if request.param in CLOUDS:
+        blob = cloud_place(request, request.param, "crowd").open()
+        if blob.get(CROWD[-1]) is None:
+            fill(blob, CROWD)
+    elif request.param in ("s3", "fsspec"):
         prefix = request.getfixturevalue("crowd_in_bucket")
         options, bucket = request.getfixturevalue("s3_options"), request.getfixturevalue("bucket")
         blob = place_of(request.param, tmp_path, options, bucket, prefix).open()

@@ -97,7 +97,6 @@ def test_an_unknown_scheme_is_told_the_known_ones_and_not_shown_its_url() -> Non
         ("s3://name--use1-az4--x-s3/prefix", "directory bucket"),
         ("file://host/path", "file:///absolute/path"),
         ("fsspec+gopher://host/path", "gopher:// is not known to fsspec"),
-        ("gs://bucket/prefix", "needs a package that is not installed.*gcsfs"),
     ],
 )
 def test_a_wrong_location_is_told_what_is_right(url: str, message: str) -> None:

@@ -12,6 +12,14 @@ from typing import Any
 import pytest
 
 from tests.servers.ceph_rgw import CephRgw, running_rgw, why_not
+from tests.servers.clouds import (
+    running_azurite,
+    running_careless_gcs,
+    running_gcs,
+    why_no_azure,
+    why_no_careless_gcs,
+    why_no_gcs,
+)
 
 ROOT = Path(__file__).parent.parent.parent
 ACCESS_KEY_ID = "AKIDFORTESTSONLY"
@@ -63,6 +71,33 @@ def rgw(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
         pytest.skip(reason)
     with running_rgw(tmp_path_factory.mktemp("ceph")) as running:
         yield running
+
+
+@pytest.fixture(scope="session")
+def azure_options() -> Iterator[dict[str, Any]]:
+    """`storage_options` of `abfs://box/…` on Azurite; skips where something is not installed."""
+    if reason := why_no_azure():
+        pytest.skip(reason)
+    with running_azurite() as options:
+        yield options
+
+
+@pytest.fixture(scope="session")
+def gcs_options() -> Iterator[dict[str, Any]]:
+    """`storage_options` of `gs://box/…` on fake-gcs-server; skips where something is not installed."""
+    if reason := why_no_gcs():
+        pytest.skip(reason)
+    with running_gcs() as options:
+        yield options
+
+
+@pytest.fixture(scope="session")
+def careless_gcs_options() -> Iterator[dict[str, Any]]:
+    """The same on a server that ignores the condition of a create."""
+    if reason := why_no_careless_gcs():
+        pytest.skip(reason)
+    with running_careless_gcs() as options:
+        yield options
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
