@@ -11,3 +11,7 @@ VIEWS_DRAWN_MAX = 200
 RECORDS_READ_MAX = 600  # For the picture of commits.
 MINUTES = 60
 LISTENERS_MAX = 32
+CONNECTIONS_MAX = 128
+REQUEST_S = 10.0  # How long a request may take to come.
+ANSWER_S = 30.0  # How long an answer may wait for somebody to take some of it.
+HEADER_BYTES_MAX = 16 << 10

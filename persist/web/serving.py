@@ -8,11 +8,13 @@ from dataclasses import dataclass
 
 import persist
 from persist.notify.listening import listening
+from persist.web.limits import HEADER_BYTES_MAX
 
 try:
     import uvicorn
 
     from persist.web.app import Names, make_app
+    from persist.web.connections import BoundedConnection
     from persist.web.explorer import Explorer
 except ImportError as missing:
     raise persist.InvalidUsage(
@@ -58,6 +60,9 @@ def served(
         server = uvicorn.Server(
             uvicorn.Config(
                 make_app(Explorer(client), token, names_of(host, allow_hosts)),
+                http=BoundedConnection,
+                ws="none",
+                h11_max_incomplete_event_size=HEADER_BYTES_MAX,
                 log_level="error",
                 access_log=False,  # It would show the token.
                 timeout_graceful_shutdown=GRACE_S,
