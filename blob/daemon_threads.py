@@ -52,6 +52,11 @@ class DaemonThreads:
             crew.jobs.put(job)
             return True
 
+    @property
+    def are_alive(self) -> bool:
+        """Whether a thread still runs; that may be for a while after `close`."""
+        return any(thread.is_alive() for thread in self._crew.threads)
+
     def close(self, timeout_s: float | None) -> None:
         """Take no more jobs and end the threads after those they have; idempotent.
 

@@ -14,6 +14,7 @@ FOREIGN_PRIVATES = {
     ("persist.codecs.types.values", "_replace"): "a public method of named tuples",
     ("persist.codecs.updates.records", "_fields"): "what named tuples tell their fields by",
     ("persist.codecs.updates.records", "_make"): "a public method of named tuples",
+    ("persist.notify.flight_calls", "_rpc_event"): "gRPC ends a blocked call with a status of choice in no other way",
     ("persist.spark.data_source", "_getframe"): "PySpark tells in no other way whether filters may be pushed down",
     ("persist.spark.read.native_store", "_jsparkSession"): "PySpark has no other way to the JVM's file systems",
     ("persist.spark.read.native_store", "_jvm"): "the same",

@@ -11,17 +11,20 @@ committed twice, because each has an id in the log (`persist.replica.submissions
 
 import threading
 from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from persist.blob import ReadOnlyStore, StoreMisconfigured
-from persist.errors import Conflict, InvalidUsage, PersistError
+from persist.errors import Conflict, InvalidUsage, PersistError, Unavailable
 from persist.replica.follower import Follower
 from persist.write.committer import Committer
 from persist.write.future import CommitFuture
 from persist.write.operations import Step, Submission
 from persist.write.relay import Answer
-from persist.write.requests import Asking, Request, answers_bytes, request_from, steps_from
+from persist.write.requests import REQUEST_BYTES_MAX, Asking, Request, answers_bytes, request_from, steps_from
 
 SUBMITTERS_MAX = 4096
+ROOM_BYTES = 2 * REQUEST_BYTES_MAX  # Of all requests that are being received and answered.
 
 
 class CommitsForOthers:
@@ -32,6 +35,7 @@ class CommitsForOthers:
         self._follower = follower
         self._lock = threading.Lock()
         self._newest: OrderedDict[str, int] = OrderedDict()  # The last number that each submitter asked for.
+        self._room_bytes = ROOM_BYTES
         self._counts = {"requests": 0, "operations": 0}
 
     def counts(self) -> dict[str, int]:
@@ -42,6 +46,23 @@ class CommitsForOthers:
         """Return which location is committed to, None if there is none yet."""
         # Perhaps the client that asks has only just begun the location.
         return self._follower.state.location or self._follower.refresh().location
+
+    @contextmanager
+    def room(self, count: int) -> Iterator[None]:
+        """Keep room for a request of so many bytes.
+
+        Raises:
+            Unavailable: there is none now.
+        """
+        with self._lock:
+            if count > self._room_bytes:
+                raise Unavailable(f"requests of {ROOM_BYTES - self._room_bytes:,} bytes are under way: try again later")
+            self._room_bytes -= count
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._room_bytes += count
 
     def answer(self, data: bytes) -> bytes:
         """Return the answers to a request, once all are known.

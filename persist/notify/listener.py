@@ -19,7 +19,7 @@ import msgspec
 import pyarrow.flight as flight
 
 from persist.notify.address import Notify
-from persist.notify.calls import CALL_FAILED, ask, connected, said
+from persist.notify.calls import CALL_FAILED, ask, connected
 from persist.notify.messages import Committed, Leave, Newest, Wait, decode_message
 from persist.replica.follower import Follower
 
@@ -84,9 +84,7 @@ class Listener:
             except CALL_FAILED as error:
                 self._counts["connected"], self._counts["failures"] = 0, self._counts["failures"] + 1
                 if not is_known and not self._stop.is_set():
-                    logger.warning(
-                        "%s does not tell of new records, so this client polls: %s", self._notify.url, said(error)
-                    )
+                    logger.warning("%s does not tell of new records, so this client polls: %s", self._notify.url, error)
                 is_known = True
             finally:
                 self._client = None

@@ -9,7 +9,9 @@
     action "leave"      {"waiter": text}        ends its wait
     action "committed"  {"seqno": n}            a hint that there is such a record
     action "commits"    {}                      answers {"location"} if the server commits for others
-    action "commit"     a request of `persist.write.requests`, and its answers
+
+    exchange            its descriptor has the command {"commit": bytes}. The metadata of its messages are the pieces of
+                        a request of so many bytes (`persist.write.requests`); those of one message are its answers
 
 Batches of a subscription come with the columns, `_time` and `_diff`; an empty one with the metadata {"upper": [n]} ends
 each step.
@@ -18,6 +20,8 @@ each step.
 from typing import Annotated, Any, TypeVar
 
 import msgspec
+
+from persist.write.requests import REQUEST_BYTES_MAX
 
 MESSAGE_BYTES_MAX = 64 << 10
 WAIT_S_MAX = 30.0
@@ -73,6 +77,16 @@ class Committed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Say that there is a record."""
 
     seqno: Seqno
+
+
+class Nothing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Ask for what needs no more words."""
+
+
+class CommitRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Say how many bytes a request for commits has."""
+
+    commit: Annotated[int, msgspec.Meta(ge=1, le=REQUEST_BYTES_MAX)]
 
 
 class Newest(msgspec.Struct, frozen=True):

@@ -9,14 +9,15 @@ import contextlib
 import logging
 from collections.abc import Sequence
 
+import msgspec
 import pyarrow as pa
 import pyarrow.flight as flight
 
 from persist.blob.clock import Clock
 from persist.errors import InvalidUsage
 from persist.notify.address import Notify
-from persist.notify.calls import CALL_FAILED, ask, connected, said
-from persist.notify.messages import Commits, decode_message
+from persist.notify.calls import CALL_FAILED, ask, ask_in_pieces, connected
+from persist.notify.messages import CommitRequest, Commits, decode_message
 from persist.write.operations import Operation
 from persist.write.relay import Answer
 from persist.write.requests import REQUEST_BYTES_MAX, answers_from, request_bytes
@@ -53,7 +54,7 @@ class FlightRelay:
         except (pa.ArrowInvalid, flight.FlightUnauthenticatedError, ValueError) as error:
             self.close()
             raise InvalidUsage(
-                f"{self._server.url} does not commit for this client: {said(error)}. Give the address and the token "
+                f"{self._server.url} does not commit for this client: {error}. Give the address and the token "
                 "of a Client.serve(commits=True) of the same location."
             ) from error
         except CALL_FAILED as error:
@@ -75,7 +76,10 @@ class FlightRelay:
             return None
         self._counts["requests"] += 1
         try:
-            answers = answers_from(ask(self._connected(), self._server, "commit", data, ANSWER_S), len(operations))
+            command = msgspec.json.encode(CommitRequest(len(data)))
+            answers = answers_from(
+                ask_in_pieces(self._connected(), self._server, command, data, ANSWER_S), len(operations)
+            )
         except CALL_FAILED as error:
             self._failed(error)
             return [None] * len(operations)
@@ -96,7 +100,7 @@ class FlightRelay:
 
     def _failed(self, error: BaseException) -> None:
         if self._pause_s == RETRY_S_MIN:
-            logger.warning("%s does not commit, so this client does so by itself: %s", self._server.url, said(error))
+            logger.warning("%s does not commit, so this client does so by itself: %s", self._server.url, error)
         self._counts["failures"] += 1
         self._due_s = self._clock.monotonic_s() + self._pause_s
         self._pause_s = min(2 * self._pause_s, RETRY_S_MAX)

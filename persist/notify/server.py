@@ -3,7 +3,7 @@
 It is a reader like any other, in a process of its own or of a client that writes: nothing depends on it. Whoever waits
 for a record asks again and again ("wait"), so the server never writes to somebody who does not read, and keeps nothing
 for who is slow. Streams of data may come to stand because nobody takes them. Each one that was not asked for more in
-`slow_s` is dropped: what it kept back of history is let go of, and it ends with an error.
+`slow_s` is dropped: what it kept back of history is let go of, and its client finds it unavailable.
 
 Where it is allowed to, it commits for others, too (`persist.notify.commits`).
 
@@ -11,24 +11,36 @@ Limits: `STREAMS_MAX` streams and `WAITS_MAX` waits at a time; more are refused,
 """
 
 import contextlib
-import hmac
+import itertools
 import json
 import logging
 import threading
 import time
 import uuid
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol
 
 import msgspec
 import pyarrow as pa
 import pyarrow.flight as flight
 
-from persist.errors import AsOfNotSealed, ClientClosed, CollectionNotFound, InvalidUsage, PersistError
+from persist.errors import AsOfNotSealed, ClientClosed, CollectionNotFound, InvalidUsage, PersistError, Unavailable
 from persist.notify.address import Address, check_token, parsed_address
 from persist.notify.commits import CommitsForOthers
+from persist.notify.flight_calls import (
+    METADATA,
+    FlightCalls,
+    Method,
+    batch_messages,
+    cut,
+    fields_of,
+    message_of,
+    schema_message,
+)
 from persist.notify.messages import (
+    CommitRequest,
     Commits,
     Committed,
     Get,
@@ -36,6 +48,7 @@ from persist.notify.messages import (
     GetSnapshot,
     Leave,
     Newest,
+    Nothing,
     Wait,
     decode_message,
     decode_ticket,
@@ -44,7 +57,9 @@ from persist.replica.follower import Follower
 from persist.write.committer import Committer
 
 STREAMS_MAX, WAITS_MAX = 64, 512
-BATCH_ROWS = 64 << 10
+CALLS_MAX = STREAMS_MAX + WAITS_MAX + 64
+BATCH_ROWS, BATCH_BYTES = 64 << 10, 16 << 20
+ACTION_RESULT, DESCRIPTOR = 1, 1  # Fields of Flight's messages.
 LOOK_S = 1.0  # How long a wait for news may go without a look at whether anybody still wants it.
 SEALED_S = 30.0  # How long a read waits for its time to be sealed.
 CLOSE_S = 5.0
@@ -54,6 +69,11 @@ logger = logging.getLogger(__name__)
 
 class Face(Protocol):
     """What the server needs of a client."""
+
+    @property
+    def url(self) -> str:
+        """Where the location is."""
+        ...
 
     def load(self, name: str) -> Any:
         """Return the collection of that name."""
@@ -69,6 +89,7 @@ class _Stream:
     """A stream of data that is open. `waits_since_s` is when its client was given something that it has not taken."""
 
     close: Callable[[], object]
+    cut: Callable[[], object]
     waits_since_s: float | None = None
     is_dropped: bool = False
 
@@ -110,14 +131,23 @@ class Server:
         self._follower = follower
         self._hub = _Hub(seqno=follower.state.seqno)
         self._slow_s = slow_s
+        answers = _Answers(face, follower, self._hub, self._commits)
+        methods: dict[str, Method] = {
+            "ListFlights": answers.list_flights,
+            "GetFlightInfo": answers.get_flight_info,
+            "DoGet": answers.do_get,
+            "DoAction": answers.do_action,
+            "DoExchange": answers.do_exchange,
+            "ListActions": answers.list_actions,
+        }
         try:
-            self._flight = _Flight(face, follower, self._hub, address, token, certificate, self._commits)
-        except (pa.ArrowException, OSError) as error:
+            self._calls = FlightCalls(methods, address, token, certificate, calls_max=CALLS_MAX, hidden=face.url)
+        except OSError as error:
             raise InvalidUsage(
                 f"{url!r} cannot be served: {error}. Is the port taken, or the certificate none? "
                 "Port 0 takes a free one."
             ) from error
-        self.url = Address(address.host, self._flight.port, address.is_tls).url
+        self.url = Address(address.host, self._calls.port, address.is_tls).url
         self._thread = threading.Thread(target=self._run, name="persist-server", daemon=True)
         self._thread.start()
 
@@ -138,11 +168,8 @@ class Server:
         for stream in streams:
             stream.close()
         self._thread.join()
-        ending = threading.Thread(target=self._flight.shutdown, name="persist-server-end", daemon=True)
-        ending.start()
-        ending.join(CLOSE_S)
-        if ending.is_alive():
-            logger.warning("the server at %s waits for a client that does not read what it asked for", self.url)
+        if not self._calls.shutdown(CLOSE_S):
+            logger.warning("the server at %s has ended, and a call of it still waits for the store", self.url)
 
     def __enter__(self) -> "Server":
         return self
@@ -183,116 +210,103 @@ class Server:
         for stream in slow:
             stream.is_dropped = True
             stream.close()
+            stream.cut()
+        self._calls.cut_slow()
 
 
-class _Token(flight.ServerMiddlewareFactory):  # type: ignore[misc]
-    """Lets calls through that have the token."""
+class _Answers:
+    """What is answered to the calls of Flight clients, each in a thread of its own."""
 
-    def __init__(self, token: str) -> None:
-        self._expected = f"Bearer {token}".encode()
-
-    def start_call(self, info: Any, headers: dict[str, list[Any]]) -> None:
-        given = [value for name, values in headers.items() if name.lower() == "authorization" for value in values]
-        first = given[0] if len(given) == 1 else b""
-        if not hmac.compare_digest(first.encode() if isinstance(first, str) else first, self._expected):
-            raise flight.FlightUnauthenticatedError("the token is missing or wrong: send 'authorization: Bearer TOKEN'")
-
-
-class _Flight(flight.FlightServerBase):  # type: ignore[misc]
-    """Answers the calls of Flight clients, each in a thread of gRPC."""
-
-    def __init__(
-        self,
-        face: Face,
-        follower: Follower,
-        hub: _Hub,
-        address: Address,
-        token: str | None,
-        certificate: tuple[str | bytes, str | bytes] | None,
-        commits: CommitsForOthers | None,
-    ) -> None:
-        super().__init__(
-            address.url,
-            tls_certificates=None if certificate is None else [certificate],
-            middleware=None if token is None else {"token": _Token(token)},
-        )
+    def __init__(self, face: Face, follower: Follower, hub: _Hub, commits: CommitsForOthers | None) -> None:
         self._face = face
         self._follower = follower
         self._hub = hub
         self._commits = commits
 
-    def list_flights(self, context: Any, criteria: bytes) -> Iterator[flight.FlightInfo]:
-        with _explained():
-            names = self._face.collections()
-        for name in names:
+    def list_flights(self, requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
+        for name in self._face.collections():
             with contextlib.suppress(CollectionNotFound):
-                yield self._info(name)
+                yield self._info(name).serialize()
 
-    def get_flight_info(self, context: Any, descriptor: flight.FlightDescriptor) -> flight.FlightInfo:
-        with _explained():
-            if not descriptor.path or len(descriptor.path) != 1:
-                raise ValueError("a collection is asked for by a path of one element, its name")
-            return self._info(descriptor.path[0].decode())
+    def get_flight_info(self, requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
+        descriptor = _parsed(flight.FlightDescriptor, next(requests))
+        if not descriptor.path or len(descriptor.path) != 1:
+            raise ValueError("a collection is asked for by a path of one element, its name")
+        yield self._info(descriptor.path[0].decode()).serialize()
 
-    def do_get(self, context: Any, ticket: flight.Ticket) -> flight.FlightDataStream:
-        with _explained():
-            wanted = decode_ticket(ticket.ticket)
-            schema, close, batches = _opened(self._face, wanted, self._hub, context)
-            try:
-                stream = self._entered(close)
-            except BaseException:
-                close()
-                raise
-            return flight.GeneratorStream(schema, _guarded(batches, stream, self._hub, context))
+    def do_get(self, requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
+        wanted = decode_ticket(_parsed(flight.Ticket, next(requests)).ticket)
+        schema, close, batches = _opened(self._face, wanted, self._hub, context)
+        try:
+            stream = self._entered(close, partial(cut, context))
+        except BaseException:
+            close()
+            raise
+        yield from _guarded(itertools.chain([schema_message(schema)], batches), stream, self._hub)
 
-    def do_action(self, context: Any, action: flight.Action) -> Iterator[bytes]:
-        body = action.body.to_pybytes()
-        with _explained():
-            if action.type == "wait":
-                return iter([self._waited(decode_message(body, Wait), context)])
-            if action.type == "leave":
-                waiter = decode_message(body, Leave).waiter
-                with self._hub.changed:
-                    if waiter in self._hub.waiters:
-                        self._hub.left.add(waiter)
-                    self._hub.changed.notify_all()
-            elif action.type == "committed":
-                self._follower.hint(decode_message(body, Committed).seqno)
-            elif action.type == "commits":
-                return iter([msgspec.json.encode(Commits(self._committing().location()))])
-            elif action.type == "commit":
-                return iter([self._committing().answer(body)])
-            else:
-                raise ValueError(f"there is no action {action.type[:200]!r}: use wait, leave, committed or commit")
-        return iter([b"{}"])
+    def do_action(self, requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
+        action = _parsed(flight.Action, next(requests))
+        yield message_of((ACTION_RESULT, self._done(action.type, action.body.to_pybytes(), context)))
 
-    def list_actions(self, context: Any) -> list[tuple[str, str]]:
-        return [
+    def do_exchange(self, requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
+        """Commit for others: the descriptor says how long the request is, and metadata are its pieces."""
+        message = fields_of(next(requests))
+        descriptor = _parsed(flight.FlightDescriptor, message.get(DESCRIPTOR, b""))
+        length = decode_message(descriptor.command or b"", CommitRequest).commit
+        commits = self._committing()
+        with commits.room(length):
+            data = bytearray(message.get(METADATA, b""))
+            while len(data) < length:
+                data += fields_of(next(requests)).get(METADATA, b"")
+            yield message_of((METADATA, commits.answer(bytes(data))))
+
+    def list_actions(self, requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
+        kinds = [
             ("wait", "answers with the newest seqno, once it is beyond another"),
             ("leave", "ends a wait"),
             ("committed", "a hint that there is a record"),
-            *([] if self._commits is None else [("commit", "commits for others"), ("commits", "tells where")]),
+            *([] if self._commits is None else [("commits", "tells where it commits for others")]),
         ]
+        for name, about in kinds:
+            yield message_of((1, name.encode()), (2, about.encode()))
+
+    def _done(self, what: str, body: bytes, context: Any) -> bytes:
+        if what == "wait":
+            return self._waited(decode_message(body, Wait), context)
+        if what == "commits":
+            decode_message(body, Nothing)
+            return msgspec.json.encode(Commits(self._committing().location()))
+        if what == "leave":
+            waiter = decode_message(body, Leave).waiter
+            with self._hub.changed:
+                if waiter in self._hub.waiters:
+                    self._hub.left.add(waiter)
+                self._hub.changed.notify_all()
+        elif what == "committed":
+            self._follower.hint(decode_message(body, Committed).seqno)
+        else:
+            raise ValueError(f"there is no action {what[:200]!r}: use wait, leave, committed or commits")
+        return b"{}"
 
     def _committing(self) -> CommitsForOthers:
         if self._commits is None:
             raise ValueError("this server does not commit for others: it needs serve(commits=True)")
         if self._hub.is_closed:
-            raise flight.FlightUnavailableError("the server ends")
+            raise Unavailable("the server ends")
         return self._commits
 
     def _info(self, name: str) -> flight.FlightInfo:
         schema = self._face.load(name).schema
-        columns = pa.schema([schema.arrow.field(each) for each in schema.names])
+        columns = pa.schema([schema.arrow.field(column) for column in schema.names])
         ticket = flight.Ticket(json.dumps({"get": "snapshot", "collection": name}).encode())
         endpoint = flight.FlightEndpoint(ticket, [])
         return flight.FlightInfo(columns, flight.FlightDescriptor.for_path(name), [endpoint], -1, -1)
 
-    def _entered(self, close: Callable[[], object]) -> _Stream:
-        stream = _Stream(close)
+    def _entered(self, close: Callable[[], object], end: Callable[[], object]) -> _Stream:
+        stream = _Stream(close, end)
         with self._hub.changed:
             if len(self._hub.streams) >= STREAMS_MAX or self._hub.is_closed:
-                raise flight.FlightUnavailableError(f"{STREAMS_MAX} streams are open already: try again later")
+                raise Unavailable(f"{STREAMS_MAX} streams are open already: try again later")
             self._hub.streams.append(stream)
         return stream
 
@@ -303,7 +317,7 @@ class _Flight(flight.FlightServerBase):  # type: ignore[misc]
             try:
                 while hub.seqno <= wait.after and wait.waiter not in hub.left and not hub.is_closed:
                     left_s = ends_s - time.monotonic()
-                    if left_s <= 0 or context.is_cancelled():
+                    if left_s <= 0 or not context.is_active():
                         break
                     hub.changed.wait(min(left_s, LOOK_S))
             finally:
@@ -312,7 +326,15 @@ class _Flight(flight.FlightServerBase):  # type: ignore[misc]
             return msgspec.json.encode(Newest(self._follower.state.location, hub.seqno))
 
 
-Opened = tuple[pa.Schema, Callable[[], object], Iterator[Any]]
+def _parsed(kind: Any, message: bytes) -> Any:
+    """Return a message of Flight. Raises ValueError if it is none."""
+    try:
+        return kind.deserialize(message)
+    except pa.ArrowException as error:
+        raise ValueError("the message is not one of Flight") from error
+
+
+Opened = tuple[pa.Schema, Callable[[], object], Iterator[bytes]]
 
 
 def _opened(face: Face, wanted: Get, hub: _Hub, context: Any) -> Opened:
@@ -341,7 +363,7 @@ def _once_sealed(read: Callable[[], Any], hub: _Hub, context: Any) -> Any:
 
     Raises:
         AsOfNotSealed: it was not within `SEALED_S`.
-        flight.FlightUnavailableError: there are too many waits, or the server ends.
+        Unavailable: there are too many waits, or the server ends.
     """
     ends_s, waiter = time.monotonic() + SEALED_S, uuid.uuid4().hex
     try:
@@ -351,14 +373,14 @@ def _once_sealed(read: Callable[[], Any], hub: _Hub, context: Any) -> Any:
                 return read()
             except AsOfNotSealed:
                 left_s = ends_s - time.monotonic()
-                if left_s <= 0 or context.is_cancelled():
+                if left_s <= 0 or not context.is_active():
                     raise
             with hub.changed:
                 _enter_wait(hub, waiter)
                 if hub.seqno == seqno and not hub.is_closed:
                     hub.changed.wait(min(left_s, LOOK_S))
                 if hub.is_closed:
-                    raise flight.FlightUnavailableError("the server ends")
+                    raise Unavailable("the server ends")
     finally:
         with hub.changed:
             hub.waiters.discard(waiter)
@@ -367,19 +389,21 @@ def _once_sealed(read: Callable[[], Any], hub: _Hub, context: Any) -> Any:
 def _enter_wait(hub: _Hub, waiter: str) -> None:
     """Count who waits, if there is room."""
     if len(hub.waiters) >= WAITS_MAX and waiter not in hub.waiters:
-        raise flight.FlightUnavailableError(f"{WAITS_MAX} wait already: try again later")
+        raise Unavailable(f"{WAITS_MAX} wait already: try again later")
     hub.waiters.add(waiter)
 
 
-def _sliced(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def _sliced(batches: Iterator[pa.RecordBatch]) -> Iterator[bytes]:
+    """Yield the messages of batches, cut to `BATCH_ROWS` rows and about `BATCH_BYTES`."""
     for batch in batches:
-        for start in range(0, max(len(batch), 1), BATCH_ROWS):
-            yield batch.slice(start, BATCH_ROWS)
+        rows = max(1, min(BATCH_ROWS, BATCH_BYTES * len(batch) // max(batch.nbytes, 1)))
+        for start in range(0, max(len(batch), 1), rows):
+            yield from batch_messages(batch.slice(start, rows))
 
 
-def _steps(listen: Any, schema: pa.Schema, hub: _Hub, context: Any) -> Iterator[Any]:
-    """Yield the batches of each progress, then an empty one that says how far it goes."""
-    while not hub.is_closed and not context.is_cancelled():
+def _steps(listen: Any, schema: pa.Schema, hub: _Hub, context: Any) -> Iterator[bytes]:
+    """Yield the messages of each progress, then an empty batch that says how far it goes."""
+    while not hub.is_closed and context.is_active():
         seqno = hub.seqno
         progress = listen.step(0.0)
         if progress is None:
@@ -391,41 +415,25 @@ def _steps(listen: Any, schema: pa.Schema, hub: _Hub, context: Any) -> Iterator[
             continue
         yield from _sliced(progress.updates.cast(schema).to_batches())
         upper = json.dumps({"upper": [*progress.upper.elements]}).encode()
-        yield pa.RecordBatch.from_pylist([], schema=schema), pa.py_buffer(upper)
+        yield from batch_messages(pa.RecordBatch.from_pylist([], schema=schema), upper)
 
 
-def _guarded(batches: Iterator[Any], stream: _Stream, hub: _Hub, context: Any) -> Generator[Any, None, None]:
-    """Yield batches, and note for each since when it waits to be taken."""
+def _guarded(messages: Iterator[bytes], stream: _Stream, hub: _Hub) -> Iterator[bytes]:
+    """Yield messages, and note for each since when it waits to be taken."""
     try:
-        with _explained():
-            for batch in batches:
-                stream.waits_since_s = time.monotonic()
-                yield batch
-                stream.waits_since_s = None
-                if stream.is_dropped or hub.is_closed:
-                    break
-        if stream.is_dropped or hub.is_closed:
-            raise flight.FlightUnavailableError(
-                "the server has dropped this stream: it was not read, or the server ends"
-            )
+        for message in messages:
+            stream.waits_since_s = time.monotonic()
+            yield message
+            stream.waits_since_s = None
+            if stream.is_dropped or hub.is_closed:
+                raise Unavailable("the server has dropped this stream: it was not read, or the server ends")
+        if hub.is_closed:
+            raise Unavailable("the server ends")
     finally:
         with hub.changed:
             if stream in hub.streams:
                 hub.streams.remove(stream)
         stream.close()
-
-
-@contextlib.contextmanager
-def _explained() -> Iterator[None]:
-    """Raise what Flight has for errors of ours."""
-    try:
-        yield
-    except CollectionNotFound as error:
-        raise pa.ArrowKeyError(str(error)) from error
-    except (InvalidUsage, ValueError) as error:
-        raise pa.ArrowInvalid(str(error)) from error
-    except PersistError as error:
-        raise flight.FlightUnavailableError(str(error)) from error
 
 
 def _checked(

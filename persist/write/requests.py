@@ -6,8 +6,8 @@
     write   = {"kind": "write", "collection", "schema", "rows" | "parts", "time_min", "events"?}
     answers = {"format", "answers": [{"seqno"} | {"error"} | {}, …]}
 
-The rows of a small write are one record batch of Arrow, without its schema, in base64: so they are encoded once, with
-those of others. What is larger has been stored by whoever asks, and only its descriptors are sent.
+The rows of a small write are one record batch of Arrow (`persist.write.sent_rows`), in base64: so they are encoded
+once, with those of others. What is larger has been stored by whoever asks, and only its descriptors are sent.
 
 Whoever commits believes a request as little as it can: rows are checked as if a user had given them, steps against the
 state like all others. What it cannot know without reading them is whether parts hold what their descriptors say; who
@@ -24,7 +24,7 @@ import pyarrow as pa
 import xxhash
 
 from persist.antichain import Antichain
-from persist.codecs import CollectionSchema, Part, SmallUpdates, gathered, to_updates
+from persist.codecs import CollectionSchema, Part, SmallUpdates, gathered
 from persist.errors import PersistError, SchemaMismatch
 from persist.errors.written import error_from_json, error_to_json
 from persist.log.envelope import FORMAT, decoder_of
@@ -61,6 +61,7 @@ from persist.state.schemas import version_of
 from persist.upsert.events import event_fields, events_schema
 from persist.write.operations import Asked, Operation, Step, Write
 from persist.write.relay import Answer
+from persist.write.sent_rows import check_sent_rows, rows_from, sent_rows
 
 REQUEST_BYTES_MAX = 64 << 20
 CHECKSUM_BYTES = 16
@@ -171,8 +172,11 @@ def request_bytes(location: str, operations: Sequence[Operation]) -> bytes:
 
 
 def request_from(data: bytes) -> Request:
-    """Return a request. Raises ValueError if it is none, or of another format."""
+    """Return a request. Raises ValueError if it is none, of another format, or has rows larger than they look."""
     request = _read(data, Request)
+    for write in (step for asking in request.operations for step in asking.steps if isinstance(step, _Write)):
+        if not write.parts:
+            check_sent_rows(write.rows)
     numbers = [each.number for each in request.operations]
     if not numbers or any(late <= early for early, late in pairwise(numbers)):
         raise ValueError("its operations are none, or not in the order of their numbers")
@@ -252,8 +256,7 @@ def _sent_write(write: Write) -> _Write:
     if isinstance(write.data, Future):
         return _Write(write.collection, schema, write.time_min, parts=write.data.result(), events=events)
     table = gathered([write.data], write.schema) if isinstance(write.data, SmallUpdates) else write.data
-    (batch,) = table.combine_chunks().to_batches()
-    return _Write(write.collection, schema, write.time_min, rows=batch.serialize().to_pybytes(), events=events)
+    return _Write(write.collection, schema, write.time_min, rows=sent_rows(table), events=events)
 
 
 def _step(step: Sent, made: Mapping[str, Create], contents_of: Callable[[str], CollectionState | None]) -> Step:
@@ -280,7 +283,7 @@ def _write(step: _Write, create: Create | None, contents: CollectionState | None
         data = Future()
         data.set_result(step.parts)
     else:
-        data = _rows(step.rows, schema)
+        data = rows_from(step.rows, schema)
         times = data["_time"].to_numpy()
         if len(times) == 0 or int(times.min()) != step.time_min or (planned and int(times.max()) != planned.time_max):
             raise ValueError("its times are not those that it says")
@@ -310,12 +313,3 @@ def _schema(step: _Write, create: Create | None, contents: CollectionState | Non
     if base.to_json() != step.schema:
         raise ValueError("its rows have another schema than the collection")
     return base
-
-
-def _rows(data: bytes, schema: CollectionSchema) -> pa.Table:
-    try:
-        batch = pa.ipc.read_record_batch(pa.py_buffer(data), schema.arrow)
-        batch.validate(full=True)
-    except (pa.ArrowException, OSError, EOFError) as error:
-        raise ValueError(f"its rows are no batch of the collection's schema: {error}") from error
-    return to_updates(pa.Table.from_batches([batch]), schema)

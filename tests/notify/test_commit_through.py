@@ -525,22 +525,23 @@ def test_a_location_that_somebody_has_alone_is_locked_for_others_through_a_serve
     assert keys(blob) == [2]
 
 
-def asked(url: str, body: bytes) -> Any:
+def asked(url: str, body: bytes) -> bytes:
+    command = msgspec.json.encode({"commit": len(body)})
     with flight.FlightClient(url) as client:
-        return next(iter(client.do_action(flight.Action("commit", body)))).body.to_pybytes()
+        return calls.ask_in_pieces(client, persist.Notify(url), command, body, 60.0)
 
 
 def request(blob: Blob, url: str, monkeypatch: pytest.MonkeyPatch) -> bytes:
     """Return the bytes of a request that a client has just made for the row of key 1."""
     sent: list[bytes] = []
-    ask = calls.ask
+    ask = calls.ask_in_pieces
 
-    def kept(client: Any, server: Any, what: str, body: bytes, timeout_s: float) -> bytes:
+    def kept(client: Any, server: Any, command: bytes, body: bytes, timeout_s: float) -> bytes:
         sent.append(body)
-        return ask(client, server, what, body, timeout_s)
+        return ask(client, server, command, body, timeout_s)
 
     with monkeypatch.context() as patched:
-        patched.setattr(relay, "ask", kept)
+        patched.setattr(relay, "ask_in_pieces", kept)
         with through(blob, url) as client:
             client["orders"].write(row(1)).result()
     return sent[-1]
@@ -582,7 +583,8 @@ def test_requests_that_no_client_makes_are_refused_and_harm_nobody(
         return message["operations"][0]["steps"][0]
 
     refused: list[tuple[bytes, str]] = [
-        (b"", "checksum"),
+        (b"", ">= 1"),
+        (b"x", "checksum"),
         (body[:-1], "checksum"),
         (anew(lambda m: m.update(format=99)), "format 99"),
         (anew(lambda m: m.update(location="cd" * 16)), "location"),
@@ -591,13 +593,13 @@ def test_requests_that_no_client_makes_are_refused_and_harm_nobody(
         (anew(lambda m: m.update(submitter="x")), "not understood"),
         (anew(lambda m: step(m).update(kind="truncate", floor=9)), "not understood"),
         (anew(lambda m: step(m).update(kind="open_writer")), "not understood"),
+        (anew(lambda m: step(m).update(rows="AAAA")), "no record batch"),
+        (anew(lambda m: step(m).update(rows="")), "no record batch"),
     ]
     for data, why in refused:
         with pytest.raises(pa.ArrowInvalid, match=why):
             asked(served.url, data)
     in_doubt: list[dict[str, Any]] = [
-        {"rows": "AAAA"},
-        {"rows": ""},
         {"time_min": 9},
         {"schema": {"key": None, "value": None}},
         {"schema": {}},

@@ -1,0 +1,311 @@
+"""A server of Arrow Flight's calls that keeps its limits before a message is in memory.
+
+gRPC tells the headers of a call first, so who has no token is refused with nothing of the call's body read. Of a body,
+gRPC takes `MESSAGE_BYTES_MAX` at most, and of a connection no more than its window before somebody reads. pyarrow's
+own Flight server cannot be used: it takes messages of any size, whole, before it looks at a token. Rejected, too: its
+server in a process with a limit of memory, which three requests of strangers end (measured: SIGABRT at 1.5 GiB).
+
+    connections        CONNECTIONS_MAX, and half of the files that the process may open
+    a connection       headers of HEADER_BYTES_MAX, CALLS_A_CONNECTION_MAX calls;
+                       HANDSHAKE_S to begin, and IDLE_S without a call
+    calls              calls_max; a message of MESSAGE_BYTES_MAX, which must come within RECEIVE_S
+
+An error reaches the client as its class and message, never with a traceback, or the folder of the location.
+"""
+
+import contextlib
+import hmac
+import logging
+import resource
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future
+from functools import partial
+from typing import Any
+
+import pyarrow as pa
+
+from persist.blob.daemon_threads import DaemonThreads
+from persist.errors import CollectionNotFound, InvalidUsage, PersistError
+from persist.notify.address import Address
+
+try:
+    import grpc
+except ImportError as missing:
+    raise InvalidUsage(
+        f"serving needs the package {missing.name}, which is not installed. pip install 'persist-collections[serve]'"
+    ) from missing
+
+CONNECTIONS_MAX = 640
+CALLS_A_CONNECTION_MAX = 32
+MESSAGE_BYTES_MAX = 256 << 10
+HEADER_BYTES_MAX = 8 << 10
+HANDSHAKE_S, IDLE_S, RECEIVE_S = 10.0, 60.0, 10.0
+ERROR_CHARS_MAX = 2000  # Errors travel in headers, which clients bound, too.
+DATA_HEADER, METADATA, DATA_BODY = 2, 3, 1000  # Fields of FlightData.
+_SERVICE = "/arrow.flight.protocol.FlightService/"
+
+logger = logging.getLogger(__name__)
+Method = Callable[[Iterator[bytes], "grpc.ServicerContext"], Iterable[bytes]]
+
+
+class FlightCalls:
+    """Answers calls by functions, each in a thread of its own, until it is shut down.
+
+    Attributes:
+        port: where it listens.
+    """
+
+    def __init__(
+        self,
+        methods: Mapping[str, Method],
+        address: Address,
+        token: str | None,
+        certificate: tuple[str | bytes, str | bytes] | None,
+        *,
+        calls_max: int,
+        hidden: str,
+    ) -> None:
+        """Begin to serve.
+
+        Args:
+            methods: by the name of a Flight call, what returns its answers, given its messages.
+            hidden: the URL of the location, which no error shows.
+
+        Raises:
+            OSError: the port is taken, or the certificate is none.
+        """
+        self._expected = None if token is None else f"Bearer {token}".encode()
+        self._methods = {_SERVICE + name: method for name, method in methods.items()}
+        self._hidden = hidden
+        self._receiving: dict[int, tuple[grpc.ServicerContext, float]] = {}
+        self._lock = threading.Lock()
+        self._threads = _Threads(calls_max)
+        self._server = grpc.server(
+            self._threads, [_Handler(self._handler)], options=_limits(), maximum_concurrent_rpcs=calls_max
+        )
+        self.port = _listen(self._server, address, certificate)
+        self._server.start()
+
+    def cut_slow(self) -> None:
+        """End the calls whose messages did not come in time."""
+        limit_s = time.monotonic() - RECEIVE_S
+        with self._lock:
+            late = [context for context, since_s in self._receiving.values() if since_s < limit_s]
+        for context in late:
+            cut(context)
+
+    def shutdown(self, grace_s: float) -> bool:
+        """End, and give calls so much time; return whether all have ended by then."""
+        self._server.stop(grace_s).wait()
+        return self._threads.close(1.0)
+
+    def _handler(self, details: "grpc.HandlerCallDetails") -> "grpc.RpcMethodHandler | None":
+        if not self._is_allowed(details.invocation_metadata):
+            return grpc.stream_stream_rpc_method_handler(_refuse)
+        method = self._methods.get(details.method)
+        if method is None:
+            return None
+
+        def answer(requests: Iterator[bytes], context: "grpc.ServicerContext") -> Iterator[bytes]:
+            try:
+                yield from method(self._timed(requests, context), context)
+            except grpc.RpcError:
+                return  # The client has gone, or was too slow.
+            except Exception as error:
+                code, text = _told(error, self._hidden)
+                context.abort(code, text)
+
+        return grpc.stream_stream_rpc_method_handler(answer)
+
+    def _is_allowed(self, headers: Iterable[tuple[str, str | bytes]]) -> bool:
+        if self._expected is None:
+            return True
+        given = [value for name, value in headers if name.lower() == "authorization"]
+        first = given[0] if len(given) == 1 else b""
+        return hmac.compare_digest(first.encode() if isinstance(first, str) else first, self._expected)
+
+    def _timed(self, requests: Iterator[bytes], context: "grpc.ServicerContext") -> Iterator[bytes]:
+        """Yield messages, all of which must come within `RECEIVE_S` after the first was asked for."""
+        since_s, number = time.monotonic(), id(context)
+        while True:
+            with self._lock:
+                self._receiving[number] = context, since_s
+            try:
+                message = next(requests, None)
+            finally:
+                with self._lock:
+                    self._receiving.pop(number, None)
+            if message is None:
+                raise ValueError("the call ended before all of its message had come")
+            yield message
+
+
+class _Handler(grpc.GenericRpcHandler):  # type: ignore[misc]
+    """Lets a function choose who answers a call, by its headers."""
+
+    def __init__(self, choose: Callable[[Any], Any]) -> None:
+        self._choose = choose
+
+    def service(self, details: Any) -> Any:
+        return self._choose(details)
+
+
+class _Threads:
+    """Threads for gRPC that no process waits for when it ends."""
+
+    def __init__(self, threads_max: int) -> None:
+        self._crew = DaemonThreads(threads_max, "persist-server-call")
+
+    def submit(self, call: Callable[..., object], *arguments: object) -> "Future[object]":
+        """Do what an executor does."""
+        future: Future[object] = Future()
+
+        def job() -> Callable[[], object]:
+            try:
+                result = call(*arguments)
+            except BaseException as error:  # It is the caller's to see.
+                return partial(future.set_exception, error)
+            return partial(future.set_result, result)
+
+        if not self._crew.run(job):
+            raise RuntimeError("the server has ended")
+        return future
+
+    def close(self, timeout_s: float) -> bool:
+        """End the threads; return whether all have ended in time."""
+        self._crew.close(timeout_s)
+        return not self._crew.are_alive
+
+
+def cut(context: "grpc.ServicerContext") -> None:
+    """End a call at once, even if it is blocked because its client takes nothing; the client finds it unavailable.
+
+    `context.cancel()` would end it as cancelled, and pyarrow takes that for a signal: its client would raise
+    KeyboardInterrupt. What gRPC has to say it otherwise is only reached by a name that is not public.
+    """
+    call = getattr(getattr(context, "_rpc_event", None), "call", None)
+    if call is None:
+        context.cancel()
+    else:
+        call.cancel(grpc.StatusCode.UNAVAILABLE.value[0], "it was too slow")
+
+
+def message_of(*fields: tuple[int, bytes | memoryview]) -> bytes:
+    """Return a message of protobuf whose fields, by number, are all bytes or text."""
+    pieces: list[bytes | memoryview] = []
+    for number, value in fields:
+        pieces += _varint(number << 3 | 2), _varint(len(value)), value
+    return b"".join(pieces)
+
+
+def fields_of(message: bytes) -> dict[int, bytes]:
+    """Return the fields of such a message by number. Raises ValueError if it is none."""
+    fields, at = {}, 0
+    while at < len(message):
+        tag, at = _read_varint(message, at)
+        length, at = _read_varint(message, at)
+        if tag & 7 != 2 or length > len(message) - at:
+            raise ValueError("the message is not one of Flight")
+        fields[tag >> 3] = message[at : at + length]
+        at += length
+    return fields
+
+
+def schema_message(schema: pa.Schema) -> bytes:
+    """Return the message that begins a stream of data."""
+    return message_of((DATA_HEADER, memoryview(pa.ipc.read_message(schema.serialize()).metadata)))
+
+
+def batch_messages(batch: pa.RecordBatch, metadata: bytes = b"") -> Iterator[bytes]:
+    """Yield the messages of a batch: its dictionaries, then itself, with metadata if there is any."""
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batch.schema) as writer:
+        writer.write_batch(batch)
+    _schema, *messages = pa.ipc.MessageReader.open_stream(pa.BufferReader(sink.getvalue()))
+    for message in messages:
+        extra = [(METADATA, metadata)] if metadata and message is messages[-1] else []
+        body = b"" if message.body is None else memoryview(message.body)
+        yield message_of((DATA_HEADER, memoryview(message.metadata)), *extra, (DATA_BODY, body))
+
+
+def _varint(number: int) -> bytes:
+    encoded = bytearray()
+    while number > 127:
+        encoded.append(number & 127 | 128)
+        number >>= 7
+    encoded.append(number)
+    return bytes(encoded)
+
+
+def _read_varint(message: bytes, at: int) -> tuple[int, int]:
+    number = 0
+    for shift in range(0, 35, 7):
+        if at >= len(message):
+            break
+        number |= (message[at] & 127) << shift
+        at += 1
+        if message[at - 1] < 128:
+            return number, at
+    raise ValueError("the message is not one of Flight")
+
+
+def _refuse(requests: object, context: "grpc.ServicerContext") -> Iterator[bytes]:
+    context.abort(grpc.StatusCode.UNAUTHENTICATED, "the token is missing or wrong: send 'authorization: Bearer TOKEN'")
+    yield b""
+
+
+def _told(error: Exception, hidden: str) -> tuple["grpc.StatusCode", str]:
+    """Return what a client is told of an error."""
+    code = grpc.StatusCode.UNAVAILABLE
+    if isinstance(error, CollectionNotFound):
+        code = grpc.StatusCode.NOT_FOUND
+    elif isinstance(error, InvalidUsage | ValueError):
+        code = grpc.StatusCode.INVALID_ARGUMENT
+    elif not isinstance(error, PersistError):
+        logger.exception("a call failed", exc_info=error)
+        return grpc.StatusCode.INTERNAL, f"the server failed ({type(error).__name__}); its log says how"
+    text = f"{type(error).__name__}: {error}" if isinstance(error, PersistError) else str(error)
+    for shown in (hidden, hidden.removeprefix("file://")):
+        text = text.replace(shown, "the location")
+    return code, text[:ERROR_CHARS_MAX]
+
+
+def _limits() -> list[tuple[str, int]]:
+    files_max, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    connections = CONNECTIONS_MAX if files_max < 0 else min(CONNECTIONS_MAX, files_max // 2)
+    return [
+        ("grpc.so_reuseport", 0),
+        ("grpc.max_allowed_incoming_connections", connections),
+        ("grpc.server_handshake_timeout_ms", int(HANDSHAKE_S * 1000)),
+        ("grpc.max_connection_idle_ms", int(IDLE_S * 1000)),
+        ("grpc.max_concurrent_streams", CALLS_A_CONNECTION_MAX),
+        ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
+        ("grpc.max_send_message_length", -1),
+        ("grpc.max_metadata_size", HEADER_BYTES_MAX),
+        ("grpc.absolute_max_metadata_size", HEADER_BYTES_MAX),
+        # Or gRPC would take more and more of what a fast client sends before anybody has read it.
+        ("grpc.http2.bdp_probe", 0),
+        # Whose machine is gone without a word is noticed.
+        ("grpc.keepalive_time_ms", int(IDLE_S * 1000)),
+        ("grpc.keepalive_timeout_ms", int(HANDSHAKE_S * 1000)),
+    ]
+
+
+def _listen(server: "grpc.Server", address: Address, certificate: tuple[str | bytes, str | bytes] | None) -> int:
+    host = f"[{address.host}]" if ":" in address.host else address.host
+    at = f"{host}:{address.port}"
+    with _as_os_error():
+        if certificate is None:
+            return int(server.add_insecure_port(at))
+        chain, key = (each.encode() if isinstance(each, str) else each for each in certificate)
+        return int(server.add_secure_port(at, grpc.ssl_server_credentials([(key, chain)])))
+
+
+@contextlib.contextmanager
+def _as_os_error() -> Iterator[None]:
+    try:
+        yield
+    except (RuntimeError, ValueError) as error:
+        raise OSError(str(error)) from error
