@@ -63,6 +63,15 @@ _COMPARED = {
 }
 
 
+_INSTEAD_OF_ALL = "write it as joins, groups and set operations"
+_INSTEAD = {
+    "UNNEST": "it makes rows of a list, also for UNPIVOT. Write a SELECT for each column, and UNION ALL",
+    "SAMPLE": "what it takes is another part each time. Write a condition on a column, such as id % 10 = 0",
+    "ASOF JOIN": "write a LATERAL subquery with ORDER BY … DESC LIMIT 1",
+    "POSITIONAL JOIN": "rows of collections are in no order. Join by a column",
+}
+
+
 class Adapter:
     """Translates the plan of one query.
 
@@ -83,7 +92,9 @@ class Adapter:
         found = _ADAPTED.get(plan["type"])
         if found is None:
             name = plan["type"].removeprefix("LOGICAL_").replace("_", " ")
-            raise InvalidUsage(f"{name} is not supported in a view: write it as joins, groups and set operations")
+            raise InvalidUsage(f"{name} is not supported in a view: {_INSTEAD.get(name, _INSTEAD_OF_ALL)}")
+        if plan["type"] == "LOGICAL_GET":
+            self._check_table(plan)
         check_members(plan, _MEMBERS[plan["type"]].split(), plan["type"])
         node, width = found(self, plan)
         for each in expressions_of(node):
@@ -93,11 +104,13 @@ class Adapter:
     def _child(self, plan: Json, at: int = 0) -> tuple[Node, int]:
         return self.adapted(plan["children"][at])
 
-    def scan(self, plan: Json) -> tuple[Node, int]:
-        table = plan.get("function_data", {}).get("table")
-        if table not in self._tables:
+    def _check_table(self, plan: Json) -> None:
+        if plan.get("function_data", {}).get("table") not in self._tables:
             name = (plan.get("qname", {}).get("path") or ["?"])[-1]
             raise InvalidUsage(f"a view reads collections, and {name}() is none: write its rows to a collection first")
+
+    def scan(self, plan: Json) -> tuple[Node, int]:
+        table = plan["function_data"]["table"]
         columns = self._tables[table]
         numbers = [each["index"] for each in plan.get("column_indexes", ())]
         asked = [columns[number] for number in numbers if number < _ROW_ID]

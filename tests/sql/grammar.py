@@ -129,6 +129,9 @@ class Grammar:
         for _ in range(self.random.choice([0, 0, 1, 1, 2])):
             right = self.source(depth - 1)
             both = [*left.columns, *right.columns]
+            if depth > 0 and self.random.random() < 0.12:
+                left = self.lateral(left, right)
+                continue
             how = self.random.choice(
                 ["JOIN", "JOIN", "LEFT JOIN", "RIGHT JOIN", "FULL JOIN", "CROSS JOIN", "SEMI JOIN", "ANTI JOIN"]
             )
@@ -141,6 +144,43 @@ class Grammar:
             text = f"{left.text} {how} {right.text}" + ("" if how == "CROSS JOIN" else f" ON {' AND '.join(on)}")
             left = Relation(text, left.columns if how in ("SEMI JOIN", "ANTI JOIN") else both)
         return left
+
+    def lateral(self, left: Relation, right: Relation) -> Relation:
+        """Return a relation joined with a subquery that reads its columns."""
+        both = [*left.columns, *right.columns]
+        kinds = self.random.sample(["n", "s", "f", "m"], self.random.randint(1, 2))
+        columns = [(self.name(), kind) for kind in kinds]
+        shown = ", ".join(f"{self.expression(both, kind, 1)} AS {name}" for name, kind in columns)
+        body = self.random.choice(
+            [
+                f"SELECT {shown} FROM {right.text} WHERE {self.condition(both, 1)}",
+                f"SELECT DISTINCT {shown} FROM {right.text} WHERE {self.condition(both, 1)}",
+                f"VALUES ({', '.join(self.expression(left.columns, kind, 1) for kind in kinds)})",
+            ]
+        )
+        alias = self.name("q")
+        how = self.random.choice([", LATERAL", " CROSS JOIN LATERAL", " LEFT JOIN LATERAL"])
+        on = " ON true" if "LEFT" in how else ""
+        names = ", ".join(name for name, _ in columns)
+        found = [*left.columns, *((f"{alias}.{name}", kind) for name, kind in columns)]
+        return Relation(f"{left.text}{how} ({body}) {alias}({names}){on}", found)
+
+    def scalar(self, scope: Scope, depth: int) -> tuple[str, str]:
+        """Return a subquery of one value that may refer to what is outside, and the kind of the value."""
+        inner = self.source(depth - 1)
+        both = [*inner.columns, *scope]
+        where = f" WHERE {self.condition(both, 1)}"
+        kind = self.random.choice(["n", "s", "m", "d"])
+        own = self.expression(inner.columns, kind, 1)
+        every = ", ".join(name for name, _ in inner.columns)
+        return self.random.choice(
+            [
+                (f"(SELECT {self.random.choice(['min', 'max'])}({own}) FROM {inner.text}{where})", kind),
+                (f"(SELECT count({own}) FROM {inner.text}{where})", "n"),
+                (f"(SELECT {own} FROM {inner.text}{where} ORDER BY {every} LIMIT 1)", kind),
+                (f"({self.subquery(scope, depth)})", "p"),
+            ]
+        )
 
     def subquery(self, scope: Scope, depth: int) -> str:
         """Return a condition with a subquery, which may refer to what is outside."""
@@ -181,7 +221,22 @@ class Grammar:
             (self.name(), self.random.choice(["n", "n", "m", "s", "d", "f", "p", "ts"]))
             for _ in range(self.random.randint(1, 3))
         ]
-        shown = ", ".join(f"{self.expression(source.columns, kind, 2)} AS {name}" for name, kind in columns)
+        made = [(self.expression(source.columns, kind, 2), name, kind) for name, kind in columns]
+        if depth > 0 and self.random.random() < 0.2:
+            value, kind = self.scalar(source.columns, depth)
+            made.append((value, self.name(), kind))
+            columns = [(name, kind) for _, name, kind in made]
+        shown = ", ".join(f"{text} AS {name}" for text, name, _ in made)
+        every = ", ".join(name for name, _ in source.columns)
+        if self.random.random() < 0.1:
+            # The order is total, but for rows that are equal in all columns.
+            down = self.random.choice(["", " DESC", " NULLS FIRST"])
+            first = self.random.choice(source.columns)[0]
+            on = self.random.choice([f"DISTINCT ON ({first}) ", ""])
+            end = "" if on else f" LIMIT {self.random.randint(1, 4)} OFFSET {self.random.randint(0, 2)}"
+            return Relation(
+                f"SELECT {on}{shown} FROM {source.text}{where} ORDER BY {first}{down}, {every}{end}", columns
+            )
         distinct = "DISTINCT " if self.random.random() < 0.2 else ""
         text = f"SELECT {distinct}{shown} FROM {source.text}{where}"
         if self.random.random() < 0.2:
@@ -220,7 +275,8 @@ class Grammar:
         text = f"SELECT {shown} FROM {source.text}{where}"
         if exact:
             groups = ", ".join(str(at + 1) for at in range(len(exact)))
-            text += f" GROUP BY {self.random.choice([groups, groups, groups, f'ROLLUP ({groups})'])}"
+            sets = [f"ROLLUP ({groups})", f"CUBE ({groups})", f"GROUPING SETS (({groups}), (1), ())"]
+            text += f" GROUP BY {self.random.choice([groups, groups, groups, *sets])}"
             if self.random.random() < 0.3:
                 least = self.random.randint(0, 2)
                 text += f" HAVING {self.aggregate(source.columns)[0]} IS NOT NULL AND count(*) > {least}"
@@ -247,18 +303,23 @@ class Grammar:
         ]
         name, other = self.name(), self.name()
         shown = f"{self.pick(source.columns, 'n')} AS {other}, {self.random.choice(functions)} AS {name}"
-        return Relation(f"SELECT {shown} FROM {source.text}{where}", [(other, "n"), (name, "n")])
+        qualify = f" QUALIFY {name} {self.random.choice(['<=', '>', '='])} 1" if self.random.random() < 0.3 else ""
+        return Relation(f"SELECT {shown} FROM {source.text}{where}{qualify}", [(other, "n"), (name, "n")])
 
     def set_operation(self, depth: int) -> Relation:
         kinds = [self.random.choice(["n", "s", "m", "d", "f"]) for _ in range(self.random.randint(1, 2))]
         columns = [(self.name(), kind) for kind in kinds]
         parts = []
-        for _ in range(2):
+        for _ in range(self.random.choice([2, 2, 3, 4])):
             source = self.joined(depth - 1)
             shown = ", ".join(f"{self.expression(source.columns, kind, 1)} AS {name}" for name, kind in columns)
-            parts.append(f"SELECT {shown} FROM {source.text} WHERE {self.condition(source.columns, 1)}")
-        how = self.random.choice(["UNION", "UNION ALL", "EXCEPT", "EXCEPT ALL", "INTERSECT", "INTERSECT ALL"])
-        return Relation(f"({parts[0]}) {how} ({parts[1]})", columns)
+            parts.append(f"(SELECT {shown} FROM {source.text} WHERE {self.condition(source.columns, 1)})")
+        while len(parts) > 1:
+            how = self.random.choice(["UNION", "UNION ALL", "EXCEPT", "EXCEPT ALL", "INTERSECT", "INTERSECT ALL"])
+            at = self.random.randrange(len(parts) - 1)
+            made = f"{parts[at]} {how} {parts[at + 1]}"
+            parts[at : at + 2] = [f"({made})" if len(parts) > 2 else made]
+        return Relation(parts[0], columns)
 
     def recursion(self) -> str:
         how = self.random.choice(["UNION", "UNION", "UNION ALL"])
@@ -267,6 +328,10 @@ class Grammar:
                 "SELECT u.b, r.n + 1 FROM r JOIN u ON u.a = r.x WHERE r.n < 3",
                 "SELECT r.x + 1, r.n + 1 FROM r WHERE r.n < 3 AND r.x IN (SELECT a FROM t)",
                 "SELECT coalesce(u.b, 0), 0 + r.n + 1 FROM r LEFT JOIN u ON u.a = r.x WHERE r.n < 2",
+                "SELECT max(x), max(n) + 1 FROM r HAVING max(n) < 3",
+                "SELECT u.b, 1 + (SELECT max(n) FROM r) FROM u WHERE u.a > (SELECT max(x) FROM r WHERE n < 2)",
+                "SELECT u.b, r.n + 1 FROM u FULL JOIN r ON u.a = r.x WHERE r.n < 2",
+                "(SELECT x, n + 1 FROM r WHERE n < 3 ORDER BY x, n LIMIT 1)",
             ]
         )
         last = self.random.choice(

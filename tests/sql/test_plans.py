@@ -187,3 +187,22 @@ def test_a_query_that_nests_deeper_than_can_be_run_is_refused(client: persist.Cl
     client.create_or_load("t", key={"a": pa.int64()}, value={"b": pa.int64()})
     with pytest.raises(persist.InvalidUsage, match=r"nests deeper than views can take|depth limit"):
         client.create_view("v", sql)
+
+
+@pytest.mark.parametrize(
+    ("sql", "message"),
+    [
+        ("SELECT * FROM t UNPIVOT (v FOR n IN (a, b))", "for UNPIVOT. Write a SELECT for each column"),
+        ("SELECT * FROM t USING SAMPLE 2", "another part each time"),
+        ("SELECT t.a FROM t ASOF JOIN t o ON t.a >= o.b", "ORDER BY … DESC LIMIT 1"),
+        ("SELECT t.a FROM t POSITIONAL JOIN t o", "in no order"),
+        ("SELECT * FROM generate_series(1, 3)", r"generate_series\(\) is none"),
+        ("SELECT a FROM t LIMIT (SELECT 2)", "constant whole number"),
+    ],
+)
+def test_what_cannot_be_kept_up_to_date_is_refused_with_what_to_write(
+    client: persist.Client, sql: str, message: str
+) -> None:
+    client.create_or_load("t", key={"a": pa.int64()}, value={"b": pa.int64()})
+    with pytest.raises(persist.InvalidUsage, match=message):
+        client.create_view("v", sql)
