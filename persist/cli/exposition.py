@@ -16,6 +16,7 @@ token; without one, only to this machine, and only if asked for by a name of thi
 has its name point here gets nothing.
 """
 
+import contextlib
 import hmac
 import math
 import re
@@ -190,13 +191,23 @@ class _Server(socketserver.ThreadingTCPServer):
             self.shutdown_request(request)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
+        # The handler's own limit is for each byte; a request has it once.
+        ending = threading.Timer(TIMEOUT_S, _read_no_more, (request,))
+        ending.daemon = True
+        ending.start()
         try:
             super().process_request_thread(request, client_address)
         finally:
+            ending.cancel()
             self._room.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Say nothing of clients that go away in the middle."""
+
+
+def _read_no_more(connection: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        connection.shutdown(socket.SHUT_RD)
 
 
 def _handler(exposition: Exposition, token: str | None, checks_host: bool) -> type[BaseHTTPRequestHandler]:

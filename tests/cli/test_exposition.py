@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 import pytest
 
 import persist
+from persist.cli import exposition
 from persist.cli.exposition import MetricsServer, text_of
 from persist.metrics import Reading
 
@@ -116,6 +117,26 @@ def test_connections_that_say_nothing_do_not_keep_others_out_for_ever(client: pe
                 continue  # Those that were closed are still being noticed.
         else:
             pytest.fail("nobody is let in any more")
+
+
+def test_a_request_that_comes_byte_by_byte_has_no_more_time_than_others(
+    client: persist.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(exposition, "TIMEOUT_S", 0.3)
+    with MetricsServer(client, "127.0.0.1:0", token=None, insecure=False) as server:
+        parts = urlsplit(server.url)
+        with socket.create_connection((parts.hostname, parts.port), timeout=0.05) as slow:
+            for _ in range(600):
+                try:
+                    slow.sendall(b"G")
+                    if not slow.recv(1):
+                        break
+                except TimeoutError:
+                    continue
+                except ConnectionError:
+                    break
+            else:
+                pytest.fail("it was still open after 30 s")
 
 
 def test_numbers_that_are_none_are_written_as_prometheus_does() -> None:
