@@ -118,9 +118,9 @@ def windowed(x: Stream) -> Made:
     last = x.program.dimensions - 1
 
     def of(r: Record, t: Time) -> list[tuple[Record, Time, int]]:
-        begin = max(t[last], known(r[1], -(10**6)))
-        if r[0] is None:
-            return [(r, (*t[:last], begin), 1)]
+        if None in r:
+            return []
+        begin = max(t[last], r[1])
         return [(r, (*t[:last], begin), 1), (r, (*t[:last], r[0] + 2), -1)] if begin < r[0] + 2 else []
 
     return x.temporal_filter(col("v"), col("k") + 2, dimension=last), lambda u: oracle.linear(u, of)
