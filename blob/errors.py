@@ -100,12 +100,15 @@ class CorruptBlob(Corruption):
 
     Attributes:
         key: the blob's key within the location.
+        reason: what is wrong with it.
+        advice: what to do about it.
     """
 
     key: str
     reason: str
+    advice: str = "Restore it from a copy"
 
-    template = "blob {key!r} is corrupt: {reason}. Restore it from a copy; nothing that depends on it was returned."
+    template = "blob {key!r} is corrupt: {reason}. {advice}; nothing that depends on it was returned."
 
 
 class MissingBlob(CorruptBlob):

@@ -27,6 +27,7 @@ from persist.blob import Blob, MemoryBlob
 from persist.codecs import CollectionSchema
 from persist.dataflow import Program, col
 from persist.engine.creating import created_or_loaded
+from persist.log.envelope import FORMAT
 
 ROOT = Path(__file__).parent.parent
 KEY = {"k": pa.int64()}
@@ -587,7 +588,7 @@ def test_a_damaged_part_list_is_named(how: Damage, monkeypatch: pytest.MonkeyPat
 def as_format(data: bytes, version: int) -> bytes:
     """Return a record, checkpoint or state object as one of another format version, whole and undamaged."""
     body, tail = data[: data.rindex(b',"checksum":"')], b'"}\n'
-    newer = body.replace(b'"format":1', b'"format":%d' % version, 1)
+    newer = body.replace(b'"format":%d' % FORMAT, b'"format":%d' % version, 1)
     assert newer != body
     return newer + b',"checksum":"' + xxhash.xxh3_128_hexdigest(newer).encode() + tail
 
@@ -597,7 +598,7 @@ def test_a_newer_format_version_is_refused_and_left_untouched(commits: int, fold
     blob = written(commits)
     for entry in list(blob.list(folder)):
         blob.set(entry.key, as_format(blob.get(entry.key) or b"", 99))
-    with refused(blob, persist.IncompatibleVersion, folder, "version 99", "up to 1", "Upgrade persist"):
+    with refused(blob, persist.IncompatibleVersion, folder, "version 99", f"up to {FORMAT}", "Upgrade persist"):
         read_all(blob)
     with refused(blob, persist.IncompatibleVersion, folder, "version 99"), persist.open(blob) as client:
         client.create_or_load("orders", key=KEY, value=VALUE).seal(100).result()

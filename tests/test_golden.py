@@ -18,9 +18,9 @@ from persist.log.records import KeyedForm, Keyframe, MachineForm, Mutation, Reco
 from persist.replica import checkpoint, directory
 from persist.state.contents import CollectionState, Held
 from persist.state.leases import Lease
-from persist.state.location import Dropped, LocationState
+from persist.state.location import Dropped, LocationState, TakenOver
 from persist.state.queries import LastBatch
-from tests.golden.make import HERE, digest
+from tests.golden.make import HERE, digest, stored_members
 
 FORMATS = sorted(path.name for path in HERE.glob("format-*"))
 PRESENT = HERE / f"format-{FORMAT}" / "location"
@@ -29,6 +29,12 @@ PROCEDURE = "see docs/golden.md"
 
 def test_there_are_golden_files_of_the_present_format() -> None:
     assert f"format-{FORMAT}" in FORMATS, PROCEDURE
+
+
+def test_whatever_is_stored_has_the_members_that_its_format_number_stands_for() -> None:
+    """An older client says `IncompatibleVersion` for another number, and `CorruptBlob` for another member."""
+    expected = json.loads((PRESENT.parent / "members.json").read_text())
+    assert stored_members() == expected, f"what is stored has changed, so raise FORMAT: {PROCEDURE}"
 
 
 @pytest.mark.parametrize("name", FORMATS)
@@ -94,6 +100,7 @@ STORED = (
     LocationState,
     Lease,
     Dropped,
+    TakenOver,
     directory.DirectoryEntry,
 )
 

@@ -6,6 +6,7 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 HEADING = re.compile(r"^## Rule (\d+): ", re.MULTILINE)
 CITATION = re.compile(r"\brules? (\d+)((?:,? (?:and|to|or) \d+|, \d+)*)", re.IGNORECASE)
+KEPT_FREE = range(21, 24)  # Numbers of rules about what is not built yet.
 NAMED_TEST = re.compile(r"\bdef test_rule_(\d+)_")
 # Spans, keys of metadata, and what Python adds, which look like modules.
 NOT_MODULES = {
@@ -33,7 +34,7 @@ def cited(text: str) -> set[int]:
 
 
 def test_rules_are_numbered_without_gaps() -> None:
-    assert rules() == list(range(1, len(rules()) + 1))
+    assert rules() == [n for n in range(1, max(rules()) + 1) if n in rules() or n not in KEPT_FREE]
 
 
 def test_every_rule_that_is_cited_stands_in_the_list() -> None:

@@ -39,6 +39,7 @@ from persist.log.records import (
     SetHold,
     SetRetention,
     SetTag,
+    TakeOver,
     Tokens,
     TruncateLog,
     VoidUploads,
@@ -183,5 +184,6 @@ _SAYS: dict[type, Callable[[Any, str, Time], str]] = {
     CloseWriter: lambda m, _, __: "the exclusive writer closed",
     TruncateLog: lambda m, _, __: f"declared the log before {m.floor} as not needed",
     VoidUploads: lambda m, _, __: f"declared uploads begun before {m.floor} void",
+    TakeOver: lambda m, _, __: f"declared that checkpoints are made of {m.checkpoint.blob}",
     Collected: lambda m, _, __: f"forgot {len(m.dropped)} things whose blobs were deleted",
 }

@@ -44,6 +44,7 @@ from persist.log.keys import (
     DIRECTORIES,
     PARTS,
     STATES,
+    checkpoint_key,
     checkpoint_seqno,
     collection_of,
     record_key,
@@ -55,11 +56,14 @@ from persist.replica.follower import Follower
 from persist.settings import Settings
 from persist.state.state import State
 from persist.storage import Location, open_storage
-from persist.upkeep.garbage import Deleted, Garbage, void_floor
+from persist.upkeep.garbage import OBJECTS, Deleted, Garbage, void_floor
 from persist.work import task
 from persist.write.committer import Committer
 
 OVERDUE_INTERVALS = 4
+AGAIN = "run with repair, which makes it again from the log"
+NOT_AGAIN = "the log does not hold all that it takes to make it again: restore it from a copy of the location"
+REMADE = ("missing", "damaged", "exchanged", "overdue")
 OVERDUE_AGE_S = 60.0
 
 _KINDS: Mapping[str, UnreferencedKind] = {"part": "part", "list": "list", "state": "state", "directory": "directory"}
@@ -136,8 +140,9 @@ def examine(
     examination = _Examination(blob, settings, clock, deep)
     report = examination.run()
     renewal = Renewal.of(blob, examination.log, report.problems)
-    if renewal is not None:
-        report = replace(report, problems=tuple(map(_with_advice, report.problems)))
+    if renewal is not None or not examination.log.is_complete:
+        advice = AGAIN if renewal is not None else NOT_AGAIN
+        report = replace(report, problems=tuple(_with_advice(problem, advice) for problem in report.problems))
     if not repair:
         return report
     aside = SettingAside.of(blob, examination.log, examination.inventory) if set_aside else None
@@ -153,9 +158,17 @@ def examine(
         return replace(report, repairs_done=tuple(renewal.run()))
     deleted = collect(doomed)
     gone = {CLOCK_KEY, *deleted.keys}
-    done = [each for each in planned if each.blob in gone]
-    if deleted.declared_at is not None:
-        done.insert(1, _declaration(deleted.declared_at))
+    commits = iter(deleted.declared_at)
+    done = []
+    for step in planned:
+        if step.action == "commit":
+            seqno = next(commits, None)
+            done += [replace(step, blob=record_key(seqno))] if seqno is not None else []
+        elif step.blob.startswith(CHECKPOINTS):
+            made = deleted.declared_at and checkpoint_key(deleted.declared_at[-1])
+            done += [replace(step, blob=made)] if made and blob.get(made, range=(0, 0)) is not None else []
+        elif step.blob in gone:
+            done.append(step)
     return replace(report, repairs_done=tuple(done))
 
 
@@ -218,7 +231,11 @@ class _Examination:
         known = CLOCK_KEY in self.inventory
         steps = [Repair("replace" if known else "create", CLOCK_KEY, "to ask the store what time it is")]
         if any(key.startswith(PARTS) for key in doomed) and self._void_floor() > state.control.upload_floor:
-            steps.append(_declaration(state.seqno + 1))
+            steps.append(_declaration(state.seqno + 1, "old uploads void"))
+        if any(key.startswith(tuple(OBJECTS.values())) for key in doomed):
+            seqno = state.seqno + len(steps)
+            steps.append(_declaration(seqno, "of what checkpoints are made from then on"))
+            steps.append(Repair("create", checkpoint_key(seqno), "the first one made so"))
         return (*steps, *(Repair("delete", key, "nothing refers to it") for key in doomed))
 
     def _examine_parts(self, sizes: Mapping[str, int] | None) -> PartExamination:
@@ -316,13 +333,11 @@ class _Examination:
         return found.kind in ("state", "directory") or (seqno is not None and seqno < state.control.log_floor)
 
 
-def _declaration(seqno: int) -> Repair:
-    return Repair(
-        "commit", record_key(seqno), "to declare old uploads void; as after any commit, a checkpoint may follow"
-    )
+def _declaration(seqno: int, what: str) -> Repair:
+    return Repair("commit", record_key(seqno), f"to declare {what}; as after any commit, a checkpoint may follow")
 
 
-def _with_advice(problem: Problem) -> Problem:
-    """Return problem with what to do about it where checkpoints can be made again."""
-    is_derived = problem.blob.startswith((CHECKPOINTS, DIRECTORIES, STATES))
-    return replace(problem, advice="run with repair, which makes it again from the log") if is_derived else problem
+def _with_advice(problem: Problem, advice: str) -> Problem:
+    """Return problem with what to do about it where checkpoints are concerned."""
+    is_derived = problem.blob.startswith((CHECKPOINTS, DIRECTORIES, STATES)) and problem.kind in REMADE
+    return replace(problem, advice=advice) if is_derived else problem

@@ -15,6 +15,7 @@ from persist.blob import (
     CorruptBlob,
     Indeterminate,
     InvalidUsage,
+    MissingBlob,
     PersistError,
     RetryPolicy,
     StoreFull,
@@ -55,7 +56,12 @@ def read_record(blob: Blob, seqno: int) -> Record | None:
                 check_keys(mutation)  # Before any of them is asked for.
             except ValueError as error:
                 raise CorruptBlob(key, f"it breaks a rule of the log: {error}") from error
-    mutations = tuple(as_read(blob, record.location, mutation) for mutation in record.mutations)
+    try:
+        mutations = tuple(as_read(blob, record.location, mutation) for mutation in record.mutations)
+    except MissingBlob:
+        if blob.get(key, range=(0, 0)) is None:
+            return None  # Truncated in between, and the list after it.
+        raise
     return msgspec.structs.replace(record, mutations=mutations)
 
 

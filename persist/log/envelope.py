@@ -17,7 +17,11 @@ import xxhash
 
 from persist.blob import Blob, CorruptBlob, IncompatibleVersion, MissingBlob, get_checked
 
-FORMAT = 1
+FORMAT = 2
+MADE_AGAIN = (
+    "`persist fsck --repair LOCATION` makes it again from the log, if that still holds all that is needed, and says so "
+    "if not; then restore it from a copy"
+)
 
 _OPEN = b',"checksum":"'
 _CLOSE = b'"}\n'
@@ -98,6 +102,11 @@ def encoded_object(prefix: str, value: Framed) -> tuple[BlobRef, bytes]:
     return BlobRef(blob=f"{prefix}{checksum}.json", bytes=len(data), checksum=checksum), data
 
 
+def pointer_to(key: str, data: bytes) -> BlobRef:
+    """Return the pointer to a blob that holds data."""
+    return BlobRef(blob=key, bytes=len(data), checksum=xxhash.xxh3_128_hexdigest(data))
+
+
 def get_framed(blob: Blob, ref: BlobRef, kind: type[F]) -> F:
     """Return what ref points to.
 
@@ -117,7 +126,9 @@ def get_framed(blob: Blob, ref: BlobRef, kind: type[F]) -> F:
 
     value = get_checked(blob, ref.blob, ref.bytes, check)
     if value is None:
-        raise MissingBlob(ref.blob, f"it is missing, and {ref.bytes} bytes with checksum {ref.checksum} belong there")
+        reason = f"it is missing, and {ref.bytes} bytes with checksum {ref.checksum} belong there"
+        is_derived = kind.__struct_config__.tag in ("state", "directory")
+        raise MissingBlob(ref.blob, reason, MADE_AGAIN) if is_derived else MissingBlob(ref.blob, reason)
     return value
 
 

@@ -4,7 +4,7 @@
     mutation = create | append | replace | tokens | batch | seal | allow_compaction | destroy | hold | release
              | pend | resolve | late_bound
              | evolve | redefine | rename | describe | tag | drop_tag | retention | note            of one collection
-             | lease | end_lease | open_writer | close_writer | truncate | void_uploads | collected
+             | lease | end_lease | open_writer | close_writer | truncate | void_uploads | take_over | collected
              | describe_location                                                                    of the location
 
 Fields:
@@ -363,6 +363,12 @@ class VoidUploads(_LocationMutation, frozen=True, tag="void_uploads"):
     floor: int
 
 
+class TakeOver(_LocationMutation, frozen=True, tag="take_over"):
+    """Declare of what checkpoints from this record on are made: of this one, or of one from this record on."""
+
+    checkpoint: BlobRef
+
+
 class Collected(_LocationMutation, frozen=True, tag="collected"):
     """Forget what was dropped, (collection, seqno) each, because its blobs have been deleted."""
 
@@ -401,7 +407,15 @@ CollectionMutation = (
 )
 BringsParts = Append | Replace | Pend | Resolve
 LocationMutation = (
-    GrantLease | EndLease | OpenWriter | CloseWriter | TruncateLog | VoidUploads | Collected | DescribeLocation
+    GrantLease
+    | EndLease
+    | OpenWriter
+    | CloseWriter
+    | TruncateLog
+    | VoidUploads
+    | TakeOver
+    | Collected
+    | DescribeLocation
 )
 Mutation = CollectionMutation | LocationMutation
 
@@ -418,6 +432,7 @@ Unguarded = (
     | OpenWriter
     | TruncateLog
     | VoidUploads
+    | TakeOver
     | Collected
 )
 

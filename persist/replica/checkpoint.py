@@ -11,9 +11,10 @@ lately, and points to where the rest is said (`persist.replica.directory`), so i
 per collection changed, however many there are. It can therefore be made every `INTERVAL` records, which bounds the GETs
 of opening.
 
-A checkpoint is made of the newest one there is and the records after it, not of what its maker has in memory: so all
-clients refer to the same state and directory objects, and one that the newest checkpoints do not refer to stays unused
-for good and can be collected. What its maker may remember is what such an object holds.
+A checkpoint is made of the newest one that `LocationState.taken_over` allows and the records after it, not of what its
+maker has in memory: so all clients refer to the same state and directory objects, and one that the newest checkpoints
+do not refer to stays unused for good and can be collected (`persist.upkeep.garbage` says why, however late its maker
+is). If none is left that is allowed, everything is written anew. What a maker may remember is what such objects hold.
 
 Checkpoints and state objects hold nothing that the log does not (as long as it has not been truncated); they are never
 changed, and any client that is able to write may make them. Rejected: one state object per collection and
@@ -22,14 +23,24 @@ checkpoint, which costs 200 PUTs each time when 200 collections are sealed toget
 
 import logging
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import takewhile
 
 from persist.antichain import Antichain, as_time
-from persist.blob import Blob, Conflict, CorruptBlob, Corruption, InvalidUsage, MissingBlob, get_at_most, is_remote
+from persist.blob import (
+    Blob,
+    Conflict,
+    CorruptBlob,
+    Corruption,
+    IncompatibleVersion,
+    InvalidUsage,
+    MissingBlob,
+    get_at_most,
+    is_remote,
+)
 from persist.codecs import CollectionSchema
-from persist.log.commits import read_record
-from persist.log.envelope import BlobRef, Framed, decode_framed, encode_framed, get_framed, put_framed
+from persist.log.commits import read_commit_id, read_record
+from persist.log.envelope import BlobRef, Framed, decode_framed, encode_framed, get_framed, pointer_to, put_framed
 from persist.log.keys import (
     CHECKPOINTS,
     LOG,
@@ -58,7 +69,7 @@ from persist.replica.directory import (
 )
 from persist.state.contents import CollectionState, check_runs
 from persist.state.keyed_rules import check_pending
-from persist.state.location import LocationState
+from persist.state.location import LocationState, TakenOver
 from persist.state.schemas import check_versions
 from persist.state.state import CollectionEntry, DoesNotFollow, State, apply
 
@@ -111,9 +122,36 @@ def write_checkpoint(blob: Blob, state: State, recent: Mapping[int, Record], kno
     assert state.location is not None, "an empty log needs no checkpoint"
     location, known = state.location, known or KnownLevels()
     # A damaged one is passed over: the log says the same, and what is made here takes its place.
-    found, levels = _newest(blob, known, skip_damaged=True)
+    taken = state.control.taken_over
+    found, levels = _newest(blob, known, skip_damaged=True, until=state.seqno, taken=taken)
     if found.seqno >= state.seqno:
         return False
+    is_new = found.location is None and taken is not None  # Nothing may be taken over, and the log may begin later.
+    found = _vouched_for(blob, state) if is_new else _replayed(blob, found, state, recent)
+    assert found.commit is not None, "a record was applied"
+    levels = taken_over(levels, found.control.log_floor)
+    before = levels[-1].directory if levels else EMPTY
+    rebased: dict[str, CollectionEntry | None] = {}
+    for id_, entry in found.entries.changes_since(before.entries).items():
+        if entry is not None:
+            entry = replace(entry, contents=state.entries[id_].contents)
+            rebased[id_] = _with_new_base(blob, location, entry, state.seqno, always=is_new)
+    directory = Directory(found.entries.with_changes(rebased), found.ids)
+    new = new_directory(location, state.seqno, directory, levels)
+    data = encode_framed(checkpoint_of(location, state.seqno, found.commit, found.control, new))
+    size = len(data) + sum(level.pointer.bytes for level in new.levels)
+    if size > CHECKPOINT_BYTES_MAX:
+        raise InvalidUsage(f"a checkpoint would have {size:,} bytes, and at most {CHECKPOINT_BYTES_MAX:,} are read")
+    if new.made is not None:
+        blob.set(new.made[0].blob, new.made[1])
+    if not blob.create(checkpoint_key(state.seqno), data):
+        return False
+    known.keep(new.levels)
+    return True
+
+
+def _replayed(blob: Blob, found: State, state: State, recent: Mapping[int, Record]) -> State:
+    """Return state as the records after an earlier one give it."""
     # Memory must not bridge what a roll-back of the location took away: all of them must be there, whoever wrote the
     # first ones beyond the hole, and one of them is read although it is known, because another may be in its place.
     _check_present(blob, found.seqno + 1, state.seqno)
@@ -128,26 +166,14 @@ def write_checkpoint(blob: Blob, state: State, recent: Mapping[int, Record], kno
             raise CorruptBlob(record_key(seqno), f"it breaks a rule of the log: {error}") from error
     if found.commit != state.commit:
         raise CorruptBlob(record_key(state.seqno), f"its commit is {found.commit}, and {state.commit} was read there")
-    assert found.commit is not None, "a record was applied"
-    levels = taken_over(levels, found.control.log_floor)
-    before = levels[-1].directory if levels else EMPTY
-    rebased: dict[str, CollectionEntry | None] = {}
-    for id_, entry in found.entries.changes_since(before.entries).items():
-        if entry is not None:
-            entry = replace(entry, contents=state.entries[id_].contents)
-            rebased[id_] = _with_new_base(blob, location, entry, state.seqno)
-    directory = Directory(found.entries.with_changes(rebased), found.ids)
-    new = new_directory(location, state.seqno, directory, levels)
-    data = encode_framed(checkpoint_of(location, state.seqno, found.commit, found.control, new))
-    size = len(data) + sum(level.pointer.bytes for level in new.levels)
-    if size > CHECKPOINT_BYTES_MAX:
-        raise InvalidUsage(f"a checkpoint would have {size:,} bytes, and at most {CHECKPOINT_BYTES_MAX:,} are read")
-    if new.made is not None:
-        blob.set(new.made[0].blob, new.made[1])
-    if not blob.create(checkpoint_key(state.seqno), data):
-        return False
-    known.keep(new.levels)
-    return True
+    return found
+
+
+def _vouched_for(blob: Blob, state: State) -> State:
+    """Return state, if the log still has its record."""
+    if (found := read_commit_id(blob, state.seqno)) != state.commit:
+        raise CorruptBlob(record_key(state.seqno), f"its commit is {found}, and {state.commit} was read there")
+    return state
 
 
 def _check_present(blob: Blob, first: int, last: int) -> None:
@@ -195,46 +221,87 @@ def read_newest_checkpoint(blob: Blob, *, known: KnownLevels | None = None, skip
 
 def read_newest_control(blob: Blob) -> LocationState:
     """Return what the newest checkpoint says of the location itself. Cost: one page of LIST and one GET."""
-    return next((checkpoint.control for checkpoint in _checkpoints(blob, skip_damaged=False)), LocationState())
+    return next((stored.checkpoint.control for stored in stored_checkpoints(blob)), LocationState())
 
 
-def _newest(blob: Blob, known: KnownLevels | None, *, skip_damaged: bool) -> tuple[State, tuple[Level, ...]]:
-    for checkpoint in _checkpoints(blob, skip_damaged=skip_damaged):
+def _newest(
+    blob: Blob,
+    known: KnownLevels | None,
+    *,
+    skip_damaged: bool,
+    until: int | None = None,
+    taken: TakenOver | None = None,
+) -> tuple[State, tuple[Level, ...]]:
+    """Return the state of the newest checkpoint, and its levels; the empty state if there is none.
+
+    Args:
+        until, taken: of the checkpoints before this seqno, only those count that are allowed.
+    """
+    for stored in stored_checkpoints(blob, skip_damaged=skip_damaged):
+        checkpoint, pointer = stored.checkpoint, stored.pointer
+        if taken is not None and until is not None and checkpoint.seqno < until and not taken.allows(pointer):
+            continue
         try:
             return _with_levels(blob, checkpoint, known)
         except Corruption as error:
-            if isinstance(error, MissingBlob) and blob.get(checkpoint_key(checkpoint.seqno)) is None:
-                continue  # It was collected meanwhile, and its directory after it.
+            if isinstance(error, MissingBlob) and blob.get(pointer.blob, range=(0, 0)) is None:
+                # It was collected meanwhile, and its directory after it.
+                return _newest(blob, known, skip_damaged=skip_damaged, until=until, taken=taken)
             if isinstance(error, MissingBlob) and not skip_damaged:
                 # The checkpoint may be what is wrong: it may have come from another location.
-                key = checkpoint_key(checkpoint.seqno)
-                raise MissingBlob(error.key, f"{error.reason} by what {key} says") from error
-            if not skip_damaged:
+                raise MissingBlob(error.key, f"{error.reason} by what {pointer.blob} says", error.advice) from error
+            if not skip_damaged or isinstance(error, IncompatibleVersion):
                 raise
             logger.warning("skipping a damaged checkpoint: %s", error)
     return State(), ()
 
 
-def _checkpoints(blob: Blob, *, skip_damaged: bool) -> Iterator[Checkpoint]:
-    """Yield the checkpoints that there are, the newest first; then raise MissingBlob if the log does not begin at 0."""
-    for found in blob.list(CHECKPOINTS):
-        if checkpoint_seqno(found.key) is None:
-            continue  # Not ours: perhaps of another location below this one.
-        try:
-            checkpoint = read_checkpoint(blob, found.key)
-        except Corruption as error:
-            if not skip_damaged:
-                raise
-            logger.warning("skipping a damaged checkpoint: %s", error)
-            continue
-        if checkpoint is not None:  # Or else it was collected meanwhile: the next one is as good, only older.
-            yield checkpoint
+@dataclass(frozen=True, slots=True)
+class StoredCheckpoint:
+    """A checkpoint that has been read, and the pointer to what was read."""
+
+    checkpoint: Checkpoint
+    pointer: BlobRef
+
+
+def stored_checkpoints(blob: Blob, *, skip_damaged: bool = False) -> Iterator[StoredCheckpoint]:
+    """Yield the checkpoints that there are, the newest first.
+
+    One that has gone since it was listed was collected, because there are newer ones: then all are listed again. So
+    the first that is yielded was the newest one of all at some time after this was called.
+
+    Raises:
+        MissingBlob: none could be read, and the log does not begin at 0.
+        CorruptBlob: one is damaged, unless those are to be skipped.
+    """
+    gone: set[str] = set()
+    is_any = is_whole = False
+    while not is_whole:
+        is_whole = True
+        for entry in blob.list(CHECKPOINTS):
+            if checkpoint_seqno(entry.key) is None or entry.key in gone:
+                continue  # The first is not ours: perhaps of another location below this one.
+            try:
+                stored = stored_checkpoint(blob, entry.key)
+            except Corruption as error:
+                if not skip_damaged or isinstance(error, IncompatibleVersion):
+                    raise
+                logger.warning("skipping a damaged checkpoint: %s", error)
+                continue
+            if stored is None:
+                gone.add(entry.key)  # A store that goes on listing it is not asked for it again.
+                is_whole = False
+                break
+            is_any = True
+            yield stored
+    if is_any:
+        return
     first = next((found.key for found in blob.list(LOG) if record_seqno(found.key) is not None), record_key(0))
     if first != record_key(0):
         raise MissingBlob(record_key(0), f"it is missing, no checkpoint can be read, and the log begins at {first}")
 
 
-def read_checkpoint(blob: Blob, key: str) -> Checkpoint | None:
+def stored_checkpoint(blob: Blob, key: str) -> StoredCheckpoint | None:
     """Return the checkpoint at key, or None if there is none (any more); raises CorruptBlob if it is damaged."""
     data = get_at_most(blob, key, CHECKPOINT_BYTES_MAX)
     if data is None:
@@ -246,7 +313,13 @@ def read_checkpoint(blob: Blob, key: str) -> Checkpoint | None:
         _check(checkpoint)
     except ValueError as error:
         raise CorruptBlob(key, f"it is not one that a writer would make: {error}") from error
-    return checkpoint
+    return StoredCheckpoint(checkpoint, pointer_to(key, data))
+
+
+def read_checkpoint(blob: Blob, key: str) -> Checkpoint | None:
+    """Return what `stored_checkpoint` does, without the pointer."""
+    stored = stored_checkpoint(blob, key)
+    return None if stored is None else stored.checkpoint
 
 
 def _check(checkpoint: Checkpoint) -> None:
@@ -267,6 +340,9 @@ def _check(checkpoint: Checkpoint) -> None:
     floors = (control.log_floor, control.upload_floor, control.erased)
     if not all(0 <= floor <= seqno + 1 for floor in floors):
         raise ValueError(f"the floors {floors} are beyond seqno {seqno}")
+    taken = control.taken_over
+    if taken is not None and not (checkpoint_seqno(taken.checkpoint.blob) or seqno) < taken.seqno <= seqno:
+        raise ValueError(f"checkpoints are made of {taken.checkpoint.blob[:200]!r} from seqno {taken.seqno} on")
 
 
 def checkpoint_state(blob: Blob, checkpoint: Checkpoint, known: KnownLevels | None = None) -> State:
@@ -349,13 +425,14 @@ def _check_contents(contents: CollectionState, entry: CollectionEntry) -> None:
         raise CorruptBlob(entry.base.blob, f"it is not one that a writer would make: {error}") from error
 
 
-def _with_new_base(blob: Blob, location: str, entry: CollectionEntry, seqno: int) -> CollectionEntry:
+def _with_new_base(blob: Blob, location: str, entry: CollectionEntry, seqno: int, *, always: bool) -> CollectionEntry:
     inline = sum(len(p.inline) for m in entry.pending if isinstance(m, BringsParts) for p in m.parts)
     # After a compaction, what it destroyed must not live on in what is pending.
     is_compacted = any(isinstance(m, Replace | Resolve) for m in entry.pending)
     is_stored = not isinstance(entry.base, CollectionState)
     if (
         is_stored
+        and not always
         and not is_compacted
         and len(entry.pending) <= STORED_PENDING_MAX
         and inline <= STORED_PENDING_BYTES_MAX

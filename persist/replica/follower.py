@@ -232,7 +232,9 @@ class Follower:
         Cost: a page of LIST, a GET, and what it takes to read the contents of collections again.
         """
         with self._lock:
-            self._restart(self._newest_checkpoint())
+            newest = self._newest_checkpoint()
+            if newest.location is not None:  # Or else there has been no checkpoint yet.
+                self._restart(newest)
             return self._state
 
     def next_seqno(self) -> int:

@@ -14,13 +14,16 @@ Like the collections, this is a pure function of the log. Invariants:
 - `about` says of the location what people gave it to say;
 - the floors never go back. Below `log_floor` the log is not read any more. A blob whose name begins with a seqno below
   `upload_floor` and to which nothing refers will never be referred to, because `check_uploaded` refuses it: so it may
-  be deleted however slow its writer is, and whatever anybody's clock says.
+  be deleted however slow its writer is, and whatever anybody's clock says;
+- `taken_over` says of what checkpoints are made from its seqno on: of that one checkpoint, or of one from that seqno
+  on. It only moves to what the same rule allows, so what it said of checkpoints stays true when it moves.
 """
 
 import msgspec
 
 from persist.errors import UploadExpired
-from persist.log.keys import check_keys, uploaded_seqno
+from persist.log.envelope import BlobRef
+from persist.log.keys import check_keys, checkpoint_seqno, uploaded_seqno
 from persist.log.records import (
     BringsParts,
     CloseWriter,
@@ -32,6 +35,7 @@ from persist.log.records import (
     OpenWriter,
     Replace,
     Resolve,
+    TakeOver,
     TruncateLog,
     VoidUploads,
 )
@@ -57,6 +61,17 @@ class Dropped(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return not self.blobs
 
 
+class TakenOver(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Of what checkpoints at seqno and later are made: of this one, or of one at seqno or later."""
+
+    seqno: int
+    checkpoint: BlobRef
+
+    def allows(self, checkpoint: BlobRef) -> bool:
+        """Whether a checkpoint at `seqno` or later may be made of this one."""
+        return checkpoint == self.checkpoint or (checkpoint_seqno(checkpoint.blob) or 0) >= self.seqno
+
+
 class LocationState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """See the module's docstring. An epoch of None means that nobody has ever opened exclusively."""
 
@@ -68,6 +83,7 @@ class LocationState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     upload_floor: int = 0
     erased: int = 0
     about: About = About()
+    taken_over: TakenOver | None = None
 
 
 def check_uploaded(control: LocationState, append: BringsParts) -> None:
@@ -104,11 +120,27 @@ def step(control: LocationState, mutation: LocationMutation, seqno: int) -> Loca
         return change(control, log_floor=max(control.log_floor, min(mutation.floor, seqno)))
     if isinstance(mutation, VoidUploads):
         return change(control, upload_floor=max(control.upload_floor, min(mutation.floor, seqno + 1)))
+    if isinstance(mutation, TakeOver):
+        return _with_taken_over(control, mutation.checkpoint, seqno)
     if isinstance(mutation, DescribeLocation):
         return change(control, about=described(control.about, mutation.words, {}, mutation.version))
     assert isinstance(mutation, Collected)
     gone = set(mutation.dropped)
     return change(control, dropped=tuple(d for d in control.dropped if (d.collection, d.seqno) not in gone))
+
+
+def _with_taken_over(control: LocationState, checkpoint: BlobRef, seqno: int) -> LocationState:
+    """Return control after a `TakeOver`, which changes nothing if another one has come first that does not allow it.
+
+    Raises:
+        ValueError: it names no checkpoint before its own record.
+    """
+    of = checkpoint_seqno(checkpoint.blob)
+    if of is None or of >= seqno:
+        raise ValueError(f"{checkpoint.blob[:200]!r} is not the name of a checkpoint before seqno {seqno}")
+    if control.taken_over is not None and not control.taken_over.allows(checkpoint):
+        return control
+    return msgspec.structs.replace(control, taken_over=TakenOver(seqno, checkpoint))
 
 
 def with_destroyed(

@@ -8,8 +8,28 @@
 | log records | they are older than the retention, or than `grace_s` and may hold what compaction has |
 | | destroyed since; and a checkpoint says that they are not needed |
 | checkpoints | two newer ones exist, except one an hour back to the first log record that is kept |
-| directory and state objects, | no checkpoint that is kept refers to them, nor a log record |
+| directory and state objects, | no checkpoint that is kept refers to them, nor a log record, and none ever can |
 | and part lists | |
+
+A collector may stop anywhere for hours, while others commit, make checkpoints and collect. What it deletes then was
+listed long ago, so each of these is safe because it can never come to be needed again, not because of a delay:
+
+- *Parts*: what the log has dropped, and what a record has declared void, no later record can name (`apply` refuses it).
+- *Records*: those below the floor of a checkpoint that has been read. Floors never go back, so every later checkpoint
+  has that floor, too, and somebody who creates a record in such a slot finds out by it (`Follower.was_truncated`).
+- *Checkpoints*: those that two newer ones follow in a listing. So the newest one is never among them.
+- *Directory and state objects*. They lie there under names that a checkpoint may take over from the one that it is made
+  of, and its maker may have been asleep since it read that. So a `TakeOver` in the log, at seqno v, first names one
+  checkpoint N that has been read. By `write_checkpoint`, one at v or later is made of N, or of one at v or later, and
+  what it does not take over has its own seqno in the name. By induction, all checkpoints from v on name nothing but
+  what N names and objects that are made for v or later. As soon as a checkpoint at v or later has been read, no newest
+  one is ever before v. From then on, what N does not name and what has a seqno up to that of N is unused for good. Late
+  checkpoints before v may still come to be, and name what is gone: nobody opens them, and they are deleted.
+- *Part lists*: they are named by the record whose slot they were made for, and by checkpoints that keep its mutation,
+  which they take over as they do with objects. So they need both a floor beyond their seqno, and the above.
+
+A listing is believed only as far as what it listed could be read: if something has gone meanwhile, everything is listed
+again. Where the newest checkpoint names what is not there, nothing of that kind is deleted, and that is an error.
 
 Nobody's clock decides about data. Ages are differences between the store's own times of change: a checkpoint that the
 store says is older than the grace period, next to a blob written just now, proves that every record up to its seqno is.
@@ -31,8 +51,8 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import groupby, islice, takewhile
 
-from persist.blob import Blob, BlobEntry, MissingBlob, StoreFull, delete_all
-from persist.log.envelope import BlobRef
+from persist.blob import Blob, BlobEntry, CorruptBlob, Indeterminate, MissingBlob, StoreFull, delete_all
+from persist.log.envelope import MADE_AGAIN, BlobRef, get_framed
 from persist.log.keys import (
     CHECKPOINTS,
     CLOCK_KEY,
@@ -50,8 +70,16 @@ from persist.log.keys import (
     state_seqno,
     uploaded_seqno,
 )
-from persist.log.records import BringsParts, Collected, LocationMutation, TruncateLog, VoidUploads
-from persist.replica.checkpoint import checkpoint_state, load_contents, read_checkpoint, write_checkpoint
+from persist.log.records import BringsParts, Collected, LocationMutation, TakeOver, TruncateLog, VoidUploads
+from persist.replica.checkpoint import (
+    Checkpoint,
+    StoredCheckpoint,
+    checkpoint_state,
+    load_contents,
+    read_checkpoint,
+    stored_checkpoints,
+    write_checkpoint,
+)
 from persist.replica.directory import KnownLevels
 from persist.replica.follower import STALE_AFTER_S, Follower
 from persist.settings import Settings
@@ -63,6 +91,7 @@ from persist.work import Done, task
 from persist.write.committer import Committer
 
 CHECKPOINTS_MIN = 2
+OBJECTS = {"directories": DIRECTORIES, "states": STATES, "lists": LISTS}
 _NOUNS = {
     "parts": "part",
     "lists": "list",
@@ -72,6 +101,7 @@ _NOUNS = {
     "records": "record",
 }
 DELETE_MAX = 1000
+ROUNDS_MAX = 5  # That come to nothing because others have collected meanwhile.
 
 
 @dataclass(frozen=True)
@@ -119,10 +149,10 @@ class _Mark:
 
 @dataclass(frozen=True)
 class Deleted:
-    """What `Garbage.delete_leaked` did: the keys that are gone, and the seqno of the record it committed for that."""
+    """What `Garbage.delete_leaked` did: the keys that are gone, and the seqnos of the records it committed for that."""
 
     keys: tuple[str, ...] = ()
-    declared_at: int | None = None
+    declared_at: tuple[int, ...] = ()
 
 
 class Garbage:
@@ -139,13 +169,16 @@ class Garbage:
         """Delete what may be deleted now, after a first step that may commit something, such as the end of leases.
 
         Cost: LISTs of everything, a GET for each checkpoint and directory object kept and for the state of each
-        collection, up to three commits. Memory: the part list of one collection, and the names of state objects.
+        collection, up to four commits and three checkpoints, and a GET for each 1,000 objects that are deleted. Memory:
+        the part list of one collection, and the names of objects of checkpoints.
 
         Raises:
             StoreFull: what could be deleted without a commit was, and there still is no room for one.
             Unavailable: the store did not answer.
+            Indeterminate: others truncated the log again and again while this client was late.
             Corruption: something that refers to blobs cannot be read, so what it may refer to was not deleted; or the
-                log is not the one that is known, or is interrupted, and nothing was deleted.
+                newest checkpoint names what is not there; or the log is not the one that is known, or is interrupted,
+                and nothing was deleted.
         """
         with self._one_at_a_time:
             state = self._follower.refresh()
@@ -172,7 +205,7 @@ class Garbage:
     def delete_leaked(self, keys: Iterable[str]) -> Deleted:
         """Delete those of keys that `collect` would delete as uploads, lists, states or records nobody refers to.
 
-        Cost and errors are those of `collect`. No other blob is deleted, and no checkpoint is made.
+        Cost and errors are those of `collect`. No other blob is deleted.
         """
         with self._one_at_a_time:
             if self._follower.refresh().location is None:
@@ -204,7 +237,7 @@ class _Round:
         self._is_dry = is_dry
         self._log_floor = self._upload_floor = 0  # What a dry round would have declared.
         self._deleted: list[str] = []
-        self._declared_at: int | None = None
+        self._declarations: list[int] = []
         self._counts: dict[str, int] = {}
         self._bytes = 0
         self._collections = 0
@@ -213,26 +246,50 @@ class _Round:
         self._records: list[_Mark] = []
         self._now_s = 0.0
         self._full: StoreFull | None = None
+        self._levels = KnownLevels()
 
     def run(self, before: Callable[[], object]) -> GarbageReport:
-        while True:
+        had_deleted = -1
+        while len(self._deleted) > had_deleted:
             had_deleted = len(self._deleted)
             self._full = None
-            self._with_room(before)
-            self._with_room(self._checkpoint)
-            self._now_s = self._store_time_s()
-            self._marks = self._checkpoints()
-            self._records = [] if self._full is None else self._dated_records()
-            self._collect_dropped()
-            self._collect_uploads()
-            self._truncate_with_room()
-            self._collect_records()
-            self._collect_checkpoints()
-            self._collect_states()
+            self._unhindered(lambda: self._collect(before))
             if self._full is None:
                 return GarbageReport(self._collections, **self._counts, bytes=self._bytes)
-            if len(self._deleted) == had_deleted:
-                raise self._no_room(self._full) from self._full
+        assert self._full is not None, "it was the reason to do it again"
+        raise self._no_room(self._full) from self._full
+
+    def run_only(self) -> Deleted:
+        self._unhindered(self._collect_only)
+        return Deleted(tuple(self._deleted), tuple(self._declarations))
+
+    def _unhindered(self, collect: Callable[[], object]) -> None:
+        """Collect; begin again when others, who have collected meanwhile, have deleted what was about to be read."""
+        failed = ""
+        for _ in range(ROUNDS_MAX):
+            try:
+                collect()
+                return
+            except (MissingBlob, Indeterminate) as error:
+                if str(error) == failed:
+                    raise
+                failed, last = str(error), error
+                self._follower.restart()
+        raise last
+
+    def _collect(self, before: Callable[[], object]) -> None:
+        self._with_room(before)
+        self._with_room(self._checkpoint)
+        self._now_s = self._store_time_s()
+        self._marks = self._checkpoints()
+        self._records = [] if self._full is None else self._dated_records()
+        self._collect_dropped()
+        self._collect_uploads()
+        self._truncate_with_room()
+        self._marks = self._checkpoints()
+        self._collect_records()
+        self._collect_checkpoints()
+        self._collect_objects()
 
     def _with_room(self, step: Callable[[], object]) -> None:
         """Do what needs room, or take note that there is none."""
@@ -249,13 +306,12 @@ class _Round:
             f"little must be written first, for which there is no room: {full}"
         )
 
-    def run_only(self) -> Deleted:
+    def _collect_only(self) -> None:
         self._now_s = self._store_time_s()
         self._marks = self._checkpoints()
         self._collect_uploads()
         self._collect_records()
-        self._collect_states()
-        return Deleted(tuple(self._deleted), self._declared_at)
+        self._collect_objects()
 
     def _store_time_s(self) -> float:
         """Return the present time by the clock that dates the store's blobs."""
@@ -329,18 +385,12 @@ class _Round:
         self._delete("parts", (entry for entry, seqno in unnamed if seqno < voided))
 
     def _void(self, floor: int) -> None:
-        self._declared_at = self._commit(VoidUploads(floor))
+        self._declarations.append(self._commit(VoidUploads(floor)))
 
     def _unnamed_uploads(self) -> tuple[State, list[tuple[BlobEntry, int]]]:
         """Return the newest state, and the old parts that it does not refer to."""
         state = self._follower.refresh()
-        try:
-            return state, [*self._unnamed_in(state)]
-        except MissingBlob:
-            # A state object that newer checkpoints do not refer to has been collected. All of it is looked at anew,
-            # because a state from there may be newer, and not refer to what this one says was dropped.
-            state = self._follower.restart()
-            return state, [*self._unnamed_in(state)]
+        return state, [*self._unnamed_in(state)]
 
     def _unnamed_in(self, state: State) -> Iterator[tuple[BlobEntry, int]]:
         assert state.location is not None
@@ -369,7 +419,6 @@ class _Round:
         if (floor := self._floor_to_declare()) is not None:
             self._commit(TruncateLog(floor))
             self._checkpoint()
-            self._marks = self._checkpoints()
 
     def _floor_to_declare(self) -> int | None:
         """Return from where on the log is needed, if it is worth a record to say so."""
@@ -380,13 +429,17 @@ class _Round:
             floor, least = state.control.erased, 1
         return floor if floor - state.control.log_floor >= least else None
 
+    def _newest(self) -> StoredCheckpoint | None:
+        """Return the checkpoint that is the newest now, or was so after this was called; None if there is none."""
+        return next(stored_checkpoints(self._blob), None)
+
     def _known_floor(self) -> int:
         """Return the floor of the log that the newest checkpoint gives.
 
         Whoever opens, or comes back after a long time, learns of it there: until then, records beyond it are read.
         """
-        newest = read_checkpoint(self._blob, checkpoint_key(self._marks[0].seqno)) if self._marks else None
-        return max(self._log_floor, 0 if newest is None else newest.control.log_floor)
+        newest = self._newest()
+        return max(self._log_floor, 0 if newest is None else newest.checkpoint.control.log_floor)
 
     def _collect_records(self) -> None:
         end = self._known_floor()
@@ -397,12 +450,14 @@ class _Round:
     def _collect_checkpoints(self) -> None:
         floor = self._known_floor()
         marks, kept = self._marks, []
+        taken = self._follower.state.control.taken_over
         buckets: set[tuple[int, int]] = set()
         for n, mark in enumerate(marks):
             age_s = self._now_s - mark.modified_s
             width_s = 60 if age_s < 3600 else 3600
             bucket = (width_s, int(mark.modified_s // width_s))
-            if n < CHECKPOINTS_MIN or (mark.seqno + 1 >= floor and bucket not in buckets):
+            is_taken = taken is not None and taken.checkpoint.blob == checkpoint_key(mark.seqno)
+            if n < CHECKPOINTS_MIN or is_taken or (mark.seqno + 1 >= floor and bucket not in buckets):
                 kept.append(mark)
             buckets.add(bucket)
         gone = {checkpoint_key(mark.seqno) for mark in marks} - {checkpoint_key(mark.seqno) for mark in kept}
@@ -410,40 +465,112 @@ class _Round:
             self._delete("checkpoints", (entry for entry in self._blob.list(CHECKPOINTS) if entry.key in gone))
         self._marks = kept
 
-    def _collect_states(self) -> None:
-        named: set[str] = set()
-        levels, before = KnownLevels(), FrozenMap[CollectionEntry]()
-        for mark in self._marks:
-            checkpoint = read_checkpoint(self._blob, checkpoint_key(mark.seqno))
-            if checkpoint is not None:
-                named.update(pointer.blob for pointer in checkpoint.directory)
-                entries = checkpoint_state(self._blob, checkpoint, levels).entries
-                named.update(_named_by(entries.changes_since(before).values()))  # The others have been looked at.
-                before = entries
-        floor = self._known_floor()
+    def _collect_objects(self) -> None:
+        """Delete directory objects, state objects and part lists: see the module's docstring."""
+        newest = self._newest()
+        if newest is None:
+            return
+        listed = {what: [*self._blob.list(prefix)] for what, prefix in OBJECTS.items()}
+        named = self._named_by(newest.checkpoint)
+        present = {entry.key for entries in listed.values() for entry in entries}
+        self._check_present(named, present)
+        named |= self._named_by_others(newest, present)
         # Neither has a way back: a list is for the record whose seqno it has, and that slot has been truncated.
         age_s = min(self._settings.orphan_grace_s, self._erase_after_s)
-        # Those beyond the newest checkpoint may be for one that is being made, even by this client itself.
-        newest = max((mark.seqno for mark in self._marks), default=-1)
-        # And without a grace period, what this client makes for an older one is not to go, either.
-        newest = newest if self._being_made is None else min(newest, self._being_made - 1)
-        for what, prefix, seqno_of in (
-            ("directories", DIRECTORIES, directory_seqno),
-            ("states", STATES, state_seqno),
-        ):
-            listed = ((entry, seqno_of(entry.key)) for entry in self._blob.list(prefix))
-            old = (entry for entry, seqno in listed if seqno is not None and seqno <= newest)
-            self._delete(what, (entry for entry in old if self._is_unnamed(entry, named, age_s)))
-        self._delete(
-            "lists",
-            (
+        floor = max(self._log_floor, newest.checkpoint.control.log_floor)
+        ends = {"directories": newest.checkpoint.seqno + 1, "states": newest.checkpoint.seqno + 1, "lists": floor}
+        unused = {
+            what: [
                 entry
-                for entry in self._blob.list(LISTS)
+                for entry in entries
                 if self._is_unnamed(entry, named, age_s)
-                and (seqno := uploaded_seqno(entry.key)) is not None
-                and seqno < floor
-            ),
-        )
+                and (seqno := _object_seqno(entry.key)) is not None
+                and seqno < ends[what]
+            ]
+            for what, entries in listed.items()
+        }
+        if not any(unused.values()):
+            return
+        end, named = self._declared(newest)
+        for what, entries in unused.items():
+            dead = (e for e in entries if e.key not in named and (_object_seqno(e.key) or 0) < end)
+            self._delete(what, dead, check=self._check_unnamed)
+
+    def _declared(self, newest: StoredCheckpoint) -> tuple[int, set[str]]:
+        """Declare of what checkpoints are made from now on; return what no later checkpoint names.
+
+        Those are all objects of seqnos below the first result but the second ones.
+        """
+        if self._is_dry:
+            return newest.checkpoint.seqno + 1, set()
+        if self._follower.refresh().seqno >= newest.checkpoint.seqno:  # Or else this client has slept.
+            self._with_room(lambda: self._take_over(newest))
+        taken, after = self._follower.refresh().control.taken_over, self._newest()
+        if taken is None or after is None or after.checkpoint.seqno < taken.seqno:
+            return 0, set()  # There is no room for what it takes.
+        basis = get_framed(self._blob, taken.checkpoint, Checkpoint)
+        # And without a grace period, what this client makes for an older one is not to go, either.
+        end = basis.seqno + 1 if self._being_made is None else min(basis.seqno + 1, self._being_made)
+        return end, self._named_by(basis) | self._named_by(after.checkpoint)
+
+    def _take_over(self, newest: StoredCheckpoint) -> None:
+        self._declarations.append(self._commit(TakeOver(newest.pointer)))
+        self._checkpoint()
+
+    def _named_by(self, checkpoint: Checkpoint) -> set[str]:
+        """Return the names of all directory objects, state objects and part lists that a checkpoint refers to."""
+        entries = checkpoint_state(self._blob, checkpoint, self._levels).entries.values()
+        return {pointer.blob for pointer in checkpoint.directory} | set(_named_by(entries))
+
+    def _named_by_others(self, newest: StoredCheckpoint, present: set[str]) -> set[str]:
+        """Return what the older checkpoints that are kept refer to; delete those that refer to what is gone.
+
+        These came late, when there were newer ones already, and cannot be used.
+        """
+        named: set[str] = set()
+        useless: set[str] = set()
+        before = FrozenMap[CollectionEntry]()
+        for mark in self._marks:
+            key = checkpoint_key(mark.seqno)
+            checkpoint = read_checkpoint(self._blob, key) if key != newest.pointer.blob else None
+            if checkpoint is None:
+                continue  # Or others have collected it: it was not the newest.
+            try:
+                entries = checkpoint_state(self._blob, checkpoint, self._levels).entries
+            except MissingBlob:
+                useless.add(key)
+                continue
+            ours = {pointer.blob for pointer in checkpoint.directory}
+            ours.update(_named_by(entries.changes_since(before).values()))  # The others have been looked at.
+            named |= ours
+            before = entries
+            if any(self._blob.get(missing, range=(0, 0)) is None for missing in ours - present):
+                useless.add(key)
+        if useless and self._only is None:
+            self._delete("checkpoints", (entry for entry in self._blob.list(CHECKPOINTS) if entry.key in useless))
+        return named
+
+    def _check_present(self, named: set[str], present: set[str]) -> None:
+        """Raise MissingBlob if the newest checkpoint names what is not there."""
+        if all(key in present for key in named):
+            return
+        newest = self._newest()  # Others may have made a newer one, and collected, since the listing began.
+        for key in sorted(self._named_by(newest.checkpoint) - present if newest is not None else ()):
+            if self._blob.get(key, range=(0, 0)) is None:
+                assert newest is not None
+                raise MissingBlob(key, f"it is missing, and {newest.pointer.blob} names it", MADE_AGAIN)
+
+    def _check_unnamed(self, doomed: Iterable[str]) -> None:
+        """Raise CorruptBlob if the newest checkpoint names what is about to be deleted: then something is wrong."""
+        newest = self._newest()
+        wrong = self._named_by(newest.checkpoint).intersection(doomed) if newest is not None else set()
+        if newest is not None and wrong:
+            raise CorruptBlob(
+                newest.pointer.blob,
+                f"it names {min(wrong)}, which no checkpoint from {self._follower.state.control.taken_over} on can "
+                "name, so it was made against the rules, and nothing more was deleted",
+                "Stop the client that made it; `persist log` says who wrote the records before it",
+            )
 
     @property
     def _erase_after_s(self) -> float:
@@ -457,10 +584,13 @@ class _Round:
     def _commit(self, mutation: LocationMutation) -> int:
         return self._committer.submit([mutation], {}).result()
 
-    def _delete(self, kind: str, entries: Iterable[BlobEntry]) -> None:
+    def _delete(
+        self, kind: str, entries: Iterable[BlobEntry], check: Callable[[list[str]], object] = lambda keys: None
+    ) -> None:
         entries = (entry for entry in entries if self._only is None or entry.key in self._only)
         while some := [*islice(entries, DELETE_MAX)]:
             if not self._is_dry:
+                check([entry.key for entry in some])
                 delete_all(self._blob, [entry.key for entry in some])
             self._deleted += [entry.key for entry in some]
             self._counts[kind] = self._counts.get(kind, 0) + len(some)
@@ -477,6 +607,11 @@ def void_floor(state: State, checkpoints: Iterable[tuple[int, float]], now_s: fl
     if grace_s == 0:
         return state.seqno + 2
     return max((seqno for seqno, modified_s in checkpoints if now_s - modified_s >= grace_s), default=-1) + 1
+
+
+def _object_seqno(key: str) -> int | None:
+    """Return the seqno in the name of a directory object, a state object or a part list; None if it is none of them."""
+    return next((n for of in (directory_seqno, state_seqno, uploaded_seqno) if (n := of(key)) is not None), None)
 
 
 def _named_by(entries: Iterable[CollectionEntry | None]) -> Iterator[str]:

@@ -22,6 +22,7 @@ from persist.log.records import (
     OpenWriter,
     Seal,
     Submitted,
+    TakeOver,
     Tokens,
     TruncateLog,
     VoidUploads,
@@ -32,7 +33,8 @@ from persist.write.operations import Asked, Operation, Write
 Answer = int | PersistError | None
 
 OPERATIONS_MAX = 1000  # That one request holds.
-OWN = OpenWriter | CloseWriter | TruncateLog | VoidUploads | Collected  # What each client does by itself, if at all.
+# What each client does by itself, if at all.
+OWN = OpenWriter | CloseWriter | TruncateLog | VoidUploads | TakeOver | Collected
 _PLAIN = Tokens | Seal | Note | Batch | Condition | Asked
 
 

@@ -18,7 +18,7 @@ import persist
 from persist.blob import CorruptBlob, Corruption, MemoryBlob
 from persist.codecs import CollectionSchema, Part, decode_part
 from persist.log.commits import read_record
-from persist.log.envelope import BlobRef, Framed, decode_framed, get_framed
+from persist.log.envelope import FORMAT, BlobRef, Framed, decode_framed, get_framed
 from persist.log.part_lists import PartList
 from persist.log.records import Append, Create, Pend, Record, Replace, Resolve
 from persist.replica.checkpoint import Checkpoint, StateObject, read_checkpoint
@@ -367,7 +367,7 @@ def test_an_older_value_of_a_pointer_is_not_taken_for_the_present_one() -> None:
 
 def test_damage_is_never_taken_for_a_newer_version() -> None:
     key = max(of_folder(ONE, "log"))
-    at = ONE[key].index(b'"format":1') + len(b'"format":')
+    at = ONE[key].index(b'"format":%d' % FORMAT) + len(b'"format":')
     damaged = ONE[key][:at] + b"2" + ONE[key][at + 1 :]
     with pytest.raises(CorruptBlob):
         reader_of(key)(damaged)

@@ -16,6 +16,7 @@ from tests.crash.child import Job, Step
 from tests.crash.kills import Tally
 from tests.crash.nursery import Life, Nursery
 from tests.crash.story import KEYED, LARGE_ROWS, UNLOGGED, Model, Op, Teller, random_ops, small_policy
+from tests.invariants import check_named
 
 BEFORE_THE_RECORD = ("part", "list")
 PROOF = 1  # The second create of a record offers the first one again, to see that the store refuses what exists.
@@ -136,6 +137,7 @@ def _check_that_garbage_goes(blob: Blob) -> None:
             client.load(name).compact()
             named |= {part.blob for part in client.load(name).handle.contents().stored_parts if part.blob}
         client.gc()
+        check_named(blob)
         if (there := {entry.key for entry in blob.list("part/")}) != named:
             raise Violation(f"garbage {sorted(there - named)} is left over, {sorted(named - there)} is gone")
         check_with_fsck(client)

@@ -643,7 +643,11 @@ def test_a_checkpoint_that_says_something_else_than_the_log_is_found(dated: Date
 def test_a_newer_format_is_reported_and_never_touched(dated: DatedBlob) -> None:
     busy(dated)
     key = checkpoint_key(newest(dated).seqno)
-    body = (dated.get(key) or b"").rsplit(b',"checksum"', 1)[0].replace(b'"format":1', b'"format":%d' % (FORMAT + 1))
+    body = (
+        (dated.get(key) or b"")
+        .rsplit(b',"checksum"', 1)[0]
+        .replace(b'"format":%d' % FORMAT, b'"format":%d' % (FORMAT + 1))
+    )
     dated.set(key, body + b',"checksum":"' + xxhash.xxh3_128_hexdigest(body).encode() + b'"}\n')
     before = everything(dated)
     report = fsck(dated, repair=True)
@@ -1021,3 +1025,43 @@ def test_the_table_is_aligned_and_names_each_blob_and_what_to_do(dated: DatedBlo
     assert "restore it from a copy" in one
     assert any("stray" in line and "foreign" in line for line in lines)
     assert read_record(dated, 2) is not None
+
+
+def quiet_and_busy(dated: DatedBlob, minutes: int) -> str:
+    """Leave a collection whose state object is older than most of the log; return its id."""
+    with opened(dated) as client:
+        quiet, busy = (client.create_or_load(name, key=KEY, value=VALUE) for name in ("quiet", "busy"))
+        quiet.write(rows(0, 20_000, 0), seal=1).result()
+        quiet.write(rows(0, 10, 1), seal=2).result()
+        quiet.compact()
+        for time in range(60):
+            busy.write([((time, "x"), time, 1)], seal=time + 1).result()
+            dated.clock.sleep(60.0 * minutes)
+        client.gc()
+        client.gc()
+    return quiet.id
+
+
+@pytest.mark.parametrize("minutes", [0, 10])
+def test_a_missing_state_object_is_made_again_from_a_log_that_holds_all_of_it_and_else_not(
+    dated: DatedBlob, minutes: int
+) -> None:
+    id_ = quiet_and_busy(dated, minutes)
+    before = contents_of(dated)
+    for key in keys(dated, f"state/{id_}/"):
+        dated.delete(key)
+    with opened(dated) as client:
+        for read in (lambda: client.load("quiet"), client.gc):
+            with pytest.raises(persist.MissingBlob, match=f"state/{id_}.*persist fsck --repair"):
+                read()
+    assert (keys(dated, "log/")[0] == record_key(0)) == (minutes == 0)
+    report = fsck(dated, repair=True)
+    if minutes == 0:
+        assert report.repairs_done
+        assert contents_of(dated) == before
+        assert fsck(dated).is_clean
+        with opened(dated) as client:
+            client.gc()
+    else:
+        assert not report.repairs_done
+        assert all("the log does not hold all that it takes" in problem.advice for problem in report.problems)

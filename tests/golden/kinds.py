@@ -27,9 +27,11 @@ from persist.log.records import (
     MachineForm,
     Note,
     Resolve,
+    TakeOver,
     TruncateLog,
     VoidUploads,
 )
+from persist.replica.checkpoint import stored_checkpoints
 from persist.state.keyed_rules import PlannedPend
 from persist.upsert.events import event_fields, events_schema
 from persist.write.operations import Submission, Write
@@ -83,6 +85,9 @@ def write_every_kind(location: Path | Blob) -> None:
         commit(client, EndLease(LEASE, expires_ms=10**13 + 1))
         dropped = client.engine.follower.refresh().control.dropped
         commit(client, Collected(tuple((d.collection, d.seqno) for d in dropped)), TruncateLog(0), VoidUploads(1))
+        client.gc()  # Of which there is none; but it makes a checkpoint.
+        newest = next(stored_checkpoints(client.engine.blob))
+        commit(client, TakeOver(newest.pointer))
 
 
 def write_compacted(client: Client, word: str = "at") -> None:

@@ -6,11 +6,13 @@ of a released format are never made again: see `docs/golden.md`.
 
 import datetime
 import json
+import re
 import shutil
 from decimal import Decimal
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
+import msgspec
 import pyarrow as pa
 import xxhash
 
@@ -19,9 +21,9 @@ from persist.blob import FileBlob
 from persist.codecs import TIME_MAX, to_updates
 from persist.log import part_lists
 from persist.log.envelope import FORMAT
-from persist.log.records import SetHold, TruncateLog
+from persist.log.records import Record, SetHold, TruncateLog
 from persist.replica import directory
-from persist.replica.checkpoint import write_checkpoint
+from persist.replica.checkpoint import Checkpoint, StateObject, write_checkpoint
 from persist.write import group_commit
 from persist.write.part_writer import PartWriter
 from tests.golden.kinds import SETTINGS, commit, write_compacted, write_every_kind, write_evolved_keyed, write_keyed
@@ -134,6 +136,26 @@ def main() -> None:
         names = client.collections()
     expected = {name: digest(folder / "location", name) for name in names}
     (folder / "expected.json").write_text(json.dumps(expected, indent=1) + "\n")
+    (folder / "members.json").write_text(json.dumps(stored_members(), indent=1, sort_keys=True) + "\n")
+
+
+def stored_members() -> dict[str, dict[str, str]]:
+    """Return the members of everything that is stored in frames, and their types: what a format number stands for."""
+    found: dict[str, dict[str, str]] = {}
+    waiting: list[Any] = [Record, Checkpoint, StateObject, directory.DirectoryObject, part_lists.PartList]
+    while waiting:
+        kind = waiting.pop()
+        waiting += get_args(kind)
+        if isinstance(kind, type) and issubclass(kind, msgspec.Struct) and kind.__name__ not in found:
+            fields = msgspec.structs.fields(kind)
+            found[kind.__name__] = {field.encode_name: _type_name(field.type) for field in fields}
+            waiting += [field.type for field in fields]
+    return found
+
+
+def _type_name(kind: Any) -> str:
+    name = kind.__name__ if isinstance(kind, type) and not get_args(kind) else str(kind)
+    return re.sub(r"\w+\.(?=\w)", "", name)
 
 
 def write_view(client: persist.Client) -> None:

@@ -20,6 +20,7 @@ import persist
 from persist.blob import Blob, Fault, MemoryBlob, UnreliableBlob
 from persist.compaction_policy import CompactionPolicy
 from persist.upsert import InsertIfAbsent
+from tests.invariants import Guarded
 from tests.model import EMPTY
 from tests.nemesis.clocks import BEGAN_MS, ClientClock, World
 from tests.nemesis.generator import SKEW_MAX_S, Step
@@ -107,7 +108,7 @@ class Run:
     def __init__(self, blob: Blob | None = None) -> None:
         self.moments = Moments()
         self.world = World()
-        self.tap = Tap(blob or MemoryBlob(), self.moments, self.world.now_s)
+        self.tap = Tap(Guarded(blob or MemoryBlob()), self.moments, self.world.now_s)
         self.events: list[Event] = []
         self.slots: dict[int, Slot] = {}
         self.gone: list[Pending] = []

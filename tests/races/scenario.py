@@ -11,6 +11,7 @@ from typing import Any
 import persist
 from persist.blob import open_blob
 from persist.upsert import InsertIfAbsent
+from tests.invariants import check_named
 from tests.races.checker import Report, check
 from tests.races.fleet import Trouble, race
 from tests.races.history import Call, read_calls, with_log
@@ -111,6 +112,7 @@ def run(
     counts = race(plans, troubles, seconds + TIMEOUT_S)
     read_back(url, options, folder, names, exclusive="exclusive" in writers)
     blob = open_blob(url, options)
+    check_named(blob)
     records = [json.loads(blob.get(entry.key) or b"") for entry in blob.list("log/")]
     blob.close()
     calls = with_log(read_calls(sorted(folder.glob("history-*.jsonl"))), records)
@@ -124,6 +126,7 @@ def read_back(url: str, options: dict[str, Any], folder: Path, names: Sequence[s
     """Seal everything and read all of it with clients that are new, so that the checker judges the final state, too."""
     recorder = Recorder(folder / "history-final.jsonl")
     blob = open_blob(url, options)
+    check_named(blob)
     mode: dict[str, Any] = (
         {"mode": "exclusive", "reentrance_id": "last", "force": True} if exclusive else {"mode": "shared"}
     )

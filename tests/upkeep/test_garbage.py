@@ -475,5 +475,5 @@ def test_a_client_does_not_collect_what_a_checkpoint_that_it_is_making_will_refe
         blob.let_go.set()
     assert named in keys(blob, "state/")
     with opened(blob) as again:
-        assert len(keys(blob, "checkpoint/")) == 2
+        assert len(keys(blob, "checkpoint/")) == 3
         assert again.fsck().is_clean
