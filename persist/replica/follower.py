@@ -233,8 +233,10 @@ class Follower:
         """
         with self._lock:
             newest = self._newest_checkpoint()
-            if newest.location is not None:  # Or else there has been no checkpoint yet.
+            if newest.location is not None:
                 self._restart(newest)
+            else:  # There has been no checkpoint yet, or it went with the past.
+                self._verify_newest()
             return self._state
 
     def next_seqno(self) -> int:
