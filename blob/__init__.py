@@ -4,6 +4,7 @@ Promises: `create` has exactly one winner, and a reader sees all of a value or n
 happened or nobody knows; only the log resolves the second.
 """
 
+from persist.blob.checked_fields import check_fields
 from persist.blob.clock import Clock, SystemClock
 from persist.blob.deletion import NotDeleted, delete_all
 from persist.blob.errors import (
@@ -68,6 +69,7 @@ __all__ = [
     "Throttled",
     "Unavailable",
     "UnreliableBlob",
+    "check_fields",
     "check_key",
     "delete_all",
     "get_at_most",

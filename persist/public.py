@@ -14,7 +14,6 @@ from persist.blob import (
     MemoryBlob,
     MissingBlob,
     PersistError,
-    RetryPolicy,
     S3Blob,
     Unavailable,
 )
@@ -33,7 +32,6 @@ from persist.codecs import (
 )
 from persist.collection import Collection
 from persist.compact.report import CompactionReport
-from persist.compaction_policy import CompactionPolicy
 from persist.engine.telling import About, Retained
 from persist.errors import (
     AsOfCompacted,
@@ -113,7 +111,6 @@ __all__: list[str] = [
     "CollectionNotFound",
     "ColumnsNeeded",
     "CommitFuture",
-    "CompactionPolicy",
     "CompactionReport",
     "Conflict",
     "CorruptBlob",
@@ -164,7 +161,6 @@ __all__: list[str] = [
     "ReadOnly",
     "Repair",
     "Retained",
-    "RetryPolicy",
     "S3Blob",
     "SchemaMismatch",
     "SchemaMoved",

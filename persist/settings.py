@@ -1,10 +1,59 @@
 """What a client may be told about time, space and storage: one value with documented defaults."""
 
 import os
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
+from typing import Annotated
 
-from persist.blob import InvalidUsage, RetryPolicy
-from persist.compaction_policy import CompactionPolicy
+from msgspec import Meta
+
+from persist.blob import InvalidUsage, RetryPolicy, check_fields
+
+_Seconds = Annotated[float, Meta(ge=0)]
+_Positive = Annotated[float, Meta(gt=0)]
+_Bytes = Annotated[int, Meta(ge=0)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tuning:
+    """Knobs of tests and benchmarks, which users leave alone: they may go or change their meaning.
+
+    Attributes:
+        hold_linger_s: how long a hold outlives the reads it was taken for, so that the next ones need no commit.
+        log_retention_records: at least so many log records are kept, however old they are. All clients must agree.
+        cache_memory_bytes: room for blobs kept in memory; None for 64 MiB if the store is remote, and none else.
+        part_bytes: encoded bytes at which the next key starts a new part.
+        keyframe_fraction: a keyframe is made when the history since the last one has this many rows for each of its.
+        keyframe_rows_min: and no fewer rows than this, so that small collections are not written anew all the time.
+        keyframe_space: keyframes but the newest may take this many bytes for each of the history; beyond that some are
+            dropped.
+        merge_runs: how many runs of similar size become one.
+        inline_bytes, inline_runs: at this many bytes or runs, small writes that live in the log become a part.
+        runs_max: at this many runs of one collection, its writers wait for a merge.
+        compaction_interval_s: how often a client looks for work in the collections it uses; it looks for work in all
+            others whenever it collects garbage.
+        retry: how failed and slow requests are repeated; None for what follows from `Settings.retry_s`.
+
+    Raises:
+        InvalidUsage: a value does not fit.
+    """
+
+    hold_linger_s: _Seconds = 5.0
+    # Not below 16: the log must keep what a client may take for its end. It becomes a seqno, so it is an integer.
+    log_retention_records: Annotated[int, Meta(ge=16)] = 1000
+    cache_memory_bytes: _Bytes | None = None
+    part_bytes: Annotated[int, Meta(ge=1)] = 64 << 20
+    keyframe_fraction: Annotated[float, Meta(ge=0.01)] = 0.5
+    keyframe_rows_min: Annotated[int, Meta(ge=0)] = 64 * 1024
+    keyframe_space: Annotated[float, Meta(ge=0)] = 0.5
+    merge_runs: Annotated[int, Meta(ge=2)] = 8
+    inline_bytes: _Bytes = 256 << 10
+    inline_runs: Annotated[int, Meta(ge=2)] = 64
+    runs_max: Annotated[int, Meta(ge=16)] = 2000
+    compaction_interval_s: Annotated[float, Meta(ge=0.05)] = 30.0
+    retry: RetryPolicy | None = None
+
+    def __post_init__(self) -> None:
+        check_fields(self)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -12,31 +61,30 @@ class Settings:
     """How a client behaves; all durations in seconds. Clients of one location should agree on those marked (*).
 
     Attributes:
-        lease_s: how long a reader that was lost without closing keeps since back. (*)
-        clock_skew_s: how far the clocks of two clients may be apart: a lease is ended this much after its expiry. (*)
-        hold_linger_s: how long a hold outlives the reads it was taken for, so that the next ones need no commit.
-        grace_s: how long blobs that nothing refers to any more are kept for readers that hold no lease. (*)
-        orphan_grace_s: how long an upload may take from its first part to its commit. (*)
-        log_retention_s: log records are kept at least this long, and (*)
-        log_retention_records: at least as many of them. (*)
-        look_back: whether a commit is acknowledged only once the record before it was seen to be still there, by a read
-            of few bytes beside the write. Without it that read is saved, and if somebody restores a backup in place
-            under an open client, what that writes in the next 10 s may be acknowledged and lost.
         background: whether a writing client renews leases, collects garbage and compacts by itself, in threads of its
             own. Without it, call `Client.maintain` now and then.
-        compaction: when and how collections are compacted; see `CompactionPolicy`. (*)
-        gc_interval_s: the time between two collections of garbage by one client.
-        poll_s: the longest pause between two looks for new records by who waits for some. None for 5 ms where a look
-            costs little, such as in a folder (a third of a percent of a core for a client that waits), and else for
-            one second, to which the pause grows while nothing happens.
-        exit_timeout_s: how long a process that ends without closing a client waits for what was asked of it.
-        retry: how failed and slow requests to the store are repeated.
-        cache_memory_bytes: room for blobs kept in memory; None for 64 MiB if the store is remote, and none else.
         memory_budget: bytes that writing, merging, compaction and `to_batches` may take each, at least 16 MiB; whoever
             asks for a whole result in memory takes the room of that besides.
         cache_folder, cache_folder_bytes: where to keep blobs on disk, and what look-ups have decoded, mapped, for all
             processes that name the same folder; and the room for both together. On a disk of this machine: a process
             ends if what it has mapped cannot be read any more. None for nowhere.
+        lease_s: how long a reader that was lost without closing keeps since back. (*)
+        clock_skew_s: how far the clocks of two clients may be apart: a lease is ended this much after its expiry. (*)
+        grace_s: how long blobs that nothing refers to any more are kept for readers that hold no lease. (*)
+        orphan_grace_s: how long an upload may take from its first part to its commit. (*)
+        log_retention_s: log records are kept at least this long, and the last 1,000 of them for longer. (*)
+        destroy_after_s: what was retracted is destroyed this long after since has passed it; None for half the grace.
+        gc_interval_s: the time between two collections of garbage by one client.
+        look_back: whether a commit is acknowledged only once the record before it was seen to be still there, by a read
+            of few bytes beside the write. Without it that read is saved, and if somebody restores a backup in place
+            under an open client, what that writes in the next 10 s may be acknowledged and lost.
+        poll_s: the longest pause between two looks for new records by who waits for some. None for 5 ms where a look
+            costs little, such as in a folder (a third of a percent of a core for a client that waits), and else for
+            one second, to which the pause grows while nothing happens.
+        retry_s: how long a request to the store is repeated if it fails or gets no answer. A request that the store
+            throttles is repeated for five minutes at least.
+        exit_timeout_s: how long a process that ends without closing a client waits for what was asked of it.
+        tuning: knobs of tests and benchmarks.
 
     A grace of 0 is for locations that nobody else uses at the time.
 
@@ -44,53 +92,30 @@ class Settings:
         InvalidUsage: a value is no number, negative or too small to work, or a fraction where things are counted.
     """
 
-    lease_s: float = 600.0
-    clock_skew_s: float = 30.0
-    hold_linger_s: float = 5.0
-    grace_s: float = 3600.0
-    orphan_grace_s: float = 24 * 3600.0
-    log_retention_s: float = 7 * 24 * 3600.0
-    log_retention_records: int = 1000
-    look_back: bool = True
     background: bool = True
-    compaction: CompactionPolicy = field(default_factory=CompactionPolicy)
-    gc_interval_s: float = 3600.0
-    exit_timeout_s: float = 30.0
-    retry: RetryPolicy = field(default_factory=RetryPolicy)
-    memory_budget: int = 256 << 20
-    poll_s: float | None = None
-    cache_memory_bytes: int | None = None
+    memory_budget: Annotated[int, Meta(ge=16 << 20)] = 256 << 20
     cache_folder: str | os.PathLike[str] | None = None
-    cache_folder_bytes: int = 1 << 30
+    cache_folder_bytes: Annotated[int, Meta(ge=1)] = 1 << 30
+    lease_s: Annotated[float, Meta(ge=1)] = 600.0
+    clock_skew_s: _Seconds = 30.0
+    grace_s: _Seconds = 3600.0
+    orphan_grace_s: _Seconds = 24 * 3600.0
+    # The log must keep what a client may take for its end: see `persist.replica.follower.STALE_AFTER_S`.
+    log_retention_s: Annotated[float, Meta(ge=3600)] = 7 * 24 * 3600.0
+    destroy_after_s: _Seconds | None = None
+    gc_interval_s: Annotated[float, Meta(ge=1)] = 3600.0
+    look_back: bool = True
+    poll_s: Annotated[float, Meta(ge=0.001)] | None = None
+    retry_s: _Positive = 60.0
+    exit_timeout_s: _Seconds = 30.0
+    tuning: Tuning = field(default_factory=Tuning)
 
     def __post_init__(self) -> None:
-        for name in ("background", "look_back"):
-            if not isinstance(getattr(self, name), bool):
-                raise InvalidUsage(f"Settings({name}={getattr(self, name)!r}) is not True or False")
-        if not isinstance(self.retry, RetryPolicy):
-            raise InvalidUsage(f"Settings(retry={self.retry!r}) is not a RetryPolicy")
-        if not isinstance(self.compaction, CompactionPolicy):
-            raise InvalidUsage(f"Settings(compaction={self.compaction!r}) is not a CompactionPolicy")
-        for each in fields(self):
-            value, least = getattr(self, each.name), LEAST.get(each.name, 0.0)
-            if each.name in OTHERS or (value is None and each.default is None):
-                continue
-            if isinstance(value, bool) or not isinstance(value, (int, float)) or not least <= value < float("inf"):
-                raise InvalidUsage(f"Settings({each.name}={value!r}) is not a number of at least {least:,}")
-            if each.name in WHOLE and not isinstance(value, int):
-                raise InvalidUsage(f"Settings({each.name}={value!r}) is not a whole number: give {int(value)}")
+        check_fields(self, but=("cache_folder",))  # Its type is beyond msgspec.
+        if not isinstance(self.cache_folder, str | os.PathLike | None):
+            raise InvalidUsage(f"Settings(cache_folder={self.cache_folder!r}) is not allowed: give a path, or None")
 
-
-# The log must keep what a client may take for its end: see `persist.replica.follower.STALE_AFTER_S`.
-LEAST = {
-    "lease_s": 1.0,
-    "poll_s": 0.001,
-    "log_retention_s": 3600.0,
-    "log_retention_records": 16,
-    "gc_interval_s": 1.0,
-    "cache_folder_bytes": 1.0,
-    "memory_budget": 16 << 20,
-}
-OTHERS = ("background", "look_back", "retry", "compaction", "cache_folder")  # Those that are no numbers.
-# The number of records becomes a seqno in the log, where a fraction could not be read again.
-WHOLE = ("log_retention_records", "memory_budget", "cache_memory_bytes", "cache_folder_bytes")
+    @property
+    def retry(self) -> RetryPolicy:
+        """How requests to the store are repeated."""
+        return self.tuning.retry or RetryPolicy.within(self.retry_s)

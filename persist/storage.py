@@ -47,7 +47,7 @@ def open_storage(
     settings, clock = settings or Settings(), clock or SystemClock()
     metered = MeteredBlob(_opened(location, options))
     retried = RetryBlob(metered, settings.retry, clock=clock)
-    memory_bytes = settings.cache_memory_bytes
+    memory_bytes = settings.tuning.cache_memory_bytes
     if memory_bytes is None:
         memory_bytes = CACHE_MEMORY_BYTES if retried.is_remote else 0
     cached = CachedBlob(

@@ -8,11 +8,12 @@ import persist
 from persist.blob import Blob, MemoryBlob
 from persist.engine import Mode
 from persist.replica.past import PROVE_AFTER_S
+from persist.settings import Tuning
 from tests.checkpoints import wait_for_checkpoint
 from tests.clocks import ImpatientClock
 
 KEY = {"k": pa.int64()}
-QUIET = persist.Settings(background=False, hold_linger_s=0)
+QUIET = persist.Settings(background=False, tuning=Tuning(hold_linger_s=0))
 TRUSTING = replace(QUIET, look_back=False)  # What looks only from time to time, and so writes beyond a hole.
 Copy = dict[str, bytes]
 

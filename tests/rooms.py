@@ -24,7 +24,7 @@ LADDER: list[tuple[str, ...]] = [
 # Two rooms have no folder of their own: their modules are at the root of the package.
 AT_ROOT = {
     "words": (
-        "antichain", "compaction_policy", "errors", "metrics", "names", "progress_bars", "retention", "settings",
+        "antichain", "errors", "metrics", "names", "progress_bars", "retention", "settings",
         "shown", "storage", "timeline", "version", "work",
     ),
     "face": ("client", "collection", "follow", "importing", "listing", "multi_write", "public", "view"),

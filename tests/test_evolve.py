@@ -13,11 +13,12 @@ import pytest
 import persist
 from persist.codecs.types.evolution import is_wider
 from persist.log.records import Evolve
+from persist.settings import Tuning
 
 KEY = {"k": pa.int32()}
 VALUE = {"v": pa.int32(), "s": pa.string()}
 NOON = datetime.datetime(2020, 1, 1, 12)
-QUIET = persist.Settings(background=False, hold_linger_s=0)
+QUIET = persist.Settings(background=False, tuning=Tuning(hold_linger_s=0))
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ compactions and new clients; after each step, reads of all kinds at old times an
 """
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pyarrow as pa
@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 import persist
-from persist.compaction_policy import CompactionPolicy
+from persist.settings import Tuning
 from tests.sampling import examples
 
-POLICY = CompactionPolicy(keyframe_rows_min=3, keyframe_fraction=0.1, merge_runs=3, inline_runs=4)
-SETTINGS = persist.Settings(background=False, hold_linger_s=0, compaction=POLICY)
+POLICY = Tuning(keyframe_rows_min=3, keyframe_fraction=0.1, merge_runs=3, inline_runs=4)
+SETTINGS = persist.Settings(background=False, tuning=replace(POLICY, hold_linger_s=0))
 NAMES = ("a", "b", "c", "d", "e")
 WIDER = {pa.int8(): [pa.int16(), pa.int32()], pa.int16(): [pa.int64(), pa.float32()], pa.string(): [pa.large_string()]}
 TOO_WIDE = {

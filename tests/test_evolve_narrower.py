@@ -13,8 +13,9 @@ import pytest
 
 import persist
 from persist.codecs.types.evolution import newest_types
+from persist.settings import Tuning
 
-SETTINGS = persist.Settings(background=False, hold_linger_s=0)
+SETTINGS = persist.Settings(background=False, tuning=Tuning(hold_linger_s=0))
 WIDE = 5_000_000_000
 
 

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 import persist
 from persist.blob import MemoryBlob
+from persist.settings import Tuning
 
 KEY = {"k": pa.int64()}
 Rows = list[tuple[int, int, int]]
@@ -143,7 +144,7 @@ def test_followers_add_up_to_the_contents_whatever_is_committed_between_their_po
 
 def test_what_one_collection_gave_is_given_again_if_another_one_cannot_be_read() -> None:
     store = MemoryBlob()
-    settings = persist.Settings(background=False, compaction=persist.CompactionPolicy(inline_bytes=1))
+    settings = persist.Settings(background=False, tuning=Tuning(inline_bytes=1))
     with persist.open(store, settings=settings) as writer, persist.open(store, settings=settings) as reader:
         a, b = made(writer, "a", "b")
         both(writer, a, b, 0)

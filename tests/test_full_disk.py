@@ -15,11 +15,17 @@ import persist
 import persist.read.part_rows
 from persist.blob import StoreFull
 from persist.cli.main import main
+from persist.settings import Tuning
 from tests.clocks import DatedBlob, ImpatientClock
+from tests.tuned import tuned
 
 KEY = {"k": pa.int64()}
 NOW = persist.Settings(
-    background=False, hold_linger_s=0, grace_s=0, orphan_grace_s=0, log_retention_s=3600, log_retention_records=16
+    background=False,
+    grace_s=0,
+    orphan_grace_s=0,
+    log_retention_s=3600,
+    tuning=Tuning(hold_linger_s=0, log_retention_records=16),
 )
 
 
@@ -79,8 +85,8 @@ def table(rows: int = 20_000, time: int = 0) -> pa.Table:
 
 def opened(location: Any, **changed: Any) -> persist.Client:
     clock = location.clock if isinstance(location, DatedBlob) else None
-    settings = {name: getattr(NOW, name) for name in ("background", "hold_linger_s", "grace_s", "orphan_grace_s")}
-    return persist.open(location, clock=clock, settings=persist.Settings(**{**settings, **changed}))
+    settings = {name: getattr(NOW, name) for name in ("background", "grace_s", "orphan_grace_s")}
+    return persist.open(location, clock=clock, settings=tuned(hold_linger_s=0, **{**settings, **changed}))
 
 
 def test_on_a_full_disk_shared_clients_read_at_once_and_writes_fail_at_once(disk: Path) -> None:

@@ -44,6 +44,7 @@ from persist.log.records import (
     SetHold,
 )
 from persist.replica.checkpoint import Checkpoint, StateObject, write_checkpoint
+from persist.settings import Tuning
 from persist.state.location import Dropped
 from persist.write.part_writer import PartWriter
 from tests.iam import Gate
@@ -56,7 +57,7 @@ from tests.watched import WatchedBlob
 ROOT = Path(__file__).parent.parent
 OTHER = "0123456789abcdef" * 2
 DIGITS = "f" * 32
-NOW = persist.Settings(grace_s=0, orphan_grace_s=0, log_retention_records=16, background=False)
+NOW = persist.Settings(grace_s=0, orphan_grace_s=0, background=False, tuning=Tuning(log_retention_records=16))
 ESCAPES = ["..", "../../x", "/etc/passwd", "a/../../b", "a//b", "a\\..\\b", "a\0b", "a\nb", "x" * 300]
 ODD = [
     "%2e%2e",

@@ -18,6 +18,7 @@ import pyarrow as pa
 import pytest
 
 import persist
+from persist.settings import Tuning
 
 BUDGET = 16 << 20
 SLACK = 200 << 20
@@ -79,8 +80,8 @@ def stored(client: persist.Client, collection: persist.Collection) -> int:
 
 def work(location: str) -> None:
     """Do everything, first with little data, so that threads have their stacks; then under the limit with all."""
-    policy = persist.CompactionPolicy(keyframe_rows_min=10**9, merge_runs=8)
-    settings = persist.Settings(background=False, memory_budget=BUDGET, compaction=policy)
+    policy = Tuning(keyframe_rows_min=10**9, merge_runs=8)
+    settings = persist.Settings(background=False, memory_budget=BUDGET, tuning=policy)
     everything("memory://warm", itertools.islice(batches(), 4), settings)
     limit = private_bytes() + BUDGET + SLACK
     resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))

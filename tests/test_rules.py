@@ -13,7 +13,8 @@ import pyarrow as pa
 import pytest
 
 import persist
-from persist.blob import Fault, MemoryBlob, MeteredBlob, UnreliableBlob
+from persist.blob import Fault, MemoryBlob, MeteredBlob, RetryPolicy, UnreliableBlob
+from persist.settings import Tuning
 from tests.clocks import ImpatientClock
 
 KEY = {"k": pa.int64()}
@@ -329,7 +330,7 @@ def test_rule_9_an_unacknowledged_write_is_wholly_there_or_wholly_absent(fault: 
 
 def test_rule_9_a_part_whose_upload_got_no_answer_is_a_write_that_did_not_happen() -> None:
     unreliable = UnreliableBlob(MemoryBlob())
-    once = persist.Settings(retry=persist.RetryPolicy(attempts_max=1))
+    once = persist.Settings(tuning=Tuning(retry=RetryPolicy(attempts_max=1)))
     with persist.open(unreliable, clock=ImpatientClock(), settings=once) as client:
         orders = client.create_or_load("orders", key=KEY, value=VALUE)
         unreliable.next_faults("set", Fault.HAPPENED_BUT_FAILED)

@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 
 import persist
-from persist.blob import BlobEntry, FileBlob, MemoryBlob, S3Blob
+from persist.blob import BlobEntry, FileBlob, MemoryBlob, RetryPolicy, S3Blob
+from persist.settings import Tuning
 from persist.write.part_writer import PartWriter
 from tests.iam import ACTIONS, Call, Gate, Grant, policies_in
 from tests.reads import (
@@ -114,7 +115,7 @@ def client_like(client: persist.Client, **changed: Any) -> persist.Client:
 def collect(place: Place) -> None:
     """Collect a month later, when the destroyed, the forgotten and the old may go."""
     bucket = AgedBlob(place.bucket, place.prefix, place.options("COLLECTOR"))
-    settings = persist.Settings(background=False, log_retention_records=16)
+    settings = persist.Settings(background=False, tuning=Tuning(log_retention_records=16))
     with closing(bucket), persist.open(bucket, settings=settings) as client:
         orders = client.load("orders")
         PartWriter(bucket, client.engine.follower.next_seqno).upload(orders.id, orders.schema, table(99))
@@ -384,7 +385,7 @@ def provoked(place: Place, options: dict[str, Any]) -> Iterator[object]:
         (place.url.replace("s3://", f"s3://{options['access_key_id']}:{options['secret_access_key']}@"), options),
         (place.url, {**options, "endpoint_url": f"http://u:{options['secret_access_key']}@127.0.0.1:1"}),
     ]
-    once = persist.Settings(retry=persist.RetryPolicy(attempts_max=1))
+    once = persist.Settings(tuning=Tuning(retry=RetryPolicy(attempts_max=1)))
     for url, given in wrong:
         with pytest.raises(persist.PersistError) as caught:
             persist.open(url, mode="read", storage_options=given, settings=once)

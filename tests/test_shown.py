@@ -8,8 +8,9 @@ import pyarrow as pa
 import pytest
 
 import persist
+from persist.settings import Tuning
 
-QUIET = persist.Settings(background=False, hold_linger_s=0)
+QUIET = persist.Settings(background=False, tuning=Tuning(hold_linger_s=0))
 HOSTILE = "<script>alert(1)</script>\x1b[2J\u202e"
 
 

@@ -3,6 +3,7 @@
 import random
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -14,7 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 import persist
 from persist.blob import MemoryBlob, UnreliableBlob
-from persist.compaction_policy import CompactionPolicy
+from persist.settings import Tuning
 from tests.clocks import ImpatientClock
 from tests.model import EMPTY, Collection, Refused, changes, contents
 from tests.sampling import examples
@@ -82,7 +83,7 @@ class TwoClients(RuleBasedStateMachine):
     def settings() -> persist.Settings:
         # Garbage goes as soon as nobody claims it, although two clients use the location: both have leases.
         return persist.Settings(
-            hold_linger_s=0, background=False, grace_s=0, orphan_grace_s=0, compaction=small_policy()
+            background=False, grace_s=0, orphan_grace_s=0, tuning=replace(small_policy(), hold_linger_s=0)
         )
 
     def opened(self) -> persist.Client:
@@ -262,13 +263,16 @@ class TwoClients(RuleBasedStateMachine):
             assert handle.since == persist.Antichain(since)
 
 
-def small_policy() -> CompactionPolicy:
+def small_policy() -> Tuning:
     """Return a policy under which there is always something to do."""
-    policy = CompactionPolicy(
-        keyframe_rows_min=3, keyframe_fraction=0.1, merge_runs=2, inline_runs=3, inline_bytes=2000
+    return Tuning(
+        keyframe_rows_min=3,
+        keyframe_fraction=0.1,
+        merge_runs=2,
+        inline_runs=3,
+        inline_bytes=2000,
+        part_bytes=1,  # So that runs have parts.
     )
-    object.__setattr__(policy, "part_bytes", 1)  # Smaller than makes sense, so that runs have parts.
-    return policy
 
 
 def patiently(call: Callable[[], object]) -> None:

@@ -9,9 +9,10 @@ import pyarrow.compute as pc
 import pytest
 
 import persist
+from persist.settings import Tuning
 
 KEY, VALUE = {"k": pa.int64()}, {"v": pa.string()}
-QUIET = persist.Settings(background=False, hold_linger_s=0)
+QUIET = persist.Settings(background=False, tuning=Tuning(hold_linger_s=0))
 
 
 @pytest.fixture

@@ -19,11 +19,14 @@ from outside, and hedged when they are slow (`persist.blob.layers.hedge`).
 import random
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
-from typing import TypeVar
+from typing import Annotated, TypeVar
 
+from msgspec import Meta
+
+from persist.blob.checked_fields import check_fields
 from persist.blob.clock import Backoff, Clock, SystemClock
 from persist.blob.daemon_threads import DaemonThreads
 from persist.blob.errors import Indeterminate, InvalidUsage, PersistError, StoreFull, Throttled, Unavailable
@@ -45,6 +48,7 @@ CLOSE_TIMEOUT_S = 2.0
 _HARMLESS_TWICE = ("set", "delete")
 
 T = TypeVar("T")
+_Positive = Annotated[float, Meta(gt=0)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,27 +68,34 @@ class RetryPolicy:
         read_threads_max: threads for reads that can be hedged; further reads at the same time are not.
     """
 
-    deadline_s: float = 60.0
-    throttled_deadline_s: float = 300.0
-    attempts_max: int = 20
-    first_s: float = 0.05
-    bound_max_s: float = 5.0
-    commit_deadline_s: float = 30.0
-    read_timeout_s: float = 60.0
+    deadline_s: _Positive = 60.0
+    throttled_deadline_s: _Positive = 300.0
+    attempts_max: Annotated[int, Meta(ge=1)] = 20
+    first_s: _Positive = 0.05
+    bound_max_s: _Positive = 5.0
+    commit_deadline_s: _Positive = 30.0
+    read_timeout_s: _Positive = 60.0
     hedge: bool | None = None
-    hedge_after_s: float | None = None
-    hedge_floor_s: float = 0.05
-    read_threads_max: int = 32
+    hedge_after_s: _Positive | None = None
+    hedge_floor_s: _Positive = 0.05
+    read_threads_max: Annotated[int, Meta(ge=1)] = 32
 
     def __post_init__(self) -> None:
-        for each in fields(self):
-            value = getattr(self, each.name)
-            if value is None or isinstance(value, bool) or 0 < value < float("inf"):
-                continue
-            raise InvalidUsage(f"{each.name}={value!r} is not allowed: give a positive number")
+        check_fields(self)
         for low, high in (("deadline_s", "throttled_deadline_s"), ("first_s", "bound_max_s")):
             if getattr(self, low) > getattr(self, high):
                 raise InvalidUsage(f"{low}={getattr(self, low)} is more than {high}={getattr(self, high)}")
+
+    @classmethod
+    def within(cls, retry_s: float) -> "RetryPolicy":
+        """Return the policy that gives up a request after this time, and asks no longer than that for one answer."""
+        usual = cls()
+        return cls(
+            deadline_s=retry_s,
+            throttled_deadline_s=max(retry_s, usual.throttled_deadline_s),
+            commit_deadline_s=min(retry_s, usual.commit_deadline_s),
+            read_timeout_s=retry_s,
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,13 +45,7 @@ class Place:
         """Return how a client of a command behaves: nothing happens in the background."""
         more: dict[str, Any] = {} if memory_budget is None else {"memory_budget": memory_budget}
         if self.timeout_s is not None:
-            usual = persist.RetryPolicy()
-            more["retry"] = persist.RetryPolicy(
-                deadline_s=self.timeout_s,
-                throttled_deadline_s=max(self.timeout_s, usual.throttled_deadline_s),
-                commit_deadline_s=min(self.timeout_s, usual.commit_deadline_s),
-                read_timeout_s=self.timeout_s,
-            )
+            more["retry_s"] = self.timeout_s
         return persist.Settings(background=False, **more)
 
     @contextmanager

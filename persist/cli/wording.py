@@ -109,6 +109,7 @@ _PHRASES = tuple(
         (r"dry_run=True goes with repair=True", "--dry-run goes with --repair"),
         (r"set_aside=True goes with repair=True", "--set-aside goes with --repair"),
         (r"Settings\(memory_budget=(\d+)\)", r"--memory-budget \1"),
+        (r"Keyed\((resolve|ties)=('.*?')\)", r"--\1 \2"),
         (r"memory_budget=(\d+) cannot hold", r"a memory budget of \1 bytes cannot hold"),
         (r"open with persist\.Settings\(memory_budget=(\d+)\) or more", r"from Python, allow memory_budget=\1 or more"),
     )

@@ -110,7 +110,7 @@ class KeepingCalls(CollectionBase):
         what is rewritten, a PUT for each new part, and a commit for each piece of work. Memory: `memory_budget`.
 
         Args:
-            only_due: do only what `Settings.compaction` says is worth it by now.
+            only_due: do only what is worth it by now.
 
         Raises:
             CorruptBlob: a part cannot be believed; nothing that it is part of was replaced.

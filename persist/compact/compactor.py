@@ -19,13 +19,13 @@ from persist.compact.memory import LARGE_BYTES, give_back
 from persist.compact.planner import Forget, MakeKeyframe, MergeRuns, Thin, Work, next_work
 from persist.compact.report import CompactionReport, with_read, with_written
 from persist.compact.rewriter import MadeRun, PartMaker, Rewrite, RunPiece
-from persist.compaction_policy import CompactionPolicy
 from persist.errors import ClientClosed, CollectionNotFound, PersistError, UploadExpired
 from persist.errors.conflicts import Superseded
 from persist.log.records import Keyframe, Numbers, Replace
 from persist.read.plan import snapshot_scan
 from persist.read.scan import Scan
 from persist.replica.follower import Follower
+from persist.settings import Tuning
 from persist.state.contents import CollectionState, with_replaced
 from persist.work import task
 from persist.write.operations import Commit
@@ -40,7 +40,7 @@ class Compactor:
         self,
         follower: Follower,
         commit: Commit,
-        policy: CompactionPolicy,
+        tuning: Tuning,
         maker: PartMaker,
         stop: threading.Event,
     ) -> None:
@@ -53,14 +53,14 @@ class Compactor:
         """
         self._follower = follower
         self._commit = commit
-        self._policy = policy
+        self._tuning = tuning
         self._maker = maker
         self._one_at_a_time = threading.Lock()
         self._stop = stop
 
     def is_due(self, contents: CollectionState, *, destroy: bool = False) -> bool:
         """Tell whether `compact` would find something to do. Cost: no request."""
-        return next_work(contents, self._policy, destroy=destroy) is not None
+        return next_work(contents, self._tuning, destroy=destroy) is not None
 
     def compact(
         self, id_: str, name: str, *, full: bool = False, destroy: bool = False, move_out: bool = False
@@ -81,7 +81,7 @@ class Compactor:
                 contents = self._contents(id_, name)
                 work = next_work(
                     contents,
-                    self._policy,
+                    self._tuning,
                     full=full,
                     destroy=destroy,
                     move_out=move_out,
@@ -168,7 +168,7 @@ class Compactor:
     def _keyframe(self, contents: CollectionState, as_of: int, attempt: "_Attempt") -> tuple[Replace, CompactionReport]:
         scan = snapshot_scan(contents, contents.schema, as_of, None, raw=True)
         numbers = {part.blob: number for number, part in contents.numbered.items()}
-        pieces = keyframe_pieces(scan, numbers, self._policy.part_bytes, self._maker)
+        pieces = keyframe_pieces(scan, numbers, self._tuning.part_bytes, self._maker)
         [made] = self._make(contents, [pieces], attempt)
         listed = attempt.numbers(made)
         shared = {number for number in listed if number >= 0}
@@ -192,7 +192,7 @@ class Compactor:
         for number in numbers:
             part = contents.numbered[number]
             keys = ordered_keys(part, contents.schema)
-            if keys is None or part.inline or part.bytes < self._policy.part_bytes // WHOLE_FRACTION:
+            if keys is None or part.inline or part.bytes < self._tuning.part_bytes // WHOLE_FRACTION:
                 return None
             keyed.append((keys[0], keys[-1], number))
         keyed.sort(key=lambda each: each[:2])

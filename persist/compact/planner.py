@@ -27,8 +27,8 @@ from dataclasses import dataclass
 from itertools import accumulate, chain, pairwise
 
 from persist.antichain import Antichain
-from persist.compaction_policy import CompactionPolicy
 from persist.log.records import Keyframe, Numbers
+from persist.settings import Tuning
 from persist.state.contents import CollectionState
 
 LEVEL_BYTES = 64 << 10
@@ -69,7 +69,7 @@ Work = MergeRuns | MakeKeyframe | Forget | Thin
 
 def next_work(
     contents: CollectionState,
-    policy: CompactionPolicy,
+    tuning: Tuning,
     *,
     full: bool = False,
     destroy: bool = False,
@@ -91,16 +91,16 @@ def next_work(
     if (time := _forgettable(contents)) is not None:
         return Forget(time)
     merged = frozenset(run for work in without if isinstance(work, MergeRuns) for run in work.runs)
-    runs = _merge_due(contents, policy, merged, move_out=full or move_out)
-    time = _keyframe_due(contents, policy, full=full)
+    runs = _merge_due(contents, tuning, merged, move_out=full or move_out)
+    time = _keyframe_due(contents, tuning, full=full)
     if time is not None and MakeKeyframe(time) in without:
         time = None
     # A keyframe of very many runs would look into each of them for each slice of keys: merge them before.
-    if time is not None and (runs is None or len(contents.history) <= CROWDED * policy.merge_runs):
+    if time is not None and (runs is None or len(contents.history) <= CROWDED * tuning.merge_runs):
         return MakeKeyframe(time)
     if runs is not None:
         return MergeRuns(runs)
-    if thinned := _too_dense(contents, policy):
+    if thinned := _too_dense(contents, tuning):
         return Thin(thinned)
     return None
 
@@ -137,7 +137,7 @@ def last_resolved(contents: CollectionState) -> int | None:
     return resolved.time - 1 if resolved.time > 0 else None
 
 
-def _keyframe_due(contents: CollectionState, policy: CompactionPolicy, *, full: bool) -> int | None:
+def _keyframe_due(contents: CollectionState, tuning: Tuning, *, full: bool) -> int | None:
     sealed = last_resolved(contents)
     last = contents.keyframes[-1] if contents.keyframes else None
     if sealed is None or (last is not None and last.as_of >= sealed):
@@ -150,7 +150,7 @@ def _keyframe_due(contents: CollectionState, policy: CompactionPolicy, *, full: 
         return sealed
     rows = sum(part.rows for part in parts)
     base = 0 if last is None else sum(part.rows for part in contents.parts_of(last.parts))
-    return sealed if rows >= max(policy.keyframe_rows_min, policy.keyframe_fraction * base) else None
+    return sealed if rows >= max(tuning.keyframe_rows_min, tuning.keyframe_fraction * base) else None
 
 
 def _forgettable(contents: CollectionState) -> int | None:
@@ -160,20 +160,18 @@ def _forgettable(contents: CollectionState) -> int | None:
     return reached[-1] if reached and reached[-1] >= contents.history_from else None
 
 
-def _merge_due(
-    contents: CollectionState, policy: CompactionPolicy, without: frozenset[int], *, move_out: bool
-) -> Numbers | None:
+def _merge_due(contents: CollectionState, tuning: Tuning, without: frozenset[int], *, move_out: bool) -> Numbers | None:
     runs = [run for run in contents.history if run[0] not in without]
     inline = [run for run in runs if contents.numbered[run[0]].inline]
     inline_bytes = sum(len(part.inline) for part in contents.numbered.values())  # Not of pending events.
-    is_many = inline_bytes >= policy.inline_bytes or len(inline) >= policy.inline_runs
+    is_many = inline_bytes >= tuning.inline_bytes or len(inline) >= tuning.inline_runs
     if inline and (is_many or move_out):
         # All that lives in the log, so that it becomes one part: but not across keyframes.
         groups = _intervals(contents, inline)
         return tuple(run[0] for run in max(groups, key=len)[:INLINE_RUNS_MAX])
     for group in _intervals(contents, [run for run in runs if not contents.numbered[run[0]].inline]):
         sizes = [sum(part.bytes for part in contents.parts_of(run)) for run in group]
-        if (found := _similar(sizes, policy.merge_runs)) is not None:
+        if (found := _similar(sizes, tuning.merge_runs)) is not None:
             return tuple(run[0] for run in group[found[0] : found[1]])
     return None
 
@@ -216,12 +214,12 @@ def _level(size: int, merge_runs: int) -> int:
     return level
 
 
-def _too_dense(contents: CollectionState, policy: CompactionPolicy) -> Numbers:
+def _too_dense(contents: CollectionState, tuning: Tuning) -> Numbers:
     """Return which keyframes to drop: always the one whose neighbours have the least history between them."""
     keyframes, history = [*contents.keyframes], contents.history_parts
     if len(keyframes) < 2:
         return ()
-    room = policy.keyframe_space * sum(part.bytes for part in history)
+    room = tuning.keyframe_space * sum(part.bytes for part in history)
     times = sorted((part.time_max, part.rows) for part in history)
     rows_until = [0, *accumulate(rows for _, rows in times)]
     before = {k.as_of: rows_until[bisect_right(times, (k.as_of, 2**63))] for k in keyframes}

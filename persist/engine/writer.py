@@ -161,11 +161,11 @@ class Writer:
         """Return what makes parts in this process, until stop is set."""
         budget = self._settings.memory_budget
         reader = PartReader(self._blob, self._pool, self._indexes, budget)
-        return LocalPartMaker(reader, self.part_writer(), self._pool, self._settings.compaction.part_bytes, stop)
+        return LocalPartMaker(reader, self.part_writer(), self._pool, self._settings.tuning.part_bytes, stop)
 
     def compactor_of(self, maker: PartMaker, stop: threading.Event) -> Compactor:
         """Return what compacts with the parts that a part maker makes, until stop is set."""
-        return Compactor(self._follower, self.committer.submit, self._settings.compaction, maker, stop)
+        return Compactor(self._follower, self.committer.submit, self._settings.tuning, maker, stop)
 
     def close(self) -> None:
         """Finish what was asked for, give back leases and the location, and end the threads."""

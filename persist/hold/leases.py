@@ -268,7 +268,7 @@ class Leases:
             due = {
                 collection: held
                 for collection, held in self._held.items()
-                if now_s - held.changed_s >= self._settings.hold_linger_s
+                if now_s - held.changed_s >= self._settings.tuning.hold_linger_s
                 or now_s - held.moved_s >= self._settings.lease_s / 10
             }
         self._settle(due, eager=True)

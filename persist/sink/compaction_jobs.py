@@ -76,7 +76,7 @@ class Look:
 
     def do(self, place: TaskStore) -> "Answer":
         """Do it, in a task."""
-        with _local_maker(place, place.settings.compaction.part_bytes, 0) as maker:
+        with _local_maker(place, place.settings.tuning.part_bytes, 0) as maker:
             return Answer(touched=tuple(map(maker.is_touched, self.regions)))
 
 

@@ -20,7 +20,6 @@ from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 
-from persist.compaction_policy import CompactionPolicy
 from persist.engine import CollectionHandle, Engine, OpenOptions
 from persist.engine import reading as reads
 from persist.engine.creating import loaded
@@ -30,7 +29,7 @@ from persist.errors import CollectionNotFound, InvalidUsage
 from persist.read.changes import Changes
 from persist.read.merging import Form
 from persist.read.snapshot import Snapshot
-from persist.settings import Settings
+from persist.settings import Settings, Tuning
 from persist.source.address import CollectionAddress
 from persist.spark.read.native import PlannedSnapshot, plan
 from persist.spark.read.native_changes import PlannedChanges, plan_changes
@@ -40,7 +39,7 @@ from persist.timeline import Times
 
 NEVER_S = 1e9
 # An engine that renews its lease, and leaves maintenance to those who write.
-LEASING = Settings(gc_interval_s=NEVER_S, compaction=CompactionPolicy(interval_s=NEVER_S))
+LEASING = Settings(gc_interval_s=NEVER_S, tuning=Tuning(compaction_interval_s=NEVER_S))
 
 
 class SparkLocation:

@@ -50,8 +50,8 @@ class Upkeep:
         self._expire_at_s = clock.monotonic_s() + settings.lease_s / 10
         self._threads: tuple[RepeatingThread, ...] = ()
         if settings.background:
-            leases_s = max(WAKE_MIN_S, min(settings.hold_linger_s, settings.lease_s / 10, WAKE_MAX_S))
-            work_s = max(WAKE_MIN_S, min(settings.compaction.interval_s, settings.gc_interval_s))
+            leases_s = max(WAKE_MIN_S, min(settings.tuning.hold_linger_s, settings.lease_s / 10, WAKE_MAX_S))
+            work_s = max(WAKE_MIN_S, min(settings.tuning.compaction_interval_s, settings.gc_interval_s))
             self._threads = (
                 RepeatingThread("persist-leases", self.tick_leases, lambda: leases_s),
                 RepeatingThread("persist-upkeep", self.tick_work, lambda: work_s * random.uniform(0.75, 1.25)),

@@ -1,9 +1,9 @@
 """When a writing client compacts without being asked.
 
-It looks for due work in the collections the client has lately used, every `CompactionPolicy.interval_s` and as soon as
+It looks for due work in the collections the client has lately used, every `Tuning.compaction_interval_s` and as soon as
 many commits have been made; in all collections of the location whenever garbage is collected, so that one writing
 client anywhere is enough to look after what nobody writes to any more. What since has passed is destroyed when it has
-waited for `CompactionPolicy.destroy_after_s`, which this client counts from when it first saw it.
+waited for `Settings.destroy_after_s`, which this client counts from when it first saw it.
 """
 
 import logging
@@ -40,10 +40,9 @@ class CompactionSchedule:
         self._compactor = compactor
         self._follower = follower
         self._clock = clock
-        self._policy = settings.compaction
-        self._destroy_after_s = settings.grace_s / 2
-        if self._policy.destroy_after_s is not None:
-            self._destroy_after_s = self._policy.destroy_after_s
+        self._runs_max = settings.tuning.runs_max
+        destroy_after_s = settings.destroy_after_s
+        self._destroy_after_s = settings.grace_s / 2 if destroy_after_s is None else destroy_after_s
         self._sweep_interval_s = settings.gc_interval_s
         # Clients that were opened together should not compact together.
         self._sweep_at_s = clock.monotonic_s() + settings.gc_interval_s * random.uniform(0.25, 0.75)
@@ -94,10 +93,10 @@ class CompactionSchedule:
     def relieve(self, collection: str) -> None:
         """Make the caller, who is about to write, wait for a merge if there are too many runs to go on."""
         entry = self._follower.state.entries.get(collection)
-        if entry is None or entry.contents is None or len(entry.contents.history) < self._policy.runs_max:
+        if entry is None or entry.contents is None or len(entry.contents.history) < self._runs_max:
             return
         drawn, relieved_at = entry.contents.next_number, self._relieved_at.get(collection, 0)
-        if drawn - relieved_at < self._policy.runs_max // 4:
+        if drawn - relieved_at < self._runs_max // 4:
             return
         self._relieved_at[collection] = drawn
         try:

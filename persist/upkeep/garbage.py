@@ -422,9 +422,9 @@ class _Round:
 
     def _floor_to_declare(self) -> int | None:
         """Return from where on the log is needed, if it is worth a record to say so."""
-        state, settings = self._follower.state, self._settings
-        floor = min(self._seqno_before(settings.log_retention_s) + 1, state.seqno + 1 - settings.log_retention_records)
-        least = max(1, settings.log_retention_records // 10)
+        state, records = self._follower.state, self._settings.tuning.log_retention_records
+        floor = min(self._seqno_before(self._settings.log_retention_s) + 1, state.seqno + 1 - records)
+        least = max(1, records // 10)
         if state.control.erased > floor and self._seqno_before(self._erase_after_s) >= state.control.erased:
             floor, least = state.control.erased, 1
         return floor if floor - state.control.log_floor >= least else None

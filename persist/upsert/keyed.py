@@ -3,12 +3,13 @@
 import datetime
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import msgspec
 import pyarrow as pa
 import pyarrow.types as pat
 
+from persist.blob import check_fields
 from persist.codecs import CollectionSchema, SchemaMismatch, did_you_mean, is_flat, type_from_json, type_to_json
 from persist.errors import InvalidUsage
 from persist.log.records import KeyedForm, MachineForm
@@ -59,6 +60,7 @@ class Keyed:
     machine: Machine | None = None
 
     def __post_init__(self) -> None:
+        check_fields(self, but=("order_by", "tombstone", "late_bound", "machine"))
         is_list = isinstance(self.order_by, Iterable) and not isinstance(self.order_by, str)
         if not is_list or not all(isinstance(name, str) for name in self.order_by):
             raise InvalidUsage(f'order_by={self.order_by!r} is not a list of columns: give one, such as ["at"]')
@@ -70,10 +72,6 @@ class Keyed:
             )
         if self.tombstone_value is not None and self.tombstone is None:
             raise InvalidUsage(f"tombstone_value={self.tombstone_value!r} needs tombstone=, the column that it is in")
-        if self.resolve not in get_args(Policy):
-            raise InvalidUsage(f'resolve={self.resolve!r} is no policy: use "seal" or "background"')
-        if self.ties not in get_args(Ties):
-            raise InvalidUsage(f'ties={self.ties!r} does not say which event counts: use "last" or "greatest"')
         if isinstance(self.machine, type) or (self.machine is not None and not isinstance(self.machine, Machine)):
             raise InvalidUsage(
                 f"machine={self.machine!r} is no machine: give an instance, such as InsertIfAbsent(); see "
@@ -219,8 +217,6 @@ def _check_tombstone(keyed: Keyed, schema: CollectionSchema) -> None:
             f"tombstone_value={keyed.tombstone_value!r} goes with a column of strings, and {keyed.tombstone!r} is "
             f"{kind}: a boolean deletes if it is true, anything else if it is not NULL. Leave tombstone_value out."
         )
-    if keyed.tombstone_value is not None and not isinstance(keyed.tombstone_value, str):
-        raise SchemaMismatch(f"tombstone_value={keyed.tombstone_value!r} is no text")
 
 
 def _check_machine(machine: MachineForm) -> None:

@@ -14,6 +14,7 @@ import pytest
 
 import persist
 from persist.cli.main import main
+from persist.settings import Tuning
 
 Printed = pytest.CaptureFixture[str]
 NOBODY = [
@@ -404,7 +405,7 @@ def test_standard_input_that_is_closed_is_an_empty_file(place: str) -> None:
 
 def test_what_would_be_deleted_is_told_without_deleting_it(tmp_path: Path, capsys: Printed) -> None:
     place = tmp_path / "location"
-    settings = persist.Settings(background=False, grace_s=0, orphan_grace_s=0, log_retention_records=16)
+    settings = persist.Settings(background=False, grace_s=0, orphan_grace_s=0, tuning=Tuning(log_retention_records=16))
     with persist.open(place, settings=settings) as client:
         made = client.create_or_load("gone", key={"k": pa.int64()})
         made.write(pa.table({"k": range(20_000)}), time=0, seal=1).result()

@@ -102,11 +102,11 @@ CASES: list[tuple[str, str, int]] = [
     ("upsert shop keyed rows.csv --time 9 --late never", "--late 'never' is no way", 2),
     ("evolve shop other --keyed", "see docs/how-to.md, erasure", 2),
     ("create shop new --key k:int46", "such as int64, float64", 2),
-    ("create shop new --key k:int64 --keyed --resolve never", "--resolve 'never' is no policy", 2),
+    ("create shop new --key k:int64 --keyed --resolve never", "--resolve 'never' is not allowed: give 'seal'", 2),
     ("fsck shop --dry-run", "--dry-run goes with --repair", 2),
     ("fsck shop --set-aside", "--set-aside goes with --repair", 2),
     ("serve shop --url grpc://0.0.0.0:0", "set PERSIST_SERVE_TOKEN, or say --insecure", 2),
-    ("compact shop --memory-budget 1", "--memory-budget 1 is not a number of at least", 2),
+    ("compact shop --memory-budget 1", "--memory-budget 1 is not allowed: give an integer >= 16777216", 2),
 ]
 
 

@@ -22,20 +22,22 @@ import persist
 from persist.blob import FileBlob, MemoryBlob, Unavailable
 from persist.compact.planner import Forget, MakeKeyframe, MergeRuns, Thin, next_work
 from persist.log.records import Keyframe, Replace
+from persist.settings import Tuning
 from persist.state.contents import CollectionState
 from persist.write.part_writer import PartWriter
 from tests.clocks import DatedBlob, ImpatientClock
+from tests.tuned import tuned
 
 KEY, VALUE = {"k": pa.int64()}, {"v": pa.string()}
 HOUR = 3600.0
-SMALL = persist.CompactionPolicy(
+SMALL = Tuning(
     part_bytes=64 << 10, keyframe_rows_min=20, keyframe_fraction=0.5, merge_runs=3, inline_runs=4, inline_bytes=4000
 )
 
 
 def opened(blob: Any, **changed: Any) -> persist.Client:
     clock = blob.clock if isinstance(blob, DatedBlob) else None
-    settings = persist.Settings(**{"background": False, "hold_linger_s": 0, "compaction": SMALL, **changed})
+    settings = tuned(**{"background": False, "hold_linger_s": 0, "tuning": SMALL, **changed})
     return persist.open(blob, clock=clock, settings=settings)
 
 
@@ -156,7 +158,7 @@ def contents_of(*history: persist.codecs.Part, upper: int = 100, since: int = 0,
     )
 
 
-POLICY = persist.CompactionPolicy(keyframe_rows_min=1000)
+POLICY = Tuning(keyframe_rows_min=1000)
 
 
 def test_a_keyframe_is_due_when_the_history_since_the_last_has_grown_past_a_fraction_of_it() -> None:
@@ -221,7 +223,7 @@ def test_what_was_retracted_before_since_is_destroyed_when_it_must_be() -> None:
 
 def test_keyframes_are_thinned_evenly_where_they_outgrow_the_history() -> None:
     history = [part_of(1000, at, at, negatives=1) for at in range(0, 60, 10)]
-    policy = persist.CompactionPolicy(keyframe_space=0.5, merge_runs=9)
+    policy = Tuning(keyframe_space=0.5, merge_runs=9)
     every = {f"as_of{at}": 1000 for at in range(9, 60, 10)}
     work = next_work(contents_of(*history, **every, upper=60), policy)
     assert isinstance(work, Thin)
@@ -232,8 +234,8 @@ def test_keyframes_are_thinned_evenly_where_they_outgrow_the_history() -> None:
 
 
 def test_small_writes_leave_the_log_when_they_reach_the_cap() -> None:
-    policy = persist.CompactionPolicy(inline_runs=4)
-    with opened(MemoryBlob(), compaction=policy) as client:
+    policy = Tuning(inline_runs=4)
+    with opened(MemoryBlob(), tuning=policy) as client:
         c = client.create_or_load("c", key=KEY, value=VALUE)
         for at in range(4):
             assert next_work(state(client, c), policy) is None
@@ -370,7 +372,7 @@ def test_of_two_compactors_that_do_the_same_work_one_throws_its_output_away(monk
 
 def test_an_exclusive_writer_does_not_keep_others_from_compacting() -> None:
     blob = MemoryBlob()
-    settings = persist.Settings(background=False, compaction=SMALL)
+    settings = persist.Settings(background=False, tuning=SMALL)
     with persist.open(blob, mode="exclusive", settings=settings) as writer, opened(blob) as other:
         c = writer.create_or_load("c", key=KEY, value=VALUE)
         c.write(rows_at(50, 0), seal=1).result()
@@ -440,8 +442,8 @@ def test_a_client_that_reads_on_and_on_does_not_keep_old_blobs_for_ever() -> Non
 
 def test_a_client_compacts_in_the_background_unless_told_not_to() -> None:
     blob = MemoryBlob()
-    eager = persist.CompactionPolicy(keyframe_rows_min=20, merge_runs=3, inline_runs=4, interval_s=0.05)
-    with persist.open(blob, settings=persist.Settings(compaction=eager)) as client:
+    eager = Tuning(keyframe_rows_min=20, merge_runs=3, inline_runs=4, compaction_interval_s=0.05)
+    with persist.open(blob, settings=persist.Settings(tuning=eager)) as client:
         c = client.create_or_load("c", key=KEY, value=VALUE)
         for at in range(10):
             c.write(rows_at(30, at, diff=-1 if at % 2 else 1), seal=at + 1).result()
@@ -455,8 +457,8 @@ def test_a_client_compacts_in_the_background_unless_told_not_to() -> None:
 
 
 def test_writers_wait_for_a_merge_when_there_are_too_many_runs() -> None:
-    policy = persist.CompactionPolicy(runs_max=16, merge_runs=4, inline_runs=1000, inline_bytes=1 << 30)
-    with opened(MemoryBlob(), compaction=policy) as client:
+    policy = Tuning(runs_max=16, merge_runs=4, inline_runs=1000, inline_bytes=1 << 30)
+    with opened(MemoryBlob(), tuning=policy) as client:
         c = client.create_or_load("c", key=KEY, value=VALUE)
         for at in range(64):
             c.write(rows_at(2000, at), seal=at + 1).result()
@@ -504,13 +506,13 @@ def test_compaction_ends_when_its_client_is_closed() -> None:
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"part_bytes": 1}, {"merge_runs": 1}, {"merge_runs": 2.5}, {"keyframe_fraction": "x"}, {"interval_s": 0}],
+    [{"part_bytes": 0}, {"merge_runs": 1}, {"merge_runs": 2.5}, {"keyframe_fraction": "x"}, {"runs_max": 0}],
     ids=str,
 )
 def test_a_policy_that_cannot_work_is_refused(wrong: dict[str, Any]) -> None:
     [name] = wrong
     with pytest.raises(persist.InvalidUsage, match=name):
-        persist.CompactionPolicy(**wrong)
+        Tuning(**wrong)
 
 
 def test_fsck_finds_a_keyframe_that_does_not_say_what_the_history_says() -> None:

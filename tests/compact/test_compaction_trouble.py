@@ -17,41 +17,31 @@ from persist.errors.conflicts import Superseded
 from persist.log.records import Replace
 from persist.read.part_caches import SliceLeftovers
 from persist.read.part_reader import PartReader
+from persist.settings import Tuning
 from persist.state.contents import CollectionState
 from persist.write.part_writer import PartWriter
 from tests.clocks import ImpatientClock
 from tests.keyframes import add_keyframe
 from tests.parts import commit_parts
+from tests.tuned import tuned
 
 KEY, VALUE = {"k": pa.int64()}, {"v": pa.string()}
 Update = tuple[tuple[Any, Any], int, int]
 
 
-def policy(**changed: Any) -> persist.CompactionPolicy:
+def policy(**changed: Any) -> Tuning:
     small = {"keyframe_rows_min": 4, "keyframe_fraction": 0.3, "merge_runs": 2, "inline_runs": 3, "inline_bytes": 2000}
-    return persist.CompactionPolicy(**{**small, **changed})
+    return Tuning(**{**small, **changed})
 
 
-def every_key_a_part() -> persist.CompactionPolicy:
+def every_key_a_part() -> Tuning:
     """Return a policy whose parts are smaller than makes sense, so that runs have many."""
-    found = policy()
-    object.__setattr__(found, "part_bytes", 1)
-    return found
+    return policy(part_bytes=1)
 
 
-def opened(
-    blob: MemoryBlob | UnreliableBlob, how: persist.CompactionPolicy | None = None, **changed: Any
-) -> persist.Client:
-    settings = persist.Settings(
-        **{
-            "background": False,
-            "hold_linger_s": 0,
-            "grace_s": 0,
-            "orphan_grace_s": 0,
-            "compaction": how or policy(),
-            **changed,
-        }
-    )
+def opened(blob: MemoryBlob | UnreliableBlob, how: Tuning | None = None, **changed: Any) -> persist.Client:
+    quiet = {"background": False, "hold_linger_s": 0, "grace_s": 0, "orphan_grace_s": 0}
+    settings = tuned(how or policy(), **{**quiet, **changed})
     return persist.open(blob, clock=ImpatientClock(), settings=settings)
 
 
@@ -543,7 +533,7 @@ def test_collections_that_stand_still_cost_no_requests() -> None:
 
 def test_what_was_retracted_before_it_was_written_is_destroyed_in_the_background_too() -> None:
     blob = MemoryBlob()
-    with opened(blob, policy(keyframe_rows_min=1000, destroy_after_s=0)) as client:
+    with opened(blob, policy(keyframe_rows_min=1000), destroy_after_s=0) as client:
         c = client.create_or_load("c", key=KEY, value=VALUE)
         c.write([((1, "secret"), 1, -1), ((2, "stays"), 1, 1)], seal=2).result()
         c.allow_compaction(1).result()

@@ -11,6 +11,7 @@ import persist
 import persist.compact.compactor
 from persist.blob import MemoryBlob
 from persist.compact.memory import give_back
+from persist.settings import Tuning
 
 pytestmark = pytest.mark.skipif(
     sys.platform != "linux" or not os.confstr("CS_GNU_LIBC_VERSION"), reason="it is about glibc's allocator"
@@ -41,8 +42,8 @@ def test_memory_that_nobody_uses_is_given_back() -> None:
 def test_a_large_compaction_gives_back_what_it_does_not_need(monkeypatch: pytest.MonkeyPatch, is_large: bool) -> None:
     if is_large:
         monkeypatch.setattr(persist.compact.compactor, "LARGE_BYTES", 1)
-    policy = persist.CompactionPolicy(keyframe_rows_min=20, inline_bytes=4000)
-    with persist.open(MemoryBlob(), settings=persist.Settings(background=False, compaction=policy)) as client:
+    policy = Tuning(keyframe_rows_min=20, inline_bytes=4000)
+    with persist.open(MemoryBlob(), settings=persist.Settings(background=False, tuning=policy)) as client:
         rows = client.create_or_load("c", key={"k": "int64"})
         for time in range(12):
             rows.write([(key, None) for key in range(500)], time=time, seal=time + 1).result()

@@ -11,6 +11,7 @@ asked for the damaged blob must have noticed; only a blob that nobody asked for 
 import os
 import random
 from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import replace
 
 import pytest
 
@@ -378,7 +379,7 @@ def test_damage_is_never_taken_for_a_newer_version() -> None:
 # Compaction and the collection of garbage, over what is damaged.
 
 
-NO_GRACE = persist.Settings(background=False, hold_linger_s=0, grace_s=0, orphan_grace_s=0, compaction=POLICY)
+NO_GRACE = persist.Settings(background=False, grace_s=0, orphan_grace_s=0, tuning=replace(POLICY, hold_linger_s=0))
 
 
 def blob_with(blobs: Mapping[str, bytes]) -> MemoryBlob:

@@ -35,6 +35,7 @@ from tests.crash.story import (
     random_ops,
     small_policy,
 )
+from tests.tuned import tuned
 
 IN_FLIGHT_MAX = 6
 MESSAGE_BYTES_MAX = 1 << 20
@@ -129,7 +130,7 @@ class MortalBlob:
 
 def work(job: Job, blob: Blob, tell: Callable[[Line], None]) -> None:
     """Do a job, telling of every call before it is made and when it is acknowledged."""
-    settings = persist.Settings(compaction=small_policy(), **job.settings)
+    settings = tuned(small_policy(), **job.settings)
     if job.script:
         with persist.open(MortalBlob(blob, job.kill_at, tell), settings=settings) as client:
             _make_calls(Teller(client), iter(job.script), tell, lambda: 0)

@@ -131,7 +131,7 @@ def _look(location: str, options: dict[str, Any], step: Step, life: Life, tally:
 
 def _check_that_garbage_goes(blob: Blob) -> None:
     """What the dead client uploaded or replaced is deleted, and nothing else."""
-    with persist.open(blob, settings=persist.Settings(compaction=small_policy(), **SETTINGS)) as client:
+    with persist.open(blob, settings=persist.Settings(tuning=small_policy(), **SETTINGS)) as client:
         named: set[str] = set()
         for name in client.collections():
             client.load(name).compact()

@@ -24,7 +24,7 @@ import persist.log.part_lists
 import persist.replica.checkpoint
 import persist.replica.directory
 from persist.codecs import encode_parts
-from persist.compaction_policy import CompactionPolicy
+from persist.settings import Tuning
 from tests.model import Collection, contents
 
 ROWS_MAX = 1_000_000
@@ -263,13 +263,16 @@ class Teller:
         return self._handles[name]
 
 
-def small_policy() -> CompactionPolicy:
+def small_policy() -> Tuning:
     """Return a policy under which a short story is enough for all that compaction does."""
-    policy = CompactionPolicy(
-        keyframe_rows_min=3, keyframe_fraction=0.1, merge_runs=2, inline_runs=3, inline_bytes=2000
+    return Tuning(
+        keyframe_rows_min=3,
+        keyframe_fraction=0.1,
+        merge_runs=2,
+        inline_runs=3,
+        inline_bytes=2000,
+        part_bytes=PART_BYTES,
     )
-    object.__setattr__(policy, "part_bytes", PART_BYTES)  # Smaller than makes sense.
-    return policy
 
 
 def make_everything_small() -> None:

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 import persist
-from persist.blob import FileBlob, MemoryBlob, UnreliableBlob
+from persist.blob import FileBlob, MemoryBlob, RetryPolicy, UnreliableBlob
+from persist.settings import Tuning
 from tests.copies import Copies
 from tests.dataflow.ledger import Bank, check, ledger
 
@@ -69,7 +70,7 @@ def test_a_store_that_fails_and_leaves_it_in_doubt_doubles_nothing(seed: int) ->
         bank = Bank(writer, seed)
         bank.transfer()
         shaky = UnreliableBlob(inner, chance, unavailable=0.05, not_happened_doubtful=0.05, happened_but_failed=0.05)
-        settings = persist.Settings(retry=persist.RetryPolicy(deadline_s=0.01, attempts_max=1))
+        settings = persist.Settings(tuning=Tuning(retry=RetryPolicy(deadline_s=0.01, attempts_max=1)))
         failures = 0
         for _ in range(4):
             try:
@@ -110,7 +111,7 @@ def test_whichever_call_of_the_store_fails_once_nothing_is_lost_or_doubled(times
     failing, failed, was_reached = 0, 0, True
     while was_reached:
         inner = MemoryBlob()
-        settings = persist.Settings(retry=persist.RetryPolicy(deadline_s=0.01, attempts_max=1))
+        settings = persist.Settings(tuning=Tuning(retry=RetryPolicy(deadline_s=0.01, attempts_max=1)))
         with persist.open(inner) as writer:
             bank = Bank(writer)
             bank.transfer()
@@ -141,7 +142,7 @@ def test_run_forever_goes_on_when_the_store_comes_back_and_ends_when_it_is_stopp
         bank = Bank(writer)
         bank.transfer()
         shaky = UnreliableBlob(inner)
-        settings = persist.Settings(retry=persist.RetryPolicy(deadline_s=0.01, attempts_max=1))
+        settings = persist.Settings(tuning=Tuning(retry=RetryPolicy(deadline_s=0.01, attempts_max=1)))
         with persist.open(shaky, settings=settings) as client, ledger().open(client) as running:
             worker = threading.Thread(target=running.run_forever, kwargs={"backoff_s": 0.01})
             worker.start()

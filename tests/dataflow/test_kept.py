@@ -9,8 +9,9 @@ import pyarrow as pa
 import pytest
 
 import persist
-from persist.blob import MemoryBlob, UnreliableBlob
+from persist.blob import MemoryBlob, RetryPolicy, UnreliableBlob
 from persist.dataflow import Logic, OutputConflict, Program, Stream, col, open_together
+from persist.settings import Tuning
 from tests.dataflow.ledger import Row
 
 AT = {"id": pa.int64(), "at": pa.int64()}
@@ -129,7 +130,7 @@ def test_a_store_that_fails_and_leaves_it_in_doubt_doubles_nothing_that_is_to_co
         moves = Moves(writer, seed)
         moves.step()
         shaky = UnreliableBlob(inner, chance, unavailable=0.05, not_happened_doubtful=0.05, happened_but_failed=0.05)
-        once = persist.Settings(retry=persist.RetryPolicy(deadline_s=0.01, attempts_max=1))
+        once = persist.Settings(tuning=Tuning(retry=RetryPolicy(deadline_s=0.01, attempts_max=1)))
         failures = 0
         for _ in range(5):
             try:

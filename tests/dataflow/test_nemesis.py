@@ -8,13 +8,14 @@ import pyarrow as pa
 import pytest
 
 import persist
-from persist.blob import MemoryBlob, UnreliableBlob
+from persist.blob import MemoryBlob, RetryPolicy, UnreliableBlob
 from persist.dataflow import Program, Running, col
+from persist.settings import Tuning
 from tests.clocks import ImpatientClock
 from tests.dataflow.ledger import Bank, check, ledger, rows_at
 from tests.nemesis.stores import ClientStore, Moments, Tap
 
-ONCE = persist.Settings(background=False, retry=persist.RetryPolicy(deadline_s=0.01, attempts_max=1))
+ONCE = persist.Settings(background=False, tuning=Tuning(retry=RetryPolicy(deadline_s=0.01, attempts_max=1)))
 FAILURES = (persist.Unavailable, persist.Indeterminate)
 DELAY = 2
 

@@ -28,6 +28,7 @@ from persist.log.records import Append, Mutation, Record
 from persist.replica.checkpoint import Checkpoint, StateObject, read_checkpoint, read_newest_checkpoint
 from persist.replica.directory import DirectoryEntry
 from persist.replica.follower import Follower
+from persist.settings import Tuning
 from persist.write.part_writer import PartWriter
 from tests.checkpoints import wait_for_checkpoint
 from tests.clocks import DatedBlob, ImpatientClock
@@ -37,7 +38,9 @@ from tests.parts import commit_parts
 KEY = {"k": pa.int64()}
 VALUE = {"v": pa.string()}
 HOUR, DAY = 3600.0, 86400.0
-SETTINGS = persist.Settings(background=False, hold_linger_s=0, log_retention_s=3600, log_retention_records=16)
+SETTINGS = persist.Settings(
+    background=False, log_retention_s=3600, tuning=Tuning(hold_linger_s=0, log_retention_records=16)
+)
 
 
 @pytest.fixture
@@ -918,7 +921,7 @@ def test_a_list_is_named_after_the_record_that_names_it_even_if_that_lost_a_race
 
 def test_nothing_is_reported_while_writers_write_destroy_and_collect(tmp_path: Path) -> None:
     settings = persist.Settings(
-        background=False, grace_s=0, log_retention_s=3600, log_retention_records=16, hold_linger_s=0
+        background=False, grace_s=0, log_retention_s=3600, tuning=Tuning(log_retention_records=16, hold_linger_s=0)
     )
     stop = threading.Event()
     failures: list[BaseException] = []

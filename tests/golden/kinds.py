@@ -15,7 +15,6 @@ import persist
 from persist.blob import Blob
 from persist.client import Client
 from persist.codecs import CollectionSchema, Part
-from persist.compaction_policy import CompactionPolicy
 from persist.log.records import (
     AdvanceLateBound,
     Collected,
@@ -32,13 +31,21 @@ from persist.log.records import (
     VoidUploads,
 )
 from persist.replica.checkpoint import stored_checkpoints
+from persist.settings import Tuning
 from persist.state.keyed_rules import PlannedPend
 from persist.upsert.events import event_fields, events_schema
 from persist.write.operations import Submission, Write
 
-POLICY = CompactionPolicy(keyframe_rows_min=3, keyframe_fraction=0.1, merge_runs=3, inline_runs=4, inline_bytes=4000)
-object.__setattr__(POLICY, "part_bytes", 1)  # Smaller than makes sense: each key is a part of its own.
-SETTINGS = persist.Settings(background=False, hold_linger_s=0, compaction=POLICY)
+POLICY = Tuning(
+    keyframe_rows_min=3,
+    keyframe_fraction=0.1,
+    merge_runs=3,
+    inline_runs=4,
+    inline_bytes=4000,
+    part_bytes=1,  # Each key is a part of its own.
+    hold_linger_s=0,
+)
+SETTINGS = persist.Settings(background=False, tuning=POLICY)
 LEASE = "f" * 32
 
 

@@ -10,6 +10,7 @@ from persist.blob import MemoryBlob
 from persist.hold.leases import Leases, WantedClaim
 from persist.log.commits import read_record
 from persist.log.records import EndLease, GrantLease, ReleaseHold, SetHold
+from persist.settings import Tuning
 from tests.clocks import ImpatientClock
 
 KEY = {"k": pa.int64()}
@@ -17,7 +18,7 @@ MANY = 300
 
 
 def opened(blob: MemoryBlob) -> persist.Client:
-    settings = persist.Settings(background=False, hold_linger_s=0)
+    settings = persist.Settings(background=False, tuning=Tuning(hold_linger_s=0))
     return persist.open(blob, clock=ImpatientClock(), settings=settings)
 
 

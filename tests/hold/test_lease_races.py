@@ -7,6 +7,7 @@ import pytest
 
 import persist
 from persist.blob import Blob, MemoryBlob
+from persist.settings import Tuning
 from tests.clocks import ImpatientClock
 from tests.stepped import Gate, Stepped, wait_until
 
@@ -16,11 +17,7 @@ ROWS = 20_000
 
 def opened(blob: Blob, clock: ImpatientClock | None = None) -> persist.Client:
     settings = persist.Settings(
-        background=False,
-        hold_linger_s=0,
-        grace_s=0,
-        orphan_grace_s=0,
-        compaction=persist.CompactionPolicy(merge_runs=2),
+        background=False, grace_s=0, orphan_grace_s=0, tuning=Tuning(merge_runs=2, hold_linger_s=0)
     )
     return persist.open(blob, clock=clock or ImpatientClock(), settings=settings)
 

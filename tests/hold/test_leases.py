@@ -9,16 +9,18 @@ import pytest
 
 import persist
 from persist.blob import Fault, MemoryBlob, MeteredBlob, UnreliableBlob
+from persist.settings import Tuning
 from persist.write.part_writer import PartWriter
 from tests.clocks import ImpatientClock
 from tests.parts import commit_parts
+from tests.tuned import tuned
 
 KEY = {"k": pa.int64()}
-QUIET = persist.Settings(background=False, hold_linger_s=0)
+QUIET = persist.Settings(background=False, tuning=Tuning(hold_linger_s=0))
 
 
 def opened(blob: object, clock: ImpatientClock | None = None, **changed: float) -> persist.Client:
-    settings = persist.Settings(**{"background": False, "hold_linger_s": 0, **changed})  # type: ignore[arg-type]
+    settings = tuned(**{"background": False, "hold_linger_s": 0, **changed})
     return persist.open(blob, clock=clock or ImpatientClock(), settings=settings)  # type: ignore[arg-type]
 
 
@@ -299,7 +301,7 @@ def test_a_destroyed_collection_can_be_read_by_whoever_has_a_lease_on_it(tmp_pat
 
 
 def test_background_threads_renew_and_let_go(blob: MemoryBlob) -> None:
-    settings = persist.Settings(lease_s=1, hold_linger_s=0.1, clock_skew_s=0)
+    settings = persist.Settings(lease_s=1, clock_skew_s=0, tuning=Tuning(hold_linger_s=0.1))
     with persist.open(blob, settings=settings) as reader, persist.open(blob, settings=settings) as writer:
         theirs = collection(writer)
         snapshot = reader.load("c").snapshot(3)

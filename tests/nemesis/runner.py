@@ -10,7 +10,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pyarrow as pa
@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 
 import persist
 from persist.blob import Blob, Fault, MemoryBlob, UnreliableBlob
-from persist.compaction_policy import CompactionPolicy
+from persist.settings import Tuning
 from persist.upsert import InsertIfAbsent
 from tests.invariants import Guarded
 from tests.model import EMPTY
@@ -28,6 +28,7 @@ from tests.nemesis.history import Event, History
 from tests.nemesis.log_reader import Added, frontier, pad, read_commit, shorten
 from tests.nemesis.stores import ClientStore, Moments, Tap
 from tests.nemesis.validator import KEYED_WRITE
+from tests.tuned import tuned
 
 PATIENCE_S = 60.0  # A call that takes longer in real time hangs.
 SLOW_S = 2.0
@@ -87,14 +88,12 @@ class Slot:
         return sum(n for fault, n in self.unreliable.faults.items() if fault not in harmless) + self.store.is_cut
 
 
-def _policy(part_bytes: int | None) -> CompactionPolicy:
+def _policy(part_bytes: int | None) -> Tuning:
     """Return a policy under which a few updates are enough for all that compaction does."""
-    policy = CompactionPolicy(
+    policy = Tuning(
         keyframe_rows_min=4, keyframe_fraction=0.3, merge_runs=2, inline_runs=3, inline_bytes=20_000, runs_max=100_000
     )
-    if part_bytes is not None:  # Smaller than makes sense, so that runs have parts.
-        object.__setattr__(policy, "part_bytes", part_bytes)
-    return policy
+    return policy if part_bytes is None else replace(policy, part_bytes=part_bytes)
 
 
 def features() -> frozenset[str]:
@@ -207,7 +206,7 @@ class Run:
 
         def opened() -> None:
             policy, more = _policy(step.get("part_bytes")), self._more_settings(step)
-            settings = persist.Settings(background=False, compaction=policy, **SETTINGS, **more)
+            settings = tuned(policy, background=False, **SETTINGS, **more)
             also = self._more_options(step, name)
             slot.client = persist.open(unreliable, mode=step["mode"], clock=clock, settings=settings, **options, **also)
 

@@ -11,7 +11,7 @@ from tests.sampling import examples
 from tests.stepped import Stepped
 from tests.test_state_machine import CLIENTS, TwoClients, small_policy
 
-QUIET = persist.Settings(background=False, compaction=small_policy())
+QUIET = persist.Settings(background=False, tuning=small_policy())
 
 
 class ThroughAServer(TwoClients):

@@ -5,6 +5,7 @@ import pytest
 
 import persist
 from persist.blob import MemoryBlob
+from persist.settings import Tuning
 from tests.clocks import DatedBlob, ImpatientClock
 
 
@@ -38,7 +39,7 @@ def test_a_seqno_that_is_not_there_yet_or_not_any_more_is_refused() -> None:
     clock = ImpatientClock()
     blob = DatedBlob(clock)
     settings = persist.Settings(
-        background=False, grace_s=0, orphan_grace_s=0, log_retention_s=3600, log_retention_records=16
+        background=False, grace_s=0, orphan_grace_s=0, log_retention_s=3600, tuning=Tuning(log_retention_records=16)
     )
     with persist.open(blob, settings=settings, clock=clock) as client:
         numbers = client.create_or_load("numbers", key={"k": pa.int64()})

@@ -1,7 +1,6 @@
 """A backup that is restored in place under an open client: nothing is acknowledged beyond the hole, and all is said."""
 
 import logging
-from dataclasses import replace
 
 import msgspec
 import pytest
@@ -17,6 +16,7 @@ from persist.replica.past import PROVE_AFTER_S, PROVE_READS_AFTER_S
 from tests.checkpoints import wait_for_checkpoint
 from tests.clocks import DatedBlob, ImpatientClock
 from tests.rollback import QUIET, TRUSTING, copied, interrupted, made, opened, restore, rolled_back, write
+from tests.tuned import tuned
 
 
 def upper_of(blob: Blob, clock: ImpatientClock) -> int | None:
@@ -243,7 +243,7 @@ def test_proving_costs_one_request_now_and_then_and_none_on_the_way() -> None:
 def test_a_client_that_slept_while_the_log_was_truncated_goes_on() -> None:
     clock = ImpatientClock()
     blob = DatedBlob(clock)
-    settings = replace(QUIET, log_retention_s=3600, log_retention_records=16, grace_s=3600)
+    settings = tuned(QUIET.tuning, background=False, log_retention_s=3600, log_retention_records=16, grace_s=3600)
     with persist.open(blob, clock=clock, settings=settings) as sleeper:
         collection = made(sleeper)
         write(collection, range(3))

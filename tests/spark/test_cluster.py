@@ -9,12 +9,13 @@ import pyarrow as pa
 import pytest
 
 import persist
+from persist.settings import Tuning
 from tests.spark.cluster import Cluster, Driver, running_cluster, until
 
 pytestmark = pytest.mark.spark
 
 # Nobody else uses these locations: what nothing refers to goes at once.
-SETTINGS = persist.Settings(background=False, hold_linger_s=0, grace_s=0, orphan_grace_s=0)
+SETTINGS = persist.Settings(background=False, grace_s=0, orphan_grace_s=0, tuning=Tuning(hold_linger_s=0))
 
 Place = tuple[str, dict[str, Any]]
 

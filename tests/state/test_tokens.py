@@ -5,10 +5,11 @@ import pytest
 
 import persist
 from persist.blob import MemoryBlob
+from persist.settings import Tuning
 from persist.write.part_writer import PartWriter
 from tests.parts import commit_parts
 
-SETTINGS = persist.Settings(background=False, hold_linger_s=0)
+SETTINGS = persist.Settings(background=False, tuning=Tuning(hold_linger_s=0))
 KEY = {"k": pa.int64()}
 
 

@@ -17,13 +17,14 @@ from persist.write.part_writer import PartWriter
 from tests.clocks import DatedBlob, ImpatientClock
 from tests.parts import commit_parts
 from tests.stepped import Stepped
+from tests.tuned import tuned
 
 KEY = {"k": pa.int64()}
 HOUR, DAY = 3600.0, 86400.0
 
 
 def opened(blob: DatedBlob, clock: ImpatientClock | None = None, **changed: Any) -> persist.Client:
-    settings = persist.Settings(**{"background": False, "hold_linger_s": 0, **changed})
+    settings = tuned(**{"background": False, "hold_linger_s": 0, **changed})
     return persist.open(blob, clock=clock or blob.clock, settings=settings)
 
 
@@ -404,8 +405,8 @@ def test_gc_of_an_idle_location_does_not_go_on_writing_records(dated: DatedBlob)
     ],
 )
 def test_bad_settings_are_refused(bad: dict[str, object]) -> None:
-    with pytest.raises(persist.InvalidUsage, match=f"Settings\\({next(iter(bad))}="):
-        persist.Settings(**bad)  # type: ignore[arg-type]
+    with pytest.raises(persist.InvalidUsage, match=f"\\({next(iter(bad))}="):
+        tuned(**bad)
 
 
 def test_of_collections_destroyed_together_only_those_nobody_reads_are_collected(dated: DatedBlob) -> None:

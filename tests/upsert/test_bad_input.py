@@ -76,7 +76,7 @@ def test_events_without_key_watermark_or_tombstone_are_refused(client: persist.C
         ({"late_bound": "x", "order_by": ["at"]}, persist.InvalidUsage, "watermark"),
         ({"late_bound": persist.Behind(-1), "order_by": ["at"]}, persist.InvalidUsage, "negative"),
         ({"late_bound": 3, "order_by": ["v"]}, persist.SchemaMismatch, "string"),
-        ({"resolve": "later"}, persist.InvalidUsage, "policy"),
+        ({"resolve": "later"}, persist.InvalidUsage, "give .seal. or .background."),
         ({"machine": object()}, persist.InvalidUsage, "machine"),
     ],
 )

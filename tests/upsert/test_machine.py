@@ -1,5 +1,6 @@
 """Two clients upsert, seal, compact and resolve in any order; both policies are held against the model."""
 
+from dataclasses import replace
 from typing import Any
 
 import hypothesis.strategies as st
@@ -9,12 +10,12 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 import persist
 from persist.blob import MemoryBlob
-from persist.compaction_policy import CompactionPolicy
+from persist.settings import Tuning
 from tests.sampling import examples
 from tests.upsert.model import Event, resolved
 
-POLICY = CompactionPolicy(keyframe_rows_min=3, keyframe_fraction=0.1, merge_runs=3, inline_runs=4)
-SETTINGS = persist.Settings(background=False, hold_linger_s=0, compaction=POLICY)
+POLICY = Tuning(keyframe_rows_min=3, keyframe_fraction=0.1, merge_runs=3, inline_runs=4)
+SETTINGS = persist.Settings(background=False, tuning=replace(POLICY, hold_linger_s=0))
 MARKS = st.one_of(st.none(), st.sampled_from([-1.5, -0.0, 0.0, 2.5, float("nan"), float("inf")]))
 EVENTS = st.lists(
     st.tuples(st.integers(0, 4), st.one_of(st.none(), st.sampled_from("abc")), st.integers(0, 3), MARKS), max_size=6

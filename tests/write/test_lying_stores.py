@@ -21,6 +21,7 @@ from persist.blob import (
     UnreliableBlob,
 )
 from persist.log.keys import record_key
+from persist.settings import Tuning
 from tests.clocks import DatedBlob, ImpatientClock
 from tests.servers.hostile_s3 import MISREAD, TRUTH, HostileS3, Lie, hostile_s3, swapped
 
@@ -103,7 +104,7 @@ def ways() -> Iterator[Ways]:
 
 
 def opened(blob: Blob, clock: ImpatientClock | None = None) -> persist.Client:
-    settings = persist.Settings(background=False, retry=RetryPolicy(hedge=False))
+    settings = persist.Settings(background=False, tuning=Tuning(retry=RetryPolicy(hedge=False)))
     return persist.open(blob, clock=clock or ImpatientClock(), settings=settings)
 
 
@@ -298,7 +299,7 @@ def test_a_store_that_never_answers_the_proof_is_not_trusted() -> None:
 
 def test_a_record_that_was_truncated_meanwhile_is_no_proof_against_the_store() -> None:
     blob = DatedBlob(ImpatientClock())
-    settings = persist.Settings(log_retention_s=5 * HOUR, log_retention_records=50, background=False)
+    settings = persist.Settings(log_retention_s=5 * HOUR, background=False, tuning=Tuning(log_retention_records=50))
     with (
         persist.open(blob, settings=settings, clock=blob.clock) as client,
         persist.open(blob, clock=ImpatientClock()) as asleep,  # By its own clock, no time passes.

@@ -69,9 +69,9 @@ def compact(
         spark: a session, classic or Spark Connect.
         location: a folder that all workers see, or a URL.
         collection: its name, None for all that there are.
-        only_due: do only what `Settings.compaction` says is worth it by now.
+        only_due: do only what is worth it by now.
         slices: into how many tasks each piece of work is cut, as far as the keys of its parts are known; None for as
-            many as there will be parts of `CompactionPolicy.part_bytes`. More make smaller parts.
+            many as there will be parts of 64 MiB. More make smaller parts.
         storage_options: for the store, as in `persist.open`.
         settings: as in `persist.open`; tasks use them, too.
 
@@ -145,7 +145,7 @@ class SparkPartMaker:
         self._here = here
         self._next_seqno = next_seqno
         self._slices = slices
-        self._part_bytes = place.settings.compaction.part_bytes
+        self._part_bytes = place.settings.tuning.part_bytes
 
     def touched(self, regions: Sequence[Scan]) -> Callable[[Scan], bool]:
         """See `PartMaker`: all regions are looked at now, at the same time."""

@@ -2,6 +2,7 @@
 
 import hashlib
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +17,13 @@ import persist.spark
 from persist.blob import FileBlob, MemoryBlob, MissingBlob, RetryPolicy
 from persist.compact.compactor import Compactor
 from persist.compact.rewriter import LocalPartMaker
+from persist.settings import Tuning
 from persist.sink.compaction_jobs import TaskStore
 from persist.spark.compact import compact as maintenance
 from persist.state.contents import CollectionState
 
-SMALL = persist.CompactionPolicy(part_bytes=64 << 10, keyframe_rows_min=20, merge_runs=3, inline_runs=4)
-SETTINGS = persist.Settings(background=False, hold_linger_s=0, grace_s=0, orphan_grace_s=0, compaction=SMALL)
+SMALL = Tuning(part_bytes=64 << 10, keyframe_rows_min=20, merge_runs=3, inline_runs=4)
+SETTINGS = persist.Settings(background=False, grace_s=0, orphan_grace_s=0, tuning=replace(SMALL, hold_linger_s=0))
 ROWS = 12_000
 
 
@@ -236,7 +238,7 @@ def test_a_store_that_tasks_cannot_reach_fails_the_job_with_the_reason_and_chang
     before, stored = state(location), parts(location)
     retry = RetryPolicy(attempts_max=1)
     elsewhere = {"endpoint_url": "http://127.0.0.1:9", "region": "x", "access_key_id": "x", "secret_access_key": "x"}
-    settings = persist.Settings(background=False, retry=retry)
+    settings = persist.Settings(background=False, tuning=Tuning(retry=retry))
     monkeypatch.setattr(maintenance, "TaskStore", lambda *_: TaskStore("s3://nowhere/at/all", elsewhere, settings))
     with pytest.raises(PySparkException, match=r"persist\.Unavailable: .*127\.0\.0\.1:9"):
         compact(spark, location, slices=2)

@@ -15,6 +15,7 @@ from persist.collection import Collection
 from persist.dataflow import Program, col
 from persist.dataflow.errors import OperatorFailed
 from persist.errors import InvalidUsage
+from persist.settings import Tuning
 from persist.spark.step.needs import Term, before, known_only, needs_of
 from persist.spark.step.planning import Place, StepPlan
 from persist.spark.step.stages import cut, why_not
@@ -25,7 +26,7 @@ from tests.sql.grammar import Grammar
 from tests.sql.oracle import TABLES, changes, comparable
 
 pytestmark = pytest.mark.filterwarnings("ignore::persist.sql.UnboundedState")
-QUIET = persist.Settings(background=False, hold_linger_s=0)
+QUIET = persist.Settings(background=False, tuning=Tuning(hold_linger_s=0))
 
 
 @pytest.fixture

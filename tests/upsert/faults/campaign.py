@@ -16,6 +16,7 @@ from persist.blob import Fault, MemoryBlob, UnreliableBlob
 from tests.nemesis.clocks import ClientClock, World
 from tests.nemesis.runner import SETTINGS
 from tests.nemesis.stores import ClientStore, Moments, Tap
+from tests.tuned import tuned
 from tests.upsert.faults.client import BEHIND, KEY, VALUE, RandomClient, forms, small_policy
 from tests.upsert.faults.history import Call, Line
 from tests.upsert.faults.judge import Mutation, judge
@@ -116,7 +117,7 @@ class Campaign:
         return ClientStore(self._tap, name)
 
     def _opened(self, blob: persist.Blob, clock: ClientClock) -> persist.Client:
-        settings = persist.Settings(background=False, compaction=small_policy(), **({} if self._at_once else SETTINGS))
+        settings = tuned(small_policy(), background=False, **({} if self._at_once else SETTINGS))
         return persist.open(blob, clock=clock, settings=settings)
 
     def _read_everything(self) -> list[str]:

@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 
 import persist
-from persist.compaction_policy import CompactionPolicy
+from persist.settings import Tuning
 from tests.upsert.faults.history import Attempt, Call, Line, Read, Row, Wrong
 
 KEY, VALUE = {"k": pa.int64()}, {"mark": pa.int64(), "v": pa.string(), "gone": pa.bool_()}
@@ -43,13 +43,17 @@ def forms() -> dict[str, persist.Keyed]:
     return found
 
 
-def small_policy() -> CompactionPolicy:
+def small_policy() -> Tuning:
     """Return a policy under which few events are enough for all that compaction does."""
-    policy = CompactionPolicy(
-        keyframe_rows_min=4, keyframe_fraction=0.3, merge_runs=2, inline_runs=3, inline_bytes=20_000, runs_max=100_000
+    return Tuning(
+        keyframe_rows_min=4,
+        keyframe_fraction=0.3,
+        merge_runs=2,
+        inline_runs=3,
+        inline_bytes=20_000,
+        part_bytes=8 << 10,
+        runs_max=100_000,
     )
-    object.__setattr__(policy, "part_bytes", 8 << 10)  # Smaller than makes sense.
-    return policy
 
 
 class RandomClient:

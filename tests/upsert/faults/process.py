@@ -83,7 +83,7 @@ def main(location: str, history: str, name: str, seed: str, steps: str, dies_at:
     chance = random.Random(f"{seed} {name}")
     recorder = Recorder(Path(history))
     blob = MortalBlob(open_blob(location, {"fsync": False}), int(dies_at), is_after=chance.random() < 0.5)
-    with persist.open(blob, settings=persist.Settings(compaction=small_policy())) as client:
+    with persist.open(blob, settings=persist.Settings(tuning=small_policy())) as client:
         racing = RandomClient(name, client, chance, recorder.write)
         for _ in range(int(steps)):
             racing.step()
