@@ -13,51 +13,45 @@ from persist.web.limits import ANSWER_S, CONNECTIONS_MAX, REQUEST_S
 
 
 class BoundedConnection(H11Protocol):
-    """One connection."""
+    """One connection, and what ends it if the request does not come, or the answer is not taken."""
 
-    _timer: asyncio.TimerHandle | None = None
+    _until_asked: asyncio.TimerHandle | None = None
+    _until_taken: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         if len(self.connections) > CONNECTIONS_MAX:
             transport.abort()
-        self._end_in(REQUEST_S)
+        self._look_at_request()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._end_never()
+        for timer in (self._until_asked, self._until_taken):
+            if timer is not None:
+                timer.cancel()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
-        if self._waits_for_request:
-            if self._timer is None:
-                self._end_in(REQUEST_S)
-        else:
-            self._end_never()
+        self._look_at_request()
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        if self.cycle.more_body and self._timer is None:
-            self._end_in(REQUEST_S)
+        self._look_at_request()
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self._end_never()
-        self._end_in(ANSWER_S)
+        self._until_taken = self.loop.call_later(ANSWER_S, self.transport.abort)
 
     def resume_writing(self) -> None:
         super().resume_writing()
-        self._end_never()
+        if self._until_taken is not None:
+            self._until_taken.cancel()
 
-    @property
-    def _waits_for_request(self) -> bool:
-        """Whether the request that is under way, or comes next, is not whole."""
-        return self.cycle is None or self.cycle.response_complete or self.cycle.more_body
-
-    def _end_in(self, after_s: float) -> None:
-        self._timer = self.loop.call_later(after_s, self.transport.abort)
-
-    def _end_never(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+    def _look_at_request(self) -> None:
+        """Begin to count if a request is waited for, and stop if it is whole."""
+        is_whole = self.cycle is not None and not self.cycle.response_complete and not self.cycle.more_body
+        if is_whole and self._until_asked is not None:
+            self._until_asked.cancel()
+            self._until_asked = None
+        elif not is_whole and self._until_asked is None:
+            self._until_asked = self.loop.call_later(REQUEST_S, self.transport.abort)
