@@ -1,8 +1,8 @@
 """The oracle: what a location holds, what each call makes of it, and what it is refused with.
 
 It knows the rules and nothing of the library, so that the two can be compared; `tests/test_model.py` keeps it so. All
-suites that make up their calls share it: two clients at once (`tests/test_state_machine.py`), faults (`tests/nemesis`),
-processes that race (`tests/races`) and processes that die (`tests/crash`).
+suites that make up their calls share it: two clients at once (`tests/test_state_machine.py`), and the simulator of
+faults, races and deaths (`tests/simulator`).
 
 States are values: a call returns the one after it, or raises `Refused`. They hold frontiers, holds and tokens. Updates
 are kept beside them, in lists that only grow: what is read as of a sealed time does not depend on what came later. An
@@ -18,6 +18,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 EMPTY = 2**63
+ORDERED, TOMBSTONE = "ordered", "z"  # Events of which the greatest value counts; the greatest of all deletes.
 
 Update = Sequence[Any]
 
@@ -219,11 +220,15 @@ def changes(updates: Iterable[Update], lower: int, upper: int) -> dict[tuple[Has
 def resolved(events: Iterable[Sequence[Any]], machine: str = "upsert") -> list[list[Any]]:
     """Return the updates [key, value, time, diff] that events amount to, by time, and of one time by arrival.
 
-    The machine "upsert" replaces the value of a key; "insert-if-absent" leaves it, unless it is to be deleted.
+    The machine "upsert" replaces the value of a key; "insert-if-absent" leaves it, unless it is to be deleted; ORDERED
+    replaces it by one that is not less, and a TOMBSTONE is such a value.
     """
     present: dict[Any, Any] = {}
     sums: Counter[tuple[Any, Any, int]] = Counter()
-    for key, value, time in sorted(events, key=lambda event: event[2]):
+    is_ordered = machine == ORDERED
+    for key, value, time in sorted(events, key=lambda event: (event[2], event[1]) if is_ordered else (event[2],)):
+        if is_ordered and key in present and value < present[key]:
+            continue
         old = present.pop(key, None)
         if machine == "insert-if-absent" and old is not None and value is not None:
             value = old

@@ -1,7 +1,7 @@
 """Long runs of the tests that look for what short ones do not find: `python -m tests.soak <kind> …`.
 
-Each kind is a module `tests.<kind>.soak` with `add_arguments(parser)` and `run(args)`, which returns 0 if all went
-well. `all` runs every kind with its defaults, one after the other.
+Each kind is a module with `add_arguments(parser)` and `run(args)`, which returns 0 if all went well. `all` runs every
+kind with its defaults, one after the other.
 """
 
 import argparse
@@ -9,16 +9,21 @@ import importlib
 import sys
 from typing import Any
 
-KINDS = ("nemesis", "crash", "races", "upsert", "corruption", "fuzz", "sql")
+KINDS = {
+    "simulator": "tests.simulator.soak",
+    "processes": "tests.simulator.soak_processes",
+    "power-cuts": "tests.blob.power_cuts.soak",
+    "corruption": "tests.corruption.soak",
+    "fuzz": "tests.fuzz.soak",
+    "sql": "tests.sql.soak",
+}
 
 
 def main(arguments: list[str]) -> int:
     """Run what arguments ask for; return 1 if a promise was broken."""
     chosen = arguments[0] if arguments else "--help"
     parser = argparse.ArgumentParser(prog="scripts/soak", description="Run a kind of test for long.")
-    kinds = parser.add_subparsers(
-        dest="kind", required=True, metavar="nemesis|crash|races|upsert|corruption|fuzz|sql|all"
-    )
+    kinds = parser.add_subparsers(dest="kind", required=True, metavar="|".join([*KINDS, "all"]))
     # Only what is run is imported, because a kind may need what the others do not.
     for kind in KINDS:
         chosen_parser = kinds.add_parser(kind)
@@ -40,7 +45,7 @@ def _run_all() -> int:
 
 
 def _module(kind: str) -> Any:
-    return importlib.import_module(f"tests.{kind}.soak")
+    return importlib.import_module(KINDS[kind])
 
 
 if __name__ == "__main__":

@@ -8,8 +8,7 @@ import pytest
 TESTS = Path(__file__).parent
 JUDGES = [
     TESTS / "model.py",
-    *(TESTS / "nemesis" / name for name in ("history.py", "physical.py", "validator.py", "versions.py")),
-    *(TESTS / "races" / name for name in ("checker.py", "history.py", "states.py")),
+    *(TESTS / "simulator" / f"{name}.py" for name in ("chain", "history", "judge", "physical", "versions")),
 ]
 
 

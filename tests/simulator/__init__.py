@@ -1,0 +1,30 @@
+"""One simulator of everything that clients do to a location, under faults, races, deaths and pauses.
+
+One language     `language.py` draws steps from a seed. A step is plain data: which client makes which call, what
+                 storage does to its requests, at which request it is stopped or dies. Any part of a list of steps can
+                 be run. `players.py` turns steps into calls of the library.
+One history      `history.py`: what was called and answered, and each record of the log with the moment it came. It is
+                 plain data; nothing of the library is in it. `log_reader.py` reads records as `docs/format.md` says.
+One judge        `judge.py`, with `versions.py` and `physical.py`, replays the log in the model of all suites
+                 (`tests/model.py`) and says what is wrong: something acknowledged is missing, something refused is
+                 there, a doubtful call happened in part, a sealed time reads differently, a hold was passed, a blob
+                 was deleted under a reader. It shares no code with the library.
+Invariants       After every request that can change it: what the newest checkpoint names exists
+                 (`tests/invariants.py`), and the log is one chain (`chain.py`).
+
+Schedulers differ in who decides what happens when:
+
+shuffle.py       The heart. Each client has a thread, and `baton.py` lets one thread run at a time: the same seed is
+                 the same run. Every request, sleep and wait is a point where another thread may go on, a thread or a
+                 whole client may be stopped for moments or hours of virtual time, a request may fail, happen without
+                 an answer, or arrive late, and a client may die. `baton.py` says what is not controlled.
+players.Run      One thread makes all calls in turn: on files, and with servers between clients (`served.py`).
+processes.py     Real processes on a folder or a bucket, all at once, killed and stopped by signals at requests that
+                 the steps name and at moments that nobody chose. A record then has an earliest and a latest moment.
+
+`campaign.py` runs episodes. What fails is printed with its seed and the shortest list of steps that still fails
+(`shrink.py`). `plants.py` puts faults into the library, each of which a stated seed must find. `scripts/soak simulator`
+runs episodes for as long as one likes, `scripts/soak processes` the real ones.
+
+Power cuts have tests of their own, `tests/blob/power_cuts`, which use the same history and judge.
+"""

@@ -1,0 +1,144 @@
+"""Runs of the simulator, one after the other, and what comes of them.
+
+A campaign of a seed is a series of episodes. Each has an empty location of its own, a seed of its own and a few hundred
+steps, so that a failure can be repeated and made short by itself.
+"""
+
+import gc
+import random
+import tempfile
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from persist.blob import Blob, FileBlob, MemoryBlob
+from tests.simulator.history import History
+from tests.simulator.judge import Violation, judge
+from tests.simulator.language import Step, generate
+from tests.simulator.players import Run, features
+from tests.simulator.served import ServedRun, served_steps
+from tests.simulator.shrink import TRIES, shrink
+from tests.simulator.shuffle import Manner, shuffled
+
+SIZES = (100, 300, 300, 600)
+SHOWN_MAX = 10
+FLAT_OUT = 0.25
+# How an episode is run, and how often: shuffled by the baton, or in turns on files or with servers.
+SCHEDULERS = {"shuffled": 0.9, "on files": 0.03, "served": 0.07}
+KEYED = 0.3
+COLLECTORS = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class Episode:
+    """How one run is made: everything follows from it, but the turns of threads where nobody shuffles them."""
+
+    seed: int
+    size: int
+    scheduler: str = "shuffled"
+    flat_out: bool = False
+    is_keyed: bool = False
+    collects: bool = False
+
+    def steps(self) -> list[Step]:
+        kinds = {"flat_out": self.flat_out, "is_keyed": self.is_keyed, "collects": self.collects}
+        steps = generate(self.seed, self.size, features(), **kinds)
+        return served_steps(steps, self.seed) if self.scheduler == "served" else steps
+
+    @property
+    def manner(self) -> Manner:
+        """Of a shuffled one: those who collect are stopped for long, and the others go on meanwhile."""
+        return Manner(patience=0.8, waits_s=5.0) if self.collects else Manner()
+
+    def __str__(self) -> str:
+        more = {"flat out": self.flat_out, "keyed": self.is_keyed, "collectors": self.collects}
+        return " ".join([f"seed={self.seed} size={self.size} {self.scheduler}", *(name for name in more if more[name])])
+
+
+@dataclass(slots=True)
+class Report:
+    """What happened, in numbers."""
+
+    operations: Counter[str] = field(default_factory=Counter)
+    outcomes: Counter[str] = field(default_factory=Counter)
+    faults: Counter[str] = field(default_factory=Counter)
+    retries: Counter[str] = field(default_factory=Counter)
+    requests: int = 0
+    commits: int = 0
+    turns: int = 0
+    virtual_s: float = 0.0
+
+    def add(self, other: "Report") -> None:
+        self.operations += other.operations
+        self.outcomes += other.outcomes
+        self.faults += other.faults
+        self.retries += other.retries
+        self.requests += other.requests
+        self.commits += other.commits
+        self.turns += other.turns
+        self.virtual_s += other.virtual_s
+
+    def __str__(self) -> str:
+        lines = [f"operations {self.operations.total()}, commits {self.commits}, requests {self.requests}"]
+        lines += [f"turns {self.turns}, virtual days {self.virtual_s / 86400:.1f}"]
+        counts = {"operation": self.operations, "outcome": self.outcomes, "fault": self.faults, "counted": self.retries}
+        for title, each in counts.items():
+            lines += [f"  {title} {name}: {n}" for name, n in sorted(each.items())]
+        return "\n".join(lines)
+
+
+def episodes(seed: int, *, flat_out: float = FLAT_OUT) -> Iterator[Episode]:
+    """Yield the episodes of a campaign, without end; flat_out is the share of those with compaction all the time."""
+    chance = random.Random(seed)
+    while True:
+        [scheduler] = chance.choices([*SCHEDULERS], [*SCHEDULERS.values()])
+        kinds = chance.random() < flat_out, chance.random() < KEYED, chance.random() < COLLECTORS
+        yield Episode(chance.randrange(10**9), chance.choice(SIZES), scheduler, *kinds)
+
+
+def execute(episode: Episode, steps: list[Step], blob: Blob | None = None) -> tuple[History, list[Violation], Report]:
+    """Do steps, as one run of that episode; return what happened and what is wrong with it."""
+    run: Run
+    if episode.scheduler == "shuffled":
+        history, run = shuffled(steps, episode.seed, episode.manner, blob)
+    elif episode.scheduler == "served":
+        run = ServedRun(blob or MemoryBlob(), episode.seed)
+        history = run.execute(steps)
+    else:
+        with tempfile.TemporaryDirectory(prefix="persist-simulator-") as folder:
+            run = Run(FileBlob(Path(folder), fsync=False))
+            history = run.execute(steps)
+    gc.collect()  # Clients that crashed are cycles with what was taken from them, and their threads end with them.
+    violations = [Violation("invariant", broken) for broken in run.tap.broken] + judge(history)
+    report = Report(
+        faults=run.faults,
+        retries=run.retries,
+        requests=run.tap.requests,
+        commits=len(history.commits),
+        turns=0 if run.world.baton is None else run.world.baton.turns,
+        virtual_s=run.world.now_s(),
+    )
+    report.operations.update(event.op for event in history.events)
+    report.outcomes.update(str(event.error or event.outcome[0]) for event in history.events)
+    return history, violations, report
+
+
+def explain(episode: Episode, history: History, violations: list[Violation]) -> str:
+    """Return what people need to see of a failure: how to repeat it, and the shortest history that still fails."""
+    rules = {violation.rule for violation in violations}
+    found: list[tuple[History, list[Violation]]] = [(history, violations)]
+
+    def fails(steps: list[Step]) -> bool:
+        history, violations, _ = execute(episode, steps)
+        if not any(violation.rule in rules for violation in violations):
+            return False
+        if len(history.events) <= len(found[-1][0].events):
+            found.append((history, violations))
+        return True
+
+    steps = shrink(episode.steps(), fails, tries=1 if episode.scheduler == "shuffled" else TRIES)
+    history, violations = found[-1]
+    lines = [f"The simulator found a violation: {episode}", *(str(each) for each in violations[:SHOWN_MAX])]
+    lines += ["", f"The shortest history that still fails ({len(history.events)} calls):", *history.lines()]
+    return "\n".join([*lines, "", f"Its {len(steps)} steps:", *map(repr, steps)])

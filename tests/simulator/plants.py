@@ -1,0 +1,142 @@
+"""Faults that are put into the library on purpose, to see that the simulator finds them; each patches one place."""
+
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+
+import persist.compact.rewriter
+import persist.replica.follower
+import persist.state.collection_rules
+import persist.state.contents
+import persist.state.draft
+import persist.state.state
+import persist.upkeep.garbage
+import persist.upsert.resolution
+import persist.write.group_commit
+from persist.blob import Indeterminate
+from persist.log.commits import create_record, record_bytes
+from persist.log.keys import record_key
+from persist.log.records import Tokens
+from persist.state.tokens import with_tokens
+
+Patch = tuple[Any, str, Any]
+
+
+def acknowledged_before_the_answer(create: Callable[..., Any]) -> Callable[..., Any]:
+    """A record whose create has no clear answer counts as created."""
+
+    def planted(blob: Any, record: Any, clock: Any, **options: Any) -> Any:
+        try:
+            if blob.create(record_key(record.seqno), record_bytes(record)):
+                return None
+        except Indeterminate:
+            return None
+        return create(blob, record, clock, **options)
+
+    return planted
+
+
+def since_passes_holds(with_since: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Compaction goes as far as it is allowed to, whoever reads."""
+
+    def planted(contents: Any) -> Any:
+        found = with_since(msgspec.structs.replace(contents, holds={}))
+        return msgspec.structs.replace(found, holds=contents.holds)
+
+    return planted
+
+
+def tokens_forgotten(remember: Callable[..., Any]) -> Callable[..., Any]:
+    """Every other token is not remembered."""
+
+    def planted(contents: Any, step: Tokens) -> Any:
+        kept = [mark for mark in step.tokens if int(mark.token[1:]) % 2]
+        return remember(contents, msgspec.structs.replace(step, tokens=tuple(kept)))
+
+    return planted
+
+
+def an_update_lost(resolved: Callable[..., pa.Table]) -> Callable[..., pa.Table]:
+    """What many events amount to lacks an update."""
+
+    def planted(prepared: Any, machine: Any, present: pa.Table) -> pa.Table:
+        found = resolved(prepared, machine, present)
+        return found.slice(0, max(1, found.num_rows - 1)) if found.num_rows > 2 else found
+
+    return planted
+
+
+def marks_for_ever_old(self: Any, age_s: float) -> int:
+    """Nothing has to wait for the grace period."""
+    return int(self._follower.state.seqno)
+
+
+# What is patched, and with what: made of what stands there.
+PLANTS: Mapping[str, Callable[[], list[Patch]]] = {
+    "a commit is acknowledged before its create is known to have happened": lambda: [
+        (
+            persist.write.group_commit,
+            "create_record",
+            acknowledged_before_the_answer(create_record),
+        )
+    ],
+    "since passes what readers hold": lambda: [
+        (
+            persist.state.collection_rules,
+            "_with_since",
+            since_passes_holds(persist.state.collection_rules._with_since),
+        )
+    ],
+    "a token is not remembered": lambda: [
+        (
+            persist.state.collection_rules,
+            "with_tokens",
+            tokens_forgotten(with_tokens),
+        )
+    ],
+    "a write at a sealed time is taken": lambda: [
+        (module, "check_beyond_upper", lambda contents, time: None)
+        for module in (persist.state.contents, persist.state.draft, persist.state.collection_rules)
+        if hasattr(module, "check_beyond_upper")
+    ],
+    "a collector waits for nobody who reads": lambda: [
+        (persist.upkeep.garbage, "is_waited_for", lambda control, dropped: False)
+    ],
+    "a collector does not wait for the grace period": lambda: [
+        (persist.upkeep.garbage._Round, "_seqno_before", marks_for_ever_old)
+    ],
+    "a resolution loses an update": lambda: [
+        (module, "resolved", an_update_lost(persist.upsert.resolution.resolved))
+        for module in _users_of("resolved", persist.upsert.resolution.resolved)
+    ],
+    "a fenced writer goes on": lambda: [
+        (module, "check_writer", lambda *args: None) for module in (persist.state.state, persist.state.draft)
+    ],
+    "a read does not look whether there is news": lambda: [
+        (persist.replica.follower.Follower, "refresh", lambda self: self.state)
+    ],
+}
+
+
+def _users_of(name: str, value: Any) -> list[Any]:
+    """Return the modules of the library that have imported value by its name."""
+    return [m for n, m in [*sys.modules.items()] if n.startswith("persist") and getattr(m, name, None) is value]
+
+
+@contextmanager
+def planted(fault: str) -> Iterator[None]:
+    """Put a fault in, by its name, and take it out in the end."""
+    patches = PLANTS[fault]()
+    assert patches, f"there is no place any more for: {fault}"
+    before = [(place, name, getattr(place, name)) for place, name, _ in patches]
+    for place, name, value in patches:
+        setattr(place, name, value)
+    try:
+        yield
+    finally:
+        for place, name, value in before:
+            setattr(place, name, value)

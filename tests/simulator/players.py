@@ -1,0 +1,702 @@
+"""Executes steps against the library and writes down what happened.
+
+One thread issues all calls, so the order of calls is that of the steps. What remains to chance is when the threads
+inside the clients get their turn: which calls a client commits together, and who wins a race for a seqno while calls
+are left pending. The history says what became of it, and the judge takes it from there.
+"""
+
+import itertools
+import threading
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+import persist
+from persist.blob import Blob, Fault, MemoryBlob, UnreliableBlob
+from persist.settings import Tuning
+from persist.upsert import InsertIfAbsent
+from tests.model import EMPTY, ORDERED, TOMBSTONE
+from tests.simulator.baton import Baton
+from tests.simulator.history import Event, History
+from tests.simulator.judge import KEYED_WRITE
+from tests.simulator.language import SKEW_MAX_S, Step
+from tests.simulator.log_reader import Added, frontier, pad, read_commit, shorten
+from tests.simulator.world import BEGAN_MS, ClientClock, ClientStore, Moments, Nuisance, Tap, World
+from tests.tuned import tuned
+
+PATIENCE_S = 60.0  # A call that takes longer in real time hangs.
+SLOW_S = 2.0
+DEADLINE_S = 20.0  # Who was stopped for longer may give up, as if storage had failed him.
+# Short, so that what takes days happens within the few hours that a run takes by the clock of its world.
+SETTINGS: dict[str, Any] = {
+    "lease_s": 60.0,
+    "clock_skew_s": 30.0,
+    "hold_linger_s": 5.0,
+    "grace_s": 120.0,
+    "orphan_grace_s": 900.0,
+    "log_retention_s": 3600.0,
+    "log_retention_records": 16,
+    "gc_interval_s": 100.0,
+}
+DEFAULT = "default"
+KEYED = {
+    "seal": persist.Keyed(),
+    "background": persist.Keyed(resolve="background"),
+    "transitions": persist.Keyed(machine=InsertIfAbsent()),
+    ORDERED: persist.Keyed(order_by=["v"], tombstone="v", tombstone_value=TOMBSTONE, resolve="background"),
+}
+DOUBTS = ("Unavailable", "Indeterminate", "NotDeleted")
+FRONTIERS = ("upper", "since", "asked", "current", "expected", "actual")
+PLAIN = ("time", "as_of", "lower")
+
+
+class Boom(Exception):
+    """Raised inside a `multi_write` block, which must then do nothing."""
+
+
+@dataclass(slots=True)
+class Pending:
+    """A call whose future has been given out."""
+
+    event: Event
+    future: "persist.CommitFuture"
+    told: threading.Event
+
+
+@dataclass(slots=True)
+class Slot:
+    """A client and what was taken from it."""
+
+    name: str
+    client: persist.Client
+    store: ClientStore
+    unreliable: UnreliableBlob
+    clock: ClientClock
+    handles: dict[str, persist.Collection] = field(default_factory=dict)
+    pending: list[Pending] = field(default_factory=list)
+    taken: dict[int, tuple[Event, Any]] = field(default_factory=dict)  # By id of the step.
+    is_down: bool = False
+    is_closed: bool = False
+
+    def faults(self) -> int:
+        """How often storage has failed this client."""
+        harmless = (Fault.NONE, Fault.SLOW)
+        failed = sum(n for fault, n in self.unreliable.faults.items() if fault not in harmless)
+        return failed + self.store.is_cut + int(self.store.stopped_s / DEADLINE_S)
+
+
+def _policy(part_bytes: int | None) -> Tuning:
+    """Return a policy under which a few updates are enough for all that compaction does."""
+    policy = Tuning(
+        keyframe_rows_min=4, keyframe_fraction=0.3, merge_runs=2, inline_runs=3, inline_bytes=20_000, runs_max=100_000
+    )
+    return policy if part_bytes is None else replace(policy, part_bytes=part_bytes)
+
+
+def features() -> frozenset[str]:
+    """Return which operations the library has got that it did not always have."""
+    return frozenset(name for name in ("compact",) if hasattr(persist.Collection, name))
+
+
+class Run:
+    """One execution of steps on an empty location."""
+
+    patience_s = PATIENCE_S
+    slow_s = SLOW_S
+    store_type = ClientStore
+    nuisance: Nuisance | None = None
+    name = "c"
+
+    def __init__(self, blob: Blob | None = None, baton: Baton | None = None) -> None:
+        self.moments = Moments()
+        self.world = World(baton)
+        self.tap = Tap(blob or MemoryBlob(), self.moments, self.world.now_s)
+        self.events: list[Event] = []
+        self.slots: dict[int, Slot] = {}
+        self.gone: list[Pending] = []
+        self.stores: list[ClientStore] = []
+        self.faults: Counter[str] = Counter()
+        self.retries: Counter[str] = Counter()  # And how commits went, as the clients counted.
+        self._numbers = itertools.count()
+        self._names: Counter[int] = Counter()
+
+    def execute(self, steps: list[Step]) -> History:
+        """Do all steps, then read everything with a client whose storage is up."""
+        for step in steps:
+            self._do(step)
+        self._finish()
+        for number in list(self.slots):
+            self._leave(number)
+        for store in self.stores:
+            store.deliver()
+        self._read_everything()
+        self._await(self.gone)
+        blobs = self.tap.values
+        added: Added = {}
+        commits = [
+            read_commit(each.value, each.at, each.client, each.clock_s, blobs, added) for each in self.tap.landed
+        ]
+        return History(
+            self.events,
+            commits,
+            self.tap.stored,
+            SETTINGS | {"skew_max_s": SKEW_MAX_S, "began_ms": BEGAN_MS},
+            self.tap.deletions,
+        )
+
+    def _finish(self) -> None:
+        """Let what is under way come to its end."""
+
+    # Steps
+
+    def _do(self, step: Step) -> None:
+        if step["slot"] is None:
+            getattr(self, f"_{step['op']}")(step)
+            return
+        if step["op"] == "open":
+            self._open(step)
+            return
+        slot = self.slots.get(step["slot"])
+        if slot is None:
+            return
+        if step["op"] == "down":
+            self._down(step)
+            return
+        self._set_weather(slot, step)
+        getattr(self, f"_{step['op']}")(slot, step)
+        if "crash" in step:
+            self._leave(step["slot"])
+
+    def _set_weather(self, slot: Slot, step: Step) -> None:
+        slot.unreliable.clear_faults()
+        if slot.is_down:
+            slot.unreliable.go_down()
+        for operation, faults in step.get("faults", {}).items():
+            slot.unreliable.next_faults(operation, *(Fault[name] for name in faults))
+        if "stop" in step:
+            slot.store.stop_at(**step["stop"])
+        if "doom" in step:
+            slot.store.cut_at(**step["doom"])
+        if "crash" in step:
+            slot.store.cut_at(step["crash"]["calls"], step["crash"]["how"])
+
+    def _down(self, step: Step) -> None:
+        for number, slot in self.slots.items():
+            if step["slot"] in (None, number):
+                slot.is_down = True
+                slot.unreliable.go_down()
+
+    def _up(self, step: Step) -> None:
+        for slot in self.slots.values():
+            slot.is_down = False
+            slot.unreliable.clear_faults()
+
+    def _pass(self, step: Step) -> None:
+        # A request does not travel for longer than garbage waits: a checkpoint would name what is deleted by then.
+        if step["seconds"] >= SETTINGS["grace_s"] / 2:
+            self._deliver(step)
+        self.world.advance(step["seconds"])
+
+    def _deliver(self, step: Step) -> None:
+        for store in self.stores:
+            store.deliver()
+
+    def _open(self, step: Step) -> None:
+        number = step["slot"]
+        self._leave(number)
+        self._names[number] += 1
+        name = f"{self.name}{number}.{self._names[number]}"
+        store = self.store_type(self.tap, name, self.nuisance)
+        clock = ClientClock(self.world, step["skew_s"])
+        unreliable = UnreliableBlob(store, sleep=lambda: clock.sleep(self.slow_s))
+        self.stores.append(store)
+        options: dict[str, Any] = {option: step[option] for option in ("reentrance_id", "force") if option in step}
+        for operation, faults in step.get("faults", {}).items():
+            unreliable.next_faults(operation, *(Fault[name] for name in faults))
+        slot = Slot(name, None, store, unreliable, clock)  # type: ignore[arg-type]
+
+        def opened() -> None:
+            policy, more = _policy(step.get("part_bytes")), self._more_settings(step)
+            settings = tuned(policy, background=False, **SETTINGS, **more)
+            also = self._more_options(step, name)
+            slot.client = persist.open(unreliable, mode=step["mode"], clock=clock, settings=settings, **options, **also)
+
+        event = self._call(slot, "open", {"mode": step["mode"], **options}, opened)
+        if event.ok:
+            self.slots[number] = slot
+        else:
+            self._count_faults(slot)
+
+    def _more_settings(self, step: Step) -> dict[str, Any]:
+        """Return settings that a kind of run opens its clients with, besides."""
+        return {}
+
+    def _more_options(self, step: Step, name: str) -> dict[str, Any]:
+        """Return options that a kind of run opens its clients with, besides, given what the client is called."""
+        return {}
+
+    def _leave(self, number: int) -> None:
+        """The client dies."""
+        slot = self.slots.pop(number, None)
+        if slot is None:
+            return
+        slot.store.cut()
+        slot.clock.die()
+        if not slot.is_closed:
+            event = self._began(slot, "crash", {})
+            event.outcome, event.returned = ["ok", None], self.moments.next()
+        self.gone += slot.pending
+        self._count_faults(slot)
+        self._count_retries(slot)
+
+    def _crash(self, slot: Slot, step: Step) -> None:
+        self._leave(step["slot"])
+
+    def _maintain(self, slot: Slot, step: Step) -> None:
+        self._call(slot, "maintain", {}, slot.client.maintain)
+
+    def _compact(self, slot: Slot, step: Step) -> None:
+        def call(c: persist.Collection) -> None:
+            report = c.compact(only_due=not step["full"])
+            made = {
+                "keyframes": len(report.keyframes),
+                "times that history was forgotten": report.forgotten is not None,
+            }
+            names = ("runs_merged", "keyframes_dropped", "parts_written", "parts_shared", "superseded")
+            self.retries.update({f"compaction: {name}": int(n) for name, n in made.items()})
+            self.retries.update({f"compaction: {name}": getattr(report, name) for name in names})
+
+        self._on_handle(slot, step, {"full": step["full"]}, call)
+
+    def _gc(self, slot: Slot, step: Step) -> None:
+        self._call(slot, "gc", {}, lambda: slot.client.gc() and None)
+
+    def _hold(self, slot: Slot, step: Step) -> None:
+        def call(c: persist.Collection) -> int:
+            found.append(c.hold(step["time"], name=step["hold"]))
+            return found[0].time
+
+        found: list[persist.Hold] = []
+        event = self._on_handle(slot, step, {"time": step["time"], "name": step["hold"]}, call)
+        if event is not None and event.ok:
+            slot.taken[step["id"]] = event, found[0]
+
+    def _advance(self, slot: Slot, step: Step) -> None:
+        if step["of"] in slot.taken:
+            event, hold = slot.taken[step["of"]]
+            self._call(slot, "advance", {"hold": event.id, "time": step["time"]}, lambda: hold.advance(step["time"]))
+
+    def _release(self, slot: Slot, step: Step) -> None:
+        if step["of"] in slot.taken:
+            event, hold = slot.taken[step["of"]]
+            self._call(slot, "release", {"hold": event.id, "how": step["how"]}, getattr(hold, step["how"]))
+
+    def _holds(self, slot: Slot, step: Step) -> None:
+        def call(c: persist.Collection) -> list[list[Any]]:
+            return sorted([hold.name, hold.time] for hold in c.holds() if hold.name is not None)
+
+        self._on_handle(slot, step, {}, call)
+
+    def _count_faults(self, slot: Slot) -> None:
+        self.faults.update({fault.name: n for fault, n in slot.unreliable.faults.items()})
+
+    def _count_retries(self, slot: Slot) -> None:
+        metrics = slot.client.metrics()
+        self.retries.update({f"retries of {operation}": each.retries for operation, each in metrics.retries.items()})
+        self.retries.update({f"commits: {name}": int(n) for name, n in metrics.groups.get("commits", {}).items()})
+
+    def _close(self, slot: Slot, step: Step) -> None:
+        for each in slot.pending:
+            each.event.args.setdefault("looked", False)
+        self._call(slot, "close", {}, slot.client.close)
+        self._await(slot.pending)
+        slot.pending = []
+        slot.is_closed = True
+
+    def _settle(self, slot: Slot, step: Step) -> None:
+        for each in slot.pending:
+            if "looked" not in each.event.args:
+                self._look(each)
+        slot.pending = [each for each in slot.pending if each.event.args["looked"] is False]
+
+    def _collections(self, slot: Slot, step: Step) -> None:
+        self._call(slot, "collections", {}, lambda: list(slot.client.collections()))
+
+    def _create_or_load(self, slot: Slot, step: Step) -> None:
+        def call() -> str:
+            key, value = {step["schema"]: pa.int64()}, {"v": pa.string()}
+            name, keyed = step["name"], KEYED.get(step["name"])
+            slot.handles[name] = found = slot.client.create_or_load(name, key=key, value=value, keyed=keyed)
+            return found.id
+
+        self._call(slot, "create_or_load", {"name": step["name"], "schema": step["schema"]}, call)
+
+    def _load(self, slot: Slot, step: Step) -> None:
+        def call() -> str:
+            slot.handles[step["name"]] = found = slot.client.load(step["name"])
+            return found.id
+
+        self._call(slot, "load", {"name": step["name"]}, call)
+
+    def _write(self, slot: Slot, step: Step) -> None:
+        options: dict[str, Any] = {name: step[name] for name in ("token", "expected_upper", "seal") if name in step}
+        given: dict[str, Any] = {n: v if n == "token" else _antichain(v) for n, v in options.items()}
+        args = {"updates": step["updates"], "columns": _added(slot.handles.get(step["name"])), **options}
+        self._submit(slot, step, args, lambda c: c.write(_tuples(step, c), **given))
+
+    def _upsert(self, slot: Slot, step: Step) -> None:
+        options: dict[str, Any] = {name: step[name] for name in ("token", "seal") if name in step}
+        given: dict[str, Any] = {n: v if n == "token" else _antichain(v) for n, v in options.items()}
+        args = {"events": step["events"], "columns": _added(slot.handles.get(step["name"])), **options}
+
+        def call(c: persist.Collection) -> Any:
+            take = c.transition if step["name"] == "transitions" else c.upsert
+            return take(_event_tuples(step["events"], c), **given)
+
+        self._submit(slot, step, args, call)
+
+    def _resolve(self, slot: Slot, step: Step) -> None:
+        self._on_handle(slot, step, {}, lambda c: c.resolve())
+
+    def _write_bad(self, slot: Slot, step: Step) -> None:
+        args = {"updates": [], "bad": step["bad"]}
+        write = {**step, "op": "write", "wait": "now"}
+        self._submit(slot, write, args, lambda c: c.write(_bad_updates(step["bad"], c)))
+
+    def _evolve(self, slot: Slot, step: Step) -> None:
+        def call(c: persist.Collection) -> None:
+            if step["how"] == "add":
+                c.evolve(add={step["column"]: pa.string()}, defaults={step["column"]: DEFAULT})
+            else:
+                c.evolve(drop=[step["column"]])
+
+        known = slot.handles.get(step["name"])
+        args = {"how": step["how"], "column": step["column"], "version": known.schema.version if known else 0}
+        self._on_handle(slot, step, args, call)
+
+    def _seal(self, slot: Slot, step: Step) -> None:
+        options = {name: step[name] for name in ("expected_upper",) if name in step}
+        given = {name: _antichain(value) for name, value in options.items()}
+        args = {"upper": step["upper"], **options}
+        self._submit(slot, step, args, lambda c: c.seal(_antichain(step["upper"]), **given))
+
+    def _allow_compaction(self, slot: Slot, step: Step) -> None:
+        self._submit(slot, step, {"since": step["since"]}, lambda c: c.allow_compaction(step["since"]))
+
+    def _destroy(self, slot: Slot, step: Step) -> None:
+        self._submit(slot, step, {}, lambda c: c.destroy())
+
+    def _multi(self, slot: Slot, step: Step) -> None:
+        handles = [slot.handles.get(name) for _, name, _ in step["steps"]]
+        if None in handles:
+            return
+        options = {"token": step["token"]} if "token" in step else {}
+        pairs = list(zip(step["steps"], handles, strict=True))
+        args = {"steps": [[kind, c.id, what] for (kind, _, what), c in pairs if c], "raises": step["raises"], **options}
+        args["columns"] = {c.id: _added(c) for c in handles if c}
+
+        def call() -> None:
+            with slot.client.multi_write(**options) as multi:
+                for (kind, _, what), collection in pairs:
+                    assert collection is not None
+                    if kind == "write":
+                        multi.write(collection, _tuples({"updates": what}, collection))
+                    else:
+                        multi.seal(collection, _antichain(what))
+                if step["raises"]:
+                    raise Boom
+
+        self._call(slot, "multi", args, call)
+
+    def _upper(self, slot: Slot, step: Step) -> Event | None:
+        return self._on_handle(slot, step, {}, lambda c: frontier(list(c.upper.elements)))
+
+    def _since(self, slot: Slot, step: Step) -> Event | None:
+        return self._on_handle(slot, step, {}, lambda c: frontier(list(c.since.elements)))
+
+    def _snapshot(self, slot: Slot, step: Step) -> None:
+        def call(c: persist.Collection) -> int:
+            columns = [_real(c, name) for name in step["columns"]]
+            above = None if step["above"] is None else pc.field(_real(c, "k")) > step["above"]
+            found.append(c.snapshot(step["as_of"], columns=columns, filter=above, form=step["form"], timeout_s=0))
+            return found[0].as_of
+
+        found: list[persist.Snapshot] = []
+        event = self._on_handle(slot, step, {"as_of": step["as_of"]}, call)
+        if event is not None and event.ok:
+            slot.taken[step["id"]] = event, (found[0], step)
+            if step["reads"]:
+                self._read(slot, {"of": step["id"], "count": False})
+
+    def _read(self, slot: Slot, step: Step) -> None:
+        if step["of"] not in slot.taken:
+            return
+        event, (snapshot, taken) = slot.taken[step["of"]]
+        how = "count" if step["count"] else taken["form"]
+        columns = "kv" if step["count"] else taken["columns"]
+        args = {"snapshot": event.id, "how": how, "columns": columns, "above": taken["above"]}
+        self._call(slot, "read", args, snapshot.count if step["count"] else lambda: _contents(snapshot, columns))
+
+    def _close_snapshot(self, slot: Slot, step: Step) -> None:
+        if step["of"] in slot.taken:
+            event, (snapshot, _) = slot.taken[step["of"]]
+            self._call(slot, "close_snapshot", {"snapshot": event.id}, snapshot.close)
+
+    def _changes(self, slot: Slot, step: Step) -> None:
+        def call(c: persist.Collection) -> list[list[Any]]:
+            names = [_real(c, name) for name in "kv"]
+            return _updates(c.changes(step["lower"], step["upper"], columns=names, timeout_s=0).to_arrow())
+
+        self._on_handle(slot, step, {"lower": step["lower"], "upper": step["upper"]}, call)
+
+    def _listen(self, slot: Slot, step: Step) -> None:
+        self._follow(slot, step, lambda c: c.listen(step["as_of"]))
+
+    def _subscribe(self, slot: Slot, step: Step) -> None:
+        self._follow(slot, step, lambda c: c.subscribe(step["as_of"], timeout_s=0))
+
+    def _follow(self, slot: Slot, step: Step, follow: Callable[[persist.Collection], persist.Listen]) -> None:
+        def call(c: persist.Collection) -> int:
+            feed.append(follow(c))
+            return step["as_of"] if step["op"] == "listen" else _subscribed_at(feed[0], step["as_of"])
+
+        feed: list[persist.Listen] = []
+        event = self._on_handle(slot, step, {"as_of": step["as_of"]}, call)
+        if event is not None and event.ok:
+            slot.taken[step["id"]] = event, feed[0]
+
+    def _poll(self, slot: Slot, step: Step) -> None:
+        if step["of"] not in slot.taken:
+            return
+        event, feed = slot.taken[step["of"]]
+
+        def call() -> dict[str, Any] | None:
+            progress = feed.poll()
+            if progress is None:
+                return None
+            return {"updates": _updates(progress.updates), "upper": frontier(list(progress.upper.elements))}
+
+        self._call(slot, "poll", {"feed": event.id}, call)
+
+    def _close_feed(self, slot: Slot, step: Step) -> None:
+        if step["of"] in slot.taken:
+            event, feed = slot.taken[step["of"]]
+            self._call(slot, "close_feed", {"feed": event.id}, feed.close)
+
+    # Calls
+
+    def _on_handle(
+        self, slot: Slot, step: Step, args: dict[str, Any], call: Callable[[persist.Collection], Any]
+    ) -> Event | None:
+        handle = slot.handles.get(step["name"])
+        if handle is None:
+            return None
+        return self._call(slot, step["op"], {"c": handle.id, **args}, lambda: call(handle))
+
+    def _began(self, slot: Slot, op: str, args: dict[str, Any]) -> Event:
+        event = Event(next(self._numbers), slot.name, op, args, self.moments.next(), clock_s=self.world.now_s())
+        self.events.append(event)
+        return event
+
+    def _call(self, slot: Slot, op: str, args: dict[str, Any], call: Callable[[], Any]) -> Event:
+        """Make a call that answers by itself."""
+        event = self._began(slot, op, args)
+        before = slot.faults()
+        try:
+            answer: list[Any] = ["ok", call()]
+        except BaseException as error:
+            answer = _error(error, op)
+        self._ended(slot, event, before, answer)
+        return event
+
+    def _submit(
+        self, slot: Slot, step: Step, args: dict[str, Any], call: "Callable[[persist.Collection], Future[int]]"
+    ) -> None:
+        """Make a call that answers with a future, and look at it now, later or never."""
+        handle = slot.handles.get(step["name"])
+        if handle is None:
+            return
+        event = self._began(slot, step["op"], {"c": handle.id, **args})
+        before = slot.faults()
+        try:
+            future: Any = call(handle)
+        except Exception as error:
+            self._ended(slot, event, before, _error(error, step["op"]))
+            return
+        told = threading.Event()
+
+        def tell(done: "Future[int]") -> None:
+            # Not by the future's own method, which would count as having looked at the error.
+            error = Future.exception(done)
+            self._ended(slot, event, before, ["ok", done.result()] if error is None else _error(error, step["op"]))
+            told.set()
+
+        future.add_done_callback(tell)
+        pending = Pending(event, future, told)
+        slot.pending.append(pending)
+        if step["wait"] == "now":
+            self._look(pending)
+            slot.pending.remove(pending)
+        elif step["wait"] == "never":
+            event.args["looked"] = False
+
+    def _ended(self, slot: Slot, event: Event, faults_before: int, answer: list[Any]) -> None:
+        event.faults = slot.faults() - faults_before
+        if slot.store.is_cut and answer[0] == "error" and answer[1] in DOUBTS:
+            return  # Its client died, so nobody got this answer.
+        event.returned = self.moments.next()
+        event.outcome = answer
+
+    def _look(self, pending: Pending) -> None:
+        pending.event.args["looked"] = True
+        try:
+            pending.future.exception(self.patience_s)
+        except TimeoutError:
+            pending.event.outcome = ["error", "hangs", {}]
+            pending.event.returned = self.moments.next()
+            return
+        pending.told.wait(self.patience_s)
+
+    def _await(self, pending: list[Pending]) -> None:
+        """Wait until all these have an answer, without looking at it."""
+        for each in pending:
+            if not each.told.wait(self.patience_s):
+                each.event.outcome = ["error", "hangs", {}]
+                each.event.returned = self.moments.next()
+
+    def _read_everything(self) -> None:
+        """What is still there, as a client sees it that comes when all is over."""
+        exclusive = {"mode": "exclusive", "reentrance_id": "last", "force": True}
+        self._open({"op": "open", "slot": -1, "skew_s": 0, **exclusive})
+        slot = self.slots.get(-1)
+        if slot is None:
+            return
+        names = self._call(slot, "collections", {}, lambda: list(slot.client.collections()))
+        for name in names.outcome[1] if names.ok else []:
+            self._load(slot, {"name": name})
+            if name in slot.handles:
+                self._read_whole(slot, name)
+        self._call(slot, "fsck", {}, lambda: [str(problem) for problem in slot.client.fsck().problems])
+        self._close(slot, {})
+
+    def _read_whole(self, slot: Slot, name: str) -> None:
+        """Seal a collection beyond all that was written, so that all can be read, and read it."""
+        step: Step = {"name": name, "wait": "now"}
+        read = [self._upper(slot, {**step, "op": "upper"}), self._since(slot, {**step, "op": "since"})]
+        if not all(each is not None and each.ok for each in read):
+            return
+        upper, since = (each.outcome[1] for each in read if each is not None)
+        end = upper if upper == EMPTY else max([upper, *_times(self.events)]) + 1
+        if end != upper:
+            self._seal(slot, {**step, "op": "seal", "upper": end})
+        last = min(end - 1, 10**6)
+        for as_of in sorted({since, (since + last) // 2, last}):
+            options = {"as_of": as_of, "form": "diff", "columns": "kv", "above": None, "reads": True}
+            self._snapshot(slot, {**step, "op": "snapshot", "id": -1 - as_of, **options})
+        lower = 0 if since == 0 else since + 1
+        self._changes(slot, {**step, "op": "changes", "lower": lower, "upper": max(lower, last + 1)})
+
+
+def _times(events: list[Event]) -> list[int]:
+    written = [e.args["updates"] for e in events if e.op == "write"]
+    written += [[[*event, 1] for event in e.args["events"]] for e in events if e.op == "upsert"]
+    written += [what for e in events if e.op == "multi" for kind, _, what in e.args["steps"] if kind == "write"]
+    return [time for updates in written for _, _, time, _ in updates]
+
+
+def _added(collection: persist.Collection | None) -> list[str]:
+    """Return the columns that a handle knows of, and that its collection got later."""
+    return [] if collection is None else list(collection.schema.value_names[1:])
+
+
+def _value(value: str, collection: persist.Collection) -> Any:
+    """Return a value with the defaults of all columns that the collection got later: so they tell nothing apart."""
+    more = _added(collection)
+    return (value, *[DEFAULT] * len(more)) if more else value
+
+
+def _tuples(step: Step, collection: persist.Collection) -> list[Any]:
+    return [((k, _value(_padded(v), collection)), t, d) for k, v, t, d in step["updates"]]
+
+
+def _event_tuples(events: list[Any], collection: persist.Collection) -> list[Any]:
+    return [(k, None if v is None else _value(_padded(v), collection), t) for k, v, t in events]
+
+
+def _padded(value: str) -> str:
+    return pad(value, int(value[3:])) if value.startswith("big") else value
+
+
+def _bad_updates(kind: str, collection: persist.Collection) -> list[Any]:
+    good: list[Any] = [(1, _value("x", collection)), 0, 1]
+    changed: dict[str, list[Any]] = {
+        "time below 0": [good[0], -1, 1],
+        "time too large": [good[0], 2**63 - 1, 1],
+        "diff too large": [good[0], 0, 2**63],
+        "no tuple": [good[0], 0],
+        "wrong type": [("one", _value("x", collection)), 0, 1],
+        "wrong columns": [(1, "x", "y"), 0, 1],
+        KEYED_WRITE: [good[0], 0, 1],
+    }
+    return [tuple(changed[kind])]
+
+
+def _antichain(upper: int) -> persist.Antichain:
+    return persist.Antichain() if upper == EMPTY else persist.Antichain(upper)
+
+
+def _real(collection: persist.Collection, name: str) -> str:
+    """Return what the schema calls the column that history calls k or v."""
+    return collection.schema.names["kv".index(name)]
+
+
+def _contents(snapshot: persist.Snapshot, columns: str) -> list[list[Any]]:
+    table = snapshot.to_arrow()
+    rows = [list(row) for row in zip(*table.to_pydict().values(), strict=True)]
+    if snapshot.form == "rows":
+        rows = [[*row, n] for row, n in Counter(map(tuple, rows)).items()]
+    # History has columns in the order k, v.
+    order = sorted(range(len(columns)), key=lambda n: "kv".index(columns[n]))
+    return [[*(_plain(row[at]) for at in order), row[-1]] for row in rows]
+
+
+def _updates(table: pa.Table) -> list[list[Any]]:
+    rows = zip(*table.to_pydict().values(), strict=True)
+    return [[_plain(value) for value in (*row[:2], *row[-2:])] for row in rows]
+
+
+def _plain(value: Any) -> Any:
+    return shorten(value) if isinstance(value, str) else value
+
+
+def _subscribed_at(feed: persist.Listen, as_of: int | None) -> int:
+    """Return the time of the snapshot that a subscription begins with."""
+    if as_of is not None:
+        return as_of
+    first = feed._first
+    assert first is not None
+    assert first.upper.time is not None
+    return first.upper.time - 1
+
+
+def _error(error: BaseException, op: str) -> list[Any]:
+    """Return an error as history has it."""
+    if op == "close":
+        errors = error.exceptions if isinstance(error, BaseExceptionGroup) else [error]
+        return ["error", "Unseen", {"classes": sorted({type(each).__name__ for each in errors})}]
+    if not isinstance(error, (persist.PersistError, Boom)):
+        if not isinstance(error, Exception):
+            raise error
+        return ["error", f"{type(error).__name__}: {error}", {}]
+    attributes: dict[str, Any] = {}
+    for name in (*FRONTIERS, *PLAIN):
+        value = getattr(error, name, None)
+        if value is not None:
+            attributes[name] = frontier(list(value.elements)) if isinstance(value, persist.Antichain) else value
+    known = type(error).__name__
+    return ["error", known, attributes] if known != "CorruptBlob" else ["error", f"CorruptBlob: {error}", {}]

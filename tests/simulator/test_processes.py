@@ -1,0 +1,46 @@
+"""Real processes on one location, of which some are killed and some stopped: nobody is lied to."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.simulator.judge import judge
+from tests.simulator.processes import Fate, Race
+
+
+def innocent(race: Race, *, seed: int, size: int, slots: int, fate: Fate, is_keyed: bool = False) -> None:
+    violations = judge(race.run(seed, size, slots, fate, is_keyed=is_keyed))
+
+    assert not violations, "\n".join(map(str, violations[:10]))
+    # So that a race in which nothing happened does not pass for one in which nothing went wrong.
+    assert race.counts["acknowledged"] >= 5
+    assert race.counts["lost"] >= 1
+
+
+@pytest.mark.sampled(0.3, group="processes")
+@pytest.mark.parametrize("seed", [4, 6])
+def test_processes_that_are_killed_and_stopped_agree_on_one_order(tmp_path: Path, seed: int) -> None:
+    race = Race(str(tmp_path / "location"), {}, tmp_path / "journals")
+    innocent(race, seed=seed, size=200, slots=4, fate=Fate(kills=4, stops=2))
+    assert race.counts["killed"] > 0
+
+
+@pytest.mark.sampled(0.3, group="processes")
+def test_processes_that_write_events_agree_on_one_order_though_some_are_killed(tmp_path: Path) -> None:
+    race = Race(str(tmp_path / "location"), {}, tmp_path / "journals")
+    innocent(race, seed=5, size=200, slots=4, fate=Fate(kills=3, stops=2), is_keyed=True)
+
+
+@pytest.mark.sampled(0.3, group="processes")
+def test_eight_processes_race_for_one_log(tmp_path: Path) -> None:
+    race = Race(str(tmp_path / "location"), {}, tmp_path / "journals")
+    innocent(race, seed=7, size=400, slots=8, fate=Fate())
+    assert race.counts["lost"] >= 5
+
+
+@pytest.mark.sampled(0.3, group="processes")
+def test_a_bucket_keeps_what_it_acknowledged_though_processes_are_killed(
+    s3_location: tuple[str, dict[str, Any]], tmp_path: Path
+) -> None:
+    innocent(Race(*s3_location, tmp_path / "journals"), seed=6, size=150, slots=4, fate=Fate(kills=3, stops=1))
