@@ -73,7 +73,7 @@ class Unavailable(PersistError):
 
 
 class StoreFull(Unavailable):
-    """The store has no room left, by its size or a quota, and did nothing: make room, then try again."""
+    """The store, or a limit of this process, leaves no room, and nothing was done: make room, then try again."""
 
 
 class Throttled(Unavailable):

@@ -2,6 +2,7 @@
 
 import os
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,6 +21,7 @@ from tests.clocks import DatedBlob, ImpatientClock
 from tests.tuned import tuned
 
 KEY = {"k": pa.int64()}
+ROOT = Path(__file__).parent.parent
 NOW = persist.Settings(
     background=False,
     grace_s=0,
@@ -245,3 +247,57 @@ def test_look_ups_go_on_where_a_full_disk_has_no_room_for_what_they_decode(
         assert not list((disk / "cache").glob(".tmp-*"))
         fill(disk)
         assert c.snapshot().get(wanted)["k"].to_pylist() == wanted
+
+
+LIMITED = """
+import os, resource, sys
+import persist
+from persist.blob import StoreFull
+from tests.clocks import ImpatientClock
+
+limit = {"files": resource.RLIMIT_NOFILE, "size": resource.RLIMIT_FSIZE}[sys.argv[2]]
+soft, hard = resource.getrlimit(limit)
+clock, acknowledged, refused = ImpatientClock(), [], []
+with persist.open(sys.argv[1], clock=clock, settings=persist.Settings(background=False)) as client:
+    collection = client.create_or_load("c", key={"k": int})
+    for free in range(6):
+        taken = []
+        if limit == resource.RLIMIT_FSIZE:
+            resource.setrlimit(limit, (free * 100, hard))
+        else:
+            resource.setrlimit(limit, (64, hard))
+            try:
+                while True:
+                    taken.append(os.open(os.devnull, os.O_RDONLY))
+            except OSError:
+                for _ in range(free):
+                    os.close(taken.pop())
+        began_s = clock.monotonic_s()
+        try:
+            collection.write([((free, None), 0, 1)]).result()
+            acknowledged.append(free)
+        except StoreFull as error:
+            refused.append(str(error))
+        assert clock.monotonic_s() - began_s < 1, "it waited"
+        resource.setrlimit(limit, (soft, hard))
+        for descriptor in taken:
+            os.close(descriptor)
+        time = 10 + free
+        collection.write([((time, None), 0, 1)]).result()
+        acknowledged.append(time)
+    collection.seal(1).result()
+    assert sorted(collection.snapshot(0).to_arrow()["k"].to_pylist()) == sorted(acknowledged)
+print(len(refused), refused[0])
+"""
+
+
+@pytest.mark.parametrize(("limit", "what"), [("files", "ulimit -n"), ("size", "ulimit -f")])
+def test_a_limit_of_the_process_is_said_at_once_and_nothing_is_half_done(limit: str, what: str, tmp_path: Path) -> None:
+    """However many more files it may open, or bytes a file may have."""
+    command = [sys.executable, "-c", LIMITED, str(tmp_path / "location"), limit]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    refused, message = done.stdout.split(" ", 1)
+    assert 0 < int(refused) <= 6
+    assert what in message
+    assert "Nothing was changed" in message

@@ -39,7 +39,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from stat import S_IFLNK, S_IMODE, S_ISBLK, S_ISCHR, S_ISDIR, S_ISFIFO, S_ISLNK, S_ISREG, S_ISSOCK
 
@@ -67,6 +67,13 @@ FILE_MODE = 0o600
 FOLDER_MODE = 0o700
 VALUE_BYTES_MAX = 16 << 30  # Far more than a part ever has. Readers who know better ask for less.
 READ_BYTES_MAX = 1 << 30  # Of one system call, which returns at most 2 GiB on Linux.
+FULL = {
+    errno.ENOSPC: "Free some space (gc deletes what nobody needs)",
+    errno.EDQUOT: "Free some space (gc deletes what nobody needs)",
+    errno.EFBIG: "Let this process write larger files (ulimit -f)",
+    errno.EMFILE: "Let this process open more files (ulimit -n), or close some",
+    errno.ENFILE: "Let this machine open more files (fs.file-max), or close some",
+}
 CLOCK_TICK_NS = 50_000_000  # Times of files come from a clock that moves in ticks, of 10 ms at most on Linux.
 
 
@@ -225,14 +232,16 @@ class FileBlob:
         try:
             self._prepare(os.path.dirname(path))
             self._fill(temporary, value)
-            may_be_unsynced = True
-            try:
-                publish(temporary, path)
-            except (OSError, _NoLinks):
+            # Before anything can be seen: in a process that may open no more files, this is what fails.
+            with _open_folder(os.path.dirname(path)) as folder:
+                may_be_unsynced = True
+                try:
+                    publish(temporary, path)
+                except (OSError, _NoLinks):
+                    may_be_unsynced = False
+                    raise
+                self._sync_after(path, folder)
                 may_be_unsynced = False
-                raise
-            self._sync_after(path)
-            may_be_unsynced = False
             return True
         except (FileExistsError, IsADirectoryError, NotADirectoryError):
             if publish is _link and os.path.isfile(path):
@@ -279,21 +288,28 @@ class FileBlob:
                 self._swept = True
                 _remove_old_temporaries(self._root)
 
-    def _sync_after(self, path: str) -> None:
-        """Make a change to path's folder durable; it has happened, so a failure leaves the outcome open."""
+    def _sync_after(self, path: str, folder: int | None = None) -> None:
+        """Make a change to path's folder, durable: it has happened, so a failure leaves the outcome open.
+
+        Args:
+            folder: the descriptor of path's folder, if it is open.
+        """
         if not self._fsync:
             return
         try:
-            self._sync(os.path.dirname(path))
+            self._sync(os.path.dirname(path), folder)
         except OSError as error:
             raise Indeterminate(
                 f"{path} was changed, and may not survive a power cut: fsync of its folder failed "
                 f"({error.strerror}). Read it back before trying again."
             ) from error
 
-    def _sync(self, folder: str) -> None:
+    def _sync(self, folder: str, descriptor: int | None = None) -> None:
         begun_ns = time.time_ns()
-        _sync_folder(folder)
+        if descriptor is None:
+            _sync_folder(folder)
+        else:
+            os.fsync(descriptor)
         self._synced_ns[folder] = begun_ns
 
     def _found(self, path: str) -> None:
@@ -416,10 +432,8 @@ class FileBlob:
             )
         if error.errno == errno.ELOOP:
             return InvalidUsage(f"{tried}. Symbolic links below the root of a location are not followed.")
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            return StoreFull(
-                f"{tried}. Nothing was changed. Free some space (gc deletes what nobody needs), then try again."
-            )
+        if error.errno in FULL:
+            return StoreFull(f"{tried}. Nothing was changed. {FULL[error.errno]}, then try again.")
         return Unavailable(f"{tried}. Nothing was changed; try again when the disk is well.")
 
 
@@ -514,12 +528,18 @@ def _first_non_folder(path: str) -> str:
     return next((p for p in _with_parents(path) if os.path.exists(p) and not os.path.isdir(p)), "")
 
 
-def _sync_folder(folder: str) -> None:
+@contextmanager
+def _open_folder(folder: str) -> Iterator[int]:
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        os.fsync(descriptor)
+        yield descriptor
     finally:
         os.close(descriptor)
+
+
+def _sync_folder(folder: str) -> None:
+    with _open_folder(folder) as descriptor:
+        os.fsync(descriptor)
 
 
 def _read(descriptor: int, start: int, end: int) -> bytes:

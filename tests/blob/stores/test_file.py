@@ -147,11 +147,15 @@ def test_a_value_whose_folder_could_not_be_synced_keeps_its_second_name(
     blob = FileBlob(tmp_path)
     blob.create("log/0", b"value")
 
-    def fail(folder: str) -> None:
-        raise OSError(errno.EIO, "injected")
+    real = os.fsync
+
+    def fail(descriptor: int) -> None:
+        if os.path.isdir(f"/proc/self/fd/{descriptor}"):
+            raise OSError(errno.EIO, "injected")
+        real(descriptor)
 
     with monkeypatch.context() as broken, pytest.raises(Indeterminate):
-        broken.setattr("persist.blob.stores.file._sync_folder", fail)
+        broken.setattr(os, "fsync", fail)
         getattr(blob, operation)("log/1", b"value")
     assert (tmp_path / "log" / "1").stat().st_nlink == 2
     calls = Calls(monkeypatch, tmp_path)
