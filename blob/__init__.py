@@ -28,7 +28,7 @@ from persist.blob.layers.checked import get_checked, get_range_checked
 from persist.blob.layers.metered import Count, MeteredBlob
 from persist.blob.layers.retry import RetryBlob, RetryCount, RetryPolicy
 from persist.blob.layers.unreliable import Fault, UnreliableBlob
-from persist.blob.protocol import Blob, BlobEntry, check_key, get_at_most, is_remote
+from persist.blob.protocol import Blob, BlobEntry, check_key, get_at_most, is_remote, turn_at
 from persist.blob.stores.file import FileBlob
 from persist.blob.stores.fsspec import FsspecBlob
 from persist.blob.stores.memory import MemoryBlob
@@ -77,4 +77,5 @@ __all__ = [
     "get_range_checked",
     "is_remote",
     "open_blob",
+    "turn_at",
 ]

@@ -15,6 +15,7 @@ notion of time, collections or formats; everything above it relies on these prom
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -116,6 +117,16 @@ def check_bytes(key: str, found: int, bytes_max: int) -> None:
 
 # Takes at most `DELETE_PAGE_MAX` keys; returns those that may still be there, and why. May also raise, for all.
 DeletePage = Callable[[Sequence[str]], Mapping[str, PersistError]]
+
+
+def turn_at(blob: Blob, key: str) -> AbstractContextManager[bool]:
+    """Wait for the turn to create what follows key, and have it for the block, which gets whether somebody else had it.
+
+    It is a courtesy among those who race for the next key, and nobody may rely on it. A store that has turns offers
+    them as a method `turn`, and a wrapper passes them on.
+    """
+    offered: Callable[[str], AbstractContextManager[bool]] | None = getattr(blob, "turn", None)
+    return nullcontext(False) if offered is None else offered(key)
 
 
 def page_deletion(blob: Blob) -> DeletePage | None:

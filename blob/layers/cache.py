@@ -13,7 +13,7 @@ time is not kept. Writes of others are not seen, which is why only immutable key
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from os import PathLike
 from typing import NamedTuple
@@ -35,6 +35,7 @@ from persist.blob.protocol import (
     get_at_most,
     is_remote,
     page_deletion,
+    turn_at,
 )
 
 ENTRY_OVERHEAD_BYTES = 512  # Roughly, of a key, a checksum and what Python adds; so that small values count.
@@ -166,6 +167,9 @@ class CachedBlob:
     def delete(self, key: str) -> None:
         with self._changing(key):
             self._inner.delete(key)
+
+    def turn(self, key: str) -> AbstractContextManager[bool]:
+        return turn_at(self._inner, key)
 
     @property
     def delete_page(self) -> DeletePage | None:

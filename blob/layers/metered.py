@@ -3,6 +3,7 @@
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from itertools import islice
 from typing import TypeVar
@@ -17,6 +18,7 @@ from persist.blob.protocol import (
     get_at_most,
     is_remote,
     page_deletion,
+    turn_at,
 )
 
 T = TypeVar("T")
@@ -93,6 +95,9 @@ class MeteredBlob:
 
     def delete(self, key: str) -> None:
         self._counted("delete", lambda: self._inner.delete(key), _no_bytes)
+
+    def turn(self, key: str) -> AbstractContextManager[bool]:
+        return turn_at(self._inner, key)
 
     @property
     def delete_page(self) -> DeletePage | None:

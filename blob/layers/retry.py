@@ -19,6 +19,7 @@ from outside, and hedged when they are slow (`persist.blob.layers.hedge`).
 import random
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
@@ -42,6 +43,7 @@ from persist.blob.protocol import (
     get_at_most,
     is_remote,
     page_deletion,
+    turn_at,
 )
 
 CLOSE_TIMEOUT_S = 2.0
@@ -186,6 +188,9 @@ class RetryBlob:
 
     def delete(self, key: str) -> None:
         self._call("delete", key, lambda: self._inner.delete(key))
+
+    def turn(self, key: str) -> AbstractContextManager[bool]:
+        return turn_at(self._inner, key)
 
     @property
     def delete_page(self) -> DeletePage | None:

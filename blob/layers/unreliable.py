@@ -4,11 +4,12 @@ import random
 import threading
 from collections import deque
 from collections.abc import Callable, Collection, Iterator
+from contextlib import AbstractContextManager
 from enum import Enum
 from typing import TypeVar
 
 from persist.blob.errors import Indeterminate, Unavailable
-from persist.blob.protocol import Blob, BlobEntry, DeletePage, get_at_most, is_remote, page_deletion
+from persist.blob.protocol import Blob, BlobEntry, DeletePage, get_at_most, is_remote, page_deletion, turn_at
 
 T = TypeVar("T")
 
@@ -106,6 +107,9 @@ class UnreliableBlob:
 
     def delete(self, key: str) -> None:
         self._call("delete", lambda: self._inner.delete(key))
+
+    def turn(self, key: str) -> AbstractContextManager[bool]:
+        return turn_at(self._inner, key)
 
     @property
     def delete_page(self) -> DeletePage | None:

@@ -6,51 +6,65 @@ the last seconds. A turn is a `flock` of the folder itself, so there is no lock 
 its turn back.
 
 It is only a courtesy. What decides is still the link, which fails if the name is taken. So a turn may be missing: the
-file system may have no such locks, and the one who has the turn may be stopped or stuck. Waiting for it ends after
-`WAIT_MAX_S`, and while that one does not come back, nobody here waits for it again.
+file system may have no such locks, and the one who has the turn may be stopped or stuck. Waiting for it ends when
+nothing was created in the folder for `WAIT_MAX_S`, or after `ADVANCING_WAIT_MAX_S`, because in a long line there is
+progress. While the one who has the turn does not come back, nobody here waits for it again.
 """
 
 import errno
 import fcntl
 import os
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 
 WAIT_MAX_S = 1.0
+ADVANCING_WAIT_MAX_S = 20.0
 
 
 class Turns:
     """The turns that one object takes; safe to use from many threads."""
 
     def __init__(self) -> None:
+        self._mine = threading.local()  # Its `folders` are those at which a thread has the turn.
         self._given_up: list[threading.Thread] = []  # Those still waiting for one who does not come back.
 
     @contextmanager
-    def taken(self, folder: str) -> Iterator[None]:
-        """Wait for a turn at folder and have it for the block; if there is none to be had, do without."""
-        descriptor = self._wait(folder)
+    def taken(self, folder: str) -> Iterator[bool]:
+        """Have the turn at folder for the block, which gets whether it had to wait; do without if none is to be had.
+
+        A thread that has it already has it within, too.
+        """
+        folders: set[str] = self._mine.__dict__.setdefault("folders", set())
+        if folder in folders:
+            yield False
+            return
+        descriptor, has_waited = self._wait(folder)
+        folders.add(folder)
         try:
-            yield
+            yield has_waited
         finally:
+            folders.discard(folder)
             if descriptor is not None:
                 _give_back(descriptor)
 
-    def _wait(self, folder: str) -> int | None:
+    def _wait(self, folder: str) -> tuple[int | None, bool]:
+        """Return an open folder with the turn, None if there is none to be had, and whether somebody else had it."""
         try:
             descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
         except OSError:
-            return None  # What is wrong with it is for the one who writes there to say.
+            return None, False  # What is wrong with it is for the one who writes there to say.
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return descriptor
+            return descriptor, False
         except OSError as error:
             self._given_up = [thread for thread in self._given_up if thread.is_alive()]
             if error.errno != errno.EWOULDBLOCK or self._given_up:
                 os.close(descriptor)
-                return None
-        return self._wait_in_thread(descriptor)
+                return None, error.errno == errno.EWOULDBLOCK
+        return self._wait_in_thread(descriptor), True
 
     def _wait_in_thread(self, descriptor: int) -> int | None:
         """Return descriptor with the turn, or None after WAIT_MAX_S; `flock` itself knows no such limit."""
@@ -71,9 +85,11 @@ class Turns:
 
         thread = threading.Thread(target=take, name="persist-turn", daemon=True)
         thread.start()
+        ends_s, changed_ns = time.monotonic() + ADVANCING_WAIT_MAX_S, -1
         try:
-            return taken.result(WAIT_MAX_S)
-        except TimeoutError:
+            while time.monotonic() < ends_s and changed_ns != (changed_ns := os.stat(descriptor).st_mtime_ns):
+                with suppress(TimeoutError):
+                    return taken.result(WAIT_MAX_S)
             if not taken.cancel():
                 return taken.result()
             self._given_up.append(thread)

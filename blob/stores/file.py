@@ -39,7 +39,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from stat import S_IFLNK, S_IMODE, S_ISBLK, S_ISCHR, S_ISDIR, S_ISFIFO, S_ISLNK, S_ISREG, S_ISSOCK
 
@@ -169,6 +169,10 @@ class FileBlob:
                     return True
         self._found(path)
         return False
+
+    def turn(self, key: str) -> AbstractContextManager[bool]:
+        """Have the turn to create files in the folder of key for the block; see `protocol.turn_at`."""
+        return self._turns.taken(os.path.dirname(self._path(key)))
 
     def list(self, prefix: str, start_after: str | None = None) -> Iterator[BlobEntry]:
         """Yield entries whose key starts with prefix, in key order; a folder is read when reached."""

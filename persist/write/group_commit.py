@@ -20,14 +20,14 @@ import itertools
 import uuid
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
 from msgspec import UNSET
 
-from persist.blob import Blob
+from persist.blob import Blob, turn_at
 from persist.blob.clock import Clock
 from persist.codecs import Part
 from persist.errors import (
@@ -91,6 +91,7 @@ class GroupCommit:
         self._proof = StoreProof(blob, clock, deadline_s=deadline_s)
         self._submitter, self._numbers, self._relayed = uuid.uuid4().hex, itertools.count(1), -1
         self._counts = dict.fromkeys(COUNTS, 0)
+        self._is_crowded = False  # Whether the last commit lost a race, or had to wait for a turn.
 
     def counts(self) -> dict[str, int]:
         """Return what became of what was asked for.
@@ -148,6 +149,20 @@ class GroupCommit:
         if doubtful:
             self._follower.catch_up(min(doubtful))
             self._look_back.now(self._follower.state)
+        with ExitStack() as turn:
+            if self._is_crowded:
+                self._is_crowded = turn.enter_context(turn_at(self._blob, record_key(0)))
+                if self._is_crowded:
+                    self._follower.refresh()
+            self._commit_in_turn(operations, turn)
+
+    def _commit_in_turn(self, operations: list[Operation], turn: ExitStack) -> None:
+        """Commit, with the turn to create records if many race for the next slot, and the store has turns.
+
+        It is taken for reading, encoding and creating together, and given back before anybody hears what came of it.
+        Who had it for the create alone would lose and wait again. So each who waits once gets a slot, and nothing is
+        read and encoded in vain.
+        """
         appends: dict[str, tuple[list[Write], list[Append | Pend]]] = {}
         while operations:
             self._follower.prove()
@@ -164,13 +179,17 @@ class GroupCommit:
             is_record = bool(mutations) or any(map(is_in_doubt, operations))
             try:
                 if is_record and not self._create(state, mutations, submitted(operations, accepted)):
+                    self._is_crowded = True
+                    turn.enter_context(turn_at(self._blob, record_key(0)))
                     self._follower.refresh()  # Where many race, the next slot has been taken meanwhile, too.
                     continue
                 if not is_record and (accepted or done):
                     self._look_back.now(state)
             except BaseException:
+                turn.close()
                 self._reject_without(state, rejected, unreadable)
                 raise
+            turn.close()
             # Only now: what refuses them may be what was asked for before them, and is true only with this record.
             for operation, error in rejected:
                 self._reject(operation, error)

@@ -4,6 +4,7 @@ import fcntl
 import os
 import threading
 import time
+import uuid
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -11,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from persist.blob import FileBlob
+from persist.blob import FileBlob, turn_at
 from persist.blob.stores import creation_queue
+from tests.blob.places import WRAPPERS
 
 RACERS = 8
 
@@ -24,6 +26,17 @@ def somebody_has_the_turn(folder: Path) -> Iterator[None]:
     fcntl.flock(descriptor, fcntl.LOCK_EX)
     try:
         yield
+    finally:
+        os.close(descriptor)
+
+
+def has_free_turn(folder: Path) -> bool:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return True
+    except BlockingIOError:
+        return False
     finally:
         os.close(descriptor)
 
@@ -86,11 +99,36 @@ def test_a_turn_that_comes_in_time_is_waited_for(tmp_path: Path) -> None:
         assert created.result(10)
 
 
+def test_a_line_is_waited_for_as_long_as_it_moves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(creation_queue, "WAIT_MAX_S", 0.2)
+    blob = FileBlob(tmp_path, fsync=False)
+    assert blob.create("log/0", b"a")
+    with ThreadPoolExecutor(1) as pool:
+        with somebody_has_the_turn(tmp_path / "log"):
+            created = pool.submit(blob.create, "log/last", b"b")
+            ends_s = time.monotonic() + 5 * 0.2
+            while time.monotonic() < ends_s:
+                (tmp_path / "log" / uuid.uuid4().hex).touch()
+                time.sleep(0.01)
+                assert not created.done(), "it did not wait for its turn"
+        assert created.result(10)
+
+
+@pytest.mark.parametrize("wrapper", [*WRAPPERS])
+def test_who_has_the_turn_creates_without_waiting_and_others_wait(tmp_path: Path, wrapper: str) -> None:
+    blob = WRAPPERS[wrapper](FileBlob(tmp_path, fsync=False))
+    assert blob.create("log/0", b"a")
+    with turn_at(blob, "log/1") as has_waited:
+        assert not has_waited
+        assert blob.create("log/1", b"b")
+        assert not [thread for thread in threading.enumerate() if thread.name == "persist-turn"]
+        assert not has_free_turn(tmp_path / "log")
+    assert has_free_turn(tmp_path / "log")
+
+
 def test_a_turn_is_given_back_after_a_failure(tmp_path: Path) -> None:
     blob = FileBlob(tmp_path)
     assert blob.create("log/0", b"a")
     with pytest.raises(ZeroDivisionError), blob._turns.taken(str(tmp_path / "log")):
         raise ZeroDivisionError
-    descriptor = os.open(tmp_path / "log", os.O_RDONLY)
-    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    os.close(descriptor)
+    assert has_free_turn(tmp_path / "log")
