@@ -20,6 +20,8 @@ class Tuning:
     Attributes:
         hold_linger_s: how long a hold outlives the reads it was taken for, so that the next ones need no commit.
         log_retention_records: at least so many log records are kept, however old they are. All clients must agree.
+        log_records_max, log_bytes_max: beyond so many records, or bytes of them, those go that are older than `grace_s`
+            and four minutes, whatever log_retention_s says. A client that writes looks at the number by itself.
         cache_memory_bytes: room for blobs kept in memory; None for 64 MiB if the store is remote, and none else.
         part_bytes: encoded bytes at which the next key starts a new part.
         keyframe_fraction: a keyframe is made when the history since the last one has this many rows for each of its.
@@ -40,6 +42,8 @@ class Tuning:
     hold_linger_s: _Seconds = 5.0
     # Not below 16: the log must keep what a client may take for its end. It becomes a seqno, so it is an integer.
     log_retention_records: Annotated[int, Meta(ge=16)] = 1000
+    log_records_max: Annotated[int, Meta(ge=16)] = 10_000
+    log_bytes_max: Annotated[int, Meta(ge=1)] = 256 << 20
     cache_memory_bytes: _Bytes | None = None
     part_bytes: Annotated[int, Meta(ge=1)] = 64 << 20
     keyframe_fraction: Annotated[float, Meta(ge=0.01)] = 0.5
@@ -72,7 +76,8 @@ class Settings:
         clock_skew_s: how far the clocks of two clients may be apart: a lease is ended this much after its expiry. (*)
         grace_s: how long blobs that nothing refers to any more are kept for readers that hold no lease. (*)
         orphan_grace_s: how long an upload may take from its first part to its commit. (*)
-        log_retention_s: log records are kept at least this long, and the last 1,000 of them for longer. (*)
+        log_retention_s: log records are kept this long, and the last 1,000 of them for longer. Where there are more than
+            10,000 records, or 256 MiB of them, those go sooner that are older than `grace_s` and four minutes. (*)
         destroy_after_s: what was retracted is destroyed this long after since has passed it; None for half the grace.
         gc_interval_s: the time between two collections of garbage by one client.
         look_back: whether a commit is acknowledged only once the record before it was seen to be still there, by a read
@@ -101,7 +106,7 @@ class Settings:
     grace_s: _Seconds = 3600.0
     orphan_grace_s: _Seconds = 24 * 3600.0
     # The log must keep what a client may take for its end: see `persist.replica.follower.STALE_AFTER_S`.
-    log_retention_s: Annotated[float, Meta(ge=3600)] = 7 * 24 * 3600.0
+    log_retention_s: Annotated[float, Meta(ge=240)] = 7 * 24 * 3600.0
     destroy_after_s: _Seconds | None = None
     gc_interval_s: Annotated[float, Meta(ge=1)] = 3600.0
     look_back: bool = True

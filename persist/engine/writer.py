@@ -102,7 +102,8 @@ class Writer:
         )
         self.compaction = CompactionSchedule(self.compactor, follower, clock, settings, self.resolver.resolve_due)
         self.keyed = KeyedQueue(settings.memory_budget)
-        self.upkeep = Upkeep(self.leases, self.consumers, self.compaction, self.garbage.collect, clock, settings)
+        collect, shorten_log = self.garbage.collect, self.garbage.shorten_log
+        self.upkeep = Upkeep(self.leases, self.consumers, self.compaction, collect, shorten_log, clock, settings)
         committer.groups.appended = self.upkeep.committed
         self._stop_with_client(self.upkeep.request_stop)
 

@@ -39,7 +39,7 @@ T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 BEYOND_MAX = 1000  # A page of LIST.
-STALE_AFTER_S = 600.0
+STALE_AFTER_S = 120.0
 FRESH_S = 60.0
 RECENT_MAX = 256  # Records kept for the next checkpoint.
 FAR = 100  # Records that are not read one by one where a checkpoint will do.

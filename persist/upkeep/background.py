@@ -19,6 +19,7 @@ from persist.upkeep.compacting import CompactionSchedule
 
 WAKE_MAX_S = 30.0
 WAKE_MIN_S = 0.05
+SHORTEN_S = 60.0  # Between two looks whether the log is too long.
 
 logger = logging.getLogger(__name__)
 
@@ -36,6 +37,7 @@ class Upkeep:
         consumers: ConsumerLeases,
         compaction: CompactionSchedule,
         collect: Callable[[], object],
+        shorten_log: Callable[[], object],
         clock: Clock,
         settings: Settings,
     ) -> None:
@@ -43,10 +45,12 @@ class Upkeep:
         self._leases = leases
         self._consumers = consumers
         self._collect = collect
+        self._shorten_log = shorten_log
         self._clock = clock
         self._settings = settings
         # Clients that were opened together should not collect together.
         self._collect_at_s = clock.monotonic_s() + settings.gc_interval_s * random.uniform(0.5, 1.0)
+        self._shorten_at_s = clock.monotonic_s() + SHORTEN_S * random.uniform(0.5, 1.0)
         self._expire_at_s = clock.monotonic_s() + settings.lease_s / 10
         self._threads: tuple[RepeatingThread, ...] = ()
         if settings.background:
@@ -80,7 +84,7 @@ class Upkeep:
             self._expire_at_s = now_s + self._settings.lease_s / 10
 
     def tick_work(self) -> None:
-        """Compact, then collect garbage; the second also if the first fails."""
+        """Compact, then collect garbage, or shorten a log that is too long; also if the first fails."""
         try:
             self.compaction.tick()
         finally:
@@ -88,6 +92,9 @@ class Upkeep:
             if now_s >= self._collect_at_s:
                 self._collect_at_s = now_s + self._settings.gc_interval_s
                 self._collect()
+            elif now_s >= self._shorten_at_s:
+                self._shorten_at_s = now_s + SHORTEN_S
+                self._shorten_log()
 
     def committed(self, collection: str) -> None:
         """Take note of a commit that added updates: after many, compaction does not wait for its time."""

@@ -5,8 +5,8 @@
 | blobs of a destroyed collection, and those | `grace_s` has passed, and each lease that read the collection |
 | that compaction left unused | then has ended, or reads from later states only |
 | uploads that no record names | a record has declared them void, `orphan_grace_s` after they began |
-| log records | they are older than the retention, or than `grace_s` and may hold what compaction has |
-| | destroyed since; and a checkpoint says that they are not needed |
+| log records | they are older than the retention, or than `grace_s` where there are too many, or where they |
+| | may hold what compaction has destroyed since; and a checkpoint says that they are not needed |
 | checkpoints | two newer ones exist, except one an hour back to the first log record that is kept |
 | directory and state objects, | no checkpoint that is kept refers to them, nor a log record, and none ever can |
 | and part lists | |
@@ -101,6 +101,7 @@ _NOUNS = {
     "records": "record",
 }
 DELETE_MAX = 1000
+LONG = 1.25  # So much more than `log_records_max` is worth a round between two collections.
 ROUNDS_MAX = 5  # That come to nothing because others have collected meanwhile.
 
 
@@ -189,6 +190,18 @@ class Garbage:
                 report = _Round(self._blob, self._follower, self._committer, self._settings, done=done).run(before)
             return report
 
+    def shorten_log(self) -> None:
+        """Do what `collect` does about records and checkpoints, if there are far more records than there should be.
+
+        Cost: nothing; or LISTs of them, and a commit and a checkpoint. Errors are those of `collect`.
+        """
+        with self._one_at_a_time:
+            state = self._follower.state
+            if state.seqno + 1 - state.control.log_floor > LONG * self._settings.tuning.log_records_max:
+                self._follower.refresh()
+                self._follower.prove_now()
+                _Round(self._blob, self._follower, self._committer, self._settings).run_log()
+
     def plan(self) -> GarbageReport:
         """Return what `collect` would delete now, changing nothing. Cost: its reads.
 
@@ -263,6 +276,9 @@ class _Round:
         self._unhindered(self._collect_only)
         return Deleted(tuple(self._deleted), tuple(self._declarations))
 
+    def run_log(self) -> None:
+        self._unhindered(self._collect_log)
+
     def _unhindered(self, collect: Callable[[], object]) -> None:
         """Collect; begin again when others, who have collected meanwhile, have deleted what was about to be read."""
         failed = ""
@@ -285,11 +301,19 @@ class _Round:
         self._records = [] if self._full is None else self._dated_records()
         self._collect_dropped()
         self._collect_uploads()
+        self._truncate_and_collect()
+        self._collect_objects()
+
+    def _collect_log(self) -> None:
+        self._now_s = self._store_time_s()
+        self._marks = self._checkpoints()
+        self._truncate_and_collect()
+
+    def _truncate_and_collect(self) -> None:
         self._truncate_with_room()
         self._marks = self._checkpoints()
         self._collect_records()
         self._collect_checkpoints()
-        self._collect_objects()
 
     def _with_room(self, step: Callable[[], object]) -> None:
         """Do what needs room, or take note that there is none."""
@@ -423,11 +447,26 @@ class _Round:
     def _floor_to_declare(self) -> int | None:
         """Return from where on the log is needed, if it is worth a record to say so."""
         state, records = self._follower.state, self._settings.tuning.log_retention_records
-        floor = min(self._seqno_before(self._settings.log_retention_s) + 1, state.seqno + 1 - records)
+        old = max(
+            self._seqno_before(self._settings.log_retention_s) + 1,
+            min(self._floor_of_size(), self._seqno_before(self._erase_after_s) + 1),
+        )
+        floor = min(old, state.seqno + 1 - records)
         least = max(1, records // 10)
         if state.control.erased > floor and self._seqno_before(self._erase_after_s) >= state.control.erased:
             floor, least = state.control.erased, 1
         return floor if floor - state.control.log_floor >= least else None
+
+    def _floor_of_size(self) -> int:
+        """Return the first of the newest records that are not too many, by number or bytes."""
+        records = ((record_seqno(entry.key), entry.bytes) for entry in self._blob.list(LOG))
+        sizes = [(seqno, size) for seqno, size in records if seqno is not None]
+        left = self._settings.tuning.log_bytes_max
+        for number, (seqno, size) in enumerate(reversed(sizes)):
+            left -= size
+            if number == self._settings.tuning.log_records_max or left < 0:
+                return seqno + 1
+        return 0
 
     def _newest(self) -> StoredCheckpoint | None:
         """Return the checkpoint that is the newest now, or was so after this was called; None if there is none."""

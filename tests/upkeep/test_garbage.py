@@ -169,6 +169,49 @@ def test_records_younger_than_the_retention_stay_and_so_do_the_last_ones(dated: 
         assert keys(dated, "log/")[0] == record_key(0)
 
 
+def bytes_of_log(blob: MemoryBlob) -> int:
+    return sum(entry.bytes for entry in blob.list("log/"))
+
+
+@pytest.mark.parametrize("cap", [{"log_records_max": 100}, {"log_bytes_max": 40_000}])
+def test_a_log_of_too_many_records_or_bytes_goes_when_grace_is_over_whatever_the_retention_says(
+    dated: DatedBlob, cap: dict[str, int]
+) -> None:
+    with opened(dated, grace_s=HOUR, log_retention_records=16, **cap) as client:
+        c = client.create_or_load("c", key=KEY)
+        busy(c, dated.clock, 1, per_hour=300)
+        assert client.gc().records == 0, "all of them are younger than the grace period"
+        busy(c, dated.clock, 2, per_hour=300)
+        client.gc()
+        records = len(keys(dated, "log/"))
+        assert 290 < records < 340, "those of the last hour, because grace_s comes first"
+        dated.clock.sleep(HOUR)
+        client.gc()
+        client.gc()
+        assert len(keys(dated, "log/")) <= 101 if "log_records_max" in cap else bytes_of_log(dated) <= 41_000
+        upper = c.upper
+    with opened(dated) as client:
+        assert client.load("c").upper == upper
+
+
+def test_a_client_shortens_a_long_log_between_two_collections_of_garbage(dated: DatedBlob) -> None:
+    settings: dict[str, Any] = {
+        "grace_s": 240,
+        "log_retention_records": 16,
+        "log_records_max": 200,
+        "gc_interval_s": 1e9,
+    }
+    longest = 0
+    with opened(dated, **settings) as client:
+        c = client.create_or_load("c", key=KEY)
+        for _ in range(15):
+            busy(c, dated.clock, 1, per_hour=60)
+            client.maintain()
+            longest = max(longest, len(keys(dated, "log/")))
+        assert client.engine.follower.state.seqno > 800
+    assert 190 < longest < 260
+
+
 def truncated_while_asleep(dated: DatedBlob, client: persist.Client, c: persist.Collection) -> None:
     for _ in range(3):
         busy(c, dated.clock, 10)
@@ -398,6 +441,8 @@ def test_gc_of_an_idle_location_does_not_go_on_writing_records(dated: DatedBlob)
         {"lease_s": 0},
         {"grace_s": -1},
         {"log_retention_s": 60},
+        {"log_records_max": 1},
+        {"log_bytes_max": 0.5},
         {"background": 1},
         {"gc_interval_s": "x"},
         {"log_retention_records": 20.5},
