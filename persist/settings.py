@@ -76,8 +76,8 @@ class Settings:
         clock_skew_s: how far the clocks of two clients may be apart: a lease is ended this much after its expiry. (*)
         grace_s: how long blobs that nothing refers to any more are kept for readers that hold no lease. (*)
         orphan_grace_s: how long an upload may take from its first part to its commit. (*)
-        log_retention_s: log records are kept this long, and the last 1,000 of them for longer. Where there are more than
-            10,000 records, or 256 MiB of them, those go sooner that are older than `grace_s` and four minutes. (*)
+        log_retention_s: log records are kept this long, and the last 1,000 of them for longer. Where there are more
+            than 10,000, or 256 MiB of them, those go sooner that are older than `grace_s` and four minutes. (*)
         destroy_after_s: what was retracted is destroyed this long after since has passed it; None for half the grace.
         gc_interval_s: the time between two collections of garbage by one client.
         look_back: whether a commit is acknowledged only once the record before it was seen to be still there, by a read

@@ -175,7 +175,7 @@ def bytes_of_log(blob: MemoryBlob) -> int:
 
 @pytest.mark.parametrize("cap", [{"log_records_max": 100}, {"log_bytes_max": 40_000}])
 def test_a_log_of_too_many_records_or_bytes_goes_when_grace_is_over_whatever_the_retention_says(
-    dated: DatedBlob, cap: dict[str, int]
+    dated: DatedBlob, cap: dict[str, Any]
 ) -> None:
     with opened(dated, grace_s=HOUR, log_retention_records=16, **cap) as client:
         c = client.create_or_load("c", key=KEY)
