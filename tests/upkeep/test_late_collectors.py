@@ -19,6 +19,7 @@ from persist.log import part_lists
 from persist.replica.checkpoint import write_checkpoint
 from tests.clocks import DatedBlob, ImpatientClock
 from tests.invariants import Guarded, check_named
+from tests.tuned import tuned
 
 HOUR = 3600.0
 WAIT_S = 60.0
@@ -94,7 +95,7 @@ class World:
         self.clock = ImpatientClock(1_800_000_000.0)
         self.store = DatedBlob(self.clock)
         self.paths = [Pausing(Guarded(self.store)) for _ in range(clients)]
-        settings = persist.Settings(**SETTINGS | changed)
+        settings = tuned(**SETTINGS | changed)
         self.clients = [
             stack.enter_context(persist.open(cast(Blob, path), clock=self.clock, settings=settings))
             for path in self.paths
@@ -159,7 +160,7 @@ class World:
         """Check that everything can be read, that a collection of garbage works, and that nothing is damaged."""
         check_named(self.store)
         self.commit(17)
-        with persist.open(self.store, clock=self.clock, settings=persist.Settings(**SETTINGS)) as client:
+        with persist.open(self.store, clock=self.clock, settings=tuned(**SETTINGS)) as client:
             client.gc()
             assert client.load("busy").snapshot().count() == self.rows
             for n in range(self.made):
