@@ -263,7 +263,7 @@ class Follower:
         return read_newest_control(self._blob).log_floor > seqno
 
     def newest_record(self) -> Record | None:
-        """Return the newest record of the log, which `prove` has just vouched for; None if it is not there any more.
+        """Return the newest record of the log, as far as this client has read it; None if it is not there any more.
 
         Cost: mostly nothing, because it was read to know the state.
         """

@@ -266,6 +266,8 @@ class GroupCommit:
         if self._proof.is_given or state.seqno < 0:
             return True
         newest = self._follower.newest_record()
+        # After a restore in place its slot is free, and to offer it would put it back behind the restored log.
+        self._look_back.certainly(state)
         if newest is None or self._proof.offer(newest):
             return True
         if not self._follower.is_truncated(newest.seqno):

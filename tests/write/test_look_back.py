@@ -348,3 +348,21 @@ def test_racing_clients_look_back_and_all_of_them_commit(memory: MemoryBlob) -> 
             thread.join()
         client["c"].seal(6).result()
         assert client["c"].snapshot(5).count() == len(done) == 40
+
+
+def test_rule_9_a_client_that_proves_the_store_puts_no_lost_record_back(
+    memory: MemoryBlob, clock: ImpatientClock
+) -> None:
+    """Its first write would offer the newest record that it knows, and after a restore the slot of that one is free."""
+    first = opened(memory, clock)
+    write(made(first), range(3))
+    copy, ends = copied(memory), log(memory)
+    write(made(first), range(3, 5))
+    second = opened(memory, clock)
+    assert second["c"].upper == persist.Antichain(5)
+    restore(memory, copy)
+    with pytest.raises(LogReplaced):
+        write(made(second), range(5, 6))
+    assert log(memory) == ends
+    with pytest.raises(LogReplaced):
+        write(made(first), range(5, 6))
