@@ -990,6 +990,8 @@ class _Judgement:
 
     def _expect_maintain(self, event: Event, view: View, expected: Expected) -> None:
         self._expect_gc(event, view, expected)
+        if (refused := view.refuses(event.client)) is not None:
+            expected.may_fail("exclusive", refused.error)  # If there is anything to resolve.
         if any(_may_overflow(contents.updates) for contents in self.location.collections.values()):
             expected.may_fail("overflow", "DiffOverflow")
 

@@ -19,8 +19,9 @@ import persist.upsert.resolution
 import persist.write.group_commit
 from persist.blob import Indeterminate
 from persist.log.commits import create_record, record_bytes
-from persist.log.keys import record_key
+from persist.log.keys import checkpoint_key, record_key
 from persist.log.records import Tokens
+from persist.replica.checkpoint import read_checkpoint
 from persist.state.tokens import with_tokens
 
 Patch = tuple[Any, str, Any]
@@ -75,6 +76,16 @@ def marks_for_ever_old(self: Any, age_s: float) -> int:
     return int(self._follower.state.seqno)
 
 
+def what_a_listing_said(self: Any) -> None:
+    """A collector that was late believes its listing of checkpoints, and takes those that are gone since for none."""
+    checkpoints = [read_checkpoint(self._blob, checkpoint_key(mark.seqno)) for mark in self._marks]
+    named: set[str] = set().union(*(self._named_by(checkpoint) for checkpoint in checkpoints if checkpoint))
+    for what in ("directories", "states"):
+        listed = self._blob.list(persist.upkeep.garbage.OBJECTS[what])
+        old = (e for e in listed if (persist.upkeep.garbage._object_seqno(e.key) or 0) <= self._marks[0].seqno)
+        self._delete(what, [entry for entry in old if self._is_unnamed(entry, named)])
+
+
 # What is patched, and with what: made of what stands there.
 PLANTS: Mapping[str, Callable[[], list[Patch]]] = {
     "a commit is acknowledged before its create is known to have happened": lambda: [
@@ -108,6 +119,9 @@ PLANTS: Mapping[str, Callable[[], list[Patch]]] = {
     ],
     "a collector does not wait for the grace period": lambda: [
         (persist.upkeep.garbage._Round, "_seqno_before", marks_for_ever_old)
+    ],
+    "a late collector believes what it listed": lambda: [
+        (persist.upkeep.garbage._Round, "_collect_objects", what_a_listing_said)
     ],
     "a resolution loses an update": lambda: [
         (module, "resolved", an_update_lost(persist.upsert.resolution.resolved))

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from tests.simulator.language import Step
 
 TRIES = 3
-RUNS_MAX = 400
+RUNS_MAX = 200
 
 
 def shrink(steps: list[Step], fails: Callable[[list[Step]], bool], *, tries: int = TRIES) -> list[Step]:

@@ -2,11 +2,15 @@
 
 import logging
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from tests.simulator.campaign import Episode, execute
+from tests.simulator.judge import judge
+from tests.simulator.language import Step
 from tests.simulator.plants import PLANTS, planted
+from tests.simulator.shuffle import Manner, shuffled
 
 SEEDS = 12
 # The episode that finds each fault, and what it may say is broken.
@@ -28,7 +32,10 @@ def _quiet(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.CRITICAL, "persist")
 
 
-@pytest.mark.parametrize("fault", PLANTS)
+LATE = "a late collector believes what it listed"
+
+
+@pytest.mark.parametrize("fault", [fault for fault in PLANTS if fault != LATE])
 def test_a_planted_fault_is_found_by_its_seed(fault: str) -> None:
     first, rules = FOUND_BY[fault]
     # What else changes in the library may change what a seed meets, so the ones after it may find the fault, too.
@@ -45,3 +52,45 @@ def test_the_same_seeds_find_nothing_without_a_fault() -> None:
     for episode in [*{episode for episode, _ in FOUND_BY.values()}][::3]:
         _, violations, _ = execute(episode, episode.steps())
         assert violations == [], episode
+
+
+def two_collectors() -> list[Step]:
+    """Return a schedule: one collector stops when it has listed checkpoints; all of those are collected meanwhile."""
+    steps: list[Step] = []
+
+    def add(op: str, slot: int | None, **more: Any) -> None:
+        steps.append({"id": len(steps), "op": op, "slot": slot, **more})
+
+    def commit(count: int) -> None:
+        for _ in range(count):
+            add("seal", 1, name="a", upper=len(steps), wait="now")
+
+    for slot in (0, 1):
+        add("open", slot, mode="shared", skew_s=0)
+        for name in ("a", "b"):
+            add("create_or_load", slot, name=name, schema="k")
+    for marker in range(1001, 1004):
+        add("write", 1, name="b", updates=[[marker, "m", 0, 1]], wait="now")
+    add("seal", 1, name="b", upper=1, wait="now")
+    add("compact", 1, name="b", full=True)  # So that the next checkpoint has a state object for it.
+    commit(32)
+    add("pass", None, seconds=1000)
+    add("gc", 0, stop={"request": "list checkpoint/", "skipped": 5, "seconds": 7000})
+    commit(40)
+    add("pass", None, seconds=4000)  # Of checkpoints older than an hour, one stays for each hour.
+    commit(40)
+    add("gc", 1)
+    add("pass", None, seconds=4000)
+    add("load", 1, name="b")
+    return steps
+
+
+def test_a_collector_that_is_late_deletes_nothing_that_newer_checkpoints_name() -> None:
+    calm = Manner(patience=1.0, waits_s=5.0, stalls=0.0, freezes=0.0)
+    history, run = shuffled(two_collectors(), 1, calm)
+    assert run.tap.broken == []
+    assert judge(history) == []
+
+    with planted(LATE):
+        _, run = shuffled(two_collectors(), 1, calm)
+    assert "is missing" in run.tap.broken[0]
