@@ -11,8 +11,9 @@ import persist
 from persist.blob import CorruptBlob, MemoryBlob, MissingBlob
 from persist.blob.clock import SystemClock
 from persist.log.commits import create_record, read_record
+from persist.log.envelope import encode_framed
 from persist.log.keys import directory_seqno
-from persist.log.records import Create, Destroy, Mutation, Record, Seal, TruncateLog
+from persist.log.records import Create, Destroy, Mutation, Record, Seal, TakeOver, TruncateLog
 from persist.replica import checkpoint, directory
 from persist.replica.follower import Follower
 from persist.state.state import State, apply
@@ -180,6 +181,47 @@ def test_nothing_older_than_the_log_that_is_kept_is_taken_over(monkeypatch: pyte
     named = [newest.key, *(pointer.blob for pointer in found.directory)]
     assert all((directory_seqno(pointer.blob) or 0) >= floor for pointer in found.directory)
     assert not any(f'"name":"c-{gone}"'.encode() in (blob.get(key) or b"") for key in named)
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_a_checkpoint_is_made_of_the_one_that_the_log_says_and_not_of_one_that_came_late(
+    monkeypatch: pytest.MonkeyPatch, is_there: bool
+) -> None:
+    """The late one may name what a collector has deleted. Where the right one is gone, everything is written anew."""
+    monkeypatch.setattr(directory, "INLINE_BYTES_MAX", 1500)
+    blob = MemoryBlob()
+    writer = Writer(blob)
+    writer.create(40)
+    writer.checkpoint()
+    before = [entry.key for entry in blob.list("directory/")]
+    writer.seal_in_turn(2)
+    with monkeypatch.context() as merging:
+        merging.setattr(directory, "RATIO", 1000)  # What it is made of, it does not name.
+        writer.create(40)
+        writer.checkpoint()
+        basis = next(checkpoint.stored_checkpoints(blob))
+    assert not {pointer.blob for pointer in basis.checkpoint.directory}.intersection(before)
+    writer.commit(Seal(writer.ids[0], (1000,)))
+    fork = writer.follower.recent()
+    blob.delete(basis.pointer.blob)  # As if a client had listed the checkpoints before that was there.
+    with monkeypatch.context() as keeping:
+        keeping.setattr(directory, "INLINE_BYTES_MAX", 1 << 20)
+        checkpoint.write_checkpoint(blob, *fork)
+    named_late = {pointer.blob for pointer in next(checkpoint.stored_checkpoints(blob)).checkpoint.directory}
+    assert named_late.intersection(before)
+    if is_there:
+        blob.create(basis.pointer.blob, encode_framed(basis.checkpoint))
+    writer.commit(TakeOver(basis.pointer))
+    writer.commit(Seal(writer.ids[0], (2000,)))
+    writer.checkpoint()
+    made = next(checkpoint.stored_checkpoints(blob)).checkpoint
+    named = [pointer.blob for pointer in made.directory]
+    assert not set(named).intersection(before)
+    if is_there:
+        assert set(named) >= {pointer.blob for pointer in basis.checkpoint.directory}
+    else:
+        assert all((directory_seqno(key) or 0) == made.seqno for key in named)
+    assert_opens_as_the_log_says(blob)
 
 
 @pytest.mark.parametrize("how", ["missing", "damaged", "of another checkpoint"])
