@@ -127,7 +127,7 @@ def test_whichever_call_of_the_store_fails_once_nothing_is_lost_or_doubled(times
                         try:
                             running.run(until=bank.time - 1)
                             break
-                        except persist.Unavailable:
+                        except (persist.Unavailable, persist.Indeterminate):
                             failed += 1
                     bank.transfer()
                 was_reached, flaky.left = flaky.left < 0, None
