@@ -571,7 +571,7 @@ def test_a_damaged_state_object_is_named(how: Damage) -> None:
     states = [e.key for e in blob.list("state/") if e.key in (blob.get(newest) or b"").decode()]
     (key,) = states
     damage(blob, key, how)
-    with refused(blob, persist.CorruptBlob, key, "Restore it from a copy"):
+    with refused(blob, persist.CorruptBlob, key, "estore it from a copy"):
         read_all(blob)
 
 
@@ -610,10 +610,10 @@ def test_a_newer_record_that_appears_under_a_live_client_is_refused(blob: Memory
         with persist.open(blob) as newer:
             newer.load("orders").seal(1).result()
         key = max(everything(blob))
-        blob.set(key, as_format(blob.get(key) or b"", 2))
-        with refused(blob, persist.IncompatibleVersion, key, "version 2"):
+        blob.set(key, as_format(blob.get(key) or b"", 3))
+        with refused(blob, persist.IncompatibleVersion, key, "version 3"):
             orders.write([((1, "a"), 5, 1)]).result()
-        with refused(blob, persist.IncompatibleVersion, key, "version 2"):
+        with refused(blob, persist.IncompatibleVersion, key, "version 3"):
             _ = orders.upper
 
 
