@@ -29,7 +29,7 @@ from persist.log.keys import CHECKPOINTS, LOG, checkpoint_key, record_key, recor
 from persist.log.records import Record
 from persist.replica.checkpoint import load_contents, read_newest_checkpoint, read_newest_control
 from persist.replica.directory import KnownLevels
-from persist.replica.past import PROVE_AFTER_S, PROVE_READS_AFTER_S, Mark, Past
+from persist.replica.past import PROVE_AFTER_S, PROVE_READS_AFTER_S, Fate, Mark, Past
 from persist.replica.submissions import Submissions
 from persist.state.contents import CollectionState
 from persist.state.state import PENDING_MAX, DoesNotFollow, State, apply
@@ -206,12 +206,18 @@ class Follower:
             self._past.check_stopped()
             return self._past.tops(before)
 
-    def saw(self, tops: list[Mark], gone: tuple[int, str, str | None] | None) -> None:
-        """Note that tops are there; or stop, with LogReplaced, because one of them is gone or another one."""
+    def saw(self, looks: list[tuple[Mark, Fate]]) -> bool:
+        """Note what became of tops: return whether all are there, and not truncated.
+
+        Raises:
+            LogReplaced: one of them is gone, or another one is there; the client stops.
+        """
         with self._lock:
-            if gone is not None:
-                raise self._past.stop(*gone)
-            self._past.saw(tops)
+            for _, fate in looks:
+                if isinstance(fate, tuple):
+                    raise self._past.stop(*fate)
+            self._past.saw([top for top, _ in looks])
+        return all(fate == "there" for _, fate in looks)
 
     def prove_now(self) -> None:
         """Like `prove`, whenever that was done before. Cost: one GET."""
@@ -244,9 +250,10 @@ class Follower:
         age_s = self._clock.monotonic_s() - self._seen_end[0]
         return (self._state if age_s < FRESH_S else self.refresh()).seqno + 1
 
-    def was_truncated(self, record: Record) -> bool:
+    def was_truncated(self, record: Record, *, past_is_there: bool) -> bool:
         """Return whether the slot of a record that was just created has been truncated, before or after that.
 
+        past_is_there says that the record before it was seen; what follows from a truncated one is always asked for.
         Cost: nothing, unless this client has not seen the end of the log for `STALE_AFTER_S`, or another thread has
         taken its state beyond the slot without having read the record there: then a LIST and a GET.
         """
@@ -254,7 +261,7 @@ class Follower:
             known = self._recent.get(record.seqno)
             if known is not None and known.commit == record.commit:
                 return False
-            if self._state.seqno < record.seqno and not self._is_stale():
+            if past_is_there and self._state.seqno < record.seqno and not self._is_stale():
                 return False
             return self.is_truncated(record.seqno)
 

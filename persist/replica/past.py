@@ -7,7 +7,7 @@ was, beyond a hole, and be acknowledged for what nobody will ever read. Four thi
 - Whoever makes a checkpoint first makes sure that all records that it adds up are there
   (`persist.replica.checkpoint.write_checkpoint`), so that memory bridges no hole.
 - Nothing is acknowledged before the client has seen that what it follows is still there, since it was asked for:
-  `lost` looks for the record before, and for those that were the last ones known when records of others were read.
+  `fate_of` looks for the record before, and for those that were the last ones known when records of others were read.
   One of these is the last that was taken away, if there is a hole. (`Settings.look_back`; `persist.write.look_back`.)
 - From time to time a client asks besides, so that nobody writes beyond a hole in the first place, and that readers
   hear of it: a writer before it creates a record, if it has not asked for `PROVE_AFTER_S`; a reader after it has read
@@ -18,6 +18,8 @@ that never pauses asks for the newest one of the time when it last asked, and fo
 now may be beyond a hole already. A roll-back loses the last records, so it lost one of these two, unless the backup
 was made since the client last asked. docs/operations.md says what window stays open.
 """
+
+from typing import Literal
 
 from persist.blob import Blob, MissingBlob
 from persist.errors import LogReplaced
@@ -31,6 +33,8 @@ TOPS_MAX = 16  # Records that one look asks for; of more, the oldest ones are le
 
 Moment = tuple[float, float]  # Of the monotonic and of the wall clock, in seconds.
 Mark = tuple[int, str]  # A seqno, and the commit id of the record there.
+Gone = tuple[int, str, str | None]  # A mark, and the commit id that is there now.
+Fate = Gone | Literal["there", "truncated"]
 
 
 class Past:
@@ -98,8 +102,9 @@ class Past:
 
     def verify(self, seqno: int, commit: str) -> None:
         """Raise LogReplaced, now and from now on, unless the record at seqno is that commit or has been truncated."""
-        if (gone := lost(self._blob, (seqno, commit))) is not None:
-            raise self.stop(*gone)
+        fate = fate_of(self._blob, (seqno, commit))
+        if isinstance(fate, tuple):
+            raise self.stop(*fate)
 
     def stop(self, seqno: int, known: str, found: str | None) -> LogReplaced:
         """Stop for good, and return the error that says why."""
@@ -112,18 +117,18 @@ class Past:
             raise LogReplaced(self._blob.url, *self._lost)
 
 
-def lost(blob: Blob, mark: Mark) -> tuple[int, str, str | None] | None:
-    """Return what to stop with if a record is neither there nor truncated; None if it is.
+def fate_of(blob: Blob, mark: Mark) -> Fate:
+    """Return whether a record is there or has been truncated, or what to stop with if neither is so.
 
     Cost: a GET of a few bytes, if it is there. Needs no lock.
     """
     seqno, commit = mark
     if begins_as(blob, seqno, commit):
-        return None
+        return "there"
     found = read_commit_id(blob, seqno)
-    if found == commit or (found is None and _is_truncated(blob, seqno)):
-        return None
-    return seqno, commit, found
+    if found == commit:
+        return "there"
+    return "truncated" if found is None and _is_truncated(blob, seqno) else (seqno, commit, found)
 
 
 def _is_truncated(blob: Blob, seqno: int) -> bool:

@@ -148,7 +148,8 @@ class GroupCommit:
         doubtful = [each.submission.after for each in operations if each.submission is not None and is_in_doubt(each)]
         if doubtful:
             self._follower.catch_up(min(doubtful))
-            self._look_back.now(self._follower.state)
+            if not self._look_back.now(self._follower.state):
+                self._follower.restart()
         with ExitStack() as turn:
             if self._is_crowded:
                 self._is_crowded = turn.enter_context(turn_at(self._blob, record_key(0)))
@@ -183,8 +184,9 @@ class GroupCommit:
                     turn.enter_context(turn_at(self._blob, record_key(0)))
                     self._follower.refresh()  # Where many race, the next slot has been taken meanwhile, too.
                     continue
-                if not is_record and (accepted or done):
-                    self._look_back.now(state)
+                if not is_record and (accepted or done) and not self._look_back.now(state):
+                    self._follower.restart()
+                    continue
             except BaseException:
                 turn.close()
                 self._reject_without(state, rejected, unreadable)
@@ -267,7 +269,10 @@ class GroupCommit:
             return True
         newest = self._follower.newest_record()
         # After a restore in place its slot is free, and to offer it would put it back behind the restored log.
-        self._look_back.certainly(state)
+        if not self._look_back.certainly(state):
+            self._follower.restart()
+            self._follower.refresh()
+            return False
         if newest is None or self._proof.offer(newest):
             return True
         if not self._follower.is_truncated(newest.seqno):
@@ -297,11 +302,13 @@ class GroupCommit:
         began = self._follower.now()
         look = self._look_back.begin(state)
         winner = create_record(self._blob, record, self._clock, deadline_s=self._deadline_s)
-        look(record if winner is None else None)
-        if winner is None and self._was_truncated(record, began):
+        past_is_there = look(record if winner is None else None)
+        if winner is None and self._was_truncated(record, began, past_is_there=past_is_there):
             # The slot was free because its record is no longer needed: this one is not part of the log.
             with suppress(PersistError):  # What stays below the floor is collected sooner or later.
                 self._blob.delete(record_key(record.seqno))
+            if not past_is_there:
+                self._follower.restart()
             self._follower.refresh()
             return False
         if winner is None and not self._proof.is_given:
@@ -316,10 +323,10 @@ class GroupCommit:
             self.checkpointing.begin(record.seqno)
         return True
 
-    def _was_truncated(self, record: Record, began: tuple[float, float]) -> bool:
+    def _was_truncated(self, record: Record, began: tuple[float, float], *, past_is_there: bool) -> bool:
         """Return whether a record, created after began, went to a slot that had been truncated before."""
         try:
-            was_truncated = self._follower.was_truncated(record)
+            was_truncated = self._follower.was_truncated(record, past_is_there=past_is_there)
         except PersistError as error:
             raise Indeterminate(
                 f"a record was created at seqno {record.seqno} after so long that its slot may have been truncated "

@@ -8,10 +8,13 @@ and before that was done nobody hears of the commit:
 - in one far away, by a GET that is under way at the same time, so it adds no latency. If the create took longer than
   `VALID_S`, what was seen before it is too old, and is looked for again.
 
-What is gone by then makes the client stop. Its record stays where it is, beyond the end of the log: to delete it could
-take something away from another client, and `fsck` sets it aside. A restore that removes the record before after that
-look is one that was under way while the client committed. Rejected: a generation in every record, which a restore
-changes. A record that is created cannot be conditional on another blob, so a client would have to read it as well.
+If one of them has been truncated, the state is an old one. The client then restarts from the newest checkpoint, and its
+record does not count if the slot has been truncated, too.
+
+If one of them is gone, the client stops. Its record stays where it is, beyond the end of the log: to delete it could
+take something away from another client, and `fsck` sets it aside. If a restore removes the record before after that
+look, it was under way while the client committed. Rejected: a generation in every record, which a restore changes. A
+record that is created cannot be conditional on another blob, so a client would have to read it as well.
 """
 
 from collections.abc import Callable
@@ -22,7 +25,7 @@ from persist.blob.pool import Pool
 from persist.errors import LogReplaced
 from persist.log.records import Record
 from persist.replica.follower import Follower
-from persist.replica.past import lost
+from persist.replica.past import fate_of
 from persist.state.state import State
 
 LOOKS_MAX = 4  # At the same time; most often there is one record to look for.
@@ -48,50 +51,51 @@ class LookBack:
         if self._pool is not None:
             self._pool.shutdown(wait=False)
 
-    def begin(self, before: State) -> Callable[[Record | None], None]:
+    def begin(self, before: State) -> Callable[[Record | None], bool]:
         """Begin to look for what a record after a state follows; return what ends that, when the record was created.
 
-        That takes the record that this client created, or None if another one was there first. It raises LogReplaced
-        if something is gone, and Indeterminate if that could not be found out.
+        That takes the record that this client created, or None if another one was there first, and returns what `now`
+        does. It raises LogReplaced if something is gone, and Indeterminate if that could not be found out.
         """
         if not self._is_wanted:
-            return lambda record: None
+            return lambda record: True
         began_s = self._clock.monotonic_s()
-        asked = None
+        looks = None
         if self._pool is not None:
             tops = self._follower.tops(before)
-            asked = [(top, self._pool.submit(lost, self._blob, top)) for top in tops]
+            looks = [(top, self._pool.submit(fate_of, self._blob, top)) for top in tops]
 
-        def end(record: Record | None) -> None:
+        def end(record: Record | None) -> bool:
             try:
-                if asked is not None and (record is None or self._clock.monotonic_s() - began_s <= VALID_S):
-                    gone = next((found for _, look in asked if (found := look.result()) is not None), None)
-                    self._follower.saw([top for top, _ in asked], gone)
-                elif record is not None:
-                    self.now(before)
+                if looks is not None and (record is None or self._clock.monotonic_s() - began_s <= VALID_S):
+                    return self._follower.saw([(top, look.result()) for top, look in looks])
+                return record is None or self.now(before)
             except LogReplaced:
                 raise
             except PersistError as error:
                 if record is not None:
                     raise _in_doubt(record, error) from error
+                return True
 
         return end
 
-    def now(self, before: State) -> None:
-        """Look for the newest record of a state, and for those that `begin` would look for.
+    def now(self, before: State) -> bool:
+        """Look for the newest record of a state, and for those that `begin` would look for, if that is wanted.
+
+        Returns:
+            Whether all of them are there. If not, the log has been truncated beyond some of them: the state is an old
+            one, and the slot after it may be truncated, too.
 
         Raises:
             LogReplaced: one of them is gone.
             Unavailable, Corruption: that could not be found out.
         """
-        if self._is_wanted:
-            self.certainly(before)
+        return not self._is_wanted or self.certainly(before)
 
-    def certainly(self, before: State) -> None:
+    def certainly(self, before: State) -> bool:
         """Do what `now` does, wanted or not. Cost: a GET of a few bytes for each of these records."""
         tops = self._follower.tops(before)
-        gone = next((found for top in tops if (found := lost(self._blob, top)) is not None), None)
-        self._follower.saw(tops, gone)
+        return self._follower.saw([(top, fate_of(self._blob, top)) for top in tops])
 
 
 def _in_doubt(record: Record, error: PersistError) -> Indeterminate:

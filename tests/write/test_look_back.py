@@ -17,10 +17,11 @@ from persist.cli.main import main
 from persist.errors import LogInterrupted, LogReplaced
 from persist.log.keys import record_key, record_seqno
 from tests.blob.conftest import place_of
-from tests.clocks import ImpatientClock
+from tests.clocks import DatedBlob, ImpatientClock
 from tests.rollback import KEY, QUIET, Copy, opened, restore, write
 from tests.servers.fixtures import make_bucket
 from tests.stepped import Stepped
+from tests.tuned import tuned
 
 KINDS = ("memory", "far", "file", "all", "cached-folder", "s3", pytest.param("fsspec", marks=pytest.mark.sampled(0.2)))
 LOCAL = "grpc://127.0.0.1:0"
@@ -28,6 +29,12 @@ LOCAL = "grpc://127.0.0.1:0"
 
 class FarBlob(MemoryBlob):
     """A store that says it is far away, so that requests to it are made beside each other."""
+
+    is_remote = True
+
+
+class FarDatedBlob(DatedBlob):
+    """Such a store, with a clock of its own."""
 
     is_remote = True
 
@@ -156,6 +163,40 @@ def test_a_location_that_was_emptied_is_not_written_to(memory: MemoryBlob, clock
     assert persist.fsck(memory, clock=clock, settings=QUIET, repair=True, set_aside=True).repairs_done
     with opened(memory, clock) as client:
         write(made(client), range(2))
+
+
+@pytest.mark.parametrize("kind", [DatedBlob, FarDatedBlob])
+@pytest.mark.parametrize("what", ["write", "token", "multi"])
+def test_nothing_is_acknowledged_below_the_floor_of_a_newer_backup(
+    clock: ImpatientClock, kind: type[DatedBlob], what: str
+) -> None:
+    """An old backup is restored, a client writes to it, and then a backup replaces it whose log begins later."""
+    blob = kind(clock)
+    settings = tuned(QUIET.tuning, background=False, log_retention_s=240, log_retention_records=16, grace_s=240)
+    with opened(blob, clock, settings=settings) as client:
+        write(made(client), range(3))
+        keyed(client)
+        old = copied(blob)
+        for time in (3, 23):
+            write(made(client), range(time, time + 20))
+            clock.sleep(1000)
+            client.gc()
+        newer = copied(blob)
+        floor = client.engine.follower.state.control.log_floor
+        assert min(log(blob)) == floor > max(record_seqno(key) or 0 for key in old) + 2
+    restore(blob, old)
+    with opened(blob, clock, settings=settings) as client:
+        write(made(client), range(3, 4))
+        restore(blob, newer)
+        WRITES[what](client)
+        assert min(log(blob)) == floor
+        if what != "multi":
+            client["c"].seal(60).result()
+        with opened(blob, clock, "read", settings=settings) as reader:
+            assert reader.seqno == client.seqno
+            kept = reader["c"].snapshot().to_arrow()["k"].to_pylist()
+            assert kept[:43] == list(range(43))
+            assert kept[43:] == [99]
 
 
 def test_what_another_client_wrote_beyond_the_hole_does_not_hide_it(memory: MemoryBlob, clock: ImpatientClock) -> None:
