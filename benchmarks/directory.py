@@ -19,7 +19,7 @@ import pyarrow as pa
 
 import persist
 from persist.blob import MemoryBlob
-from persist.hold.leases import WantedClaim
+from persist.hold import WantedClaim
 
 COLLECTIONS = (10, 1_000, 10_000)
 COMMITS = 1_600

@@ -20,9 +20,9 @@ import pyarrow as pa
 import persist
 from benchmarks.harness import Row, duration
 from benchmarks.workspace import Workspace
-from persist.blob.url import open_blob
+from persist.blob import open_blob
 from persist.codecs import CollectionSchema, decode_part, encode_parts, to_updates
-from persist.log.keys import record_key
+from persist.log import record_key
 from tests.servers.fixtures import make_bucket, options_of, running_moto
 
 KEY, VALUE = {"k": pa.int64()}, {"a": pa.int64(), "b": pa.string()}

@@ -4,8 +4,10 @@ Promises: `create` has exactly one winner, and a reader sees all of a value or n
 happened or nobody knows; only the log resolves the second.
 """
 
+from persist.blob.admitting import AdmittingCache
 from persist.blob.checked_fields import check_fields
-from persist.blob.clock import Clock, SystemClock
+from persist.blob.clock import Backoff, Clock, SystemClock
+from persist.blob.daemon_threads import DaemonThreads
 from persist.blob.deletion import NotDeleted, delete_all
 from persist.blob.errors import (
     Conflict,
@@ -23,11 +25,14 @@ from persist.blob.errors import (
     Unavailable,
 )
 from persist.blob.histogram import LatencyHistogram
+from persist.blob.layers.bounded_folder import BoundedFolder
 from persist.blob.layers.cache import CacheCount, CachedBlob
-from persist.blob.layers.checked import get_checked, get_range_checked
+from persist.blob.layers.checked import SMALL_BYTES, get_checked, get_range_checked
 from persist.blob.layers.metered import Count, MeteredBlob
 from persist.blob.layers.retry import RetryBlob, RetryCount, RetryPolicy
 from persist.blob.layers.unreliable import Fault, UnreliableBlob
+from persist.blob.lru import ByteBoundedLru
+from persist.blob.pool import Pool
 from persist.blob.protocol import Blob, BlobEntry, check_key, get_at_most, is_remote, turn_at
 from persist.blob.stores.file import FileBlob
 from persist.blob.stores.fsspec import FsspecBlob
@@ -36,8 +41,13 @@ from persist.blob.stores.s3 import S3Blob, S3Options
 from persist.blob.url import open_blob
 
 __all__ = [
+    "SMALL_BYTES",
+    "AdmittingCache",
+    "Backoff",
     "Blob",
     "BlobEntry",
+    "BoundedFolder",
+    "ByteBoundedLru",
     "CacheCount",
     "CachedBlob",
     "Clock",
@@ -45,6 +55,7 @@ __all__ = [
     "CorruptBlob",
     "Corruption",
     "Count",
+    "DaemonThreads",
     "Fault",
     "FileBlob",
     "FsspecBlob",
@@ -57,6 +68,7 @@ __all__ = [
     "MissingBlob",
     "NotDeleted",
     "PersistError",
+    "Pool",
     "ReadOnlyStore",
     "RetryBlob",
     "RetryCount",

@@ -5,95 +5,211 @@ only after their checksum agrees, and cost no more memory than their descriptor 
 """
 
 from persist.codecs.errors import CodecMismatch, DiffOverflow, InvalidUpdate, SchemaMismatch
+from persist.codecs.memory import give_back_freed
+from persist.codecs.order.arrays import boolean_array, boolean_values, copied, int64_array, int64_values
 from persist.codecs.order.consolidation import consolidate, exact_sum
-from persist.codecs.order.digest import DIGEST_MODULUS, digest_of, digest_of_text, row_hashes
-from persist.codecs.order.ordering import canonical, order_keys, sort_indices
+from persist.codecs.order.digest import DIGEST_MODULUS, Digest, digest_of, digest_of_text, row_hashes
+from persist.codecs.order.digits import RowSorter, dense_ranks, neighbours_differ
+from persist.codecs.order.limbs import (
+    ROWS_MAX,
+    Ints,
+    from_whole_numbers,
+    joined,
+    largest_of,
+    limbs_for,
+    limits,
+    normalized,
+    products,
+    split,
+    whole_numbers,
+)
+from persist.codecs.order.ordering import canonical, combined, order_keys, row_sorter, sort_indices
+from persist.codecs.order.pairs import without_pairs
+from persist.codecs.order.search import SortedKeys, empty_batch
 from persist.codecs.order.touching import Touching
 from persist.codecs.part.check import check_part, described_bounds, overlaps
-from persist.codecs.part.decoding import decode_part
-from persist.codecs.part.filters import with_both_zeros
+from persist.codecs.part.decoding import UNREADABLE, bad_filter, decode_part, part_lift
+from persist.codecs.part.describing import describe_held
+from persist.codecs.part.file_reader import CheckedFooters
+from persist.codecs.part.filters import columns_of, with_both_zeros
 from persist.codecs.part.index import Group, PartIndex, decode_groups, footer_range, read_index
 from persist.codecs.part.key_range import KeyRange, key_ranges, ordered_keys
-from persist.codecs.part.part import Part, checksum_of
+from persist.codecs.part.lending import under_way, until_the_end
+from persist.codecs.part.mapped import MappedRows, Rows, mapped_file
+from persist.codecs.part.part import Footer, Part, checksum_of, sample_rows
 from persist.codecs.part.pruning import parts_that_may_match
 from persist.codecs.part.run_stream import RunStream
-from persist.codecs.part.stream import PART_BYTES_TARGET, ROW_GROUP_BYTES_MAX, ROW_GROUP_ROWS, PartStream, encode_parts
-from persist.codecs.types.arrow_types import check_type, children, leaf_count, type_from_json, type_to_json
+from persist.codecs.part.stream import (
+    PART_BYTES_TARGET,
+    ROW_GROUP_BYTES_MAX,
+    ROW_GROUP_ROWS,
+    PartStream,
+    encode_parts,
+    encode_with_rows,
+)
+from persist.codecs.types.arrow_types import (
+    check_type,
+    children,
+    leaf_count,
+    type_from_json,
+    type_to_json,
+    with_children,
+)
+from persist.codecs.types.casts import cast_column, decoded_column
 from persist.codecs.types.codec import Binary, Codec, Int64, Json, Unit, Utf8
+from persist.codecs.types.evolution import (
+    changes_between,
+    check_next,
+    evolved,
+    lift,
+    may_overflow,
+    narrowed,
+    newest_types,
+    only_adds,
+    versions,
+    widened_column,
+)
+from persist.codecs.types.python_types import arrow_type, field_types, stored_type
 from persist.codecs.types.scalars import is_flat, scalar_from_json, scalar_to_json
-from persist.codecs.types.schema import TIME_MAX, TIME_UNITS, CollectionSchema, Side
+from persist.codecs.types.schema import TIME, TIME_MAX, TIME_UNITS, CollectionSchema, Side
 from persist.codecs.types.suggestion import did_you_mean
-from persist.codecs.updates.inputs import TableStream, opened
-from persist.codecs.updates.plain import Stamp, stamped
+from persist.codecs.types.values import cut, to_array
+from persist.codecs.updates.inputs import TableStream, as_table, check_given, opened
+from persist.codecs.updates.plain import Stamp, stamped, with_time
+from persist.codecs.updates.records import out_of_place, owned
 from persist.codecs.updates.small import SmallUpdates, gathered, small_key, small_updates
 from persist.codecs.updates.updates import streamed_updates, to_rows, to_tuples, to_updates
 
 __all__ = [
     "DIGEST_MODULUS",
     "PART_BYTES_TARGET",
+    "ROWS_MAX",
     "ROW_GROUP_BYTES_MAX",
     "ROW_GROUP_ROWS",
+    "TIME",
     "TIME_MAX",
     "TIME_UNITS",
+    "UNREADABLE",
     "Binary",
+    "CheckedFooters",
     "Codec",
     "CodecMismatch",
     "CollectionSchema",
     "DiffOverflow",
+    "Digest",
+    "Footer",
     "Group",
     "Int64",
+    "Ints",
     "InvalidUpdate",
     "Json",
     "KeyRange",
+    "MappedRows",
     "Part",
     "PartIndex",
     "PartStream",
+    "RowSorter",
+    "Rows",
     "RunStream",
     "SchemaMismatch",
     "Side",
     "SmallUpdates",
+    "SortedKeys",
     "Stamp",
     "TableStream",
     "Touching",
     "Unit",
     "Utf8",
+    "arrow_type",
+    "as_table",
+    "bad_filter",
+    "boolean_array",
+    "boolean_values",
     "canonical",
+    "cast_column",
+    "changes_between",
+    "check_given",
+    "check_next",
     "check_part",
     "check_type",
     "checksum_of",
     "children",
+    "columns_of",
+    "combined",
     "consolidate",
+    "copied",
+    "cut",
     "decode_groups",
     "decode_part",
+    "decoded_column",
+    "dense_ranks",
+    "describe_held",
     "described_bounds",
     "did_you_mean",
     "digest_of",
     "digest_of_text",
+    "empty_batch",
     "encode_parts",
+    "encode_with_rows",
+    "evolved",
     "exact_sum",
+    "field_types",
     "footer_range",
+    "from_whole_numbers",
     "gathered",
+    "give_back_freed",
+    "int64_array",
+    "int64_values",
     "is_flat",
+    "joined",
     "key_ranges",
+    "largest_of",
     "leaf_count",
+    "lift",
+    "limbs_for",
+    "limits",
+    "mapped_file",
+    "may_overflow",
+    "narrowed",
+    "neighbours_differ",
+    "newest_types",
+    "normalized",
+    "only_adds",
     "opened",
     "order_keys",
     "ordered_keys",
+    "out_of_place",
     "overlaps",
+    "owned",
+    "part_lift",
     "parts_that_may_match",
+    "products",
     "read_index",
     "row_hashes",
+    "row_sorter",
+    "sample_rows",
     "scalar_from_json",
     "scalar_to_json",
     "small_key",
     "small_updates",
     "sort_indices",
+    "split",
     "stamped",
+    "stored_type",
     "streamed_updates",
+    "to_array",
     "to_rows",
     "to_tuples",
     "to_updates",
     "type_from_json",
     "type_to_json",
+    "under_way",
+    "until_the_end",
+    "versions",
+    "whole_numbers",
+    "widened_column",
     "with_both_zeros",
+    "with_children",
+    "with_time",
+    "without_pairs",
 ]

@@ -4,7 +4,7 @@ written.
 Each is built with its full message: what was wrong with its value, what is allowed, and what to do.
 """
 
-from persist.blob.errors import InvalidUsage
+from persist.blob import InvalidUsage
 
 
 class SchemaMismatch(InvalidUsage):

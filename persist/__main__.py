@@ -1,6 +1,6 @@
 """`python -m persist`: see `persist.cli.main`."""
 
-from persist.cli.main import entry
+from persist.cli import entry
 
 if __name__ == "__main__":
     entry()

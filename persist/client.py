@@ -8,40 +8,49 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from persist.blob.clock import Clock, SystemClock
+from persist.blob import Clock, SystemClock
 from persist.codecs import CollectionSchema
 from persist.collection import Collection
-from persist.engine import Engine, Mode, OpenOptions
-from persist.engine.commit import Commit
-from persist.engine.creating import created_or_loaded, handle_on, loaded
-from persist.engine.engine import close_after
-from persist.engine.listening import WantedListen, listens_together
-from persist.engine.opening import open_engine
-from persist.engine.reading import READ_TIMEOUT_S
-from persist.engine.telling import About, about_location, version_of, words
+from persist.engine import (
+    READ_TIMEOUT_S,
+    About,
+    Commit,
+    Engine,
+    Mode,
+    OpenOptions,
+    WantedListen,
+    about_location,
+    close_after,
+    created_or_loaded,
+    handle_on,
+    listens_together,
+    loaded,
+    open_engine,
+    version_of,
+    words,
+)
 from persist.errors import InvalidUsage
-from persist.fsck.examine import examine
-from persist.fsck.report import FsckReport
+from persist.fsck import FsckReport, examine
 from persist.listing import Collections
-from persist.log.records import DescribeLocation
+from persist.log import DescribeLocation
 from persist.metrics import Metrics
 from persist.multi_write import MultiWrite
 from persist.names import check_free_name
-from persist.notify.address import Notify
-from persist.read.joint_listen import JointListen
-from persist.replica.history import LAST
+from persist.notify import Notify
+from persist.read import JointListen
+from persist.replica import LAST
 from persist.retention import Retention, retention_times
 from persist.settings import Settings
 from persist.shown import html_table
 from persist.storage import Location
 from persist.timeline import Moment, Times, timeline_of
-from persist.upkeep.garbage import Deleted, GarbageReport
-from persist.upsert.keyed import Keyed, form_of
+from persist.upkeep import Deleted, GarbageReport
+from persist.upsert import Keyed, form_of
 from persist.view import View
-from persist.write.future import CommitFuture
+from persist.write import CommitFuture
 
 if TYPE_CHECKING:
-    from persist.notify.server import Server
+    from persist.notify import Server
 
 NAMES_SHOWN = 20
 
@@ -113,7 +122,7 @@ def _server(option: str, given: str | Notify | None) -> Notify | None:
 
 def _relay(client: "Client", server: Notify) -> None:
     """Let a client commit through a server, if that is of the same location."""
-    from persist.notify.relay import FlightRelay  # Here, because few need gRPC, which takes a while to load.
+    from persist.notify import FlightRelay  # Here, because few need gRPC, which takes a while to load.
 
     engine = client.engine
     committer = engine.writer("commit_through").committer
@@ -136,7 +145,7 @@ class Client:
         self._pid = os.getpid()
         self._ends: list[Callable[[], object]] = []  # What else must be closed.
         if notify is not None:
-            from persist.notify.listener import Listener  # Here, because few need gRPC, which takes a while to load.
+            from persist.notify import Listener  # Here, because few need gRPC, which takes a while to load.
 
             listener = Listener(engine.follower, notify)
             weakref.finalize(self, listener.request_stop).atexit = False
@@ -311,7 +320,7 @@ class Client:
             ReadOnly: this client only reads.
         """
         self.engine.writer("create_view")
-        from persist.sql.view import given_options, made_view  # Here: the dataflow takes long to load.
+        from persist.sql import given_options, made_view  # Here: the dataflow takes long to load.
 
         return View(self, made_view(self.engine, name, sql, key, given_options(memory_budget, spill_folder)))
 
@@ -330,7 +339,7 @@ class Client:
             InvalidUsage: it is no view, or an argument cannot have this value.
         """
         self.engine.check_open("view")
-        from persist.sql.view import given_options, live_view  # As above.
+        from persist.sql import given_options, live_view  # As above.
 
         return View(self, live_view(self.engine, name, given_options(memory_budget, spill_folder)))
 
@@ -394,7 +403,7 @@ class Client:
     def fsck(
         self, *, repair: bool = False, dry_run: bool = False, set_aside: bool = False, deep: bool = True
     ) -> FsckReport:
-        """Examine the whole location; see `persist.fsck.examine`, which also works when it is too damaged to be opened.
+        """Examine the whole location; see `persist.fsck`, which also works when it is too damaged to be opened.
 
         Raises:
             ReadOnly: repair without dry_run, and this client only reads.
@@ -478,7 +487,7 @@ class Client:
         committer = self.engine.writer("serve with commits").committer if commits else None
         if commits and self.mode != "shared":
             raise InvalidUsage(f'serve(commits=True) is for mode="shared", and this is mode={self.mode!r}')
-        from persist.notify.server import Server  # As above.
+        from persist.notify import Server  # As above.
 
         if isinstance(slow_s, bool) or not isinstance(slow_s, (int, float)) or not 0 < slow_s < float("inf"):
             raise InvalidUsage(f"slow_s={slow_s!r} is not a number of seconds above 0")

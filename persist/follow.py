@@ -20,10 +20,9 @@ from typing import Self
 from persist.codecs import TIME_MAX
 from persist.engine import CollectionHandle
 from persist.errors import InvalidUsage
-from persist.log.records import SetHold
+from persist.log import SetHold
 from persist.names import check_hold_name
-from persist.read.listen import Listen, Progress
-from persist.read.stepping import AsyncSteps
+from persist.read import AsyncSteps, Listen, Progress
 from persist.shown import ShownByRepr
 
 

@@ -24,15 +24,13 @@ import pyarrow as pa
 import xxhash
 
 from persist.antichain import Antichain
-from persist.codecs.order.arrays import int64_array
-from persist.engine import CollectionHandle
-from persist.engine.overwriting import overwrite_steps, replacement_steps
+from persist.codecs import int64_array
+from persist.engine import CollectionHandle, overwrite_steps, replacement_steps
 from persist.errors import InvalidUsage
-from persist.read.export_blobs import INCOMPLETE, SUCCESS
-from persist.read.result import required
+from persist.read import INCOMPLETE, SUCCESS, required
 from persist.timeline import Moment
 from persist.work import Done, task
-from persist.write.operations import Step, check_token, with_token
+from persist.write import Step, check_token, with_token
 
 BATCH_ROWS = 64 * 1024
 _Refusal = Callable[[object], InvalidUsage]

@@ -10,9 +10,9 @@ import pyarrow as pa
 
 from persist.engine import Engine
 from persist.errors import CollectionNotFound, PersistError
-from persist.read.record_count import record_count
+from persist.read import record_count
 from persist.shown import html_rows, plain
-from persist.state.contents import CollectionState
+from persist.state import CollectionState
 from persist.timeline import shown_time, timeline_of
 
 SHOWN_MAX = 50  # Collections in a representation.

@@ -9,16 +9,22 @@ import pyarrow.compute as pc
 from persist.antichain import Antichain
 from persist.codecs import Part
 from persist.collection import Collection
-from persist.engine.commit import Commit
-from persist.engine.keyed import check_upserts, deleting_events, keyed_form, taken_events
-from persist.engine.overwriting import delete_steps, overwrite_steps
-from persist.engine.telling import describe_step
+from persist.engine import (
+    Commit,
+    check_upserts,
+    delete_steps,
+    deleting_events,
+    describe_step,
+    keyed_form,
+    overwrite_steps,
+    taken_events,
+)
 from persist.errors import InvalidUsage
 from persist.follow import Following
-from persist.log.records import AllowCompaction, Batch, SetHold
+from persist.log import AllowCompaction, Batch, SetHold
 from persist.names import check_hold_name, check_text
-from persist.read.snapshot import check_request
-from persist.state.collection_rules import ExpectDefinition, ExpectNothingBeyondUpper, ExpectUpper
+from persist.read import check_request
+from persist.state import ExpectDefinition, ExpectNothingBeyondUpper, ExpectUpper
 from persist.timeline import Moment
 
 

@@ -31,8 +31,8 @@ from persist.codecs import (
     Utf8,
 )
 from persist.collection import Collection
-from persist.compact.report import CompactionReport
-from persist.engine.telling import About, Retained
+from persist.compact import CompactionReport
+from persist.engine import About, Retained
 from persist.errors import (
     AsOfCompacted,
     AsOfNotSealed,
@@ -70,26 +70,21 @@ from persist.errors import (
     WriterFenced,
 )
 from persist.follow import Following
-from persist.fsck.examine import fsck
-from persist.fsck.report import Checked, FsckReport, Problem, Repair, Unreferenced
-from persist.hold.holds import Hold, HoldInfo
+from persist.fsck import Checked, FsckReport, Problem, Repair, Unreferenced, fsck
+from persist.hold import Hold, HoldInfo
 from persist.importing import ImportedVersion
 from persist.metrics import Metrics
 from persist.multi_write import MultiWrite
-from persist.notify.address import Notify
+from persist.notify import Notify
 from persist.progress_bars import Work, progress
-from persist.read.changes import Changes
-from persist.read.joint_listen import JointListen, JointProgress
-from persist.read.listen import Listen, Progress
-from persist.read.plan import Explanation
-from persist.read.snapshot import Snapshot
+from persist.read import Changes, Explanation, JointListen, JointProgress, Listen, Progress, Snapshot
 from persist.settings import Settings
-from persist.state.unsealed import Unsealed
+from persist.state import Unsealed
 from persist.timeline import Timeline
-from persist.upkeep.garbage import GarbageReport
-from persist.upsert.keyed import Behind, Keyed
+from persist.upkeep import GarbageReport
+from persist.upsert import Behind, Keyed
 from persist.view import View
-from persist.write.future import CommitFuture
+from persist.write import CommitFuture
 
 __all__: list[str] = [
     "About",

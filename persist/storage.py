@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from persist.blob import Blob, CachedBlob, Clock, InvalidUsage, MeteredBlob, RetryBlob, SystemClock, open_blob
-from persist.log.keys import is_immutable
+from persist.log import is_immutable
 from persist.settings import Settings
 
 CACHE_MEMORY_BYTES = 64 << 20

@@ -6,14 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 from persist.antichain import Antichain
 from persist.collection import Collection
-from persist.engine.opening import OnEngine
-from persist.write.future import CommitFuture
+from persist.engine import OnEngine
+from persist.write import CommitFuture
 
 if TYPE_CHECKING:
-    from persist.dataflow.program import Program
-    from persist.dataflow.report import OperatorReport
-    from persist.sql.definition import Definition
-    from persist.sql.view import LiveView
+    from persist.dataflow import OperatorReport, Program
+    from persist.sql import Definition, LiveView
 
 
 class View(Collection):

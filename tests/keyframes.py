@@ -7,11 +7,10 @@ import pyarrow.compute as pc
 
 import persist
 from persist.codecs import Part, consolidate
-from persist.log.records import Keyframe, Replace
-from persist.read.merging import Form
-from persist.read.plan import _from, explained
-from persist.read.snapshot import Snapshot
-from persist.write.part_writer import PartWriter
+from persist.log import Keyframe, Replace
+from persist.read import Form, Snapshot, explained
+from persist.read.plan import _from
+from persist.write import PartWriter
 
 
 def add_keyframe(collection: persist.Collection, as_of: int, *, pieces: int = 1, drop_history: bool = False) -> None:

@@ -5,8 +5,7 @@ from collections.abc import Sequence
 from persist.antichain import Antichain
 from persist.codecs import Part
 from persist.collection import Collection
-from persist.write.future import CommitFuture
-from persist.write.operations import with_token
+from persist.write import CommitFuture, with_token
 
 
 def commit_parts(

@@ -24,7 +24,7 @@ LADDER: list[tuple[str, ...]] = [
 # Two rooms have no folder of their own: their modules are at the root of the package.
 AT_ROOT = {
     "words": (
-        "antichain", "errors", "metrics", "names", "progress_bars", "retention", "settings",
+        "antichain", "error_json", "errors", "late_names", "metrics", "names", "progress_bars", "retention", "settings",
         "shown", "storage", "timeline", "version", "work",
     ),
     "face": ("client", "collection", "follow", "importing", "listing", "multi_write", "public", "view"),
@@ -92,6 +92,11 @@ def is_upward(found: Import) -> bool:
     """Return whether an import goes up the ladder, or to a room that stands beside."""
     here, there = room_of(found.module), room_of(found.target)
     return here != there and rank(there) >= rank(here)
+
+
+def is_past_a_door(found: Import) -> bool:
+    """Return whether an import reaches into another room, and not for what that room exports."""
+    return room_of(found.module) != room_of(found.target) and found.target.count(".") > 1
 
 
 @cache

@@ -26,8 +26,8 @@ import persist
 from persist.blob import Blob, MemoryBlob
 from persist.codecs import CollectionSchema
 from persist.dataflow import Program, col
-from persist.engine.creating import created_or_loaded
-from persist.log.envelope import FORMAT
+from persist.engine import created_or_loaded
+from persist.log import FORMAT
 
 ROOT = Path(__file__).parent.parent
 KEY = {"k": pa.int64()}

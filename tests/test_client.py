@@ -27,7 +27,7 @@ from hypothesis import given, settings
 
 import persist
 from persist.blob import MemoryBlob, MeteredBlob, UnreliableBlob
-from persist.read.merging import read_snapshot
+from persist.read import read_snapshot
 from tests.clocks import ImpatientClock
 from tests.sampling import examples
 

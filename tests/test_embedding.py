@@ -13,8 +13,7 @@ import pytest
 
 import persist
 from persist.blob import MemoryBlob
-from persist.state.contents import CollectionState
-from persist.state.frozen_map import FrozenMap
+from persist.state import CollectionState, FrozenMap
 from tests.clocks import ImpatientClock
 
 KEY = {"k": pa.int64()}

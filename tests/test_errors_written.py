@@ -10,10 +10,8 @@ import pytest
 
 import persist
 from persist import errors
-from persist.errors import PersistError, UnsealedWrites
-from persist.errors.conflicts import Superseded
-from persist.errors.times import with_timeline
-from persist.errors.written import error_from_json, error_to_json
+from persist.error_json import error_from_json, error_to_json
+from persist.errors import PersistError, Superseded, UnsealedWrites, with_timeline
 
 SEVEN = persist.Antichain(7)
 VALUES: dict[str, Any] = {

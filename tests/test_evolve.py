@@ -12,7 +12,7 @@ import pytest
 
 import persist
 from persist.codecs.types.evolution import is_wider
-from persist.log.records import Evolve
+from persist.log import Evolve
 from persist.settings import Tuning
 
 KEY = {"k": pa.int32()}

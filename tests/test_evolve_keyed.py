@@ -9,10 +9,10 @@ import pyarrow as pa
 import pytest
 
 import persist
-from persist.errors.conflicts import Superseded
-from persist.log.records import Evolve
-from persist.state.collection_rules import ExpectParts
-from persist.upsert.machines import History, InsertIfAbsent
+from persist.errors import Superseded
+from persist.log import Evolve
+from persist.state import ExpectParts
+from persist.upsert import History, InsertIfAbsent
 
 KEY = {"id": pa.int32()}
 VALUE = {"at": pa.int32(), "city": pa.string(), "gone": pa.bool_()}

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 import pytest
 
 import persist
-from persist.codecs.types.evolution import newest_types
+from persist.codecs import newest_types
 from persist.settings import Tuning
 
 SETTINGS = persist.Settings(background=False, tuning=Tuning(hold_linger_s=0))

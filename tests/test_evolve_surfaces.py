@@ -10,11 +10,10 @@ import pyarrow.compute as pc
 import pytest
 
 import persist
-from persist.blob.layers.unreliable import Fault, UnreliableBlob
+from persist.blob import Fault, UnreliableBlob
 from persist.codecs import decode_part
-from persist.log.records import Append
-from persist.state.collection_rules import after_step
-from persist.state.schemas import check_versions
+from persist.log import Append
+from persist.state import after_step, check_versions
 
 QUIET = persist.Settings(background=False)
 ROWS = 5_000

@@ -13,9 +13,7 @@ import pytest
 import persist
 from persist.blob import CorruptBlob, MemoryBlob
 from persist.codecs import CollectionSchema
-from persist.log.envelope import encode_framed
-from persist.log.keys import record_key
-from persist.log.records import Create, Record
+from persist.log import Create, Record, encode_framed, record_key
 
 QUIET = persist.Settings(background=False)
 

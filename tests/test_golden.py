@@ -12,13 +12,11 @@ from persist.blob import FileBlob
 from persist.codecs import Part
 from persist.codecs.types import arrow_types
 from persist.codecs.types.codec import BUILT_IN
-from persist.log import part_lists
-from persist.log.envelope import FORMAT, BlobRef, Framed
-from persist.log.records import KeyedForm, Keyframe, MachineForm, Mutation, Record
+from persist.log import FORMAT, BlobRef, Framed, KeyedForm, Keyframe, MachineForm, Mutation, Record, part_lists
 from persist.replica import checkpoint, directory
-from persist.state.contents import CollectionState, Held
+from persist.state import CollectionState, Dropped, LocationState, TakenOver
+from persist.state.contents import Held
 from persist.state.leases import Lease
-from persist.state.location import Dropped, LocationState, TakenOver
 from persist.state.queries import LastBatch
 from tests.golden.make import HERE, digest, stored_members
 

@@ -25,12 +25,10 @@ import persist
 from persist.blob import Blob, FileBlob, MemoryBlob
 from persist.codecs import Part
 from persist.codecs.part.describing import footer_of
-from persist.log.envelope import BlobRef, decode_framed, encode_framed, put_framed
-from persist.log.keys import checkpoint_key, record_key
-from persist.log.part_lists import PartList
-from persist.log.records import (
+from persist.log import (
     AllowCompaction,
     Append,
+    BlobRef,
     Create,
     Destroy,
     GrantLease,
@@ -42,11 +40,17 @@ from persist.log.records import (
     Replace,
     Seal,
     SetHold,
+    checkpoint_key,
+    decode_framed,
+    encode_framed,
+    put_framed,
+    record_key,
 )
-from persist.replica.checkpoint import Checkpoint, StateObject, write_checkpoint
+from persist.log.part_lists import PartList
+from persist.replica import Checkpoint, StateObject, write_checkpoint
 from persist.settings import Tuning
-from persist.state.location import Dropped
-from persist.write.part_writer import PartWriter
+from persist.state import Dropped
+from persist.write import PartWriter
 from tests.iam import Gate
 from tests.parts import commit_parts
 from tests.reads import KEY, VALUE, table

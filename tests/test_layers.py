@@ -1,7 +1,19 @@
 """What holds the house together: imports point down the ladder of rooms and go in no circle, whichever way they are
 written, and modules keep their privates to themselves. `tests/rooms.py` has the ladder, and reads the imports."""
 
-from tests.rooms import LADDER, ROOT, all_imports, circle, is_upward, module_graph, modules, rank, room_graph, room_of
+from tests.rooms import (
+    LADDER,
+    ROOT,
+    all_imports,
+    circle,
+    is_past_a_door,
+    is_upward,
+    module_graph,
+    modules,
+    rank,
+    room_graph,
+    room_of,
+)
 
 # Names with an underscore that are no privates of ours, each with the module that may use it and why.
 FOREIGN_PRIVATES = {
@@ -19,9 +31,12 @@ FOREIGN_PRIVATES = {
     ("persist.spark.read.native_store", "_jsparkSession"): "PySpark has no other way to the JVM's file systems",
     ("persist.spark.read.native_store", "_jvm"): "the same",
 }
+# What may reach into a room, and why. There are never more than ten.
+PAST_DOORS: dict[tuple[str, str], str] = {}
 # What may import a module that is not named where it is imported, and why.
 UNNAMED = {
     "persist": "it gives its own name, to be sent to another process",
+    "persist.late_names": "its callers import the same names for type checkers",
     "persist.read.result": "packages that not everybody has, which its callers name",
 }
 
@@ -40,6 +55,15 @@ def test_imports_go_down_the_ladder() -> None:
 def test_imports_go_in_no_circle() -> None:
     for graph in (module_graph(), room_graph()):
         assert not (found := circle(graph)), f"these import each other in a circle: {' -> '.join(found)}"
+
+
+def test_a_room_is_entered_by_its_door() -> None:
+    """Others import what a room exports (for the rooms at the root, its modules), and never from a module inside."""
+    past = [
+        str(each) for each in all_imports() if is_past_a_door(each) and (each.module, each.target) not in PAST_DOORS
+    ]
+    assert not past, f"{len(past)} imports go past a door:\n" + "\n".join(past)
+    assert len(PAST_DOORS) <= 10
 
 
 def test_what_is_imported_is_named_where_it_is_imported() -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from persist import metrics
 from persist.blob import CacheCount, CachedBlob, MemoryBlob, MeteredBlob, RetryBlob
-from persist.log.keys import is_immutable
+from persist.log import is_immutable
 from persist.metrics import Metrics, register
 from tests.servers.fixtures import ROOT
 

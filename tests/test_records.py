@@ -13,7 +13,7 @@ import pytest
 
 import persist
 from persist.blob import MemoryBlob
-from persist.codecs.updates.records import owned
+from persist.codecs import owned
 
 PLAIN = [(1, (10, "a")), (2, (20, "b")), (3, (30, "c"))]
 

@@ -18,7 +18,7 @@ import pytest
 import persist
 from persist.blob import BlobEntry, FileBlob, MemoryBlob, RetryPolicy, S3Blob
 from persist.settings import Tuning
-from persist.write.part_writer import PartWriter
+from persist.write import PartWriter
 from tests.iam import ACTIONS, Call, Gate, Grant, policies_in
 from tests.reads import (
     CLIENT_READS,

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.types as pt
 
-from persist.blob.errors import CorruptBlob, IncompatibleVersion
+from persist.blob import CorruptBlob, IncompatibleVersion
 from persist.codecs.order.digits import dense_ranks
 from persist.codecs.order.ordering import canonical, order_keys, row_sorter
 from persist.codecs.part.decoding import read_part

@@ -12,7 +12,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from persist.blob.errors import CorruptBlob, InvalidUsage
+from persist.blob import CorruptBlob, InvalidUsage
 from persist.codecs.order.arrays import int_ends
 from persist.codecs.order.consolidation import exact_sum
 from persist.codecs.part.batch import from_batch

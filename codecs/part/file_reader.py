@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pyarrow.types as pt
 
-from persist.blob.lru import ByteBoundedLru
+from persist.blob import ByteBoundedLru
 from persist.codecs.part.file_writer import MAGIC
 from persist.codecs.part.filters import columns_of, may_compare_with_nan
 from persist.codecs.part.part import groups_max

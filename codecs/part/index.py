@@ -29,7 +29,7 @@ import pyarrow.compute as pc
 import pyarrow.types as pt
 import xxhash
 
-from persist.blob.errors import CorruptBlob, Corruption, IncompatibleVersion
+from persist.blob import CorruptBlob, Corruption, IncompatibleVersion
 from persist.codecs.errors import InvalidUpdate
 from persist.codecs.part.decoding import (
     UNREADABLE,

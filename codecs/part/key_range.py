@@ -20,7 +20,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from persist.blob.errors import CorruptBlob
+from persist.blob import CorruptBlob
 from persist.codecs.part.decoding import decode_part
 from persist.codecs.part.part import Part, sample_rows
 from persist.codecs.types.scalars import scalar_from_json, scalar_to_json, written_type

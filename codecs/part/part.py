@@ -53,7 +53,7 @@ from typing import Annotated, TypeVar
 import msgspec
 import xxhash
 
-from persist.blob.errors import CorruptBlob
+from persist.blob import CorruptBlob
 from persist.codecs.types.schema import TIME_MAX
 
 KEY_SAMPLES = (33, 17, 9, 5, 3, 2)

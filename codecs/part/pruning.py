@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 import pyarrow.types as pt
 from pyarrow.fs import LocalFileSystem
 
-from persist.blob.errors import CorruptBlob
+from persist.blob import CorruptBlob
 from persist.codecs.part.decoding import part_lift
 from persist.codecs.part.filters import may_compare_with_nan
 from persist.codecs.part.part import Part, Scalar

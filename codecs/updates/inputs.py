@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from persist.blob.errors import InvalidUsage
+from persist.blob import InvalidUsage
 from persist.codecs.errors import InvalidUpdate, SchemaMismatch
 from persist.codecs.types.python_types import stored_type
 from persist.codecs.types.schema import DIFF, TIME, CollectionSchema

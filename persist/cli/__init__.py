@@ -3,3 +3,9 @@
 Promises: it stands on what every user has, and shows what is stored without interpreting it; a user's mistake gives one
 line and an exit status, never a traceback. Modules that name commands load nothing that takes long: see `command`.
 """
+
+from persist.cli.main import entry
+
+__all__ = [
+    "entry",
+]

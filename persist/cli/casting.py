@@ -8,10 +8,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
-from persist.blob.errors import InvalidUsage, PersistError
-from persist.codecs import TIME_MAX, CollectionSchema, did_you_mean
-from persist.codecs.types.casts import cast_column
-from persist.codecs.types.values import cut
+from persist.blob import InvalidUsage, PersistError
+from persist.codecs import TIME_MAX, CollectionSchema, cast_column, cut, did_you_mean
 from persist.timeline import Timeline, timeline_of
 
 Cast = Callable[[pa.ChunkedArray], pa.ChunkedArray]

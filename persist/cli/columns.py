@@ -7,10 +7,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from persist.blob.errors import InvalidUsage
+from persist.blob import InvalidUsage
 from persist.cli.rows_in import RowFile
-from persist.codecs import did_you_mean
-from persist.codecs.types.python_types import arrow_type
+from persist.codecs import arrow_type, did_you_mean
 
 OWN = ("_time", "_diff")
 

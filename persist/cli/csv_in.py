@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.csv as pa_csv
 
-from persist.blob.errors import InvalidUsage
+from persist.blob import InvalidUsage
 from persist.cli.casting import Caster, check_text_types
 from persist.cli.misfits import REASONS_MAX, Misfits
 from persist.shown import counted

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import persist
 
 if TYPE_CHECKING:
-    from persist.sql.apply import Wanted
+    from persist.sql import Wanted
 
 FILES_MAX = 10_000
 BYTES_MAX = 1 << 20  # Of one query.
@@ -39,7 +39,7 @@ def definitions_in(folder: str) -> "dict[str, Wanted]":
 
 
 def _definition(file: Path) -> "Wanted":
-    from persist.sql.apply import Wanted
+    from persist.sql import Wanted
 
     if file.stat().st_size > BYTES_MAX:
         raise persist.InvalidUsage(f"{file} is larger than {BYTES_MAX:,} bytes: that is no query")

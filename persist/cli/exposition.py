@@ -31,9 +31,9 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import persist
-from persist.facts.survey import Facts, survey
+from persist.facts import Facts, survey
 from persist.metrics import Reading, readings
-from persist.notify.listening import host_of, is_loopback, listening
+from persist.notify import host_of, is_loopback, listening
 
 COLLECTIONS_MAX = 2000
 CONNECTIONS_MAX = 8

@@ -10,10 +10,10 @@ import pyarrow as pa
 import pyarrow.json as pa_json
 import pyarrow.types as pat
 
-from persist.blob.errors import InvalidUsage
+from persist.blob import InvalidUsage
 from persist.cli.casting import Caster
 from persist.cli.misfits import REASONS_MAX, Misfits
-from persist.codecs.types.arrow_types import children
+from persist.codecs import children
 
 BLOCK_BYTES = 8 << 20
 

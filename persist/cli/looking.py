@@ -18,7 +18,7 @@ def ls(
 ) -> int:
     """List the collections: rows, bytes, since, upper, holds, and what is not sealed yet."""
     with at.reading() as client:
-        from persist.facts.survey import survey
+        from persist.facts import survey
 
         found = [*survey(client, client.collections(prefix))]
     if at.as_json:
@@ -40,7 +40,7 @@ def ls(
 def show(at: Place, collection: Name) -> int:
     """Show one collection: schema, times, holds, history, keyframes, sizes, and what reading it costs."""
     from persist.cli.portrait import print_portrait
-    from persist.facts.portrait import portrait
+    from persist.facts import portrait
 
     with at.reading() as client:
         told = portrait(client, client.load(collection))
@@ -59,7 +59,7 @@ def holds(
     ] = None,
 ) -> int:
     """List who keeps since back."""
-    from persist.facts.survey import hold_for_people, names_by_id
+    from persist.facts import hold_for_people, names_by_id
 
     rows: list[dict[str, Any]] = []
     with at.reading() as client:

@@ -11,7 +11,7 @@ import persist
 from persist.cli.command import OK, Name, command
 from persist.cli.place import Place, tell_done
 from persist.cli.reading import AsOf, Columns, Where, narrowed
-from persist.facts.times import time_of, written_time_of
+from persist.facts import time_of, written_time_of
 from persist.shown import counted
 
 To = Annotated[str, typer.Option("--to", help="parquet (a folder) or delta (a table).")]

@@ -9,7 +9,7 @@ import persist
 from persist.cli.command import MISTAKE, OK, Name, Yes, agreed, command
 from persist.cli.place import Place, tell_done
 from persist.cli.text import print_json, print_table, say, tell
-from persist.facts.times import time_of, times_of
+from persist.facts import time_of, times_of
 
 Tag = Annotated[str, typer.Argument(metavar="TAG", help="A name that does not look like a time.")]
 
@@ -144,7 +144,7 @@ def _refreshed(
 
 def _refreshed_together(client: "persist.Client", room: Mapping[str, Any]) -> Iterator[tuple[str, "persist.Antichain"]]:
     """Refresh all views of a location as one program: they move in one commit."""
-    from persist.facts.survey import survey
+    from persist.facts import survey
     from persist.sql import open_together
 
     views = [client.view(facts.name) for facts in survey(client, client.collections()) if facts.contents.view]
@@ -170,7 +170,7 @@ def apply(
     A file may begin with `-- key: A, B`. A file in a folder below is the view FOLDER.NAME.
     """
     from persist.cli.definitions import definitions_in
-    from persist.sql.apply import plan_views
+    from persist.sql import plan_views
 
     wanted = definitions_in(folder)
     opened = at.reading() if dry_run else at.writing()

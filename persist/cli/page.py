@@ -23,9 +23,8 @@ def ui(
     open_: Annotated[bool, typer.Option("--open", help="Open it in a browser.")] = False,
 ) -> int:
     """Serve a page to look at a location with: it only reads, and runs until it is interrupted."""
-    from persist.notify.listening import is_loopback
-    from persist.web.limits import MEMORY_BUDGET
-    from persist.web.serving import served
+    from persist.notify import is_loopback
+    from persist.web import MEMORY_BUDGET, served
 
     with at.reading(memory_budget=MEMORY_BUDGET) as client, served(client, host, port, None, allow_host or []) as page:
         if at.as_json:

@@ -3,8 +3,7 @@
 from typing import Any
 
 from persist.cli.text import print_table, say
-from persist.facts.portrait import Portrait
-from persist.facts.survey import GETS_1000, hold_for_people, monthly_dollars
+from persist.facts import GETS_1000, Portrait, hold_for_people, monthly_dollars
 from persist.shown import counted
 from persist.timeline import shown_time
 

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 import persist
 from persist.codecs import did_you_mean
-from persist.facts.times import time_of
+from persist.facts import time_of
 
 BATCH_ROWS = 100_000
 
@@ -110,7 +110,7 @@ def _named(table: tuple[str, str], names: Sequence[str]) -> str | None:
 
 def _dataset(snapshot: "persist.Snapshot", failed: "list[persist.PersistError]") -> Any:
     """Return a snapshot as a dataset that notes why reading it failed, which DuckDB tells by a text of its own only."""
-    from persist.read.arrow_dataset import ResultDataset
+    from persist.read import ResultDataset
 
     def narrowed(columns: Sequence[str] | None, filter: Any) -> Iterator[pa.RecordBatch]:
         try:

@@ -7,7 +7,7 @@ import typer
 import persist
 from persist.cli.command import OK, Name, command
 from persist.cli.place import Place
-from persist.facts.times import time_of
+from persist.facts import time_of
 
 AsOf = Annotated[
     str | None,
@@ -103,7 +103,7 @@ def diff(
 ) -> int:
     """Show what turns the contents as of T1 into those as of T2; `_diff` says how often each record comes or goes."""
     from persist.cli.rows_out import format_of, write_rows
-    from persist.facts.difference import difference
+    from persist.facts import difference
 
     wanted = format_of(format, output, at.as_json)
     with at.reading() as client:
@@ -174,7 +174,7 @@ def narrowed(
     found: "persist.Collection", columns: str | None, where: str | None, version: int | None = None
 ) -> dict[str, Any]:
     """Return what narrows a read, as the arguments of the library."""
-    from persist.read.where import parse_where
+    from persist.read import parse_where
 
     names = None if columns is None else [name.strip() for name in columns.split(",")]
     return {

@@ -7,10 +7,8 @@ from typing import Any, TypeAlias
 import msgspec
 
 import persist
-from persist.facts.survey import hold_for_people, names_by_id
-from persist.facts.times import times_of
-from persist.log.commits import read_record
-from persist.log.records import (
+from persist.facts import hold_for_people, names_by_id, times_of
+from persist.log import (
     AdvanceLateBound,
     AllowCompaction,
     Append,
@@ -43,6 +41,7 @@ from persist.log.records import (
     Tokens,
     TruncateLog,
     VoidUploads,
+    read_record,
 )
 from persist.shown import counted
 

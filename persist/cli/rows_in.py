@@ -12,7 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from persist.blob.errors import InvalidUsage
+from persist.blob import InvalidUsage
 from persist.cli.casting import Caster
 from persist.cli.csv_in import csv_pieces
 from persist.cli.formats import BY_SUFFIX, READ

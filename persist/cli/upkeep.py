@@ -11,7 +11,7 @@ from persist.cli.command import MISTAKE, OK, PROBLEMS, Name, Yes, agreed, comman
 from persist.cli.place import Place, tell_done
 from persist.cli.text import print_json, say, tell
 from persist.cli.wording import worded
-from persist.facts.times import time_of, times_of
+from persist.facts import time_of, times_of
 
 HoldName = Annotated[str, typer.Argument(metavar="HOLD", help="Its name, as `holds` shows it.")]
 

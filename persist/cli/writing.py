@@ -8,7 +8,7 @@ import persist
 from persist.cli.command import MISTAKE, OK, Name, Yes, agreed, command
 from persist.cli.place import Place, tell_done
 from persist.cli.text import tell
-from persist.facts.times import times_of, written_time_of
+from persist.facts import times_of, written_time_of
 from persist.shown import counted
 
 if TYPE_CHECKING:
@@ -196,7 +196,7 @@ def overwrite(
 ) -> int:
     """Make the rows of a file the contents from a time on, or of those for which a condition is true; and seal it."""
     from persist.cli.loading import checked, rows_of, spooled
-    from persist.read.where import parse_where
+    from persist.read import parse_where
 
     with spooled(file, format) as rows, at.writing() as client:
         found = _own(client, collection)
@@ -229,7 +229,7 @@ def delete(
 
     from persist.cli.casting import Caster
     from persist.cli.loading import checked, rows_of, spooled
-    from persist.read.where import parse_where
+    from persist.read import parse_where
 
     if (where is None) == (keys is None):
         raise persist.InvalidUsage("say what to delete: --where CONDITION, or --keys FILE")

@@ -4,11 +4,10 @@ from contextlib import suppress
 
 from persist.antichain import Antichain
 from persist.codecs import TIME_MAX, CollectionSchema
-from persist.engine import CollectionHandle
-from persist.engine.telling import about_collection
+from persist.engine import CollectionHandle, about_collection
 from persist.errors import PersistError
 from persist.shown import html_table
-from persist.state.unsealed import Unsealed, unsealed
+from persist.state import Unsealed, unsealed
 from persist.timeline import Moment, Timeline
 
 

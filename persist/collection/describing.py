@@ -6,16 +6,13 @@ from typing import Any
 import pyarrow as pa
 
 from persist.collection.base import CollectionBase
-from persist.engine.creating import destroy
-from persist.engine.evolving import WantedEvolution, evolve
-from persist.engine.telling import About, about_collection, describe_step
+from persist.engine import About, WantedEvolution, about_collection, describe_step, destroy, evolve
 from persist.errors import InvalidUsage
-from persist.log.records import Rename
+from persist.log import Rename
 from persist.names import OWN_PREFIX, check_free_name
-from persist.replica.history import LAST
-from persist.upsert.keyed import Keyed
-from persist.write.future import CommitFuture
-from persist.write.operations import note_steps
+from persist.replica import LAST
+from persist.upsert import Keyed
+from persist.write import CommitFuture, note_steps
 
 
 class DescribingCalls(CollectionBase):

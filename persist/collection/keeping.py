@@ -2,19 +2,21 @@
 
 from persist.antichain import Antichain
 from persist.collection.base import CollectionBase
-from persist.compact.report import CompactionReport
-from persist.engine.holding import allow_compaction, list_holds, take_hold
-from persist.engine.telling import (
+from persist.compact import CompactionReport
+from persist.engine import (
     Retained,
+    allow_compaction,
     drop_tag,
+    list_holds,
     retained,
     retention_step,
     set_tag,
+    take_hold,
 )
-from persist.hold.holds import Hold, HoldInfo
+from persist.hold import Hold, HoldInfo
 from persist.retention import Retention
 from persist.timeline import Moment
-from persist.write.future import CommitFuture
+from persist.write import CommitFuture
 
 
 class KeepingCalls(CollectionBase):

@@ -7,17 +7,14 @@ from typing import Any, get_args
 from persist.antichain import Antichain
 from persist.codecs import scalar_from_json
 from persist.collection.base import CollectionBase
-from persist.engine import CollectionHandle
-from persist.engine.keyed import AskedEvents, check_upserts, deleting_events, keyed_form, taken_events
-from persist.engine.keyed import resolve as resolve_keyed
-from persist.engine.keyed import submit as submit_keyed
-from persist.engine.late_events import Late
+from persist.engine import AskedEvents, CollectionHandle, Late, check_upserts, deleting_events, keyed_form, taken_events
+from persist.engine import resolve as resolve_keyed
+from persist.engine import submit as submit_keyed
 from persist.errors import InvalidUsage
-from persist.log.records import AdvanceLateBound
+from persist.log import AdvanceLateBound
 from persist.timeline import Moment
-from persist.upsert.keyed import is_counted, late_column, watermark_to_int
-from persist.write.future import CommitFuture
-from persist.write.operations import Step, check_token, note_steps
+from persist.upsert import is_counted, late_column, watermark_to_int
+from persist.write import CommitFuture, Step, check_token, note_steps
 
 
 class KeyedCalls(CollectionBase):

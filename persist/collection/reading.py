@@ -8,15 +8,9 @@ import pyarrow.compute as pc
 
 from persist.antichain import Antichain
 from persist.collection.base import CollectionBase
-from persist.engine.joining import as_of_join
-from persist.engine.listening import begun_listen, begun_subscription
-from persist.engine.reading import READ_TIMEOUT_S, changes, snapshot, upserts
+from persist.engine import READ_TIMEOUT_S, as_of_join, begun_listen, begun_subscription, changes, snapshot, upserts
 from persist.follow import Following
-from persist.read.changes import Changes
-from persist.read.listen import Listen
-from persist.read.merging import Form
-from persist.read.snapshot import Snapshot
-from persist.read.upserts import Upserts
+from persist.read import Changes, Form, Listen, Snapshot, Upserts
 from persist.timeline import Moment, Times
 
 

@@ -8,14 +8,12 @@ import pyarrow.compute as pc
 
 from persist.antichain import Antichain
 from persist.collection.keyed import KeyedCalls
-from persist.engine.keyed import AskedEvents, keyed_form, seal
-from persist.engine.keyed import submit as submit_keyed
-from persist.engine.overwriting import delete_steps, overwrite_steps
+from persist.engine import AskedEvents, delete_steps, keyed_form, overwrite_steps, seal
+from persist.engine import submit as submit_keyed
 from persist.importing import ImportedVersion, import_delta, import_parquet
-from persist.read.snapshot import check_request
+from persist.read import check_request
 from persist.timeline import Moment
-from persist.write.future import CommitFuture
-from persist.write.operations import check_token, note_steps, with_token
+from persist.write import CommitFuture, check_token, note_steps, with_token
 
 
 class WritingCalls(KeyedCalls):

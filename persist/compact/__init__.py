@@ -3,3 +3,20 @@
 Promises: what a collection holds at every time that may be read stays the same; of two compactors that did the same
 work one finds that it came second, and throws its work away.
 """
+
+from persist.compact.compactor import Compactor
+from persist.compact.planner import LEVEL_BYTES, must_destroy
+from persist.compact.report import CompactionReport
+from persist.compact.rewriter import LocalPartMaker, MadeRun, PartMaker, Rewrite, RunPiece
+
+__all__ = [
+    "LEVEL_BYTES",
+    "CompactionReport",
+    "Compactor",
+    "LocalPartMaker",
+    "MadeRun",
+    "PartMaker",
+    "Rewrite",
+    "RunPiece",
+    "must_destroy",
+]

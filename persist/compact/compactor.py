@@ -19,16 +19,14 @@ from persist.compact.memory import LARGE_BYTES, give_back
 from persist.compact.planner import Forget, MakeKeyframe, MergeRuns, Thin, Work, next_work
 from persist.compact.report import CompactionReport, with_read, with_written
 from persist.compact.rewriter import MadeRun, PartMaker, Rewrite, RunPiece
-from persist.errors import ClientClosed, CollectionNotFound, PersistError, UploadExpired
-from persist.errors.conflicts import Superseded
-from persist.log.records import Keyframe, Numbers, Replace
-from persist.read.plan import snapshot_scan
-from persist.read.scan import Scan
-from persist.replica.follower import Follower
+from persist.errors import ClientClosed, CollectionNotFound, PersistError, Superseded, UploadExpired
+from persist.log import Keyframe, Numbers, Replace
+from persist.read import Scan, snapshot_scan
+from persist.replica import Follower
 from persist.settings import Tuning
-from persist.state.contents import CollectionState, with_replaced
+from persist.state import CollectionState, with_replaced
 from persist.work import task
-from persist.write.operations import Commit
+from persist.write import Commit
 
 ATTEMPTS = 3
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from persist.codecs import KeyRange, ordered_keys
 from persist.compact.rewriter import PartMaker, Rewrite, RunPiece
-from persist.read.scan import Scan
+from persist.read import Scan
 
 WHOLE_FRACTION = 4  # Parts at least this fraction of the target are left as they are where they can be.
 

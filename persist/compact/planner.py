@@ -27,9 +27,9 @@ from dataclasses import dataclass
 from itertools import accumulate, chain, pairwise
 
 from persist.antichain import Antichain
-from persist.log.records import Keyframe, Numbers
+from persist.log import Keyframe, Numbers
 from persist.settings import Tuning
-from persist.state.contents import CollectionState
+from persist.state import CollectionState
 
 LEVEL_BYTES = 64 << 10
 INLINE_RUNS_MAX = 1000  # Merged at a time.

@@ -21,12 +21,10 @@ from typing import Protocol
 
 import pyarrow as pa
 
-from persist.codecs import CollectionSchema, Part, PartStream, consolidate, exact_sum
-from persist.codecs.updates.plain import with_time
+from persist.codecs import CollectionSchema, Part, PartStream, consolidate, exact_sum, with_time
 from persist.errors import ClientClosed
-from persist.read.part_reader import PartReader
-from persist.read.scan import Scan
-from persist.write.part_writer import PartWriter, group_bytes_max
+from persist.read import PartReader, Scan
+from persist.write import PartWriter, group_bytes_max
 
 
 @dataclass(frozen=True)

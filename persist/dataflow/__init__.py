@@ -12,14 +12,41 @@ from persist.dataflow.errors import (
     OutputConflict,
     SourceLost,
 )
-from persist.dataflow.expression import Aggregate, Expression, col, lit, when
+from persist.dataflow.evaluation import evaluate
+from persist.dataflow.expression import Aggregate, Call, Col, Expression, Lit, col, columns_of, lit, when
 from persist.dataflow.linear_logic import Logic
+from persist.dataflow.output import NEVER, Output, end_of
+from persist.dataflow.plan import (
+    ROOT,
+    Aggregates,
+    Arrange,
+    Concat,
+    Consolidate,
+    Constant,
+    Join,
+    Linear,
+    Node,
+    Persist,
+    Plan,
+    Reduce,
+    Source,
+    edges_into,
+)
 from persist.dataflow.program import Program, Scope
+from persist.dataflow.report import OperatorReport, depths
 from persist.dataflow.running import Options, Running, Step
+from persist.dataflow.sinks import Outputs
+from persist.dataflow.sql_casts import why_not_cast
+from persist.dataflow.sql_text_casts import of_text
+from persist.dataflow.stages import Delay, Explode, Filter, FilterFunction, Map, Negate, Stage, TemporalFilter
+from persist.dataflow.statistics import Statistics, of_collection
 from persist.dataflow.stream import Grouped, Stream
 from persist.dataflow.taps import Captured, Probed
+from persist.dataflow.timed import reads_time
 from persist.dataflow.times import Antichain, MutableAntichain, Time, advance_by, glb, less_equal, lub
 from persist.dataflow.together import open_together
+from persist.dataflow.types import is_read_as
+from persist.dataflow.windows import WindowFunction
 
 __all__ = [
     "Aggregate",
@@ -51,4 +78,47 @@ __all__ = [
     "lub",
     "open_together",
     "when",
+]
+# For the rooms above; no part of what users import.
+__all__ += [
+    "NEVER",
+    "ROOT",
+    "Aggregates",
+    "Arrange",
+    "Call",
+    "Col",
+    "Concat",
+    "Consolidate",
+    "Constant",
+    "Delay",
+    "Explode",
+    "Filter",
+    "FilterFunction",
+    "Join",
+    "Linear",
+    "Lit",
+    "Map",
+    "Negate",
+    "Node",
+    "OperatorReport",
+    "Output",
+    "Outputs",
+    "Persist",
+    "Plan",
+    "Reduce",
+    "Source",
+    "Stage",
+    "Statistics",
+    "TemporalFilter",
+    "WindowFunction",
+    "columns_of",
+    "depths",
+    "edges_into",
+    "end_of",
+    "evaluate",
+    "is_read_as",
+    "of_collection",
+    "of_text",
+    "reads_time",
+    "why_not_cast",
 ]

@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.types as pat
 
-from persist.codecs.order.limbs import whole_numbers
+from persist.codecs import whole_numbers
 from persist.dataflow.aggregates import COUNT, FIRST_LIMB, SLOTS, Wanted, float_slots, integer_slots, whole_slots
 from persist.dataflow.batch import largest, mixed, products
 from persist.dataflow.times import Ints

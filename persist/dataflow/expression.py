@@ -3,7 +3,7 @@
 The meaning is SQL's: NULL in, NULL out, except for `is_null`, `coalesce`, `when`, and the three-valued `&`, `|`, `~`.
 A filter keeps a record only if its condition is true. Integer arithmetic that overflows raises. `/` gives a float, `//`
 and `%` round down; a divisor of zero gives NULL, because a record that raises would stop a dataflow for ever. What an
-expression costs, and which types fit, is Arrow's affair; see `persist.dataflow.evaluate`.
+expression costs, and which types fit, is Arrow's affair; see `persist.dataflow.evaluation`.
 """
 
 from collections.abc import Sequence

@@ -9,8 +9,7 @@ import pyarrow.compute as pc
 import pyarrow.types as pat
 
 from persist.blob import InvalidUsage
-from persist.codecs import TIME_MAX, CollectionSchema, to_updates
-from persist.codecs.errors import InvalidUpdate
+from persist.codecs import TIME_MAX, CollectionSchema, InvalidUpdate, to_updates
 from persist.dataflow.batch import Layout, to_batch
 from persist.dataflow.errors import InputClosed
 from persist.dataflow.few_given import FewGiven

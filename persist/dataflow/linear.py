@@ -14,14 +14,12 @@ import numpy as np
 import pyarrow as pa
 
 from persist.blob import InvalidUsage
-from persist.codecs import TIME_MAX
-from persist.codecs.types.schema import TIME
-from persist.codecs.types.values import to_array
+from persist.codecs import TIME, TIME_MAX, to_array
 from persist.dataflow.batch import negated, products
 from persist.dataflow.bulk import reordered
 from persist.dataflow.conditions import Truth, conjuncts, on_words
 from persist.dataflow.errors import OperatorFailed
-from persist.dataflow.evaluate import as_array, evaluate
+from persist.dataflow.evaluation import as_array, evaluate
 from persist.dataflow.expression import Col, Expression, Lit
 from persist.dataflow.stages import (
     BatchFunction,

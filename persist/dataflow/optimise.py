@@ -14,7 +14,7 @@ from dataclasses import replace
 
 import pyarrow as pa
 
-from persist.codecs.types.schema import TIME
+from persist.codecs import TIME
 from persist.dataflow.expression import Col, Expression, Lit, columns_of, substituted
 from persist.dataflow.plan import ROOT, Arrange, Join, Linear, Node, Plan, Reduce, Stages
 from persist.dataflow.stages import Filter, Map, Stage, through

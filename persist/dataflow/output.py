@@ -19,12 +19,19 @@ from persist.dataflow.operators import SinkOperator
 from persist.dataflow.taps import to_table
 from persist.dataflow.times import Antichain, Ints
 from persist.dataflow.words import Domain
-from persist.engine import CollectionHandle, Engine
-from persist.engine.commit import Commit
-from persist.engine.creating import created_or_loaded, loaded
-from persist.engine.holding import allow_compaction, list_holds
-from persist.engine.reading import changes, snapshot
-from persist.engine.telling import about_collection, describe_step
+from persist.engine import (
+    CollectionHandle,
+    Commit,
+    Engine,
+    about_collection,
+    allow_compaction,
+    changes,
+    created_or_loaded,
+    describe_step,
+    list_holds,
+    loaded,
+    snapshot,
+)
 from persist.errors import (
     AsOfCompacted,
     AsOfNotSealed,

@@ -29,10 +29,7 @@ from persist.dataflow.running import Options, Running
 from persist.dataflow.stages import record_schema
 from persist.dataflow.stream import Stream
 from persist.dataflow.types import Columns, shown
-from persist.engine import Engine
-from persist.engine.creating import destroy, loaded
-from persist.engine.holding import take_hold
-from persist.engine.opening import OnEngine, engine_of
+from persist.engine import Engine, OnEngine, destroy, engine_of, loaded, take_hold
 from persist.errors import CollectionNotFound, HoldNotFound
 from persist.names import check_name
 from persist.timeline import Moment

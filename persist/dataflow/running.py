@@ -31,8 +31,7 @@ from persist.dataflow.statistics import Statistics, statistics_of
 from persist.dataflow.timed import kept_apart
 from persist.dataflow.times import Antichain, Time, as_given, meet_of
 from persist.dataflow.words import Domain
-from persist.engine import Engine
-from persist.engine.creating import destroy, loaded
+from persist.engine import Engine, destroy, loaded
 from persist.errors import CollectionNotFound
 from persist.work import task
 

@@ -29,16 +29,15 @@ from persist.dataflow.sources import SourceReader
 from persist.dataflow.timed import reads_time
 from persist.dataflow.times import Ints
 from persist.dataflow.words import Domain
-from persist.engine import CollectionHandle, Engine
-from persist.engine.commit import Commit
+from persist.engine import CollectionHandle, Commit, Engine
 from persist.errors import (
     CollectionNotFound,
     HoldMoved,
     UpdatesBeyondUpper,
     UpperMismatch,
 )
-from persist.log.records import AllowCompaction, SetHold
-from persist.state.collection_rules import ExpectDefinition, ExpectNothingBeyondUpper
+from persist.log import AllowCompaction, SetHold
+from persist.state import ExpectDefinition, ExpectNothingBeyondUpper
 
 
 class Outputs:

@@ -23,16 +23,21 @@ from persist.dataflow.plan import Source
 from persist.dataflow.times import Antichain, Ints
 from persist.dataflow.types import is_read_as, shown
 from persist.dataflow.words import Domain
-from persist.engine import CollectionHandle, Engine
-from persist.engine.creating import loaded
-from persist.engine.holding import held_schema, hold_with_schema, list_holds, take_hold
-from persist.engine.listening import begun_listen
-from persist.engine.reading import snapshot
+from persist.engine import (
+    CollectionHandle,
+    Engine,
+    begun_listen,
+    held_schema,
+    hold_with_schema,
+    list_holds,
+    loaded,
+    snapshot,
+    take_hold,
+)
 from persist.errors import AsOfCompacted, AsOfNotSealed, CollectionNotFound, LeaseExpired
-from persist.hold.holds import Hold
-from persist.read.listen import Listen, Progress
-from persist.state.contents import CollectionState
-from persist.state.schemas import version_of
+from persist.hold import Hold
+from persist.read import Listen, Progress
+from persist.state import CollectionState, version_of
 
 LEASED_EVERY_S = 1.0  # How often the hold of a program without outputs is moved, at most.
 

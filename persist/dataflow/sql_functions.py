@@ -170,7 +170,7 @@ def _time_from(*, after: bool) -> Callable[..., Array]:
 
 
 def _error(text: Array, kind: pa.DataType) -> Array:
-    return pa.nulls(0, kind)  # Types only; it raises in `persist.dataflow.evaluate`, where there is a record.
+    return pa.nulls(0, kind)  # Types only; it raises in `persist.dataflow.evaluation`, where there is a record.
 
 
 def _logical(function: Callable[..., Array]) -> Callable[..., Array]:
@@ -185,7 +185,7 @@ def _logical(function: Callable[..., Array]) -> Callable[..., Array]:
 
 
 def _case(*arguments: Any) -> Array:
-    return pa.nulls(0, arguments[-1])  # Types only; `persist.dataflow.evaluate` does the work.
+    return pa.nulls(0, arguments[-1])  # Types only; `persist.dataflow.evaluation` does the work.
 
 
 def _fits(function: Callable[..., Any]) -> Callable[..., Array]:

@@ -12,9 +12,8 @@ import pyarrow as pa
 import pyarrow.types as pat
 
 from persist.blob import InvalidUsage
-from persist.codecs import SchemaMismatch, check_type
-from persist.codecs.types.schema import TIME
-from persist.dataflow.evaluate import type_of
+from persist.codecs import TIME, SchemaMismatch, check_type
+from persist.dataflow.evaluation import type_of
 from persist.dataflow.expression import Call, Col, Expression, Lit
 
 

@@ -16,10 +16,9 @@ from persist.dataflow.expression import Col
 from persist.dataflow.plan import Arrange, Consolidate, Join, Linear, Plan, Source
 from persist.dataflow.stages import Filter, Map
 from persist.dataflow.stages import Stage as LinearStage
-from persist.engine import CollectionHandle, Engine
-from persist.engine.creating import loaded
+from persist.engine import CollectionHandle, Engine, loaded
 from persist.errors import CollectionNotFound
-from persist.state.contents import CollectionState
+from persist.state import CollectionState
 
 PARTS_MAX = 200  # Whose statistics are looked at; of a collection of more, the number of rows is all that is known.
 COVERED_LEAST = 0.9  # Of the rows, by parts that tell the bounds of a column.

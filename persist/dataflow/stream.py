@@ -12,8 +12,7 @@ import pyarrow as pa
 import pyarrow.types as pat
 
 from persist.blob import InvalidUsage
-from persist.codecs import SchemaMismatch
-from persist.codecs.types.schema import TIME
+from persist.codecs import TIME, SchemaMismatch
 from persist.dataflow.aggregates import result_type
 from persist.dataflow.draft import Draft
 from persist.dataflow.expression import Aggregate, Expression, col, lit

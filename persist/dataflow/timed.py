@@ -6,7 +6,7 @@ given is kept in hidden collections (`persist.dataflow.kept`); where it is not, 
 program began.
 """
 
-from persist.codecs.types.schema import TIME
+from persist.codecs import TIME
 from persist.dataflow.expression import Expression, columns_of
 from persist.dataflow.plan import Join, Linear, Node, Persist, Plan, Reduce, Source
 from persist.dataflow.stages import Delay, Explode, Filter, Map, Stage, TemporalFilter

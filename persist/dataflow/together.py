@@ -14,8 +14,7 @@ from persist.dataflow.draft import Draft
 from persist.dataflow.plan import ROOT, Node, Persist, ScopeInfo, Source, Variable
 from persist.dataflow.program import Program, given_engine
 from persist.dataflow.running import Options, Running
-from persist.engine import Engine
-from persist.engine.opening import OnEngine
+from persist.engine import Engine, OnEngine
 
 
 class Together(Draft):

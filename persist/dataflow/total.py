@@ -8,7 +8,7 @@ is moved. What is not known to be such is taken for one that can.
 import pyarrow as pa
 import pyarrow.types as pat
 
-from persist.dataflow.evaluate import type_of
+from persist.dataflow.evaluation import type_of
 from persist.dataflow.expression import Call, Col, Expression, Lit
 
 _ALIKE = frozenset(  # Where types differ, Arrow casts, and a cast may raise.

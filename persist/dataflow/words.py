@@ -22,8 +22,7 @@ import pyarrow.compute as pc
 import pyarrow.types as pat
 
 from persist.blob import InvalidUsage
-from persist.codecs.order.arrays import int64_values
-from persist.codecs.order.ordering import canonical, order_keys
+from persist.codecs import canonical, int64_values, order_keys
 from persist.dataflow.sql_numbers import of_unscaled, unscaled
 from persist.dataflow.texts import FEW, Texts, is_text
 from persist.dataflow.times import Ints

@@ -6,8 +6,100 @@ ReadOnly where a client of mode "read" would write.
 """
 
 from persist.engine.collection_handle import CollectionHandle
-from persist.engine.engine import Engine
+from persist.engine.commit import Commit
+from persist.engine.creating import created_or_loaded, destroy, handle_on, loaded, loaded_by_id
+from persist.engine.engine import Engine, close_after
+from persist.engine.evolving import WantedEvolution, evolve
+from persist.engine.holding import allow_compaction, held_schema, hold_with_schema, list_holds, take_hold
+from persist.engine.joining import as_of_join
+from persist.engine.keyed import (
+    AskedEvents,
+    check_upserts,
+    deleting_events,
+    keyed_form,
+    resolve,
+    seal,
+    submit,
+    taken_events,
+)
+from persist.engine.late_events import REASON, Late, split_late
+from persist.engine.listening import WantedListen, begun_listen, begun_subscription, listens_together
+from persist.engine.opening import OnEngine, engine_of, open_engine, read_engine
 from persist.engine.options import Mode, OpenOptions
+from persist.engine.overwriting import delete_steps, overwrite_steps, refused_beside, replacement_steps
+from persist.engine.reading import READ_TIMEOUT_S, changes, snapshot, upserts
+from persist.engine.telling import (
+    About,
+    Retained,
+    about_collection,
+    about_location,
+    describe_step,
+    drop_tag,
+    retained,
+    retention_step,
+    set_tag,
+    version_of,
+    words,
+)
 from persist.engine.writer import Writer
 
-__all__ = ["CollectionHandle", "Engine", "Mode", "OpenOptions", "Writer"]
+__all__ = [
+    "READ_TIMEOUT_S",
+    "REASON",
+    "About",
+    "AskedEvents",
+    "CollectionHandle",
+    "Commit",
+    "Engine",
+    "Late",
+    "Mode",
+    "OnEngine",
+    "OpenOptions",
+    "Retained",
+    "WantedEvolution",
+    "WantedListen",
+    "Writer",
+    "about_collection",
+    "about_location",
+    "allow_compaction",
+    "as_of_join",
+    "begun_listen",
+    "begun_subscription",
+    "changes",
+    "check_upserts",
+    "close_after",
+    "created_or_loaded",
+    "delete_steps",
+    "deleting_events",
+    "describe_step",
+    "destroy",
+    "drop_tag",
+    "engine_of",
+    "evolve",
+    "handle_on",
+    "held_schema",
+    "hold_with_schema",
+    "keyed_form",
+    "list_holds",
+    "listens_together",
+    "loaded",
+    "loaded_by_id",
+    "open_engine",
+    "overwrite_steps",
+    "read_engine",
+    "refused_beside",
+    "replacement_steps",
+    "resolve",
+    "retained",
+    "retention_step",
+    "seal",
+    "set_tag",
+    "snapshot",
+    "split_late",
+    "submit",
+    "take_hold",
+    "taken_events",
+    "upserts",
+    "version_of",
+    "words",
+]

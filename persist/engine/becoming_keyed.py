@@ -10,12 +10,10 @@ from typing import Any
 from persist.codecs import CollectionSchema
 from persist.engine.collection_handle import CollectionHandle
 from persist.errors import InvalidUsage, NotOneValue
-from persist.log.records import KeyedForm
-from persist.read.values_per_key import keys_with_less_than_none, keys_with_null, keys_with_several
-from persist.state.collection_rules import ExpectNothingBeyondUpper
-from persist.state.contents import CollectionState
-from persist.upsert.keyed import Keyed, form_of
-from persist.upsert.known import machine_of
+from persist.log import KeyedForm
+from persist.read import keys_with_less_than_none, keys_with_null, keys_with_several
+from persist.state import CollectionState, ExpectNothingBeyondUpper
+from persist.upsert import Keyed, form_of, machine_of
 
 KEYS_NAMED = 10
 

@@ -9,25 +9,15 @@ from dataclasses import dataclass, replace
 from typing import Any, cast, get_args
 
 from persist.antichain import Antichain, as_time
-from persist.codecs import TIME_MAX, CollectionSchema, Part, SchemaMismatch, Stamp
-from persist.codecs.types.evolution import changes_between
+from persist.codecs import TIME_MAX, CollectionSchema, Part, SchemaMismatch, Stamp, changes_between
 from persist.engine.engine import Engine
-from persist.errors import AsOfNotSealed, CollectionNotFound, InvalidUsage, KeyedCollection, TagNotFound
-from persist.errors.times import with_timeline
-from persist.log.keys import check_parts
-from persist.log.records import KeyedForm, Seal
-from persist.read.claimed_read import ClaimedRead
-from persist.read.resolving import folded, machine_needed, with_folded
-from persist.state.collection_rules import ExpectUpper
-from persist.state.contents import CollectionState, check_readable, last_sealed
-from persist.state.schemas import newest_like, version_of
-from persist.state.unsealed import unsealed
+from persist.errors import AsOfNotSealed, CollectionNotFound, InvalidUsage, KeyedCollection, TagNotFound, with_timeline
+from persist.log import KeyedForm, Seal, check_parts
+from persist.read import ClaimedRead, folded, machine_needed, with_folded
+from persist.state import CollectionState, ExpectUpper, check_readable, last_sealed, newest_like, unsealed, version_of
 from persist.timeline import Moment, Timeline, Times, begins_with_a_day, is_moment, is_tag, shown_time, timeline_of
-from persist.upsert.known import machine_of
-from persist.upsert.machine import Machine
-from persist.upsert.taking import EventTable
-from persist.write.future import CommitFuture
-from persist.write.operations import Asked, Step, Write
+from persist.upsert import EventTable, Machine, machine_of
+from persist.write import Asked, CommitFuture, Step, Write
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,11 +26,10 @@ from persist.codecs import Part
 from persist.engine.collection_handle import CollectionHandle
 from persist.engine.engine import Engine
 from persist.engine.keyed import AskedEvents, submit_all
-from persist.errors import FrontierRegression, InvalidUsage, SchemaMismatch, UpdateNotBeyondUpper
-from persist.errors.times import with_timeline
-from persist.log.records import Seal
-from persist.upsert.taking import EventTable, joined_events
-from persist.write.operations import Asked, Step, check_token, note_steps, with_token
+from persist.errors import FrontierRegression, InvalidUsage, SchemaMismatch, UpdateNotBeyondUpper, with_timeline
+from persist.log import Seal
+from persist.upsert import EventTable, joined_events
+from persist.write import Asked, Step, check_token, note_steps, with_token
 
 
 @dataclass(slots=True)

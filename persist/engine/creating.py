@@ -6,15 +6,11 @@ from persist.codecs import CollectionSchema
 from persist.engine.collection_handle import CollectionHandle
 from persist.engine.engine import Engine
 from persist.errors import CollectionExists, CollectionNotFound, InvalidUsage
-from persist.log.records import Create, Destroy, KeyedForm, ReleaseHold, SetRetention
+from persist.log import Create, Destroy, KeyedForm, ReleaseHold, SetRetention
 from persist.names import check_name, view_hold
-from persist.state.contents import CollectionState
-from persist.state.schemas import reconciled
-from persist.upsert.keyed import check_same
-from persist.upsert.known import machine_of
-from persist.upsert.machine import Machine
-from persist.write.future import CommitFuture
-from persist.write.operations import Step
+from persist.state import CollectionState, reconciled
+from persist.upsert import Machine, check_same, machine_of
+from persist.write import CommitFuture, Step
 
 
 def created_or_loaded(

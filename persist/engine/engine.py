@@ -12,27 +12,18 @@ from typing import Self
 
 import pyarrow as pa
 
-from persist.blob import InvalidUsage, ReadOnlyStore, StoreFull, StoreMisconfigured
-from persist.blob.pool import Pool
+from persist.blob import InvalidUsage, Pool, ReadOnlyStore, StoreFull, StoreMisconfigured
 from persist.engine.options import Mode, OpenOptions
 from persist.engine.writer import Writer
 from persist.errors import ClientClosed, LogInterrupted, ReadOnly
-from persist.hold.leases import Claim, WantedClaim, no_claim
+from persist.hold import Claim, WantedClaim, no_claim
 from persist.metrics import Metrics, register
 from persist.names import OWN_PREFIX
-from persist.read.part_caches import PartCaches
-from persist.read.part_reader import PartReader
-from persist.read.resolving import Folds
-from persist.read.spilled_rows import SpilledRows
-from persist.replica.follower import Follower
-from persist.replica.history import log_table
-from persist.replica.pinned import PinnedFollower
+from persist.read import Folds, PartCaches, PartReader, SpilledRows
+from persist.replica import Follower, PinnedFollower, log_table
 from persist.storage import Storage
 from persist.work import commit_span
-from persist.write.future import CommitFuture
-from persist.write.hand_over import HandOver
-from persist.write.operations import Step
-from persist.write.unclosed import Unclosed
+from persist.write import CommitFuture, HandOver, Step, Unclosed
 
 IO_THREADS = 4
 

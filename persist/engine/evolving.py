@@ -11,24 +11,25 @@ from typing import Any
 
 import pyarrow as pa
 
-from persist.codecs import TIME_MAX, CollectionSchema, SchemaMismatch
-from persist.codecs.types.evolution import evolved, may_overflow, widened_column
-from persist.codecs.types.python_types import field_types
+from persist.codecs import (
+    TIME_MAX,
+    CollectionSchema,
+    SchemaMismatch,
+    evolved,
+    field_types,
+    may_overflow,
+    widened_column,
+)
 from persist.engine.becoming_keyed import checked, declared
 from persist.engine.collection_handle import CollectionHandle
 from persist.engine.telling import ids_as_seen
-from persist.errors import InvalidUsage, UpperMismatch
-from persist.errors.conflicts import Superseded
-from persist.log.records import Describe, Evolve, Note, Words
+from persist.errors import InvalidUsage, Superseded, UpperMismatch
+from persist.log import Describe, Evolve, Note, Words
 from persist.names import is_text
-from persist.read.part_reader import PartReader
-from persist.read.scan import Scan
-from persist.state.collection_rules import ExpectParts, after_step
-from persist.state.contents import CollectionState
-from persist.state.schemas import among_versions, check_follows, moved
-from persist.upsert.events import event_fields, events_schema
-from persist.upsert.known import machine_of
-from persist.write.operations import Step
+from persist.read import PartReader, Scan
+from persist.state import CollectionState, ExpectParts, after_step, among_versions, check_follows, moved
+from persist.upsert import event_fields, events_schema, machine_of
+from persist.write import Step
 
 TRIES = 5  # While others write, if what is stored must be looked at.
 

@@ -5,12 +5,12 @@ from contextlib import suppress
 from persist.antichain import Antichain
 from persist.engine.collection_handle import CollectionHandle
 from persist.errors import HoldMoved, HoldNotFound, InvalidUsage
-from persist.hold.holds import Hold, HoldInfo, LeasedHold, NamedHold
-from persist.log.records import AllowCompaction, ReleaseHold, SetHold
+from persist.hold import Hold, HoldInfo, LeasedHold, NamedHold
+from persist.log import AllowCompaction, ReleaseHold, SetHold
 from persist.names import check_hold_name
-from persist.state.contents import CollectionState, check_readable
+from persist.state import CollectionState, check_readable
 from persist.timeline import Moment, is_moment
-from persist.write.future import CommitFuture
+from persist.write import CommitFuture
 
 
 def take_hold(

@@ -8,17 +8,20 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
-from persist.codecs import InvalidUpdate, TableStream, opened
-from persist.codecs.types.casts import cast_column, decoded_column
-from persist.codecs.types.python_types import stored_type
-from persist.codecs.types.suggestion import did_you_mean
-from persist.codecs.updates.inputs import as_table
+from persist.codecs import (
+    InvalidUpdate,
+    TableStream,
+    as_table,
+    cast_column,
+    decoded_column,
+    did_you_mean,
+    opened,
+    stored_type,
+)
 from persist.engine.collection_handle import CollectionHandle
 from persist.errors import InvalidUsage, SchemaMismatch
-from persist.read.as_of_join import joined
-from persist.read.lookup import Lookup
-from persist.read.plan import changes_scan, snapshot_scan
-from persist.state.contents import check_readable
+from persist.read import Lookup, changes_scan, joined, snapshot_scan
+from persist.state import check_readable
 
 
 def as_of_join(

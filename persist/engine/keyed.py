@@ -25,8 +25,7 @@ import pyarrow.compute as pc
 
 from persist.antichain import Antichain
 from persist.blob import MissingBlob
-from persist.codecs import DIGEST_MODULUS, Stamp, digest_of, opened
-from persist.codecs.updates.inputs import as_table
+from persist.codecs import DIGEST_MODULUS, Stamp, as_table, digest_of, opened
 from persist.engine.collection_handle import CollectionHandle
 from persist.engine.engine import Engine
 from persist.engine.late_events import REASON, split_late
@@ -38,24 +37,17 @@ from persist.errors import (
     LateEvents,
     NotKeyed,
     PendingEvents,
+    Superseded,
     UpdateNotBeyondUpper,
     UploadExpired,
+    with_timeline,
 )
-from persist.errors.conflicts import Superseded
-from persist.errors.times import with_timeline
-from persist.log.records import KeyedForm, Resolve, Seal, TokenMark, Tokens
-from persist.read.wanted_keys import keys_alone, wanted_keys
-from persist.state.contents import CollectionState
-from persist.state.keyed_rules import due
-from persist.state.schemas import check_written
+from persist.log import KeyedForm, Resolve, Seal, TokenMark, Tokens
+from persist.read import keys_alone, wanted_keys
+from persist.state import CollectionState, check_written, due
 from persist.timeline import Moment
-from persist.upsert.events import events_schema, lifted_events
-from persist.upsert.known import described
-from persist.upsert.machine import DELETED, SEQ
-from persist.upsert.replacing import NAME
-from persist.upsert.taking import EventTable, to_events
-from persist.write.future import CommitFuture
-from persist.write.operations import Step, Write, check_token
+from persist.upsert import DELETED, NAME, SEQ, EventTable, described, events_schema, lifted_events, to_events
+from persist.write import CommitFuture, Step, Write, check_token
 
 SETTLE_S = 60.0
 ATTEMPTS_MAX = 1000  # Each of them was lost to somebody else's commit.

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from persist.errors import ClientClosed
-from persist.write.future import CommitFuture
+from persist.write import CommitFuture
 
 THREAD = "persist-resolver"
 

@@ -5,12 +5,10 @@ from typing import Literal
 import numpy as np
 import pyarrow as pa
 
-from persist.codecs.order.arrays import boolean_array, int64_values
-from persist.codecs.order.ordering import combined
-from persist.log.records import KeyedForm
-from persist.state.contents import CollectionState
-from persist.upsert.machine import SEQ
-from persist.upsert.taking import EventTable, watermark_below, watermarks_of
+from persist.codecs import boolean_array, combined, int64_values
+from persist.log import KeyedForm
+from persist.state import CollectionState
+from persist.upsert import SEQ, EventTable, watermark_below, watermarks_of
 
 Late = Literal["raise", "collect"]
 REASON = "_reason"

@@ -7,16 +7,20 @@ import pyarrow as pa
 
 from persist.antichain import Antichain
 from persist.engine.collection_handle import CollectionHandle
-from persist.hold.leases import WantedClaim
-from persist.read.changes import read_changes, with_moments
-from persist.read.claimed_read import ClaimedRead
-from persist.read.listen import Listen, Progress
-from persist.read.merging import snapshot_tables
-from persist.read.plan import changes_scan, snapshot_scan
-from persist.read.scan import Scan
-from persist.read.unread import UnreadParts
-from persist.state.contents import CollectionState, check_changes_readable, check_readable, last_sealed
-from persist.state.schemas import among_versions
+from persist.hold import WantedClaim
+from persist.read import (
+    ClaimedRead,
+    Listen,
+    Progress,
+    Scan,
+    UnreadParts,
+    changes_scan,
+    read_changes,
+    snapshot_scan,
+    snapshot_tables,
+    with_moments,
+)
+from persist.state import CollectionState, among_versions, check_changes_readable, check_readable, last_sealed
 from persist.timeline import Moment, Timeline
 
 

@@ -3,9 +3,8 @@
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
-from persist.blob import InvalidUsage
-from persist.blob.clock import Clock, SystemClock
-from persist.read.part_caches import PartCaches
+from persist.blob import Clock, InvalidUsage, SystemClock
+from persist.read import PartCaches
 from persist.settings import Settings
 
 Mode = Literal["shared", "exclusive", "read"]

@@ -20,25 +20,15 @@ import numpy as np
 import pyarrow.compute as pc
 
 from persist.antichain import Antichain
-from persist.codecs import Part, PartStream, Stamp, digest_of, with_both_zeros
-from persist.codecs.order.arrays import int64_array
-from persist.codecs.updates.plain import with_time
+from persist.codecs import Part, PartStream, Stamp, digest_of, int64_array, with_both_zeros, with_time
 from persist.engine.collection_handle import CollectionHandle
-from persist.errors import UpdateNotBeyondUpper, UpdatesBeyondUpper
-from persist.errors.times import with_timeline
-from persist.log.records import Seal
-from persist.read.difference import NewRows, differences
-from persist.read.lookup import Lookup, Wanted
-from persist.read.plan import snapshot_scan
-from persist.read.scan import Scan, negated
-from persist.read.wanted_keys import keys_alone, wanted_keys
-from persist.replica.unsealed_writes import say_whose
-from persist.state.collection_rules import ExpectNothingBeyondUpper
-from persist.state.contents import CollectionState
-from persist.state.unsealed import unsealed
+from persist.errors import UpdateNotBeyondUpper, UpdatesBeyondUpper, with_timeline
+from persist.log import Seal
+from persist.read import Lookup, NewRows, Scan, Wanted, differences, keys_alone, negated, snapshot_scan, wanted_keys
+from persist.replica import say_whose
+from persist.state import CollectionState, ExpectNothingBeyondUpper, unsealed
 from persist.timeline import Moment
-from persist.write.operations import Asked, Step, delete_digest, filter_text, overwrite_digest
-from persist.write.part_writer import PartWriter, group_bytes_max
+from persist.write import Asked, PartWriter, Step, delete_digest, filter_text, group_bytes_max, overwrite_digest
 
 
 def overwrite_steps(

@@ -9,13 +9,20 @@ from persist.codecs import TIME_MAX
 from persist.engine.collection_handle import CollectionHandle
 from persist.engine.keyed import keyed_form
 from persist.errors import InvalidUsage
-from persist.read.changes import Changes
-from persist.read.merging import Form, snapshot_slices
-from persist.read.plan import Explanation, changes_scan, explained, snapshot_scan
-from persist.read.snapshot import Snapshot, check_request
-from persist.read.upserts import UpsertEvents, Upserts
-from persist.state.contents import check_changes_readable
-from persist.state.keyed_rules import form_in
+from persist.read import (
+    Changes,
+    Explanation,
+    Form,
+    Snapshot,
+    UpsertEvents,
+    Upserts,
+    changes_scan,
+    check_request,
+    explained,
+    snapshot_scan,
+    snapshot_slices,
+)
+from persist.state import check_changes_readable, form_in
 from persist.timeline import Moment, Times
 
 READ_TIMEOUT_S = 30.0

@@ -13,20 +13,13 @@ import pyarrow as pa
 from persist.antichain import Antichain
 from persist.blob import Conflict, InvalidUsage, MissingBlob
 from persist.codecs import CollectionSchema, Part
-from persist.errors import Locked, UploadExpired
-from persist.errors.conflicts import Superseded
-from persist.log.records import Resolve, Watermarks
-from persist.read.part_reader import PartReader
-from persist.read.purging import Purging
-from persist.read.resolving import machine_needed, resolved_updates
-from persist.replica.follower import Follower
-from persist.state.contents import CollectionState
-from persist.state.keyed_rules import due, keyed_form, unused_after
-from persist.upsert.known import machine_of
-from persist.upsert.machine import Machine
-from persist.write.future import CommitFuture
-from persist.write.operations import Step
-from persist.write.part_writer import PartWriter
+from persist.errors import Locked, Superseded, UploadExpired
+from persist.log import Resolve, Watermarks
+from persist.read import PartReader, Purging, machine_needed, resolved_updates
+from persist.replica import Follower
+from persist.state import CollectionState, due, keyed_form, unused_after
+from persist.upsert import Machine, machine_of
+from persist.write import CommitFuture, PartWriter, Step
 
 Submit = Callable[[Sequence[Step], dict[str, str]], CommitFuture]
 

@@ -5,20 +5,18 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from persist.antichain import Antichain
-from persist.codecs import CollectionSchema, SchemaMismatch
-from persist.codecs.types.evolution import changes_between
+from persist.codecs import CollectionSchema, SchemaMismatch, changes_between
 from persist.engine.collection_handle import CollectionHandle
 from persist.errors import InvalidUsage, TagNotFound
-from persist.hold.holds import HoldInfo
-from persist.log.records import Describe, DropTag, SetRetention, SetTag, Words
+from persist.hold import HoldInfo
+from persist.log import Describe, DropTag, SetRetention, SetTag, Words
 from persist.names import check_tag_name, is_text
 from persist.retention import Retention, retention_text, retention_times
 from persist.shown import Shown
-from persist.state.about import About as StoredAbout
-from persist.state.contents import CollectionState
-from persist.state.keyed_rules import since_max
+from persist.state import About as StoredAbout
+from persist.state import CollectionState, since_max
 from persist.timeline import Moment, Timeline, shown_time
-from persist.write.future import CommitFuture
+from persist.write import CommitFuture
 
 
 @dataclass(frozen=True, slots=True)

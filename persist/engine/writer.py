@@ -13,31 +13,19 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any
 
-from persist.blob import Blob, Indeterminate
-from persist.blob.pool import Pool
+from persist.blob import Blob, Indeterminate, Pool
 from persist.codecs import CollectionSchema, Stamp
-from persist.compact.compactor import Compactor
-from persist.compact.report import CompactionReport
-from persist.compact.rewriter import LocalPartMaker, PartMaker
+from persist.compact import CompactionReport, Compactor, LocalPartMaker, PartMaker
 from persist.engine.keyed_queue import KeyedQueue
 from persist.engine.options import OpenOptions
 from persist.engine.resolver import Resolver
 from persist.errors import WriterFenced
-from persist.hold.consumers import ConsumerLeases
-from persist.hold.leases import Leases
-from persist.log.records import AllowCompaction, CloseWriter, OpenWriter
-from persist.read.part_caches import DecodedRows, PartIndexes
-from persist.read.part_reader import PartReader
-from persist.read.spilled_rows import SpilledRows
-from persist.replica.follower import Follower
-from persist.upkeep.background import Upkeep
-from persist.upkeep.compacting import CompactionSchedule
-from persist.upkeep.garbage import Garbage, GarbageReport
-from persist.write.committer import Committer
-from persist.write.future import CommitFuture
-from persist.write.hand_over import HandOver
-from persist.write.operations import Step, Write
-from persist.write.part_writer import PartWriter
+from persist.hold import ConsumerLeases, Leases
+from persist.log import AllowCompaction, CloseWriter, OpenWriter
+from persist.read import DecodedRows, PartIndexes, PartReader, SpilledRows
+from persist.replica import Follower
+from persist.upkeep import CompactionSchedule, Garbage, GarbageReport, Upkeep
+from persist.write import CommitFuture, Committer, HandOver, PartWriter, Step, Write
 
 
 class Writer:

@@ -36,6 +36,7 @@ from persist.errors.conflicts import (
     ViewRedefined,
     WriterFenced,
 )
+from persist.errors.conflicts import Superseded as Superseded  # Never leaves the library, nor does what follows.
 from persist.errors.log import LogInterrupted, LogReplaced
 from persist.errors.times import (
     AsOfCompacted,
@@ -47,6 +48,7 @@ from persist.errors.times import (
     UpdateNotBeyondUpper,
     UpperMismatch,
 )
+from persist.errors.times import with_timeline as with_timeline
 from persist.errors.usage import (
     ClientClosed,
     CollectionNeeded,

@@ -2,3 +2,37 @@
 
 Promises: no data is read but what a time's difference needs; nothing is printed, and nothing written.
 """
+
+from typing import TYPE_CHECKING
+
+from persist.facts.times import time_of, times_of, written_time_of
+from persist.late_names import late_names
+
+if TYPE_CHECKING:
+    from persist.facts.differing import difference
+    from persist.facts.portraits import Portrait, portrait
+    from persist.facts.surveys import GETS_1000, Facts, hold_for_people, monthly_dollars, names_by_id, survey
+
+__all__ = [
+    "GETS_1000",
+    "Facts",
+    "Portrait",
+    "difference",
+    "hold_for_people",
+    "monthly_dollars",
+    "names_by_id",
+    "portrait",
+    "survey",
+    "time_of",
+    "times_of",
+    "written_time_of",
+]
+
+__getattr__ = late_names(
+    __name__,
+    {
+        "differing": ["difference"],
+        "portraits": ["Portrait", "portrait"],
+        "surveys": ["GETS_1000", "Facts", "hold_for_people", "monthly_dollars", "names_by_id", "survey"],
+    },
+)

@@ -2,3 +2,16 @@
 
 Promises: an examination changes nothing; a repair touches only what the log implies.
 """
+
+from persist.fsck.examination import examine, fsck
+from persist.fsck.report import Checked, FsckReport, Problem, Repair, Unreferenced
+
+__all__ = [
+    "Checked",
+    "FsckReport",
+    "Problem",
+    "Repair",
+    "Unreferenced",
+    "examine",
+    "fsck",
+]

@@ -9,12 +9,18 @@ from collections.abc import Iterator, Sequence
 from persist.blob import Blob, Conflict, CorruptBlob, Corruption, IncompatibleVersion, get_at_most
 from persist.fsck.log import LogExamination
 from persist.fsck.report import Problem, Repair
-from persist.log.envelope import BlobRef, encode_framed, encoded_object
-from persist.log.keys import checkpoint_key, checkpoint_seqno, state_prefix
-from persist.replica.checkpoint import StateObject, checkpoint_of, checkpoint_state, load_contents, read_checkpoint
-from persist.replica.directory import Directory, NewDirectory, new_directory
-from persist.state.contents import CollectionState
-from persist.state.state import CollectionEntry, State
+from persist.log import BlobRef, checkpoint_key, checkpoint_seqno, encode_framed, encoded_object, state_prefix
+from persist.replica import (
+    Directory,
+    NewDirectory,
+    StateObject,
+    checkpoint_of,
+    checkpoint_state,
+    load_contents,
+    new_directory,
+    read_checkpoint,
+)
+from persist.state import CollectionEntry, CollectionState, State
 
 _BLOCKING = ("rule", "disagrees", "incompatible")
 

@@ -15,7 +15,7 @@ from persist.blob import (
     get_at_most,
 )
 from persist.fsck.report import ADVICE, Checked, Problem, ProblemKind
-from persist.log.envelope import intact_kind
+from persist.log import intact_kind
 
 OBJECT_BYTES_MAX = 1 << 30
 _BREAKS_A_RULE = ("it is not a valid", "it is not one that a writer would make", "it breaks a rule")

@@ -7,11 +7,10 @@ No checksum tells: it would be wrong if a resolution was made of something else 
 from persist.blob import Blob, CorruptBlob
 from persist.codecs import DiffOverflow
 from persist.fsck.findings import Findings
-from persist.log.keys import PARTS
-from persist.read.part_reader import PartReader
-from persist.read.values_per_key import keys_with_several
-from persist.state.contents import CollectionState
-from persist.upsert.known import machine_of
+from persist.log import PARTS
+from persist.read import PartReader, keys_with_several
+from persist.state import CollectionState
+from persist.upsert import machine_of
 
 
 def examine_values(blob: Blob, contents: CollectionState, findings: Findings) -> None:

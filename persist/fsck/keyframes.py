@@ -12,11 +12,9 @@ import pyarrow as pa
 from persist.blob import Blob, CorruptBlob
 from persist.codecs import DiffOverflow, consolidate
 from persist.fsck.findings import Findings
-from persist.log.keys import PARTS
-from persist.log.records import Keyframe
-from persist.read.part_reader import PartReader
-from persist.read.scan import Scan, negated
-from persist.state.contents import CollectionState
+from persist.log import PARTS, Keyframe
+from persist.read import PartReader, Scan, negated
+from persist.state import CollectionState
 
 SLICE_BYTES = 32 << 20
 

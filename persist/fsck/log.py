@@ -26,17 +26,34 @@ from persist.blob import (
 )
 from persist.codecs import Part
 from persist.fsck.findings import Findings
-from persist.log.commits import read_record
-from persist.log.envelope import BlobRef
-from persist.log.keys import CHECKPOINTS, LOG, checkpoint_key, checkpoint_seqno, record_key, record_seqno
-from persist.log.part_lists import as_read
-from persist.log.records import BringsParts, Create, Evolve, Mutation, Pend, Redefine
-from persist.replica.checkpoint import Checkpoint, checkpoint_state, load_base, read_checkpoint
-from persist.replica.directory import KnownLevels
-from persist.state.contents import CollectionState, check_runs
-from persist.state.keyed_rules import check_pending
-from persist.state.schemas import check_versions
-from persist.state.state import CollectionEntry, DoesNotFollow, State, apply
+from persist.log import (
+    CHECKPOINTS,
+    LOG,
+    BlobRef,
+    BringsParts,
+    Create,
+    Evolve,
+    Mutation,
+    Pend,
+    Redefine,
+    as_read,
+    checkpoint_key,
+    checkpoint_seqno,
+    read_record,
+    record_key,
+    record_seqno,
+)
+from persist.replica import Checkpoint, KnownLevels, checkpoint_state, load_base, read_checkpoint
+from persist.state import (
+    CollectionEntry,
+    CollectionState,
+    DoesNotFollow,
+    State,
+    apply,
+    check_pending,
+    check_runs,
+    check_versions,
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,17 +11,22 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 
-from persist.blob import Blob, CorruptBlob, InvalidUsage, get_at_most
-from persist.blob.layers.checked import SMALL_BYTES
-from persist.codecs import CollectionSchema, Part, check_part, checksum_of, described_bounds, overlaps
-from persist.codecs.part.decoding import part_lift
-from persist.codecs.types.evolution import versions
+from persist.blob import SMALL_BYTES, Blob, CorruptBlob, InvalidUsage, get_at_most
+from persist.codecs import (
+    CollectionSchema,
+    Part,
+    check_part,
+    checksum_of,
+    described_bounds,
+    overlaps,
+    part_lift,
+    versions,
+)
 from persist.fsck.findings import Findings
 from persist.fsck.log import Loose
-from persist.log.records import Create, KeyedForm
-from persist.state.contents import CollectionState
-from persist.state.state import State
-from persist.upsert.events import event_fields, events_schema
+from persist.log import Create, KeyedForm
+from persist.state import CollectionState, State
+from persist.upsert import event_fields, events_schema
 
 
 @dataclass(frozen=True, slots=True)

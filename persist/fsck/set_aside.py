@@ -17,10 +17,8 @@ from collections.abc import Iterable, Iterator
 from persist.blob import Blob, CorruptBlob, Corruption
 from persist.fsck.log import LogExamination
 from persist.fsck.report import Repair
-from persist.log.commits import read_record
-from persist.log.keys import record_key
-from persist.log.records import BringsParts
-from persist.state.state import State
+from persist.log import BringsParts, read_record, record_key
+from persist.state import State
 
 LOST = "lost/"
 

@@ -3,3 +3,19 @@
 Promises: while a claim is open, `since` stays where its reader needs it and no blob of it is deleted; a reader whose
 lease ran out is told so before it is given anything.
 """
+
+from persist.hold.consumers import ConsumerLeases
+from persist.hold.holds import Hold, HoldInfo, LeasedHold, NamedHold
+from persist.hold.leases import Claim, Leases, WantedClaim, no_claim
+
+__all__ = [
+    "Claim",
+    "ConsumerLeases",
+    "Hold",
+    "HoldInfo",
+    "LeasedHold",
+    "Leases",
+    "NamedHold",
+    "WantedClaim",
+    "no_claim",
+]

@@ -36,8 +36,7 @@ from concurrent.futures import Future
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 
-from persist.blob import StoreFull
-from persist.blob.clock import Clock
+from persist.blob import Clock, StoreFull
 from persist.errors import (
     ClientClosed,
     CollectionNotFound,
@@ -47,10 +46,10 @@ from persist.errors import (
     LeaseExpired,
     PersistError,
 )
-from persist.log.records import EndLease, GrantLease, ReleaseHold, SetHold
-from persist.replica.follower import Follower
+from persist.log import EndLease, GrantLease, ReleaseHold, SetHold
+from persist.replica import Follower
 from persist.settings import Settings
-from persist.write.operations import Commit, Step
+from persist.write import Commit, Step
 
 SEQNO_MAX = 2**63 - 1
 

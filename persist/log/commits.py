@@ -11,7 +11,9 @@ same bytes are offered again.
 import msgspec
 
 from persist.blob import (
+    Backoff,
     Blob,
+    Clock,
     CorruptBlob,
     Indeterminate,
     InvalidUsage,
@@ -23,7 +25,6 @@ from persist.blob import (
     Unavailable,
     get_at_most,
 )
-from persist.blob.clock import Backoff, Clock
 from persist.log.envelope import decode_framed, encode_framed
 from persist.log.keys import check_keys, record_key
 from persist.log.part_lists import as_read, as_stored

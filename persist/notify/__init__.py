@@ -3,3 +3,26 @@
 Promises: without a server, behind it, or when it lies, answers are the same and only later; a writer never waits for
 one; a client that does not read what it asked for keeps neither history nor others from anything.
 """
+
+from typing import TYPE_CHECKING
+
+from persist.late_names import late_names
+from persist.notify.address import Notify
+from persist.notify.addresses import host_of, is_loopback, listening
+
+if TYPE_CHECKING:
+    from persist.notify.listener import Listener
+    from persist.notify.relay import FlightRelay
+    from persist.notify.server import Server
+
+__all__ = [
+    "FlightRelay",
+    "Listener",
+    "Notify",
+    "Server",
+    "host_of",
+    "is_loopback",
+    "listening",
+]
+
+__getattr__ = late_names(__name__, {"listener": ["Listener"], "relay": ["FlightRelay"], "server": ["Server"]})

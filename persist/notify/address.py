@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from persist.blob import InvalidUsage
-from persist.notify.listening import is_loopback
+from persist.notify.addresses import is_loopback
 
 SCHEMES = ("grpc", "grpc+tls")
 TOKEN_CHARS_MAX = 4096

@@ -16,12 +16,20 @@ from contextlib import contextmanager
 
 from persist.blob import ReadOnlyStore, StoreMisconfigured
 from persist.errors import Conflict, InvalidUsage, PersistError, Unavailable
-from persist.replica.follower import Follower
-from persist.write.committer import Committer
-from persist.write.future import CommitFuture
-from persist.write.operations import Step, Submission
-from persist.write.relay import Answer
-from persist.write.requests import REQUEST_BYTES_MAX, Asking, Request, answers_bytes, request_from, steps_from
+from persist.replica import Follower
+from persist.write import (
+    REQUEST_BYTES_MAX,
+    Answer,
+    Asking,
+    CommitFuture,
+    Committer,
+    Request,
+    Step,
+    Submission,
+    answers_bytes,
+    request_from,
+    steps_from,
+)
 
 SUBMITTERS_MAX = 4096
 ROOM_BYTES = 2 * REQUEST_BYTES_MAX  # Of all requests that are being received and answered.

@@ -26,7 +26,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from persist.blob.daemon_threads import DaemonThreads
+from persist.blob import DaemonThreads
 from persist.errors import CollectionNotFound, InvalidUsage, PersistError
 from persist.notify.address import Address
 

@@ -21,7 +21,7 @@ import pyarrow.flight as flight
 from persist.notify.address import Notify
 from persist.notify.calls import CALL_FAILED, ask, connected
 from persist.notify.messages import Committed, Leave, Newest, Wait, decode_message
-from persist.replica.follower import Follower
+from persist.replica import Follower
 
 WAIT_S = 10.0
 ANSWER_S = 5.0  # What an answer may take beyond that.

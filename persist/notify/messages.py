@@ -21,7 +21,7 @@ from typing import Annotated, Any, TypeVar
 
 import msgspec
 
-from persist.write.requests import REQUEST_BYTES_MAX
+from persist.write import REQUEST_BYTES_MAX
 
 MESSAGE_BYTES_MAX = 64 << 10
 WAIT_S_MAX = 30.0

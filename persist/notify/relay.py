@@ -13,14 +13,12 @@ import msgspec
 import pyarrow as pa
 import pyarrow.flight as flight
 
-from persist.blob.clock import Clock
+from persist.blob import Clock
 from persist.errors import InvalidUsage
 from persist.notify.address import Notify
 from persist.notify.calls import CALL_FAILED, ask, ask_in_pieces, connected
 from persist.notify.messages import CommitRequest, Commits, decode_message
-from persist.write.operations import Operation
-from persist.write.relay import Answer
-from persist.write.requests import REQUEST_BYTES_MAX, answers_from, request_bytes
+from persist.write import REQUEST_BYTES_MAX, Answer, Operation, answers_from, request_bytes
 
 ANSWER_S = 10.0
 RETRY_S_MIN, RETRY_S_MAX = 0.2, 30.0

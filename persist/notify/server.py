@@ -53,8 +53,8 @@ from persist.notify.messages import (
     decode_message,
     decode_ticket,
 )
-from persist.replica.follower import Follower
-from persist.write.committer import Committer
+from persist.replica import Follower
+from persist.write import Committer
 
 STREAMS_MAX, WAITS_MAX = 64, 512
 CALLS_MAX = STREAMS_MAX + WAITS_MAX + 64

@@ -28,17 +28,21 @@ import pyarrow.compute as pc
 import pyarrow.types as pat
 
 from persist.blob import InvalidUsage
-from persist.codecs import CollectionSchema, DiffOverflow, SchemaMismatch, order_keys, sort_indices
-from persist.codecs.order.limbs import (
+from persist.codecs import (
     ROWS_MAX,
+    CollectionSchema,
+    DiffOverflow,
     Ints,
+    SchemaMismatch,
     from_whole_numbers,
     joined,
     largest_of,
     limbs_for,
     limits,
     normalized,
+    order_keys,
     products,
+    sort_indices,
     split,
     whole_numbers,
 )

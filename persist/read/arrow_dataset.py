@@ -15,8 +15,7 @@ import pyarrow.dataset as ds
 from pyarrow.fs import LocalFileSystem
 
 from persist.blob import InvalidUsage
-from persist.codecs import SchemaMismatch, did_you_mean
-from persist.codecs.part.lending import under_way, until_the_end
+from persist.codecs import SchemaMismatch, did_you_mean, under_way, until_the_end
 from persist.read.scan import refuse_positions
 
 # Yields the batches of some columns (None: all) in which only rows are that pass a filter, if there is one.

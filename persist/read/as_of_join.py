@@ -14,9 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from persist.codecs import CollectionSchema, DiffOverflow
-from persist.codecs.order.digits import dense_ranks
-from persist.codecs.order.ordering import canonical, order_keys
+from persist.codecs import CollectionSchema, DiffOverflow, canonical, dense_ranks, order_keys
 from persist.errors import NegativeMultiplicity
 
 Int64s = npt.NDArray[np.int64]

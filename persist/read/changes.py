@@ -12,10 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from persist.codecs import Part, consolidate, to_tuples
-from persist.codecs.order.arrays import int64_array, int64_values
-from persist.codecs.order.ordering import combined
-from persist.codecs.part.decoding import part_lift
+from persist.codecs import Part, combined, consolidate, int64_array, int64_values, part_lift, to_tuples
 from persist.read.claimed_read import ClaimedRead
 from persist.read.part_reader import PartReader
 from persist.read.result import ArrowResult

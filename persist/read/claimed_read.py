@@ -6,7 +6,7 @@ from types import TracebackType
 
 from persist.blob import InvalidUsage, MissingBlob
 from persist.errors import LeaseExpired
-from persist.hold.leases import Claim
+from persist.hold import Claim
 from persist.read.part_reader import PartReader
 
 

@@ -11,11 +11,7 @@ from typing import TypeAlias
 import numpy as np
 import pyarrow as pa
 
-from persist.codecs import Part, consolidate
-from persist.codecs.order.arrays import int64_array, int64_values
-from persist.codecs.order.ordering import sort_indices
-from persist.codecs.order.pairs import without_pairs
-from persist.codecs.part.describing import describe_held
+from persist.codecs import Part, consolidate, describe_held, int64_array, int64_values, sort_indices, without_pairs
 from persist.errors import InvalidUsage
 from persist.read.part_reader import PartReader
 from persist.read.scan import Scan, negated

@@ -14,11 +14,16 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.types as pat
 
-from persist.codecs import CollectionSchema, Part, PartIndex, ordered_keys
-from persist.codecs.order.search import SortedKeys
-from persist.codecs.part.decoding import part_lift
-from persist.codecs.part.part import sample_rows
-from persist.codecs.types.scalars import scalar_from_json
+from persist.codecs import (
+    CollectionSchema,
+    Part,
+    PartIndex,
+    SortedKeys,
+    ordered_keys,
+    part_lift,
+    sample_rows,
+    scalar_from_json,
+)
 
 BLOCK_BYTES = 32 << 20  # Of consecutive row groups, decoded: they are fetched, kept and searched as one.
 

@@ -9,10 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import pyarrow as pa
 
-from persist.codecs import CollectionSchema, Part
-from persist.codecs.order.arrays import int64_array
-from persist.codecs.order.ordering import sort_indices
-from persist.codecs.order.search import SortedKeys
+from persist.codecs import CollectionSchema, Part, SortedKeys, int64_array, sort_indices
 from persist.read.part_reader import PartReader
 
 PART_BYTES_MAX = 64 << 10  # Decoded; a larger part is worth a search of its own.

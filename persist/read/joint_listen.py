@@ -12,9 +12,9 @@ from typing import Generic, TypeVar
 
 from persist.read.listen import Listen, Progress
 from persist.read.stepping import AsyncSteps
-from persist.replica.follower import Follower
+from persist.replica import Follower
 from persist.shown import ShownByRepr
-from persist.state.contents import CollectionState
+from persist.state import CollectionState
 
 K = TypeVar("K")
 

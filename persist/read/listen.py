@@ -16,9 +16,9 @@ from persist.blob import InvalidUsage
 from persist.codecs import TIME_MAX
 from persist.read.claimed_read import ClaimedRead
 from persist.read.stepping import AsyncSteps
-from persist.replica.follower import Follower
+from persist.replica import Follower
 from persist.shown import ShownByRepr
-from persist.state.contents import CollectionState, check_changes_readable
+from persist.state import CollectionState, check_changes_readable
 
 
 @dataclass(frozen=True, slots=True)

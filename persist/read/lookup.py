@@ -20,21 +20,29 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from persist.codecs import CollectionSchema, Part, consolidate, small_key
-from persist.codecs.order.arrays import boolean_array, int64_array, int64_values
-from persist.codecs.order.ordering import combined, sort_indices
-from persist.codecs.order.search import SortedKeys
-from persist.codecs.part.decoding import bad_filter
-from persist.codecs.part.filters import columns_of
+from persist.codecs import (
+    CollectionSchema,
+    Part,
+    SortedKeys,
+    bad_filter,
+    boolean_array,
+    columns_of,
+    combined,
+    consolidate,
+    int64_array,
+    int64_values,
+    small_key,
+    sort_indices,
+)
 from persist.read.group_bounds import Numbers
 from persist.read.joined_rows import PART_BYTES_MAX, PARTS_MAX, JoinedRows
+from persist.read.keys_wanted import keys_alone, wanted_keys
 from persist.read.merging import repeated
 from persist.read.newest import Aged, by_age, newest
 from persist.read.part_reader import PartReader
 from persist.read.part_rows import Block, PartRows
 from persist.read.rungs import Rungs
 from persist.read.scan import Scan, cheap_first, negated
-from persist.read.wanted_keys import keys_alone, wanted_keys
 
 FEW_ROWS = 32  # Are cut out one by one.
 

@@ -24,15 +24,14 @@ from typing import Literal
 import numpy as np
 import pyarrow as pa
 
-from persist.blob import InvalidUsage
-from persist.blob.pool import Pool
+from persist.blob import InvalidUsage, Pool
 from persist.codecs import (
     Part,
     Touching,
+    combined,
     consolidate,
+    int64_values,
 )
-from persist.codecs.order.arrays import int64_values
-from persist.codecs.order.ordering import combined
 from persist.errors import NegativeMultiplicity
 from persist.read.claimed_read import ClaimedRead
 from persist.read.part_reader import PartReader, ahead

@@ -15,10 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from persist.codecs import consolidate
-from persist.codecs.order.arrays import boolean_array, int64_array, int64_values
-from persist.codecs.order.ordering import combined
-from persist.codecs.order.search import SortedKeys
+from persist.codecs import SortedKeys, boolean_array, combined, consolidate, int64_array, int64_values
 
 Ints: TypeAlias = npt.NDArray[np.int64]
 

@@ -12,11 +12,8 @@ from typing import Any, Protocol, TypeVar
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from persist.blob import Blob, MissingBlob, get_checked, get_range_checked
-from persist.blob.admitting import AdmittingCache
-from persist.blob.lru import ByteBoundedLru
-from persist.codecs import CollectionSchema, Part, PartIndex, footer_range, read_index
-from persist.codecs.part.file_reader import CheckedFooters
+from persist.blob import AdmittingCache, Blob, ByteBoundedLru, MissingBlob, get_checked, get_range_checked
+from persist.codecs import CheckedFooters, CollectionSchema, Part, PartIndex, footer_range, read_index
 
 T = TypeVar("T")
 

@@ -18,23 +18,22 @@ from typing import TypeVar
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from persist.blob import Blob, InvalidUsage
-from persist.blob.pool import Pool
+from persist.blob import Blob, InvalidUsage, Pool
 from persist.codecs import (
+    UNREADABLE,
     CollectionSchema,
     KeyRange,
     Part,
     PartIndex,
+    bad_filter,
     decode_groups,
     decode_part,
+    give_back_freed,
     ordered_keys,
 )
-from persist.codecs.memory import give_back_freed
-from persist.codecs.part.decoding import UNREADABLE, bad_filter
 from persist.read.part_caches import DecodedRows, PartIndexes, SliceLeftovers, decoded_rows, fetched
 from persist.read.spilled_rows import SpilledRows
-from persist.write.hand_over import HandOver
-from persist.write.part_writer import MEMORY_BUDGET
+from persist.write import MEMORY_BUDGET, HandOver
 
 S = TypeVar("S")
 T = TypeVar("T")

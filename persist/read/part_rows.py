@@ -17,9 +17,7 @@ from typing import TypeAlias
 import numpy as np
 import pyarrow as pa
 
-from persist.codecs import CollectionSchema, Part
-from persist.codecs.order.arrays import int64_array
-from persist.codecs.order.search import SortedKeys, empty_batch
+from persist.codecs import CollectionSchema, Part, SortedKeys, empty_batch, int64_array
 from persist.read.group_bounds import BLOCK_BYTES, GroupBounds, KeySamples, Numbers
 from persist.read.part_reader import WHOLE_BYTES_MAX, PartReader
 

@@ -12,15 +12,12 @@ from dataclasses import dataclass, field
 import pyarrow.compute as pc
 
 from persist.codecs import CollectionSchema, Part, with_both_zeros
-from persist.log.records import Keyframe
+from persist.log import Keyframe
 from persist.read.scan import Scan
 from persist.shown import Shown
-from persist.state.contents import CollectionState
-from persist.state.keyed_rules import form_in
-from persist.state.schemas import among_versions
-from persist.state.unsealed import Unsealed, unsealed
+from persist.state import CollectionState, Unsealed, among_versions, form_in, unsealed
 from persist.timeline import Timeline, shown_time, timeline_of
-from persist.upsert.tombstones import live_filter
+from persist.upsert import live_filter
 
 MERGE_COST = 4  # Of a row that is merged, against one that is only decoded.
 

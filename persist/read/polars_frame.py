@@ -7,8 +7,7 @@ import pyarrow as pa
 import pyarrow.types as pat
 
 from persist.blob import InvalidUsage
-from persist.codecs import children
-from persist.codecs.types.arrow_types import with_children
+from persist.codecs import children, with_children
 
 
 def in_milliseconds(table: pa.Table) -> pa.Table:

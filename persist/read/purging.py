@@ -17,17 +17,20 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from persist.antichain import Antichain
-from persist.codecs import TIME_MAX, CollectionSchema, order_keys, scalar_from_json
-from persist.codecs.order.arrays import boolean_array, int64_array
-from persist.codecs.order.digits import RowSorter
+from persist.codecs import (
+    TIME_MAX,
+    CollectionSchema,
+    RowSorter,
+    boolean_array,
+    int64_array,
+    order_keys,
+    scalar_from_json,
+)
 from persist.read.merging import read_snapshot, snapshot_slices
 from persist.read.part_reader import PartReader
 from persist.read.plan import snapshot_scan
-from persist.state.contents import CollectionState
-from persist.state.keyed_rules import form_in, pending_after
-from persist.state.schemas import among_versions
-from persist.upsert.replacing import NAME
-from persist.upsert.tombstones import dead_filter
+from persist.state import CollectionState, among_versions, form_in, pending_after
+from persist.upsert import NAME, dead_filter
 
 SHARE = 4  # Of the rows, this fraction must have been resolved since tombstones were looked for.
 SEEN_MAX = 1000  # Bounds that are remembered; with fewer, tombstones are kept longer.

@@ -10,22 +10,16 @@ import msgspec
 import pyarrow as pa
 
 from persist.antichain import Antichain
-from persist.blob.lru import ByteBoundedLru
-from persist.codecs import TIME_MAX, CollectionSchema, Part, encode_parts
-from persist.codecs.order.search import SortedKeys
+from persist.blob import ByteBoundedLru
+from persist.codecs import TIME_MAX, CollectionSchema, Part, SortedKeys, encode_parts
 from persist.errors import SchemaMismatch
-from persist.log.records import KeyedForm
+from persist.log import KeyedForm
 from persist.read.lookup import Lookup, Wanted, without_diffs
 from persist.read.part_reader import PartReader
 from persist.read.plan import snapshot_scan
 from persist.read.scan import Scan
-from persist.state.contents import CollectionState, appended
-from persist.state.keyed_rules import due, form_in, pending_after
-from persist.state.schemas import among_versions
-from persist.upsert.events import event_fields, events_schema
-from persist.upsert.known import described
-from persist.upsert.machine import Machine
-from persist.upsert.resolution import Prepared, prepared, resolved
+from persist.state import CollectionState, among_versions, appended, due, form_in, pending_after
+from persist.upsert import Machine, Prepared, described, event_fields, events_schema, prepared, resolved
 
 SLICE_SHARE = 16  # Of the memory budget one slice of events takes this fraction: what they touch is read besides.
 LEFTOVER_SHARE = 2  # And this one what has been decoded of waiting parts for the slices that come after it.

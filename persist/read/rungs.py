@@ -19,11 +19,19 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from persist.codecs import Part, consolidate, order_keys
-from persist.codecs.order.arrays import boolean_array, int64_array, int64_values
-from persist.codecs.order.digits import neighbours_differ
-from persist.codecs.order.ordering import combined, row_sorter
-from persist.codecs.order.search import SortedKeys, empty_batch
+from persist.codecs import (
+    Part,
+    SortedKeys,
+    boolean_array,
+    combined,
+    consolidate,
+    empty_batch,
+    int64_array,
+    int64_values,
+    neighbours_differ,
+    order_keys,
+    row_sorter,
+)
 from persist.read.part_reader import PartReader
 from persist.read.scan import Scan
 

@@ -19,10 +19,17 @@ import pyarrow.compute as pc
 import pyarrow.types as pt
 
 from persist.blob import InvalidUsage
-from persist.codecs import CollectionSchema, KeyRange, Part, key_ranges, parts_that_may_match
-from persist.codecs.part.decoding import part_lift
-from persist.codecs.part.filters import columns_of
-from persist.codecs.types.evolution import narrowed, newest_types
+from persist.codecs import (
+    CollectionSchema,
+    KeyRange,
+    Part,
+    columns_of,
+    key_ranges,
+    narrowed,
+    newest_types,
+    part_lift,
+    parts_that_may_match,
+)
 from persist.read.part_reader import ALL_KEYS, PartReader, memory_within
 
 SLICES_MAX = 100_000

@@ -18,23 +18,23 @@ import pyarrow.compute as pc
 from persist.blob import InvalidUsage
 from persist.codecs import (
     CollectionSchema,
+    Digest,
     Part,
+    cut,
     did_you_mean,
     exact_sum,
     to_rows,
     to_tuples,
 )
-from persist.codecs.order.digest import Digest
-from persist.codecs.types.values import cut
 from persist.read.aggregate import Request, aggregate
 from persist.read.claimed_read import ClaimedRead
 from persist.read.export import Mode, export_delta, export_iceberg, export_parquet
+from persist.read.keys_wanted import arrow_keys
 from persist.read.lookup import Lookup
 from persist.read.merging import Form, read_snapshot, repeated, snapshot_tables
 from persist.read.plan import Explanation
 from persist.read.result import ArrowResult, rows_without_columns
 from persist.read.scan import Scan, narrowed_scan, refuse_positions
-from persist.read.wanted_keys import arrow_keys
 from persist.timeline import shown_time, timeline_of
 
 UNSUMMED_SHARE = 2  # Of the rows that are left: up to so many rows are read as they are, without being merged.

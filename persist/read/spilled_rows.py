@@ -20,11 +20,8 @@ from stat import S_ISREG
 import pyarrow as pa
 import xxhash
 
-from persist.blob.clock import Clock
-from persist.blob.layers.bounded_folder import BoundedFolder
-from persist.blob.lru import ByteBoundedLru
-from persist.codecs.order.search import SortedKeys
-from persist.codecs.part.mapped import MappedRows, Rows, mapped_file
+from persist.blob import BoundedFolder, ByteBoundedLru, Clock
+from persist.codecs import MappedRows, Rows, SortedKeys, mapped_file
 
 SPILL_BYTES_MIN = 64 << 10  # Less is decoded as soon as a file is opened.
 USED_EVERY_S = 60.0  # How often the file's time of last use is set.

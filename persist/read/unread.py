@@ -8,8 +8,8 @@ looked at then. After a compaction all runs are looked at once.
 from itertools import chain
 
 from persist.codecs import Part
-from persist.log.records import Numbers
-from persist.state.contents import CollectionState
+from persist.log import Numbers
+from persist.state import CollectionState
 
 
 class UnreadParts:

@@ -14,16 +14,22 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from persist.codecs import CollectionSchema, order_keys, to_rows
-from persist.codecs.order.arrays import boolean_array, boolean_values, int64_array, int64_values
-from persist.codecs.order.digits import RowSorter
-from persist.codecs.order.ordering import combined
+from persist.codecs import (
+    CollectionSchema,
+    RowSorter,
+    boolean_array,
+    boolean_values,
+    combined,
+    int64_array,
+    int64_values,
+    order_keys,
+    to_rows,
+)
 from persist.errors import InvalidUsage
-from persist.log.records import KeyedForm
+from persist.log import KeyedForm
 from persist.read.changes import Changes
 from persist.read.scan import Scan
-from persist.upsert.machine import DELETED
-from persist.upsert.tombstones import is_tombstone
+from persist.upsert import DELETED, is_tombstone
 
 
 @dataclass(frozen=True)

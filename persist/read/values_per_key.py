@@ -11,13 +11,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from persist.codecs import CollectionSchema, consolidate, order_keys
-from persist.codecs.order.arrays import boolean_array, int64_values
-from persist.codecs.order.digits import RowSorter
-from persist.codecs.order.ordering import combined
+from persist.codecs import CollectionSchema, RowSorter, boolean_array, combined, consolidate, int64_values, order_keys
 from persist.read.part_reader import PartReader
 from persist.read.scan import Scan
-from persist.state.contents import CollectionState
+from persist.state import CollectionState
 
 SLICE_BYTES = 32 << 20
 

@@ -26,7 +26,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
-from persist.blob.errors import InvalidUsage
+from persist.blob import InvalidUsage
 from persist.codecs import CollectionSchema, did_you_mean, with_both_zeros
 
 _TOKEN = re.compile(

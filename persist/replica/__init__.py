@@ -3,3 +3,50 @@
 Promises: a copy is always the state at some seqno, never a mixture; it knows how old it may be; a checkpoint holds
 nothing that cannot be derived from the log before it.
 """
+
+from persist.replica.checkpoint import (
+    INTERVAL,
+    Checkpoint,
+    StateObject,
+    StoredCheckpoint,
+    checkpoint_due,
+    checkpoint_of,
+    checkpoint_state,
+    load_base,
+    load_contents,
+    read_checkpoint,
+    stored_checkpoints,
+    write_checkpoint,
+)
+from persist.replica.directory import Directory, KnownLevels, NewDirectory, new_directory
+from persist.replica.follower import STALE_AFTER_S, Follower
+from persist.replica.history import LAST, log_table
+from persist.replica.past import fate_of
+from persist.replica.pinned import PinnedFollower
+from persist.replica.unsealed_writes import say_whose
+
+__all__ = [
+    "INTERVAL",
+    "LAST",
+    "STALE_AFTER_S",
+    "Checkpoint",
+    "Directory",
+    "Follower",
+    "KnownLevels",
+    "NewDirectory",
+    "PinnedFollower",
+    "StateObject",
+    "StoredCheckpoint",
+    "checkpoint_due",
+    "checkpoint_of",
+    "checkpoint_state",
+    "fate_of",
+    "load_base",
+    "load_contents",
+    "log_table",
+    "new_directory",
+    "read_checkpoint",
+    "say_whose",
+    "stored_checkpoints",
+    "write_checkpoint",
+]

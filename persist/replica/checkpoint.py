@@ -39,21 +39,33 @@ from persist.blob import (
     is_remote,
 )
 from persist.codecs import CollectionSchema
-from persist.log.commits import read_commit_id, read_record
-from persist.log.envelope import BlobRef, Framed, decode_framed, encode_framed, get_framed, pointer_to, put_framed
-from persist.log.keys import (
+from persist.log import (
     CHECKPOINTS,
     LOG,
+    BlobRef,
+    BringsParts,
+    Framed,
+    Record,
+    Rename,
+    Replace,
+    Resolve,
+    Seqno,
+    as_read,
     check_parts,
     checkpoint_key,
     checkpoint_seqno,
+    decode_framed,
+    encode_framed,
+    get_framed,
     is_upload,
+    pointer_to,
+    put_framed,
+    read_commit_id,
+    read_record,
     record_key,
     record_seqno,
     state_prefix,
 )
-from persist.log.part_lists import as_read
-from persist.log.records import BringsParts, Record, Rename, Replace, Resolve, Seqno
 from persist.names import is_id
 from persist.replica.directory import (
     EMPTY,
@@ -67,11 +79,18 @@ from persist.replica.directory import (
     new_directory,
     taken_over,
 )
-from persist.state.contents import CollectionState, check_runs
-from persist.state.keyed_rules import check_pending
-from persist.state.location import LocationState, TakenOver
-from persist.state.schemas import check_versions
-from persist.state.state import CollectionEntry, DoesNotFollow, State, apply
+from persist.state import (
+    CollectionEntry,
+    CollectionState,
+    DoesNotFollow,
+    LocationState,
+    State,
+    TakenOver,
+    apply,
+    check_pending,
+    check_runs,
+    check_versions,
+)
 
 INTERVAL = 16
 CHECKPOINT_BYTES_MAX = 1 << 30  # With its directory objects. Of those larger none is made, and none is read.

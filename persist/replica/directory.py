@@ -26,14 +26,25 @@ from dataclasses import dataclass
 import msgspec
 
 from persist.blob import Blob, CorruptBlob
-from persist.log.envelope import BlobRef, Framed, encoded_object, get_framed
-from persist.log.keys import check_keys, directory_prefix, directory_seqno, state_collection
-from persist.log.part_lists import as_stored
-from persist.log.records import BringsParts, CollectionMutation, Create, Destroy, Rename, Seqno
+from persist.log import (
+    BlobRef,
+    BringsParts,
+    CollectionMutation,
+    Create,
+    Destroy,
+    Framed,
+    Rename,
+    Seqno,
+    as_stored,
+    check_keys,
+    directory_prefix,
+    directory_seqno,
+    encoded_object,
+    get_framed,
+    state_collection,
+)
 from persist.names import check_name, is_id
-from persist.state.contents import CollectionState
-from persist.state.frozen_map import FrozenMap
-from persist.state.state import CollectionEntry
+from persist.state import CollectionEntry, CollectionState, FrozenMap
 
 INLINE_BYTES_MAX = 64 * 1024
 RATIO = 2

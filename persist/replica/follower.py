@@ -21,18 +21,14 @@ from contextlib import suppress
 from itertools import islice
 from typing import TypeVar
 
-from persist.blob import Blob, Conflict, CorruptBlob, InvalidUsage, MissingBlob, is_remote
-from persist.blob.clock import Clock
+from persist.blob import Blob, Clock, Conflict, CorruptBlob, InvalidUsage, MissingBlob, is_remote
 from persist.errors import ClientClosed, CollectionNotFound, LogInterrupted, LogReplaced, PersistError
-from persist.log.commits import read_commit_id, read_record
-from persist.log.keys import CHECKPOINTS, LOG, checkpoint_key, record_key, record_seqno
-from persist.log.records import Record
+from persist.log import CHECKPOINTS, LOG, Record, checkpoint_key, read_commit_id, read_record, record_key, record_seqno
 from persist.replica.checkpoint import load_contents, read_newest_checkpoint, read_newest_control
 from persist.replica.directory import KnownLevels
 from persist.replica.past import PROVE_AFTER_S, PROVE_READS_AFTER_S, Fate, Mark, Past
 from persist.replica.submissions import Submissions
-from persist.state.contents import CollectionState
-from persist.state.state import PENDING_MAX, DoesNotFollow, State, apply
+from persist.state import PENDING_MAX, CollectionState, DoesNotFollow, State, apply
 
 T = TypeVar("T")
 

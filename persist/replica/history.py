@@ -10,9 +10,8 @@ from typing import Any
 import pyarrow as pa
 
 from persist.blob import Blob, InvalidUsage
-from persist.log.commits import read_record
-from persist.log.records import Append, Note, Pend, Record
-from persist.state.state import State
+from persist.log import Append, Note, Pend, Record, read_record
+from persist.state import State
 
 LAST = 1000
 

@@ -23,9 +23,9 @@ from typing import Literal
 
 from persist.blob import Blob, MissingBlob
 from persist.errors import LogReplaced
-from persist.log.commits import begins_as, read_commit_id
+from persist.log import begins_as, read_commit_id
 from persist.replica.checkpoint import read_newest_control
-from persist.state.state import State
+from persist.state import State
 
 PROVE_AFTER_S = 10.0
 PROVE_READS_AFTER_S = 60.0

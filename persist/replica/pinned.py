@@ -8,14 +8,11 @@ back is refused, never guessed at.
 from collections.abc import Callable
 from typing import TypeVar
 
-from persist.blob import Blob, CorruptBlob, InvalidUsage, MissingBlob
-from persist.blob.clock import Clock
-from persist.log.commits import read_record
-from persist.log.keys import CHECKPOINTS, checkpoint_seqno, record_key
+from persist.blob import Blob, Clock, CorruptBlob, InvalidUsage, MissingBlob
+from persist.log import CHECKPOINTS, checkpoint_seqno, read_record, record_key
 from persist.replica.checkpoint import checkpoint_state, read_checkpoint
 from persist.replica.follower import Follower
-from persist.state.contents import CollectionState
-from persist.state.state import DoesNotFollow, State, apply
+from persist.state import CollectionState, DoesNotFollow, State, apply
 
 T = TypeVar("T")
 

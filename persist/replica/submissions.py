@@ -15,7 +15,7 @@ tells whether all of that was read here.
 
 from msgspec import UNSET
 
-from persist.log.records import Record
+from persist.log import Record
 
 SUBMITTERS_MAX = 4096
 RANGES_MAX = 4096  # Of one submitter; all operations that it asks for at once have fewer numbers.

@@ -4,11 +4,8 @@ from collections.abc import Iterator
 
 from persist.blob import Blob, PersistError
 from persist.errors import UnsealedWrites, UpdatesBeyondUpper
-from persist.log.commits import read_record
-from persist.log.records import Append, Record, Tokens
-from persist.state.contents import CollectionState
-from persist.state.state import State
-from persist.state.unsealed import unsealed
+from persist.log import Append, Record, Tokens, read_record
+from persist.state import CollectionState, State, unsealed
 
 RECORDS_MAX = 100  # That are looked at: who is refused should not wait long to hear why.
 

@@ -4,3 +4,60 @@ Promises: nothing is visible before the record; a batch or a write that is run a
 nothing; tasks that fail, are killed or run twice leave at most blobs that no record names; what is rejected for good
 is deleted, and what may have landed is left. The room knows nothing of the engine that runs the tasks.
 """
+
+from persist.sink.batch_commit import ATTEMPTS, Mark, Share, commit_batch, report_late
+from persist.sink.compaction_jobs import (
+    Answer,
+    Job,
+    Look,
+    TaskStore,
+    answered,
+    cut,
+    encoded_bytes,
+    grouped,
+    result_bytes,
+)
+from persist.sink.keyed_batch import commit_keyed_batch, commit_large_batch
+from persist.sink.keyed_work import KeyedWork, Stored, commit_events, commit_pended, commit_resolved, seal_done
+from persist.sink.late import LateFilter
+from persist.sink.planned_write import PlannedWrite, SinkOptions
+from persist.sink.times import BatchTimes, check_late, check_one_of
+from persist.sink.uploads import DigestSum, Target, Uploads, digests_added, gathered, upload, writing
+
+__all__ = [
+    "ATTEMPTS",
+    "Answer",
+    "BatchTimes",
+    "DigestSum",
+    "Job",
+    "KeyedWork",
+    "LateFilter",
+    "Look",
+    "Mark",
+    "PlannedWrite",
+    "Share",
+    "SinkOptions",
+    "Stored",
+    "Target",
+    "TaskStore",
+    "Uploads",
+    "answered",
+    "check_late",
+    "check_one_of",
+    "commit_batch",
+    "commit_events",
+    "commit_keyed_batch",
+    "commit_large_batch",
+    "commit_pended",
+    "commit_resolved",
+    "cut",
+    "digests_added",
+    "encoded_bytes",
+    "gathered",
+    "grouped",
+    "report_late",
+    "result_bytes",
+    "seal_done",
+    "upload",
+    "writing",
+]

@@ -18,15 +18,13 @@ from dataclasses import dataclass, field
 
 from persist.antichain import Antichain
 from persist.codecs import Part
-from persist.engine import Engine
-from persist.engine.commit import Commit
+from persist.engine import Commit, Engine
 from persist.errors import Conflict, FrontierRegression, InvalidUsage, QueryMismatch, UpdateNotBeyondUpper
-from persist.log.records import Batch
+from persist.log import Batch
 from persist.sink.late import retimed, without_late
 from persist.sink.times import BatchTimes
 from persist.sink.uploads import Target, writing
-from persist.state.contents import CollectionState
-from persist.state.queries import is_repeated
+from persist.state import CollectionState, is_repeated
 
 ATTEMPTS = 10
 

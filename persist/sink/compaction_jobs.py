@@ -17,15 +17,13 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from persist.blob import CorruptBlob, InvalidUsage, MissingBlob, PersistError
-from persist.blob.pool import Pool
+from persist.blob import CorruptBlob, InvalidUsage, MissingBlob, PersistError, Pool
 from persist.codecs import DiffOverflow, Part
-from persist.compact.rewriter import LocalPartMaker, Rewrite, RunPiece
-from persist.read.part_reader import PartReader, memory_within
-from persist.read.scan import Scan
+from persist.compact import LocalPartMaker, Rewrite, RunPiece
+from persist.read import PartReader, Scan, memory_within
 from persist.settings import Settings
 from persist.storage import open_storage
-from persist.write.part_writer import PartWriter
+from persist.write import PartWriter
 
 ROOM = 1.1  # A part may become this much larger than the target, rather than leave a small one behind it.
 LEFT_MIN = 1 / 8  # A task reads no more than this many times what it makes, as far as anybody can tell beforehand.

@@ -13,10 +13,9 @@ import pyarrow.compute as pc
 
 from persist.antichain import Antichain
 from persist.codecs import Stamp
-from persist.engine import Engine
-from persist.engine.late_events import REASON
+from persist.engine import REASON, Engine
 from persist.errors import FrontierRegression, LateEvents, UpdateNotBeyondUpper
-from persist.read.part_caches import PartCaches
+from persist.read import PartCaches
 from persist.sink.batch_commit import ATTEMPTS, Mark, Share, commit_batch
 from persist.sink.keyed_work import (
     KeyedWork,
@@ -29,8 +28,7 @@ from persist.sink.keyed_work import (
 )
 from persist.sink.times import BatchTimes
 from persist.sink.uploads import writing
-from persist.state.contents import CollectionState
-from persist.state.keyed_rules import due
+from persist.state import CollectionState, due
 
 Planning = Callable[[Stamp | None, Antichain | None, CollectionState], KeyedWork]
 Storing = Callable[[KeyedWork, bool], Stored]

@@ -19,27 +19,17 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from persist.antichain import Antichain
-from persist.codecs import DIGEST_MODULUS, Part, digest_of
-from persist.codecs.order.arrays import int64_array, int64_values
-from persist.codecs.order.ordering import combined
-from persist.engine import CollectionHandle, Engine
-from persist.engine.keyed import AskedEvents, seal
-from persist.engine.keyed import submit as submit_keyed
-from persist.engine.late_events import split_late
-from persist.engine.opening import read_engine
-from persist.errors import Conflict, InvalidUsage, UpdateNotBeyondUpper, UploadExpired
-from persist.errors.conflicts import Superseded
-from persist.log.records import KeyedForm, Resolve, Seal, TokenMark, Tokens, Watermarks
-from persist.read.resolving import machine_needed, resolved_updates
+from persist.codecs import DIGEST_MODULUS, Part, combined, digest_of, int64_array, int64_values
+from persist.engine import AskedEvents, CollectionHandle, Engine, read_engine, seal, split_late
+from persist.engine import submit as submit_keyed
+from persist.errors import Conflict, InvalidUsage, Superseded, UpdateNotBeyondUpper, UploadExpired
+from persist.log import KeyedForm, Resolve, Seal, TokenMark, Tokens, Watermarks
+from persist.read import machine_needed, resolved_updates
 from persist.sink.late_events import LATE_BYTES_MAX, late_steps
 from persist.sink.uploads import Target, digests_added, upload
-from persist.state.contents import CollectionState
-from persist.state.keyed_rules import PlannedPend, due, form_in
-from persist.upsert.events import event_fields, events_schema
-from persist.upsert.known import machine_of
-from persist.upsert.machine import SEQ, Machine
-from persist.upsert.taking import EventTable
-from persist.write.operations import Step, Write
+from persist.state import CollectionState, PlannedPend, due, form_in
+from persist.upsert import SEQ, EventTable, Machine, event_fields, events_schema, machine_of
+from persist.write import Step, Write
 
 ToEvents = Callable[[pa.Table], EventTable]
 

@@ -11,12 +11,11 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from persist.codecs import TIME_MAX, CollectionSchema, Part, PartStream
-from persist.codecs.updates.plain import with_time
+from persist.codecs import TIME_MAX, CollectionSchema, Part, PartStream, with_time
 from persist.engine import Engine
-from persist.read.scan import Scan
+from persist.read import Scan
 from persist.sink.uploads import Target, Uploads
-from persist.write.part_writer import group_bytes_max
+from persist.write import group_bytes_max
 
 
 @dataclass

@@ -11,15 +11,12 @@ from collections.abc import Callable
 import pyarrow as pa
 
 from persist.codecs import CollectionSchema, Stamp
-from persist.engine import Engine
-from persist.engine.creating import created_or_loaded
-from persist.engine.late_events import REASON
+from persist.engine import REASON, Engine, created_or_loaded
 from persist.errors import SchemaMismatch, UpdateNotBeyondUpper
-from persist.log.records import KeyedForm, Seal
+from persist.log import KeyedForm, Seal
 from persist.names import check_free_name
-from persist.upsert.events import event_fields
-from persist.upsert.machine import DELETED
-from persist.write.operations import Step
+from persist.upsert import DELETED, event_fields
+from persist.write import Step
 
 LATE_BYTES_MAX = 64 << 20  # Of one batch: more of it is no exception, and says that something else is wrong.
 _RENAMED = {DELETED: "late_deleted", "_time": "late_time", REASON: "late_reason"}

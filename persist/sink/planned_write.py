@@ -11,16 +11,12 @@ from typing import Any
 
 from persist.antichain import Antichain
 from persist.codecs import Part
-from persist.engine.commit import Commit
-from persist.engine.creating import loaded
-from persist.engine.opening import read_engine
-from persist.engine.overwriting import refused_beside
+from persist.engine import Commit, loaded, read_engine, refused_beside
 from persist.errors import FrontierRegression, InvalidUsage, UpdateNotBeyondUpper, UpdatesBeyondUpper
 from persist.sink.uploads import Target, writing
-from persist.state.collection_rules import ExpectNothingBeyondUpper
-from persist.state.contents import CollectionState
+from persist.state import CollectionState, ExpectNothingBeyondUpper
 from persist.timeline import Moment
-from persist.write.operations import delete_digest, overwrite_digest
+from persist.write import delete_digest, overwrite_digest
 
 
 @dataclass(frozen=True, kw_only=True)

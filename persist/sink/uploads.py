@@ -15,13 +15,12 @@ from typing import Any
 import pyarrow as pa
 
 from persist.codecs import DIGEST_MODULUS, CollectionSchema, Part, RunStream, digest_of
-from persist.engine import CollectionHandle, Engine, OpenOptions
-from persist.engine.opening import open_engine
-from persist.log.records import KeyedForm
-from persist.read.part_caches import PartCaches
+from persist.engine import CollectionHandle, Engine, OpenOptions, open_engine
+from persist.log import KeyedForm
+from persist.read import PartCaches
 from persist.settings import Settings
 from persist.storage import open_storage
-from persist.write.part_writer import PartWriter
+from persist.write import PartWriter
 
 BUFFER_BYTES_MAX = 64 << 20
 

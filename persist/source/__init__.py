@@ -4,3 +4,19 @@ Promises: what lies between two offsets is the same whenever it is planned and w
 what a stopped query has not read yet; where history is gone after all, or another query moved the hold, the query is
 told so before it is given anything. The room knows nothing of the engine that runs the tasks.
 """
+
+from persist.source.address import CollectionAddress
+from persist.source.limits import NO_LIMITS, BatchLimits
+from persist.source.offset import NO_HOLD, Offset
+from persist.source.options import SourceOptions
+from persist.source.source import StreamSource
+
+__all__ = [
+    "NO_HOLD",
+    "NO_LIMITS",
+    "BatchLimits",
+    "CollectionAddress",
+    "Offset",
+    "SourceOptions",
+    "StreamSource",
+]

@@ -6,10 +6,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from persist.blob import MissingBlob
-from persist.engine.creating import loaded
-from persist.engine.opening import read_engine
+from persist.engine import loaded, read_engine
 from persist.errors import CollectionNotFound
-from persist.read.claimed_read import collected
+from persist.read import collected
 from persist.storage import Storage, open_storage
 
 

@@ -10,12 +10,11 @@ by somebody else; so was one that is not where this process left it.
 """
 
 from persist.blob import ReadOnlyStore, StoreMisconfigured
-from persist.engine import CollectionHandle
-from persist.engine.holding import take_hold
+from persist.engine import CollectionHandle, take_hold
 from persist.errors import HoldMoved, HoldNotFound, PersistError
-from persist.hold.holds import Hold
+from persist.hold import Hold
 from persist.source.offset import NO_HOLD, Position
-from persist.state.contents import CollectionState
+from persist.state import CollectionState
 
 _TAKEN = (
     "The hold belongs to another query, or to an earlier one: give this one another name with the option hold, or "

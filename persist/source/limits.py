@@ -9,10 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from persist.blob.lru import ByteBoundedLru
+from persist.blob import ByteBoundedLru
 from persist.codecs import CollectionSchema, Part
-from persist.read.part_reader import PartReader
-from persist.read.scan import Scan
+from persist.read import PartReader, Scan
 
 COUNTS_BYTES_MAX = 32 << 20
 

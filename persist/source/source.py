@@ -11,22 +11,15 @@ from dataclasses import dataclass, replace
 
 from persist.antichain import Antichain
 from persist.codecs import TIME_MAX
-from persist.engine import Mode, OpenOptions
-from persist.engine.creating import loaded
-from persist.engine.keyed import keyed_form
-from persist.engine.opening import open_engine
+from persist.engine import Mode, OpenOptions, keyed_form, loaded, open_engine
 from persist.errors import AsOfNotSealed, InvalidUsage, LeaseExpired
-from persist.read.claimed_read import ClaimedRead
-from persist.read.plan import changes_scan, snapshot_scan
-from persist.read.scan import Scan
-from persist.read.upserts import UpsertEvents
+from persist.read import ClaimedRead, Scan, UpsertEvents, changes_scan, snapshot_scan
 from persist.source.address import CollectionAddress
 from persist.source.hold import StreamHold, check_free
 from persist.source.limits import BatchEnds, BatchLimits
 from persist.source.offset import NO_HOLD, Offset, Position
 from persist.source.options import SourceOptions
-from persist.state.contents import CollectionState, check_changes_readable, check_readable
-from persist.state.keyed_rules import form_in
+from persist.state import CollectionState, check_changes_readable, check_readable, form_in
 
 POLL_S = 0.5  # How long to look for something new before the engine is told that there is nothing.
 SLICE_BYTES = 16 << 20

@@ -15,13 +15,9 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from persist.engine import CollectionHandle
-from persist.engine.creating import loaded
-from persist.engine.keyed import keyed_form
-from persist.engine.opening import read_engine
+from persist.engine import CollectionHandle, keyed_form, loaded, read_engine
 from persist.errors import AsOfNotSealed, InvalidUsage
-from persist.read.snapshot import Snapshot
-from persist.read.upserts import UpsertEvents
+from persist.read import Snapshot, UpsertEvents
 from persist.spark.options.parsing import split_options
 from persist.spark.options.read import READ, ReadOptions
 from persist.spark.options.stream import STREAM, StreamOptions, is_only_for_streams
@@ -37,7 +33,7 @@ from persist.spark.write.dataframe_write import DataFrameWrite
 from persist.spark.write.overwrite import OverwritingWriter
 from persist.spark.write.upsert_writer import UpsertWriter
 from persist.spark.write.writer import PersistWriter
-from persist.upsert.machine import DELETED
+from persist.upsert import DELETED
 
 _EXTRA: Mapping[str, tuple[str, ...]] = {
     "rows": (),

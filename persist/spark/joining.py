@@ -13,13 +13,11 @@ import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql.types import StructType
 
-from persist.engine import CollectionHandle, Engine, joining
-from persist.engine.creating import loaded
-from persist.engine.opening import read_engine
-from persist.engine.reading import READ_TIMEOUT_S
+from persist.engine import READ_TIMEOUT_S, CollectionHandle, Engine, loaded, read_engine
+from persist.engine import as_of_join as engine_as_of_join
 from persist.errors import CollectionNotFound
-from persist.read.result import BATCH_ROWS_MAX
-from persist.sink.uploads import gathered
+from persist.read import BATCH_ROWS_MAX
+from persist.sink import gathered
 from persist.spark.options.parsing import seen_by_all
 from persist.spark.surfaced_errors import surfaced_errors
 from persist.spark.types import as_spark_expects, quoted, spark_schema, utc_arrow_schema
@@ -45,7 +43,7 @@ class _Join:
 
     def joined(self, handle: CollectionHandle, rows: pa.Table) -> pa.Table:
         """Return some rows with what was found for them."""
-        return joining.as_of_join(handle.newest(), rows, self.time, self.on, self.columns, self.timeout_s)
+        return engine_as_of_join(handle.newest(), rows, self.time, self.on, self.columns, self.timeout_s)
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         assert self.schema is not None

@@ -20,17 +20,13 @@ from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 
-from persist.engine import CollectionHandle, Engine, OpenOptions
-from persist.engine import reading as reads
-from persist.engine.creating import loaded
-from persist.engine.opening import open_engine, read_engine
-from persist.engine.reading import READ_TIMEOUT_S
+from persist.engine import READ_TIMEOUT_S, CollectionHandle, Engine, OpenOptions, loaded, open_engine, read_engine
+from persist.engine import changes as engine_changes
+from persist.engine import snapshot as engine_snapshot
 from persist.errors import CollectionNotFound, InvalidUsage
-from persist.read.changes import Changes
-from persist.read.merging import Form
-from persist.read.snapshot import Snapshot
+from persist.read import Changes, Form, Snapshot
 from persist.settings import Settings, Tuning
-from persist.source.address import CollectionAddress
+from persist.source import CollectionAddress
 from persist.spark.read.native import PlannedSnapshot, plan
 from persist.spark.read.native_changes import PlannedChanges, plan_changes
 from persist.spark.read.tombstoned import Tombstoned
@@ -132,8 +128,8 @@ class SparkLocation:
         rows, then = self._load(collection)
         as_of = None if as_of == "latest" else as_of
         if then is not None:  # What can be read there can be read anywhere later, for it does not change.
-            as_of = reads.snapshot(then, as_of, timeout_s=0).as_of
-        snapshot = reads.snapshot(rows, as_of, columns=columns, form=form, schema=schema, timeout_s=timeout_s)
+            as_of = engine_snapshot(then, as_of, timeout_s=0).as_of
+        snapshot = engine_snapshot(rows, as_of, columns=columns, form=form, schema=schema, timeout_s=timeout_s)
         self._reading.append(snapshot)
         tombstoned = Tombstoned.of(rows.known(), snapshot.scan.schema)
         return plan(self.spark, snapshot, self._address(collection), tombstoned, native)
@@ -171,8 +167,8 @@ class SparkLocation:
         """Return what `changes` would read, and how: print it."""
         rows, then = self._load(collection)
         if then is not None:
-            reads.changes(then, lower, until, timeout_s=0)
-        changes = reads.changes(rows, lower, until, columns=columns, schema=schema, times=times, timeout_s=timeout_s)
+            engine_changes(then, lower, until, timeout_s=0)
+        changes = engine_changes(rows, lower, until, columns=columns, schema=schema, times=times, timeout_s=timeout_s)
         self._reading.append(changes)
         tombstoned = Tombstoned.of(rows.known(), changes.scan.schema)
         return plan_changes(self.spark, changes, self._address(collection), tombstoned, native)

@@ -23,7 +23,7 @@ from pyspark.sql.types import StructType
 
 from persist.codecs import children
 from persist.errors import InvalidUsage, SchemaMismatch
-from persist.read.result import rows_without_columns
+from persist.read import rows_without_columns
 
 _WIDENED = {
     pa.uint8(): pa.int16(),

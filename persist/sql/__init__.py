@@ -5,9 +5,19 @@ semantics; its definition is stored with it, and needs no DuckDB; views that rea
 """
 
 from persist.sql.apply import Change, ViewsPlan, Wanted, plan_views
+from persist.sql.definition import Definition
 from persist.sql.growth import UnboundedState
 from persist.sql.inside import answer
-from persist.sql.view import ViewsTogether, open_together
+from persist.sql.view import (
+    LiveView,
+    OnView,
+    ViewsTogether,
+    given_options,
+    live_of,
+    live_view,
+    made_view,
+    open_together,
+)
 
 __all__ = [
     "Change",
@@ -18,4 +28,14 @@ __all__ = [
     "answer",
     "open_together",
     "plan_views",
+]
+# For the rooms above; no part of what users import.
+__all__ += [
+    "Definition",
+    "LiveView",
+    "OnView",
+    "given_options",
+    "live_of",
+    "live_view",
+    "made_view",
 ]

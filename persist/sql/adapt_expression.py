@@ -3,7 +3,7 @@
 from collections.abc import Collection
 from typing import Any, NoReturn
 
-from persist.dataflow.sql_casts import why_not_cast
+from persist.dataflow import why_not_cast
 from persist.errors import InvalidUsage
 from persist.sql.algebra import Aggregation, Call, Column, Constant, Expression, Frame, Order, WindowCall
 from persist.sql.duck import place

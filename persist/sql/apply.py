@@ -11,17 +11,15 @@ from functools import partial
 from graphlib import CycleError, TopologicalSorter
 from typing import Literal, TypeVar
 
-from persist.engine import Engine
-from persist.engine.creating import loaded, loaded_by_id
-from persist.engine.opening import OnEngine, engine_of
+from persist.engine import Engine, OnEngine, engine_of, loaded, loaded_by_id
 from persist.errors import InvalidUsage
-from persist.log.records import Destroy, ReleaseHold
+from persist.log import Destroy, ReleaseHold
 from persist.names import VIEW_HOLD, check_free_name, view_hold
 from persist.sql.compile import mentioned
 from persist.sql.draft import Catalog, Draft, drafted
 from persist.sql.graph import definition_of
 from persist.sql.view import LiveView, ViewsTogether, live_view
-from persist.write.operations import Step
+from persist.write import Step
 
 Found = TypeVar("Found")
 Action = Literal["create", "replace", "keep", "destroy"]

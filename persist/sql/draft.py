@@ -11,12 +11,10 @@ from typing import Any
 import pyarrow as pa
 
 from persist.codecs import TIME_MAX, CollectionSchema
-from persist.dataflow.expression import col
-from persist.dataflow.program import Program
-from persist.engine import Engine
-from persist.engine.creating import loaded, loaded_by_id
+from persist.dataflow import Program, col
+from persist.engine import Engine, loaded, loaded_by_id
 from persist.errors import CollectionNotFound, InvalidUsage
-from persist.log.records import Create, SetHold
+from persist.log import Create, SetHold
 from persist.names import view_hold
 from persist.sql.algebra import Node
 from persist.sql.compile import check_columns, key_of, mentioned, planned
@@ -26,8 +24,7 @@ from persist.sql.lower import Lowering
 from persist.sql.lower_expression import column
 from persist.sql.rewrite import rewritten
 from persist.sql.types import to_arrow
-from persist.state.contents import CollectionState
-from persist.state.schemas import version_of
+from persist.state import CollectionState, version_of
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,12 +12,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from persist.dataflow.expression import col
-from persist.dataflow.program import Program
-from persist.dataflow.statistics import Statistics, of_collection
-from persist.dataflow.stream import Stream
-from persist.engine import CollectionHandle, Engine
-from persist.engine.creating import loaded_by_id
+from persist.dataflow import Program, Statistics, Stream, col, of_collection
+from persist.engine import CollectionHandle, Engine, loaded_by_id
 from persist.errors import CollectionNotFound, InvalidUsage
 from persist.names import view_hold
 from persist.sql.algebra import Node, Scan, children

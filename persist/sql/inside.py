@@ -3,9 +3,7 @@
 from typing import Any
 
 from persist.codecs import CollectionSchema
-from persist.dataflow.expression import col
-from persist.dataflow.program import Program
-from persist.dataflow.stream import Stream
+from persist.dataflow import Program, Stream, col
 from persist.errors import InvalidUsage
 from persist.sql.compile import check_columns, mentioned, planned
 from persist.sql.lower import Lowering

@@ -5,12 +5,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from persist.dataflow.expression import Call as DataflowCall
-from persist.dataflow.expression import Col, col, lit
-from persist.dataflow.expression import Expression as DataflowExpression
-from persist.dataflow.program import Program
-from persist.dataflow.stream import Stream
-from persist.dataflow.windows import WindowFunction
+from persist.dataflow import Call as DataflowCall
+from persist.dataflow import Col, Program, Stream, WindowFunction, col, lit
+from persist.dataflow import Expression as DataflowExpression
 from persist.errors import InvalidUsage
 from persist.sql.algebra import (
     Aggregate,

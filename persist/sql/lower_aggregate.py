@@ -13,12 +13,10 @@ import msgspec
 import pyarrow as pa
 import pyarrow.types as pat
 
-from persist.dataflow.expression import Aggregate as DataflowAggregate
-from persist.dataflow.expression import Call as DataflowCall
-from persist.dataflow.expression import Expression as DataflowExpression
-from persist.dataflow.expression import col, columns_of, lit
-from persist.dataflow.program import Program
-from persist.dataflow.stream import Stream
+from persist.dataflow import Aggregate as DataflowAggregate
+from persist.dataflow import Call as DataflowCall
+from persist.dataflow import Expression as DataflowExpression
+from persist.dataflow import Program, Stream, col, columns_of, lit
 from persist.sql.algebra import Aggregate, Aggregation
 from persist.sql.lower_expression import lowered, numbered
 from persist.sql.types import to_arrow

@@ -6,12 +6,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from persist.dataflow.evaluate import evaluate
-from persist.dataflow.expression import Call as DataflowCall
-from persist.dataflow.expression import Col, Lit
-from persist.dataflow.expression import Expression as DataflowExpression
-from persist.dataflow.sql_text_casts import of_text
-from persist.dataflow.stream import Stream
+from persist.dataflow import Call as DataflowCall
+from persist.dataflow import Col, Lit, Stream, evaluate, of_text
+from persist.dataflow import Expression as DataflowExpression
 from persist.errors import InvalidUsage
 from persist.sql.algebra import Call, Column, Constant, Expression
 from persist.sql.types import INTEGERS, to_arrow

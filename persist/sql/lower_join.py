@@ -16,10 +16,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from persist.dataflow.expression import Call as DataflowCall
-from persist.dataflow.expression import Expression as DataflowExpression
-from persist.dataflow.expression import col, lit
-from persist.dataflow.stream import Stream
+from persist.dataflow import Call as DataflowCall
+from persist.dataflow import Expression as DataflowExpression
+from persist.dataflow import Stream, col, lit
 from persist.sql.algebra import Call, Column, Expression, Join, columns_in, moved
 from persist.sql.lower_expression import column, lowered, numbered
 from persist.sql.prune import has_one_partner

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from persist.dataflow.statistics import Statistics
+from persist.dataflow import Statistics
 from persist.sql.algebra import (
     Aggregate,
     Call,

@@ -16,20 +16,17 @@ from typing import Any
 
 import msgspec
 
-from persist.codecs import TIME_MAX, CollectionSchema
-from persist.codecs.types.evolution import evolved
-from persist.engine import CollectionHandle, Engine
-from persist.engine.creating import loaded_by_id
+from persist.codecs import TIME_MAX, CollectionSchema, evolved
+from persist.engine import CollectionHandle, Engine, loaded_by_id
 from persist.errors import CollectionNotFound, InvalidUsage
-from persist.log.records import Redefine, ReleaseHold, SetHold
+from persist.log import Redefine, ReleaseHold, SetHold
 from persist.names import VIEW_HOLD, view_hold
 from persist.sql.definition import EARLIER_KEPT, Definition, Earlier
 from persist.sql.draft import Catalog, Draft, Readable, column_ids, drafted, read_by
 from persist.sql.graph import definition_of
 from persist.sql.types import to_arrow
-from persist.state.contents import CollectionState
-from persist.state.schemas import version_of
-from persist.write.operations import Step
+from persist.state import CollectionState, version_of
+from persist.write import Step
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.types as pat
 
-from persist.dataflow.types import is_read_as
+from persist.dataflow import is_read_as
 from persist.errors import InvalidUsage
 
 _SIMPLE = {

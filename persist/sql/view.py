@@ -9,11 +9,8 @@ from os import PathLike
 from types import MappingProxyType
 from typing import Any, Protocol
 
-from persist.dataflow.errors import NotConverging, OperatorFailed
-from persist.dataflow.report import OperatorReport
-from persist.dataflow.running import Options, Running
-from persist.engine import CollectionHandle, Engine
-from persist.engine.creating import loaded, loaded_by_id
+from persist.dataflow import NotConverging, OperatorFailed, OperatorReport, Options, Running
+from persist.engine import CollectionHandle, Engine, loaded, loaded_by_id
 from persist.errors import (
     CollectionExists,
     HoldMoved,
@@ -25,7 +22,7 @@ from persist.errors import (
     ViewRedefined,
 )
 from persist.names import check_free_name
-from persist.read.record_count import record_count
+from persist.read import record_count
 from persist.sql.compile import asked_key
 from persist.sql.definition import Definition
 from persist.sql.draft import Catalog, drafted
@@ -33,7 +30,7 @@ from persist.sql.graph import ViewProgram, definition_of, sizes_of, views_for
 from persist.sql.growth import UnboundedState, unbounded
 from persist.sql.reasons import reasons
 from persist.sql.redefine import dependents_of, redefinition
-from persist.state.contents import definition_number
+from persist.state import definition_number
 
 FAILURES = (OperatorFailed, NotConverging)  # By what the rows are, so they may be over when rows are retracted.
 TRIES = 5  # While others redefine views, or refresh them.

@@ -3,3 +3,106 @@
 Promises: the state is a function of the log alone. Nothing here does I/O, reads a clock or draws a random number;
 every rule about what may be committed is checked here and nowhere else.
 """
+
+from persist.state.about import About, check_note
+from persist.state.collection_rules import (
+    Condition,
+    ExpectDefinition,
+    ExpectNothingBeyondUpper,
+    ExpectParts,
+    ExpectUpper,
+    PlannedAppend,
+    after_step,
+)
+from persist.state.contents import (
+    CollectionState,
+    appended,
+    check_changes_readable,
+    check_readable,
+    check_runs,
+    definition_number,
+    last_sealed,
+    with_replaced,
+)
+from persist.state.draft import Draft, DraftStep
+from persist.state.frozen_map import FrozenMap
+from persist.state.keyed_rules import (
+    RESERVED,
+    WATERMARK_OF_NULL,
+    PlannedPend,
+    check_pending,
+    due,
+    form_in,
+    keyed_form,
+    pending_after,
+    since_max,
+    unused_after,
+)
+from persist.state.location import Dropped, LocationState, TakenOver, check_uploaded, is_waited_for
+from persist.state.queries import is_repeated
+from persist.state.schemas import (
+    among_versions,
+    check_follows,
+    check_versions,
+    check_written,
+    moved,
+    newest_like,
+    reconciled,
+    version_of,
+)
+from persist.state.state import PENDING_MAX, CollectionEntry, DoesNotFollow, State, apply
+from persist.state.unsealed_writes import Unsealed, unsealed
+
+__all__ = [
+    "PENDING_MAX",
+    "RESERVED",
+    "WATERMARK_OF_NULL",
+    "About",
+    "CollectionEntry",
+    "CollectionState",
+    "Condition",
+    "DoesNotFollow",
+    "Draft",
+    "DraftStep",
+    "Dropped",
+    "ExpectDefinition",
+    "ExpectNothingBeyondUpper",
+    "ExpectParts",
+    "ExpectUpper",
+    "FrozenMap",
+    "LocationState",
+    "PlannedAppend",
+    "PlannedPend",
+    "State",
+    "TakenOver",
+    "Unsealed",
+    "after_step",
+    "among_versions",
+    "appended",
+    "apply",
+    "check_changes_readable",
+    "check_follows",
+    "check_note",
+    "check_pending",
+    "check_readable",
+    "check_runs",
+    "check_uploaded",
+    "check_versions",
+    "check_written",
+    "definition_number",
+    "due",
+    "form_in",
+    "is_repeated",
+    "is_waited_for",
+    "keyed_form",
+    "last_sealed",
+    "moved",
+    "newest_like",
+    "pending_after",
+    "reconciled",
+    "since_max",
+    "unsealed",
+    "unused_after",
+    "version_of",
+    "with_replaced",
+]

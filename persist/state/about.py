@@ -9,7 +9,7 @@ from collections.abc import Container, Mapping
 import msgspec
 
 from persist.errors import DescriptionMoved, InvalidUsage
-from persist.log.records import Note, Words
+from persist.log import Note, Words
 
 ABOUT_BYTES_MAX = 64 << 10  # As JSON, columns included: it is read with every opening, or with the contents.
 NOTE_BYTES_MAX = 64 << 10

@@ -23,14 +23,14 @@ from persist.errors import (
     HoldMoved,
     InvalidUsage,
     PersistError,
+    Superseded,
     TagMoved,
     UpdatesBeyondUpper,
     UpperMismatch,
     ViewRedefined,
+    with_timeline,
 )
-from persist.errors.conflicts import Superseded
-from persist.errors.times import with_timeline
-from persist.log.records import (
+from persist.log import (
     AdvanceLateBound,
     AllowCompaction,
     Append,
@@ -78,7 +78,7 @@ from persist.state.keyed_rules import (
 from persist.state.queries import with_batch
 from persist.state.schemas import check_columns_there, check_written, evolved, redefined
 from persist.state.tokens import with_tokens
-from persist.state.unsealed import unsealed
+from persist.state.unsealed_writes import unsealed
 
 TAGS_MAX = 1024
 

@@ -31,12 +31,9 @@ from typing import Any
 import msgspec
 
 from persist.antichain import Antichain
-from persist.codecs import TIME_MAX, CollectionSchema, Part
-from persist.codecs.types.evolution import versions
-from persist.errors import AsOfCompacted, KeyedCollection, UpdateNotBeyondUpper
-from persist.errors.conflicts import Superseded
-from persist.errors.times import with_timeline
-from persist.log.records import Digest, Frontier, KeyedForm, Keyframe, Numbers, Replace
+from persist.codecs import TIME_MAX, CollectionSchema, Part, versions
+from persist.errors import AsOfCompacted, KeyedCollection, Superseded, UpdateNotBeyondUpper, with_timeline
+from persist.log import Digest, Frontier, KeyedForm, Keyframe, Numbers, Replace
 from persist.state.about import About
 from persist.state.queries import LastBatch
 

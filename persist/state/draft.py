@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from persist.errors import UpdatesBeyondUpper, ViewWritten
-from persist.log.records import Batch, Mutation, ReleaseHold, Seal, Tokens
+from persist.log import Batch, Mutation, ReleaseHold, Seal, Tokens
 from persist.state.collection_rules import (
     CollectionStep,
     Condition,

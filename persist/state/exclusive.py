@@ -5,7 +5,7 @@ from collections.abc import Iterable
 import msgspec
 
 from persist.errors import Locked, WriterFenced
-from persist.log.records import OpenWriter, Unguarded
+from persist.log import OpenWriter, Unguarded
 from persist.names import check_holder
 
 

@@ -22,8 +22,7 @@ import msgspec
 import pyarrow.types as pat
 
 from persist.antichain import Antichain
-from persist.codecs import TIME_MAX, CollectionSchema, Part, is_flat, scalar_from_json, type_from_json
-from persist.codecs.part.part import Footer
+from persist.codecs import TIME_MAX, CollectionSchema, Footer, Part, is_flat, scalar_from_json, type_from_json
 from persist.errors import (
     FrontierRegression,
     InvalidUsage,
@@ -32,10 +31,10 @@ from persist.errors import (
     NotKeyed,
     PendingEvents,
     SchemaMismatch,
+    Superseded,
     UpdatesBeyondUpper,
 )
-from persist.errors.conflicts import Superseded
-from persist.log.records import Create, Frontier, KeyedForm, Pend, Resolve, Watermarks
+from persist.log import Create, Frontier, KeyedForm, Pend, Resolve, Watermarks
 from persist.state.contents import CollectionState, appended, check_beyond_upper
 
 WATERMARK_OF_NULL = -(2**63)

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import msgspec
 
 from persist.errors import Conflict, LeaseExpired
-from persist.log.records import EndLease, GrantLease
+from persist.log import EndLease, GrantLease
 from persist.names import check_holder, is_id
 
 CONSUMER_CHARS_MAX = 600  # The id of a collection, and the name of a hold.

@@ -22,9 +22,8 @@ Like the collections, this is a pure function of the log. Invariants:
 import msgspec
 
 from persist.errors import UploadExpired
-from persist.log.envelope import BlobRef
-from persist.log.keys import check_keys, checkpoint_seqno, uploaded_seqno
-from persist.log.records import (
+from persist.log import (
+    BlobRef,
     BringsParts,
     CloseWriter,
     Collected,
@@ -38,6 +37,9 @@ from persist.log.records import (
     TakeOver,
     TruncateLog,
     VoidUploads,
+    check_keys,
+    checkpoint_seqno,
+    uploaded_seqno,
 )
 from persist.state.about import About, described
 from persist.state.exclusive import ExclusiveWriter, opened

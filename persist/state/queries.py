@@ -17,7 +17,7 @@ from collections.abc import Mapping
 import msgspec
 
 from persist.errors import QueryMismatch
-from persist.log.records import Batch
+from persist.log import Batch
 
 QUERIES_KEPT = 1024
 RUNS_KEPT = 4

@@ -14,10 +14,9 @@ from typing import Any
 import msgspec
 
 from persist.antichain import Antichain
-from persist.codecs import CollectionSchema, SchemaMismatch
-from persist.codecs.types.evolution import changes_between, check_next, only_adds
+from persist.codecs import CollectionSchema, SchemaMismatch, changes_between, check_next, only_adds
 from persist.errors import InvalidUsage, SchemaMoved, UpperMismatch, ViewRedefined
-from persist.log.records import Evolve, Redefine
+from persist.log import Evolve, Redefine
 from persist.state.about import without_columns
 from persist.state.contents import CollectionState, definition_number
 from persist.state.keyed_rules import evolved_form, keyed_from

@@ -30,8 +30,8 @@ from typing import Any
 from msgspec import UNSET
 
 from persist.errors import CollectionExists, CollectionNeeded, CollectionNotFound, ColumnsNeeded, LeaseExpired
-from persist.log.envelope import BlobRef
-from persist.log.records import (
+from persist.log import (
+    BlobRef,
     BringsParts,
     CollectionMutation,
     Create,

@@ -14,7 +14,7 @@ the data, so every client sees the tokens of all others.
 from collections.abc import Callable, Mapping
 
 from persist.errors import InvalidUsage, TokenReused
-from persist.log.records import Tokens
+from persist.log import Tokens
 from persist.state.contents import CollectionState, Remembered
 
 TOKENS_KEPT = 4096  # Of writes whose times are sealed, so that doing them twice is refused anyway.

@@ -2,3 +2,17 @@
 
 Promises: a blob is deleted only when the log says that nobody may refer to it any more; when in doubt it stays.
 """
+
+from persist.upkeep.background import Upkeep
+from persist.upkeep.compacting import CompactionSchedule
+from persist.upkeep.garbage import OBJECTS, Deleted, Garbage, GarbageReport, void_floor
+
+__all__ = [
+    "OBJECTS",
+    "CompactionSchedule",
+    "Deleted",
+    "Garbage",
+    "GarbageReport",
+    "Upkeep",
+    "void_floor",
+]

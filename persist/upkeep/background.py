@@ -9,11 +9,9 @@ import random
 import threading
 from collections.abc import Callable
 
-from persist.blob import StoreFull
-from persist.blob.clock import Clock
+from persist.blob import Clock, StoreFull
 from persist.errors import ClientClosed, PersistError
-from persist.hold.consumers import ConsumerLeases
-from persist.hold.leases import Leases
+from persist.hold import ConsumerLeases, Leases
 from persist.settings import Settings
 from persist.upkeep.compacting import CompactionSchedule
 

@@ -11,13 +11,12 @@ import random
 from collections import Counter
 from collections.abc import Callable
 
-from persist.blob.clock import Clock
-from persist.compact.compactor import Compactor
-from persist.compact.planner import must_destroy
+from persist.blob import Clock
+from persist.compact import Compactor, must_destroy
 from persist.errors import ClientClosed, CollectionNotFound, PersistError
-from persist.replica.follower import Follower
+from persist.replica import Follower
 from persist.settings import Settings
-from persist.state.contents import CollectionState
+from persist.state import CollectionState
 
 COMMITS_MAX = 16  # Of one collection, before it is looked at without waiting for the interval.
 

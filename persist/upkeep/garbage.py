@@ -52,27 +52,37 @@ from dataclasses import dataclass
 from itertools import groupby, islice, takewhile
 
 from persist.blob import Blob, BlobEntry, CorruptBlob, Indeterminate, MissingBlob, StoreFull, delete_all
-from persist.log.envelope import MADE_AGAIN, BlobRef, get_framed
-from persist.log.keys import (
+from persist.log import (
     CHECKPOINTS,
     CLOCK_KEY,
     DIRECTORIES,
     LISTS,
     LOG,
+    MADE_AGAIN,
     PARTS,
     STATES,
+    BlobRef,
+    BringsParts,
+    Collected,
+    LocationMutation,
+    TakeOver,
+    TruncateLog,
+    VoidUploads,
     checkpoint_key,
     checkpoint_seqno,
     collection_part,
     directory_seqno,
+    get_framed,
     is_upload,
     record_seqno,
     state_seqno,
     uploaded_seqno,
 )
-from persist.log.records import BringsParts, Collected, LocationMutation, TakeOver, TruncateLog, VoidUploads
-from persist.replica.checkpoint import (
+from persist.replica import (
+    STALE_AFTER_S,
     Checkpoint,
+    Follower,
+    KnownLevels,
     StoredCheckpoint,
     checkpoint_state,
     load_contents,
@@ -80,15 +90,11 @@ from persist.replica.checkpoint import (
     stored_checkpoints,
     write_checkpoint,
 )
-from persist.replica.directory import KnownLevels
-from persist.replica.follower import STALE_AFTER_S, Follower
 from persist.settings import Settings
 from persist.shown import Shown, counted
-from persist.state.frozen_map import FrozenMap
-from persist.state.location import Dropped, is_waited_for
-from persist.state.state import CollectionEntry, State
+from persist.state import CollectionEntry, Dropped, FrozenMap, State, is_waited_for
 from persist.work import Done, task
-from persist.write.committer import Committer
+from persist.write import Committer
 
 CHECKPOINTS_MIN = 2
 OBJECTS = {"directories": DIRECTORIES, "states": STATES, "lists": LISTS}

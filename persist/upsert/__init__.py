@@ -6,8 +6,9 @@ steps. Nothing here does I/O or knows the log; `persist.engine.keyed` reads, upl
 The names that users import are loaded when one of them is used: a client that upserts needs none of them.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from persist.late_names import late_names
 
 if TYPE_CHECKING:
     from persist.upsert.envelopes import BadMessage, Events, canal, debezium, maxwell
@@ -21,6 +22,15 @@ if TYPE_CHECKING:
         PerKey,
         Sessions,
     )
+
+from persist.upsert.events import event_fields, events_schema, in_order_of_arrival, lifted_events
+from persist.upsert.keyed import Behind, Keyed, check_same, form_of, is_counted, late_column, watermark_to_int
+from persist.upsert.known import described, machine_of
+from persist.upsert.machine import DELETED, SEQ, Machine
+from persist.upsert.replacing import NAME
+from persist.upsert.resolution import Prepared, prepared, resolved
+from persist.upsert.taking import EventTable, joined_events, to_events, watermark_below, watermarks_of
+from persist.upsert.tombstones import dead_filter, is_tombstone, live_filter
 
 __all__ = [
     "AppendDistinct",
@@ -37,11 +47,50 @@ __all__ = [
     "debezium",
     "maxwell",
 ]
-_ENVELOPES = ("BadMessage", "Events", "canal", "debezium", "maxwell")
-
-
-def __getattr__(name: str) -> Any:
-    if name in __all__:
-        room = "envelopes" if name in _ENVELOPES else "machines"
-        return getattr(import_module(f"persist.upsert.{room}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+# For the rooms above; no part of what users import.
+__all__ += [
+    "DELETED",
+    "NAME",
+    "SEQ",
+    "Behind",
+    "EventTable",
+    "Keyed",
+    "Machine",
+    "Prepared",
+    "check_same",
+    "dead_filter",
+    "described",
+    "event_fields",
+    "events_schema",
+    "form_of",
+    "in_order_of_arrival",
+    "is_counted",
+    "is_tombstone",
+    "joined_events",
+    "late_column",
+    "lifted_events",
+    "live_filter",
+    "machine_of",
+    "prepared",
+    "resolved",
+    "to_events",
+    "watermark_below",
+    "watermark_to_int",
+    "watermarks_of",
+]
+__getattr__ = late_names(
+    __name__,
+    {
+        "envelopes": ("BadMessage", "Events", "canal", "debezium", "maxwell"),
+        "machines": (
+            "AppendDistinct",
+            "BeforeDiffers",
+            "Checked",
+            "Event",
+            "History",
+            "InsertIfAbsent",
+            "PerKey",
+            "Sessions",
+        ),
+    },
+)

@@ -19,10 +19,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from persist.codecs import CollectionSchema, Side, type_from_json
-from persist.codecs.order.arrays import int64_array
-from persist.codecs.types.evolution import lift
-from persist.log.records import KeyedForm
+from persist.codecs import CollectionSchema, Side, int64_array, lift, type_from_json
+from persist.log import KeyedForm
 from persist.upsert.machine import DELETED, SEQ
 
 _LEADING = (pa.field(SEQ, pa.int64()), pa.field(DELETED, pa.bool_()))

@@ -12,8 +12,8 @@ import pyarrow.types as pat
 from persist.blob import check_fields
 from persist.codecs import CollectionSchema, SchemaMismatch, did_you_mean, is_flat, type_from_json, type_to_json
 from persist.errors import InvalidUsage
-from persist.log.records import KeyedForm, MachineForm
-from persist.state.keyed_rules import RESERVED
+from persist.log import KeyedForm, MachineForm
+from persist.state import RESERVED
 from persist.upsert.known import described, machine_form
 from persist.upsert.machine import Machine
 

@@ -1,7 +1,7 @@
 """Which machine a stored declaration means: that of `upsert`, one in the box, or one that the user gives."""
 
 from persist.errors import SchemaMismatch
-from persist.log.records import KeyedForm, MachineForm
+from persist.log import KeyedForm, MachineForm
 from persist.upsert.machine import Machine
 from persist.upsert.machines import BOXED
 from persist.upsert.replacing import NAME, VERSION, Replacing

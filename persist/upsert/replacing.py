@@ -15,11 +15,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from persist.codecs import CollectionSchema, order_keys
-from persist.codecs.order.arrays import boolean_values, int64_array, int64_values
-from persist.codecs.order.digits import RowSorter
-from persist.codecs.order.ordering import combined
-from persist.log.records import KeyedForm
+from persist.codecs import CollectionSchema, RowSorter, boolean_values, combined, int64_array, int64_values, order_keys
+from persist.log import KeyedForm
 from persist.upsert.machine import DELETED, GROUP, Touched
 
 Ints = npt.NDArray[np.int64]

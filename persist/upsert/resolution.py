@@ -15,12 +15,17 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from persist.codecs import CollectionSchema, order_keys
-from persist.codecs.order.arrays import int64_array, int64_values
-from persist.codecs.order.digits import RowSorter
-from persist.codecs.order.ordering import combined, row_sorter
-from persist.codecs.order.search import SortedKeys
-from persist.log.records import KeyedForm
+from persist.codecs import (
+    CollectionSchema,
+    RowSorter,
+    SortedKeys,
+    combined,
+    int64_array,
+    int64_values,
+    order_keys,
+    row_sorter,
+)
+from persist.log import KeyedForm
 from persist.upsert.machine import DELETED, GROUP, SEQ, Machine, Touched
 from persist.upsert.replacing import watermark_ranks
 

@@ -23,17 +23,20 @@ from persist.codecs import (
     Side,
     Stamp,
     TableStream,
+    as_table,
+    boolean_array,
+    boolean_values,
+    combined,
+    copied,
+    cut,
+    int64_array,
     opened,
+    out_of_place,
     stamped,
     to_updates,
 )
-from persist.codecs.order.arrays import boolean_array, boolean_values, copied, int64_array
-from persist.codecs.order.ordering import combined
-from persist.codecs.types.values import cut
-from persist.codecs.updates.inputs import as_table
-from persist.codecs.updates.records import out_of_place
-from persist.log.records import KeyedForm, Watermarks
-from persist.state.keyed_rules import WATERMARK_OF_NULL
+from persist.log import KeyedForm, Watermarks
+from persist.state import WATERMARK_OF_NULL
 from persist.timeline import Timeline
 from persist.upsert.events import event_fields, events_schema
 from persist.upsert.keyed import is_counted

@@ -9,7 +9,7 @@ import pyarrow.compute as pc
 import pyarrow.types as pat
 
 from persist.codecs import CollectionSchema, scalar_from_json
-from persist.log.records import KeyedForm
+from persist.log import KeyedForm
 
 
 def is_tombstone(column: pa.ChunkedArray, form: KeyedForm) -> pa.ChunkedArray:

@@ -4,6 +4,13 @@ Promises: it only reads, and reads pages, never a whole collection; nothing that
 nothing is asked of any other server; without the token of its address, it answers nothing.
 """
 
+from persist.web.limits import MEMORY_BUDGET
 from persist.web.notebook import slider
+from persist.web.serving import served
 
 __all__ = ["slider"]
+# For the rooms above; no part of what users import.
+__all__ += [
+    "MEMORY_BUDGET",
+    "served",
+]

@@ -17,7 +17,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response, Strea
 from starlette.routing import Route
 
 import persist
-from persist.notify.listening import host_of, is_loopback
+from persist.notify import host_of, is_loopback
 from persist.web.explorer import Explorer
 from persist.web.limits import LISTENERS_MAX
 
@@ -86,7 +86,7 @@ def make_app(explorer: Explorer, token: str, names: Names) -> Starlette:
             return _with_headers(PlainTextResponse("Open the address that persist ui printed.\n", status_code=403))
         if path in FILES:
             name, kind = FILES[path]
-            return _with_headers(Response((files("persist.web") / name).read_bytes(), media_type=kind))
+            return _with_headers(Response((files(__package__) / name).read_bytes(), media_type=kind))
         if path == "api/events":
             return _with_headers(await listeners.response(request))
         if (question := QUESTIONS.get(path)) is not None:

@@ -11,11 +11,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 import persist
-from persist.dataflow.report import depths
-from persist.facts.difference import difference
-from persist.facts.portrait import portrait
-from persist.facts.survey import Facts, survey
-from persist.log.commits import read_record
+from persist.dataflow import depths
+from persist.facts import Facts, difference, portrait, survey
+from persist.log import read_record
 from persist.web.cells import cells, first_rows, key_of
 from persist.web.limits import (
     LINEAGE_MAX,
@@ -269,7 +267,7 @@ def _time(text: str | None) -> int | str | None:
 
 
 def _required(text: str) -> int | str:
-    from persist.facts.times import time_of
+    from persist.facts import time_of
 
     return time_of(text.strip())
 

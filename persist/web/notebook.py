@@ -9,8 +9,7 @@ from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
 import persist
-from persist.facts.survey import Facts
-from persist.facts.times import time_of
+from persist.facts import Facts, time_of
 from persist.web.cells import cells, first_rows
 from persist.web.picture import picture
 

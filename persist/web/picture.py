@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from persist.codecs import CollectionSchema, Part, scalar_from_json
-from persist.facts.survey import Facts
-from persist.state.contents import CollectionState
+from persist.facts import Facts
+from persist.state import CollectionState
 from persist.web.limits import PARTS_DRAWN_MAX
 
 

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 import persist
-from persist.notify.listening import listening
+from persist.notify import listening
 from persist.web.limits import HEADER_BYTES_MAX
 
 try:

@@ -4,3 +4,65 @@ Promises: operations of a client are applied in call order; what a future says h
 operation fails alone, and whatever is uncertain is resolved from the log before anybody is told. What a retry may
 assume is in `persist.state.tokens`.
 """
+
+from persist.write.committer import Committer
+from persist.write.future import CommitFuture
+from persist.write.hand_over import HandOver
+from persist.write.operations import (
+    Asked,
+    Commit,
+    Operation,
+    Step,
+    Submission,
+    Write,
+    check_token,
+    delete_digest,
+    filter_text,
+    note_steps,
+    overwrite_digest,
+    with_token,
+)
+from persist.write.part_writer import MEMORY_BUDGET, PartWriter, group_bytes_max
+from persist.write.relay import Answer
+from persist.write.requests import (
+    REQUEST_BYTES_MAX,
+    Asking,
+    Request,
+    answers_bytes,
+    answers_from,
+    request_bytes,
+    request_from,
+    steps_from,
+)
+from persist.write.unclosed import Unclosed
+
+__all__ = [
+    "MEMORY_BUDGET",
+    "REQUEST_BYTES_MAX",
+    "Answer",
+    "Asked",
+    "Asking",
+    "Commit",
+    "CommitFuture",
+    "Committer",
+    "HandOver",
+    "Operation",
+    "PartWriter",
+    "Request",
+    "Step",
+    "Submission",
+    "Unclosed",
+    "Write",
+    "answers_bytes",
+    "answers_from",
+    "check_token",
+    "delete_digest",
+    "filter_text",
+    "group_bytes_max",
+    "note_steps",
+    "overwrite_digest",
+    "request_bytes",
+    "request_from",
+    "steps_from",
+    "with_token",
+]

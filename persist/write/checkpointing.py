@@ -7,9 +7,8 @@ from contextlib import suppress
 
 from persist.blob import Blob
 from persist.errors import CorruptBlob, PersistError
-from persist.log.keys import record_seqno
-from persist.replica.checkpoint import write_checkpoint
-from persist.replica.follower import Follower
+from persist.log import record_seqno
+from persist.replica import Follower, write_checkpoint
 
 logger = logging.getLogger(__name__)
 

@@ -17,11 +17,10 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, wait
 
-from persist.blob import Blob
-from persist.blob.clock import Clock
+from persist.blob import Blob, Clock
 from persist.errors import ClientClosed, InvalidUsage
-from persist.log.commits import COMMIT_DEADLINE_S
-from persist.replica.follower import Follower
+from persist.log import COMMIT_DEADLINE_S
+from persist.replica import Follower
 from persist.write.checkpointing import Checkpointing
 from persist.write.future import CommitFuture, UnobservedErrors
 from persist.write.group_commit import GroupCommit

@@ -27,8 +27,7 @@ from typing import TypeVar
 
 from msgspec import UNSET
 
-from persist.blob import Blob, turn_at
-from persist.blob.clock import Clock
+from persist.blob import Blob, Clock, turn_at
 from persist.codecs import Part
 from persist.errors import (
     CollectionNotFound,
@@ -40,17 +39,22 @@ from persist.errors import (
     Unavailable,
     UpdatesBeyondUpper,
 )
-from persist.log.commits import create_record
-from persist.log.keys import is_upload, record_key
-from persist.log.part_lists import move_out
-from persist.log.records import Append, BringsParts, Mutation, Pend, Record, Replace, Resolve, Submitted
-from persist.replica.checkpoint import checkpoint_due
-from persist.replica.follower import Follower
-from persist.replica.unsealed_writes import say_whose
-from persist.state.collection_rules import ExpectNothingBeyondUpper
-from persist.state.draft import Draft
-from persist.state.location import check_uploaded
-from persist.state.state import State, apply
+from persist.log import (
+    Append,
+    BringsParts,
+    Mutation,
+    Pend,
+    Record,
+    Replace,
+    Resolve,
+    Submitted,
+    create_record,
+    is_upload,
+    move_out,
+    record_key,
+)
+from persist.replica import Follower, checkpoint_due, say_whose
+from persist.state import Draft, ExpectNothingBeyondUpper, State, apply, check_uploaded
 from persist.write.checkpointing import Checkpointing
 from persist.write.look_back import LookBack
 from persist.write.operations import Operation, Step, Submission, Write, merge

@@ -9,7 +9,7 @@ soon.
 
 import pyarrow as pa
 
-from persist.blob.lru import ByteBoundedLru
+from persist.blob import ByteBoundedLru
 from persist.codecs import CollectionSchema, Part
 
 SHARE = 16  # Of the memory budget, for all that is handed over together.

@@ -19,14 +19,11 @@ record that is created cannot be conditional on another blob, so a client would 
 
 from collections.abc import Callable
 
-from persist.blob import Blob, Indeterminate, PersistError, is_remote
-from persist.blob.clock import Clock
-from persist.blob.pool import Pool
+from persist.blob import Blob, Clock, Indeterminate, PersistError, Pool, is_remote
 from persist.errors import LogReplaced
-from persist.log.records import Record
-from persist.replica.follower import Follower
-from persist.replica.past import fate_of
-from persist.state.state import State
+from persist.log import Record
+from persist.replica import Follower, fate_of
+from persist.state import State
 
 LOOKS_MAX = 4  # At the same time; most often there is one record to look for.
 VALID_S = 1.0

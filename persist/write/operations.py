@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 from persist.antichain import Antichain
 from persist.blob import InvalidUsage
 from persist.codecs import DIGEST_MODULUS, CollectionSchema, Part, SmallUpdates, digest_of_text
-from persist.log.records import (
+from persist.log import (
     AdvanceLateBound,
     AllowCompaction,
     Append,
@@ -51,11 +51,7 @@ from persist.log.records import (
     Tokens,
 )
 from persist.names import is_text
-from persist.state.about import check_note
-from persist.state.collection_rules import Condition, PlannedAppend
-from persist.state.contents import CollectionState
-from persist.state.draft import DraftStep
-from persist.state.keyed_rules import PlannedPend
+from persist.state import CollectionState, Condition, DraftStep, PlannedAppend, PlannedPend, check_note
 from persist.write.future import CommitFuture
 
 

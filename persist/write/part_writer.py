@@ -22,13 +22,12 @@ from persist.codecs import (
     DiffOverflow,
     Part,
     SmallUpdates,
+    encode_with_rows,
     gathered,
     leaf_count,
 )
-from persist.codecs.part.stream import encode_with_rows
-from persist.log.keys import part_key
-from persist.log.records import Append, Pend, Watermarks
-from persist.upsert.events import in_order_of_arrival
+from persist.log import Append, Pend, Watermarks, part_key
+from persist.upsert import in_order_of_arrival
 from persist.write.hand_over import HandOver
 from persist.write.operations import Write
 

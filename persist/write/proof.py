@@ -14,11 +14,8 @@ change its behaviour later. Rejected: a key made for the proof, which costs thre
 and offering other content, which would do damage exactly where the store is bad.
 """
 
-from persist.blob import Blob, Indeterminate, PersistError, StoreFull, StoreMisconfigured, Unavailable
-from persist.blob.clock import Backoff, Clock
-from persist.log.commits import COMMIT_DEADLINE_S, record_bytes
-from persist.log.keys import record_key
-from persist.log.records import Record
+from persist.blob import Backoff, Blob, Clock, Indeterminate, PersistError, StoreFull, StoreMisconfigured, Unavailable
+from persist.log import COMMIT_DEADLINE_S, Record, record_bytes, record_key
 
 
 class StoreProof:

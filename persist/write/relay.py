@@ -14,7 +14,7 @@ from itertools import groupby
 from typing import Protocol
 
 from persist.blob import Indeterminate, PersistError
-from persist.log.records import (
+from persist.log import (
     Batch,
     CloseWriter,
     Collected,
@@ -27,7 +27,7 @@ from persist.log.records import (
     TruncateLog,
     VoidUploads,
 )
-from persist.state.collection_rules import Condition
+from persist.state import Condition
 from persist.write.operations import Asked, Operation, Write
 
 Answer = int | PersistError | None

@@ -25,10 +25,10 @@ import xxhash
 
 from persist.antichain import Antichain
 from persist.codecs import CollectionSchema, Part, SmallUpdates, gathered
+from persist.error_json import error_from_json, error_to_json
 from persist.errors import PersistError, SchemaMismatch
-from persist.errors.written import error_from_json, error_to_json
-from persist.log.envelope import FORMAT, decoder_of
-from persist.log.records import (
+from persist.log import (
+    FORMAT,
     AdvanceLateBound,
     AllowCompaction,
     Batch,
@@ -53,12 +53,18 @@ from persist.log.records import (
     SetTag,
     Tokens,
     Watermarks,
+    decoder_of,
 )
-from persist.state.collection_rules import ExpectDefinition, ExpectNothingBeyondUpper, ExpectParts, ExpectUpper
-from persist.state.contents import CollectionState
-from persist.state.keyed_rules import PlannedPend
-from persist.state.schemas import version_of
-from persist.upsert.events import event_fields, events_schema
+from persist.state import (
+    CollectionState,
+    ExpectDefinition,
+    ExpectNothingBeyondUpper,
+    ExpectParts,
+    ExpectUpper,
+    PlannedPend,
+    version_of,
+)
+from persist.upsert import event_fields, events_schema
 from persist.write.operations import Asked, Operation, Step, Write
 from persist.write.relay import Answer
 from persist.write.sent_rows import check_sent_rows, rows_from, sent_rows

@@ -22,6 +22,7 @@ from persist.codecs import (
     Part,
     Stamp,
     TableStream,
+    copied,
     digest_of,
     gathered,
     opened,
@@ -30,10 +31,9 @@ from persist.codecs import (
     streamed_updates,
     to_updates,
 )
-from persist.codecs.order.arrays import copied
-from persist.state.keyed_rules import PlannedPend
+from persist.state import PlannedPend
 from persist.timeline import timeline_of
-from persist.upsert.taking import EventTable
+from persist.upsert import EventTable
 from persist.write.operations import Write
 from persist.write.part_writer import PartWriter
 

@@ -30,7 +30,7 @@ from persist.blob import (
     delete_all,
 )
 from persist.blob.protocol import DELETE_PAGE_MAX, page_deletion
-from persist.log.keys import is_immutable
+from persist.log import is_immutable
 from tests.blob.conftest import fill
 from tests.blob.stores.test_s3 import client_of
 from tests.clocks import ImpatientClock

@@ -2,7 +2,7 @@
 
 import threading
 
-from persist.blob.lru import ByteBoundedLru
+from persist.blob import ByteBoundedLru
 
 
 def lru(bytes_max: int, value_bytes_max: int | None = None) -> ByteBoundedLru[int, bytes]:

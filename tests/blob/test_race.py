@@ -11,8 +11,7 @@ from contextlib import ExitStack, contextmanager
 
 import pytest
 
-from persist.blob import Blob
-from persist.blob.protocol import is_remote
+from persist.blob import Blob, is_remote
 from tests.blob.places import Place
 from tests.blob.race import is_candidate, race
 from tests.servers.fixtures import ROOT

@@ -27,7 +27,7 @@ from persist.blob import (
     delete_all,
     open_blob,
 )
-from persist.log.keys import is_immutable
+from persist.log import is_immutable
 from tests.clocks import ImpatientClock
 from tests.servers.fake_s3 import CHECKSUM, FakeS3, Trouble, fake_s3
 

@@ -253,7 +253,7 @@ def test_a_load_goes_on_where_it_was_and_happens_once(place: str, tmp_path: Path
     pq.write_table(rows, tmp_path / "many.parquet")
     command = ["write", place, "orders", str(tmp_path / "many.parquet"), "--time", "1", "--seal", "2"]
     command += ["--commit-rows", "10", "--json"]
-    from persist.write.future import CommitFuture
+    from persist.write import CommitFuture
 
     waits, result = 0, CommitFuture.result
 

@@ -309,8 +309,7 @@ def test_errors_of_the_library_have_their_statuses_and_their_advice(place: str, 
 
 
 def test_a_location_of_a_newer_format_and_a_damaged_one_are_one_line(place: str, capsys: Printed) -> None:
-    from persist.log.envelope import encode_framed
-    from persist.log.records import Record
+    from persist.log import Record, encode_framed
 
     record = Record(
         format=99, location="0" * 32, seqno=0, commit="0" * 32, previous=None, writer="w", epoch=None, written_ms=0,

@@ -21,10 +21,10 @@ import pytest
 import persist
 from persist.blob import FileBlob, MemoryBlob, Unavailable
 from persist.compact.planner import Forget, MakeKeyframe, MergeRuns, Thin, next_work
-from persist.log.records import Keyframe, Replace
+from persist.log import Keyframe, Replace
 from persist.settings import Tuning
-from persist.state.contents import CollectionState
-from persist.write.part_writer import PartWriter
+from persist.state import CollectionState
+from persist.write import PartWriter
 from tests.clocks import DatedBlob, ImpatientClock
 from tests.tuned import tuned
 

@@ -12,14 +12,13 @@ import persist
 from persist.blob import Fault, MemoryBlob, UnreliableBlob
 from persist.codecs import Part, to_updates
 from persist.compact.planner import Forget, MakeKeyframe, Thin, Work
-from persist.errors import UploadExpired
-from persist.errors.conflicts import Superseded
-from persist.log.records import Replace
+from persist.errors import Superseded, UploadExpired
+from persist.log import Replace
+from persist.read import PartReader
 from persist.read.part_caches import SliceLeftovers
-from persist.read.part_reader import PartReader
 from persist.settings import Tuning
-from persist.state.contents import CollectionState
-from persist.write.part_writer import PartWriter
+from persist.state import CollectionState
+from persist.write import PartWriter
 from tests.clocks import ImpatientClock
 from tests.keyframes import add_keyframe
 from tests.parts import commit_parts

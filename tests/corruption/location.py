@@ -10,8 +10,7 @@ import pytest
 
 import persist
 from persist.blob import Corruption, MemoryBlob
-from persist.replica import directory
-from persist.replica.checkpoint import write_checkpoint
+from persist.replica import directory, write_checkpoint
 from tests.golden.kinds import SETTINGS, write_compacted, write_every_kind
 
 Contents = dict[tuple[str, int], list[tuple[Any, ...]]]  # Rows as of a time, in order; and all changes after since.

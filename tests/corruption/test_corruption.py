@@ -18,13 +18,24 @@ import pytest
 import persist
 from persist.blob import CorruptBlob, Corruption, MemoryBlob
 from persist.codecs import CollectionSchema, Part, decode_part
-from persist.log.commits import read_record
-from persist.log.envelope import FORMAT, BlobRef, Framed, decode_framed, get_framed
+from persist.log import (
+    FORMAT,
+    Append,
+    BlobRef,
+    Create,
+    Framed,
+    Pend,
+    Record,
+    Replace,
+    Resolve,
+    decode_framed,
+    get_framed,
+    read_record,
+)
 from persist.log.part_lists import PartList
-from persist.log.records import Append, Create, Pend, Record, Replace, Resolve
-from persist.replica.checkpoint import Checkpoint, StateObject, read_checkpoint
+from persist.replica import Checkpoint, StateObject, read_checkpoint
 from persist.replica.directory import DirectoryObject
-from persist.upsert.events import event_fields, events_schema
+from persist.upsert import event_fields, events_schema
 from tests.corruption.location import (
     CHANGES,
     FOLDERS,

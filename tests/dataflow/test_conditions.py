@@ -10,11 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from persist.dataflow import Call, Col, Expression, Filter, Lit, evaluate
 from persist.dataflow.conditions import conjuncts, on_words
-from persist.dataflow.evaluate import as_array, evaluate
-from persist.dataflow.expression import Call, Col, Expression, Lit
+from persist.dataflow.evaluation import as_array
 from persist.dataflow.linear import Frame, compiled
-from persist.dataflow.stages import Filter
 from persist.dataflow.times import Ints
 from persist.dataflow.words import Domain
 from tests.sampling import examples

@@ -8,8 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import persist
-from persist.dataflow import Logic, Program, Stream, col
-from persist.dataflow.plan import Linear
+from persist.dataflow import Linear, Logic, Program, Stream, col
 from tests.dataflow.schedule import updates_strategy
 from tests.sampling import examples
 

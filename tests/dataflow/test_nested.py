@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from persist.dataflow import Captured, Program, Stream, col
-from persist.dataflow.windows import WindowFunction
+from persist.dataflow import Captured, Program, Stream, WindowFunction, col
 from persist.dataflow.words import Domain, ranks
 from tests.sampling import examples
 

@@ -6,11 +6,10 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from persist.dataflow import Captured, Program, Stream, col, lit, when
+from persist.dataflow import Captured, Join, Linear, Plan, Program, Reduce, Stream, col, lit, when
 from persist.dataflow.draft import Draft
 from persist.dataflow.graph import Builder
 from persist.dataflow.optimise import optimised
-from persist.dataflow.plan import Join, Linear, Plan, Reduce
 from persist.dataflow.reduce import TotalReduce
 from persist.dataflow.spine import in_memory
 from persist.dataflow.together import Together

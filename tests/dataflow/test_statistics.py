@@ -7,15 +7,11 @@ from typing import Any
 import pyarrow as pa
 
 import persist
-from persist.dataflow import Program, col
-from persist.dataflow.expression import lit
+from persist.dataflow import Captured, Filter, Map, Options, Program, Running, Source, Statistics, col, lit
 from persist.dataflow.optimise import optimised
 from persist.dataflow.paths import JoinPaths
-from persist.dataflow.plan import Input, Source
-from persist.dataflow.running import Options, Running
-from persist.dataflow.stages import Filter, Map
-from persist.dataflow.statistics import Statistics, statistics_of
-from persist.dataflow.taps import Captured
+from persist.dataflow.plan import Input
+from persist.dataflow.statistics import statistics_of
 
 Update = tuple[Any, int, int]
 

@@ -16,20 +16,28 @@ import xxhash
 
 import persist
 from persist.blob import Blob, FileBlob, MemoryBlob, MeteredBlob
-from persist.codecs import Part, check_part, encode_parts, to_updates
+from persist.codecs import Part, check_part, checksum_of, encode_parts, to_updates
 from persist.codecs.part.describing import footer_of
 from persist.codecs.part.file_writer import FileWriter
-from persist.codecs.part.part import checksum_of
-from persist.log import part_lists
-from persist.log.commits import read_record
-from persist.log.envelope import FORMAT, encode_framed, put_framed
-from persist.log.keys import checkpoint_key, checkpoint_seqno, record_key, uploaded_seqno
-from persist.log.records import Append, Mutation, Record
-from persist.replica.checkpoint import Checkpoint, StateObject, read_checkpoint, read_newest_checkpoint
+from persist.log import (
+    FORMAT,
+    Append,
+    Mutation,
+    Record,
+    checkpoint_key,
+    checkpoint_seqno,
+    encode_framed,
+    part_lists,
+    put_framed,
+    read_record,
+    record_key,
+    uploaded_seqno,
+)
+from persist.replica import Checkpoint, Follower, StateObject, read_checkpoint
+from persist.replica.checkpoint import read_newest_checkpoint
 from persist.replica.directory import DirectoryEntry
-from persist.replica.follower import Follower
 from persist.settings import Tuning
-from persist.write.part_writer import PartWriter
+from persist.write import PartWriter
 from tests.checkpoints import wait_for_checkpoint
 from tests.clocks import DatedBlob, ImpatientClock
 from tests.golden.make import FIELDS

@@ -10,9 +10,9 @@ from persist.blob import FileBlob, InvalidUsage, MemoryBlob
 from persist.cli.command import OK, PROBLEMS
 from persist.cli.main import main
 from persist.fsck.set_aside import SettingAside
-from persist.log.keys import record_key
-from persist.replica.follower import Follower
-from persist.write.part_writer import PartWriter
+from persist.log import record_key
+from persist.replica import Follower
+from persist.write import PartWriter
 from tests.clocks import ImpatientClock
 from tests.parts import commit_parts
 from tests.rollback import KEY, QUIET, TRUSTING, copied, interrupted, made, opened, restore, rolled_back, write

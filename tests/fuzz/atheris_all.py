@@ -20,10 +20,9 @@ with atheris.instrument_imports(include=["persist"]):
     from persist.codecs import CollectionSchema
     from persist.codecs.types.codec import BUILT_IN
     from persist.errors import PersistError
-    from persist.log.envelope import FORMAT, decode_framed
+    from persist.log import FORMAT, Record, decode_framed
     from persist.log.part_lists import PartList
-    from persist.log.records import Record
-    from persist.replica.checkpoint import Checkpoint, StateObject
+    from persist.replica import Checkpoint, StateObject
     from persist.replica.directory import DirectoryObject
 
 KINDS = (Record, Checkpoint, StateObject, PartList, DirectoryObject)

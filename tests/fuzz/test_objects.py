@@ -19,9 +19,8 @@ import xxhash
 
 import persist
 from persist.blob import CorruptBlob, MemoryBlob, PersistError
-from persist.log.envelope import decode_framed
-from persist.log.records import Record
-from persist.replica.checkpoint import StateObject
+from persist.log import Record, decode_framed
+from persist.replica import StateObject
 from tests.corruption.location import FOLDERS, Blobs, blobs_of, of_folder
 from tests.golden.kinds import SETTINGS
 from tests.sampling import examples

@@ -15,7 +15,7 @@ import persist
 from persist.blob import Blob
 from persist.client import Client
 from persist.codecs import CollectionSchema, Part
-from persist.log.records import (
+from persist.log import (
     AdvanceLateBound,
     Collected,
     Create,
@@ -30,11 +30,11 @@ from persist.log.records import (
     TruncateLog,
     VoidUploads,
 )
-from persist.replica.checkpoint import stored_checkpoints
+from persist.replica import stored_checkpoints
 from persist.settings import Tuning
-from persist.state.keyed_rules import PlannedPend
-from persist.upsert.events import event_fields, events_schema
-from persist.write.operations import Submission, Write
+from persist.state import PlannedPend
+from persist.upsert import event_fields, events_schema
+from persist.write import Submission, Write
 
 POLICY = Tuning(
     keyframe_rows_min=3,

@@ -19,13 +19,9 @@ import xxhash
 import persist
 from persist.blob import FileBlob
 from persist.codecs import TIME_MAX, to_updates
-from persist.log import part_lists
-from persist.log.envelope import FORMAT
-from persist.log.records import Record, SetHold, TruncateLog
-from persist.replica import directory
-from persist.replica.checkpoint import Checkpoint, StateObject, write_checkpoint
-from persist.write import group_commit
-from persist.write.part_writer import PartWriter
+from persist.log import FORMAT, Record, SetHold, TruncateLog, part_lists
+from persist.replica import Checkpoint, StateObject, directory, write_checkpoint
+from persist.write import PartWriter, group_commit
 from tests.golden.kinds import SETTINGS, commit, write_compacted, write_every_kind, write_evolved_keyed, write_keyed
 from tests.parts import commit_parts
 

@@ -7,9 +7,8 @@ import pytest
 
 import persist
 from persist.blob import MemoryBlob
-from persist.hold.leases import Leases, WantedClaim
-from persist.log.commits import read_record
-from persist.log.records import EndLease, GrantLease, ReleaseHold, SetHold
+from persist.hold import Leases, WantedClaim
+from persist.log import EndLease, GrantLease, ReleaseHold, SetHold, read_record
 from persist.settings import Tuning
 from tests.clocks import ImpatientClock
 

@@ -10,7 +10,7 @@ import pytest
 import persist
 from persist.blob import Fault, MemoryBlob, MeteredBlob, UnreliableBlob
 from persist.settings import Tuning
-from persist.write.part_writer import PartWriter
+from persist.write import PartWriter
 from tests.clocks import ImpatientClock
 from tests.parts import commit_parts
 from tests.tuned import tuned

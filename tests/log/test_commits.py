@@ -11,11 +11,9 @@ import pytest
 import persist
 from persist.blob import CorruptBlob, Fault, Indeterminate, MemoryBlob, Unavailable, UnreliableBlob
 from persist.codecs import CollectionSchema, encode_parts, to_updates
-from persist.log.commits import create_record, read_record
-from persist.log.keys import record_key
-from persist.log.part_lists import PARTS_INLINE_MAX, move_out
-from persist.log.records import Append, Create, Mutation, Record, Seal
-from persist.replica.follower import Follower
+from persist.log import Append, Create, Mutation, Record, Seal, create_record, move_out, read_record, record_key
+from persist.log.part_lists import PARTS_INLINE_MAX
+from persist.replica import Follower
 from tests.clocks import ImpatientClock
 
 SCHEMA = CollectionSchema.of({"k": pa.int64()}, None)
@@ -140,7 +138,7 @@ def test_a_long_part_list_is_kept_outside_the_record_and_read_back_with_it() -> 
 
 
 def damaged(blob: MemoryBlob, *, seqno: int, by: Record) -> MemoryBlob:
-    from persist.log.envelope import encode_framed
+    from persist.log import encode_framed
 
     blob.set(record_key(seqno), encode_framed(by))
     return blob

@@ -11,10 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from persist.blob import CorruptBlob, IncompatibleVersion, PersistError
-from persist.log.envelope import FORMAT, Framed, decode_framed, encode_framed
+from persist.log import FORMAT, Create, Framed, Record, Seal, decode_framed, encode_framed
 from persist.log.part_lists import PartList
-from persist.log.records import Create, Record, Seal
-from persist.replica.checkpoint import Checkpoint, StateObject
+from persist.replica import Checkpoint, StateObject
 from persist.replica.directory import DirectoryObject
 
 ROOT = Path(__file__).parents[2]

@@ -15,10 +15,8 @@ import xxhash
 import persist
 from persist.blob import Blob, MemoryBlob
 from persist.client import Client
-from persist.log.commits import read_record
-from persist.log.records import Append, Mutation, Pend, Record
-from persist.notify import calls, relay
-from persist.notify.server import Server
+from persist.log import Append, Mutation, Pend, Record, read_record
+from persist.notify import Server, calls, relay
 from persist.write.relay import OWN
 from persist.write.requests import Sent
 from tests.clocks import ImpatientClock

@@ -18,7 +18,7 @@ from hypothesis import example, given, settings
 import persist
 import persist.read.aggregate
 from persist.blob import MemoryBlob
-from persist.read.part_reader import PartReader
+from persist.read import PartReader
 from tests.codecs.oracle import sort_key
 from tests.codecs.strategies import python_values
 from tests.keyframes import add_keyframe, snapshots

@@ -5,7 +5,7 @@ from pathlib import Path
 import pyarrow as pa
 
 import persist
-from persist.read.resolving import Folds, folded
+from persist.read import Folds, folded
 
 
 def test_what_is_put_again_and_again_takes_its_room_once(tmp_path: Path) -> None:

@@ -23,12 +23,9 @@ import persist.read.lookup
 import persist.read.part_reader
 import persist.read.part_rows
 from persist.blob import MemoryBlob, MeteredBlob
-from persist.codecs import encode_parts
-from persist.codecs.order.search import SortedKeys
-from persist.codecs.part.stream import encode_with_rows
-from persist.read.merging import Form
+from persist.codecs import SortedKeys, encode_parts, encode_with_rows
+from persist.read import Form, PartReader
 from persist.read.part_caches import decoded_rows
-from persist.read.part_reader import PartReader
 from tests.codecs.oracle import plain_values, sort_key, sort_keys
 from tests.codecs.strategies import python_values
 from tests.keyframes import add_keyframe, snapshots

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 import persist
 import persist.read.rungs
-from persist.codecs.order.search import SortedKeys
-from persist.read.lookup import Lookup, Wanted, without_diffs
+from persist.codecs import SortedKeys
+from persist.read import Lookup, Wanted, snapshot_scan
+from persist.read.lookup import without_diffs
 from persist.read.newest import by_age
-from persist.read.plan import snapshot_scan
 from persist.read.rungs import Rung
 from tests.sampling import examples
 

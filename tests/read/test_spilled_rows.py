@@ -20,8 +20,9 @@ import persist
 import persist.read.part_rows
 import persist.read.spilled_rows
 from persist.blob import MemoryBlob, SystemClock
-from persist.codecs.part.mapped import CHUNK_BYTES, MappedRows, mapped_file
-from persist.read.spilled_rows import SpilledRows
+from persist.codecs import MappedRows, mapped_file
+from persist.codecs.part.mapped import CHUNK_BYTES
+from persist.read import SpilledRows
 from tests.codecs.strategies import python_values
 from tests.sampling import examples
 

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 import persist
 from persist.blob import MemoryBlob
 from persist.codecs import CollectionSchema, Part, encode_parts, to_updates
-from persist.log.records import Replace
-from persist.read.unread import UnreadParts
-from persist.state.contents import CollectionState, appended, with_replaced
+from persist.log import Replace
+from persist.read import UnreadParts
+from persist.state import CollectionState, appended, with_replaced
 from tests.clocks import ImpatientClock
 
 SCHEMA = CollectionSchema.of({"k": pa.int64()}, None)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 import persist
 from persist.codecs import CollectionSchema
-from persist.read.where import parse_where
+from persist.read import parse_where
 
 UTC = datetime.UTC
 TYPES = {

@@ -7,14 +7,10 @@ import pyarrow as pa
 import pytest
 
 import persist
-from persist.blob import BlobEntry, CorruptBlob, MemoryBlob, MeteredBlob
-from persist.blob.clock import SystemClock
-from persist.log.commits import create_record, read_record
-from persist.log.records import Create, Record, Seal
-from persist.replica import checkpoint
-from persist.replica.follower import Follower
-from persist.state.contents import CollectionState
-from persist.state.state import CollectionEntry, State, apply
+from persist.blob import BlobEntry, CorruptBlob, MemoryBlob, MeteredBlob, SystemClock
+from persist.log import Create, Record, Seal, create_record, read_record
+from persist.replica import Follower, checkpoint
+from persist.state import CollectionEntry, CollectionState, State, apply
 from tests.clocks import ImpatientClock
 
 

@@ -8,15 +8,22 @@ from itertools import pairwise
 import pytest
 
 import persist
-from persist.blob import CorruptBlob, MemoryBlob, MissingBlob
-from persist.blob.clock import SystemClock
-from persist.log.commits import create_record, read_record
-from persist.log.envelope import encode_framed
-from persist.log.keys import directory_seqno
-from persist.log.records import Create, Destroy, Mutation, Record, Seal, TakeOver, TruncateLog
-from persist.replica import checkpoint, directory
-from persist.replica.follower import Follower
-from persist.state.state import State, apply
+from persist.blob import CorruptBlob, MemoryBlob, MissingBlob, SystemClock
+from persist.log import (
+    Create,
+    Destroy,
+    Mutation,
+    Record,
+    Seal,
+    TakeOver,
+    TruncateLog,
+    create_record,
+    directory_seqno,
+    encode_framed,
+    read_record,
+)
+from persist.replica import Follower, checkpoint, directory
+from persist.state import State, apply
 from tests.clocks import ImpatientClock
 
 SCHEMA = {"key": {"fields": [["k", "int64"]]}, "value": None}

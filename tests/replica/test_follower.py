@@ -6,7 +6,7 @@ import pyarrow as pa
 
 import persist
 from persist.blob import MemoryBlob, MeteredBlob
-from persist.replica.follower import Follower
+from persist.replica import Follower
 from tests.clocks import ImpatientClock
 from tests.stepped import Stepped, wait_until
 

@@ -8,10 +8,8 @@ import pytest
 import persist
 from persist.blob import Blob, MemoryBlob, MeteredBlob
 from persist.errors import LogInterrupted, LogReplaced
-from persist.log.commits import create_record, read_record
-from persist.log.envelope import encode_framed
-from persist.log.keys import record_key
-from persist.replica.checkpoint import INTERVAL
+from persist.log import create_record, encode_framed, read_record, record_key
+from persist.replica import INTERVAL
 from persist.replica.past import PROVE_AFTER_S, PROVE_READS_AFTER_S
 from tests.checkpoints import wait_for_checkpoint
 from tests.clocks import DatedBlob, ImpatientClock

@@ -3,13 +3,9 @@
 import pytest
 
 import persist
-from persist.blob import Blob, MemoryBlob
-from persist.blob.clock import SystemClock
-from persist.log.commits import read_record, record_bytes
-from persist.log.keys import record_key
-from persist.log.records import Record, Submitted
-from persist.replica import submissions
-from persist.replica.follower import Follower
+from persist.blob import Blob, MemoryBlob, SystemClock
+from persist.log import Record, Submitted, read_record, record_bytes, record_key
+from persist.replica import Follower, submissions
 from persist.replica.submissions import Submissions
 
 WHO, OTHER = "a" * 32, "b" * 32

@@ -18,10 +18,8 @@ import persist.upkeep.garbage
 import persist.upsert.resolution
 import persist.write.group_commit
 from persist.blob import Indeterminate
-from persist.log.commits import create_record, record_bytes
-from persist.log.keys import checkpoint_key, record_key
-from persist.log.records import Tokens
-from persist.replica.checkpoint import read_checkpoint
+from persist.log import Tokens, checkpoint_key, create_record, record_bytes, record_key
+from persist.replica import read_checkpoint
 from persist.state.tokens import with_tokens
 
 Patch = tuple[Any, str, Any]

@@ -1,6 +1,6 @@
 """How the work of a compaction is cut into jobs."""
 
-from persist.sink.compaction_jobs import grouped
+from persist.sink import grouped
 
 
 def test_groups_are_of_neighbours_and_of_about_equal_size() -> None:

@@ -9,11 +9,7 @@ import pytest
 import persist
 from persist.blob import FileBlob
 from persist.codecs import Part
-from persist.sink.batch_commit import Mark, Share, commit_batch
-from persist.sink.late import LateFilter
-from persist.sink.planned_write import PlannedWrite, SinkOptions
-from persist.sink.times import BatchTimes
-from persist.sink.uploads import Target, upload
+from persist.sink import BatchTimes, LateFilter, Mark, PlannedWrite, Share, SinkOptions, Target, commit_batch, upload
 
 EVENTS = BatchTimes.of(False, None, None, None)
 

@@ -7,9 +7,9 @@ import numpy as np
 import pyarrow as pa
 
 import persist
-from persist.read.part_caches import PartCaches
+from persist.read import PartCaches
 from persist.settings import Settings
-from persist.sink.uploads import writing
+from persist.sink import writing
 from persist.spark.stream.foreach_batch import foreach_batch_writer
 
 ROWS, MEMORY = 200_000, Settings().memory_budget

@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from persist.source.offset import Offset, Position
+from persist.source import Offset
+from persist.source.offset import Position
 
 
 @pytest.mark.parametrize(

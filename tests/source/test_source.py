@@ -8,12 +8,8 @@ import pyarrow as pa
 import pytest
 
 import persist
-from persist.read.changes import read_changes
-from persist.read.part_reader import PartReader
-from persist.source.limits import NO_LIMITS, BatchLimits
-from persist.source.offset import Offset
-from persist.source.options import SourceOptions
-from persist.source.source import StreamSource
+from persist.read import PartReader, read_changes
+from persist.source import NO_LIMITS, BatchLimits, Offset, SourceOptions, StreamSource
 
 ONE_TIME = BatchLimits(times=1)
 Update = tuple[Any, ...]

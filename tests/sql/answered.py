@@ -8,8 +8,8 @@ from typing import Any
 import duckdb
 import pyarrow as pa
 
-from persist.dataflow.evaluate import as_array, evaluate, type_of
-from persist.dataflow.expression import Expression
+from persist.dataflow import Expression, evaluate
+from persist.dataflow.evaluation import as_array, type_of
 from persist.errors import InvalidUsage
 from persist.sql.adapt_expression import Expressions
 from persist.sql.duck import bound

@@ -10,8 +10,7 @@ import duckdb
 import pyarrow as pa
 
 from persist.codecs import CollectionSchema
-from persist.dataflow import Program, Stream
-from persist.dataflow.expression import col
+from persist.dataflow import Program, Stream, col
 from persist.sql.compile import planned
 from persist.sql.lower import Lowering
 from persist.sql.order import NOTHING, Known

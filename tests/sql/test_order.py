@@ -3,7 +3,7 @@
 import pytest
 
 from persist.codecs import CollectionSchema
-from persist.dataflow.statistics import Statistics
+from persist.dataflow import Statistics
 from persist.sql.algebra import Join, Node, Scan, children
 from persist.sql.compile import planned
 from persist.sql.order import Known

@@ -5,10 +5,8 @@ import pytest
 
 from persist.codecs import CollectionSchema
 from persist.errors import UpdateNotBeyondUpper
-from persist.log.records import Create, Seal
-from persist.state.collection_rules import PlannedAppend
-from persist.state.draft import Draft
-from persist.state.state import State
+from persist.log import Create, Seal
+from persist.state import Draft, PlannedAppend, State
 
 ID = "0" * 32
 SCHEMA = CollectionSchema.of({"k": pa.int64()}, None)

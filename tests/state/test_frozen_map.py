@@ -8,10 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from persist.log.records import Create, Mutation, Record, Seal
-from persist.state.draft import Draft
-from persist.state.frozen_map import FrozenMap, MapChanges
-from persist.state.state import State, apply
+from persist.log import Create, Mutation, Record, Seal
+from persist.state import Draft, FrozenMap, State, apply
+from persist.state.frozen_map import MapChanges
 
 SCHEMA = {"key": {"fields": [["k", "int64"]]}, "value": None}
 KEYS = st.sampled_from([str(n) for n in range(600)])

@@ -12,23 +12,12 @@ from persist.errors import (
     LateEvents,
     NotKeyed,
     PendingEvents,
+    Superseded,
     UpdateNotBeyondUpper,
 )
-from persist.errors.conflicts import Superseded
-from persist.log.records import (
-    AdvanceLateBound,
-    AllowCompaction,
-    Append,
-    Create,
-    KeyedForm,
-    MachineForm,
-    Pend,
-    Resolve,
-    Seal,
-)
-from persist.state.collection_rules import CollectionStep, after_step
-from persist.state.contents import CollectionState
-from persist.state.keyed_rules import PlannedPend, check_pending, due
+from persist.log import AdvanceLateBound, AllowCompaction, Append, Create, KeyedForm, MachineForm, Pend, Resolve, Seal
+from persist.state import CollectionState, PlannedPend, after_step, check_pending, due
+from persist.state.collection_rules import CollectionStep
 
 ID = "c" * 32
 UPSERT = MachineForm("upsert", 1)

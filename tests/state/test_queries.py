@@ -12,7 +12,7 @@ from persist.codecs import Part, to_updates
 from persist.collection import Collection
 from persist.state.queries import QUERIES_KEPT, LastBatch
 from persist.state.tokens import TOKENS_KEPT
-from persist.write.part_writer import PartWriter
+from persist.write import PartWriter
 from tests.stepped import Gate, Stepped, wait_until
 
 SETTINGS = persist.Settings(background=False)

@@ -6,7 +6,7 @@ import pytest
 import persist
 from persist.blob import MemoryBlob
 from persist.settings import Tuning
-from persist.write.part_writer import PartWriter
+from persist.write import PartWriter
 from tests.parts import commit_parts
 
 SETTINGS = persist.Settings(background=False, tuning=Tuning(hold_linger_s=0))

@@ -10,10 +10,10 @@ import pytest
 
 import persist
 from persist.blob import MemoryBlob
-from persist.log.envelope import BlobRef
-from persist.log.keys import record_key, uploaded_seqno
-from persist.replica.checkpoint import INTERVAL, read_newest_checkpoint
-from persist.write.part_writer import PartWriter
+from persist.log import BlobRef, record_key, uploaded_seqno
+from persist.replica import INTERVAL
+from persist.replica.checkpoint import read_newest_checkpoint
+from persist.write import PartWriter
 from tests.clocks import DatedBlob, ImpatientClock
 from tests.parts import commit_parts
 from tests.stepped import Stepped

@@ -16,7 +16,7 @@ import pytest
 import persist
 from persist.blob import Blob, BlobEntry
 from persist.log import part_lists
-from persist.replica.checkpoint import write_checkpoint
+from persist.replica import write_checkpoint
 from tests.clocks import DatedBlob, ImpatientClock
 from tests.invariants import Guarded, check_named
 from tests.tuned import tuned

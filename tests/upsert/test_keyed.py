@@ -12,8 +12,8 @@ import pyarrow as pa
 import pytest
 
 import persist
-from persist.log.records import Resolve
-from persist.upsert.machines import InsertIfAbsent, PerKey
+from persist.log import Resolve
+from persist.upsert import InsertIfAbsent, PerKey
 from tests.watched import WatchedBlob
 
 KEY, VALUE = {"k": pa.int64()}, {"v": pa.string()}

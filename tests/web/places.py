@@ -9,7 +9,7 @@ from pathlib import Path
 import pyarrow as pa
 
 import persist
-from persist.web.serving import served
+from persist.web import served
 
 NASTY = '<img src=x onerror="window.hacked=1"><b>bold</b>\u202e\x1b[31m'
 START = datetime(2026, 11, 21, 8, tzinfo=UTC)

@@ -18,11 +18,11 @@ import pytest
 
 import persist
 from persist.cli.main import main
-from persist.notify.listening import is_loopback
+from persist.notify import is_loopback
+from persist.web import MEMORY_BUDGET, served
 from persist.web.explorer import Explorer
-from persist.web.limits import MEMORY_BUDGET
 from persist.web.picture import picture
-from persist.web.serving import names_of, served
+from persist.web.serving import names_of
 from tests.web.places import NASTY, START, add_views, fill, shown
 
 Ask = Callable[..., Any]

@@ -12,9 +12,9 @@ from hypothesis import given, settings
 
 import persist
 from persist.blob import MemoryBlob, MeteredBlob
-from persist.codecs import CollectionSchema, decode_part, to_updates
-from persist.codecs.part.stream import encode_with_rows
-from persist.write.hand_over import COLUMN_BYTES, PARTS_MAX, HandOver
+from persist.codecs import CollectionSchema, decode_part, encode_with_rows, to_updates
+from persist.write import HandOver
+from persist.write.hand_over import COLUMN_BYTES, PARTS_MAX
 from tests.codecs.strategies import python_values
 from tests.sampling import examples
 

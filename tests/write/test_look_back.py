@@ -15,7 +15,7 @@ import persist
 from persist.blob import Blob, FileBlob, Indeterminate, MemoryBlob, MeteredBlob, Unavailable
 from persist.cli.main import main
 from persist.errors import LogInterrupted, LogReplaced
-from persist.log.keys import record_key, record_seqno
+from persist.log import record_key, record_seqno
 from tests.blob.conftest import place_of
 from tests.clocks import DatedBlob, ImpatientClock
 from tests.rollback import KEY, QUIET, Copy, opened, restore, write

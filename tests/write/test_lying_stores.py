@@ -20,7 +20,7 @@ from persist.blob import (
     StoreMisconfigured,
     UnreliableBlob,
 )
-from persist.log.keys import record_key
+from persist.log import record_key
 from persist.settings import Tuning
 from tests.clocks import DatedBlob, ImpatientClock
 from tests.servers.hostile_s3 import MISREAD, TRUTH, HostileS3, Lie, hostile_s3, swapped

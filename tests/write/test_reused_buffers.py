@@ -13,7 +13,7 @@ import pytest
 import persist
 from persist.blob import MemoryBlob
 from persist.codecs import CollectionSchema, Side, Stamp
-from persist.write.part_writer import PartWriter
+from persist.write import PartWriter
 from persist.write.write_steps import WriteSteps
 
 Numbers = np.ndarray[Any, Any]

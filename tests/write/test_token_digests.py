@@ -12,7 +12,7 @@ import pytest
 
 import persist
 from persist.blob import MemoryBlob
-from persist.write.operations import filter_text
+from persist.write import filter_text
 
 ROWS = [(1, "a"), (2, "b")]
 

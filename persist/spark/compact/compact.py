@@ -22,27 +22,12 @@ import pyarrow as pa
 from pyspark.sql import SparkSession
 
 from persist.codecs import Part
-from persist.compact.compactor import Compactor
-from persist.compact.planner import LEVEL_BYTES
-from persist.compact.report import CompactionReport
-from persist.compact.rewriter import LocalPartMaker, MadeRun, Rewrite, RunPiece
-from persist.engine import Engine, OpenOptions
-from persist.engine.creating import loaded
-from persist.engine.opening import open_engine
+from persist.compact import LEVEL_BYTES, CompactionReport, Compactor, LocalPartMaker, MadeRun, Rewrite, RunPiece
+from persist.engine import Engine, OpenOptions, loaded, open_engine
 from persist.errors import CollectionNotFound, InvalidUsage, PersistError
-from persist.read.scan import SLICES_MAX, Scan
+from persist.read import SLICES_MAX, Scan
 from persist.settings import Settings
-from persist.sink.compaction_jobs import (
-    Answer,
-    Job,
-    Look,
-    TaskStore,
-    answered,
-    cut,
-    encoded_bytes,
-    grouped,
-    result_bytes,
-)
+from persist.sink import Answer, Job, Look, TaskStore, answered, cut, encoded_bytes, grouped, result_bytes
 from persist.spark.options.parsing import seen_by_all
 from persist.spark.surfaced_errors import surfaced_errors
 from persist.spark.workers import check_workers

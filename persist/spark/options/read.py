@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal, get_args
 
 from persist.codecs import TIME_MAX
-from persist.engine.reading import READ_TIMEOUT_S
+from persist.engine import READ_TIMEOUT_S
 from persist.errors import InvalidUsage
 from persist.spark.options.parsing import checked_times, names, number, split_options, time_or_moment
 from persist.timeline import Times

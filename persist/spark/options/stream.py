@@ -41,9 +41,7 @@ from typing import Literal, get_args
 from persist.codecs import TIME_MAX
 from persist.errors import InvalidUsage
 from persist.names import check_hold_name
-from persist.source.limits import NO_LIMITS, BatchLimits
-from persist.source.offset import NO_HOLD
-from persist.source.options import SourceOptions
+from persist.source import NO_HOLD, NO_LIMITS, BatchLimits, SourceOptions
 from persist.spark.options.parsing import checked_times, names, number, split_options, time_or_moment
 from persist.spark.options.read import OF_TIMES
 from persist.timeline import Times

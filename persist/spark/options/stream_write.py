@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 
 from persist.codecs import TIME_MAX
 from persist.errors import InvalidUsage
-from persist.sink.times import BatchTimes, check_one_of
+from persist.sink import BatchTimes, check_one_of
 from persist.spark.options.parsing import number, split_options
 from persist.spark.write.updates import UNITS
 

@@ -7,8 +7,7 @@ from persist.antichain import Antichain
 from persist.codecs import TIME_MAX
 from persist.errors import InvalidUsage
 from persist.names import check_text
-from persist.sink.planned_write import SinkOptions
-from persist.sink.times import check_late, check_one_of
+from persist.sink import SinkOptions, check_late, check_one_of
 from persist.spark.options.parsing import split_options, time_or_moment
 from persist.timeline import is_tag
 

@@ -23,14 +23,10 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from persist.codecs import Part
-from persist.codecs.part.decoding import part_lift
+from persist.codecs import Part, part_lift
 from persist.errors import InvalidUsage
-from persist.read.merging import TOUCH_FRACTION, Form, Split, split
-from persist.read.plan import Explanation
-from persist.read.scan import Scan
-from persist.read.snapshot import Snapshot
-from persist.source.address import CollectionAddress
+from persist.read import TOUCH_FRACTION, Explanation, Form, Scan, Snapshot, Split, split
+from persist.source import CollectionAddress
 from persist.spark.data_source import source_reader
 from persist.spark.read.native_store import (
     holds_map,

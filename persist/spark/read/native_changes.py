@@ -15,9 +15,8 @@ from pyspark.sql import functions as F
 
 from persist.codecs import Part, ordered_keys
 from persist.errors import InvalidUsage
-from persist.read.changes import Changes
-from persist.read.scan import Scan
-from persist.source.address import CollectionAddress
+from persist.read import Changes, Scan
+from persist.source import CollectionAddress
 from persist.spark.data_source import source_reader
 from persist.spark.read.native import Route, united
 from persist.spark.read.native_store import narrowed, part_frame, why_not_narrowed, why_not_stored, why_not_typed

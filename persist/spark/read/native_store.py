@@ -14,9 +14,8 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructField, StructType
 
-from persist.codecs import CollectionSchema, Part
-from persist.codecs.part.decoding import part_lift
-from persist.read.scan import Scan
+from persist.codecs import CollectionSchema, Part, part_lift
+from persist.read import Scan
 from persist.spark.types import as_spark_expects, quoted, spark_schema
 
 _DAY_US = 86_400 * 10**6

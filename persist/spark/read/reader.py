@@ -11,17 +11,13 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 from pyspark.sql.types import StructType
 
-from persist.engine import CollectionHandle
-from persist.engine import reading as reads
-from persist.engine.creating import loaded
-from persist.engine.opening import read_engine
+from persist.engine import CollectionHandle, loaded, read_engine
+from persist.engine import changes as engine_changes
+from persist.engine import snapshot as engine_snapshot
+from persist.engine import upserts as engine_upserts
 from persist.errors import CollectionNotFound
-from persist.read.changes import Changes
-from persist.read.merging import Form
-from persist.read.scan import Scan
-from persist.read.snapshot import Snapshot
-from persist.read.upserts import UpsertEvents, Upserts
-from persist.source.address import CollectionAddress
+from persist.read import Changes, Form, Scan, Snapshot, UpsertEvents, Upserts
+from persist.source import CollectionAddress
 from persist.spark.options.read import OF_TIMES, ReadOptions
 from persist.spark.read.filters import expression
 from persist.spark.read.slicing import PARALLEL_DEFAULT, count_for
@@ -102,12 +98,12 @@ def planned(
     if names is not None:
         wanted = tuple(name for name in names if name not in ("_time", "_diff"))
     if options.form == "upserts":
-        return reads.upserts(handle, options.lower, options.until, schema=options.schema, timeout_s=options.wait_s)
+        return engine_upserts(handle, options.lower, options.until, schema=options.schema, timeout_s=options.wait_s)
     if options.form == "changes":
-        return reads.changes(
+        return engine_changes(
             handle, options.lower, options.until, columns=wanted, schema=options.schema, timeout_s=options.wait_s
         )
-    return reads.snapshot(
+    return engine_snapshot(
         handle, options.as_of, columns=wanted, schema=options.schema, form=options.form, timeout_s=options.wait_s
     )
 
@@ -129,9 +125,9 @@ def _at_seqno(options: ReadOptions, handle: CollectionHandle) -> ReadOptions:
         if then.id != handle.id:
             raise CollectionNotFound(options.collection, engine.url, ())
         if options.form in OF_TIMES:
-            reads.changes(then, options.lower, options.until, timeout_s=0)
+            engine_changes(then, options.lower, options.until, timeout_s=0)
             return options
-        return options.with_latest(reads.snapshot(then, options.as_of, timeout_s=0).as_of)
+        return options.with_latest(engine_snapshot(then, options.as_of, timeout_s=0).as_of)
 
 
 def _log(result: Snapshot | Changes | Upserts, scan: Scan, slices: int) -> None:

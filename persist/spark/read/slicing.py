@@ -4,7 +4,7 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
-from persist.read.scan import Scan
+from persist.read import Scan
 
 SLICE_BYTES_MAX = 64 << 20  # Decoded: a task that merges takes about four times that.
 SLICE_BYTES_MIN = 4 << 20  # Less than this is not worth a task.

@@ -15,13 +15,18 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType, TimestampType
 
 from persist.errors import InvalidUsage
-from persist.read.changes import read_changes, with_moments
-from persist.read.merging import Form, read_snapshot, read_touched
-from persist.read.part_reader import PartReader
-from persist.read.result import BATCH_ROWS_MAX
-from persist.read.scan import Scan
-from persist.read.upserts import UpsertEvents
-from persist.source.address import CollectionAddress
+from persist.read import (
+    BATCH_ROWS_MAX,
+    Form,
+    PartReader,
+    Scan,
+    UpsertEvents,
+    read_changes,
+    read_snapshot,
+    read_touched,
+    with_moments,
+)
+from persist.source import CollectionAddress
 from persist.spark.read.worker_log import tell
 from persist.spark.surfaced_errors import surfaced_errors
 from persist.spark.types import as_spark_expects

@@ -12,12 +12,11 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from persist.codecs import CollectionSchema
-from persist.log.records import KeyedForm
-from persist.read.scan import Scan
+from persist.log import KeyedForm
+from persist.read import Scan
 from persist.spark.types import quoted
-from persist.state.contents import CollectionState
-from persist.state.keyed_rules import form_in
-from persist.upsert.tombstones import live_filter
+from persist.state import CollectionState, form_in
+from persist.upsert import live_filter
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from pyspark.sql.types import ArrayType, DataType, LongType, MapType, StructType
 from persist.antichain import Antichain
 from persist.codecs import TIME_MAX
 from persist.errors import AsOfCompacted, AsOfNotSealed, InvalidUsage
-from persist.read.merging import TOUCH_FRACTION
+from persist.read import TOUCH_FRACTION
 from persist.spark.read.native import BROADCAST_ROWS_MAX, unused
 from persist.spark.types import quoted
 

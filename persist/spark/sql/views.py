@@ -19,12 +19,10 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import LongType
 
 from persist.codecs import TIME_MAX, CollectionSchema, Part
-from persist.engine import CollectionHandle
-from persist.engine.creating import loaded
-from persist.engine.opening import read_engine
+from persist.engine import CollectionHandle, loaded, read_engine
 from persist.errors import CollectionNotFound, InvalidUsage
-from persist.read.scan import Scan
-from persist.source.address import CollectionAddress
+from persist.read import Scan
+from persist.source import CollectionAddress
 from persist.spark.location import SparkLocation
 from persist.spark.read.native import united
 from persist.spark.read.native_changes import may_share_updates
@@ -35,7 +33,7 @@ from persist.spark.read.tombstoned import Tombstoned
 from persist.spark.sql.contents_sql import Body, Branch, SqlColumn, changes_sql, contents_sql, type_sql
 from persist.spark.types import quoted, spark_schema
 from persist.spark.workers import check_workers
-from persist.state.contents import CollectionState
+from persist.state import CollectionState
 
 
 def create_views(

@@ -21,10 +21,23 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
-from persist.dataflow.expression import Col
-from persist.dataflow.plan import Arrange, Concat, Consolidate, Join, Linear, Node, Persist, Reduce
-from persist.dataflow.stages import Explode, Filter, FilterFunction, Map, Negate
-from persist.dataflow.stages import Stage as LinearStage
+from persist.dataflow import (
+    Arrange,
+    Col,
+    Concat,
+    Consolidate,
+    Explode,
+    Filter,
+    FilterFunction,
+    Join,
+    Linear,
+    Map,
+    Negate,
+    Node,
+    Persist,
+    Reduce,
+)
+from persist.dataflow import Stage as LinearStage
 from persist.spark.step.stages import Keys, StagePlan
 from persist.spark.step.standing import OnlyNew
 

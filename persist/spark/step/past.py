@@ -3,9 +3,8 @@
 from functools import cached_property
 
 from persist.codecs import TIME_MAX, Part, decode_part
-from persist.engine import CollectionHandle
-from persist.engine.reading import changes, snapshot
-from persist.read.scan import Scan
+from persist.engine import CollectionHandle, changes, snapshot
+from persist.read import Scan
 
 
 class Past:

@@ -11,18 +11,27 @@ from typing import Any, TypeAlias
 
 import pyarrow as pa
 
-from persist.codecs import TIME_MAX, Part
-from persist.codecs.types.schema import TIME
-from persist.dataflow.expression import col
-from persist.dataflow.output import NEVER, Output, end_of
-from persist.dataflow.plan import Concat, Linear, Node, Persist, Plan, Source
-from persist.dataflow.program import Program
-from persist.dataflow.running import Running
-from persist.dataflow.sinks import Outputs
-from persist.dataflow.stages import Delay, Negate
-from persist.engine.reading import changes, snapshot
-from persist.sink.uploads import Target
-from persist.source.address import CollectionAddress
+from persist.codecs import TIME, TIME_MAX, Part
+from persist.dataflow import (
+    NEVER,
+    Concat,
+    Delay,
+    Linear,
+    Negate,
+    Node,
+    Output,
+    Outputs,
+    Persist,
+    Plan,
+    Program,
+    Running,
+    Source,
+    col,
+    end_of,
+)
+from persist.engine import changes, snapshot
+from persist.sink import Target
+from persist.source import CollectionAddress
 from persist.spark.step.needs import NOTHING, before, known_only, levels_of, needs_of, sources_of
 from persist.spark.step.past import Past
 from persist.spark.step.reading import Reading

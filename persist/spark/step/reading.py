@@ -14,10 +14,8 @@ import pyarrow as pa
 
 from persist.codecs import Part
 from persist.engine import CollectionHandle
-from persist.read.group_bounds import KeySamples
-from persist.read.lookup import Lookup, Wanted
-from persist.read.scan import Scan, narrowed_scan
-from persist.source.address import CollectionAddress
+from persist.read import KeySamples, Lookup, Scan, Wanted, narrowed_scan
+from persist.source import CollectionAddress
 from persist.spark.read.slicing import count_for
 from persist.spark.step.needs import Need
 from persist.spark.step.tasks import Slice, SourceSlices

@@ -20,14 +20,8 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from persist.codecs import TIME_MAX
-from persist.dataflow.errors import OperatorFailed
-from persist.dataflow.plan import Source
-from persist.dataflow.program import Program
-from persist.dataflow.running import Options, Running
-from persist.engine import Engine
-from persist.engine.creating import loaded
-from persist.engine.opening import OnEngine, engine_of
-from persist.engine.reading import snapshot
+from persist.dataflow import OperatorFailed, Options, Program, Running, Source
+from persist.engine import Engine, OnEngine, engine_of, loaded, snapshot
 from persist.errors import AsOfCompacted, HoldMoved, InvalidUsage, UpdatesBeyondUpper, UpperMismatch, ViewRedefined
 from persist.spark.options.parsing import seen_by_all
 from persist.spark.read.slicing import parallelism
@@ -39,7 +33,7 @@ from persist.spark.step.stages import why_not
 from persist.spark.step.tasks import StageTask
 from persist.spark.step.touched import TouchedKeys
 from persist.spark.workers import check_workers
-from persist.sql.view import OnView, live_of
+from persist.sql import OnView, live_of
 
 Known: TypeAlias = Mapping[int, TouchedKeys]
 Job: TypeAlias = Callable[[Sequence[StageTask]], Blocks]

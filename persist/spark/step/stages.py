@@ -17,25 +17,30 @@ from graphlib import TopologicalSorter
 
 import pyarrow as pa
 
-from persist.dataflow.expression import Col
-from persist.dataflow.plan import (
+from persist.dataflow import (
     ROOT,
     Arrange,
+    Col,
     Concat,
     Consolidate,
     Constant,
+    Delay,
+    Explode,
+    Filter,
     Join,
     Linear,
+    Map,
+    Negate,
     Node,
     Persist,
     Plan,
     Reduce,
     Source,
+    TemporalFilter,
     edges_into,
+    reads_time,
 )
-from persist.dataflow.stages import Delay, Explode, Filter, Map, Negate, TemporalFilter
-from persist.dataflow.stages import Stage as LinearStage
-from persist.dataflow.timed import reads_time
+from persist.dataflow import Stage as LinearStage
 from persist.errors import InvalidUsage
 from persist.spark.step.standing import Doubts
 

@@ -35,22 +35,33 @@ from typing import TypeAlias
 import pyarrow as pa
 import pyarrow.types as pat
 
-from persist.codecs.types.schema import TIME
-from persist.dataflow.expression import Call, Col, Expression, Lit, col, lit, when
-from persist.dataflow.plan import (
+from persist.codecs import TIME
+from persist.dataflow import (
     Aggregates,
     Arrange,
+    Call,
+    Col,
     Concat,
     Consolidate,
+    Explode,
+    Expression,
+    Filter,
+    FilterFunction,
     Join,
     Linear,
+    Lit,
+    Map,
+    Negate,
     Node,
     Persist,
     Plan,
     Reduce,
     Source,
+    Stage,
+    col,
+    lit,
+    when,
 )
-from persist.dataflow.stages import Explode, Filter, FilterFunction, Map, Negate, Stage
 
 SUMS = ("sum", "wide_sum")
 ENDS = ("min", "max")

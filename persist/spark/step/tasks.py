@@ -15,21 +15,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from persist.codecs import Part, row_hashes, to_updates
-from persist.codecs.order.arrays import boolean_array, int64_values
-from persist.codecs.order.ordering import combined
-from persist.dataflow.errors import OperatorFailed
-from persist.dataflow.plan import Linear
-from persist.dataflow.program import Program
-from persist.dataflow.stages import Map
-from persist.dataflow.stream import Stream
-from persist.read.changes import read_changes
-from persist.read.lookup import Lookup
-from persist.read.merging import read_snapshot
-from persist.read.part_reader import PartReader
-from persist.read.scan import Scan
-from persist.sink.uploads import Target, upload
-from persist.source.address import CollectionAddress
+from persist.codecs import Part, boolean_array, combined, int64_values, row_hashes, to_updates
+from persist.dataflow import Linear, Map, OperatorFailed, Program, Stream
+from persist.read import Lookup, PartReader, Scan, read_changes, read_snapshot
+from persist.sink import Target, upload
+from persist.source import CollectionAddress
 from persist.spark.step.stages import Exchange, StagePlan
 from persist.spark.step.standing import Doubts
 from persist.spark.step.touched import Condition

@@ -16,8 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
-from persist.codecs import row_hashes
-from persist.codecs.order.arrays import boolean_array
+from persist.codecs import boolean_array, row_hashes
 from persist.spark.step.needs import Need
 from persist.spark.step.stages import Keys
 

@@ -10,24 +10,28 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from persist.codecs import TIME_MAX
-from persist.engine import CollectionHandle, Engine
-from persist.engine.creating import loaded
-from persist.engine.opening import read_engine
+from persist.engine import CollectionHandle, Engine, loaded, read_engine
 from persist.errors import InvalidUsage, UpdateNotBeyondUpper
 from persist.names import check_text
-from persist.read.part_caches import PartCaches
+from persist.read import PartCaches
 from persist.settings import Settings
-from persist.sink.batch_commit import Mark, Share, commit_batch, report_late
-from persist.sink.keyed_batch import commit_keyed_batch, commit_large_batch
-from persist.sink.times import BatchTimes
-from persist.sink.uploads import Target
+from persist.sink import (
+    BatchTimes,
+    Mark,
+    Share,
+    Target,
+    commit_batch,
+    commit_keyed_batch,
+    commit_large_batch,
+    report_late,
+)
 from persist.spark.options.parsing import seen_by_all
 from persist.spark.workers import check_workers
 from persist.spark.write.event_rows import Replanning, planned
 from persist.spark.write.ranged import UploadTask, ranged, upload_by_tasks
 from persist.spark.write.updates import Rows
 from persist.spark.write.upserting import ON_DRIVER_BYTES_MAX, by_key, gathered_rows, run
-from persist.state.contents import CollectionState
+from persist.state import CollectionState
 
 Frames = Callable[[DataFrame], DataFrame]
 

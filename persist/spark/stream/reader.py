@@ -20,13 +20,8 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 from pyspark.sql.types import StructType
 
 from persist.errors import InvalidUsage, PersistError
-from persist.read.changes import read_changes
-from persist.read.merging import Form, read_snapshot, repeated
-from persist.read.part_reader import PartReader
-from persist.read.scan import Scan
-from persist.source.limits import NO_LIMITS
-from persist.source.offset import Offset
-from persist.source.source import StreamSource
+from persist.read import Form, PartReader, Scan, read_changes, read_snapshot, repeated
+from persist.source import NO_LIMITS, Offset, StreamSource
 from persist.spark.options.stream import COUNT_MAX, StreamOptions
 from persist.spark.read.reader import Slice
 from persist.spark.read.task_reader import TaskReader, What

@@ -10,8 +10,7 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
-from persist.sink.batch_commit import Mark
-from persist.sink.keyed_batch import commit_keyed_batch
+from persist.sink import Mark, commit_keyed_batch
 from persist.spark.options.stream_write import StreamWriteOptions
 from persist.spark.stream.writer import mark_of_task
 from persist.spark.surfaced_errors import surfaced_errors

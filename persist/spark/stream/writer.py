@@ -17,12 +17,9 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
-from persist.engine.creating import loaded
-from persist.engine.opening import read_engine
+from persist.engine import loaded, read_engine
 from persist.errors import InvalidUsage, UpdateNotBeyondUpper
-from persist.sink.batch_commit import Mark, Share, commit_batch, report_late
-from persist.sink.late import LateFilter
-from persist.sink.uploads import Target, gathered, upload
+from persist.sink import LateFilter, Mark, Share, Target, commit_batch, gathered, report_late, upload
 from persist.spark.options.stream_write import StreamWriteOptions
 from persist.spark.surfaced_errors import surfaced_errors
 from persist.spark.write.updates import Rows

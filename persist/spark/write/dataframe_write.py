@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from pyspark.sql.types import StructType
 
 from persist.errors import InvalidUsage
-from persist.read.where import parse_where
-from persist.sink.planned_write import PlannedWrite
+from persist.read import parse_where
+from persist.sink import PlannedWrite
 from persist.spark.options.write import WriteOptions
 from persist.spark.write.updates import Rows
 

@@ -11,10 +11,9 @@ import pyarrow as pa
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from persist.codecs import DIGEST_MODULUS, CollectionSchema, canonical, digest_of
-from persist.codecs.order.arrays import int64_array
+from persist.codecs import DIGEST_MODULUS, CollectionSchema, canonical, digest_of, int64_array
 from persist.errors import InvalidUsage, SchemaMismatch
-from persist.sink.planned_write import PlannedWrite
+from persist.sink import PlannedWrite
 from persist.spark.surfaced_errors import surfaced_errors
 from persist.spark.types import as_collection_expects, quoted
 from persist.spark.workers import check_workers

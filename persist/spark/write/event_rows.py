@@ -9,20 +9,15 @@ from pyspark.sql.types import StructType
 
 from persist.antichain import Antichain
 from persist.codecs import CollectionSchema, Side, Stamp
-from persist.engine.creating import loaded
-from persist.engine.opening import read_engine
+from persist.engine import loaded, read_engine
 from persist.errors import FrontierRegression, InvalidUsage, NotKeyed, SchemaMismatch, UpdateNotBeyondUpper
-from persist.log.records import KeyedForm
-from persist.read.resolving import machine_needed
-from persist.sink.keyed_work import KeyedWork
-from persist.sink.uploads import Target
+from persist.log import KeyedForm
+from persist.read import machine_needed
+from persist.sink import KeyedWork, Target
 from persist.spark.types import as_collection_expects, utc_arrow_schema
-from persist.state.contents import CollectionState
+from persist.state import CollectionState
 from persist.timeline import Moment, timeline_of
-from persist.upsert.events import event_fields
-from persist.upsert.known import machine_of
-from persist.upsert.machine import Machine
-from persist.upsert.taking import EventTable, to_events
+from persist.upsert import EventTable, Machine, event_fields, machine_of, to_events
 
 
 @dataclass(frozen=True)

@@ -13,18 +13,13 @@ from contextlib import ExitStack
 
 from pyspark.sql.datasource import WriterCommitMessage
 
-from persist.codecs import Part, PartStream
-from persist.codecs.updates.plain import with_time
-from persist.engine import Engine
-from persist.engine.reading import snapshot
-from persist.read.difference import differences
-from persist.read.scan import Scan
-from persist.read.where import parse_where
-from persist.sink.planned_write import PlannedWrite
-from persist.sink.uploads import Uploads, writing
+from persist.codecs import Part, PartStream, with_time
+from persist.engine import Engine, snapshot
+from persist.read import Scan, differences, parse_where
+from persist.sink import PlannedWrite, Uploads, writing
 from persist.spark.surfaced_errors import surfaced_errors
 from persist.spark.write.writer import PersistWriter, digest_of_all, parts_of
-from persist.write.part_writer import group_bytes_max
+from persist.write import group_bytes_max
 
 
 class OverwritingWriter(PersistWriter):

@@ -6,7 +6,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from persist.errors import InvalidUsage
-from persist.sink.planned_write import PlannedWrite
+from persist.sink import PlannedWrite
 from persist.spark.data_source import source_reader
 from persist.spark.options.write import WriteOptions
 from persist.spark.write.overwrite import present_time

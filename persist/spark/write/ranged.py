@@ -16,8 +16,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from persist.codecs import CollectionSchema, Part
-from persist.sink.late import LateFilter
-from persist.sink.uploads import DigestSum, Target, digests_added, gathered, upload
+from persist.sink import DigestSum, LateFilter, Target, digests_added, gathered, upload
 from persist.spark.surfaced_errors import surfaced_errors
 from persist.spark.write.updates import Rows
 

@@ -12,8 +12,7 @@ from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
 from persist.errors import InvalidUsage
-from persist.sink.keyed_work import commit_events, seal_done
-from persist.sink.uploads import writing
+from persist.sink import commit_events, seal_done, writing
 from persist.spark.options.write import WriteOptions
 from persist.spark.surfaced_errors import surfaced_errors
 from persist.spark.write.event_rows import packed, planned, rows_of

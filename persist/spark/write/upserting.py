@@ -18,27 +18,26 @@ from pyspark.sql import functions as F
 
 from persist.antichain import Antichain
 from persist.codecs import CollectionSchema
-from persist.engine import Engine
-from persist.engine.late_events import Late
+from persist.engine import Engine, Late
 from persist.errors import InvalidUsage, LateEvents, UpdateNotBeyondUpper
 from persist.names import check_text
-from persist.sink.batch_commit import ATTEMPTS
-from persist.sink.keyed_work import (
+from persist.sink import (
+    ATTEMPTS,
     KeyedWork,
     Stored,
+    check_one_of,
     commit_events,
     commit_pended,
     commit_resolved,
     seal_done,
+    writing,
 )
-from persist.sink.times import check_one_of
-from persist.sink.uploads import writing
 from persist.spark.options.parsing import seen_by_all
 from persist.spark.surfaced_errors import surfaced_errors
 from persist.spark.write.event_rows import packed, planned, rows_of
 from persist.spark.write.ranged import is_ranged_by_key
 from persist.timeline import Moment
-from persist.upsert.machine import SEQ, Machine
+from persist.upsert import SEQ, Machine
 
 PARTITIONS_MAX = 100_000
 ON_DRIVER_BYTES_MAX = 64 << 20  # Of events; a task that has more says so, and sends none.

@@ -15,7 +15,7 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 
 from persist.codecs import Part
-from persist.sink.uploads import DigestSum, digests_added, gathered, upload
+from persist.sink import DigestSum, digests_added, gathered, upload
 from persist.spark.surfaced_errors import surfaced_errors
 from persist.spark.write.dataframe_write import DataFrameWrite
 

@@ -11,8 +11,7 @@ from persist.antichain import Antichain
 from persist.codecs import TIME_MAX, CollectionSchema
 from persist.errors import InvalidUsage
 from persist.names import check_text
-from persist.sink.planned_write import PlannedWrite
-from persist.sink.uploads import writing
+from persist.sink import PlannedWrite, writing
 from persist.spark.options.parsing import seen_by_all
 from persist.spark.options.write import WriteOptions
 from persist.spark.workers import check_workers

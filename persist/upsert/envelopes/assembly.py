@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from persist.codecs.order.arrays import boolean_array, boolean_values, int64_array
+from persist.codecs import boolean_array, boolean_values, int64_array
 from persist.upsert.envelopes.json_rows import Bad
 from persist.upsert.envelopes.wanted import BEFORE, DELETED
 

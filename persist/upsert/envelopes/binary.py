@@ -7,7 +7,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from persist.codecs.order.arrays import boolean_values, int64_values
+from persist.codecs import boolean_values, int64_values
 from persist.upsert.envelopes.errors import Unreadable
 
 DECIMAL_BYTES = 16

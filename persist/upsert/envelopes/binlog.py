@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from persist.blob import InvalidUsage
-from persist.codecs.order.arrays import boolean_array, boolean_values, int64_array, int64_values
+from persist.codecs import boolean_array, boolean_values, int64_array, int64_values
 from persist.upsert.envelopes.assembly import Changes, Mask, Problem, assembled, refused
 from persist.upsert.envelopes.columns import reader, samples_of, values_at
 from persist.upsert.envelopes.inference import merged

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 import pyarrow.types as pat
 
 from persist.blob import InvalidUsage
-from persist.codecs.types.casts import cast_column
+from persist.codecs import cast_column
 from persist.upsert.envelopes.binary import PRECISION_MAX, from_base64, to_decimals
 from persist.upsert.envelopes.columns import Reader, list_reader, reader, row_reader, values_at
 from persist.upsert.envelopes.errors import Unreadable

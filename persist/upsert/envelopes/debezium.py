@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 import pyarrow.types as pat
 
 from persist.blob import InvalidUsage
-from persist.codecs.order.arrays import boolean_values, int64_array
+from persist.codecs import boolean_values, int64_array
 from persist.upsert.envelopes.assembly import Changes, Mask, Problem, assembled, refused
 from persist.upsert.envelopes.columns import samples_of, values_at
 from persist.upsert.envelopes.connect import UNAVAILABLE, Described

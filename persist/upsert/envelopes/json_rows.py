@@ -22,8 +22,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from persist.codecs import InvalidUpdate
-from persist.codecs.order.arrays import boolean_array, int64_array, int64_values
+from persist.codecs import InvalidUpdate, boolean_array, int64_array, int64_values
 from persist.upsert.envelopes.errors import Unreadable
 
 PIECE_BYTES = 8 << 20  # What is read in one go: large enough for 0.1 ms of preparations, small enough for the caches.

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 import pyarrow.types as pat
 
 from persist.blob import InvalidUsage
-from persist.codecs.order.arrays import boolean_array
+from persist.codecs import boolean_array
 from persist.upsert.envelopes.columns import Reader, list_reader, reader, row_reader, samples_of, values_at
 from persist.upsert.envelopes.connect import NAMES, Described, described_reader
 from persist.upsert.envelopes.errors import Unreadable

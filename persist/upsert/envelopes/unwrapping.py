@@ -12,7 +12,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from persist.codecs.order.arrays import boolean_array, boolean_values
+from persist.codecs import boolean_array, boolean_values
 from persist.upsert.envelopes.connect import Described
 from persist.upsert.envelopes.errors import Unreadable
 from persist.upsert.envelopes.json_rows import Bad

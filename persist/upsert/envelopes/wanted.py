@@ -9,9 +9,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from persist.blob import InvalidUsage
-from persist.codecs import did_you_mean
-from persist.codecs.order.arrays import int64_array
-from persist.codecs.types.python_types import field_types
+from persist.codecs import did_you_mean, field_types, int64_array
 from persist.upsert.envelopes.columns import values_at
 from persist.upsert.envelopes.connect import Described
 from persist.upsert.envelopes.errors import BadMessage

@@ -12,9 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from persist.codecs import CollectionSchema, SchemaMismatch
-from persist.codecs.order.arrays import boolean_values
-from persist.codecs.order.ordering import combined
+from persist.codecs import CollectionSchema, SchemaMismatch, boolean_values, combined
 from persist.errors import InvalidUsage
 from persist.upsert.machine import Touched
 from persist.upsert.machines import steps

@@ -7,8 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from persist.codecs import CollectionSchema, InvalidUpdate, Side, to_tuples, to_updates
-from persist.codecs.order.ordering import canonical
+from persist.codecs import CollectionSchema, InvalidUpdate, Side, canonical, to_tuples, to_updates
 from persist.errors import InvalidUsage
 from persist.upsert.machine import DELETED, GROUP, Touched
 from persist.upsert.machines import steps

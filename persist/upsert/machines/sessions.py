@@ -13,9 +13,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
-from persist.codecs import CollectionSchema, InvalidUpdate, SchemaMismatch
-from persist.codecs.order.arrays import boolean_array, int64_array, int64_values
-from persist.codecs.order.ordering import combined
+from persist.codecs import (
+    CollectionSchema,
+    InvalidUpdate,
+    SchemaMismatch,
+    boolean_array,
+    combined,
+    int64_array,
+    int64_values,
+)
 from persist.upsert.machine import Touched
 from persist.upsert.machines import steps
 from persist.upsert.machines.steps import Ints

@@ -10,9 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from persist.codecs import CollectionSchema
-from persist.codecs.order.arrays import boolean_values, int64_array, int64_values
-from persist.codecs.order.ordering import canonical, combined, row_sorter
+from persist.codecs import CollectionSchema, boolean_values, canonical, combined, int64_array, int64_values, row_sorter
 from persist.upsert.machine import DELETED, GROUP, Touched
 
 Ints = npt.NDArray[np.int64]

@@ -28,7 +28,7 @@ from persist.blob import (
 from persist.blob.layers.bounded_folder import FILE_SHARE_MAX, PAUSE_S
 from persist.blob.layers.cache import ENTRY_OVERHEAD_BYTES
 from persist.blob.protocol import TEMPORARY_AGE_MAX_S
-from persist.log.keys import is_immutable
+from persist.log import is_immutable
 from tests.clocks import ImpatientClock
 from tests.servers.fixtures import ROOT
 

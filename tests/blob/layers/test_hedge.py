@@ -9,8 +9,17 @@ from functools import partial
 
 import pytest
 
-from persist.blob import Blob, MemoryBlob, MeteredBlob, RetryBlob, RetryCount, RetryPolicy, Throttled, Unavailable
-from persist.blob.daemon_threads import DaemonThreads
+from persist.blob import (
+    Blob,
+    DaemonThreads,
+    MemoryBlob,
+    MeteredBlob,
+    RetryBlob,
+    RetryCount,
+    RetryPolicy,
+    Throttled,
+    Unavailable,
+)
 from persist.blob.layers.hedge import DELAY_AT_FIRST_S, HEDGES_SAVED_MAX, _Pace
 
 NAME = "persist-read"

@@ -20,9 +20,9 @@ from persist.blob import (
     RetryBlob,
     StoreFull,
     StoreMisconfigured,
+    get_at_most,
 )
-from persist.blob.protocol import get_at_most
-from persist.log.keys import is_immutable
+from persist.log import is_immutable
 
 
 def _fifo(path: Path) -> None:

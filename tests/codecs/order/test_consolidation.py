@@ -8,9 +8,9 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 
-from persist.codecs.errors import DiffOverflow
+from persist.codecs import DiffOverflow, consolidate
 from persist.codecs.order import consolidation
-from persist.codecs.order.consolidation import consolidate, sum_all
+from persist.codecs.order.consolidation import sum_all
 from tests.codecs.oracle import sort_keys, sums
 from tests.codecs.strategies import arrays, arrow_types
 from tests.sampling import examples

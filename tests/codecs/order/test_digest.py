@@ -13,8 +13,7 @@ import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
-from persist.codecs import digest_of, digest_of_text
-from persist.codecs.order.digest import Digest
+from persist.codecs import Digest, digest_of, digest_of_text
 from tests.golden.make import FIELDS
 
 MASK = 2**64 - 1

@@ -12,8 +12,7 @@ import pyarrow.compute as pc
 import pytest
 from hypothesis import given, settings
 
-from persist.codecs.order.digits import RowSorter
-from persist.codecs.order.ordering import canonical, order_keys, row_sorter, sort_indices
+from persist.codecs import RowSorter, canonical, order_keys, row_sorter, sort_indices
 from tests.codecs.oracle import sort_keys
 from tests.codecs.strategies import arrays, arrow_types, flat_types
 from tests.sampling import examples

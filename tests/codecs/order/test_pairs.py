@@ -6,10 +6,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 
-from persist.codecs.errors import DiffOverflow
-from persist.codecs.order.consolidation import consolidate
-from persist.codecs.order.ordering import canonical
-from persist.codecs.order.pairs import without_pairs
+from persist.codecs import DiffOverflow, canonical, consolidate, without_pairs
 from tests.codecs.oracle import sort_keys
 from tests.codecs.strategies import arrays, arrow_types
 from tests.sampling import examples

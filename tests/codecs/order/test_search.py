@@ -9,8 +9,7 @@ import pytest
 from hypothesis import example, given, settings
 
 import persist.codecs.order.search
-from persist.codecs import consolidate
-from persist.codecs.order.search import SortedKeys
+from persist.codecs import SortedKeys, consolidate
 from tests.codecs.oracle import sort_keys
 from tests.codecs.strategies import python_values
 from tests.sampling import examples

@@ -6,8 +6,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from persist.codecs import CollectionSchema, Part
-from persist.codecs.part.part import Footer
+from persist.codecs import CollectionSchema, Footer, Part
 
 INT64 = 2**63
 

@@ -10,11 +10,11 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
-from persist.blob.errors import CorruptBlob
-from persist.codecs import CollectionSchema, Part, decode_part, encode_parts, to_updates
+from persist.blob import CorruptBlob
+from persist.codecs import CheckedFooters, CollectionSchema, Part, checksum_of, decode_part, encode_parts, to_updates
 from persist.codecs.part.describing import footer_of
-from persist.codecs.part.file_reader import CheckedFooters, level_bytes
-from persist.codecs.part.part import GROUPS_MAX, checksum_of
+from persist.codecs.part.file_reader import level_bytes
+from persist.codecs.part.part import GROUPS_MAX
 from tests.codecs.part.made import BAD_ROWS, SCHEMAS, file_of, part_of_bad_rows, rows_of
 
 TEXT = CollectionSchema.of({"k": pa.int64()}, {"v": pa.string()})

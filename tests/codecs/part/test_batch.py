@@ -8,12 +8,21 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from persist.blob.errors import CorruptBlob
-from persist.codecs import CollectionSchema, InvalidUpdate, Part, check_part, decode_part, encode_parts, to_updates
+from persist.blob import CorruptBlob
+from persist.codecs import (
+    CollectionSchema,
+    InvalidUpdate,
+    Part,
+    check_part,
+    checksum_of,
+    decode_part,
+    encode_parts,
+    footer_range,
+    to_updates,
+)
 from persist.codecs.part.batch import to_batch
 from persist.codecs.part.describing import describe_batch
-from persist.codecs.part.index import check_accepted, footer_range
-from persist.codecs.part.part import checksum_of
+from persist.codecs.part.index import check_accepted
 from tests.codecs.part.made import SCHEMAS, rows_of
 
 MAX = 16 << 10

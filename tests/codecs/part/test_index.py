@@ -14,11 +14,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from persist.blob.errors import CorruptBlob, IncompatibleVersion, InvalidUsage
-from persist.codecs import CollectionSchema, Part, check_part, decode_part, encode_parts
+from persist.blob import CorruptBlob, IncompatibleVersion, InvalidUsage
+from persist.codecs import (
+    CollectionSchema,
+    Footer,
+    Part,
+    PartIndex,
+    check_part,
+    checksum_of,
+    decode_groups,
+    decode_part,
+    encode_parts,
+    footer_range,
+    read_index,
+)
 from persist.codecs.part.describing import footer_of
-from persist.codecs.part.index import PartIndex, decode_groups, footer_range, read_index
-from persist.codecs.part.part import Footer, checksum_of
 from tests.codecs.oracle import sort_keys
 from tests.codecs.part.test_part import ORDERS, batches, only, orders
 from tests.sampling import examples

@@ -8,13 +8,18 @@ import pyarrow as pa
 import pytest
 from hypothesis import assume, given, settings
 
-from persist.codecs.part.decoding import decode_part
-from persist.codecs.part.key_range import KeyRange, key_order, key_ranges
-from persist.codecs.part.part import Part, sample_rows
-from persist.codecs.part.stream import encode_parts
-from persist.codecs.types.scalars import scalar_to_json
-from persist.codecs.types.schema import CollectionSchema
-from persist.codecs.updates.updates import to_updates
+from persist.codecs import (
+    CollectionSchema,
+    KeyRange,
+    Part,
+    decode_part,
+    encode_parts,
+    key_ranges,
+    sample_rows,
+    scalar_to_json,
+    to_updates,
+)
+from persist.codecs.part.key_range import key_order
 from tests.codecs.oracle import sort_keys
 from tests.codecs.strategies import arrays, flat_types
 from tests.sampling import examples

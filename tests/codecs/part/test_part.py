@@ -16,13 +16,17 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 
-from persist.blob.errors import CorruptBlob, InvalidUsage
-from persist.codecs.errors import InvalidUpdate
-from persist.codecs.part.decoding import decode_part
-from persist.codecs.part.part import Part, checksum_of
-from persist.codecs.part.stream import encode_parts
-from persist.codecs.types.scalars import is_flat, scalar_from_json
-from persist.codecs.types.schema import CollectionSchema
+from persist.blob import CorruptBlob, InvalidUsage
+from persist.codecs import (
+    CollectionSchema,
+    InvalidUpdate,
+    Part,
+    checksum_of,
+    decode_part,
+    encode_parts,
+    is_flat,
+    scalar_from_json,
+)
 from tests.codecs.oracle import plain_values, sort_key, sort_keys, sums
 from tests.codecs.strategies import arrays, schemas
 from tests.sampling import examples

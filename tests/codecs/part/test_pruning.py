@@ -13,12 +13,7 @@ import pyarrow.compute as pc
 import pytest
 from hypothesis import given, settings
 
-from persist.codecs.part.decoding import decode_part
-from persist.codecs.part.part import Part
-from persist.codecs.part.pruning import parts_that_may_match
-from persist.codecs.part.stream import encode_parts
-from persist.codecs.types.schema import CollectionSchema
-from persist.codecs.updates.updates import to_updates
+from persist.codecs import CollectionSchema, Part, decode_part, encode_parts, parts_that_may_match, to_updates
 from tests.sampling import examples
 
 SCHEMA = CollectionSchema.of(

@@ -14,8 +14,7 @@ import pyarrow as pa
 import pyarrow.dataset
 import pytest
 
-from persist.codecs import CollectionSchema, InvalidUpdate, SchemaMismatch, to_updates
-from persist.codecs.updates.inputs import TableStream, opened
+from persist.codecs import CollectionSchema, InvalidUpdate, SchemaMismatch, TableStream, opened, to_updates
 
 ORDERS = CollectionSchema.of({"id": pa.int64()}, {"status": pa.string(), "amount": pa.float64()})
 DICTS: list[dict[str, Any]] = [

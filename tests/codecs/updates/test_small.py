@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from persist.codecs import CollectionSchema, Utf8, gathered, small_key, small_updates, to_updates
-from persist.codecs.errors import InvalidUpdate
+from persist.codecs import CollectionSchema, InvalidUpdate, Utf8, gathered, small_key, small_updates, to_updates
 from tests.codecs import strategies
 
 PLAIN = CollectionSchema.of(

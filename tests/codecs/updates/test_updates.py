@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from persist.blob.errors import InvalidUsage
+from persist.blob import InvalidUsage
 from persist.codecs import (
     TIME_MAX,
     CollectionSchema,

@@ -15,12 +15,11 @@ from pyspark.sql import SparkSession
 import persist
 import persist.spark
 from persist.blob import FileBlob, MemoryBlob, MissingBlob, RetryPolicy
-from persist.compact.compactor import Compactor
-from persist.compact.rewriter import LocalPartMaker
+from persist.compact import Compactor, LocalPartMaker
 from persist.settings import Tuning
-from persist.sink.compaction_jobs import TaskStore
+from persist.sink import TaskStore
 from persist.spark.compact import compact as maintenance
-from persist.state.contents import CollectionState
+from persist.state import CollectionState
 
 SMALL = Tuning(part_bytes=64 << 10, keyframe_rows_min=20, merge_runs=3, inline_runs=4)
 SETTINGS = persist.Settings(background=False, grace_s=0, orphan_grace_s=0, tuning=replace(SMALL, hold_linger_s=0))

@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from persist import View
 from persist.codecs import Part
-from persist.dataflow.errors import OperatorFailed
+from persist.dataflow import OperatorFailed
 from persist.spark.step.planning import Place, StepPlan
 from persist.spark.step.tasks import StageTask, Uploaded, block_row
 from persist.spark.step.touched import TouchedKeys

@@ -12,8 +12,7 @@ from pyspark.sql import DataFrame, SparkSession
 import persist
 import persist.spark
 from persist.collection import Collection
-from persist.dataflow import Program, col
-from persist.dataflow.errors import OperatorFailed
+from persist.dataflow import OperatorFailed, Program, col
 from persist.spark.step.choosing import Way
 from tests.sampling import examples
 from tests.sql.oracle import Row, comparable

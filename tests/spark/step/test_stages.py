@@ -12,8 +12,7 @@ import pytest
 import persist
 from persist import View
 from persist.collection import Collection
-from persist.dataflow import Program, col
-from persist.dataflow.errors import OperatorFailed
+from persist.dataflow import OperatorFailed, Program, col
 from persist.errors import InvalidUsage
 from persist.settings import Tuning
 from persist.spark.step.needs import Term, before, known_only, needs_of

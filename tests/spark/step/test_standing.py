@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import persist
 from persist import View
 from persist.collection import Collection
-from persist.dataflow.errors import OperatorFailed
+from persist.dataflow import OperatorFailed
 from persist.spark.step.planning import Place, StepPlan
 from tests.spark.step.emulated import stepped
 from tests.spark.step.test_stages import QUIET, held

@@ -13,8 +13,7 @@ from pyspark.sql.types import LongType, StringType, StructField, StructType, Tim
 
 import persist
 from persist.blob import FileBlob
-from persist.sink import batch_commit
-from persist.sink.uploads import writing
+from persist.sink import batch_commit, writing
 from persist.spark.options.stream_write import StreamWriteOptions
 from persist.spark.stream.writer import PersistStreamWriter
 

@@ -11,7 +11,8 @@ import persist
 from persist.codecs import CollectionSchema, Stamp
 from persist.errors import InvalidUpdate
 from persist.spark.write.event_rows import EventRows
-from persist.upsert.machine import Machine, Touched
+from persist.upsert import Machine
+from persist.upsert.machine import Touched
 
 
 class Latest:

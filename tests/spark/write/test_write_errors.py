@@ -176,7 +176,7 @@ def test_a_write_that_lost_the_answer_keeps_what_a_record_may_name(
 def test_a_task_that_fails_in_the_middle_deletes_what_it_has_stored(location: str) -> None:
     import pyarrow as pa
 
-    from persist.sink.uploads import upload
+    from persist.sink import upload
 
     options = WriteOptions.of({"path": location, "collection": "orders", "time": "13"})
     write, before = DataFrameWrite.append(options, schema()), keys(location)

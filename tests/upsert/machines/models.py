@@ -6,9 +6,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from persist.codecs import CollectionSchema
-from persist.codecs.types.schema import Side
-from persist.upsert.machine import DELETED, GROUP, Machine, Touched
+from persist.codecs import CollectionSchema, Side
+from persist.upsert import DELETED, Machine
+from persist.upsert.machine import GROUP, Touched
 
 # An event is (key, value or None, time); values are tuples. What a key holds is a list of values.
 KeyEvent = tuple[int, Any, int]

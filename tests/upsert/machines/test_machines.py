@@ -8,17 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from persist.errors import InvalidUpdate, InvalidUsage, SchemaMismatch
-from persist.upsert.machine import Machine
-from persist.upsert.machines import (
-    BOXED,
-    AppendDistinct,
-    BeforeDiffers,
-    Checked,
-    History,
-    InsertIfAbsent,
-    PerKey,
-    Sessions,
-)
+from persist.upsert import AppendDistinct, BeforeDiffers, Checked, History, InsertIfAbsent, Machine, PerKey, Sessions
+from persist.upsert.machines import BOXED
 from tests.upsert.machines.models import KeyEvent, by_machine, by_rule, schema_of
 
 KEYS, TIMES = st.integers(0, 3), st.integers(0, 9)

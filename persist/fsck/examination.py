@@ -28,8 +28,7 @@ from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
-from persist.blob import Blob, BlobEntry, InvalidUsage
-from persist.blob.clock import Clock, SystemClock
+from persist.blob import Blob, BlobEntry, Clock, InvalidUsage, SystemClock
 from persist.fsck.checkpoint import Renewal
 from persist.fsck.findings import CountedBlob, Findings
 from persist.fsck.keyed import examine_values
@@ -38,7 +37,7 @@ from persist.fsck.log import LogExamination
 from persist.fsck.parts import PartExamination
 from persist.fsck.report import FsckReport, Problem, Repair, Unreferenced, UnreferencedKind
 from persist.fsck.set_aside import LOST, SettingAside
-from persist.log.keys import (
+from persist.log import (
     CHECKPOINTS,
     CLOCK_KEY,
     DIRECTORIES,
@@ -51,14 +50,13 @@ from persist.log.keys import (
     record_seqno,
     uploaded_seqno,
 )
-from persist.replica.checkpoint import INTERVAL
-from persist.replica.follower import Follower
+from persist.replica import INTERVAL, Follower
 from persist.settings import Settings
-from persist.state.state import State
+from persist.state import State
 from persist.storage import Location, open_storage
-from persist.upkeep.garbage import OBJECTS, Deleted, Garbage, void_floor
+from persist.upkeep import OBJECTS, Deleted, Garbage, void_floor
 from persist.work import task
-from persist.write.committer import Committer
+from persist.write import Committer
 
 OVERDUE_INTERVALS = 4
 AGAIN = "run with repair, which makes it again from the log"

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import persist
-from persist.facts.survey import Facts, monthly_dollars, names_by_id
-from persist.state.contents import definition_number
+from persist.facts.surveys import Facts, monthly_dollars, names_by_id
+from persist.state import definition_number
 
 
 @dataclass(frozen=True)

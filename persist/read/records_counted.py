@@ -2,9 +2,8 @@
 
 from persist.codecs import TIME_MAX
 from persist.read.scan import Scan
-from persist.state.contents import CollectionState
-from persist.state.keyed_rules import due
-from persist.upsert.tombstones import dead_filter
+from persist.state import CollectionState, due
+from persist.upsert import dead_filter
 
 
 def record_count(contents: CollectionState) -> int | None:

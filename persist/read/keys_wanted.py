@@ -12,16 +12,16 @@ from persist.codecs import (
     InvalidUpdate,
     SchemaMismatch,
     Side,
+    check_given,
+    combined,
     consolidate,
+    cut,
     gathered,
     is_flat,
+    owned,
     small_updates,
     to_updates,
 )
-from persist.codecs.order.ordering import combined
-from persist.codecs.types.values import cut
-from persist.codecs.updates.inputs import check_given
-from persist.codecs.updates.records import owned
 
 
 def keys_alone(schema: CollectionSchema) -> CollectionSchema:

@@ -11,14 +11,12 @@ from functools import cached_property
 from typing import Any
 
 import persist
-from persist.blob.errors import MissingBlob
-from persist.log.envelope import BlobRef
+from persist.blob import MissingBlob
+from persist.log import BlobRef
 from persist.names import VIEW_HOLD
-from persist.read.record_count import record_count
-from persist.replica.checkpoint import load_contents
-from persist.state.contents import CollectionState, last_sealed
-from persist.state.state import CollectionEntry
-from persist.state.unsealed import Unsealed, unsealed
+from persist.read import record_count
+from persist.replica import load_contents
+from persist.state import CollectionEntry, CollectionState, Unsealed, last_sealed, unsealed
 from persist.timeline import Timeline
 
 THREADS = 16

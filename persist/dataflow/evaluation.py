@@ -13,8 +13,7 @@ import pyarrow.compute as pc
 import pyarrow.types as pat
 
 from persist.blob import InvalidUsage
-from persist.codecs import SchemaMismatch
-from persist.codecs.types.schema import TIME
+from persist.codecs import TIME, SchemaMismatch
 from persist.dataflow.expression import Call, Col, Expression, Lit
 from persist.dataflow.sql_functions import SQL
 
