@@ -23,14 +23,29 @@ if TYPE_CHECKING:
         Sessions,
     )
 
-from persist.upsert.events import event_fields, events_schema, in_order_of_arrival, lifted_events
-from persist.upsert.keyed import Behind, Keyed, check_same, form_of, is_counted, late_column, watermark_to_int
-from persist.upsert.known import described, machine_of
-from persist.upsert.machine import DELETED, SEQ, Machine
-from persist.upsert.replacing import NAME
+from persist.upsert.events import (
+    dead_filter,
+    event_fields,
+    events_schema,
+    in_order_of_arrival,
+    is_tombstone,
+    lifted_events,
+    live_filter,
+)
+from persist.upsert.keyed import (
+    Behind,
+    Keyed,
+    check_same,
+    described,
+    form_of,
+    is_counted,
+    late_column,
+    machine_of,
+    watermark_to_int,
+)
+from persist.upsert.machine import DELETED, NAME, SEQ, Machine
 from persist.upsert.resolution import Prepared, prepared, resolved
 from persist.upsert.taking import EventTable, joined_events, to_events, watermark_below, watermarks_of
-from persist.upsert.tombstones import dead_filter, is_tombstone, live_filter
 
 __all__ = [
     "AppendDistinct",

@@ -26,8 +26,7 @@ from persist.codecs import (
     row_sorter,
 )
 from persist.log import KeyedForm
-from persist.upsert.machine import DELETED, GROUP, SEQ, Machine, Touched
-from persist.upsert.replacing import watermark_ranks
+from persist.upsert.machine import DELETED, GROUP, SEQ, Machine, Touched, watermark_ranks
 
 Ints = npt.NDArray[np.int64]
 

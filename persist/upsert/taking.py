@@ -38,12 +38,9 @@ from persist.codecs import (
 from persist.log import KeyedForm, Watermarks
 from persist.state import WATERMARK_OF_NULL
 from persist.timeline import Timeline
-from persist.upsert.events import event_fields, events_schema
-from persist.upsert.keyed import is_counted
-from persist.upsert.known import machine_of
-from persist.upsert.machine import DELETED, SEQ, Machine
-from persist.upsert.replacing import NAME
-from persist.upsert.tombstones import is_tombstone, marked
+from persist.upsert.events import event_fields, events_schema, is_tombstone, marked
+from persist.upsert.keyed import is_counted, machine_of
+from persist.upsert.machine import DELETED, NAME, SEQ, Machine
 
 _SHAPE = "an event looks like (key, value, time), where None as the value deletes the key"
 

@@ -4,10 +4,9 @@ Promises: each good message becomes what it says, in order; each bad one is name
 that a message or the caller could say. Pure functions of columns, vectorised through `pyarrow.json`.
 """
 
-from persist.upsert.envelopes.canal import canal
+from persist.upsert.envelopes.binlog import canal, maxwell
 from persist.upsert.envelopes.debezium import debezium
-from persist.upsert.envelopes.errors import BadMessage
-from persist.upsert.envelopes.maxwell import maxwell
+from persist.upsert.envelopes.messages import BadMessage
 from persist.upsert.envelopes.wanted import Events
 
 __all__ = ["BadMessage", "Events", "canal", "debezium", "maxwell"]

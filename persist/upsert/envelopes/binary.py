@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from persist.codecs import boolean_values, int64_values
-from persist.upsert.envelopes.errors import Unreadable
+from persist.upsert.envelopes.messages import Unreadable
 
 DECIMAL_BYTES = 16
 PRECISION_MAX = 38

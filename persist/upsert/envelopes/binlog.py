@@ -1,13 +1,24 @@
-"""What Maxwell and Canal have in common: JSON about rows of MySQL's binary log, of any number of tables in one stream.
+"""Maxwell's and Canal's messages: JSON about rows of MySQL's binary log, of any number of tables in one stream.
+
+    Maxwell = {"database": …, "table": …, "type": type, "ts": …, "data": row, "old": {column: value, …}, …}
+      type  = "insert" | "update" | "delete" | "bootstrap-insert" | "bootstrap-start" | "bootstrap-complete" | DDL
+    Canal   = {"database": …, "table": …, "type": type, "data": [row, …], "old": [{column: value, …}, …] or null,
+               "pkNames": [column, …], "mysqlType": {column: type, …}, "isDdl": …, "es": …, "ts": …, …}
+      type  = "INIT" | "INSERT" | "UPDATE" | "DELETE" | DDL
+
+Maxwell writes one row in each message, bytes in base64, and `primary_key_columns` if it was told to. Canal, and TiCDC
+with it, writes the rows that one statement changed; all its values are text, bytes are text whose characters are the
+bytes, and `old` is null or an empty list where nothing was before. "INIT" is what a table held in the beginning.
 
 Messages are read twice: first which table they are of and what they say happened, then the rows of those wanted. So
 neither other tables nor statements about tables can get in the way of the columns' types.
 
-A row before an update comes as the columns that changed, from which an old key is known, but no NULL from a column
-that is not there: so these envelopes give no `_before`.
+`old` has the columns that an update changed. An old key is known from it, but no NULL from a column that is not there:
+so these envelopes give no `_before`.
 """
 
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,13 +29,57 @@ import pyarrow.compute as pc
 from persist.blob import InvalidUsage
 from persist.codecs import boolean_array, boolean_values, int64_array, int64_values
 from persist.upsert.envelopes.assembly import Changes, Mask, Problem, assembled, refused
+from persist.upsert.envelopes.binary import from_base64, from_latin_1
 from persist.upsert.envelopes.columns import reader, samples_of, values_at
-from persist.upsert.envelopes.inference import merged
-from persist.upsert.envelopes.json_rows import Bad, in_order, parse, sifted
+from persist.upsert.envelopes.json_rows import Bad, in_order, parse, sifted, suspects
 from persist.upsert.envelopes.messages import Messages
-from persist.upsert.envelopes.rows import How, RowPlan, inferred
-from persist.upsert.envelopes.suspects import suspects
-from persist.upsert.envelopes.wanted import TIME, Events, Wanted, delivered, one_array
+from persist.upsert.envelopes.rows import How, RowPlan, inferred, merged
+from persist.upsert.envelopes.wanted import TIME, Events, OnError, SchemaLike, Wanted, delivered, one_array
+
+_FORM = re.compile(r"\s*([a-z]+)\s*(?:\(([^)]*)\))?(.*)", re.IGNORECASE | re.DOTALL)
+_INTEGERS = {
+    "tinyint": (pa.int8(), pa.uint8()),
+    "smallint": (pa.int16(), pa.uint16()),
+    "mediumint": (pa.int32(), pa.uint32()),
+    "int": (pa.int32(), pa.uint32()),
+    "integer": (pa.int32(), pa.uint32()),
+    "bigint": (pa.int64(), pa.uint64()),
+}
+_OTHERS = {
+    "float": pa.float32(),
+    "double": pa.float64(),
+    "real": pa.float64(),
+    "date": pa.date32(),
+    "datetime": pa.timestamp("us"),
+    "timestamp": pa.timestamp("us"),
+    "year": pa.int16(),
+    "binary": pa.binary(),
+    "varbinary": pa.binary(),
+    "tinyblob": pa.binary(),
+    "blob": pa.binary(),
+    "mediumblob": pa.binary(),
+    "longblob": pa.binary(),
+}
+
+
+def arrow_type(mysql_type: str) -> pa.DataType:
+    """Return the Arrow type of a column, such as "decimal(10,2) unsigned"; string for whatever else there is.
+
+    A TIME is text, because it may be negative or longer than a day, and so are sets, bits and JSON.
+    """
+    form = _FORM.match(mysql_type)
+    name, arguments, rest = (form[1].lower(), form[2], form[3].lower()) if form else ("", None, "")
+    if name in _INTEGERS:
+        signed, unsigned = _INTEGERS[name]
+        return unsigned if "unsigned" in rest else signed
+    if name in ("decimal", "numeric"):
+        if not arguments:  # As producers name the type alone, it says nothing of digits, and all must be kept.
+            return pa.decimal128(38, 18)
+        digits = [int(part) for part in arguments.split(",")]
+        make = pa.decimal128 if digits[0] <= 38 else pa.decimal256
+        return make(digits[0], digits[1] if len(digits) > 1 else 0)
+    return _OTHERS.get(name, pa.string())
+
 
 PLACES = ("data", "old")
 HEAD = pa.schema([("type", pa.string()), ("database", pa.string()), ("table", pa.string())])
@@ -231,3 +286,96 @@ def _with_old_keys(changes: Changes, key: tuple[str, ...]) -> Changes:
         parts.append(pc.coalesce(pc.struct_field(changes.before, [f.name]), now) if f.name in key else now)
     before = pa.StructArray.from_arrays(parts, fields=list(changes.after.type)) if parts else changes.after
     return Changes(changes.rows, changes.deletes, changes.after, before, None, changes.others)
+
+
+CANAL = Dialect(
+    name="Canal",
+    writes=("INIT", "INSERT", "UPDATE"),
+    deletes="DELETE",
+    skipped=("TIDB_WATERMARK",),
+    listed=True,
+    key_at="pkNames",
+    types_at="mysqlType",
+    binary=from_latin_1,
+    arrow_type=arrow_type,
+)
+
+
+def canal(
+    messages: Any,
+    *,
+    key: str | Sequence[str] | None = None,
+    schema: SchemaLike = None,
+    table: str | None = None,
+    time: str | None = None,
+    metadata: Mapping[str, str] | None = None,
+    on_error: OnError = "raise",
+) -> Events:
+    """Read Canal's messages as events for `Collection.upsert`.
+
+    Each row of a message is an event; an update that changes the key is two: the old key is deleted first. Messages
+    about tables are refused.
+
+    Args:
+        messages: record batches, a table or a frame with the column "value", in the order of arrival; or a column, or
+            a list, of values alone. Keys of messages are not needed, and not looked at.
+        key: the columns of the key; those of `pkNames` if None.
+        schema: the types of the columns, key included; others are left out. None takes those of `mysqlType`, or text
+            where there are none.
+        table: "table" or "database.table": messages of others are passed over. None if all are of one.
+        time: where the time of an event is, such as "es", or the name of a column beside the messages: it becomes
+            `_time`. None if the caller of `upsert` says the time.
+        metadata: further columns for the value, such as `{"es": "es"}`.
+        on_error: "raise", or "collect" bad messages in `rejected`.
+
+    Raises:
+        BadMessage: a message is bad, and on_error="raise".
+        InvalidUsage: an option is wrong, or the messages leave open what it would have said.
+    """
+    return events_of(messages, Wanted.of(key, schema, time, metadata, None, on_error), table, CANAL)
+
+
+MAXWELL = Dialect(
+    name="Maxwell",
+    writes=("insert", "update", "bootstrap-insert"),
+    deletes="delete",
+    skipped=("bootstrap-start", "bootstrap-complete", "heartbeat"),
+    listed=False,
+    key_at="primary_key_columns",
+    types_at=None,
+    binary=from_base64,
+    arrow_type=arrow_type,
+)
+
+
+def maxwell(
+    messages: Any,
+    *,
+    key: str | Sequence[str] | None = None,
+    schema: SchemaLike = None,
+    table: str | None = None,
+    time: str | None = None,
+    metadata: Mapping[str, str] | None = None,
+    on_error: OnError = "raise",
+) -> Events:
+    """Read Maxwell's messages as events for `Collection.upsert`.
+
+    An update that changes the key is two events: the old key is deleted first. Messages about tables are refused.
+
+    Args:
+        messages: record batches, a table or a frame with the column "value", in the order of arrival; or a column, or
+            a list, of values alone. Keys of messages are not needed, and not looked at.
+        key: the columns of the key; needed unless the messages have `primary_key_columns`.
+        schema: the types of the columns, key included; others are left out. None takes what JSON shows, which may
+            differ from one call to the next.
+        table: "table" or "database.table": messages of others are passed over. None if all are of one.
+        time: where the time of an event is, such as "ts", or the name of a column beside the messages: it becomes
+            `_time`. None if the caller of `upsert` says the time.
+        metadata: further columns for the value, such as `{"xid": "xid"}`.
+        on_error: "raise", or "collect" bad messages in `rejected`.
+
+    Raises:
+        BadMessage: a message is bad, and on_error="raise".
+        InvalidUsage: an option is wrong, or the messages leave open what it would have said.
+    """
+    return events_of(messages, Wanted.of(key, schema, time, metadata, None, on_error), table, MAXWELL)

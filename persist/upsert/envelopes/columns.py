@@ -15,7 +15,7 @@ import pyarrow.types as pat
 
 from persist.blob import InvalidUsage
 from persist.upsert.envelopes.binary import from_base64
-from persist.upsert.envelopes.errors import Unreadable
+from persist.upsert.envelopes.messages import Unreadable
 
 SAMPLES = 24
 

@@ -7,23 +7,26 @@ documents are joined into one stream, and what makes a document hold exactly one
   between two documents may not stand in one: so no two documents can become one object;
 - there are as many rows as documents: so none was two objects.
 
-Where reading fails, the documents that look bad are put aside (`persist.upsert.envelopes.suspects`), all in one pass,
-and both sides are read again. What looks good and cannot be read together is halved until the bad ones are alone: that
-costs a pass over a piece for each of these and each halving, n log n in the worst case.
+Where reading fails, the documents that look bad (`suspects`) are put aside, all in one pass, and both sides are read
+again. What looks good and cannot be read together is halved until the bad ones are alone: that costs a pass over a
+piece for each of these and each halving, n log n in the worst case.
 """
 
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from functools import lru_cache
+from typing import Any, Generic, Protocol, TypeVar
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.types as pat
 
 from persist.codecs import InvalidUpdate, boolean_array, int64_array, int64_values
-from persist.upsert.envelopes.errors import Unreadable
+from persist.upsert.envelopes.messages import Unreadable
 
 PIECE_BYTES = 8 << 20  # What is read in one go: large enough for 0.1 ms of preparations, small enough for the caches.
 REASON_CHARS_MAX = 500
@@ -184,3 +187,49 @@ def _joined(texts: pa.Array) -> pa.Buffer:
     if not np.frombuffer(stream, np.uint8).all():
         raise Unreadable("it is not JSON: it holds a zero byte")
     return stream
+
+
+def suspects(texts: pa.Array, fields: pa.Schema) -> npt.NDArray[np.bool_]:
+    """Return bool[texts]: which documents are no JSON object, or hold something else than fields say.
+
+    Args:
+        texts: large_binary without NULL.
+        fields: as for `parse`.
+    """
+    decode = _decoder(fields).decode
+    found = np.zeros(len(texts), np.bool_)
+    for at, text in enumerate(texts.to_pylist()):
+        try:
+            decode(text)
+        except (msgspec.MsgspecError, UnicodeDecodeError):
+            found[at] = True
+    return found
+
+
+@lru_cache(maxsize=64)
+def _decoder(fields: pa.Schema) -> msgspec.json.Decoder[Any]:
+    return msgspec.json.Decoder(_object([*fields]))
+
+
+def _object(fields: list[pa.Field]) -> Any:
+    """Return an object with some members; others are passed over, and any may be missing or null."""
+    members = [(f"m{at}", _held(field.type) | None, None) for at, field in enumerate(fields)]
+    names = {f"m{at}": field.name for at, field in enumerate(fields)}
+    return msgspec.defstruct("Object", members, rename=names, gc=False)
+
+
+def _held(kind: pa.DataType) -> Any:
+    """Return what a document holds where a column of that type is read."""
+    if pat.is_struct(kind):
+        return _object([*kind])
+    if pat.is_list(kind):
+        return list[_held(kind.value_type) | None]  # type: ignore[misc]
+    if pat.is_boolean(kind):
+        return bool
+    if pat.is_integer(kind):
+        return int
+    if pat.is_floating(kind):
+        return float | int
+    if pat.is_decimal(kind):
+        return str | float | int
+    return str if pat.is_string(kind) or pat.is_timestamp(kind) else msgspec.Raw

@@ -1,6 +1,10 @@
 """Rows inside messages: which columns they have, how each is read, and reading a piece of messages.
 
 A row is an object at a place in a message, such as "after"; several places of one message hold rows of one table.
+
+Where nothing declares the types of columns, they are inferred from what all the messages at hand have in common. Text
+stays text, even where it looks like a moment, because what one batch of messages looks like says nothing about the next
+one. For the same reason a stream is better given a schema.
 """
 
 import json
@@ -17,10 +21,8 @@ from persist.blob import InvalidUsage
 from persist.codecs import boolean_array
 from persist.upsert.envelopes.columns import Reader, list_reader, reader, row_reader, samples_of, values_at
 from persist.upsert.envelopes.connect import NAMES, Described, described_reader
-from persist.upsert.envelopes.errors import Unreadable
-from persist.upsert.envelopes.inference import as_sent, merged
-from persist.upsert.envelopes.json_rows import parse, pieces
-from persist.upsert.envelopes.suspects import suspects
+from persist.upsert.envelopes.json_rows import parse, pieces, suspects
+from persist.upsert.envelopes.messages import Unreadable
 
 How = Callable[[str, pa.DataType, list[object]], Reader]
 
@@ -183,3 +185,37 @@ def doubt(target: pa.DataType, samples: list[object], name: str) -> str | None:
         f"column {name!r} of type {target} is sent as {sent}, which may be {could}, and the messages have no schema "
         f"part that tells. Say it with types={{{name!r}: …}}, one of {', '.join(NAMES)}"
     )
+
+
+def merged(types: list[pa.DataType], name: str = "") -> pa.DataType:
+    """Return the type that holds what all of the given ones do.
+
+    Raises:
+        InvalidUsage: there is none, such as for numbers and texts.
+    """
+    kinds = [t for t in types if not pat.is_null(t)]
+    if not kinds:
+        return pa.null()
+    if all(kind == kinds[0] for kind in kinds):
+        return kinds[0]
+    if all(pat.is_signed_integer(kind) for kind in kinds):
+        return max(kinds, key=lambda kind: kind.bit_width)
+    if all(pat.is_integer(kind) or pat.is_floating(kind) for kind in kinds):
+        return pa.float64()
+    if all(pat.is_struct(kind) for kind in kinds):
+        names = list(dict.fromkeys(f.name for kind in kinds for f in kind))
+        found = {n: [kind.field(n).type for kind in kinds if kind.get_field_index(n) >= 0] for n in names}
+        return pa.struct([(n, merged(inner, f"{name}.{n}".lstrip("."))) for n, inner in found.items()])
+    if all(pat.is_list(kind) for kind in kinds):
+        return pa.list_(merged([kind.value_type for kind in kinds], name))
+    shown = " and ".join(sorted({str(kind) for kind in kinds}))
+    raise InvalidUsage(f"column {name!r} is {shown} in different messages: give a schema that says which it is.")
+
+
+def as_sent(t: pa.DataType) -> pa.DataType:
+    """Return a type that `pyarrow.json` has inferred, with text wherever it took text for moments."""
+    if pat.is_timestamp(t):
+        return pa.string()
+    if pat.is_struct(t):
+        return pa.struct([(f.name, as_sent(f.type)) for f in t])
+    return pa.list_(as_sent(t.value_type)) if pat.is_list(t) else t

@@ -8,10 +8,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from persist.upsert.machine import Machine
-from persist.upsert.machines.append_distinct import AppendDistinct
 from persist.upsert.machines.checked import BeforeDiffers, Checked
 from persist.upsert.machines.history import History
-from persist.upsert.machines.insert_if_absent import InsertIfAbsent
+from persist.upsert.machines.idempotent import AppendDistinct, InsertIfAbsent
 from persist.upsert.machines.per_key import Event, PerKey
 from persist.upsert.machines.sessions import Sessions
 

@@ -11,7 +11,7 @@ import pytest
 import persist
 from persist.errors import InvalidUsage
 from persist.upsert import BadMessage, canal, maxwell
-from persist.upsert.envelopes.mysql_types import arrow_type
+from persist.upsert.envelopes.binlog import arrow_type
 
 HEAD = {"database": "test", "table": "e", "ts": 1477053217, "xid": 23396, "commit": True, "server_id": 23042}
 ROW = {"id": 1, "m": 4.2341, "c": "2016-10-21 05:33:37.523000", "comment": "I am a creature of light."}

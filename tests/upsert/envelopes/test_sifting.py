@@ -7,8 +7,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pytest
 
-from persist.upsert.envelopes.json_rows import parse, sifted
-from persist.upsert.envelopes.suspects import suspects
+from persist.upsert.envelopes.json_rows import parse, sifted, suspects
 
 FIELDS = pa.schema([("a", pa.struct([("id", pa.int64()), ("at", pa.timestamp("us"))])), ("l", pa.list_(pa.string()))])
 
