@@ -4,11 +4,7 @@ Promises: `create` has exactly one winner, and a reader sees all of a value or n
 happened or nobody knows; only the log resolves the second.
 """
 
-from persist.blob.admitting import AdmittingCache
-from persist.blob.checked_fields import check_fields
 from persist.blob.clock import Backoff, Clock, SystemClock
-from persist.blob.daemon_threads import DaemonThreads
-from persist.blob.deletion import NotDeleted, delete_all
 from persist.blob.errors import (
     Conflict,
     CorruptBlob,
@@ -17,6 +13,7 @@ from persist.blob.errors import (
     Indeterminate,
     InvalidUsage,
     MissingBlob,
+    NotDeleted,
     PersistError,
     ReadOnlyStore,
     StoreFull,
@@ -24,20 +21,19 @@ from persist.blob.errors import (
     Throttled,
     Unavailable,
 )
-from persist.blob.histogram import LatencyHistogram
-from persist.blob.layers.bounded_folder import BoundedFolder
-from persist.blob.layers.cache import CacheCount, CachedBlob
-from persist.blob.layers.checked import SMALL_BYTES, get_checked, get_range_checked
-from persist.blob.layers.metered import Count, MeteredBlob
+from persist.blob.layers.cache import SMALL_BYTES, CacheCount, CachedBlob, get_checked, get_range_checked
+from persist.blob.layers.cache_folder import BoundedFolder
+from persist.blob.layers.metered import Count, LatencyHistogram, MeteredBlob
 from persist.blob.layers.retry import RetryBlob, RetryCount, RetryPolicy
 from persist.blob.layers.unreliable import Fault, UnreliableBlob
-from persist.blob.lru import ByteBoundedLru
-from persist.blob.pool import Pool
-from persist.blob.protocol import Blob, BlobEntry, check_key, get_at_most, is_remote, turn_at
+from persist.blob.lru import AdmittingCache, ByteBoundedLru
+from persist.blob.options import check_fields
+from persist.blob.protocol import Blob, BlobEntry, check_key, delete_all, get_at_most, is_remote, turn_at
 from persist.blob.stores.file import FileBlob
 from persist.blob.stores.fsspec import FsspecBlob
 from persist.blob.stores.memory import MemoryBlob
 from persist.blob.stores.s3 import S3Blob, S3Options
+from persist.blob.threads import DaemonThreads, Pool
 from persist.blob.url import open_blob
 
 __all__ = [

@@ -4,6 +4,7 @@ They stand in the lowest layer so that every layer raises the final class at onc
 the way up; `persist.errors` adds the errors that speak of collections and re-exports these.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from string import Formatter
 from typing import Any
@@ -70,6 +71,25 @@ class Unavailable(PersistError):
     """
 
     timed_out: bool = False
+
+
+@dataclass(eq=False, repr=False)
+class NotDeleted(Unavailable):
+    """Some of many keys could not be deleted, the others were; deleting all of them again is safe.
+
+    Attributes:
+        failed: what is not known to be deleted, and why, at most one page of keys.
+    """
+
+    failed: Mapping[str, PersistError]
+    url: str
+
+    def __str__(self) -> str:
+        key, error = next(iter(self.failed.items()))
+        return (
+            f"{len(self.failed)} of many keys at {self.url} could not be deleted, the first of them {key!r}: {error} "
+            "Deleting them again is safe."
+        )
 
 
 class StoreFull(Unavailable):

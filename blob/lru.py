@@ -1,47 +1,51 @@
-"""Values by key within a number of bytes; the one used longest ago is the first to go."""
+"""Values by key within a number of bytes: caches for any number of threads, whose methods never wait for long.
+
+`ByteBoundedLru` drops the value used longest ago. That keeps nothing at all of a set that is a little larger than the
+cache and is read again and again, because each value goes just before it is wanted. `AdmittingCache` therefore lets a
+new value in only if it is asked for more often than what would have to go, so a scan cannot empty it. This is the
+admission of TinyLFU (Einziger, Friedman and Manes, 2017), with exact counts of recent questions in place of a sketch.
+
+The count of a key grows whether its value is here or not, up to `COUNT_MAX`. All counts are halved after `AGE_FACTOR`
+questions for each value kept, so that what was wanted long ago makes room.
+"""
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from typing import Generic, TypeVar
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 
+COUNT_MAX = 7
+AGE_FACTOR = 16
+QUESTIONS_MIN = 256
+LEAD = 1  # If values are read in turns, the next one has always been asked for once more than the others.
+SMALL_SHARE = 1024  # A value below this share of the room is always let in: small ones have a room of their own,
+SMALL_ROOM = 16  # which is this share of the whole.
+
 
 class ByteBoundedLru(Generic[K, V]):
-    """A cache for any number of threads. Every method takes a fraction of a microsecond, and none waits for long.
+    """A cache in which the value used longest ago is the first to go.
 
     Args:
         bytes_max: room for all values together.
         size: about how many bytes a value takes; asked once, when it is put.
         value_bytes_max: larger values are not kept; None for all that have room. If it is more than `bytes_max`, a
             value that has no room beside others is kept alone.
+
+    Attributes:
+        bytes: what all values here take.
+        evictions: how many values went to make room.
     """
 
     def __init__(self, bytes_max: int, size: Callable[[V], int], *, value_bytes_max: int | None = None) -> None:
-        self._bytes_max = bytes_max
+        self.bytes_max = bytes_max
         self._value_bytes_max = bytes_max if value_bytes_max is None else value_bytes_max
         self._size = size
         self._kept: OrderedDict[K, tuple[V, int]] = OrderedDict()
         self._lock = threading.Lock()
-        self._bytes = 0
-        self._evictions = 0
-
-    @property
-    def bytes(self) -> int:
-        """What all values here take."""
-        return self._bytes
-
-    @property
-    def bytes_max(self) -> int:
-        """The room for all values together."""
-        return self._bytes_max
-
-    @property
-    def evictions(self) -> int:
-        """How many values went to make room."""
-        return self._evictions
+        self.bytes = self.evictions = 0
 
     def has_room_for(self, size: int) -> bool:
         """Whether a value of that many bytes would be kept."""
@@ -50,11 +54,12 @@ class ByteBoundedLru(Generic[K, V]):
     def get(self, key: K) -> V | None:
         """Return the value of a key, which then counts as just used."""
         with self._lock:
-            found = self._kept.get(key)
-            if found is None:
+            self._asked(key)
+            entry = self._kept.get(key)
+            if entry is None:
                 return None
             self._kept.move_to_end(key)
-            return found[0]
+            return entry[0]
 
     def put(self, key: K, value: V) -> None:
         """Keep a value in place of the one before, and drop others that have no room beside it."""
@@ -63,28 +68,111 @@ class ByteBoundedLru(Generic[K, V]):
             return
         with self._lock:
             self._drop(key)
+            if not self._is_admitted(key, size):
+                return
             self._kept[key] = value, size
-            self._bytes += size
-            while self._bytes > self._bytes_max and len(self._kept) > 1:
+            self.bytes += size
+            room = self._room_for(size)
+            while self.bytes > room and len(self._kept) > 1:
                 self._drop(next(iter(self._kept)))
-                self._evictions += 1
+                self.evictions += 1
 
     def take(self, key: K, only: V | None = None) -> V | None:
         """Return the value of a key, and keep it no more; if only is given, drop and return that very value alone."""
         with self._lock:
-            found = self._kept.get(key)
-            if found is None or (only is not None and found[0] is not only):
+            entry = self._kept.get(key)
+            if entry is None or (only is not None and entry[0] is not only):
                 return None
             self._drop(key)
-            return found[0]
+            return entry[0]
 
     def clear(self) -> None:
         """Keep nothing any more."""
         with self._lock:
             self._kept.clear()
-            self._bytes = 0
+            self.bytes = 0
 
     def _drop(self, key: K) -> None:
-        found = self._kept.pop(key, None)
-        if found is not None:
-            self._bytes -= found[1]
+        entry = self._kept.pop(key, None)
+        if entry is not None:
+            self.bytes -= entry[1]
+
+    def _asked(self, key: K) -> None:
+        """Note that somebody asked for a key."""
+
+    def _is_admitted(self, key: K, size: int) -> bool:
+        return True
+
+    def _room_for(self, size: int) -> int:
+        return self.bytes_max
+
+
+class AdmittingCache(ByteBoundedLru[K, V]):
+    """A `ByteBoundedLru` that lets in only what is wanted more often than what it would have to drop.
+
+    Memory besides the values: one count for each key that was asked for lately, at most about
+    `AGE_FACTOR` for each value that is kept.
+    """
+
+    def __init__(self, bytes_max: int, size: Callable[[V], int], *, value_bytes_max: int | None = None) -> None:
+        super().__init__(bytes_max, size, value_bytes_max=value_bytes_max)
+        self._counts: dict[K, int] = {}
+        self._questions = 0
+        self._large_room = bytes_max - bytes_max // SMALL_ROOM
+
+    def get_all(self, keys: Sequence[K]) -> list[V] | None:
+        """Return the values of some keys, which then count as wanted once more; None, without any effect, if one of
+        them is not here."""
+        with self._lock:
+            entries = [self._kept.get(key) for key in keys]
+            if None in entries:
+                return None
+            for key in keys:
+                self._asked(key)
+                self._kept.move_to_end(key)
+            return [entry[0] for entry in entries if entry is not None]
+
+    def peek(self, key: K) -> V | None:
+        """Return the value of a key, without any effect: for a caller who asks twice for one purpose."""
+        with self._lock:
+            entry = self._kept.get(key)
+            return None if entry is None else entry[0]
+
+    def clear(self) -> None:
+        """Keep nothing any more, and forget what was asked for."""
+        super().clear()
+        with self._lock:
+            self._counts.clear()
+
+    def _asked(self, key: K) -> None:
+        count = self._counts.get(key, 0)
+        if count < COUNT_MAX:
+            self._counts[key] = count + 1
+        self._questions += 1
+        if self._questions >= QUESTIONS_MIN and self._questions >= AGE_FACTOR * len(self._kept):
+            self._questions = 0
+            self._counts = {key: count // 2 for key, count in self._counts.items() if count > 1}
+
+    def _is_small(self, size: int) -> bool:
+        return size * SMALL_SHARE < self.bytes_max
+
+    def _room_for(self, size: int) -> int:
+        return self.bytes_max if self._is_small(size) else self._large_room
+
+    def _is_admitted(self, key: K, size: int) -> bool:
+        """Return whether those that would go are all wanted less often than the key; those are moved to the front."""
+        missing = self.bytes + size - self._large_room
+        if self._is_small(size) or missing <= 0 or not self._kept:
+            return True
+        wanted, victims = self._counts.get(key, 0), []
+        for other, (_, freed) in self._kept.items():
+            if not self._is_small(freed) and self._counts.get(other, 0) + LEAD < wanted:
+                victims.append(other)
+                missing -= freed
+                if missing <= 0:
+                    break
+        if missing > 0:
+            return False
+        for other in reversed(victims):
+            self._kept.move_to_end(other, last=False)
+        return True

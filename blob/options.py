@@ -1,70 +1,75 @@
-"""Options of a store: known names only, values converted, because Spark passes every option as a string."""
+"""Values that users fill in, checked by their declared types, which may carry constraints of msgspec."""
 
-from collections.abc import Callable, Mapping
-from typing import Any
+import math
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+import msgspec
 
 from persist.blob.errors import InvalidUsage
 
 
-def check_options(
-    options: Mapping[str, Any] | None, known: Mapping[str, Callable[[Any], Any]], store: str
-) -> dict[str, Any]:
-    """Return options with their values converted; None values count as not given.
+def check_fields(options: Any, *, but: tuple[str, ...] = ()) -> None:
+    """Check the fields of a dataclass by their types, which msgspec must know: `Annotated[float, msgspec.Meta(ge=0)]`.
+
+    A boolean is no number, a fraction is no count, and what is not finite is refused.
 
     Raises:
-        InvalidUsage: a name is not known, or a value cannot be converted.
+        InvalidUsage: a value is not allowed; the message names the class, the field, the value (unless the field has
+            `repr=False`, because it is a secret) and what is allowed.
     """
-    converted = {}
-    for name, value in (options or {}).items():
-        if name not in known:
-            right = ", ".join(sorted(known)) or "none"
-            raise InvalidUsage(f"storage option {name!r} is not an option of {store}; it takes: {right}")
-        if value is None:
-            continue
-        try:
-            converted[name] = known[name](value)
-        except (TypeError, ValueError) as error:
-            raise InvalidUsage(f"storage option {name!r} of {store} has a value that does not fit: {error}") from error
+    kinds = get_type_hints(type(options), include_extras=True)
+    for field in fields(options):
+        if field.name not in but:
+            value = getattr(options, field.name)
+            shown = f"{field.name}={value!r}" if field.repr else field.name
+            _converted(value, kinds[field.name], f"{type(options).__name__}({shown}) is not allowed", strict=True)
+
+
+def read_options(options: Mapping[str, Any] | None, kinds: Mapping[str, Any], store: str) -> dict[str, Any]:
+    """Return options with their values in the types that kinds has by name; text may stand for any, as Spark passes it.
+
+    None values count as not given.
+
+    Raises:
+        InvalidUsage: a name is not known, or a value does not fit; values are not shown, because some are secrets.
+    """
+    given = options or {}
+    if unknown := [name for name in given if name not in kinds]:
+        allowed = ", ".join(sorted(kinds)) or "none"
+        raise InvalidUsage(f"storage option {unknown[0]!r} is not an option of {store}; it takes: {allowed}")
+    problem = "storage option {!r} of {} has a value that does not fit"
+    return {
+        name: _converted(value, kinds[name], problem.format(name, store), strict=False)
+        for name, value in given.items()
+        if value is not None
+    }
+
+
+def _converted(value: Any, kind: Any, problem: str, *, strict: bool) -> Any:
+    try:
+        if isinstance(value, float) and not math.isfinite(value):
+            raise msgspec.ValidationError("Expected a finite number")
+        converted = msgspec.convert(value, kind, strict=strict)
+        if is_dataclass(converted) and not isinstance(value, type(converted)):  # Such as a dict.
+            raise msgspec.ValidationError("Expected `object`")
+    except msgspec.ValidationError as error:
+        raise InvalidUsage(f"{problem}: give {_allowed(kind, str(error))}") from error
     return converted
 
 
-def as_bool(value: Any) -> bool:
-    """Convert True, False, "true" and "false"."""
-    texts = {"true": True, "false": False}
-    if isinstance(value, bool):
-        return value
-    if isinstance(value, str) and value.lower() in texts:
-        return texts[value.lower()]
-    raise ValueError("it takes true or false")
-
-
-def as_mode(value: Any) -> int:
-    """Convert the rights of a file: a number, or its octal digits as text, such as "0640"."""
-    if isinstance(value, str):
-        return int(value, 8)
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise ValueError('it takes octal digits, such as "0640"')
-    return value
-
-
-def as_int(value: Any) -> int:
-    """Convert a positive whole number."""
-    number = int(value)
-    if number <= 0 or isinstance(value, (bool, float)):
-        raise ValueError("it takes a positive whole number")
-    return number
-
-
-def as_float(value: Any) -> float:
-    """Convert a positive number."""
-    number = float(value)
-    if not 0 < number < float("inf"):
-        raise ValueError("it takes a positive number")
-    return number
-
-
-def as_text(value: Any) -> str:
-    """Take a text that is not empty."""
-    if not isinstance(value, str) or not value:
-        raise ValueError("it takes a text")
-    return value
+def _allowed(kind: Any, problem: str) -> str:
+    """Return what to give instead, out of what msgspec says: "Expected `int` >= 16", "Expected `float`, got `str`"."""
+    for one in (kind, *get_args(kind)):
+        if isinstance(one, type) and is_dataclass(one):
+            return f"a {one.__name__}"
+        if get_origin(one) is Literal:
+            return " or ".join(map(repr, get_args(one)))
+    if not problem.startswith("Expected "):
+        return "a number that 64 bits can hold"
+    words = {"int": "an integer", "float": "a number", "bool": "True or False", "str": "text", " | null": " or None"}
+    wanted, comma, got = problem.removeprefix("Expected ").replace("`", "").partition(", got ")
+    for word, meaning in words.items():
+        wanted = wanted.replace(word, meaning)
+    return wanted + (f", not {got.replace('null', 'None')}" if comma else "")

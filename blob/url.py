@@ -7,14 +7,14 @@ from typing import Any
 from urllib.parse import unquote
 
 from persist.blob.errors import InvalidUsage
-from persist.blob.options import as_bool, as_mode, check_options
+from persist.blob.options import read_options
 from persist.blob.protocol import Blob
 from persist.blob.stores.file import FileBlob
 from persist.blob.stores.fsspec import FsspecBlob, known_protocols
 from persist.blob.stores.memory import MemoryBlob
 from persist.blob.stores.s3 import S3Blob
 
-_FOLDER_OPTIONS = {"fsync": as_bool, "file_mode": as_mode, "folder_mode": as_mode}
+_FOLDER_OPTIONS = {"fsync": bool, "file_mode": int | str, "folder_mode": int | str}
 _SCHEME = re.compile(r"^([A-Za-z][A-Za-z0-9+._-]*)://")
 _ONE_SLASH = re.compile(r"^([A-Za-z][A-Za-z0-9+._-]*):/(?!/)")
 
@@ -44,9 +44,9 @@ def open_blob(url: str | os.PathLike[str], options: Mapping[str, Any] | None = N
         )
     if scheme in ("", "file"):
         path = _path_of_file_url(text) if match else text
-        return FileBlob(path, **check_options(options, _FOLDER_OPTIONS, "a folder"))
+        return FileBlob(path, **read_options(options, _FOLDER_OPTIONS, "a folder"))
     if scheme == "memory":
-        check_options(options, {}, "memory://")
+        read_options(options, {}, "memory://")
         return MemoryBlob.named(_memory_name(text))
     if scheme in ("s3", "s3a"):
         bucket, prefix = _bucket_and_prefix(text)

@@ -379,7 +379,6 @@ def provoked(place: Place, options: dict[str, Any]) -> Iterator[object]:
         (f"s3://no-such-{place.bucket}/x", options),
         (place.url, {**options, "endpoint_url": "http://127.0.0.1:1"}),
         (place.url, {**options, "no_such_option": options["secret_access_key"]}),
-        (place.url, {**options, "connect_timeout_s": "many"}),
         (place.url, {**options, "server_side_encryption": "rot13"}),
         (place.url, {**options, "profile": "no-such-profile"}),
         (place.url.replace("s3://", f"s3://{options['access_key_id']}:{options['secret_access_key']}@"), options),

@@ -13,31 +13,30 @@ time is not kept. Writes of others are not seen, which is why only immutable key
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from os import PathLike
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import xxhash
 
 from persist.blob.clock import Clock, SystemClock
-from persist.blob.errors import InvalidUsage, PersistError
-from persist.blob.layers.bounded_folder import FILE_SHARE_MAX
-from persist.blob.layers.cache_folder import CacheFolder
+from persist.blob.errors import CorruptBlob, InvalidUsage, PersistError
+from persist.blob.layers.cache_folder import FILE_SHARE_MAX, CacheFolder
 from persist.blob.lru import ByteBoundedLru
 from persist.blob.protocol import (
     Blob,
     BlobEntry,
+    BlobLayer,
     DeletePage,
     check_bytes,
     check_key,
     check_range,
     get_at_most,
-    is_remote,
-    page_deletion,
-    turn_at,
 )
 
+T = TypeVar("T")
+SMALL_BYTES = 16 << 20  # So much is read though less belongs there, so that the error can say what it is.
 ENTRY_OVERHEAD_BYTES = 512  # Roughly, of a key, a checksum and what Python adds; so that small values count.
 
 
@@ -67,7 +66,7 @@ class CacheCount:
     folder_bytes: int = 0
 
 
-class CachedBlob:
+class CachedBlob(BlobLayer):
     """Serves immutable values of another store from memory or a folder.
 
     A hit in memory costs about 1.5 µs and one pass of xxh3_128 over the value. A range is cut from a value that is
@@ -78,7 +77,7 @@ class CachedBlob:
             are kept.
         memory_bytes: room for values in memory; 0 for none.
         folder: where to keep values on disk, for several clients, processes and runs; made if it is not there.
-        folder_bytes: room in the folder; see `persist.blob.layers.bounded_folder` for how exactly it is kept.
+        folder_bytes: room in the folder; see `persist.blob.layers.cache_folder` for how exactly it is kept.
         clock: replaces the machine's, for tests.
     """
 
@@ -96,7 +95,7 @@ class CachedBlob:
             raise InvalidUsage(
                 f"memory_bytes={memory_bytes}, folder_bytes={folder_bytes} is not allowed: give at least 0 and 1"
             )
-        self._inner = inner
+        super().__init__(inner)
         self._is_cached = is_immutable
         self._lock = threading.Lock()
         self._memory: ByteBoundedLru[str, _CachedValue] = ByteBoundedLru(
@@ -107,14 +106,6 @@ class CachedBlob:
             self._folder = CacheFolder(folder, folder_bytes, inner.url, clock or SystemClock())
         self._fetches: dict[str, Future[bytes | None]] = {}
         self._memory_hits = self._folder_hits = self._shared = self._misses = self._corrupt = 0
-
-    @property
-    def url(self) -> str:
-        return self._inner.url
-
-    @property
-    def is_remote(self) -> bool:
-        return is_remote(self._inner)
 
     def counts(self) -> CacheCount:
         """Return the counts so far."""
@@ -168,22 +159,11 @@ class CachedBlob:
         with self._changing(key):
             self._inner.delete(key)
 
-    def turn(self, key: str) -> AbstractContextManager[bool]:
-        return turn_at(self._inner, key)
-
-    @property
-    def delete_page(self) -> DeletePage | None:
-        inner = page_deletion(self._inner)
-        if inner is None:
-            return None
-
-        def delete(keys: Sequence[str]) -> Mapping[str, PersistError]:
-            with ExitStack() as stack:
-                for key in keys:
-                    stack.enter_context(self._changing(key))
-                return inner(keys)
-
-        return delete
+    def _delete_page(self, delete: DeletePage, keys: Sequence[str]) -> Mapping[str, PersistError]:
+        with ExitStack() as stack:
+            for key in keys:
+                stack.enter_context(self._changing(key))
+            return delete(keys)
 
     def forget(self, key: str) -> None:
         """Drop what is kept of key: for a caller who found the value itself, intact as it came, to be wrong."""
@@ -284,9 +264,6 @@ class CachedBlob:
             self._corrupt += 1
             self._memory.take(key, only=entry)
 
-    def __repr__(self) -> str:
-        return f"CachedBlob({self._inner!r})"
-
 
 class _CachedValue(NamedTuple):
     value: bytes
@@ -307,3 +284,34 @@ def _checksum(key: str, value: bytes) -> bytes:
     digest = xxhash.xxh3_128(key.encode() + b"\0")
     digest.update(value)
     return digest.digest()
+
+
+def get_checked(blob: Blob, key: str, bytes_expected: int, check: Callable[[bytes], T]) -> T | None:
+    """Return check of the value at key, or None when there is none.
+
+    A value that is much larger than bytes_expected is CorruptBlob, and not read where its store can tell.
+
+    What check refuses as CorruptBlob may be wrong only where it is cached, or on its one way from the store to the
+    cache: then it is fetched once more.
+    """
+    bytes_max = max(bytes_expected, SMALL_BYTES)
+    return _believed(blob, key, lambda: get_at_most(blob, key, bytes_max), check)
+
+
+def get_range_checked(blob: Blob, key: str, range: tuple[int, int], check: Callable[[bytes], T]) -> T | None:
+    """Return check of some bytes of the value at key, or None when there is none; otherwise as `get_checked`."""
+    return _believed(blob, key, lambda: blob.get(key, range), check)
+
+
+def _believed(blob: Blob, key: str, get: Callable[[], bytes | None], check: Callable[[bytes], T]) -> T | None:
+    data = get()
+    if data is None:
+        return None
+    try:
+        return check(data)
+    except CorruptBlob:
+        if not isinstance(blob, CachedBlob):
+            raise
+        blob.forget(key)
+        data = get()
+        return None if data is None else check(data)

@@ -1,4 +1,18 @@
-"""Cached values as files of one folder, which any number of processes and locations may share.
+"""Files of one folder that several processes and locations share, within a number of bytes; and cached values in them.
+
+`BoundedFolder` writes a file as a temporary one and renames it, without fsync, so each reader checks what it finds. The
+modification time is that of the last use. When the folder is too large, the files used longest ago are removed, whoever
+wrote them, down to 90% of the room; a file that another process removed first is no error, and one that is open or
+mapped stays readable for who has it. Each writer looks at the whole folder at its first write, and again when it has
+written a sixteenth of the room. With n writers, the folder can therefore exceed its room by n sixteenths. Only files
+with names of this form are counted and removed:
+
+    <32 hex>.<suffix>           suffix is "cached" or "rows"
+    .tmp-<32 hex>.<suffix>      while it is written
+
+When the disk refuses a write, none is tried for ten seconds, and what would have been read is fetched instead.
+
+`CacheFolder` keeps values so:
 
     <xxh3_128 of the name, 32 hex>.cached:
         8 bytes   b"pcache1\\n"
@@ -7,29 +21,166 @@
         name      the location's URL, a line feed and the key, UTF-8
         value     to the end of the file
 
-What a crash, a bad disk or another program makes of an entry is found by the checksum, and what belongs to another key
-or location by the name. Either is dropped and counts as not there. How the folder is bounded is told in
-`persist.blob.layers.bounded_folder`. When the disk refuses a write, the values are fetched instead.
+The checksum finds what a crash, a bad disk or another program made of an entry, and the name finds what belongs to
+another key or location. Either is dropped and counts as not there.
 """
 
 import io
 import os
+import re
 import struct
 import threading
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager, suppress
+import uuid
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext, suppress
 from stat import S_ISREG
 
 import xxhash
 
 from persist.blob.clock import Clock
-from persist.blob.layers.bounded_folder import BoundedFolder
+from persist.blob.protocol import TEMPORARY_AGE_MAX_S
 
+PAUSE_S = 10.0
+FILE_SHARE_MAX = 8  # A file may take an eighth of the room, or it would drive out too many others.
+_OURS = re.compile(r"[0-9a-f]{32}\.(cached|rows)")
+_OUR_TEMPORARY = re.compile(r"\.tmp-[0-9a-f]{32}\.(cached|rows)")
 _MAGIC = b"pcache1\n"
 _PREFACE = struct.Struct("<8s16s")
 _LENGTH = struct.Struct("<I")
 _NAME_BYTES_MAX = 4096
+
+
+class BoundedFolder:
+    """Folder and files are for their owner only (0700, 0600). No method raises because of the disk.
+
+    Attributes:
+        evictions, disk_errors: files removed to make room, and requests that the disk refused, by this object.
+        bytes: of the folder, all processes together, as far as this object knows.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str], bytes_max: int, clock: Clock) -> None:
+        self.root = os.path.abspath(os.path.expanduser(folder))
+        self.bytes_max = bytes_max
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._scanning = threading.Lock()
+        self._until_scan = 0
+        self._paused_until_s = float("-inf")
+        self.evictions = self.disk_errors = self.bytes = 0
+
+    @property
+    def file_bytes_max(self) -> int:
+        """Of what one file should hold."""
+        return self.bytes_max // FILE_SHARE_MAX
+
+    def path(self, digest: str, suffix: str) -> str:
+        """Return where a file is or would be."""
+        return os.path.join(self.root, f"{digest}.{suffix}")
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether the disk refused a write a moment ago, so that none is tried."""
+        return self._clock.monotonic_s() < self._paused_until_s
+
+    def write(
+        self,
+        path: str,
+        pieces: Iterable[bytes | memoryview],
+        *,
+        lock: AbstractContextManager[object] | None = None,
+        may_keep: Callable[[], bool] = lambda: True,
+    ) -> bool:
+        """Put a file there, made of pieces, unless may_keep says no; that is asked under the lock, as the last step.
+
+        Return whether it is there.
+        """
+        if self.is_paused:
+            return False
+        suffix = path.rpartition(".")[2]
+        temporary = os.path.join(self.root, f".tmp-{uuid.uuid4().hex}.{suffix}")
+        try:
+            size = self._fill(temporary, pieces)
+            with lock or nullcontext():
+                if not may_keep():
+                    return False
+                os.rename(temporary, path)
+            self._grew(size)
+            return True
+        except OSError:
+            self._paused_until_s = self._clock.monotonic_s() + PAUSE_S
+            self.count_error()
+            return False
+        finally:
+            with suppress(OSError):
+                os.unlink(temporary)
+
+    def count_error(self) -> None:
+        """Note that the disk refused something."""
+        with self._lock:
+            self.disk_errors += 1
+
+    def _fill(self, temporary: str, pieces: Iterable[bytes | memoryview]) -> int:
+        """Write a file and return its length."""
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+        try:
+            descriptor = os.open(temporary, flags, 0o600)
+        except FileNotFoundError:
+            os.makedirs(self.root, mode=0o700, exist_ok=True)
+            descriptor = os.open(temporary, flags, 0o600)
+        size = 0
+        with open(descriptor, "wb", buffering=0) as file:
+            for piece in pieces:
+                view = memoryview(piece)
+                size += len(view)
+                while view:
+                    view = view[file.write(view) :]  # A raw write may take less than all.
+        return size
+
+    def _grew(self, size: int) -> None:
+        with self._lock:
+            self.bytes += size
+            self._until_scan -= size
+            is_due = self._until_scan <= 0 or self.bytes > self.bytes_max
+        if is_due and self._scanning.acquire(blocking=False):
+            try:
+                self._make_room()
+            finally:
+                self._scanning.release()
+
+    def _make_room(self) -> None:
+        """Count what is there, whoever wrote it, and remove what was used longest ago if it is too much."""
+        entries = self._entries()
+        total, evictions = sum(size for _, size, _ in entries), 0
+        if total > self.bytes_max:
+            for _, size, path in sorted(entries):
+                if total <= self.bytes_max * 9 // 10:
+                    break
+                total -= size
+                with suppress(FileNotFoundError):  # Another process was faster.
+                    os.unlink(path)
+                    evictions += 1
+        with self._lock:
+            self.bytes = total
+            self.evictions += evictions
+            self._until_scan = self.bytes_max // 16
+
+    def _entries(self) -> list[tuple[int, int, str]]:
+        """Return time of last use, bytes and path of each entry; remove temporary files that were left behind."""
+        entries = []
+        oldest_s = time.time() - TEMPORARY_AGE_MAX_S
+        with os.scandir(self.root) as files:
+            for file in files:
+                is_temporary = _OUR_TEMPORARY.fullmatch(file.name)
+                if not is_temporary and not _OURS.fullmatch(file.name):
+                    continue
+                with suppress(FileNotFoundError):  # Another process was faster.
+                    stat = file.stat(follow_symlinks=False)
+                    if is_temporary and stat.st_mtime < oldest_s:
+                        os.unlink(file.path)
+                    elif not is_temporary:
+                        entries.append((stat.st_mtime_ns, stat.st_size, file.path))
+        return entries
 
 
 class CacheFolder:
@@ -57,8 +208,8 @@ class CacheFolder:
         try:
             descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
             with open(descriptor, "rb", buffering=0) as file:
-                found = os.fstat(descriptor)
-                could_be_ours = S_ISREG(found.st_mode) and found.st_size <= self._file_bytes_max()
+                stat = os.fstat(descriptor)
+                could_be_ours = S_ISREG(stat.st_mode) and stat.st_size <= self._file_bytes_max()
                 value = _read(file, name) if could_be_ours else None
                 if value is None:
                     self._drop_corrupt(path)

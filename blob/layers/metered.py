@@ -1,27 +1,85 @@
-"""Counts what a store is asked for: requests, errors, bytes, and how long they take, for each operation."""
+"""Counts what a store is asked for: requests, errors, bytes, and how long they take, for each operation.
 
+Latencies are counted in buckets whose widths grow with the latency, which gives quantiles in bounded memory and O(1)
+per call. Each power of two of seconds is cut into `BUCKETS_PER_OCTAVE` equal buckets (as HdrHistogram does), so a
+quantile has a relative error of at most 1 / (2 * BUCKETS_PER_OCTAVE), about 3%, from 1 µs to about an hour; a latency
+beyond either end counts as if it were at it. The largest value is kept exactly.
+"""
+
+import math
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import TypeVar
 
-from persist.blob.histogram import LatencyHistogram
-from persist.blob.protocol import (
-    LIST_PAGE_ENTRIES,
-    OPERATIONS,
-    Blob,
-    BlobEntry,
-    DeletePage,
-    get_at_most,
-    is_remote,
-    page_deletion,
-    turn_at,
-)
+from persist.blob.errors import PersistError
+from persist.blob.protocol import LIST_PAGE_ENTRIES, OPERATIONS, Blob, BlobEntry, BlobLayer, DeletePage, get_at_most
 
 T = TypeVar("T")
+BUCKETS_PER_OCTAVE = 16
+_EXPONENT_MIN = -19  # frexp's exponent: the first bucket begins at 2**-20 s, about 1 µs.
+_OCTAVES = 32
+BUCKETS = _OCTAVES * BUCKETS_PER_OCTAVE
+
+
+class LatencyHistogram:
+    """Counts of seconds by size, 512 integers. Not locked: whoever shares one guards it.
+
+    Attributes:
+        total: how many values were recorded.
+        max_s: the largest of them, 0 before the first.
+    """
+
+    __slots__ = ("_buckets", "max_s", "total")
+
+    def __init__(self) -> None:
+        self._buckets = [0] * BUCKETS
+        self.total = 0
+        self.max_s = 0.0
+
+    def record(self, seconds: float) -> None:
+        """Count one value."""
+        self._buckets[_bucket(seconds)] += 1
+        self.total += 1
+        if seconds > self.max_s:
+            self.max_s = seconds
+
+    def merge(self, other: "LatencyHistogram") -> None:
+        """Add what other has counted, for example in another process."""
+        self._buckets = [mine + theirs for mine, theirs in zip(self._buckets, other._buckets, strict=True)]
+        self.total += other.total
+        self.max_s = max(self.max_s, other.max_s)
+
+    def copy(self) -> "LatencyHistogram":
+        """Return another one with the same counts."""
+        new = LatencyHistogram()
+        new.merge(self)
+        return new
+
+    def quantile_s(self, share: float) -> float:
+        """Return a value that this share (0 to 1) of the recorded ones do not exceed; 0 when there are none."""
+        if not self.total:
+            return 0.0
+        rank = max(1, math.ceil(share * self.total))
+        seen = 0
+        for bucket, count in enumerate(self._buckets):
+            seen += count
+            if seen >= rank:
+                return min(_middle_s(bucket), self.max_s)
+        raise AssertionError("the buckets hold fewer values than were recorded")
+
+
+def _bucket(seconds: float) -> int:
+    mantissa, exponent = math.frexp(seconds)  # seconds == mantissa * 2**exponent with 0.5 <= mantissa < 1
+    bucket = (exponent - _EXPONENT_MIN) * BUCKETS_PER_OCTAVE + int((mantissa - 0.5) * 2 * BUCKETS_PER_OCTAVE)
+    return 0 if bucket < 0 or seconds <= 0 else min(bucket, BUCKETS - 1)
+
+
+def _middle_s(bucket: int) -> float:
+    octave, part = divmod(bucket, BUCKETS_PER_OCTAVE)
+    return math.ldexp(0.5 + (part + 0.5) / (2 * BUCKETS_PER_OCTAVE), octave + _EXPONENT_MIN)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +91,7 @@ class Count:
         errors: how many of them raised.
         bytes: of values, sent or received.
         seconds: spent in the store.
-        p50_s, p90_s, p99_s: that share of the calls took no longer, to within 3% (see `persist.blob.histogram`).
+        p50_s, p90_s, p99_s: that share of the calls took no longer, to within 3%.
         max_s: the longest call.
     """
 
@@ -47,24 +105,16 @@ class Count:
     max_s: float = 0.0
 
 
-class MeteredBlob:
+class MeteredBlob(BlobLayer):
     """Passes everything on to another store and counts it. The clock gives seconds, from anywhere.
 
     Costs about 3 µs per call and 5 kB per operation.
     """
 
     def __init__(self, inner: Blob, clock: Callable[[], float] = time.monotonic) -> None:
-        self._inner = inner
+        super().__init__(inner)
         self._clock = clock
         self._tallies = {name: _Tally() for name in OPERATIONS}
-
-    @property
-    def url(self) -> str:
-        return self._inner.url
-
-    @property
-    def is_remote(self) -> bool:
-        return is_remote(self._inner)
 
     def counts(self) -> dict[str, Count]:
         """Return the counts so far, by the name of the operation."""
@@ -96,16 +146,8 @@ class MeteredBlob:
     def delete(self, key: str) -> None:
         self._counted("delete", lambda: self._inner.delete(key), _no_bytes)
 
-    def turn(self, key: str) -> AbstractContextManager[bool]:
-        return turn_at(self._inner, key)
-
-    @property
-    def delete_page(self) -> DeletePage | None:
-        inner = page_deletion(self._inner)
-        return None if inner is None else lambda keys: self._counted("delete", lambda: inner(keys), _no_bytes)
-
-    def close(self) -> None:
-        self._inner.close()
+    def _delete_page(self, delete: DeletePage, keys: Sequence[str]) -> Mapping[str, PersistError]:
+        return self._counted("delete", lambda: delete(keys), _no_bytes)
 
     def _entries(self, prefix: str, start_after: str | None) -> Iterator[BlobEntry]:
         """List as a generator, so that a store which fails at the call itself does so where it is counted."""
@@ -120,9 +162,6 @@ class MeteredBlob:
             raise
         self._tallies[name].add(self._clock() - began_s, errors=0, moved=size(result))
         return result
-
-    def __repr__(self) -> str:
-        return f"MeteredBlob({self._inner!r})"
 
 
 class _Tally:

@@ -3,13 +3,12 @@
 import random
 import threading
 from collections import deque
-from collections.abc import Callable, Collection, Iterator
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from enum import Enum
 from typing import TypeVar
 
-from persist.blob.errors import Indeterminate, Unavailable
-from persist.blob.protocol import Blob, BlobEntry, DeletePage, get_at_most, is_remote, page_deletion, turn_at
+from persist.blob.errors import Indeterminate, PersistError, Unavailable
+from persist.blob.protocol import OPERATIONS, Blob, BlobEntry, BlobLayer, DeletePage, get_at_most
 
 T = TypeVar("T")
 
@@ -26,7 +25,7 @@ class Fault(Enum):
     SLOW = "it happens after a pause"
 
 
-class UnreliableBlob:
+class UnreliableBlob(BlobLayer):
     """Passes calls on to another store, except when it does not.
 
     Faults that a script asked for (`next_faults`) come first; then each call fails with the given chances. Reads
@@ -49,9 +48,9 @@ class UnreliableBlob:
         happened_but_failed: float = 0.0,
         slow: float = 0.0,
         sleep: Callable[[], None] = lambda: None,
-        operations: Collection[str] = ("create", "delete", "get", "list", "set"),
+        operations: Collection[str] = OPERATIONS,
     ) -> None:
-        self._inner = inner
+        super().__init__(inner)
         self._chance = chance
         self._sleep = sleep
         self._operations = frozenset(operations)
@@ -65,14 +64,6 @@ class UnreliableBlob:
             Fault.SLOW: slow,
         }
         self.faults = dict.fromkeys(Fault, 0)
-
-    @property
-    def url(self) -> str:
-        return self._inner.url
-
-    @property
-    def is_remote(self) -> bool:
-        return is_remote(self._inner)
 
     def next_faults(self, operation: str, *faults: Fault) -> None:
         """Make the next calls of an operation ("get", "create", …) fail like this, one after the other."""
@@ -108,16 +99,8 @@ class UnreliableBlob:
     def delete(self, key: str) -> None:
         self._call("delete", lambda: self._inner.delete(key))
 
-    def turn(self, key: str) -> AbstractContextManager[bool]:
-        return turn_at(self._inner, key)
-
-    @property
-    def delete_page(self) -> DeletePage | None:
-        inner = page_deletion(self._inner)
-        return None if inner is None else lambda keys: self._call("delete", lambda: inner(keys))
-
-    def close(self) -> None:
-        self._inner.close()
+    def _delete_page(self, delete: DeletePage, keys: Sequence[str]) -> Mapping[str, PersistError]:
+        return self._call("delete", lambda: delete(keys))
 
     def _call(self, operation: str, call: Callable[[], T]) -> T:
         fault = self._next_fault(operation)
@@ -146,6 +129,3 @@ class UnreliableBlob:
                 fault = self._chance.choices([Fault.NONE, *self._odds], odds)[0]
             self.faults[fault] += 1
             return fault
-
-    def __repr__(self) -> str:
-        return f"UnreliableBlob({self._inner!r})"

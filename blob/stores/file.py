@@ -86,7 +86,7 @@ class FileBlob:
         path: the folder.
         fsync: False gives up durability for speed; only for tests.
         file_mode, folder_mode: rights of new files and folders, whatever the umask; the owner's must be complete.
-            With 0o660 and 0o2770, a group shares a location.
+            With 0o660 and 0o2770, a group shares a location. Text has octal digits: "0640".
     """
 
     def __init__(
@@ -94,12 +94,11 @@ class FileBlob:
         path: str | os.PathLike[str],
         *,
         fsync: bool = True,
-        file_mode: int = FILE_MODE,
-        folder_mode: int = FOLDER_MODE,
+        file_mode: int | str = FILE_MODE,
+        folder_mode: int | str = FOLDER_MODE,
     ) -> None:
-        _check_mode("file_mode", file_mode, FILE_MODE, 0o666)
-        _check_mode("folder_mode", folder_mode, FOLDER_MODE, 0o2777)
-        self._file_mode, self._folder_mode = file_mode, folder_mode
+        self._file_mode = _mode("file_mode", file_mode, FILE_MODE, 0o666)
+        self._folder_mode = _mode("folder_mode", folder_mode, FOLDER_MODE, 0o2777)
         self._root = str(Path(path).expanduser().absolute())
         self._fsync = fsync
         self._lock = threading.Lock()
@@ -517,9 +516,14 @@ def _remove_old_temporaries(root: str) -> None:
                         os.unlink(entry.path)
 
 
-def _check_mode(name: str, mode: int, least: int, most: int) -> None:
+def _mode(name: str, given: int | str, least: int, most: int) -> int:
+    try:
+        mode = int(given, 8) if isinstance(given, str) else given
+    except ValueError:
+        raise InvalidUsage(f'{name}={given!r} is not allowed: give octal digits, such as "0640"') from None
     if mode & least != least or mode & ~most:
         raise InvalidUsage(f"{name}={mode:#o} is not allowed: give at least {least:#o} and at most {most:#o}")
+    return mode
 
 
 def _with_parents(path: str) -> list[str]:

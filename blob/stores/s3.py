@@ -13,76 +13,72 @@ child.
 """
 
 import base64
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field, fields
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal, get_type_hints
 from urllib.parse import quote
 
+from msgspec import Meta
+
 from persist.blob.errors import CorruptBlob, InvalidUsage, PersistError, StoreMisconfigured
-from persist.blob.options import as_bool, as_float, as_int, as_text, check_options
+from persist.blob.options import check_fields, read_options
 from persist.blob.protocol import KEY_BYTES_MAX, BlobEntry, check_key, check_range, is_key
 from persist.blob.stores.s3_errors import S3ErrorMap
 
 S3_KEY_BYTES_MAX = 1024
+CONNECTIONS_MAX = 32  # Sockets that are kept: enough for the threads of one process.
 _NOT_IN_XML = frozenset("\ufffe\uffff")
+_Text = Annotated[str, Meta(min_length=1)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class S3Options:
     """How to reach and use a bucket. What is None is left to boto3: environment, ~/.aws, instance role.
 
+    Buckets of AWS are reached as hosts, and those of an `endpoint_url` by path, unless ~/.aws/config has another
+    `addressing_style`.
+
     Attributes:
         endpoint_url: another server than AWS, such as `http://127.0.0.1:9000`.
         region: such as "eu-central-1".
         profile: a profile of ~/.aws/config.
         access_key_id, secret_access_key, session_token: credentials; never shown in messages.
-        server_side_encryption: "AES256", "aws:kms" or "aws:kms:dsse", sent with every PUT.
+        server_side_encryption: sent with every PUT.
         sse_kms_key_id: the KMS key to encrypt with.
-        bucket_key_enabled: whether KMS is asked once in a while for the bucket, not for every object; only "aws:kms".
         sse_customer_key: 32 bytes in base64 which S3 encrypts with and forgets ("SSE-C"), sent with every PUT and
-            GET; who loses it loses the data. Instead of the three above; never shown in messages.
-        addressing_style: "auto", "path" (most other servers need it) or "virtual".
-        max_pool_connections: sockets kept; enough for the threads of one process.
-        connect_timeout_s, read_timeout_s: how long to wait for a connection, and for the next bytes; then the
-            request has failed.
+            GET; who loses it loses the data. Instead of the two above; never shown in messages.
     """
 
-    endpoint_url: str | None = None
-    region: str | None = None
-    profile: str | None = None
-    access_key_id: str | None = field(default=None, repr=False)
-    secret_access_key: str | None = field(default=None, repr=False)
-    session_token: str | None = field(default=None, repr=False)
-    server_side_encryption: str | None = None
-    sse_kms_key_id: str | None = None
-    bucket_key_enabled: bool | None = None
-    sse_customer_key: str | None = field(default=None, repr=False)
-    addressing_style: str = "auto"
-    max_pool_connections: int = 32
-    connect_timeout_s: float = 5.0
-    read_timeout_s: float = 20.0
+    endpoint_url: _Text | None = None
+    region: _Text | None = None
+    profile: _Text | None = None
+    access_key_id: _Text | None = field(default=None, repr=False)
+    secret_access_key: _Text | None = field(default=None, repr=False)
+    session_token: _Text | None = field(default=None, repr=False)
+    server_side_encryption: Literal["AES256", "aws:kms", "aws:kms:dsse"] | None = None
+    sse_kms_key_id: _Text | None = None
+    sse_customer_key: _Text | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
-        _check_choice("server_side_encryption", self.server_side_encryption, ("AES256", "aws:kms", "aws:kms:dsse"))
-        _check_choice("addressing_style", self.addressing_style, ("auto", "path", "virtual"))
+        check_fields(self)
         if self.sse_kms_key_id and not (self.server_side_encryption or "").startswith("aws:kms"):
             raise InvalidUsage('sse_kms_key_id is given without server_side_encryption="aws:kms". Give both or none.')
-        if self.bucket_key_enabled is not None and self.server_side_encryption != "aws:kms":
-            raise InvalidUsage('bucket_key_enabled goes with server_side_encryption="aws:kms" only')
         if self.sse_customer_key is not None:
             _check_customer_key(self.sse_customer_key, self.server_side_encryption)
         if (self.access_key_id is None) != (self.secret_access_key is None):
             raise InvalidUsage("access_key_id and secret_access_key belong together. Give both or none.")
-        if self.endpoint_url is not None:
-            _check_endpoint(self.endpoint_url)
+        scheme, separator, rest = (self.endpoint_url or "http://host").partition("://")
+        if scheme not in ("http", "https") or not separator or not rest or "@" in rest:
+            raise InvalidUsage(
+                "storage option endpoint_url is not allowed: give http://host:port or https://host:port, "
+                "without a user name or password"
+            )
 
     @classmethod
     def from_mapping(cls, options: Mapping[str, Any]) -> "S3Options":
-        """Read options by name; numbers may be text. InvalidUsage for an unknown name or a bad value."""
-        converters: dict[Any, Callable[[Any], Any]] = {int: as_int, float: as_float, bool | None: as_bool}
-        known = {f.name: converters.get(f.type, as_text) for f in fields(cls)}
-        return cls(**check_options(options, known, "S3"))
+        """Read options by name. InvalidUsage for an unknown name or a bad value."""
+        return cls(**read_options(options, get_type_hints(cls, include_extras=True), "S3"))
 
 
 class S3Blob:
@@ -94,6 +90,8 @@ class S3Blob:
         bucket: its name.
         prefix: what keys start with, without a slash at either end; may be empty.
         options: see S3Options; a mapping is read as `S3Options.from_mapping` does.
+        connect_timeout_s, read_timeout_s: how long to wait for a connection, and for the next bytes; then the request
+            has failed.
 
     Raises:
         InvalidUsage: a prefix or option that is not allowed, or boto3 is not installed.
@@ -103,14 +101,29 @@ class S3Blob:
 
     is_remote = True
 
-    def __init__(self, bucket: str, prefix: str = "", options: S3Options | Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self,
+        bucket: str,
+        prefix: str = "",
+        options: S3Options | Mapping[str, Any] | None = None,
+        *,
+        connect_timeout_s: float = 5.0,
+        read_timeout_s: float = 20.0,
+    ) -> None:
         _check_place(bucket, prefix)
         self._bucket, self._prefix = bucket, prefix
         self._options = options if isinstance(options, S3Options) else S3Options.from_mapping(options or {})
         self._errors = S3ErrorMap(self.url, bucket, _secrets(self._options))
-        self._client = self._connect()
-        self._with_get = _customer_key(self._options)
-        self._with_put = {"ChecksumAlgorithm": "CRC32", **_encryption(self._options), **self._with_get}
+        self._client = self._connect(connect_timeout_s, read_timeout_s)
+        self._with_get: dict[str, Any] = {}
+        if (key := self._options.sse_customer_key) is not None:
+            # boto3 encodes it again, and adds the checksum that S3 wants.
+            self._with_get = {"SSECustomerAlgorithm": "AES256", "SSECustomerKey": base64.b64decode(key)}
+        self._with_put: dict[str, Any] = {"ChecksumAlgorithm": "CRC32", **self._with_get}
+        if self._options.server_side_encryption is not None:
+            self._with_put["ServerSideEncryption"] = self._options.server_side_encryption
+        if self._options.sse_kms_key_id is not None:
+            self._with_put["SSEKMSKeyId"] = self._options.sse_kms_key_id
 
     def __repr__(self) -> str:
         return f"S3Blob({self.url!r}, {self._options!r})"
@@ -197,10 +210,10 @@ class S3Blob:
             answer = self._client.delete_objects(Bucket=self._bucket, Delete={"Objects": objects, "Quiet": True})
         except Exception as error:
             raise self._errors.of_write("delete", keys[0], error) from self._errors.cause(error)
-        for each in answer.get("Errors", ()):
-            key = names.get(each.get("Key"), "")
-            if key and each.get("Code") != "NoSuchKey":
-                failed[key] = self._errors.of_deletion(key, each.get("Code", ""), each.get("Message", ""))
+        for refusal in answer.get("Errors", ()):
+            key = names.get(refusal.get("Key"), "")
+            if key and refusal.get("Code") != "NoSuchKey":
+                failed[key] = self._errors.of_deletion(key, refusal.get("Code", ""), refusal.get("Message", ""))
         return failed
 
     def close(self) -> None:
@@ -239,7 +252,7 @@ class S3Blob:
     def _where(self, key: str) -> dict[str, str]:
         return {"Bucket": self._bucket, "Key": self._full(check_key(key))}
 
-    def _connect(self) -> Any:
+    def _connect(self, connect_timeout_s: float, read_timeout_s: float) -> Any:
         """Return a client that never retries."""
         try:
             import boto3
@@ -250,10 +263,9 @@ class S3Blob:
             ) from error
         options = self._options
         config = Config(
-            connect_timeout=options.connect_timeout_s,
-            read_timeout=options.read_timeout_s,
-            max_pool_connections=options.max_pool_connections,
-            s3={"addressing_style": options.addressing_style},
+            connect_timeout=connect_timeout_s,
+            read_timeout=read_timeout_s,
+            max_pool_connections=CONNECTIONS_MAX,
             retries={"mode": "standard", "total_max_attempts": 1},
         )
         try:
@@ -289,11 +301,6 @@ def _check_place(bucket: str, prefix: str) -> None:
         raise InvalidUsage(f"prefix {prefix[:40]!r}… is too long: at most {longest} bytes of UTF-8")
 
 
-def _check_choice(name: str, value: str | None, allowed: tuple[str, ...]) -> None:
-    if value is not None and value not in allowed:
-        raise InvalidUsage(f"storage option {name}={value!r} is not allowed: give one of {', '.join(allowed)}")
-
-
 def _check_customer_key(key: str, encryption: str | None) -> None:
     try:
         length = len(base64.b64decode(key, validate=True))
@@ -303,22 +310,6 @@ def _check_customer_key(key: str, encryption: str | None) -> None:
         raise InvalidUsage("sse_customer_key is not 32 bytes in base64. Give one that is.")
     if encryption is not None:
         raise InvalidUsage(f"sse_customer_key and server_side_encryption={encryption!r} exclude each other")
-
-
-def _encryption(options: S3Options) -> dict[str, Any]:
-    asked = {
-        "ServerSideEncryption": options.server_side_encryption,
-        "SSEKMSKeyId": options.sse_kms_key_id,
-        "BucketKeyEnabled": options.bucket_key_enabled,
-    }
-    return {name: value for name, value in asked.items() if value is not None}
-
-
-def _customer_key(options: S3Options) -> dict[str, Any]:
-    if options.sse_customer_key is None:
-        return {}
-    # boto3 encodes it again, and adds the checksum that S3 wants.
-    return {"SSECustomerAlgorithm": "AES256", "SSECustomerKey": base64.b64decode(options.sse_customer_key)}
 
 
 def _secrets(options: S3Options) -> tuple[str, ...]:
@@ -332,12 +323,3 @@ def _out_of_order(url: str, key: str, before: str) -> StoreMisconfigured:
         f"{url} lists {key[:80]!r} after {before[:80]!r}, and keys must come in the order of their bytes. Use a store "
         "that lists so, such as a general purpose bucket of S3."
     )
-
-
-def _check_endpoint(endpoint_url: str) -> None:
-    scheme, separator, rest = endpoint_url.partition("://")
-    if scheme not in ("http", "https") or not separator or not rest or "@" in rest:
-        raise InvalidUsage(
-            "storage option endpoint_url is not allowed: give http://host:port or https://host:port, "
-            "without a user name or password"
-        )

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from persist.blob import LatencyHistogram, MemoryBlob, MeteredBlob, Unavailable, UnreliableBlob
-from persist.blob.histogram import BUCKETS, BUCKETS_PER_OCTAVE
+from persist.blob.layers.metered import BUCKETS, BUCKETS_PER_OCTAVE
 
 ERROR_MAX = 1 / (2 * BUCKETS_PER_OCTAVE)
 SHAPES: dict[str, Callable[[random.Random], float]] = {

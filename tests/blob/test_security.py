@@ -41,8 +41,9 @@ SECRETS = {
 FORMS = [*SECRETS.values(), "a%2Frecognisable%2Bsecret", "X-Amz-Signature", "Credential="]
 
 
-def client_of(server: FakeS3, **options: Any) -> S3Blob:
-    return S3Blob("bucket", "prefix", {"endpoint_url": server.url, "region": "us-east-1", **SECRETS, **options})
+def client_of(server: FakeS3, read_timeout_s: float = 20.0, **options: Any) -> S3Blob:
+    given = {"endpoint_url": server.url, "region": "us-east-1", **SECRETS, **options}
+    return S3Blob("bucket", "prefix", given, read_timeout_s=read_timeout_s)
 
 
 def calls_of(blob: Blob) -> list[Callable[[], object]]:
@@ -129,12 +130,8 @@ ENCRYPTIONS: list[tuple[dict[str, Any], dict[str, str]]] = [
     ({"server_side_encryption": "AES256"}, {"": "AES256"}),
     ({"server_side_encryption": "aws:kms"}, {"": "aws:kms"}),
     (
-        {"server_side_encryption": "aws:kms", "sse_kms_key_id": "key-id", "bucket_key_enabled": "true"},
-        {"": "aws:kms", "-aws-kms-key-id": "key-id", "-bucket-key-enabled": "true"},
-    ),
-    (
-        {"server_side_encryption": "aws:kms", "bucket_key_enabled": False},
-        {"": "aws:kms", "-bucket-key-enabled": "false"},
+        {"server_side_encryption": "aws:kms", "sse_kms_key_id": "key-id"},
+        {"": "aws:kms", "-aws-kms-key-id": "key-id"},
     ),
     ({"server_side_encryption": "aws:kms:dsse", "sse_kms_key_id": "k"}, {"": "aws:kms:dsse", "-aws-kms-key-id": "k"}),
     (
@@ -186,8 +183,6 @@ def test_the_options_reach_the_store_by_its_url() -> None:
         ({"sse_customer_key": "c2hvcnQ="}, "not 32 bytes in base64"),
         ({"sse_customer_key": "not base64!"}, "not 32 bytes in base64"),
         ({"sse_customer_key": CUSTOMER_KEY, "server_side_encryption": "AES256"}, "exclude each other"),
-        ({"bucket_key_enabled": True}, 'goes with server_side_encryption="aws:kms"'),
-        ({"bucket_key_enabled": True, "server_side_encryption": "AES256"}, "goes with"),
     ],
 )
 def test_encryption_that_makes_no_sense_is_refused_without_showing_the_key(options: dict[str, Any], says: str) -> None:

@@ -120,9 +120,9 @@ def test_credentials_in_a_url_are_refused_and_not_repeated(url: str) -> None:
             {"region": "x"},
             "'region' is not an option of a folder; it takes: file_mode, folder_mode, fsync",
         ),
-        ("/some/folder", {"fsync": "perhaps"}, "'fsync' of a folder.*it takes true or false"),
-        ("/some/folder", {"file_mode": "rw"}, "'file_mode' of a folder"),
-        ("/some/folder", {"file_mode": 0.5}, "'file_mode' of a folder.*octal digits"),
+        ("/some/folder", {"fsync": "perhaps"}, "'fsync' of a folder.*give True or False"),
+        ("/some/folder", {"file_mode": "rw"}, "file_mode='rw' is not allowed: give octal digits"),
+        ("/some/folder", {"file_mode": 0.5}, "'file_mode' of a folder.*give an integer"),
         ("/some/folder", {"file_mode": "0400"}, "file_mode=0o400 is not allowed: give at least 0o600"),
         ("/some/folder", {"folder_mode": "0660"}, "folder_mode=0o660 is not allowed: give at least 0o700"),
         ("/some/folder", {"folder_mode": "4700"}, "folder_mode=0o4700 is not allowed.*at most 0o2777"),
@@ -132,10 +132,7 @@ def test_credentials_in_a_url_are_refused_and_not_repeated(url: str) -> None:
             {"acess_key": "hunter2"},
             "'acess_key' is not an option of S3; it takes: .*access_key_id",
         ),
-        ("s3://bucket", {"max_pool_connections": "many"}, "'max_pool_connections' of S3"),
-        ("s3://bucket", {"max_pool_connections": 0}, "'max_pool_connections' of S3.*positive whole number"),
-        ("s3://bucket", {"read_timeout_s": "nan"}, "'read_timeout_s' of S3.*positive number"),
-        ("s3://bucket", {"region": 7}, "'region' of S3.*a text"),
+        ("s3://bucket", {"region": 7}, "'region' of S3.*give text"),
     ],
 )
 def test_a_wrong_option_is_told_what_is_right(url: str, options: dict[str, Any], message: str) -> None:
@@ -151,8 +148,6 @@ def test_options_may_be_text_as_spark_passes_them(tmp_path: Path, monkeypatch: p
 
     monkeypatch.setattr(os, "fsync", refuse)
     open_blob(tmp_path, {"fsync": "False"}).set("key", b"value")
-    texts = {"max_pool_connections": "4", "connect_timeout_s": "0.5"}
-    open_blob("s3://bucket", {**S3_OPTIONS, **texts}).close()
 
 
 def test_no_credential_is_shown_by_a_store(tmp_path: Path) -> None:

@@ -92,7 +92,6 @@ class CephRgw:
             "region": "us-east-1",
             "access_key_id": ACCESS_KEY_ID,
             "secret_access_key": SECRET_ACCESS_KEY,
-            "addressing_style": "path",
         }
 
     def start(self, name: str) -> None:

@@ -30,8 +30,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
-import persist.blob.daemon_threads
-import persist.blob.layers.hedge
+import persist.blob.layers.pacing
+import persist.blob.threads
 import persist.hold.leases
 
 _real_lock = _thread.allocate_lock
@@ -357,8 +357,8 @@ def _patched(baton: Baton) -> Iterator[None]:
         (threading.Thread, "join", _joined),
         (threading.Thread, "is_alive", _lives),
         (queue, "SimpleQueue", queue._PySimpleQueue),  # type: ignore[attr-defined]
-        (persist.blob.daemon_threads, "SimpleQueue", queue._PySimpleQueue),  # type: ignore[attr-defined]
-        (persist.blob.layers.hedge, "SimpleQueue", queue._PySimpleQueue),  # type: ignore[attr-defined]
+        (persist.blob.threads, "SimpleQueue", queue._PySimpleQueue),  # type: ignore[attr-defined]
+        (persist.blob.layers.pacing, "SimpleQueue", queue._PySimpleQueue),  # type: ignore[attr-defined]
         (random, "Random", Seeded),
         (uuid, "uuid4", lambda: uuid.UUID(int=ids.getrandbits(128), version=4)),
     ]

@@ -25,8 +25,8 @@ from persist.blob import (
     Unavailable,
     UnreliableBlob,
 )
-from persist.blob.layers.bounded_folder import FILE_SHARE_MAX, PAUSE_S
 from persist.blob.layers.cache import ENTRY_OVERHEAD_BYTES
+from persist.blob.layers.cache_folder import FILE_SHARE_MAX, PAUSE_S
 from persist.blob.protocol import TEMPORARY_AGE_MAX_S
 from persist.log import is_immutable
 from tests.clocks import ImpatientClock

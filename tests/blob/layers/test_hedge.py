@@ -20,7 +20,7 @@ from persist.blob import (
     Throttled,
     Unavailable,
 )
-from persist.blob.layers.hedge import DELAY_AT_FIRST_S, HEDGES_SAVED_MAX, _Pace
+from persist.blob.layers.pacing import DELAY_AT_FIRST_S, HEDGES_SAVED_MAX, _Pace
 
 NAME = "persist-read"
 

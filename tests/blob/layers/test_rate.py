@@ -8,7 +8,7 @@ from itertools import pairwise
 import pytest
 
 from persist.blob import MemoryBlob, RetryBlob, RetryPolicy, Throttled
-from persist.blob.layers.rate import AdaptiveRate
+from persist.blob.layers.pacing import AdaptiveRate
 from tests.clocks import ImpatientClock
 
 

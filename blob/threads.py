@@ -1,4 +1,4 @@
-"""A bounded crew of daemon threads, for work that nobody waits for when the process ends.
+"""Bounded crews of daemon threads: `DaemonThreads` for jobs that report, and `Pool`, an `Executor` over such a crew.
 
 The standard library's pool is made for work that a program wants finished. Here nothing makes a process wait at its
 exit, such as requests to a store that does not answer, and jobs are still taken when the main thread has ended.
@@ -9,7 +9,13 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
+from concurrent.futures import Executor, Future
+from functools import partial
 from queue import SimpleQueue
+from typing import ParamSpec, TypeVar
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 Job = Callable[[], Callable[[], object]]
 
@@ -102,3 +108,30 @@ def _work(crew: _Crew) -> None:
             crew.free += 1
         report()
         del job, report  # They may hold a value of many bytes.
+
+
+class Pool(Executor):
+    """At most threads_max daemon threads, each made when it is needed first; they end when this is dropped."""
+
+    def __init__(self, threads_max: int, name: str) -> None:
+        self._threads = DaemonThreads(threads_max, name)
+
+    def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> "Future[T]":
+        """Have fn called by a thread, after what was submitted before; raise RuntimeError after `shutdown`."""
+        future: Future[T] = Future()
+        if not self._threads.run(partial(_result_of, future, partial(fn, *args, **kwargs))):
+            raise RuntimeError("this pool was shut down")
+        return future
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """Take no more work, and end the threads after what they have, which is not cancelled; idempotent."""
+        self._threads.close(None if wait else 0.0)
+
+
+def _result_of(future: "Future[T]", call: Callable[[], T]) -> Callable[[], object]:
+    if not future.set_running_or_notify_cancel():
+        return lambda: None
+    try:
+        return partial(future.set_result, call())
+    except BaseException as error:
+        return partial(future.set_exception, error)
