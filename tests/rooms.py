@@ -33,7 +33,7 @@ AT_ROOT = {
 # Strings that name no module, though they look as if they did, with the module that has them.
 NO_MODULES = {
     ("persist.cli.exposition", "persist.collection"): "an attribute of spans",
-    ("persist.dataflow.fingerprint", "persist.dataflow"): "a property of collections",
+    ("persist.dataflow.plan.fingerprint", "persist.dataflow"): "a property of collections",
 }
 _ROOM_OF = {name: room for room, names in AT_ROOT.items() for name in names}
 _NAME = re.compile(r"(persist(?:\.\w+)+)(?::\w+)?")
@@ -136,6 +136,16 @@ def room_graph() -> dict[str, set[str]]:
     for each in all_imports():
         graph[room_of(each.module)].add(room_of(each.target))
     return {room: below - {room} for room, below in graph.items()}
+
+
+def folder_graph(room: str) -> dict[str, set[str]]:
+    """Return which folders inside a room import which; a module beside them counts as one."""
+    graph: dict[str, set[str]] = {}
+    for each in all_imports():
+        if room_of(each.module) == room_of(each.target) == room:
+            here, there = (".".join(name.split(".")[:3]) for name in (each.module, each.target))
+            graph.setdefault(here, set()).update({there} - {here, f"persist.{room}"})
+    return graph
 
 
 class _Reader:

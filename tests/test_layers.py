@@ -6,6 +6,7 @@ from tests.rooms import (
     ROOT,
     all_imports,
     circle,
+    folder_graph,
     is_past_a_door,
     is_upward,
     module_graph,
@@ -53,7 +54,7 @@ def test_imports_go_down_the_ladder() -> None:
 
 
 def test_imports_go_in_no_circle() -> None:
-    for graph in (module_graph(), room_graph()):
+    for graph in (module_graph(), room_graph(), folder_graph("dataflow")):
         assert not (found := circle(graph)), f"these import each other in a circle: {' -> '.join(found)}"
 
 

@@ -12,11 +12,12 @@ from persist.dataflow.errors import (
     OutputConflict,
     SourceLost,
 )
-from persist.dataflow.evaluation import evaluate
-from persist.dataflow.expression import Aggregate, Call, Col, Expression, Lit, col, columns_of, lit, when
+from persist.dataflow.expressions.evaluation import evaluate
+from persist.dataflow.expressions.expression import Aggregate, Call, Col, Expression, Lit, col, columns_of, lit, when
+from persist.dataflow.expressions.sql_casts import why_not_cast
+from persist.dataflow.expressions.sql_text_casts import of_text
 from persist.dataflow.linear_logic import Logic
-from persist.dataflow.output import NEVER, Output, end_of
-from persist.dataflow.plan import (
+from persist.dataflow.plan.plan import (
     ROOT,
     Aggregates,
     Arrange,
@@ -30,23 +31,22 @@ from persist.dataflow.plan import (
     Plan,
     Reduce,
     Source,
+    WindowFunction,
     edges_into,
 )
+from persist.dataflow.plan.stages import Delay, Explode, Filter, FilterFunction, Map, Negate, Stage, TemporalFilter
+from persist.dataflow.plan.statistics import Statistics, of_collection
+from persist.dataflow.plan.taps import Captured, Probed
+from persist.dataflow.plan.timed import reads_time
+from persist.dataflow.plan.types import is_read_as
+from persist.dataflow.ports.output import NEVER, Output, end_of
+from persist.dataflow.ports.sinks import Outputs
 from persist.dataflow.program import Program, Scope
-from persist.dataflow.report import OperatorReport, depths
-from persist.dataflow.running import Options, Running, Step
-from persist.dataflow.sinks import Outputs
-from persist.dataflow.sql_casts import why_not_cast
-from persist.dataflow.sql_text_casts import of_text
-from persist.dataflow.stages import Delay, Explode, Filter, FilterFunction, Map, Negate, Stage, TemporalFilter
-from persist.dataflow.statistics import Statistics, of_collection
+from persist.dataflow.running.report import OperatorReport, depths
+from persist.dataflow.running.running import Options, Running, Step
 from persist.dataflow.stream import Grouped, Stream
-from persist.dataflow.taps import Captured, Probed
-from persist.dataflow.timed import reads_time
-from persist.dataflow.times import Antichain, MutableAntichain, Time, advance_by, glb, less_equal, lub
 from persist.dataflow.together import open_together
-from persist.dataflow.types import is_read_as
-from persist.dataflow.windows import WindowFunction
+from persist.dataflow.updates.times import Antichain, MutableAntichain, Time, advance_by, glb, less_equal, lub
 
 __all__ = [
     "Aggregate",

@@ -17,8 +17,8 @@ from typing import Any, Generic, TypeAlias, TypeVar
 import pyarrow as pa
 
 from persist.blob import InvalidUsage
-from persist.dataflow.expression import Expression, col, lit
-from persist.dataflow.stages import (
+from persist.dataflow.expressions.expression import Expression, col, lit
+from persist.dataflow.plan.stages import (
     BatchFunction,
     Delay,
     Explode,
@@ -33,7 +33,7 @@ from persist.dataflow.stages import (
     check_function,
     record_schema,
 )
-from persist.dataflow.types import Columns, as_names
+from persist.dataflow.plan.types import Columns, as_names
 
 Function: TypeAlias = Callable[..., Any]
 Made = TypeVar("Made")

@@ -8,11 +8,10 @@ import pyarrow as pa
 
 from persist.blob import InvalidUsage
 from persist.codecs import CollectionSchema, SchemaMismatch
-from persist.dataflow.draft import Draft, hold_name
 from persist.dataflow.errors import NotConsolidated
-from persist.dataflow.kept import kept_name, kept_of
-from persist.dataflow.optimise import optimised
-from persist.dataflow.plan import (
+from persist.dataflow.plan.draft import Draft, hold_name
+from persist.dataflow.plan.optimise import optimised
+from persist.dataflow.plan.plan import (
     ROOT,
     Consolidate,
     Constant,
@@ -25,10 +24,11 @@ from persist.dataflow.plan import (
     Variable,
     edges_into,
 )
-from persist.dataflow.running import Options, Running
-from persist.dataflow.stages import record_schema
+from persist.dataflow.plan.stages import record_schema
+from persist.dataflow.plan.types import Columns, shown
+from persist.dataflow.ports.kept import kept_name, kept_of
+from persist.dataflow.running.running import Options, Running
 from persist.dataflow.stream import Stream
-from persist.dataflow.types import Columns, shown
 from persist.engine import Engine, OnEngine, destroy, engine_of, loaded, take_hold
 from persist.errors import CollectionNotFound, HoldNotFound
 from persist.names import check_name
@@ -133,11 +133,11 @@ class Program(Draft):
         return str(optimised(self.plan) if optimise else self.plan)
 
     def open(self, client: OnEngine | Engine | None = None, **options: Any) -> Running:
-        """Start the program; see `persist.dataflow.running.Running`. Close it, or use it in a `with`.
+        """Start the program; see `persist.dataflow.running.running.Running`. Close it, or use it in a `with`.
 
         Args:
             client: for sources and outputs; None for programs without persisted collections.
-            options: those of `persist.dataflow.running.Options`.
+            options: those of `persist.dataflow.running.running.Options`.
         """
         self.check()
         return Running(self, given_engine(client), Options.of(options))

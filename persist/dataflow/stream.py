@@ -13,11 +13,11 @@ import pyarrow.types as pat
 
 from persist.blob import InvalidUsage
 from persist.codecs import TIME, SchemaMismatch
-from persist.dataflow.aggregates import result_type
-from persist.dataflow.draft import Draft
-from persist.dataflow.expression import Aggregate, Expression, col, lit
+from persist.dataflow.expressions.expression import Aggregate, Expression, col, lit
 from persist.dataflow.linear_logic import Function, LinearMethods, LinearStep, Logic
-from persist.dataflow.plan import (
+from persist.dataflow.operators.aggregates import result_type
+from persist.dataflow.plan.draft import Draft
+from persist.dataflow.plan.plan import (
     ROOT,
     Aggregates,
     Arrange,
@@ -38,12 +38,21 @@ from persist.dataflow.plan import (
     TopK,
     UserReduce,
     Windowed,
+    WindowFunction,
 )
-from persist.dataflow.plan import Logic as ReduceLogic
-from persist.dataflow.stages import Map, Stage, check_function, record_schema, through
-from persist.dataflow.taps import Captured, Probed
-from persist.dataflow.types import Columns, On, as_names, as_on, concatenated, distinct_columns, joined_schema, pick
-from persist.dataflow.windows import WindowFunction
+from persist.dataflow.plan.plan import Logic as ReduceLogic
+from persist.dataflow.plan.stages import Map, Stage, check_function, record_schema, through
+from persist.dataflow.plan.taps import Captured, Probed
+from persist.dataflow.plan.types import (
+    Columns,
+    On,
+    as_names,
+    as_on,
+    concatenated,
+    distinct_columns,
+    joined_schema,
+    pick,
+)
 from persist.names import check_name
 
 

@@ -10,10 +10,10 @@ from dataclasses import replace
 from typing import Any
 
 from persist.blob import InvalidUsage
-from persist.dataflow.draft import Draft
-from persist.dataflow.plan import ROOT, Node, Persist, ScopeInfo, Source, Variable
+from persist.dataflow.plan.draft import Draft
+from persist.dataflow.plan.plan import ROOT, Node, Persist, ScopeInfo, Source, Variable
 from persist.dataflow.program import Program, given_engine
-from persist.dataflow.running import Options, Running
+from persist.dataflow.running.running import Options, Running
 from persist.engine import Engine, OnEngine
 
 

@@ -5,10 +5,11 @@ import pyarrow as pa
 import pytest
 
 from persist.codecs import DiffOverflow
-from persist.dataflow import Program, accumulate, col
-from persist.dataflow.aggregates import Wanted, result_type
-from persist.dataflow.batch import Layout, to_batch
-from persist.dataflow.words import NULL, Domain
+from persist.dataflow import Program, col
+from persist.dataflow.operators import accumulate
+from persist.dataflow.operators.aggregates import Wanted, result_type
+from persist.dataflow.updates.batch import Layout, to_batch
+from persist.dataflow.updates.words import NULL, Domain
 
 
 @pytest.mark.parametrize("largest", [0, 300_000, -(2**29)])  # As of a record that stands for a whole group.

@@ -9,8 +9,8 @@ import numpy.typing as npt
 import pytest
 
 from persist.codecs import DiffOverflow
-from persist.dataflow.batch import Layout, mixed, to_batch
-from persist.dataflow.bulk import COUNTED_ROWS, gathered, order_by, order_of, scattered
+from persist.dataflow.updates.batch import Layout, mixed, to_batch
+from persist.dataflow.updates.bulk import COUNTED_ROWS, gathered, order_by, order_of, scattered
 
 Ints = npt.NDArray[np.int64]
 ROWS = 40_000

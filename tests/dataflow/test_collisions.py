@@ -7,9 +7,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from persist.dataflow import batch
-from persist.dataflow.batch import HASH_VERSION, key_hashes, mixed, mixed_words
-from persist.dataflow.times import Ints
+from persist.dataflow.updates import batch
+from persist.dataflow.updates.batch import HASH_VERSION, key_hashes, mixed, mixed_words
+from persist.dataflow.updates.times import Ints
 from tests.dataflow.programs import OPERATORS
 from tests.dataflow.test_oracle import NAMES, compare
 from tests.sampling import examples
@@ -39,9 +39,9 @@ def colliding_words(bits: int) -> Any:
 
 @pytest.fixture(params=[1, 2])
 def _collisions(request: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("persist.dataflow.batch.mixed", colliding(request.param))
-    monkeypatch.setattr("persist.dataflow.batch.mixed_words", colliding_words(request.param))
-    monkeypatch.setattr("persist.dataflow.accumulate.mixed", colliding(request.param))
+    monkeypatch.setattr("persist.dataflow.updates.batch.mixed", colliding(request.param))
+    monkeypatch.setattr("persist.dataflow.updates.batch.mixed_words", colliding_words(request.param))
+    monkeypatch.setattr("persist.dataflow.operators.accumulate.mixed", colliding(request.param))
 
 
 def test_the_hash_is_the_same_for_ever() -> None:

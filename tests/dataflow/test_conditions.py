@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from persist.dataflow import Call, Col, Expression, Filter, Lit, evaluate
-from persist.dataflow.conditions import conjuncts, on_words
-from persist.dataflow.evaluation import as_array
-from persist.dataflow.linear import Frame, compiled
-from persist.dataflow.times import Ints
-from persist.dataflow.words import Domain
+from persist.dataflow.expressions.evaluation import as_array
+from persist.dataflow.operators.conditions import conjuncts, on_words
+from persist.dataflow.operators.linear import Frame, compiled
+from persist.dataflow.updates.times import Ints
+from persist.dataflow.updates.words import Domain
 from tests.sampling import examples
 
 KINDS = {

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from persist.codecs import CollectionSchema, Utf8, to_updates
 from persist.dataflow import InputClosed, Program
-from persist.dataflow.few_given import FEW_GIVEN, FewGiven
-from persist.dataflow.times import Ints
-from persist.dataflow.words import Domain
+from persist.dataflow.ports.few_given import FEW_GIVEN, FewGiven
+from persist.dataflow.updates.times import Ints
+from persist.dataflow.updates.words import Domain
 
 SCHEMA = CollectionSchema.of({"a": pa.int64(), "b": pa.string()}, {"c": pa.int8(), "d": pa.bool_()})
 RECORDS = st.tuples(

@@ -9,17 +9,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from persist.codecs import DiffOverflow
-from persist.dataflow.aggregates import Wanted
-from persist.dataflow.few_groups import (
+from persist.dataflow.operators.aggregates import Wanted
+from persist.dataflow.operators.few_groups import (
     FewGroups,
     closed,
     plain_accumulated,
     plain_distinct,
     plain_extremes,
 )
-from persist.dataflow.logic import accumulated, distinct, multiset_aggregates
-from persist.dataflow.times import closure
-from persist.dataflow.words import NULL, Domain
+from persist.dataflow.operators.logic import accumulated, distinct, multiset_aggregates
+from persist.dataflow.updates.times import closure
+from persist.dataflow.updates.words import NULL, Domain
 
 INT, SPAN = pa.int64(), pa.duration("s")
 SLOTTED = [Wanted("n", "count", INT, INT), Wanted("s", "sum", INT, INT), Wanted("d", "sum", SPAN, SPAN)]

@@ -17,11 +17,11 @@ from hypothesis import strategies as st
 from persist import InvalidUsage
 from persist.codecs import DiffOverflow
 from persist.dataflow import Antichain, Program, col, lit
-from persist.dataflow.batch import FEW_ROWS, Layout, key_hashes, mixed, mixed_words, settled, to_batch
-from persist.dataflow.spill import Spill
-from persist.dataflow.spine import Spine
-from persist.dataflow.stash import Stash
-from persist.dataflow.words import Domain, is_ordered, ranks
+from persist.dataflow.state.spill import Spill
+from persist.dataflow.state.spine import Spine
+from persist.dataflow.state.stash import Stash
+from persist.dataflow.updates.batch import FEW_ROWS, Layout, key_hashes, mixed, mixed_words, settled, to_batch
+from persist.dataflow.updates.words import Domain, is_ordered, ranks
 
 LAYOUT = Layout(1, 1, 1)
 
@@ -198,7 +198,7 @@ def test_a_spine_holds_what_was_inserted_advanced_to_since(seed: int, steps: int
 
 def test_an_insertion_into_a_large_spine_does_a_bounded_amount_of_work() -> None:
     """Counted in rows that are merged, so that it does not depend on the machine."""
-    from persist.dataflow import spine as module
+    from persist.dataflow.state import spine as module
 
     merged: list[int] = []
     original = module.advanced

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from persist.codecs import DiffOverflow
 from persist.dataflow import Program, Running, Stream, col, lit
-from persist.dataflow.arrange import Arrangement
-from persist.dataflow.large_groups import LargeGroups
-from persist.dataflow.ranked import Order, Ranked
-from persist.dataflow.times import Ints
-from persist.dataflow.words import Domain
+from persist.dataflow.operators.arrange import Arrangement
+from persist.dataflow.operators.large_groups import LargeGroups
+from persist.dataflow.state.ranked import Order, Ranked
+from persist.dataflow.updates.times import Ints
+from persist.dataflow.updates.words import Domain
 from tests.dataflow.programs import OPERATORS
 from tests.dataflow.test_oracle import compare
 from tests.sampling import examples
@@ -36,10 +36,10 @@ def always_ranked(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
         done["changed"] += 1
         return changed(self, *arguments)
 
-    monkeypatch.setattr("persist.dataflow.reduce.LARGE_ROWS", 1)
-    monkeypatch.setattr("persist.dataflow.large_groups.LARGE_ROWS", 1)
-    monkeypatch.setattr("persist.dataflow.large_groups.CHANGE_ROWS", 0)
-    monkeypatch.setattr("persist.dataflow.ranked.BLOCK_ROWS", 1)
+    monkeypatch.setattr("persist.dataflow.operators.reduce.LARGE_ROWS", 1)
+    monkeypatch.setattr("persist.dataflow.operators.large_groups.LARGE_ROWS", 1)
+    monkeypatch.setattr("persist.dataflow.operators.large_groups.CHANGE_ROWS", 0)
+    monkeypatch.setattr("persist.dataflow.state.ranked.BLOCK_ROWS", 1)
     monkeypatch.setattr(LargeGroups, "changed", counted)
     return done
 
@@ -56,9 +56,9 @@ def test_ranked_groups_agree_with_recomputing_from_scratch(which: int, data: Any
 def test_groups_are_ranked_and_forgotten_in_any_order(
     monkeypatch: pytest.MonkeyPatch, always_ranked: Counter[str], data: Any, room: int, cost: int
 ) -> None:
-    monkeypatch.setattr("persist.dataflow.large_groups.ROWS_MAX", room)
-    monkeypatch.setattr("persist.dataflow.large_groups.CHANGE_ROWS", cost)
-    monkeypatch.setattr("persist.dataflow.large_groups.MADE_AT_ONCE", 1)
+    monkeypatch.setattr("persist.dataflow.operators.large_groups.ROWS_MAX", room)
+    monkeypatch.setattr("persist.dataflow.operators.large_groups.CHANGE_ROWS", cost)
+    monkeypatch.setattr("persist.dataflow.operators.large_groups.MADE_AT_ONCE", 1)
     compare(data, 1, [(data.draw(st.sampled_from(CASES)), [0, 1, 0]) for _ in range(2)], 16)
 
 
@@ -78,7 +78,7 @@ VALUES: list[list[Any]] = [
 def test_a_ranked_multiset_is_in_order_whatever_is_added_and_taken_away(
     monkeypatch: pytest.MonkeyPatch, data: Any, kind: int, down: bool, first: bool
 ) -> None:
-    monkeypatch.setattr("persist.dataflow.ranked.BLOCK_ROWS", 4)
+    monkeypatch.setattr("persist.dataflow.state.ranked.BLOCK_ROWS", 4)
     domain = Domain()
     words = domain.encode(pa.array(VALUES[kind], KINDS[kind]))
     order = Order([(1, down, first), (0, False, False)], [pa.int64(), KINDS[kind]], domain)

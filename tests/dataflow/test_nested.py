@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from persist.dataflow import Captured, Program, Stream, WindowFunction, col
-from persist.dataflow.words import Domain, ranks
+from persist.dataflow.updates.words import Domain, ranks
 from tests.sampling import examples
 
 POINT = pa.struct({"x": pa.int64(), "name": pa.string()})

@@ -60,6 +60,6 @@ def test_random_programs_agree_with_recomputing_from_scratch(dimensions: int, da
 def test_many_times_at_once_are_reduced_block_by_block(
     monkeypatch: pytest.MonkeyPatch, data: Any, **limits: int
 ) -> None:
-    monkeypatch.setattr("persist.dataflow.reduce.CELLS_MAX", limits["cells"])
-    monkeypatch.setattr("persist.dataflow.reduce.FEW_ROWS", limits["few"])
+    monkeypatch.setattr("persist.dataflow.operators.reduce.CELLS_MAX", limits["cells"])
+    monkeypatch.setattr("persist.dataflow.operators.reduce.FEW_ROWS", limits["few"])
     compare(data, 1, [(data.draw(st.integers(0, len(OPERATORS) - 1)), [0, 1, 0])], 12)

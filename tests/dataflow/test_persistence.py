@@ -10,7 +10,7 @@ import pytest
 import persist
 from persist.blob import MemoryBlob, MeteredBlob
 from persist.dataflow import OutputConflict, Program, SourceLost, col, lit, open_together
-from persist.dataflow.sources import SourceReader, poll_all
+from persist.dataflow.ports.sources import SourceReader, poll_all
 from tests.dataflow.ledger import Bank, Row, check, ledger, moves_of, rows_at
 
 

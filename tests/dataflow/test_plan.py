@@ -7,13 +7,13 @@ import pyarrow as pa
 import pytest
 
 from persist.dataflow import Captured, Join, Linear, Plan, Program, Reduce, Stream, col, lit, when
-from persist.dataflow.draft import Draft
-from persist.dataflow.graph import Builder
-from persist.dataflow.optimise import optimised
-from persist.dataflow.reduce import TotalReduce
-from persist.dataflow.spine import in_memory
+from persist.dataflow.operators.reduce import TotalReduce
+from persist.dataflow.plan.draft import Draft
+from persist.dataflow.plan.optimise import optimised
+from persist.dataflow.running.graph import Builder
+from persist.dataflow.state.spine import in_memory
 from persist.dataflow.together import Together
-from persist.dataflow.words import Domain
+from persist.dataflow.updates.words import Domain
 
 KV = {"k": pa.int64(), "v": pa.int64()}
 

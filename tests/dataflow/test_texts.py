@@ -8,8 +8,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from persist.dataflow.texts import FEW, LANES_BYTES, Given, Texts, tag_of
-from persist.dataflow.words import NULL, Domain
+from persist.dataflow.updates.texts import FEW, LANES_BYTES, Given, Texts, tag_of
+from persist.dataflow.updates.words import NULL, Domain
 from tests.sampling import examples
 
 KINDS = [pa.string(), pa.large_string(), pa.binary(), pa.large_binary()]
@@ -74,7 +74,7 @@ def test_equal_texts_have_one_number_and_others_another(kind: pa.DataType, given
 def test_texts_of_one_hash_are_told_apart(bits: int, monkeypatch: pytest.MonkeyPatch) -> None:
     many, one, shift = Given.tags, tag_of, 32 - bits
     monkeypatch.setattr(Given, "tags", lambda each: many(each) >> np.uint64(shift) << np.uint64(shift))
-    monkeypatch.setattr("persist.dataflow.texts.tag_of", lambda text: one(text) >> shift << shift)
+    monkeypatch.setattr("persist.dataflow.updates.texts.tag_of", lambda text: one(text) >> shift << shift)
     checked = Checked(pa.string())
     for first in range(0, 600, 120):
         checked.many(([f"text {number}" for number in range(first, first + 150)], 0))

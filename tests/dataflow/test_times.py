@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from persist import InvalidUsage
 from persist.dataflow import Antichain, MutableAntichain, advance_by, glb, less_equal, lub
-from persist.dataflow.times import closure
+from persist.dataflow.updates.times import closure
 
 POINTS = st.tuples(st.integers(0, 4), st.integers(0, 4))
 FRONTIERS = st.lists(POINTS, max_size=3).map(lambda points: Antichain(*points))

@@ -4,8 +4,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from persist.dataflow import logic
-from persist.dataflow.words import NULL, Domain
+from persist.dataflow.operators import logic
+from persist.dataflow.updates.words import NULL, Domain
 
 KINDS = [pa.int64(), pa.string(), pa.int64()]
 

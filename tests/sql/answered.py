@@ -9,7 +9,7 @@ import duckdb
 import pyarrow as pa
 
 from persist.dataflow import Expression, evaluate
-from persist.dataflow.evaluation import as_array, type_of
+from persist.dataflow.expressions.evaluation import as_array, type_of
 from persist.errors import InvalidUsage
 from persist.sql.adapt_expression import Expressions
 from persist.sql.duck import bound

@@ -1,0 +1,326 @@
+"""Expressions on Arrow columns: what each function does, and which types it takes.
+
+The type of an expression is that of its value on empty columns, so there is one source of truth: what is accepted when
+a program is built is what Arrow's kernels take when it runs.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as pat
+
+from persist.blob import InvalidUsage
+from persist.codecs import TIME, SchemaMismatch
+from persist.dataflow.expressions.expression import Call, Col, Expression, Lit
+from persist.dataflow.expressions.sql_functions import SQL
+
+Value = Any  # A pa.Array, or a pa.Scalar that stands for as many of it as there are records.
+LAZY = ("sql.case", "sql.and", "sql.or", "sql.error")
+_ARROW_ERRORS = (pa.ArrowException, TypeError, ValueError, KeyError, AttributeError)
+
+
+def evaluate(expression: Expression, columns: Mapping[str, pa.Array]) -> Value:
+    """Return the values of an expression on columns."""
+    if isinstance(expression, Col):
+        return columns[expression.name]
+    if isinstance(expression, Lit):
+        return expression.value
+    assert isinstance(expression, Call)
+    if expression.function in LAZY:
+        return _lazily(expression, columns)
+    arguments = [evaluate(each, columns) for each in expression.arguments]
+    return _FUNCTIONS[expression.function](*arguments, *expression.options)
+
+
+class Rows(Mapping[str, pa.Array]):
+    """Some rows of columns, each taken when it is asked for."""
+
+    def __init__(self, columns: Mapping[str, pa.Array], rows: pa.Array) -> None:
+        self._columns = columns
+        self._rows = rows
+        self._taken: dict[str, pa.Array] = {}
+
+    def __getitem__(self, name: str) -> pa.Array:
+        if name not in self._taken:
+            self._taken[name] = self._columns[name].take(self._rows)
+        return self._taken[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._columns)
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+
+def _lazily(expression: Call, columns: Mapping[str, pa.Array]) -> Value:
+    """Return a `case`, an `and` or an `or`, of which each part sees only the records that it decides."""
+    rows, kind = len(columns), expression.options[-1]
+    if expression.function == "sql.error":
+        if rows:
+            text = as_array(evaluate(expression.arguments[0], columns), rows).drop_null()
+            if len(text):
+                raise ValueError(str(text[0].as_py()).split("\n")[0])
+        return pa.nulls(rows, kind)
+    if expression.function == "sql.case":
+        return _case(expression.arguments, columns, rows, kind)
+    kleene = pc.and_kleene if expression.function == "sql.and" else pc.or_kleene
+    settled = pa.scalar(expression.function == "sql.or")
+    found = as_array(evaluate(expression.arguments[0], columns), rows)
+    for each in expression.arguments[1:]:
+        is_open = pc.fill_null(pc.not_equal(found, settled), True)
+        at = pc.indices_nonzero(is_open)
+        if len(at) == rows:
+            found = kleene(found, as_array(evaluate(each, columns), rows))
+        elif len(at):
+            part = kleene(found.take(at), as_array(evaluate(each, Rows(columns, at)), len(at)))
+            found = as_array(pc.replace_with_mask(found, is_open, part), rows)
+    return found
+
+
+def _case(arguments: Sequence[Expression], columns: Mapping[str, pa.Array], rows: int, kind: pa.DataType) -> Value:
+    *branches, last = arguments
+    left, parts, places = pa.array(np.arange(rows)), [], []
+    here = columns
+    for condition, then in zip(branches[::2], branches[1::2], strict=True):
+        holds = pc.fill_null(as_array(evaluate(condition, here), len(left)), False)
+        at = left.filter(holds)
+        if len(at):
+            parts.append(_part_of(then, Rows(columns, at), kind))
+            places.append(at)
+            left = left.filter(pc.invert(holds))
+            here = Rows(columns, left)
+    if len(left):
+        parts.append(_part_of(last, here, kind))
+        places.append(left)
+    if len(parts) == 1:
+        return parts[0]
+    if not parts:
+        return pa.array([], kind)
+    order = np.empty(rows, np.int64)
+    order[np.concatenate([each.to_numpy() for each in places])] = np.arange(rows)
+    return pa.concat_arrays(parts).take(pa.array(order))
+
+
+def _part_of(expression: Expression, columns: Mapping[str, pa.Array], kind: pa.DataType) -> pa.Array:
+    found = as_array(evaluate(expression, columns), len(columns))
+    return found if found.type == kind else found.cast(kind)
+
+
+def type_of(expression: Expression, schema: pa.Schema, operator: str) -> pa.DataType:
+    """Return the type of an expression over columns of a schema.
+
+    Raises:
+        SchemaMismatch: it names a column that is not there, or a function does not take the types; operator says where.
+    """
+    columns = {field.name: pa.array([], field.type) for field in schema}
+
+    def checked(each: Expression) -> Value:
+        if isinstance(each, Col):
+            if each.name not in columns:
+                hint = f" ({TIME} is there only in programs of one dimension)" if each.name == TIME else ""
+                has = [name for name in columns if name != TIME]
+                raise SchemaMismatch(f"{operator}: there is no column {each.name!r}; the columns are {has}{hint}")
+            return columns[each.name]
+        if isinstance(each, Lit):
+            return each.value
+        if not isinstance(each, Call):
+            raise InvalidUsage(f"{operator}: {each!r} is no expression; write col(…), lit(…) or what they combine to")
+        arguments = [checked(argument) for argument in each.arguments]
+        try:
+            return _FUNCTIONS[each.function](*arguments, *each.options)
+        except _ARROW_ERRORS as error:
+            kinds = ", ".join(str(argument.type) for argument in arguments)
+            raise SchemaMismatch(
+                f"{operator}: {each} does not fit its types ({kinds}): {error}. Cast one of them, or choose another "
+                "column."
+            ) from error
+
+    kind = checked(expression).type
+    if pat.is_null(kind):
+        raise SchemaMismatch(f"{operator}: {expression} is NULL of no type; say which with lit(None, pa.int64())")
+    return kind
+
+
+def as_array(value: Value, rows: int) -> pa.Array:
+    """Return a value of so many records as an array."""
+    if isinstance(value, pa.Scalar):
+        return pa.repeat(value, rows)
+    return value.combine_chunks() if isinstance(value, pa.ChunkedArray) else value
+
+
+def _divide(one: Value, other: Value) -> Value:
+    divisor = pc.cast(other, pa.float64(), safe=False)
+    zero = pc.equal(divisor, 0.0)
+    divisor = pc.if_else(zero, pa.scalar(None, pa.float64()), divisor)
+    return pc.divide(pc.cast(one, pa.float64(), safe=False), divisor)
+
+
+def _whole(one: Value, other: Value) -> tuple[Value, Value]:
+    """Return both as the same kind of number, a divisor of zero as NULL."""
+    for each in (one, other):
+        if not (pat.is_integer(each.type) or pat.is_floating(each.type)):
+            raise TypeError(f"{each.type} is not a number")
+    is_floating = pat.is_floating(one.type) or pat.is_floating(other.type)
+    kind = pa.float64() if is_floating else pa.int64()
+    one, other = (pc.cast(each, kind, safe=not is_floating) for each in (one, other))
+    return one, pc.if_else(pc.equal(other, pa.scalar(0, kind)), pa.scalar(None, kind), other)
+
+
+def _floor_divide(one: Value, other: Value) -> Value:
+    one, other = _whole(one, other)
+    if pat.is_floating(one.type):
+        return pc.floor(pc.divide(one, other))
+    quotient = pc.divide_checked(one, other)  # Towards zero.
+    rest = pc.subtract(one, pc.multiply(quotient, other))
+    is_below = pc.and_(pc.not_equal(rest, 0), pc.less(pc.bit_wise_xor(rest, other), 0))
+    return pc.subtract(quotient, pc.cast(is_below, pa.int64()))
+
+
+def _modulo(one: Value, other: Value) -> Value:
+    quotient = _floor_divide(one, other)
+    one, other = _whole(one, other)
+    if pat.is_floating(one.type):
+        return _float_modulo(one, other)
+    return pc.subtract(one, pc.multiply(quotient, other))
+
+
+def _float_modulo(one: Value, other: Value) -> Value:
+    """Return the exact rest of floats: what is left after the rounded quotient may be no number at all."""
+    rows = next((len(each) for each in (one, other) if not isinstance(each, pa.Scalar)), None)
+    ones, others = (as_array(each, 1 if rows is None else rows) for each in (one, other))
+    with np.errstate(invalid="ignore"):
+        rest = np.mod(*(each.fill_null(1.0).to_numpy(zero_copy_only=False) for each in (ones, others)))
+    is_null = pc.or_(pc.is_null(ones), pc.is_null(others)).to_numpy(zero_copy_only=False)
+    found = pa.array(rest, mask=is_null)
+    return found[0] if rows is None else found
+
+
+def _condition(*values: Value) -> None:
+    for each in values:
+        if not (pat.is_boolean(each.type) or pat.is_null(each.type)):
+            raise TypeError(f"{each.type} is not a condition")
+
+
+def _and(one: Value, other: Value) -> Value:
+    _condition(one, other)
+    return pc.and_kleene(one, other)
+
+
+def _or(one: Value, other: Value) -> Value:
+    _condition(one, other)
+    return pc.or_kleene(one, other)
+
+
+def _not(one: Value) -> Value:
+    _condition(one)
+    return pc.invert(one)
+
+
+def _if_else(condition: Value, then: Value, otherwise: Value) -> Value:
+    _condition(condition)
+    # Arrow gives NULL where the condition is NULL; here, as in SQL, it is then not true.
+    return pc.if_else(pc.fill_null(condition, False), then, otherwise)
+
+
+def _cast(value: Value, kind: pa.DataType) -> Value:
+    if pat.is_boolean(value.type) and (pat.is_integer(kind) or pat.is_floating(kind)):
+        return pc.cast(pc.cast(value, pa.int8()), kind)
+    return pc.cast(value, kind)
+
+
+def _is_in(value: Value, values: tuple[Any, ...]) -> Value:
+    found = pc.is_in(value, value_set=pa.array(list(values), value.type))
+    # As in SQL, what is none of the values may still be one that is NULL.
+    known = pc.or_(found, None not in values)
+    return pc.if_else(pc.and_(pc.is_valid(value), known), found, pa.scalar(None, pa.bool_()))
+
+
+def _part(value: Value, unit: str) -> Value:
+    if unit not in _PARTS:
+        raise ValueError(f"{unit!r} is no part of a date; there are {', '.join(_PARTS)}")
+    return getattr(pc, unit)(value)
+
+
+def _floor(value: Value, unit: str | None) -> Value:
+    return pc.floor(value) if unit is None else pc.floor_temporal(value, unit=unit)
+
+
+def _slice(value: Value, start: int, stop: int | None) -> Value:
+    return pc.utf8_slice_codeunits(value, start, stop)
+
+
+def _length(value: Value) -> Value:
+    is_text = pat.is_string(value.type) or pat.is_large_string(value.type)
+    return pc.cast(pc.utf8_length(value) if is_text else pc.binary_length(value), pa.int64())
+
+
+def _concat(*values: Value) -> Value:
+    return pc.binary_join_element_wise(*values, "")
+
+
+def _add(one: Value, other: Value) -> Value:
+    if pat.is_string(one.type) and pat.is_string(other.type):
+        return _concat(one, other)
+    return pc.add_checked(*_alike(one, other))
+
+
+def _alike(one: Value, other: Value) -> tuple[Value, Value]:
+    """Return an integer that meets a float as the nearest float; Arrow refuses those that no float equals."""
+    if pat.is_floating(one.type) and pat.is_integer(other.type):
+        return one, pc.cast(other, one.type, safe=False)
+    if pat.is_integer(one.type) and pat.is_floating(other.type):
+        return pc.cast(one, other.type, safe=False), other
+    return one, other
+
+
+def _of_alike(function: Callable[[Value, Value], Value]) -> Callable[[Value, Value], Value]:
+    return lambda one, other: function(*_alike(one, other))
+
+
+_PARTS = (
+    *("year", "month", "day", "hour", "minute", "second", "millisecond", "microsecond", "nanosecond", "quarter"),
+    *("day_of_week", "day_of_year", "iso_week", "iso_year", "week"),
+)
+
+_FUNCTIONS: dict[str, Callable[..., Value]] = {
+    "add": _add,
+    "subtract": _of_alike(pc.subtract_checked),
+    "multiply": _of_alike(pc.multiply_checked),
+    "divide": _divide,
+    "floor_divide": _floor_divide,
+    "modulo": _modulo,
+    "negate": pc.negate_checked,
+    "abs": pc.abs_checked,
+    "equal": _of_alike(pc.equal),
+    "not_equal": _of_alike(pc.not_equal),
+    "less": _of_alike(pc.less),
+    "less_equal": _of_alike(pc.less_equal),
+    "greater": _of_alike(pc.greater),
+    "greater_equal": _of_alike(pc.greater_equal),
+    "and": _and,
+    "or": _or,
+    "not": _not,
+    "if_else": _if_else,
+    "cast": _cast,
+    "is_null": pc.is_null,
+    "is_in": _is_in,
+    "coalesce": pc.coalesce,
+    "least": pc.min_element_wise,
+    "greatest": pc.max_element_wise,
+    "lower": pc.utf8_lower,
+    "upper": pc.utf8_upper,
+    "length": _length,
+    "strip": pc.utf8_trim_whitespace,
+    "slice": _slice,
+    "starts_with": pc.starts_with,
+    "ends_with": pc.ends_with,
+    "contains": pc.match_substring,
+    "replace": pc.replace_substring,
+    "concat": _concat,
+    "part": _part,
+    "floor": _floor,
+    **SQL,
+}

@@ -1,0 +1,178 @@
+"""The aggregates of `agg`: their types, and which of them are sums of numbers that records contribute.
+
+count, sum and mean are *accumulable*: a group's state is a few sums, whatever its size, to which each record adds whole
+numbers. A record contributes to slots; each slot's sum is the sum of diffs of an update ((key, slot), time, diff), so
+the ordinary arrangement keeps it, and what was taken away leaves nothing behind.
+
+    slot 0               the number of records: 1 for each
+    slot (a, count)      1 for each value of aggregate a that is not NULL
+    slot (a, limb i)     the digits of the value at 2**(32 * i)
+
+Integers have two limbs. A float is a whole number of 2**-1074: it has digits in at most three of its limbs, and the sum
+of the limbs is the exact sum of the floats, rounded once when it is read (Kulisch accumulators, kept sparse). NaN and
+the infinities are counted in slots of their own. Neumaier's compensated sum was rejected: it leaves residues.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.types as pat
+
+from persist.codecs import DiffOverflow, SchemaMismatch
+from persist.dataflow.updates.times import Ints
+
+ACCUMULABLE = ("count", "sum", "mean", "wide_sum")
+COUNT, NAN, INFINITE, MINUS_INFINITE, FIRST_LIMB = range(5)
+SLOTS = 128  # Slots of one aggregate; the first of aggregate a is 1 + a * SLOTS.
+_BITS = np.int64(32)
+_MASK = np.int64(0xFFFFFFFF)
+_LOWEST = 1074  # The least positive float is 2**-1074.
+_UNIT = 1 << _LOWEST
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """One aggregate of a reduction.
+
+    Attributes:
+        of, result: types of the values and of the aggregate.
+        constant: what every value is, if that is known: the number of records then says it all.
+    """
+
+    name: str
+    kind: str
+    of: pa.DataType
+    result: pa.DataType
+    constant: int | None = None
+
+    @property
+    def is_counted(self) -> bool:
+        """Whether the number of records says it all."""
+        return self.constant is not None and self.kind in ("count", "sum")
+
+
+def result_type(kind: str, of: pa.DataType, name: str) -> pa.DataType:
+    """Return the type of an aggregate of values of a type.
+
+    Raises:
+        SchemaMismatch: such values have no such aggregate.
+    """
+    if kind == "count":
+        return pa.int64()
+    if kind == "wide_sum" and pat.is_integer(of):
+        return pa.decimal128(38, 0)
+    if kind == "mean" and pat.is_decimal(of):
+        return pa.float64()
+    if kind in ("sum", "mean"):
+        if pat.is_floating(of) or (kind == "mean" and pat.is_integer(of)):
+            return pa.float64()
+        if kind == "sum" and pat.is_integer(of) and not pat.is_uint64(of):
+            return pa.int64()
+        if kind == "sum" and pat.is_duration(of):
+            return of
+        if kind == "sum" and pat.is_decimal128(of):
+            return pa.decimal128(38, of.scale)
+        raise SchemaMismatch(f"agg: {name} is the {kind} of values of type {of}, which are not numbers; cast them")
+    if pat.is_interval(of):
+        raise SchemaMismatch(f"agg: {name} is the {kind} of values of type {of}, which have no order")
+    return of
+
+
+def float_slots(values: npt.NDArray[np.float64]) -> tuple[Ints, Ints, Ints]:
+    """Return what floats contribute: the row of the value, the slot and the amount, for each contribution."""
+    rows, slots, amounts = [], [], []
+    for slot, where in ((NAN, np.isnan(values)), (INFINITE, values == np.inf), (MINUS_INFINITE, values == -np.inf)):
+        if where.any():
+            found = np.flatnonzero(where)
+            rows.append(found)
+            slots.append(np.full(len(found), slot))
+            amounts.append(np.ones(len(found), np.int64))
+    finite = np.where(np.isfinite(values), values, 0.0)
+    mantissas, exponents = np.frexp(finite)
+    whole = np.ldexp(mantissas, 53).astype(np.int64)  # finite = whole * 2**(exponents - 53)
+    places = exponents.astype(np.int64) - 53 + _LOWEST
+    # Subnormal numbers begin below the lowest place, with zeros there.
+    below = np.maximum(-places, 0)
+    whole, places = whole >> below, places + below
+    limb, shift = places >> 5, places & 31
+    low = (whole & _MASK) << shift  # Below 2**63.
+    high = (whole >> _BITS) << shift  # Signed, below 2**53.
+    carry = low >> _BITS
+    for at, amount in ((limb, low & _MASK), (limb + 1, (high & _MASK) + carry), (limb + 2, high >> _BITS)):
+        found = np.flatnonzero(amount)
+        rows.append(found)
+        slots.append(at[found] + FIRST_LIMB)
+        amounts.append(amount[found])
+    return np.concatenate(rows), np.concatenate(slots), np.concatenate(amounts)
+
+
+def whole_slots(values: npt.NDArray[np.object_]) -> tuple[Ints, Ints, Ints]:
+    """Return what whole numbers of any size contribute, as `float_slots` does."""
+    rows, slots, amounts = [], [], []
+    rest, limb = values, 0
+    while len(rest) and limb < 5:
+        last = limb == 4
+        amount = (rest if last else rest & int(_MASK)).astype(np.int64)
+        found = np.flatnonzero(amount)
+        rows.append(found)
+        slots.append(np.full(len(found), FIRST_LIMB + limb))
+        amounts.append(amount[found])
+        rest, limb = rest >> 32, limb + 1
+    return tuple(np.concatenate(each or [np.empty(0, np.int64)]) for each in (rows, slots, amounts))  # type: ignore[return-value]
+
+
+def integer_slots(values: Ints) -> tuple[Ints, Ints, Ints]:
+    """Return what int64s contribute: small ones in one slot, the others in two."""
+    every = np.arange(len(values))
+    is_small = (values >= -(2**31)) & (values < 2**31)
+    if is_small.all():
+        return every, np.full(len(values), FIRST_LIMB), values
+    high = np.flatnonzero(~is_small)
+    low = np.where(is_small, values, values & _MASK)
+    slots = np.repeat([FIRST_LIMB, FIRST_LIMB + 1], [len(values), len(high)])
+    return np.concatenate((every, high)), slots, np.concatenate((low, values[high] >> _BITS))
+
+
+def exact_sums(groups: Ints, slots: Ints, amounts: Ints, count: int) -> npt.NDArray[np.object_]:
+    """Return for each of count groups the sum of `amount * 2**(32 * limb)`, as Python integers."""
+    found = np.zeros(count, object)
+    limbs = (slots - FIRST_LIMB).astype(object)
+    np.add.at(found, groups, amounts.astype(object) << (limbs * 32))
+    return found
+
+
+def small_sums(groups: Ints, slots: Ints, amounts: Ints, count: int) -> Ints | None:
+    """Return what `exact_sums` does, as words; None if a sum might be 2**62 or beyond. A slot of a group comes once."""
+    limbs = np.zeros((2, count), np.int64)
+    for number in range(2):
+        mine = slots == FIRST_LIMB + number
+        limbs[number][groups[mine]] = amounts[mine]
+    if (
+        (slots > FIRST_LIMB + 1).any()
+        or (np.abs(limbs) >= [[2**61], [2**29]]).any()
+        or limbs.min(initial=0) == -(2**63)
+    ):
+        return None
+    found: Ints = limbs[0] + (limbs[1] << _BITS)
+    return found
+
+
+def to_float(total: int, divisor: int = 1) -> float:
+    """Return a sum of floats, a multiple of 2**-1074, over a divisor, rounded once."""
+    try:
+        return total / (_UNIT * divisor)
+    except OverflowError:
+        return float("inf") if total > 0 else float("-inf")
+
+
+def check_int64(sums: npt.NDArray[np.object_], name: str) -> Ints:
+    """Return sums as int64.
+
+    Raises:
+        DiffOverflow: one does not fit.
+    """
+    if len(sums) and (sums.max() >= 2**63 or sums.min() <= -(2**63)):
+        raise DiffOverflow(f"the sum {name!r} became {max(sums, key=abs)}, which does not fit int64; cast to float64")
+    return sums.astype(np.int64)

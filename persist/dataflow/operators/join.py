@@ -1,0 +1,130 @@
+"""Joins of two inputs or more, all as delta joins: each new batch looks up the other inputs, one after the other.
+
+Let A, B, C be what was there before a pass and a, b, c what is new. The new pairs are
+
+    (A + a)(B + b)(C + c) - ABC  =  a B C  +  (A + a) b C  +  (A + a)(B + b) c
+
+so a change of input i meets inputs before i with, and those after i without, their new batches; every combination is
+met once, whatever the times. The time of a result is the least upper bound of the times it comes from, its diff the
+product of the diffs. NULL in a key equals nothing, unless the join says that it equals itself.
+
+Cost: for each new update, a binary search per batch of each other input, and what is found.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from persist.dataflow.operators.arrange import Arrangement
+from persist.dataflow.operators.linear import Shape
+from persist.dataflow.operators.operators import Operator
+from persist.dataflow.updates.batch import key_hashes, products
+from persist.dataflow.updates.times import Ints
+from persist.dataflow.updates.words import NULL
+
+SORT_ROWS = 4096  # From so many look-ups on, sorting them pays: neighbours then share what they touch.
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One look-up of a change's path.
+
+    Attributes:
+        arrangement: what is looked up.
+        keys: rows of the partial result that are the key, in the arrangement's order.
+        takes: rows of the arrangement's words that are added to the partial result.
+        has_new: whether the arrangement's new batch is seen.
+    """
+
+    arrangement: Arrangement
+    keys: tuple[int, ...]
+    takes: tuple[int, ...]
+    has_new: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Path:
+    """What a new batch of one input does.
+
+    Attributes:
+        start: an arrangement of the input, whose new batch begins it.
+        steps: the look-ups.
+        picks: rows of the partial result that make the output, in its order.
+    """
+
+    start: Arrangement
+    steps: tuple[Step, ...]
+    picks: tuple[int, ...]
+
+
+class JoinOperator(Operator):
+    """A join of as many inputs as there are paths."""
+
+    may_rest = True
+
+    def __init__(
+        self,
+        title: str,
+        inputs: Sequence[Operator],
+        outer: int,
+        depth: int,
+        paths: Sequence[Path],
+        shape: Shape,
+        *,
+        null_equals: bool = False,
+    ) -> None:
+        super().__init__(title, inputs, outer, depth)
+        self._paths = paths
+        self._shape = shape
+        self._null_equals = null_equals
+
+    def run(self) -> None:
+        found = []
+        for path in self._paths:
+            if path.start.new is not None:
+                rows = self._followed(path, path.start.new)
+                if rows is not None:
+                    found.append(rows)
+        if not found:
+            self.out = None
+            return
+        updates = found[0] if len(found) == 1 else np.concatenate(found, axis=1)
+        self.out = self._shape(updates)
+
+    def _followed(self, path: Path, new: Ints) -> Ints | None:
+        layout = path.start.layout
+        words, times, diffs = new[1 : 1 + layout.words], layout.times(new), new[-1]
+        for step in path.steps:
+            target = step.arrangement.layout
+            keys = words.take(step.keys, axis=0)
+            if not self._null_equals and _has_null(keys):
+                keep = np.flatnonzero((keys != NULL).all(axis=0))
+                words, times, diffs = words.take(keep, axis=1, mode="clip"), times.take(keep, axis=1), diffs.take(keep)
+                keys = keys.take(keep, axis=1, mode="clip")
+            hashes = key_hashes(keys)
+            order = None
+            if len(hashes) > SORT_ROWS and (hashes[1:] < hashes[:-1]).any():
+                order = hashes.argsort(kind="stable")
+                hashes, keys = hashes.take(order), keys.take(order, axis=1, mode="clip")
+            numbers, rows = step.arrangement.lookup(hashes, keys, has_new=step.has_new)
+            if not len(numbers):
+                return None
+            if order is not None:
+                numbers = order.take(numbers)
+            taken = [words.take(numbers, axis=1, mode="clip"), rows[1 : 1 + target.words].take(step.takes, axis=0)]
+            words = np.concatenate(taken)
+            times = np.maximum(times.take(numbers, axis=1, mode="clip"), target.times(rows))
+            diffs = products(diffs.take(numbers), rows[-1])
+        found = np.empty((len(path.picks) + len(times) + 1, len(diffs)), np.int64)
+        words.take(path.picks, axis=0, out=found[: len(path.picks)], mode="clip")
+        found[len(path.picks) : -1] = times
+        found[-1] = diffs
+        return found
+
+
+def _has_null(keys: Ints) -> bool:
+    """Return whether a word of keys is NULL."""
+    if keys.shape[1] == 1:
+        return NULL in keys[:, 0].tolist()
+    return bool(keys.size and keys.min() == NULL)

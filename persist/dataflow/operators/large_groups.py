@@ -1,0 +1,294 @@
+"""Large groups of a reduction, kept in order, so that a change of one record costs about the logarithm of its group.
+
+A reduction looks at the whole group of a change. That is the fastest way for small groups, and for changes of a good
+part of a large one. A large group of which few records change is ranked, and kept so from then on: what the aggregates
+come to is read off its edges and its middle. A ranked group is made from the arrangement, which stays what the
+reduction keeps. So it is a cache, which is dropped whenever looking at the whole group is cheaper, or when there is no
+room.
+
+This is for totally ordered times only, where the records of a group before a change are one multiset.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeAlias
+
+import numpy as np
+import pyarrow as pa
+
+from persist.codecs import DiffOverflow
+from persist.dataflow.operators.accumulate import contributions
+from persist.dataflow.operators.aggregates import ACCUMULABLE, Wanted
+from persist.dataflow.operators.logic import aggregate
+from persist.dataflow.state.ranked import Order, Ranked, Record, has_rank
+from persist.dataflow.updates.batch import products
+from persist.dataflow.updates.times import Flags, Ints
+from persist.dataflow.updates.words import NULL, Domain
+
+LARGE_ROWS = 1024  # Groups of fewer rows are looked at as a whole.
+CHANGE_ROWS = 512  # A change of a ranked group costs as much as looking at so many rows.
+MADE_AT_ONCE = 16  # So many groups are ranked in one step at most: to rank one costs more than to look at it.
+ROWS_MAX = 1 << 25  # Of all ranked groups of a reduction; those that were not used for longest go first.
+
+Made: TypeAlias = dict[Record, int]
+
+
+class Group(ABC):
+    """One group: its records with their multiplicities, and what the reduction makes of them."""
+
+    @property
+    @abstractmethod
+    def rows(self) -> int:
+        """How many records there are, over all orders in which they are kept."""
+
+    @property
+    @abstractmethod
+    def bytes(self) -> int:
+        """How much memory they take."""
+
+    @abstractmethod
+    def add(self, records: Ints, diffs: Ints) -> None:
+        """Take changes in."""
+
+    @abstractmethod
+    def made(self) -> Made:
+        """Return what the group comes to: records of the output with their multiplicities."""
+
+
+Ranking: TypeAlias = Callable[[Ints, Ints], Group]  # Of records, int64[words, n], and their diffs.
+
+
+class TopGroup(Group):
+    """The first records of a group."""
+
+    def __init__(self, ranked: Ranked, skip: int, count: int) -> None:
+        self._ranked = ranked
+        self._skip = skip
+        self._count = count
+
+    @property
+    def rows(self) -> int:
+        return self._ranked.rows
+
+    @property
+    def bytes(self) -> int:
+        return self._ranked.bytes
+
+    def add(self, records: Ints, diffs: Ints) -> None:
+        for *record, diff in np.concatenate((records, diffs[None])).T.tolist():
+            self._ranked.add(tuple(record), diff)
+
+    def made(self) -> Made:
+        return dict(self._ranked.taken(self._skip, self._count))
+
+
+class AggregatedGroup(Group):
+    """Aggregates of a group: the values of each min, max and median in order, and the sums of the others."""
+
+    def __init__(self, aggregates: Sequence[Wanted], domain: Domain, records: Ints, diffs: Ints) -> None:
+        self._aggregates = aggregates
+        self._domain = domain
+        self._count = 0
+        self._ranked: dict[int, Ranked] = {}
+        self._sums: dict[int, dict[int, int]] = {}
+        self._count = _exact_sum(diffs)
+        for at, wanted in enumerate(aggregates):
+            is_value = records[at] != NULL
+            if wanted.kind in ACCUMULABLE:
+                self._sums[at] = {}
+                self._accumulate(at, records[at][is_value], diffs[is_value])
+            else:
+                order = Order([(0, False, False)], [wanted.of], domain)
+                self._ranked[at] = Ranked(order, records[at : at + 1, is_value], diffs[is_value])
+
+    @property
+    def rows(self) -> int:
+        return sum(each.rows for each in self._ranked.values())
+
+    @property
+    def bytes(self) -> int:
+        return sum(each.bytes for each in self._ranked.values())
+
+    def add(self, records: Ints, diffs: Ints) -> None:
+        self._count += _exact_sum(diffs)
+        if not -(2**63) <= self._count < 2**63:
+            raise DiffOverflow(f"a group has {self._count} records, which does not fit int64")
+        for at, words in enumerate(records):
+            is_value = words != NULL
+            if at in self._sums:
+                self._accumulate(at, words[is_value], diffs[is_value])
+                continue
+            for word, diff in zip(words[is_value].tolist(), diffs[is_value].tolist(), strict=True):
+                self._ranked[at].add((word,), diff)
+
+    def made(self) -> Made:
+        if not self._count:
+            return {}
+        return {tuple(self._aggregate(at, wanted) for at, wanted in enumerate(self._aggregates)): 1}
+
+    def _accumulate(self, at: int, words: Ints, diffs: Ints) -> None:
+        if not len(words):
+            return
+        wanted, sums = self._aggregates[at], self._sums[at]
+        rows, slots, amounts = contributions(wanted.kind, words, wanted.of, self._domain)
+        found, numbers = np.unique(slots, return_inverse=True)
+        parts = products(amounts, diffs.take(rows))
+        for number, slot in enumerate(found.tolist()):
+            total = sums.pop(slot, 0) + _exact_sum(parts[numbers == number])
+            if not -(2**63) <= total < 2**63:
+                raise DiffOverflow(f"a sum of {wanted.name!r} became {total}, which does not fit int64")
+            if total:
+                sums[slot] = total
+
+    def _aggregate(self, at: int, wanted: Wanted) -> int:
+        if at in self._sums:
+            slots = np.array(list(self._sums[at]), np.int64)
+            sums = np.array(list(self._sums[at].values()), np.int64)
+            return int(aggregate(wanted, np.zeros(len(slots), np.int64), slots, sums, 1, self._domain)[0])
+        ranked = self._ranked[at]
+        found = {"min": ranked.first, "max": ranked.last, "median": ranked.middle}[wanted.kind]()
+        return NULL if found is None else found[0]
+
+
+def _exact_sum(diffs: Ints) -> int:
+    if len(diffs) and len(diffs) * max(int(diffs.max()), -int(diffs.min())) >= 2**63:
+        return sum(diffs.tolist())
+    return int(diffs.sum())
+
+
+def ranking_of_top(
+    count: int, skip: int, by: Sequence[tuple[int, bool, bool]], kinds: Sequence[pa.DataType], domain: Domain
+) -> Ranking | None:
+    """Return what makes a group of `logic.top_k`; None if its records cannot be ranked."""
+    if not all(map(has_rank, kinds)) or not kinds:
+        return None
+    every = [*by, *((row, False, False) for row in range(len(kinds)) if row not in {each for each, *_ in by})]
+    order = Order(every, kinds, domain)
+    return lambda records, diffs: TopGroup(Ranked(order, records, diffs), skip, count)
+
+
+def ranking_of_aggregates(aggregates: Sequence[Wanted], domain: Domain) -> Ranking | None:
+    """Return what makes a group of `logic.multiset_aggregates`; None if its values cannot be ranked."""
+    if not all(each.kind in ACCUMULABLE or has_rank(each.of) for each in aggregates):
+        return None
+    return lambda records, diffs: AggregatedGroup(aggregates, domain, records, diffs)
+
+
+class LargeGroups:
+    """The ranked groups of a reduction, by key.
+
+    Args:
+        ranking: makes one.
+    """
+
+    def __init__(self, ranking: Ranking) -> None:
+        self._ranking = ranking
+        self._groups: dict[Record, Group] = {}  # Those used last come last.
+        self._shown: dict[Record, Made] = {}
+        self._sizes: dict[Record, int] = {}  # What it costs to look at the whole group: rows, as it was ranked.
+
+    def __len__(self) -> int:
+        return len(self._groups)
+
+    @property
+    def bytes(self) -> int:
+        """How much memory the groups take."""
+        return sum(each.bytes for each in self._groups.values())
+
+    def shown(self) -> Iterator[Record]:
+        """Yield all records of the output that the groups have come to."""
+        for made in self._shown.values():
+            yield from made
+
+    def known(self, keys: Ints, numbers: Ints, times: Ints) -> Flags:
+        """Return which keys have a ranked group of which few enough records change.
+
+        The others are forgotten: whoever asks looks at them as a whole.
+
+        Args:
+            keys: int64[k, n], each once.
+            numbers: of the key of each change.
+            times: of each change.
+        """
+        found = np.zeros(keys.shape[1], np.bool_)
+        if self._groups:
+            changes = np.bincount(numbers, minlength=keys.shape[1]).tolist()
+            for at in self._candidates(keys).tolist():
+                key = tuple(keys[:, at].tolist())
+                if key not in self._groups:
+                    continue
+                found[at] = self._pays(self._sizes[key], changes[at], times, numbers, at)
+                if not found[at]:
+                    self._forget(key)
+        return found
+
+    def _candidates(self, keys: Ints) -> Ints:
+        """Return the numbers of the keys that may have a ranked group: few, of however many that a step touches."""
+        if not len(keys):
+            return np.arange(keys.shape[1])
+        firsts = np.fromiter((key[0] for key in self._groups), np.int64, len(self._groups))
+        return np.flatnonzero(np.isin(keys[0], firsts))
+
+    def worthwhile(self, sizes: Ints, numbers: Ints, times: Ints) -> Ints:
+        """Return the numbers of the keys, of groups of so many rows, that are to be ranked.
+
+        Args:
+            sizes: rows of the group of each key, before the changes.
+            numbers, times: of the changes, as of `known`.
+        """
+        large = np.flatnonzero((sizes >= LARGE_ROWS) & (sizes <= ROWS_MAX))
+        if not len(large):
+            return large
+        changes = np.bincount(numbers, minlength=len(sizes))
+        found = []
+        for at in large[: 4 * MADE_AT_ONCE].tolist():
+            if self._pays(int(sizes[at]), int(changes[at]), times, numbers, at):
+                found.append(at)
+        return np.array(found[:MADE_AT_ONCE], np.int64)
+
+    def make(self, key: Record, records: Ints, diffs: Ints) -> None:
+        """Rank a group."""
+        rows = records.shape[1] + sum(each.rows for each in self._groups.values())
+        while self._groups and rows > ROWS_MAX:
+            oldest = next(iter(self._groups))
+            rows -= self._groups[oldest].rows
+            self._forget(oldest)
+        self._groups[key] = self._ranking(records, diffs)
+        self._sizes[key] = records.shape[1]
+        self._shown[key] = self._groups[key].made()
+
+    def changed(self, key: Record, records: Ints, times: Ints, diffs: Ints) -> list[list[int]]:
+        """Take changes of a ranked group in, and return how the output changes: [key …, columns …, time, diff]."""
+        group = self._groups[key] = self._groups.pop(key)
+        shown = self._shown[key]
+        order = times.argsort(kind="stable")
+        records, times, diffs = records.take(order, axis=1), times.take(order), diffs.take(order)
+        firsts = np.flatnonzero(np.concatenate(([True], times[1:] != times[:-1])))
+        found = []
+        for first, end in zip(firsts.tolist(), [*firsts[1:].tolist(), len(times)], strict=True):
+            group.add(records[:, first:end], diffs[first:end])
+            made = group.made()
+            time = int(times[first])
+            for record in shown.keys() | made.keys():
+                diff = made.get(record, 0) - shown.get(record, 0)
+                if diff:
+                    found.append([*key, *record, time, diff])
+            shown = made
+        self._shown[key] = shown
+        if not shown and not group.rows:
+            self._forget(key)
+        return found
+
+    def clear(self) -> None:
+        """Forget all groups."""
+        self._groups, self._shown, self._sizes = {}, {}, {}
+
+    def _forget(self, key: Record) -> None:
+        del self._groups[key], self._shown[key], self._sizes[key]
+
+    def _pays(self, rows: int, changes: int, times: Ints, numbers: Ints, at: int) -> bool:
+        """Return whether changes of a ranked group cost less than looking at all of it at each of their times."""
+        if changes * CHANGE_ROWS <= 2 * rows:
+            return True
+        moments = len(np.unique(times[numbers == at]))
+        return changes * CHANGE_ROWS <= rows * (moments + 1)

@@ -1,0 +1,514 @@
+"""Linear operators at work: a stack of stages compiled to one function from updates to updates.
+
+Between the stages of a stack columns stay as they are, as words or as Arrow: a column that is only passed on is never
+decoded, and one that is computed is encoded once, at the end. Bulk work is done by Arrow and numpy; only functions that
+take Python records are called record by record.
+"""
+
+from collections import namedtuple
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from persist.blob import InvalidUsage
+from persist.codecs import TIME, TIME_MAX, to_array
+from persist.dataflow.errors import OperatorFailed
+from persist.dataflow.expressions.evaluation import as_array, evaluate
+from persist.dataflow.expressions.expression import Col, Expression, Lit
+from persist.dataflow.operators.conditions import Truth, conjuncts, on_words
+from persist.dataflow.plan.stages import (
+    BatchFunction,
+    Delay,
+    Explode,
+    Filter,
+    FilterFunction,
+    FlatMap,
+    Map,
+    MapFunction,
+    Negate,
+    Stage,
+    TemporalFilter,
+)
+from persist.dataflow.updates.batch import negated, products
+from persist.dataflow.updates.bulk import reordered
+from persist.dataflow.updates.times import Flags, Ints, coordinates
+from persist.dataflow.updates.words import NULL, Domain, is_interned
+
+Shape = Callable[[Ints], Ints]
+
+
+class Column:
+    """A column as words, as Arrow, or as both."""
+
+    __slots__ = ("_array", "_domain", "_words", "kind")
+
+    def __init__(self, domain: Domain, kind: pa.DataType, words: Ints | None, array: pa.Array | None = None) -> None:
+        self.kind = kind
+        self._domain = domain
+        self._words = words
+        self._array = array
+
+    @property
+    def words(self) -> Ints:
+        if self._words is None:
+            self._words = self._domain.encode(self._array)
+        return self._words
+
+    @property
+    def array(self) -> pa.Array:
+        if self._array is None:
+            assert self._words is not None
+            self._array = self._domain.decode(self._words, self.kind)
+        return self._array
+
+    @property
+    def has_words(self) -> bool:
+        """Whether its words are there, or cost no more than a look at each."""
+        return self._words is not None or not is_interned(self.kind)
+
+    def take(self, rows: Ints) -> "Column":
+        if self._words is not None:
+            return Column(self._domain, self.kind, self._words.take(rows))
+        assert self._array is not None
+        return Column(self._domain, self.kind, None, self._array.take(pa.array(rows)))
+
+
+class Frame(Mapping[str, pa.Array]):
+    """Updates between stages; as a mapping, their columns as Arrow, and `_time`.
+
+    Args:
+        origins: the rows of the updates that these were made of; None: these are the updates.
+    """
+
+    def __init__(
+        self, domain: Domain, columns: dict[str, Column], times: Ints, diffs: Ints, origins: Ints | None = None
+    ) -> None:
+        self._origins = origins
+        self.domain = domain
+        self.columns = columns
+        self.times = times
+        self.diffs = diffs
+
+    @classmethod
+    def of(cls, updates: Ints, schema: pa.Schema, domain: Domain) -> "Frame":
+        columns = {field.name: Column(domain, field.type, updates[at]) for at, field in enumerate(schema)}
+        return cls(domain, columns, updates[len(schema) : -1], updates[-1])
+
+    @property
+    def origins(self) -> Ints:
+        """The rows of the updates that these were made of."""
+        return np.arange(len(self.diffs)) if self._origins is None else self._origins
+
+    def __getitem__(self, name: str) -> pa.Array:
+        if name == TIME and name not in self.columns:
+            return pa.array(self.times[0])
+        return self.columns[name].array
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.columns)
+
+    def __len__(self) -> int:
+        return len(self.diffs)
+
+    def updates(self, names: Iterable[str]) -> Ints:
+        """Return the updates with some of the columns as words."""
+        rows = [self.columns[name].words for name in names]
+        found = np.empty((len(rows) + len(self.times) + 1, len(self)), np.int64)
+        for at, row in enumerate(rows):
+            found[at] = row
+        found[len(rows) : -1] = self.times
+        found[-1] = self.diffs
+        return found
+
+    def take(self, rows: Ints) -> "Frame":
+        columns = {name: each.take(rows) for name, each in self.columns.items()}
+        times = np.empty((len(self.times), len(rows)), np.int64)
+        diffs = np.empty((1, len(rows)), np.int64)
+        reordered(self.times, rows, times)
+        reordered(self.diffs[None], rows, diffs)
+        origins = rows if self._origins is None else self._origins.take(rows)
+        return Frame(self.domain, columns, times, diffs[0], origins)
+
+    def where(self, keep: Flags) -> "Frame":
+        return self if keep.all() else self.take(keep.nonzero()[0])
+
+    def changed(
+        self, columns: dict[str, Column] | None = None, *, times: Ints | None = None, diffs: Ints | None = None
+    ) -> "Frame":
+        return Frame(
+            self.domain,
+            self.columns if columns is None else columns,
+            self.times if times is None else times,
+            self.diffs if diffs is None else diffs,
+            self._origins,
+        )
+
+    def records(self) -> list[Any]:
+        """Return the records as named tuples."""
+        record = namedtuple("Record", self.columns, rename=True)  # type: ignore[misc]
+        if not self.columns:
+            return [record()] * len(self)
+        return list(map(record, *(each.array.to_pylist() for each in self.columns.values())))
+
+
+def traced(
+    stages: Sequence[Stage], given: pa.Schema, names: Sequence[str], domain: Domain, operator: str
+) -> Callable[[Ints], tuple[Ints, Ints]]:
+    """Return what `compiled` does, but of which each call also returns the row that each update was made of."""
+
+    run = [_running(stage, operator) for stage in stages]
+
+    def shape(updates: Ints) -> tuple[Ints, Ints]:
+        frame = Frame.of(updates, given, domain)
+        for each in run:
+            frame = each(frame)
+        return frame.updates(names), frame.origins
+
+    return shape
+
+
+def compiled(stages: Sequence[Stage], given: pa.Schema, names: Sequence[str], domain: Domain, operator: str) -> Shape:
+    """Return the function that does stages to updates of some columns and picks columns, in that order."""
+    if not stages:
+        if list(names) == given.names:
+            return lambda updates: updates
+        rows = [given.get_field_index(name) for name in names]
+
+        def pick(updates: Ints) -> Ints:
+            return updates.take([*rows, *range(len(given), len(updates))], axis=0)
+
+        return pick
+    if len(stages) == 1 and isinstance(stages[0], Map):
+        picks = _picks(stages[0], given, names, domain)
+        if picks is not None:
+            return picks
+
+    run = [_running(stage, operator) for stage in stages]
+
+    def shape(updates: Ints) -> Ints:
+        frame = Frame.of(updates, given, domain)
+        for each in run:
+            frame = each(frame)
+        return frame.updates(names)
+
+    return shape
+
+
+def _picks(stage: Map, given: pa.Schema, names: Sequence[str], domain: Domain) -> Shape | None:
+    """Return the function for a map that only passes columns on and sets constants; None if it does more."""
+    by = dict(stage.outputs)
+    outputs = [by[name] for name in names]
+    if not all((isinstance(each, Col) and each.name in given.names) or isinstance(each, Lit) for each in outputs):
+        return None
+    rows = [given.get_field_index(each.name) if isinstance(each, Col) else 0 for each in outputs]
+    constants = [(at, domain.constant(each.value)) for at, each in enumerate(outputs) if isinstance(each, Lit)]
+    count = len(given)
+
+    def pick(updates: Ints) -> Ints:
+        found = updates.take([*rows, *range(count, len(updates))], axis=0)
+        for at, word in constants:
+            found[at] = word
+        return found
+
+    return pick
+
+
+def _running(stage: Stage, operator: str) -> Callable[[Frame], Frame]:
+    """Return what a stage does to updates."""
+    return Sieve(stage.condition, operator) if isinstance(stage, Filter) else partial(applied, stage, operator=operator)
+
+
+class Sieve:
+    """Keeps the updates for which a condition is true: its parts one after the other, each on what is left.
+
+    What can be told from words is, so that columns are decoded only for what needs Arrow.
+    """
+
+    def __init__(self, condition: Expression, operator: str) -> None:
+        self._parts = conjuncts(condition)
+        self._operator = operator
+        self._known: dict[tuple[bool, ...], list[Truth | None]] = {}
+
+    def __call__(self, frame: Frame) -> Frame:
+        at_hand = tuple(each.has_words for each in frame.columns.values())
+        truths = self._known.get(at_hand)
+        if truths is None:
+            kinds = {name: each.kind for name, each in frame.columns.items() if each.has_words}
+            truths = self._known[at_hand] = [on_words(each, kinds, frame.domain) for each in self._parts]
+        keep: Flags | None = None  # By words: to look at all of them costs less than to take what is left each time.
+        for condition, truth in zip(self._parts, truths, strict=True):
+            if truth is None:
+                frame, keep = frame if keep is None else frame.where(keep), None
+                if not len(frame):
+                    return frame
+                frame = frame.where(_true(condition, frame, self._operator))
+            else:
+                columns = frame.columns
+                found = truth(lambda name, columns=columns: columns[name].words)  # type: ignore[misc]
+                keep = found if keep is None else keep & found
+            if not len(frame):
+                return frame
+        return frame if keep is None else frame.where(keep)
+
+
+def applied(stage: Stage, frame: Frame, operator: str) -> Frame:
+    """Return updates after a stage, other than a filter.
+
+    Raises:
+        OperatorFailed: a function or an expression raised.
+    """
+    match stage:
+        case Map(outputs):
+            return frame.changed({name: _computed(each, frame, operator) for name, each in outputs})
+        case Negate():
+            return frame.changed(diffs=negated(frame.diffs))
+        case Explode(by):
+            counts = _integers(by, frame, operator)
+            found = frame.changed(diffs=products(frame.diffs, np.where(counts == NULL, 0, counts)))
+            return found.where(found.diffs != 0)
+        case TemporalFilter():
+            return _within(stage, frame, operator)
+        case Delay():
+            return _delayed(stage, frame, operator)
+        case FilterFunction(function):
+            kept = [_is_kept(operator, function, each) for each in frame.records()]
+            return frame.where(np.array(kept, np.bool_))
+        case MapFunction(function, columns):
+            records = frame.records()
+            made = [_called(operator, function, each) for each in records]
+            return frame.changed(_columns(made, records, columns, frame.domain, operator))
+        case BatchFunction():
+            return _by_batch(stage, frame, operator)
+        case FlatMap():
+            return _flattened(stage, frame, operator)
+    raise AssertionError(stage)
+
+
+def _computed(expression: Expression, frame: Frame, operator: str) -> Column:
+    if isinstance(expression, Col) and expression.name in frame.columns:
+        return frame.columns[expression.name]
+    if isinstance(expression, Lit):
+        words = np.full(len(frame), frame.domain.constant(expression.value), np.int64)
+        return Column(frame.domain, expression.value.type, words)
+    found = _evaluated(expression, frame, operator)
+    return Column(frame.domain, found.type, None, found)
+
+
+def _evaluated(expression: Expression, frame: Frame, operator: str) -> pa.Array:
+    try:
+        return as_array(evaluate(expression, frame), len(frame))
+    except (pa.ArrowException, ValueError, TypeError) as error:
+        raise OperatorFailed(operator, _culprit(expression, frame), f"{expression}: {error}") from error
+
+
+def _culprit(expression: Expression, frame: Frame) -> Any:
+    """Return a record for which an expression that failed on all of them fails; by halving."""
+    while len(frame) > 1:
+        half = frame.take(np.arange(len(frame) // 2))
+        try:
+            evaluate(expression, half)
+        except (pa.ArrowException, ValueError, TypeError):
+            frame = half
+        else:
+            frame = frame.take(np.arange(len(frame) // 2, len(frame)))
+    return frame.records()[0] if len(frame) else None
+
+
+def _true(condition: Expression, frame: Frame, operator: str) -> Flags:
+    found = _evaluated(condition, frame, operator)
+    if found.null_count:
+        found = found.fill_null(False)
+    flags: Flags = found.to_numpy(zero_copy_only=False)
+    return flags
+
+
+def _integers(expression: Expression, frame: Frame, operator: str) -> Ints:
+    return _computed(expression, frame, operator).words if len(frame) else np.empty(0, np.int64)
+
+
+def _within(stage: TemporalFilter, frame: Frame, operator: str) -> Frame:
+    """Bring each record in at the first time within its bounds, and take it away at the first one after them.
+
+    A record with a bound that is NULL is never there: a comparison with NULL is true at no time.
+    """
+    begin = frame.times[stage.dimension]
+    end = None
+    is_there = np.ones(len(frame), bool)
+    if stage.lower is not None:
+        words = _integers(stage.lower, frame, operator)
+        is_there &= words != NULL
+        begin = np.maximum(begin, words)
+    if stage.upper is not None:
+        end = _integers(stage.upper, frame, operator)
+        is_there &= (end != NULL) & (begin < end)
+    starts = np.flatnonzero(is_there & (begin <= TIME_MAX))
+    found = frame.take(starts)
+    found.times[stage.dimension] = begin[starts]
+    if end is None:
+        return found
+    stops = starts[end[starts] <= TIME_MAX]
+    gone = frame.take(stops)
+    gone.times[stage.dimension] = end[stops]
+    return _joined([found, gone.changed(diffs=negated(gone.diffs))])
+
+
+def _joined(frames: list[Frame]) -> Frame:
+    first = frames[0]
+    columns = {
+        name: Column(first.domain, each.kind, np.concatenate([frame.columns[name].words for frame in frames]))
+        for name, each in first.columns.items()
+    }
+    times = np.concatenate([frame.times for frame in frames], axis=1)
+    diffs, origins = (np.concatenate(each) for each in zip(*((f.diffs, f.origins) for f in frames), strict=True))
+    return Frame(first.domain, columns, times, diffs, origins)
+
+
+def _delayed(stage: Delay, frame: Frame, operator: str) -> Frame:
+    to, now = _integers(stage.to, frame, operator), frame.times[stage.dimension]
+    to = np.where(to == NULL, now, to)
+    if (to < now).any():
+        row = int((to < now).argmax())
+        record = frame.take(np.array([row])).records()[0]
+        raise OperatorFailed(operator, record, f"{stage.to} is {to[row]}, which is before the update's time {now[row]}")
+    found = frame.take(np.flatnonzero(to <= TIME_MAX))
+    found.times[stage.dimension] = to[to <= TIME_MAX]
+    return found
+
+
+def _called(operator: str, function: Callable[..., Any], record: Any) -> Any:
+    try:
+        return function(record)
+    except Exception as error:
+        raise OperatorFailed(operator, record, f"it raised {error!r}") from error
+
+
+def _is_kept(operator: str, function: Callable[..., Any], record: Any) -> bool:
+    found = _called(operator, function, record)
+    if found is not None and not isinstance(found, bool | np.bool_):
+        raise OperatorFailed(operator, record, f"it returned {found!r:.200} instead of True, False or None")
+    return bool(found)
+
+
+def _columns(
+    made: list[Any], records: list[Any], schema: pa.Schema, domain: Domain, operator: str
+) -> dict[str, Column]:
+    """Return what a function made as columns; records are what it made them from, for errors."""
+    rows = [_as_row(each, record, schema, operator) for each, record in zip(made, records, strict=True)]
+    columns = [list(each) for each in zip(*rows, strict=True)] if rows else [[] for _ in schema]
+    found = {}
+    for values, field in zip(columns, schema, strict=True):
+        try:
+            array = to_array(values, field.type, f"column {field.name!r}")
+        except InvalidUsage as error:
+            raise OperatorFailed(operator, _first_bad(values, field.type, records), str(error)) from error
+        found[field.name] = Column(domain, field.type, None, array)
+    return found
+
+
+def _first_bad(values: list[Any], kind: pa.DataType, records: list[Any]) -> Any:
+    for value, record in zip(values, records, strict=True):
+        try:
+            to_array([value], kind, "value")
+        except InvalidUsage:
+            return record
+    return None
+
+
+def _as_row(made: Any, record: Any, schema: pa.Schema, operator: str) -> tuple[Any, ...]:
+    if isinstance(made, Mapping):
+        if set(made) == set(schema.names):
+            return tuple(made[name] for name in schema.names)
+    elif isinstance(made, tuple | list):
+        if len(made) == len(schema):
+            return tuple(made)
+    elif len(schema) == 1:
+        return (made,)
+    raise OperatorFailed(operator, record, f"it returned {made!r:.200}, and a record has the columns {schema.names}")
+
+
+def row_columns(made: list[Any], sources: list[Any], schema: pa.Schema, domain: Domain, operator: str) -> list[Ints]:
+    """Return records that a function made as words, column by column; sources are what it made them from."""
+    return [each.words for each in _columns(made, sources, schema, domain, operator).values()]
+
+
+def _by_batch(stage: BatchFunction, frame: Frame, operator: str) -> Frame:
+    names = list(frame.columns)
+    batch = pa.RecordBatch.from_arrays([frame[name] for name in names], names=names)
+    try:
+        made = stage.function(batch)
+        table = made if isinstance(made, pa.Table) else pa.Table.from_batches([made])
+    except Exception as error:
+        raise OperatorFailed(operator, None, f"on a batch of {len(frame)} records it raised {error!r}") from error
+    if table.num_rows != len(frame) or (table.schema.names, table.schema.types) != (
+        stage.columns.names,
+        stage.columns.types,
+    ):
+        raise OperatorFailed(
+            operator,
+            None,
+            f"from a batch of {len(frame)} records it made {table.num_rows} with the columns {table.schema}, and "
+            "must make "
+            f"as many with {stage.columns}",
+        )
+    columns = {
+        field.name: Column(frame.domain, field.type, frame.domain.encode(table[field.name])) for field in stage.columns
+    }
+    return frame.changed(columns)
+
+
+def _flattened(stage: FlatMap, frame: Frame, operator: str) -> Frame:
+    rows: list[int] = []
+    made: list[Any] = []
+    times: list[tuple[int, ...]] = []
+    diffs: list[int] = []
+    records = frame.records()
+    for row, record in enumerate(records):
+        for each in _called(operator, lambda given: list(stage.function(given)), record):
+            if stage.gives == "records":
+                made.append(each)
+            else:
+                made.append(_parts(stage, each, times, diffs, len(frame.times), record, operator))
+            rows.append(row)
+    sources = [records[row] for row in rows]
+    places = np.array(rows, np.int64)
+    found = Frame(
+        frame.domain,
+        _columns(made, sources, stage.columns, frame.domain, operator),
+        frame.times.take(places, axis=1),
+        frame.diffs.take(places),
+        frame.origins.take(places),
+    )
+    if times:
+        np.maximum(found.times, np.array(times, np.int64).T, out=found.times)
+    if diffs:
+        found = found.changed(diffs=products(found.diffs, np.array(diffs, np.int64)))
+        found = found.where(found.diffs != 0)
+    return found
+
+
+def _parts(
+    stage: FlatMap,
+    each: Any,
+    times: list[tuple[int, ...]],
+    diffs: list[int],
+    dimensions: int,
+    record: Any,
+    operator: str,
+) -> Any:
+    """Take the time and the diff off what a function returned, and return the record."""
+    shape = "pairs (record, diff)" if stage.gives == "diffs" else "triples (record, time, diff)"
+    size = 2 if stage.gives == "diffs" else 3
+    if not isinstance(each, tuple) or len(each) != size or isinstance(each[-1], bool) or not isinstance(each[-1], int):
+        raise OperatorFailed(operator, record, f"it returned {each!r:.200} instead of {shape}")
+    if not -(2**63) < each[-1] < 2**63:
+        raise OperatorFailed(operator, record, f"the diff {each[-1]} does not fit int64")
+    if size == 3:
+        try:
+            times.append(coordinates("time", each[1], dimensions))
+        except InvalidUsage as error:
+            raise OperatorFailed(operator, record, str(error)) from error
+    diffs.append(each[-1])
+    return each[0]

@@ -1,0 +1,360 @@
+"""What reductions make of groups, many at a time.
+
+A logic takes the consolidated records of some groups and returns what they come to. All arrays of one call belong
+together by position, and are sorted by group:
+
+    groups: int64[n]           the number of the group of each record
+    values: int64[v, n]        its value words
+    diffs: int64[n]            its multiplicity, not 0
+
+and returns (groups, values, diffs) of the output, with the words of the output's columns. Groups without records do not
+appear, so an empty group yields nothing by construction.
+"""
+
+from collections.abc import Callable, Sequence
+from decimal import Context
+from operator import truediv
+from typing import Any, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.types as pat
+
+from persist.codecs import DiffOverflow
+from persist.dataflow.errors import OperatorFailed
+from persist.dataflow.operators.accumulate import contributions
+from persist.dataflow.operators.aggregates import (
+    ACCUMULABLE,
+    COUNT,
+    FIRST_LIMB,
+    INFINITE,
+    MINUS_INFINITE,
+    NAN,
+    SLOTS,
+    Wanted,
+    check_int64,
+    exact_sums,
+    small_sums,
+    to_float,
+)
+from persist.dataflow.operators.linear import Column, Frame, row_columns
+from persist.dataflow.updates.batch import products, summed
+from persist.dataflow.updates.bulk import order_by
+from persist.dataflow.updates.times import Flags, Ints
+from persist.dataflow.updates.words import NULL, Domain, directed, ranks
+
+Result: TypeAlias = tuple[Ints, Ints, Ints]
+KeysOf: TypeAlias = Callable[[Ints], Ints]  # The key words of groups, int64[k, n].
+Logic: TypeAlias = Callable[[Ints, Ints, Ints, KeysOf], Result]
+
+FOREMOST_ROWS = 256  # From so many records on, it pays to look at the first column of an order alone first.
+NOTHING = np.empty((0, 0), np.int64)
+
+
+def starts_of(groups: Ints) -> Ints:
+    """Return where each group begins."""
+    if len(groups) < 2:
+        return np.zeros(len(groups), np.int64)
+    return np.concatenate(([0], np.flatnonzero(groups[1:] != groups[:-1]) + 1))
+
+
+def distinct(groups: Ints, values: Ints, diffs: Ints, keys_of: KeysOf) -> Result:
+    """Each record once, if its multiplicity is positive."""
+    found = groups[diffs > 0]
+    return found, np.empty((0, len(found)), np.int64), np.ones(len(found), np.int64)
+
+
+def threshold(function: Callable[[int], int], operator: str) -> Logic:
+    """Each record as often as a function of its multiplicity says."""
+
+    def logic(groups: Ints, values: Ints, diffs: Ints, keys_of: KeysOf) -> Result:
+        counts, at = np.unique(diffs, return_inverse=True)
+        found = []
+        for count in counts.tolist():
+            try:
+                result = function(count)
+            except Exception as error:
+                raise OperatorFailed(operator, None, f"on the multiplicity {count} it raised {error!r}") from error
+            if isinstance(result, bool) or not isinstance(result, int) or abs(result) >= 2**63:
+                raise OperatorFailed(
+                    operator, None, f"of the multiplicity {count} it made {result!r}, and not an int64"
+                )
+            found.append(result)
+        made = np.array(found, np.int64).take(at)
+        keep = made != 0
+        return groups[keep], np.empty((0, int(keep.sum())), np.int64), made[keep]
+
+    return logic
+
+
+def accumulated(aggregates: Sequence[Wanted], domain: Domain) -> Logic:
+    """Aggregates of which the only value word is the slot, and the diff its sum, see `operators.aggregates`."""
+
+    def logic(groups: Ints, values: Ints, diffs: Ints, keys_of: KeysOf) -> Result:
+        slots = values[0]
+        is_count = slots == 0  # A group is there while the number of its records is not zero.
+        found, records = groups[is_count], diffs[is_count]
+        # As groups are sorted, the place of each group among those that are there is a search.
+        at = found.searchsorted(groups)
+        there = found.take(at, mode="clip") == groups if len(found) else np.zeros(len(groups), np.bool_)
+        columns = []
+        for number, wanted in enumerate(aggregates):
+            if wanted.is_counted:
+                columns.append(_counted(wanted, records))
+                continue
+            low = 1 + number * SLOTS
+            mine = there & (slots >= low) & (slots < low + SLOTS)
+            columns.append(aggregate(wanted, at[mine], slots[mine] - low, diffs[mine], len(found), domain))
+        return found, np.array(columns, np.int64).reshape(len(columns), len(found)), np.ones(len(found), np.int64)
+
+    return logic
+
+
+def _counted(wanted: Wanted, records: Ints) -> Ints:
+    constant = wanted.constant if wanted.kind == "sum" else 1
+    return records if constant == 1 else products(records, np.full(len(records), constant))
+
+
+def aggregate(wanted: Wanted, groups: Ints, slots: Ints, sums: Ints, count: int, domain: Domain) -> Ints:
+    """Return the words of one aggregate of count groups, from the sums in its slots."""
+    counts = np.zeros(count, np.int64)
+    is_count = slots == COUNT
+    counts[groups[is_count]] = sums[is_count]
+    if wanted.kind == "count":
+        return counts
+    if not pat.is_floating(wanted.result) and not pat.is_decimal(wanted.result):
+        return _whole_sums(wanted.name, groups, slots, sums, counts)
+    if pat.is_decimal(wanted.result):
+        small = small_sums(groups, slots, sums, count)
+        if (
+            small is not None
+            and max(abs(small.max(initial=0)), abs(small.min(initial=0))) < 10**wanted.result.precision
+        ):
+            return np.where(counts == 0, NULL, small)
+    is_limb = slots >= FIRST_LIMB
+    totals = exact_sums(groups[is_limb], slots[is_limb], sums[is_limb], count)
+    if pat.is_decimal(wanted.result):
+        values = [None if n == 0 else total for total, n in zip(totals, counts, strict=True)]
+        return domain.encode(_decimals(wanted.name, values, wanted.result))
+    divisors = counts if wanted.kind == "mean" else np.ones(count, np.int64)
+    if pat.is_decimal(wanted.of):
+        divisors = divisors.astype(object) * 10**wanted.of.scale
+    quotient = to_float if pat.is_floating(wanted.of) else truediv
+    floats = [
+        quotient(total, divisor) if is_there else None
+        for total, divisor, is_there in zip(totals, divisors.tolist(), counts != 0, strict=True)
+    ]
+    found = domain.encode(pa.array(floats, pa.float64()))
+    return _with_infinities(found, groups, slots, sums, count, domain)
+
+
+def _whole_sums(name: str, groups: Ints, slots: Ints, sums: Ints, counts: Ints) -> Ints:
+    low, high = slots == FIRST_LIMB, slots == FIRST_LIMB + 1
+    if not high.any():
+        found = np.zeros(len(counts), np.int64)
+        found[groups[low]] = sums[low]
+    else:
+        limb = low | high
+        found = check_int64(exact_sums(groups[limb], slots[limb], sums[limb], len(counts)), name)
+    return np.where(counts == 0, NULL, found)
+
+
+def _with_infinities(words: Ints, groups: Ints, slots: Ints, sums: Ints, count: int, domain: Domain) -> Ints:
+    special = (slots >= NAN) & (slots <= MINUS_INFINITE)
+    if not special.any():
+        return words
+    counts = np.zeros((3, count), np.int64)
+    counts[slots[special] - NAN, groups[special]] = sums[special]
+    has = counts != 0
+    is_nan = has[0] | (has[INFINITE - NAN] & has[MINUS_INFINITE - NAN])
+    values = np.where(is_nan, np.nan, np.where(has[INFINITE - NAN], np.inf, -np.inf))
+    return np.where(has.any(axis=0), domain.encode(pa.array(values)), words)
+
+
+def _decimals(name: str, values: list[int | None], kind: pa.DataType) -> pa.Array:
+    context = Context(prec=76)
+    found = []
+    for value in values:
+        if value is not None and abs(value) >= 10**kind.precision:
+            raise DiffOverflow(f"the sum {name!r} needs more than the {kind.precision} digits of {kind}")
+        found.append(None if value is None else context.scaleb(context.create_decimal(value), -kind.scale))
+    return pa.array(found, kind)
+
+
+def multiset_aggregates(aggregates: Sequence[Wanted], domain: Domain) -> Logic:
+    """Aggregates of whole groups, of which the value words are those of the aggregates, in order."""
+
+    def logic(groups: Ints, values: Ints, diffs: Ints, keys_of: KeysOf) -> Result:
+        firsts = starts_of(groups)
+        counts = summed(diffs, firsts) if len(firsts) else diffs
+        there = counts != 0
+        sizes = np.diff(np.append(firsts, len(groups)))
+        numbers = np.arange(len(firsts)).repeat(sizes)
+        columns = [
+            _of_multiset(wanted, words, numbers, diffs, len(firsts), domain)
+            for wanted, words in zip(aggregates, values, strict=True)
+        ]
+        rows = np.array(columns, np.int64).reshape(len(columns), len(firsts))
+        return groups[firsts][there], rows[:, there], np.ones(int(there.sum()), np.int64)
+
+    return logic
+
+
+def _of_multiset(wanted: Wanted, words: Ints, numbers: Ints, diffs: Ints, count: int, domain: Domain) -> Ints:
+    """Return one aggregate of count groups; of min, max and median a value counts if its multiplicity is positive."""
+    is_value = words != NULL
+    if not is_value.all():
+        words, numbers, diffs = words[is_value], numbers[is_value], diffs[is_value]
+    if wanted.kind in ACCUMULABLE:
+        rows, slots, amounts = contributions(wanted.kind, words, wanted.of, domain)
+        groups, slots, sums = _slot_sums(numbers[rows], slots, amounts, diffs[rows])
+        return aggregate(wanted, groups, slots, sums, count, domain)
+    numbers, words, diffs = _by_value(numbers, words, wanted.of, diffs, domain)
+    found = np.full(count, NULL, np.int64)
+    firsts = starts_of(numbers)
+    if not len(firsts):
+        return found
+    ends = np.append(firsts[1:], len(numbers))
+    if wanted.kind == "min":
+        at = firsts
+    elif wanted.kind == "max":
+        at = ends - 1
+    else:
+        at = _middles(firsts, ends, diffs)
+    found[numbers[firsts]] = words[at]
+    return found
+
+
+def _slot_sums(groups: Ints, slots: Ints, amounts: Ints, diffs: Ints) -> tuple[Ints, Ints, Ints]:
+    order = np.lexsort((slots, groups))
+    groups, slots, sums = groups[order], slots[order], products(amounts, diffs)[order]
+    if not len(groups):
+        return groups, slots, sums
+    firsts = np.concatenate(([0], np.flatnonzero((groups[1:] != groups[:-1]) | (slots[1:] != slots[:-1])) + 1))
+    return groups[firsts], slots[firsts], summed(sums, firsts)
+
+
+def _by_value(numbers: Ints, words: Ints, of: pa.DataType, diffs: Ints, domain: Domain) -> tuple[Ints, Ints, Ints]:
+    """Return (group, value, multiplicity) in the order of group and value, with positive multiplicities only."""
+    order = order_by((numbers, ranks(domain, words, of)))
+    numbers, words, diffs = numbers[order], words[order], diffs[order]
+    if not len(numbers):
+        return numbers, words, diffs
+    firsts = np.concatenate(([0], np.flatnonzero((numbers[1:] != numbers[:-1]) | (words[1:] != words[:-1])) + 1))
+    sums = summed(diffs, firsts)
+    keep = sums > 0
+    return numbers[firsts][keep], words[firsts][keep], sums[keep]
+
+
+def _middles(firsts: Ints, ends: Ints, diffs: Ints) -> Ints:
+    """Return where the lower middle of each group is."""
+    running = diffs.cumsum()
+    before = running[firsts] - diffs[firsts]
+    totals = running[ends - 1] - before
+    return running.searchsorted(before + (totals + 1) // 2)
+
+
+def top_k(
+    count: int, by: Sequence[tuple[int, bool, bool]], kinds: Sequence[pa.DataType], domain: Domain, *, skip: int = 0
+) -> Logic:
+    """The first records of each group in the order of some columns, and of the others where those agree.
+
+    Args:
+        by: rows of the values, whether each is descending, and whether NULL comes first.
+        kinds: types of all value rows.
+        skip: how many records are passed over.
+    """
+    every = [*by, *((row, False, False) for row in range(len(kinds)) if row not in {each for each, *_ in by})]
+
+    def logic(groups: Ints, values: Ints, diffs: Ints, keys_of: KeysOf) -> Result:
+        keep: Flags = diffs > 0
+        if not keep.all():
+            groups, values, diffs = groups[keep], values[:, keep], diffs[keep]
+        if not len(groups):
+            return groups, values, diffs
+        if len(groups) >= FOREMOST_ROWS and count + skip < len(groups):
+            row, down, first = every[0]
+            foremost = _foremost(groups, directed(domain, values[row], kinds[row], down, first), count + skip)
+            groups, values, diffs = groups.take(foremost), values.take(foremost, axis=1), diffs.take(foremost)
+        columns = [directed(domain, values[row], kinds[row], down, first) for row, down, first in every]
+        order = order_by((groups, *columns))
+        groups, values, diffs = groups[order], values[:, order], np.minimum(diffs[order], count + skip)
+        firsts = starts_of(groups)
+        running = diffs.cumsum()
+        before = running - diffs
+        sizes = np.diff(np.append(firsts, len(groups)))
+        seen = before - before[firsts].repeat(sizes)
+        ends = np.minimum(seen + diffs, count + skip)
+        taken = ends - np.maximum(seen, skip)
+        keep = taken > 0
+        return groups[keep], values[:, keep], taken[keep]
+
+    return logic
+
+
+def _foremost(groups: Ints, places: Ints, count: int) -> Ints:
+    """Return the numbers of the records among which the first count of each group are, whatever orders equal ones.
+
+    Most records are behind these by their first column alone, and are not compared in the others.
+    """
+    order = order_by((groups, places))
+    groups, places = groups.take(order), places.take(order)
+    firsts = starts_of(groups)
+    sizes = np.diff(np.append(firsts, len(groups)))
+    lasts = places.take(firsts + np.minimum(sizes, count) - 1)
+    found: Ints = order[places <= lasts.repeat(sizes)]
+    return found
+
+
+def user_function(
+    function: Callable[[Any, Any], Any],
+    keys: pa.Schema,
+    values: pa.Schema,
+    columns: pa.Schema,
+    domain: Domain,
+    operator: str,
+) -> Logic:
+    """What a Python function makes of each key and the pairs (record, multiplicity) of its group."""
+
+    def logic(groups: Ints, words: Ints, diffs: Ints, keys_of: KeysOf) -> Result:
+        firsts = starts_of(groups)
+        held = {field.name: Column(domain, field.type, words[at]) for at, field in enumerate(values)}
+        records = Frame(domain, held, NOTHING, diffs).records()
+        pairs = list(zip(records, diffs.tolist(), strict=True))
+        rows = keys_of(groups[firsts])
+        shown = [domain.decode(rows[at], field.type).to_pylist() for at, field in enumerate(keys)]
+        names = shown[0] if len(shown) == 1 else list(zip(*shown, strict=True)) if shown else [()] * len(firsts)
+        made: list[Any] = []
+        counts: list[int] = []
+        sources: list[Any] = []
+        places: list[int] = []
+        ends = [*firsts[1:].tolist(), len(groups)]
+        for number, (first, end, key) in enumerate(zip(firsts.tolist(), ends, names, strict=True)):
+            for record, count in _results(function, key, pairs[first:end], operator):
+                made.append(record)
+                counts.append(count)
+                sources.append(key)
+                places.append(number)
+        out = row_columns(made, sources, columns, domain, operator)
+        found = groups[firsts].take(np.array(places, np.int64))
+        return found, np.array(out, np.int64).reshape(len(columns), len(made)), np.array(counts, np.int64)
+
+    return logic
+
+
+def _results(
+    function: Callable[[Any, Any], Any], key: Any, pairs: list[tuple[Any, int]], operator: str
+) -> list[tuple[Any, int]]:
+    try:
+        found = list(function(key, pairs))
+    except Exception as error:
+        raise OperatorFailed(operator, key, f"it raised {error!r}") from error
+    for each in found:
+        is_pair = isinstance(each, tuple) and len(each) == 2
+        if not is_pair or isinstance(each[1], bool) or not isinstance(each[1], int) or abs(each[1]) >= 2**63:
+            raise OperatorFailed(
+                operator,
+                key,
+                f"it returned {each!r:.200} instead of pairs of a record and its multiplicity, an integer",
+            )
+    return [each for each in found if each[1]]

@@ -1,0 +1,169 @@
+"""Scopes of iteration at work.
+
+A scope's times have one coordinate more, the iteration. In each pass it runs its operators once for each iteration in
+which there is something to do, from the least on: what entered is there in iteration 0, what a variable is set to comes
+back one iteration later, and what operators let wait for an iteration is done when that comes. A later iteration never
+makes work for an earlier one, so when nothing waits any more the pass has come to its fixed point.
+
+Changes of later passes meet the iterations of earlier ones, because arrangements keep the iterations apart. So a change
+costs the iterations, and in each the keys, that it makes a difference to.
+"""
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import pyarrow as pa
+
+from persist.dataflow.errors import NotConverging
+from persist.dataflow.operators.operators import Operator
+from persist.dataflow.state.stash import Stash
+from persist.dataflow.updates.batch import Layout, to_batch
+from persist.dataflow.updates.times import Antichain, Ints, meet_of
+
+
+class EnterOperator(Operator):
+    """Brings updates into a scope: they are there from iteration 0 on."""
+
+    def __init__(self, title: str, source: Operator, outer: int, depth: int) -> None:
+        super().__init__(title, [source], outer, depth)
+        self._source = source
+
+    @property
+    def has_news(self) -> bool:
+        """Whether there is something to bring in."""
+        return self._source.out is not None and self._source.out.shape[1] > 0
+
+    def run(self) -> None:
+        given = self._source.out
+        if given is None or self.rounds[-1] > 0:
+            self.out = None
+            return
+        self.out = np.concatenate((given[:-1], np.zeros((1, given.shape[1]), np.int64), given[-1:]))
+
+
+class VariableOperator(Operator):
+    """What a stream gave in the iteration before; its scope sets `feedback`."""
+
+    def __init__(self, title: str, outer: int, depth: int, schema: pa.Schema) -> None:
+        super().__init__(title, [], outer, depth)
+        self.feedback: Operator | None = None
+        self._schema = schema
+        self._layout = Layout(len(schema), 0, self.dimensions)
+        times = slice(len(schema), len(schema) + self.dimensions)
+        self._stash = Stash(times.stop - 1, times)
+
+    def feed(self) -> None:
+        """Take what the stream gave in this iteration, for the next."""
+        assert self.feedback is not None
+        given = self.feedback.out
+        if given is not None and given.shape[1]:
+            # Consolidated, so that what cancels out does not make another iteration.
+            updates = to_batch(given, self._layout)[1:].copy()
+            updates[-2] += 1
+            self._stash.add(updates)
+
+    def run(self) -> None:
+        found = [] if self._stash.is_empty else self._stash.take(self.ready, self.bound())
+        self.out = (np.concatenate(found, axis=1) if len(found) > 1 else found[0]) if found else None
+
+    def next_round(self, level: int) -> int | None:
+        if self._stash.is_empty:
+            return None
+        return self._stash.least(self.ready_before(level), len(self._schema) + self.outer + level)
+
+    def live(self) -> list[tuple[Ints, pa.Schema]]:
+        return [(chunk[: len(self._schema)], self._schema) for chunk in self._stash.everything()]
+
+    @property
+    def rows(self) -> int:
+        """How many changes wait for another iteration."""
+        return self._stash.rows
+
+
+class LeaveOperator(Operator):
+    """What a stream of a scope gave in all iterations of a pass, summed over them."""
+
+    def __init__(self, title: str, loop: "Loop", source: Operator, outer: int, depth: int) -> None:
+        super().__init__(title, [loop], outer, depth)
+        self._source = source
+        self._found: list[Ints] = []
+        loop.leaves.append(self)
+
+    def collect(self) -> None:
+        """Take what the stream gave in this iteration."""
+        given = self._source.out
+        if given is not None and given.shape[1]:
+            self._found.append(np.delete(given, -2, axis=0))
+
+    def run(self) -> None:
+        found, self._found = self._found, []
+        self.out = (np.concatenate(found, axis=1) if len(found) > 1 else found[0]) if found else None
+
+
+class Loop(Operator):
+    """A scope: its operators in the order in which they run, and the variables that close its cycles.
+
+    Args:
+        limit: of the iterations of a pass.
+    """
+
+    def __init__(self, title: str, outer: int, depth: int, limit: int) -> None:
+        super().__init__(title, [], outer, depth)
+        self.operators: list[Operator] = []
+        self.leaves: list[LeaveOperator] = []
+        self._limit = limit
+
+    def complete(self, sources: Sequence[Operator]) -> None:
+        """Say which operators outside it reads, once it is built."""
+        self.inputs = list(sources)
+
+    def advance(self) -> None:
+        self.place(meet_of(each.frontier for each in self.inputs), ())
+
+    def place(self, frontier: Antichain, rounds: tuple[int, ...]) -> None:
+        super().place(frontier, rounds)
+        for each in self.operators:
+            each.place(frontier, (*rounds, 0))
+
+    def run(self) -> None:
+        enters = [each for each in self.operators if isinstance(each, EnterOperator)]
+        variables = [each for each in self.operators if isinstance(each, VariableOperator)]
+        frontier, outer = self.frontier, self.rounds
+        round_ = 0 if any(each.has_news for each in enters) else self._next()
+        while round_ is not None:
+            if round_ > self._limit:
+                raise NotConverging(self.title, self._limit, sum(each.rows for each in variables))
+            rounds = (*outer, round_)
+            for each in self.operators:
+                each.place(frontier, rounds)
+                each.run()
+            for variable in variables:
+                variable.feed()
+            for leave in self.leaves:
+                leave.collect()
+            round_ = self._next()
+
+    def _next(self) -> int | None:
+        return self.next_round(len(self.rounds))
+
+    def next_round(self, level: int) -> int | None:
+        least = None
+        for each in self.operators:
+            found = each.next_round(level)
+            if found is not None and (least is None or found < least):
+                least = found
+        return least
+
+    def settle(self) -> None:
+        for each in self.operators:
+            each.settle()
+
+    def live(self) -> list[tuple[Ints, pa.Schema]]:
+        return [found for each in self.operators for found in each.live()]
+
+    def bytes(self) -> int:
+        return sum(each.bytes() for each in self.operators)
+
+    def state(self) -> Iterator[tuple[str, int, int]]:
+        for each in self.operators:
+            yield from each.state()

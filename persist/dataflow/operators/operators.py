@@ -1,0 +1,337 @@
+"""What the operators of a running dataflow have in common, and the simple ones.
+
+A dataflow is run in passes. In a pass each operator is called once, after those that it reads, or in a scope once per
+iteration; it takes what they gave in `out`, and gives updates itself. An operator that keeps state lets updates wait
+until they are *ready*: their time is not beyond the frontier of its inputs and, in a scope, not in a later iteration.
+So whatever it gives is right for its time, and at its time.
+
+Within a pass all inputs of the dataflow have the same view of time, so no message about progress ever travels: the
+frontier of an operator is the meet of those of what it reads.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from operator import le
+from typing import ClassVar
+
+import numpy as np
+import pyarrow as pa
+
+from persist.dataflow.errors import OperatorFailed
+from persist.dataflow.operators.linear import Shape
+from persist.dataflow.plan.taps import Captured, Probed, to_table
+from persist.dataflow.state.stash import Ready, Stash
+from persist.dataflow.updates.batch import Layout, to_batch
+from persist.dataflow.updates.times import Antichain, Coordinates, Flags, Ints, meet_of
+from persist.dataflow.updates.words import Domain
+
+
+class Operator:
+    """One operator of a running dataflow.
+
+    Attributes:
+        may_rest: it may be left out of a pass in which nobody needs what it gives: what it keeps is what it reads.
+        title: how messages call it.
+        inputs: the operators it reads.
+        depth: how many iterations it is in.
+        dimensions: of its times: those of the program, and one for each iteration.
+        frontier: how far its inputs are complete, in the program's dimensions.
+        rounds: the iterations that are under way, outermost first.
+        out: what it gave in this pass; None for nothing.
+        moves_times: it may give, of what it takes, updates of later times.
+        given_out, seconds: updates that it gave, and the time that it took, in all passes.
+    """
+
+    may_rest: ClassVar[bool] = False
+
+    def __init__(self, title: str, inputs: Sequence["Operator"], outer: int, depth: int) -> None:
+        self.title = title
+        self.inputs = list(inputs)
+        self.depth = depth
+        self.outer = outer
+        self.dimensions = outer + depth
+        self.frontier = Antichain.least(outer)
+        self.rounds: tuple[int, ...] = ()
+        self.out: Ints | None = None
+        self.moves_times = False
+        self.given_out = 0
+        self.seconds = 0.0
+
+    def advance(self) -> None:
+        """Take the frontier over from the inputs."""
+        if len(self.inputs) == 1:
+            self.frontier = self.inputs[0].frontier
+        elif self.inputs:
+            self.frontier = meet_of(each.frontier for each in self.inputs)
+
+    def run(self) -> None:
+        """Do the work of this pass, or of this iteration."""
+        raise NotImplementedError
+
+    def settle(self) -> None:
+        """After a pass: let what is kept be compacted."""
+
+    def ready(self, times: Ints) -> Flags:
+        """Return which times are complete here by now."""
+        waits = self.frontier.beyond(times[: self.outer])
+        for number, round_ in enumerate(self.rounds, self.outer):
+            waits |= times[number] > round_
+        return ~waits
+
+    def is_ready(self, time: Coordinates) -> bool:
+        """Return whether one time is complete here by now."""
+        for at, round_ in zip(time[self.outer :], self.rounds, strict=False):
+            if at > round_:
+                return False
+        return not any(all(map(le, point, time)) for point in self.frontier.points)
+
+    def ready_before(self, level: int) -> Ready:
+        """Return which times are complete but for the iterations of the scope at a level, and of those inside of it."""
+
+        def ready(times: Ints) -> Flags:
+            waits = self.frontier.beyond(times[: self.outer])
+            for number, round_ in enumerate(self.rounds[:level], self.outer):
+                waits |= times[number] > round_
+            return ~waits
+
+        return ready
+
+    def place(self, frontier: Antichain, rounds: tuple[int, ...]) -> None:
+        """Set how far the inputs are complete, and which iterations are under way."""
+        self.frontier = frontier
+        self.rounds = rounds
+
+    def bound(self) -> int | None:
+        """Return from which value of the last coordinate on no time can be ready; None if that cannot be told."""
+        if self.rounds:
+            return self.rounds[-1] + 1
+        if self.outer == 1 and self.frontier.points:
+            return self.frontier.points[0][0]
+        return None
+
+    def next_round(self, level: int) -> int | None:
+        """Return the least iteration, of the scope at a level, in which there is something to do; None for none."""
+        return None
+
+    def live(self) -> list[tuple[Ints, pa.Schema]]:
+        """Return all words that are kept, with the columns they belong to."""
+        return []
+
+    def bytes(self) -> int:
+        """Return how much memory what is kept takes."""
+        return 0
+
+    def state(self) -> Iterator[tuple[str, int, int]]:
+        """Yield who keeps something, how many updates, and how many bytes they take."""
+        if self.bytes():
+            rows = sum(words.shape[1] for words, _ in self.live())
+            yield self.title, rows, self.bytes()
+
+    def given(self) -> Ints | None:
+        """Return what the inputs gave, together."""
+        if len(self.inputs) == 1:
+            return self.inputs[0].out
+        found = [each.out for each in self.inputs if each.out is not None]
+        if len(found) > 1:
+            return np.concatenate(found, axis=1)
+        return found[0] if found else None
+
+
+class Waiting(Operator):
+    """An operator of one input whose updates wait until they are ready.
+
+    Args:
+        layout: of the batches it makes of them.
+        shape: what is done to updates first.
+    """
+
+    def __init__(
+        self,
+        title: str,
+        inputs: Sequence[Operator],
+        outer: int,
+        depth: int,
+        layout: Layout,
+        shape: Shape = lambda updates: updates,
+    ) -> None:
+        super().__init__(title, inputs, outer, depth)
+        self.layout = layout
+        self.shape = shape
+        axis = layout.words + (layout.dimensions - 1 if depth else 0)
+        self.stash = Stash(axis, slice(layout.words, layout.words + layout.dimensions))
+
+    def shaped(self) -> Ints | None:
+        """Return what the input gave, after what is done to it first."""
+        given = self.given()
+        return None if given is None else self.shape(given)
+
+    def taken(self) -> Ints | None:
+        """Return what is ready by now as a consolidated batch, or None."""
+        updates = self.shaped()
+        found = [] if self.stash.is_empty else self.stash.take(self.ready, self.bound())
+        if updates is not None and updates.shape[1]:
+            if self._are_all_ready(updates):
+                found.append(updates)
+            else:
+                flags = self.ready(updates[self.layout.words : -1])
+                if flags.any():
+                    found.append(updates[:, flags])
+                self.stash.add(updates[:, ~flags])
+        if not found:
+            return None
+        batch = to_batch(found[0] if len(found) == 1 else np.concatenate(found, axis=1), self.layout)
+        return batch if batch.shape[1] else None
+
+    def _are_all_ready(self, updates: Ints) -> bool:
+        """Return whether all updates are ready."""
+        times = updates[self.layout.words : -1]
+        if len(times) > 1 or not self.frontier.points:
+            return bool(self.ready(times).all())
+        last = times.item(0) if times.shape[1] == 1 else times.max()
+        return bool(last < self.frontier.points[0][0])
+
+    def next_round(self, level: int) -> int | None:
+        if self.stash.is_empty:
+            return None
+        return self.stash.least(self.ready_before(level), self.layout.words + self.outer + level)
+
+    def waiting_words(self) -> list[Ints]:
+        return [chunk[: self.layout.words] for chunk in self.stash.everything()]
+
+
+class EntryOperator(Operator):
+    """Where updates come in from outside: an input, or a source. Its owner sets `out` and `frontier`."""
+
+    def advance(self) -> None:
+        pass
+
+    def run(self) -> None:
+        pass
+
+
+class LinearOperator(Operator):
+    """A stack of linear stages."""
+
+    may_rest = True
+
+    def __init__(self, title: str, inputs: Sequence[Operator], outer: int, depth: int, shape: Shape) -> None:
+        super().__init__(title, inputs, outer, depth)
+        self.shape = shape
+
+    def run(self) -> None:
+        given = self.inputs[0].out
+        self.out = None if given is None or not given.shape[1] else self.shape(given)
+
+
+class ConcatOperator(Operator):
+    """All updates of all inputs."""
+
+    may_rest = True
+
+    def run(self) -> None:
+        self.out = self.given()
+
+
+class ConsolidateOperator(Waiting):
+    """Updates summed per record and time, once they are complete."""
+
+    may_rest = True
+
+    def __init__(self, title: str, inputs: Sequence[Operator], outer: int, depth: int, schema: pa.Schema) -> None:
+        super().__init__(title, inputs, outer, depth, Layout(len(schema), 0, outer + depth))
+        self._schema = schema
+
+    def run(self) -> None:
+        batch = self.taken()
+        self.out = None if batch is None else batch[1:]
+
+    def live(self) -> list[tuple[Ints, pa.Schema]]:
+        return [(words, self._schema) for words in self.waiting_words()]
+
+
+class InspectOperator(Operator):
+    """Calls a function with what passes."""
+
+    def __init__(
+        self,
+        title: str,
+        inputs: Sequence[Operator],
+        outer: int,
+        depth: int,
+        shown: Callable[[Ints], object],
+    ) -> None:
+        super().__init__(title, inputs, outer, depth)
+        self._shown = shown
+
+    def run(self) -> None:
+        self.out = self.given()
+        if self.out is not None and self.out.shape[1]:
+            self._shown(self.out)
+
+
+class ProbeOperator(Operator):
+    """Tells how far its input is complete."""
+
+    def __init__(self, title: str, inputs: Sequence[Operator], outer: int, probe: Probed) -> None:
+        super().__init__(title, inputs, outer, 0)
+        self._probe = probe
+
+    def run(self) -> None:
+        self._probe.attach(self.frontier)
+
+
+class CaptureOperator(ConsolidateOperator):
+    """Keeps complete updates in memory."""
+
+    may_rest = False
+
+    def __init__(
+        self, title: str, inputs: Sequence[Operator], outer: int, schema: pa.Schema, captured: Captured, domain: Domain
+    ) -> None:
+        super().__init__(title, inputs, outer, 0, schema)
+        self._captured = captured
+        captured.attach(schema, domain)
+
+    def run(self) -> None:
+        super().run()
+        if self.out is not None:
+            self._captured.add(self.out)
+
+    def live(self) -> list[tuple[Ints, pa.Schema]]:
+        found = self._captured.live()
+        return [*super().live(), (found[: len(self._schema)], self._schema)]
+
+
+class SinkOperator(ConsolidateOperator):
+    """Holds the complete updates of this pass for whoever writes them."""
+
+    may_rest = False
+
+    def __init__(
+        self,
+        title: str,
+        inputs: Sequence[Operator],
+        outer: int,
+        schema: pa.Schema,
+        collection: str,
+        keys: tuple[str, ...],
+    ) -> None:
+        super().__init__(title, inputs, outer, 0, schema)
+        self.schema = schema
+        self.collection = collection
+        self.keys = keys
+
+
+def shown_by(
+    function: Callable[[pa.Table], object], schema: pa.Schema, domain: Domain, operator: str
+) -> Callable[[Ints], object]:
+    """Return the function that shows updates as a table to a function."""
+
+    def shown(updates: Ints) -> None:
+        try:
+            function(to_table(updates, schema, domain))
+        except Exception as error:
+            raise OperatorFailed(
+                operator, None, f"on a table of {updates.shape[1]} updates it raised {error!r}"
+            ) from error
+
+    return shown

@@ -1,0 +1,290 @@
+"""The linear operators, as data: what each does to one record at a time, whatever the others are.
+
+Every linear operator is a stage of a `Linear` node, and stages that follow each other are fused: the optimiser
+concatenates their lists. A stage says what columns it gives and how to print it;
+`persist.dataflow.operators.linear` runs it.
+"""
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.types as pat
+
+from persist.blob import InvalidUsage
+from persist.codecs import TIME, SchemaMismatch, check_type
+from persist.dataflow.expressions.evaluation import type_of
+from persist.dataflow.expressions.expression import Call, Col, Expression, Lit
+
+
+@dataclass(frozen=True, slots=True)
+class Map:
+    """Compute columns from columns."""
+
+    outputs: tuple[tuple[str, Expression], ...]
+
+    def schema(self, given: pa.Schema, operator: str) -> pa.Schema:
+        return pa.schema([(name, type_of(each, given, operator)) for name, each in self.outputs])
+
+    def __str__(self) -> str:
+        return f"map({', '.join(_assigned(name, each) for name, each in self.outputs)})"
+
+
+@dataclass(frozen=True, slots=True)
+class Filter:
+    """Keep the records for which a condition is true."""
+
+    condition: Expression
+
+    def schema(self, given: pa.Schema, operator: str) -> pa.Schema:
+        kind = type_of(self.condition, given, operator)
+        if not pat.is_boolean(kind):
+            raise SchemaMismatch(f"{operator}: the condition {self.condition} is of type {kind}, and not boolean")
+        return without_time(given)
+
+    def __str__(self) -> str:
+        return f"filter({self.condition})"
+
+
+@dataclass(frozen=True, slots=True)
+class FilterFunction:
+    """Keep the records for which a Python function returns true."""
+
+    function: Callable[[Any], Any]
+
+    def schema(self, given: pa.Schema, operator: str) -> pa.Schema:
+        return without_time(given)
+
+    def __str__(self) -> str:
+        return f"filter({name_of(self.function)})"
+
+
+@dataclass(frozen=True, slots=True)
+class MapFunction:
+    """One record from each, by a Python function."""
+
+    function: Callable[[Any], Any]
+    columns: pa.Schema
+
+    def schema(self, given: pa.Schema, operator: str) -> pa.Schema:
+        return self.columns
+
+    def __str__(self) -> str:
+        return f"map({name_of(self.function)})"
+
+
+@dataclass(frozen=True, slots=True)
+class BatchFunction:
+    """As many records as there are, by a function of record batches."""
+
+    function: Callable[[pa.RecordBatch], Any]
+    columns: pa.Schema
+
+    def schema(self, given: pa.Schema, operator: str) -> pa.Schema:
+        return self.columns
+
+    def __str__(self) -> str:
+        return f"map_batches({name_of(self.function)})"
+
+
+@dataclass(frozen=True, slots=True)
+class FlatMap:
+    """Any number of updates from each record, by a Python function.
+
+    Attributes:
+        gives: "records", "diffs" (pairs of record and diff) or "updates" (triples of record, time and diff); times are
+            joined with the update's, diffs multiplied with its.
+    """
+
+    function: Callable[[Any], Any]
+    columns: pa.Schema
+    gives: str = "records"
+
+    def schema(self, given: pa.Schema, operator: str) -> pa.Schema:
+        return self.columns
+
+    def __str__(self) -> str:
+        kind = {"records": "flat_map", "diffs": "explode", "updates": "join_function"}[self.gives]
+        return f"{kind}({name_of(self.function)})"
+
+
+@dataclass(frozen=True, slots=True)
+class Negate:
+    """The opposite diffs."""
+
+    def schema(self, given: pa.Schema, operator: str) -> pa.Schema:
+        return without_time(given)
+
+    def __str__(self) -> str:
+        return "negate()"
+
+
+@dataclass(frozen=True, slots=True)
+class Explode:
+    """Multiply diffs by the value of an integer expression; NULL counts as 0."""
+
+    by: Expression
+
+    def schema(self, given: pa.Schema, operator: str) -> pa.Schema:
+        _integer("a multiplicity", self.by, given, operator)
+        return without_time(given)
+
+    def __str__(self) -> str:
+        return f"explode({self.by})"
+
+
+@dataclass(frozen=True, slots=True)
+class TemporalFilter:
+    """Let each record be there at times of `[lower, upper)` only, in one dimension; never if a bound is NULL."""
+
+    lower: Expression | None
+    upper: Expression | None
+    dimension: int = 0
+
+    def schema(self, given: pa.Schema, operator: str) -> pa.Schema:
+        for each in (self.lower, self.upper):
+            if each is not None:
+                _integer("a bound", each, given, operator)
+        return without_time(given)
+
+    def __str__(self) -> str:
+        return f"temporal_filter({self.lower}, {self.upper})"
+
+
+@dataclass(frozen=True, slots=True)
+class Delay:
+    """Let each update come at the value of an expression, if that is later, in one dimension."""
+
+    to: Expression
+    dimension: int = 0
+
+    def schema(self, given: pa.Schema, operator: str) -> pa.Schema:
+        _integer("a time", self.to, given, operator)
+        return without_time(given)
+
+    def __str__(self) -> str:
+        return f"delay({self.to})"
+
+
+Stage = (
+    Map | Filter | FilterFunction | MapFunction | BatchFunction | FlatMap | Negate | Explode | TemporalFilter | Delay
+)
+
+
+def move_times(stages: Sequence[Stage]) -> bool:
+    """Return whether stages may make updates of later times of an update."""
+    return any(
+        isinstance(each, TemporalFilter | Delay) or (isinstance(each, FlatMap) and each.gives == "updates")
+        for each in stages
+    )
+
+
+def through(stages: Sequence[Stage], schema: pa.Schema, operator: str, *, has_time: bool) -> pa.Schema:
+    """Return the columns after some stages, each checked.
+
+    Args:
+        has_time: expressions may read `_time`.
+    """
+    for stage in stages:
+        given = schema.append(pa.field(TIME, pa.int64())) if has_time else schema
+        schema = stage.schema(given, operator)
+    return schema
+
+
+def record_schema(columns: Any, operator: str) -> pa.Schema:
+    """Return the columns that a function says it gives: a dict of names and types, or a schema.
+
+    Raises:
+        SchemaMismatch: it is neither, or a type is not supported.
+    """
+    pairs = list(columns.items()) if isinstance(columns, Mapping) else columns
+    try:
+        schema = pa.schema(pairs)
+    except (TypeError, ValueError) as error:
+        raise SchemaMismatch(
+            f"{operator}: schema={columns!r} does not say which columns there are; give a dict of names and types"
+        ) from error
+    check_columns(schema, operator)
+    return schema
+
+
+def check_columns(schema: pa.Schema, operator: str) -> None:
+    """Raise SchemaMismatch unless names are distinct, and not those of time and diff, and types are supported."""
+    for field in schema:
+        check_type(field.type, f"{operator}: column {field.name!r}")
+        if field.name in (TIME, "_diff"):
+            raise SchemaMismatch(f"{operator}: a column cannot be called {field.name!r}: choose another name")
+    if len(set(schema.names)) < len(schema.names):
+        raise SchemaMismatch(f"{operator}: the columns {schema.names} are not distinct; rename one of them")
+
+
+def without_time(schema: pa.Schema) -> pa.Schema:
+    """Return a schema without the column that expressions read the time from."""
+    at = schema.get_field_index(TIME)
+    return schema if at < 0 else schema.remove(at)
+
+
+def name_of(function: Callable[..., Any]) -> str:
+    """Return what to call a function when it is printed."""
+    return str(getattr(function, "__qualname__", None) or repr(function)).rsplit(".", 1)[-1]
+
+
+def check_function(function: Any, operator: str) -> None:
+    """Raise InvalidUsage if something cannot be called."""
+    if not callable(function):
+        raise InvalidUsage(f"{operator}: {function!r} is not a function")
+
+
+class _Itself:
+    """Equal to what stands for the same object, which it keeps: so that no other one can come to be at its address."""
+
+    def __init__(self, each: object) -> None:
+        self._each = each
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Itself) and self._each is other._each
+
+    def __hash__(self) -> int:
+        return id(self._each)
+
+
+def ident(stage: Stage) -> Hashable:
+    """Return what is equal for two stages that do the same, as far as can be told: functions are told apart."""
+    match stage:
+        case Map(outputs):
+            return "map", tuple((name, expression_ident(each)) for name, each in outputs)
+        case Filter(condition):
+            return "filter", expression_ident(condition)
+        case Negate():
+            return "negate"
+        case Explode(by):
+            return "explode", expression_ident(by)
+        case Delay(to, dimension):
+            return "delay", expression_ident(to), dimension
+    return _Itself(stage)
+
+
+def expression_ident(expression: Expression) -> Hashable:
+    """Return what is equal for two expressions that are written alike."""
+    match expression:
+        case Col(name):
+            return "col", name
+        case Lit(value):
+            return "lit", str(value.type), repr(value.as_py())
+        case Call(function, arguments, options):
+            return function, tuple(map(expression_ident, arguments)), repr(options)
+    return _Itself(expression)
+
+
+def _integer(what: str, expression: Expression, given: pa.Schema, operator: str) -> None:
+    kind = type_of(expression, given, operator)
+    if not pat.is_integer(kind):
+        raise SchemaMismatch(f"{operator}: {what} is an integer, and {expression} is of type {kind}")
+    if pat.is_uint64(kind):
+        raise SchemaMismatch(f"{operator}: {what} fits int64, and {expression} is of type {kind}: cast it to int64")
+
+
+def _assigned(name: str, expression: Expression) -> str:
+    shown = str(expression)
+    return shown if shown == name else f"{name}={shown}"

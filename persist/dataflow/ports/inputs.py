@@ -1,0 +1,188 @@
+"""Inputs of a running program: updates that are given to it, and how far they are complete."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as pat
+
+from persist.blob import InvalidUsage
+from persist.codecs import TIME_MAX, CollectionSchema, InvalidUpdate, to_updates
+from persist.dataflow.errors import InputClosed
+from persist.dataflow.operators.operators import EntryOperator
+from persist.dataflow.ports.few_given import FewGiven
+from persist.dataflow.state.stash import Stash
+from persist.dataflow.updates.batch import Layout, to_batch
+from persist.dataflow.updates.times import Antichain, Ints, Time, as_given, coordinates
+from persist.dataflow.updates.words import Domain
+
+
+class Gate:
+    """Holds updates back until they are complete, and lets them into the dataflow.
+
+    Attributes:
+        frontier: no more updates come at times not beyond it.
+        consolidates: what cancels out is not let in.
+    """
+
+    def __init__(self, entry: EntryOperator, words: int, dimensions: int) -> None:
+        self.frontier = Antichain.least(dimensions)
+        self.consolidates = False
+        self._entry = entry
+        self._words = words
+        self._stash = Stash(words, slice(words, words + dimensions))
+
+    def add(self, updates: Ints) -> None:
+        """Take updates, which may come at times beyond the frontier only."""
+        self._stash.add(updates)
+
+    def open(self, limit: int | None) -> int:
+        """Let in what is complete, up to a time, exclusive, if there is a limit; return how many updates."""
+        frontier = self.frontier if limit is None else self.frontier.meet(Antichain(limit))
+        self._entry.frontier = frontier
+        if self._stash.is_empty:
+            self._entry.out = None
+            return 0
+        bound = frontier.points[0][0] if frontier.points and len(frontier.points[0]) == 1 else None
+        found = self._stash.take(lambda times: ~frontier.beyond(times), bound)
+        self._entry.out = (np.concatenate(found, axis=1) if len(found) > 1 else found[0]) if found else None
+        if self.consolidates and self._entry.out is not None:
+            dimensions = self._entry.out.shape[0] - self._words - 1
+            self._entry.out = to_batch(self._entry.out, Layout(self._words, 0, dimensions))[1:]
+        return 0 if self._entry.out is None else self._entry.out.shape[1]
+
+    def shut(self) -> None:
+        """Forget what was let in."""
+        self._entry.out = None
+
+    def complete_times(self) -> Ints:
+        """Return the times of all that is complete and waits, in one dimension."""
+        found = [chunk[self._words] for chunk in self._stash.everything()]
+        times = np.concatenate(found) if found else np.empty(0, np.int64)
+        return times[~self.frontier.beyond(times[None])]
+
+    def words(self) -> list[Ints]:
+        """Return the words of what waits."""
+        return [chunk[: self._words] for chunk in self._stash.everything()]
+
+
+class InputHandle:
+    """What `running[name]` returns: insert updates, and advance the frontier."""
+
+    def __init__(self, name: str, schema: CollectionSchema, gate: Gate, domain: Domain, dimensions: int) -> None:
+        self.name = name
+        self._schema = schema
+        self._gate = gate
+        self._domain = domain
+        self._dimensions = dimensions
+        self._few = FewGiven(schema, domain) if dimensions == 1 else None
+
+    @property
+    def frontier(self) -> Antichain:
+        """How far the input was advanced."""
+        return self._gate.frontier
+
+    def insert(self, updates: Any) -> None:
+        """Give updates: `((key, value), time, diff)` tuples, or anything Arrow with the columns, the time and `_diff`.
+
+        The time is `_time`, or in programs of several dimensions `_time_0`, `_time_1` … of a table.
+
+        Raises:
+            InputClosed: one is at a time that was declared complete; none was taken.
+            SchemaMismatch, InvalidUpdate: they do not fit the input.
+        """
+        found = None if self._few is None else self._few.words(updates)
+        if found is not None:
+            self._check_open(found[-2:-1])
+        else:
+            table, times = self._conformed(updates)
+            self._check_open(times)
+            rows = [self._domain.encode(table[name]) for name in self._schema.names]
+            diffs = table["_diff"].combine_chunks().to_numpy()
+            found = np.concatenate((np.array(rows, np.int64).reshape(len(rows), -1), times, diffs[None]))
+        if found.shape[1]:
+            self._gate.add(found)
+
+    def _check_open(self, times: Ints) -> None:
+        closed = ~self.frontier.beyond(times)
+        if closed.any():
+            time = tuple(int(each) for each in times[:, int(closed.argmax())])
+            raise InputClosed(self.name, as_given(time), self.frontier)
+
+    def advance_to(self, frontier: Time | Antichain) -> None:
+        """Promise that no more updates come at times not beyond frontier; `Antichain()` completes the input for ever.
+
+        Raises:
+            InvalidUsage: it would go back, or has another number of dimensions.
+        """
+        found = frontier if isinstance(frontier, Antichain) else Antichain(frontier)
+        for point in found.points:
+            if len(point) != self._dimensions:
+                coordinates(f"input {self.name!r}: frontier", point, self._dimensions)  # Raises.
+        if not self.frontier <= found:
+            raise InvalidUsage(
+                f"input {self.name!r} would go back from {self.frontier} to {found}: a frontier only advances"
+            )
+        self._gate.frontier = found
+
+    def close(self) -> None:
+        """Complete the input for ever."""
+        self.advance_to(Antichain())
+
+    def _conformed(self, updates: Any) -> tuple[pa.Table, Ints]:
+        if self._dimensions == 1:
+            table = to_updates(updates, self._schema)
+            return table, table["_time"].combine_chunks().to_numpy()[None]
+        if hasattr(updates, "__arrow_c_stream__"):
+            return self._with_time_columns(pa.table(updates))
+        return self._with_time_tuples(updates)
+
+    def _with_time_columns(self, table: pa.Table) -> tuple[pa.Table, Ints]:
+        names = [f"_time_{number}" for number in range(self._dimensions)]
+        missing = [name for name in names if name not in table.column_names]
+        if missing:
+            raise InvalidUpdate(f"input {self.name!r}: the updates lack the column {missing[0]!r} of their times")
+        times = np.array([self._coordinate(name, table[name]) for name in names], np.int64)
+        table = table.drop_columns(names)
+        if "_diff" in table.column_names:
+            keep = table["_diff"].to_numpy() != 0
+            table, times = table.filter(pa.array(keep)), times[:, keep]
+        found = to_updates(table.append_column("_time", pa.array(np.zeros(len(table), np.int64))), self._schema)
+        return found, times
+
+    def _coordinate(self, name: str, column: pa.ChunkedArray) -> Ints:
+        """Return a column of coordinates of times.
+
+        Raises:
+            InvalidUpdate: it is not of whole numbers from 0 to `TIME_MAX`.
+        """
+        if not pat.is_integer(column.type):
+            raise InvalidUpdate(f"input {self.name!r}: the column {name!r} is of type {column.type}; give int64")
+        if column.null_count:
+            raise InvalidUpdate(f"input {self.name!r}: the column {name!r} holds NULL: every update needs a time")
+        bounds = pc.min_max(column).as_py()
+        for each in bounds.values() if len(column) else ():
+            if not 0 <= each <= TIME_MAX:
+                raise InvalidUpdate(
+                    f"input {self.name!r}: a time has {name}={each}, which is not a whole number from 0 to {TIME_MAX}"
+                )
+        found: Ints = column.cast(pa.int64()).to_numpy()
+        return found
+
+    def _with_time_tuples(self, updates: Iterable[Any]) -> tuple[pa.Table, Ints]:
+        kept, times = [], []
+        if not isinstance(updates, Iterable):
+            raise InvalidUpdate(
+                f"input {self.name!r}: the updates are {updates!r:.100}; give ((key, value), time, diff) tuples, or "
+                "anything Arrow"
+            )
+        for each in updates:
+            if not isinstance(each, tuple) or len(each) != 3:
+                raise InvalidUpdate(f"input {self.name!r}: {each!r:.100} is not a tuple ((key, value), time, diff)")
+            data, time, diff = each
+            if diff != 0:
+                kept.append((data, 0, diff))
+                times.append(coordinates(f"input {self.name!r}: time", time, self._dimensions))
+        return to_updates(kept, self._schema), np.array(times, np.int64).reshape(-1, self._dimensions).T

@@ -1,0 +1,306 @@
+"""One output of a program: what waits to be written to its collection, and whether what is there is the program's own.
+
+What a program writes can be told apart from what others do in three ways: the upper that a commit expects, the hold of
+the program on its sources, and the fingerprint of what the output is computed by. Where these leave a doubt, what the
+collection holds is compared with what the program gives. Another copy of the program may have sealed the collection
+further: then what it wrote is compared, too, and this copy goes on behind it.
+"""
+
+import numpy as np
+import pyarrow as pa
+
+from persist.antichain import Antichain as Upper
+from persist.codecs import TIME_MAX, CollectionSchema
+from persist.dataflow.errors import OutputConflict, SourceLost
+from persist.dataflow.operators.operators import SinkOperator
+from persist.dataflow.plan.fingerprint import PROPERTY
+from persist.dataflow.plan.taps import to_table
+from persist.dataflow.ports.kept import KeptLinear
+from persist.dataflow.updates.batch import Layout, to_batch
+from persist.dataflow.updates.times import Antichain, Ints
+from persist.dataflow.updates.words import Domain
+from persist.engine import (
+    CollectionHandle,
+    Commit,
+    Engine,
+    about_collection,
+    allow_compaction,
+    changes,
+    created_or_loaded,
+    describe_step,
+    list_holds,
+    loaded,
+    snapshot,
+)
+from persist.errors import (
+    AsOfCompacted,
+    AsOfNotSealed,
+)
+
+NEVER = TIME_MAX + 2  # After every time: the upper of what is complete for ever.
+
+
+def end_of(upper: Upper | Antichain) -> int:
+    """Return the first time that is not complete."""
+    found = upper.points[0][0] if isinstance(upper, Antichain) and upper.points else None
+    if isinstance(upper, Upper):
+        found = upper.time
+    return NEVER if found is None else found
+
+
+class Output:
+    """One output.
+
+    Attributes:
+        upper: of the collection, as far as this copy of the program knows.
+        done: up to where this copy of the program has computed it, and found or written it.
+        waiting: updates from done on that are not written yet.
+        sealed_to: up to where they are complete.
+        definition: of a view, the number of its definition, and the time from which on that holds.
+        corrects: the first commit makes of what the collection holds what it should hold.
+        compares: before the first commit, what the collection holds is compared with what it should hold.
+        jumps_to: the first commit passes over the times before this one, which cannot be read then.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        sink: SinkOperator,
+        known: CollectionHandle | None,
+        definition: tuple[int, int] | None,
+        keeps: KeptLinear | None,
+        fingerprint: str | None,
+        domain: Domain,
+    ) -> None:
+        self.handle = _made(engine, sink) if known is None else known
+        self._engine = engine
+        self.sink = sink
+        self.waiting: list[Ints] = []
+        self.definition = definition
+        self.keeps = keeps
+        # What a view is computed by is its definition, and what is kept goes with the outputs.
+        self._fingerprint = fingerprint if definition is None and keeps is None else None
+        self._says = about_collection(self.handle.contents()).properties.get(PROPERTY)
+        self.corrects = False
+        self.compares = False
+        self.jumps_to: int | None = None
+        self._domain = domain
+        self._layout = Layout(len(sink.schema), 0, 1)
+        self._before: list[Ints] = []
+        self._is_new = False
+        self.begin(end_of(self.handle.contents().upper))
+
+    @property
+    def has_changed(self) -> bool:
+        """Whether what the collection is computed by is known, and is another thing now."""
+        return None not in (self._says, self._fingerprint) and self._says != self._fingerprint
+
+    def describe(self, commit: Commit) -> None:
+        """Say in a commit what the collection is computed by, unless it does."""
+        if self._fingerprint is not None and self._says != self._fingerprint:
+            commit.add(self.handle, [describe_step(self.handle, None, {PROPERTY: self._fingerprint}, None, None)])
+
+    def described(self) -> None:
+        """Remember that such a commit was made."""
+        self._says = self._fingerprint
+
+    def restore(self, at: int) -> None:
+        """Of a hidden collection: let the operator whose output it keeps go on from a time, if it was kept till then.
+
+        Raises:
+            SourceLost: another copy of the program has gone on, and compacted it.
+        """
+        if self.keeps is None or self.corrects or self.upper <= at:
+            return
+        try:
+            kept = self._words(snapshot(self.handle, at, form="diff").to_arrow())
+        except AsOfCompacted as error:
+            raise SourceLost(self.handle.name, f"it has been compacted ({error})", "Open it again.") from error
+        self.keeps.restore(np.delete(kept, -2, axis=0), at)
+
+    def contents(self, at: int) -> Ints | None:
+        """Return what the collection holds as of a time, as updates at 0; None if that is not to be had any more."""
+        try:
+            found = snapshot(self.handle, at, columns=self.sink.schema.names, form="diff", timeout_s=0.0)
+            return self._words(found.to_arrow())
+        except (AsOfCompacted, AsOfNotSealed):
+            return None
+
+    def begin(self, upper: int) -> None:
+        """Go on from where the collection is sealed."""
+        self.upper = self.began_at = self.done = self.sealed_to = upper
+        if self.definition is not None:
+            self.corrects = self.definition[1] == upper > 0
+
+    def take(self) -> None:
+        """Take what the last pass has completed."""
+        if self.sink.out is not None:
+            found = self.sink.out
+            if self._is_new:
+                # What comes of constants is there from the beginning, and that is where the output begins.
+                found = found.copy()
+                np.maximum(found[-2], self.done, out=found[-2])
+            late = found[-2] >= self.done
+            self.waiting.append(found[:, late])
+            if self.corrects or self.compares:
+                self._before.append(found[:, ~late])
+        self.sealed_to = max(self.sealed_to, end_of(self.sink.frontier))
+
+    def correct(self) -> None:
+        """Of a changed program: add what makes the collection at the first unsealed time what it should be."""
+        if not self.corrects or self.sealed_to <= self.began_at:
+            return
+        self.waiting.append(self._missing())
+        self.corrects = False
+        self._before = []
+
+    def compare(self) -> None:
+        """If it cannot be told who wrote the collection: compare what it holds with what this program gives.
+
+        Raises:
+            OutputConflict: they differ, so what comes now would not fit what is there.
+        """
+        if not self.compares or self.sealed_to < self.began_at:
+            return
+        if (self.handle.contents().since.time or 0) < self.began_at:
+            missing = self._missing()
+            if missing.shape[1]:
+                raise OutputConflict(
+                    self.handle.name,
+                    f"it was sealed to {self.began_at} before this program was opened, and what it holds as of "
+                    f"{self.began_at - 1} differs from what this program gives, for example by "
+                    f"{self.table(missing[:, :1]).drop_columns(['_time']).to_pylist()[0]}. If the program has inputs "
+                    "in memory, insert all their updates again, from the first one on. If the program has changed, "
+                    "or its sources are not what they were, open it with replace=True",
+                )
+        self.compares = False
+        self._before = []
+
+    def _missing(self) -> Ints:
+        """Return what the collection lacks of what the program gave before it began, at the time when it began."""
+        rows = self._words(snapshot(self.handle, self.began_at - 1, form="diff").to_arrow())
+        rows[-1] *= -1
+        both = np.concatenate([*self._before, rows], axis=1)
+        both[-2] = self.began_at
+        return to_batch(both, self._layout)[1:]
+
+    def check_jump(self) -> None:
+        """Raise OutputConflict if somebody keeps times readable that are passed over."""
+        to = self.jumps_to
+        held = [] if to is None else self._kept_before(to)
+        if held:
+            raise OutputConflict(
+                self.handle.name,
+                f"it cannot pass over the times from {self.upper} to {to}, which {held[0]} keeps readable: release it",
+            )
+
+    def begin_readable(self, at: int) -> None:
+        """Of a new output: let nobody read it before a time, because the program says nothing about what was then.
+
+        Raises:
+            OutputConflict: somebody keeps such a time readable.
+        """
+        if self.upper > 0:
+            return
+        self.done, self._is_new = at, True
+        if (self.handle.contents().since.time or 0) >= at:
+            return
+        held = self._kept_before(at)
+        if held:
+            raise OutputConflict(
+                self.handle.name,
+                f"the program says nothing about the times before {at}, which {held[0]} keeps readable: release it",
+            )
+        allow_compaction(self.handle, at).result()
+
+    def _kept_before(self, to: int) -> list[str]:
+        # A read of this client that has ended keeps its time readable for a while, for the next one.
+        self._engine.writer("seal").leases.settle(self.handle.id)
+        held = [f"the hold {each.name or each.holder!r}" for each in list_holds(self.handle) if each.time < to]
+        return held + [f"the tag {name!r}" for name, time in self.handle.contents().tags.items() if time < to]
+
+    def updates(self, until: int) -> Ints:
+        """Return what waits of times before until, consolidated."""
+        found = np.concatenate([np.empty((self._layout.words + 2, 0), np.int64), *self.waiting], axis=1)
+        return to_batch(found[:, found[-2] < until], self._layout)[1:]
+
+    def table(self, updates: Ints) -> pa.Table:
+        """Return updates as the collection takes them."""
+        return to_table(updates, self.sink.schema, self._domain)
+
+    def written(self, upper: int) -> None:
+        """Forget what is written before upper, which the collection has been sealed to."""
+        self.done, self._is_new = upper, False
+        self.waiting = [kept for each in self.waiting if (kept := each[:, each[-2] >= upper]).shape[1]]
+
+    def follow(self, actual: int) -> None:
+        """Go on behind another copy of the program, which has sealed the collection to actual.
+
+        Raises:
+            OutputConflict: what was written is not what this copy would have written.
+        """
+        if actual < self.upper:
+            raise OutputConflict(self.handle.name, f"its upper went back from {self.upper} to {actual}")
+        self.upper = actual
+        until = min(actual, self.sealed_to)
+        if until <= self.done:
+            return
+        since, theirs = self._theirs(min(until, TIME_MAX + 1))
+        ours = self.updates(until)
+        ours[-2] = np.maximum(ours[-2], since)
+        ours[-1] *= -1
+        rest = to_batch(np.concatenate((ours, theirs), axis=1), self._layout)[1:]
+        if rest.shape[1]:
+            rest[-1] *= -1
+            raise OutputConflict(
+                self.handle.name,
+                f"somebody else has sealed it to {actual}, and between {self.done} and {until} what is there "
+                "differs from "
+                f"what this program gives, for example by {self.table(rest[:, :1]).to_pylist()[0]}",
+            )
+        self.written(until)
+
+    def _theirs(self, until: int) -> tuple[int, Ints]:
+        """Return what the collection holds of the times from done to until, and before when these are not told apart.
+
+        Raises:
+            OutputConflict: that has been compacted.
+        """
+        try:
+            since = self.handle.contents().since.time or 0
+            if since < self.done:
+                return 0, self._words(changes(self.handle, self.done, until).to_arrow())
+            if not self._is_new:
+                raise AsOfCompacted(self.done - 1, Upper(since))
+            # The first updates of a new output are its contents at the time at which it begins.
+            contents = self._words(snapshot(self.handle, since, form="diff").to_arrow())
+            contents[-2] = since
+            after = [self._words(changes(self.handle, since + 1, until).to_arrow())] if since + 1 < until else []
+            return since, np.concatenate([contents, *after], axis=1)
+        except AsOfCompacted as error:
+            raise OutputConflict(
+                self.handle.name,
+                f"another copy of the program has sealed it to {self.upper}, and what it wrote since {self.done} has "
+                "been compacted: open the program again",
+            ) from error
+
+    def live(self) -> list[tuple[Ints, pa.Schema]]:
+        return [(each[: self._layout.words], self.sink.schema) for each in (*self.waiting, *self._before)]
+
+    def _words(self, table: pa.Table) -> Ints:
+        rows = [self._domain.encode(table[name]) for name in self.sink.schema.names]
+        times = table["_time"].combine_chunks().to_numpy() if "_time" in table.column_names else np.zeros(len(table))
+        found = np.empty((len(rows) + 2, table.num_rows), np.int64)
+        for at, row in enumerate((*rows, times, table["_diff"].combine_chunks().to_numpy())):
+            found[at] = row
+        return found
+
+
+def _made(engine: Engine, sink: SinkOperator) -> CollectionHandle:
+    fields = {field.name: field.type for field in sink.schema}
+    key = {name: fields[name] for name in sink.keys}
+    value = {name: kind for name, kind in fields.items() if name not in key} or None
+    is_there = sink.collection in engine.follower.refresh().ids
+    unit = loaded(engine, sink.collection).schema.timeline if is_there else None
+    contents, schema = created_or_loaded(engine, sink.collection, CollectionSchema.of(key or None, value, unit))
+    return CollectionHandle(engine, contents.id, contents.name, schema)

@@ -1,0 +1,288 @@
+"""Outputs: collections that a program keeps up to date.
+
+All outputs of a step are one commit: their updates, their new uppers, and the holds of the program on its sources,
+which follow them. The commit carries the upper that each output is expected to have, so of two copies of a program that
+computed the same step one is refused. It then looks at what the
+other one has written: if that is what it would have written itself it goes on behind it, and otherwise something else
+writes the collection. So no update is ever written twice, and no offset is stored anywhere: the outputs' uppers say how
+far the program has come.
+
+What tells times apart is kept in hidden collections (`persist.dataflow.ports.kept`), which are outputs like the others.
+
+A program is resumed by reading its sources as of the last time that its outputs have sealed. That gives the
+arrangements what they need to know of the past; what comes out of it at sealed times is there already, and is dropped.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import pyarrow as pa
+
+from persist.antichain import Antichain as Upper
+from persist.blob import InvalidUsage
+from persist.codecs import TIME_MAX, Part
+from persist.dataflow.errors import OutputConflict
+from persist.dataflow.operators.operators import SinkOperator
+from persist.dataflow.plan.plan import Plan, has_inputs, sources_of
+from persist.dataflow.plan.timed import reads_time
+from persist.dataflow.ports.kept import KeptLinear
+from persist.dataflow.ports.output import NEVER, Output, end_of
+from persist.dataflow.ports.sources import SourceReader
+from persist.dataflow.updates.times import Ints
+from persist.dataflow.updates.words import Domain
+from persist.engine import CollectionHandle, Commit, Engine
+from persist.errors import (
+    CollectionNotFound,
+    HoldMoved,
+    UpdatesBeyondUpper,
+    UpperMismatch,
+)
+from persist.log import AllowCompaction, SetHold
+from persist.state import ExpectDefinition, ExpectNothingBeyondUpper
+
+
+class Outputs:
+    """All outputs of a program.
+
+    Args:
+        sinks: with the collection of each, if it is there already and is not to be made, and its definition (see
+            `Draft.definition`).
+        fingerprints: of what each output is computed by (see `persist.dataflow.plan.fingerprint`).
+        replace: the program has changed: correct what its outputs hold.
+        jump: go on at the latest time that the sources have sealed, and pass over the times before it.
+
+    Attributes:
+        goes_on_from: the last time up to which all outputs are sealed that the program goes on from; None if it begins
+            anew, or has to follow its sources from an earlier time on.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        program: str,
+        sinks: Sequence[tuple[SinkOperator, CollectionHandle | None, tuple[int, int] | None]],
+        kept: Mapping[str, KeptLinear],
+        fingerprints: Mapping[str, str],
+        domain: Domain,
+        *,
+        replace: bool,
+        jump: bool,
+    ) -> None:
+        self._engine = engine
+        self._program = program
+        self.every = [
+            Output(
+                engine, sink, known, definition, kept.get(sink.collection), fingerprints.get(sink.collection), domain
+            )
+            for sink, known, definition in sinks
+        ]
+        for each in self.every:
+            each.corrects |= replace and each.upper > 0
+        self.has_pending = False
+        self.goes_on_from: int | None = None
+        self._replays = False
+        self._jumps = jump
+        self._sources: list[SourceReader] = []
+
+    @property
+    def resume_at(self) -> int | None:
+        """The time from which on outputs are not sealed; None if none of them ever was."""
+        uppers = [each.upper for each in self.every if 0 < each.upper < NEVER]
+        return min(uppers, default=None)
+
+    def begin_at(self, sources: Sequence[SourceReader], plan: Plan, resume_at: int | None) -> int:
+        """Return the time as of which all sources are read first.
+
+        Raises:
+            InvalidUsage: sources ask for different times.
+            OutputConflict: an output is sealed further than its sources.
+        """
+        self._sources = list(sources)
+        asked = {time for each in sources if (time := each.asked()) is not None}
+        if len(asked) > 1:
+            raise InvalidUsage(f"the sources ask for as_of {sorted(asked)}: a program begins at one time")
+        self._replays = reads_time(plan) and not any(each.keeps for each in self.every)
+        for output in self.every:
+            output.compares = self._is_of_unknown_origin(output, plan)
+        if not sources:
+            return 0
+        uppers = [end_of(each.handle.contents().upper) for each in sources]
+        sinces = [each.handle.contents().since.time or 0 for each in sources]
+        if resume_at is not None:
+            self._check_behind(sources, plan)
+            held = [time for each in sources if (time := each.held_at()) is not None]
+            begin = min(held) if self._replays and held else resume_at - 1
+            if self._jumps and not self._replays:
+                self._jump(sources, min(*uppers, TIME_MAX) - 1)
+        elif asked:
+            begin = asked.pop()
+        else:
+            # Holds that are there already are of a view that was made then, or of an attempt that wrote nothing.
+            held = [] if self._jumps else [time for each in sources if (time := each.held_at()) is not None]
+            begin = max(0, *sinces, min(held, default=min(*uppers, TIME_MAX) - 1))
+        self.goes_on_from = None if resume_at is None or self._replays else begin
+        for output in self.every:
+            output.begin_readable(begin)
+            if resume_at is not None and not self._replays:
+                output.restore(begin)
+        return begin
+
+    def _is_of_unknown_origin(self, output: Output, plan: Plan) -> bool:
+        """Return whether it cannot be told that a sealed output was written by this program, from what it reads now.
+
+        The program's hold on a source is the sign of it: it goes with the source, and with `Program.drop`. What was
+        given to inputs in memory is not kept at all. The fingerprint says whether the program has changed.
+        """
+        known = output.corrects or output.keeps is not None or output.definition is not None
+        if known or not 0 < output.upper < NEVER or self._replays:
+            return False
+        if output.has_changed:
+            return True
+        names = sources_of(plan, output.handle.name)
+        held = [each.held_at() for each in self._sources if each.operator.collection in names]
+        return has_inputs(plan, output.handle.name) or (bool(held) and None in held)
+
+    def _check_behind(self, sources: Sequence[SourceReader], plan: Plan) -> None:
+        """Raise OutputConflict if an output is sealed further than the sources that it is made of."""
+        uppers = {each.operator.collection: end_of(each.handle.contents().upper) for each in sources}
+        for output in self.every:
+            own = [uppers[name] for name in sources_of(plan, output.handle.name)]
+            if own and output.upper > min(own):
+                raise OutputConflict(
+                    output.handle.name,
+                    f"it is sealed to {output.upper}, and the sources that it is made of to {min(own)} only",
+                )
+
+    def _jump(self, sources: Sequence[SourceReader], to: int) -> None:
+        for each in sources:
+            each.coarse_to = to
+        for output in self.every:
+            output.jumps_to = to if 0 < output.upper <= to else None
+
+    def refresh(self) -> None:
+        """Look again how far the outputs are sealed, before anything was computed."""
+        for each in self.every:
+            each.begin(end_of(each.handle.contents().upper))
+
+    def _durable(self) -> int | None:
+        """The time as of which the program would begin again after the next commit; None if it cannot be moved."""
+        uppers = [min(max(each.upper, each.sealed_to), TIME_MAX) for each in self.every]
+        return None if self._replays or not uppers or min(uppers) < 1 else min(uppers) - 1
+
+    def take(self) -> None:
+        """Take what the last pass has completed."""
+        for each in self.every:
+            each.take()
+        self.has_pending = any(each.sealed_to > each.done for each in self.every)
+
+    def commit(self) -> int | None:
+        """Write and seal all outputs as far as they are complete, at once; return the seqno, or None for nothing to do.
+
+        Raises:
+            OutputConflict: somebody else writes an output.
+        """
+        seqno = None
+        for each in self.every:
+            each.correct()
+            each.compare()
+            if each.upper > each.done:
+                each.follow(each.upper)
+        while any(each.sealed_to > each.upper for each in self.every):
+            try:
+                seqno = self._write()
+            except UpperMismatch:
+                for each in self.every:
+                    each.follow(end_of(each.handle.contents().upper))
+            except (HoldMoved, CollectionNotFound) as error:
+                for source in self._sources:
+                    source.find_named()  # Raises if it is gone.
+                if isinstance(error, CollectionNotFound):
+                    raise
+            except UpdatesBeyondUpper as error:
+                name = getattr(error, "collection", None) or ", ".join(each.handle.name for each in self.every)
+                raise OutputConflict(name, f"somebody else has written updates to it ({error})") from error
+        self.has_pending = False
+        return seqno
+
+    def commit_parts(self, until: int, parts: Mapping[str, Sequence[Part]]) -> int | None:
+        """Commit what tasks have computed and stored up to a time, exclusive, as one record, and seal all outputs.
+
+        Args:
+            parts: of each output, by the name of its collection. They are kept if the commit is refused.
+
+        Raises:
+            UpperMismatch, UpdatesBeyondUpper, HoldMoved, ViewRedefined: somebody came between; nothing was written.
+            OutputConflict: an output was computed in another way before, or it cannot be told; nothing was written.
+        """
+        due = [each for each in self.every if until > each.upper]
+        if not due:
+            return None
+        for each in due:
+            if each.compares:
+                raise OutputConflict(
+                    each.handle.name,
+                    "it cannot be told that this program has written what it holds, and a step on Spark does not "
+                    "compare. Open the program once with program.open(client), which compares, or corrects the output "
+                    "with replace=True",
+                )
+        for each in due:
+            each.sealed_to = until
+        durable = self._durable()
+        with Commit(self._engine) as commit:
+            for each in due:
+                if each.definition is not None:
+                    commit.add(each.handle, [ExpectDefinition(each.handle.id, each.definition[0])])
+                commit.add(each.handle, [ExpectNothingBeyondUpper(each.handle.id, Upper(each.upper))])
+                commit.add_parts(each.handle, parts.get(each.sink.collection, ()), keep=True)
+                each.describe(commit)
+                commit.add(each.handle, [each.handle.seal_step(Upper() if until >= NEVER else Upper(until))])
+            self._move_holds(commit, durable)
+        for source in self._sources:
+            source.named_moved(durable)
+        for each in due:
+            each.upper = until
+            each.described()
+        return commit.seqno
+
+    def _write(self) -> int | None:
+        due = [each for each in self.every if each.sealed_to > each.upper]
+        for each in due:
+            each.check_jump()
+        durable = self._durable()
+        with Commit(self._engine) as commit:
+            for each in due:
+                if each.definition is not None:
+                    commit.add(each.handle, [ExpectDefinition(each.handle.id, each.definition[0])])
+                expected = Upper(min(each.upper, TIME_MAX + 1))
+                commit.add(each.handle, [ExpectNothingBeyondUpper(each.handle.id, expected)])
+                updates = each.updates(each.sealed_to)
+                if updates.shape[1]:
+                    commit.add(each.handle, each.handle.write_steps(each.table(updates)))
+                upper = Upper() if each.sealed_to >= NEVER else Upper(each.sealed_to)
+                commit.add(each.handle, [each.handle.seal_step(upper)])
+                each.describe(commit)
+                if each.jumps_to is not None:
+                    commit.add(each.handle, [AllowCompaction(each.handle.id, (each.jumps_to,))])
+                if each.keeps is not None and durable is not None and each.jumps_to is None:
+                    commit.add(each.handle, [AllowCompaction(each.handle.id, (durable,))])
+            self._move_holds(commit, durable)
+        for source in self._sources:
+            source.named_moved(durable)
+        for each in due:
+            each.jumps_to = None
+            each.described()
+            each.upper = each.sealed_to
+            each.written(each.sealed_to)
+        return commit.seqno
+
+    def _move_holds(self, commit: Commit, durable: int | None) -> None:
+        """Move the permanent holds to where the program begins again; a collection read twice has one of a name."""
+        held = {
+            (each.handle.id, name): (each.handle, time) for each in self._sources for name, time in each.named.items()
+        }
+        for (id_, name), (handle, time) in held.items():
+            if durable is not None and time < durable:
+                commit.add(handle, [SetHold(id_, name, durable, None, time)])
+
+    def live(self) -> list[tuple[Ints, pa.Schema]]:
+        """Return all words that wait to be written."""
+        return [found for each in self.every for found in each.live()]

@@ -1,0 +1,349 @@
+"""Sources: a persisted collection as a snapshot, followed by its changes.
+
+What a program needs of a source's history is kept for it by a hold: a permanent one, called after the program, if the
+program writes outputs (it outlives every process, until `Program.drop`), or else a leased one. A permanent hold stands
+where the program would be resumed, and moves in the commit that seals the outputs further: whatever happens, it is
+where they are.
+"""
+
+import time as clock
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+import pyarrow as pa
+
+from persist.antichain import Antichain as Upper
+from persist.codecs import CollectionSchema, SchemaMismatch
+from persist.dataflow.errors import SourceLost
+from persist.dataflow.plan.plan import Source
+from persist.dataflow.plan.types import is_read_as, shown
+from persist.dataflow.ports.inputs import Gate
+from persist.dataflow.updates.times import Antichain, Ints
+from persist.dataflow.updates.words import Domain
+from persist.engine import (
+    CollectionHandle,
+    Engine,
+    begun_listen,
+    held_schema,
+    hold_with_schema,
+    list_holds,
+    loaded,
+    snapshot,
+    take_hold,
+)
+from persist.errors import AsOfCompacted, AsOfNotSealed, CollectionNotFound, LeaseExpired
+from persist.hold import Hold
+from persist.read import Listen, Progress
+from persist.state import CollectionState, version_of
+
+LEASED_EVERY_S = 1.0  # How often the hold of a program without outputs is moved, at most.
+
+
+class SourceReader:
+    """Reads one source into its gate.
+
+    Args:
+        holders: what the permanent holds that it needs are called.
+        renews: the program has changed: it reads with the newest schema from now on.
+        makes_holds: make those that are not there; otherwise they went with what they were for.
+
+    Attributes:
+        handle: the source.
+        operator: what the plan says about it.
+        named: where the permanent holds are, as far as is known.
+        coarse_to: changes before this time are taken for changes at it, so that those that cancel out are not seen.
+        has_lost: changes were read, and could not be taken in; they do not come again.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        holders: Sequence[str],
+        operator: Source,
+        schema: pa.Schema,
+        gate: Gate,
+        domain: Domain,
+        *,
+        renews: bool = False,
+        makes_holds: bool = True,
+    ) -> None:
+        self.operator = operator
+        self._engine = engine
+        self._holders = list(holders)
+        self._makes_holds = makes_holds
+        self._schema = schema
+        self._gate = gate
+        self._domain = domain
+        self.coarse_to: int | None = None
+        self._as_of = 0
+        self.named: dict[str, int] = {}
+        self._leased: Hold | None = None
+        self._first: Hold | None = None  # Keeps the snapshot readable until it has been read.
+        self._moved_at = clock.monotonic()
+        self._listen: Listen | None = None
+        self.has_lost = False
+        with self._explained():
+            self.handle: CollectionHandle = loaded(engine, operator.collection)
+            if not renews:
+                self._keep_schema()
+        self._check_schema()
+        self._renews = renews
+
+    def _keep_schema(self) -> None:
+        """Read with the version of the schema with which the outputs were begun, if there are any.
+
+        What they hold was computed from these columns. Another one that has got the name of one of them would be taken
+        for it otherwise.
+
+        Raises:
+            SchemaMismatch: they were begun with different versions, in which a column that is read is not the same.
+        """
+        contents = self.handle.contents()
+        found = sorted({v for name in self._holders if (v := held_schema(contents, name)) is not None})
+        known = [version_of(contents, version) for version in found]
+        for earlier, later in pairwise(known):
+            told = [self._column(each) for each in (earlier, later)]
+            if told[0] != told[1]:
+                raise SchemaMismatch(
+                    f"source {self.operator.collection!r}: of what is refreshed together, one part began with version "
+                    f"{earlier.version} of its schema and another with {later.version}, in which the columns "
+                    f"{self._schema.names} are not the same. Refresh them one by one, or make them anew."
+                )
+        if known:
+            self.handle = replace(self.handle, schema=known[-1])
+
+    def _column(self, schema: CollectionSchema) -> list[tuple[int, pa.DataType] | None]:
+        ids = dict(zip(schema.names, zip(schema.ids, schema.types, strict=False), strict=True))
+        return [ids.get(name) for name in self._schema.names]
+
+    def _check_schema(self) -> None:
+        actual = self.handle.schema
+        for field in self._schema:
+            found = actual.arrow.field(field.name).type if field.name in actual.names else None
+            if found != field.type and not is_read_as(found, field.type):
+                problem = "is not there" if found is None else f"is of type {found}"
+                raise SchemaMismatch(
+                    f"source {self.operator.collection!r}: the program takes column {field.name!r} for "
+                    f"{field.type}, and it "
+                    f"{problem}; the collection has {shown(actual.arrow)}"
+                )
+
+    def asked(self) -> int | None:
+        """Return the time as of which the program asks for the contents; None if it leaves that open.
+
+        Raises:
+            InvalidUsage: it asks for a moment, and the collection has no timeline by which that would be a time.
+        """
+        as_of = self.operator.as_of
+        with self._explained():
+            return None if as_of is None else self.handle.as_time("as_of", as_of)
+
+    @property
+    def as_of(self) -> int:
+        """The time as of which its contents are read."""
+        return self._as_of
+
+    def start(self, as_of: int) -> None:
+        """Begin with the contents as of a time, which need not be sealed yet.
+
+        Raises:
+            HoldNotFound: a hold is not there (any more) that is not made here.
+        """
+        self._as_of = as_of
+        if self._engine.mode == "read":
+            return
+        with self._explained():
+            handle = self.handle
+            self._first = take_hold(handle, as_of, None)
+            version = handle.schema.version
+            # One may be further already, because another copy of the program has moved it.
+            time = as_of if self._makes_holds else None
+            self.named = {name: take_hold(handle, time, name, version).time for name in self._holders}
+            if not self._holders:
+                self._leased = take_hold(handle, as_of, None)
+            for name in self._holders if self._renews else ():
+                hold_with_schema(handle, name, version)
+
+    def held_at(self) -> int | None:
+        """Return where the first of the permanent holds on this source is; None if there is none."""
+        return min((hold.time for hold in list_holds(self.handle) if hold.name in self._holders), default=None)
+
+    def advanced(self) -> CollectionState | None:
+        """Return the newest known state of the collection if more is sealed in it than was taken here, or else None."""
+        handle, listen = self.handle, self._listen
+        with self._explained():
+            if listen is None:
+                contents = handle.engine.follower.known(handle.id, handle.name)
+                return contents if contents.upper > Upper(self._as_of) else None
+            listen.check_unclosed()
+            if listen.is_finished:
+                return None
+            contents = handle.engine.follower.known(handle.id, handle.name)
+            return contents if listen.has_advanced(contents) else None
+
+    def take(self, contents: CollectionState) -> bool:
+        """Take what is sealed in a state in which it has `advanced`; return whether there was something."""
+        with self._explained():
+            if self._listen is None and not self._begin():
+                return False
+        # What was sealed after the time at which it begins is taken at once, too.
+        if self._listen is not None and not self._listen.is_finished and self._listen.has_advanced(contents):
+            with self._explained():
+                self._follow(self._listen.advance(contents))
+        return True
+
+    def named_moved(self, durable: int | None) -> None:
+        """Take note that a commit has moved the permanent holds to where the program begins again."""
+        if durable is not None:
+            self.named = {name: max(time, durable) for name, time in self.named.items()}
+
+    def find_named(self) -> None:
+        """Look where the permanent holds are: somebody has moved one, or has dropped the program, or the view."""
+        with self._explained():
+            held = self.handle.contents().holds
+        self.named = {name: held[name].time for name in self.named if name in held}
+
+    def move_leased(self) -> None:
+        """Of a program without outputs: let the source be compacted up to where it has been read, now and then."""
+        points = self._gate.frontier.points
+        if self._leased is None or not points or clock.monotonic() - self._moved_at < LEASED_EVERY_S:
+            return
+        self._moved_at = clock.monotonic()
+        if points[0][0] - 1 > self._leased.time:
+            self._leased.advance(points[0][0] - 1)
+
+    def close(self) -> None:
+        """Stop reading. A permanent hold stays."""
+        if self._listen is not None:
+            self._listen.close()
+            self._listen = None
+        self._let_go()
+        if self._leased is not None:
+            self._leased.close()
+            self._leased = None
+
+    def _begin(self) -> bool:
+        """Take the contents as of the time at which it begins; return whether they are sealed.
+
+        Every call of the store may fail, and then this is done again. So nothing is kept before the last of those that
+        come before it, and everything is before what is left to do can fail.
+        """
+        # The schema stays the one that was checked: what becomes of columns that are not read is not noticed.
+        handle, names = self.handle, self._schema.names
+        try:
+            contents = snapshot(
+                handle, self._as_of, columns=names, form="diff", schema=handle.schema.version, timeout_s=0.0
+            )
+        except AsOfNotSealed:
+            return False
+        # Whatever arranges the contents sums them up: equal rows need not be brought together before.
+        found = self._contents([self._columns(table) for table in contents.unsummed()])
+        listen = begun_listen(handle, self._as_of, None, columns=names)
+        if found.shape[1]:
+            self._gate.add(found)
+        self._reach(Upper(self._as_of + 1))
+        self._listen = listen
+        self._let_go()
+        return True
+
+    def _let_go(self) -> None:
+        if self._first is not None:
+            self._first.close()
+            self._first = None
+
+    def _follow(self, progress: Progress) -> None:
+        try:
+            table = progress.updates
+            times = table["_time"].combine_chunks().to_numpy()
+            if self.coarse_to is not None:
+                times = np.maximum(times, self.coarse_to)
+            self._add(table, times)
+            self._reach(progress.upper)
+        except BaseException:
+            self.has_lost = True
+            raise
+
+    def _add(self, table: pa.Table, times: Ints) -> None:
+        if table.num_rows:
+            self._gate.consolidates = self.coarse_to is not None
+            self._gate.add(self._updates(table, times))
+
+    def _updates(self, table: pa.Table, times: Ints) -> Ints:
+        *rows, diffs = self._columns(table)
+        return np.array([*rows, times, diffs], np.int64)
+
+    def _contents(self, tables: list[list[Ints]]) -> Ints:
+        """Return the columns of tables as updates at the time at which it begins; each is copied once."""
+        found = np.empty((len(self._schema) + 2, sum(len(columns[-1]) for columns in tables)), np.int64)
+        found[-2] = self._as_of
+        end = 0
+        for columns in tables:
+            first, end = end, end + len(columns[-1])
+            for row, column in zip((*found[:-2], found[-1]), columns, strict=True):
+                row[first:end] = column
+        return found
+
+    def _columns(self, table: pa.Table) -> list[Ints]:
+        """Return the words of each column, and the diffs."""
+        rows = []
+        for field in self._schema:
+            column = table[field.name]
+            rows.append(self._domain.encode(column if column.type == field.type else column.cast(field.type)))
+        return [*rows, table["_diff"].combine_chunks().to_numpy()]
+
+    def _reach(self, upper: Upper) -> None:
+        self._gate.frontier = Antichain(*upper.elements)
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        name = self.operator.collection
+        try:
+            yield
+        except SchemaMismatch as error:
+            raise SchemaMismatch(
+                f"source {name!r} has evolved in what the program reads: {error} Of a program, drop its outputs or "
+                "open it with replace=True; of a view, make another one."
+            ) from error
+        except CollectionNotFound as error:
+            raise SourceLost(
+                name, "the collection is not there (any more)", "Create it again, or drop the program."
+            ) from error
+        except AsOfCompacted as error:
+            raise SourceLost(
+                name,
+                f"what the program needs has been compacted ({error})",
+                "Somebody has released its hold: drop the program and its outputs, and open it anew.",
+            ) from error
+        except LeaseExpired as error:
+            raise SourceLost(
+                name, f"what the program reads is not kept any more ({error})", "Close the program, and open it again."
+            ) from error
+
+
+def poll_all(sources: Sequence[SourceReader], timeout_s: float, is_stopped: Callable[[], bool] = lambda: False) -> bool:
+    """Take what has been sealed since in any of the sources of a client, or wait up to timeout_s for something; return
+    whether there was something. Cost: one look at the log for all of them.
+
+    Args:
+        is_stopped: ends the wait; whoever changes its answer calls `wake` afterwards.
+    """
+    if not sources:
+        return False
+
+    def look() -> list[tuple[SourceReader, CollectionState]] | None:
+        if is_stopped():
+            return []
+        return [(each, contents) for each in sources if (contents := each.advanced()) is not None] or None
+
+    found = sources[0].handle.engine.follower.wait_for(look, timeout_s)
+    taken = [each.take(contents) for each, contents in found or ()]
+    return any(taken)
+
+
+def wake(sources: Sequence[SourceReader]) -> None:
+    """Let who waits in `poll_all` look again."""
+    for each in sources[:1]:
+        each.handle.engine.follower.wake()

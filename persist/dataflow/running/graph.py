@@ -1,0 +1,475 @@
+"""From a plan to the operators that run it.
+
+Operators are made in the order in which they run: each after those it reads, a scope as one operator after all that
+enters it. Joins and reductions read arrangements, which are made once for each input, key and columns, and shared.
+"""
+
+import time as clock
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+import pyarrow as pa
+
+from persist.blob import InvalidUsage
+from persist.codecs import DiffOverflow
+from persist.dataflow.expressions.expression import Lit
+from persist.dataflow.operators.accumulate import exploded
+from persist.dataflow.operators.aggregates import ACCUMULABLE, Wanted
+from persist.dataflow.operators.arrange import Arrangement
+from persist.dataflow.operators.few_groups import Plain, plain_accumulated, plain_distinct, plain_extremes
+from persist.dataflow.operators.join import JoinOperator
+from persist.dataflow.operators.large_groups import Ranking, ranking_of_aggregates, ranking_of_top
+from persist.dataflow.operators.linear import Shape, compiled, traced
+from persist.dataflow.operators.logic import (
+    Logic,
+    accumulated,
+    distinct,
+    multiset_aggregates,
+    threshold,
+    top_k,
+    user_function,
+)
+from persist.dataflow.operators.loop import EnterOperator, LeaveOperator, Loop, VariableOperator
+from persist.dataflow.operators.operators import (
+    CaptureOperator,
+    ConcatOperator,
+    ConsolidateOperator,
+    EntryOperator,
+    InspectOperator,
+    LinearOperator,
+    Operator,
+    ProbeOperator,
+    SinkOperator,
+    shown_by,
+)
+from persist.dataflow.operators.paths import JoinPaths
+from persist.dataflow.operators.reduce import PartialReduce, ReduceOperator, TotalReduce
+from persist.dataflow.operators.windows import windows
+from persist.dataflow.plan.plan import (
+    ROOT,
+    Aggregates,
+    Arrange,
+    Capture,
+    Concat,
+    Consolidate,
+    Constant,
+    Distinct,
+    Enter,
+    Input,
+    Inspect,
+    Join,
+    Leave,
+    Linear,
+    Node,
+    Persist,
+    Plan,
+    Probe,
+    Reduce,
+    Source,
+    Stages,
+    Threshold,
+    TopK,
+    UserReduce,
+    Variable,
+    Windowed,
+)
+from persist.dataflow.plan.stages import Map, ident, move_times, through
+from persist.dataflow.plan.statistics import Statistics, of_input
+from persist.dataflow.plan.taps import Captured, Probed
+from persist.dataflow.ports.kept import KeptLinear, KeptOutput, kept_schema
+from persist.dataflow.running.resume import Counts, counts_of
+from persist.dataflow.state.spine import Allocate
+from persist.dataflow.updates.batch import Layout
+from persist.dataflow.updates.words import Domain
+
+
+@dataclass
+class Graph:
+    """The operators of a running program.
+
+    Attributes:
+        operators: of the root scope, in the order in which they run; scopes are among them.
+        entries: of inputs and sources, by the number of their node.
+        sinks: of outputs, and of hidden collections.
+        kept: the operators whose output hidden collections keep, by the name of the collection.
+        counts: how the state of some reductions is told from what they give.
+    """
+
+    operators: list[Operator] = field(default_factory=list)
+    entries: dict[int, EntryOperator] = field(default_factory=dict)
+    sinks: list[SinkOperator] = field(default_factory=list)
+    kept: dict[str, KeptLinear] = field(default_factory=dict)
+    counts: dict[Operator, Counts] = field(default_factory=dict)
+
+    def run(self, resting: Set[Operator] = frozenset()) -> None:
+        """Make one pass, without the operators that rest."""
+        for each in self.operators:
+            each.advance()
+            if resting and each in resting:
+                each.out = None
+                continue
+            began_s = clock.perf_counter()
+            try:
+                each.run()
+            except DiffOverflow as error:
+                raise DiffOverflow(f"operator {each.title} failed: {error}") from error
+            each.seconds += clock.perf_counter() - began_s
+            each.given_out += 0 if each.out is None else each.out.shape[1]
+        for each in self.operators:
+            each.settle()
+
+
+class Builder:
+    """Makes the operators of a plan."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        domain: Domain,
+        captures: dict[int, Captured],
+        probes: dict[int, Probed],
+        allocate: Allocate,
+        kept: Mapping[int, str] = MappingProxyType({}),
+        known: Mapping[int, Statistics] = MappingProxyType({}),
+    ) -> None:
+        self.plan = plan
+        self.domain = domain
+        self.graph = Graph()
+        self._captures = captures
+        self._probes = probes
+        self._allocate = allocate
+        self._kept = kept
+        self._known = known
+        self._made: dict[int, Operator] = {}
+        self._loops: dict[int, Loop] = {}
+        self._under_way: set[int] = set()
+        self._arrangements: dict[tuple[object, ...], Arrangement] = {}
+
+    def build(self) -> Graph:
+        """Return the running graph."""
+        self.graph.operators = self._scope(ROOT)
+        return self.graph
+
+    def _scope(self, scope: int) -> list[Operator]:
+        """Make all operators directly in a scope, and the scopes inside of it."""
+        operators: list[Operator] = []
+        for node in list(self.plan.nodes.values()):
+            if node.scope == scope:
+                self._visit(node, operators)
+        for info in self.plan.scopes.values():
+            if info.parent == scope and info.number != ROOT:
+                self._visit_scope(info.number, operators)
+        return operators
+
+    def _visit(self, node: Node, operators: list[Operator]) -> None:
+        if node.number in self._made:
+            return
+        for number in node.inputs:
+            source = self.plan.nodes[number]
+            if source.scope == node.scope:
+                self._visit(source, operators)
+            elif isinstance(node.operator, Leave):
+                self._visit_scope(source.scope, operators)
+        self._made[node.number] = made = self._make(node, operators)
+        operators.append(made)
+        if isinstance(made, KeptLinear):
+            operators += self._keeping(node, made)
+
+    def _visit_scope(self, scope: int, operators: list[Operator]) -> None:
+        """Make a scope, after everything in the scope around it that enters it."""
+        if scope in self._loops:
+            return
+        info = self.plan.scopes[scope]
+        if scope in self._under_way:
+            raise InvalidUsage(
+                f"scope {info.name!r} is entered by something that is made of what leaves it; use two scopes, or a "
+                "variable"
+            )
+        self._under_way.add(scope)
+        sources = []
+        for node in list(self.plan.nodes.values()):
+            if isinstance(node.operator, Enter) and self._is_within(node.scope, scope):
+                source = self.plan.nodes[node.inputs[0]]
+                if source.scope == info.parent:
+                    self._visit(source, operators)
+                    sources.append(self._made[source.number])
+        loop = Loop(info.name, self.plan.dimensions, info.depth - 1, info.limit)
+        self._loops[scope] = loop
+        loop.complete(sources)
+        loop.operators = self._scope(scope)
+        for node in self.plan.nodes.values():
+            if isinstance(node.operator, Variable) and node.scope == scope:
+                made, feedback = self._made[node.number], node.operator.feedback
+                assert isinstance(made, VariableOperator)
+                assert feedback is not None
+                made.feedback = self._made[feedback]
+        operators.append(loop)
+
+    def _is_within(self, scope: int, around: int) -> bool:
+        while scope not in (ROOT, around):
+            scope = self.plan.scopes[scope].parent
+        return scope == around
+
+    def _make(self, node: Node, operators: list[Operator]) -> Operator:
+        depth = self.plan.scopes[node.scope].depth
+        outer, title = self.plan.dimensions, node.title
+        inputs = [self._made[number] for number in node.inputs] if not isinstance(node.operator, Leave) else []
+        match node.operator:
+            case Source() | Input() | Constant():
+                entry = self.graph.entries[node.number] = EntryOperator(title, [], outer, 0)
+                return entry
+            case Linear(stages):
+                given = self.plan.nodes[node.inputs[0]].schema
+                if node.number in self._kept:
+                    return KeptLinear(title, inputs, traced(stages, given, node.schema.names, self.domain, title))
+                shape = compiled(stages, given, node.schema.names, self.domain, title)
+                linear = LinearOperator(title, inputs, outer, depth, shape)
+                linear.moves_times = move_times(stages)
+                return linear
+            case Concat():
+                return ConcatOperator(title, inputs, outer, depth)
+            case Arrange():
+                return ConcatOperator(title, inputs, outer, depth)
+            case Consolidate():
+                return ConsolidateOperator(title, inputs, outer, depth, node.schema)
+            case Join():
+                return self._join(node, node.operator, operators)
+            case Reduce():
+                return self._reduce(node, node.operator, operators)
+            case Enter():
+                return EnterOperator(title, inputs[0], outer, depth)
+            case Variable():
+                return VariableOperator(title, outer, depth, node.schema)
+            case Leave():
+                source = self.plan.nodes[node.inputs[0]]
+                return LeaveOperator(title, self._loops[source.scope], self._made[source.number], outer, depth)
+            case Inspect(function):
+                shown = shown_by(function, node.schema, self.domain, title)
+                return InspectOperator(title, inputs, outer, depth, shown)
+            case Probe():
+                return ProbeOperator(title, inputs, outer, self._probes[node.number])
+            case Capture():
+                captured = self._captures[node.number]
+                return CaptureOperator(title, inputs, outer, node.schema, captured, self.domain)
+            case Persist(collection, keys):
+                sink = SinkOperator(title, inputs, outer, node.schema, collection, keys)
+                self.graph.sinks.append(sink)
+                return sink
+
+    def _keeping(self, node: Node, made: KeptLinear) -> list[Operator]:
+        """Return the operators that keep what an operator has given in a hidden collection."""
+        output, schema = KeptOutput(made), kept_schema(node.schema)
+        keys = (schema.names[-1],)
+        sink = SinkOperator(output.title, [output], 1, schema, self._kept[node.number], keys)
+        self.graph.sinks.append(sink)
+        self.graph.kept[sink.collection] = made
+        return [output, sink]
+
+    def arrangement(
+        self,
+        node: Node,
+        source: int,
+        before: Stages,
+        keys: tuple[str, ...],
+        values: tuple[str, ...],
+        operators: list[Operator],
+    ) -> Arrangement:
+        """Return the arrangement of a node's output by key; made once, and shared by all who ask for the same."""
+        source = self._unarranged(source)
+        what = (source, *map(ident, before), keys, values)
+        found = self._arrangements.get(what)
+        if found is None:
+            given = self.plan.nodes[source].schema
+            shape = compiled(before, given, [*keys, *values], self.domain, node.title)
+            schema = self._after(before, source, node)
+            found = self._arranged(node, source, len(keys), len(values), shape, _picked(schema, (*keys, *values)))
+            found.moves_times = move_times(before)
+            self._arrangements[what] = found
+            operators.append(found)
+        return found
+
+    def _unarranged(self, number: int) -> int:
+        while isinstance(self.plan.nodes[number].operator, Arrange):
+            number = self.plan.nodes[number].inputs[0]
+        return number
+
+    def _arranged(
+        self, node: Node, source: int, keys: int, values: int, shape: Shape, schema: pa.Schema
+    ) -> Arrangement:
+        depth = self.plan.scopes[node.scope].depth
+        layout = Layout(keys, values, self.plan.dimensions + depth)
+        return Arrangement(
+            f"{node.title}.input",
+            [self._made[source]],
+            self.plan.dimensions,
+            depth,
+            layout,
+            shape,
+            schema,
+            self._allocate,
+        )
+
+    def _after(self, stages: Stages, source: int, node: Node) -> pa.Schema:
+        has_time = self.plan.dimensions == 1 and node.scope == ROOT
+        return through(stages, self.plan.nodes[source].schema, node.title, has_time=has_time)
+
+    def _join(self, node: Node, join: Join, operators: list[Operator]) -> Operator:
+        schemas = [self._after(stages, number, node) for stages, number in zip(join.before, node.inputs, strict=True)]
+        columns = joined_columns(schemas, join)
+
+        def arrangement(number: int, keys: tuple[str, ...], values: tuple[str, ...]) -> Arrangement:
+            return self.arrangement(node, node.inputs[number], join.before[number], keys, values, operators)
+
+        known = [of_input(self.plan, self._known, *each) for each in zip(node.inputs, join.before, strict=True)]
+
+        def partners(number: int, keys: tuple[str, ...]) -> float | None:
+            found = known[number]
+            return None if found is None else found.partners(keys)
+
+        paths = JoinPaths(schemas, join.on, columns.names, arrangement, partners).paths()
+        shape = compiled(join.after, columns, node.schema.names, self.domain, node.title)
+        inputs = [each.start for each in paths]
+        depth = self.plan.scopes[node.scope].depth
+        made = JoinOperator(node.title, inputs, self.plan.dimensions, depth, paths, shape, null_equals=join.null_equals)
+        made.moves_times = move_times(join.after)
+        for number, path in enumerate(paths):
+            for step in path.steps:
+                # A look-up compares with the times of what is yet to come of the input that the path begins with.
+                step.arrangement.read_from(lambda at=inputs[number]: at.frontier)  # type: ignore[misc]
+        return made
+
+    def _reduce(self, node: Node, reduce: Reduce, operators: list[Operator]) -> Operator:
+        given = self._after(reduce.before, node.inputs[0], node)
+        columns = pa.schema([*(given.field(name) for name in reduce.keys), *_logic_columns(reduce, given)])
+        wanted = _wanted(reduce, given, columns)
+        depth = self.plan.scopes[node.scope].depth
+        plain: Plain | None
+        is_accumulated = bool(wanted) and all(each.kind in ACCUMULABLE for each in wanted)
+        if is_accumulated:
+            arrangement = self._accumulating(node, reduce, wanted, given)
+            operators.append(arrangement)
+            logic, ranking = accumulated(wanted, self.domain), None
+            plain = plain_accumulated(wanted)
+        else:
+            arrangement = self.arrangement(node, node.inputs[0], reduce.before, reduce.keys, reduce.values, operators)
+            logic = self._logic(node, reduce, given, wanted)
+            ranking = self._ranking(reduce, given, wanted)
+            plain = plain_extremes(wanted) if wanted else plain_distinct if logic is distinct else None
+        shape = compiled(reduce.after, columns, node.schema.names, self.domain, node.title)
+        kind: type[ReduceOperator] = TotalReduce if self.plan.dimensions + depth == 1 else PartialReduce
+        made = kind(
+            node.title,
+            [arrangement],
+            self.plan.dimensions,
+            depth,
+            arrangement,
+            logic,
+            columns,
+            shape,
+            self._allocate,
+            ranking,
+            plain,
+        )
+        arrangement.read_from(lambda: made.frontier)
+        made.moves_times = move_times(reduce.after)
+        if is_accumulated:
+            counts = counts_of(len(reduce.keys), wanted, columns, reduce.after, node.schema.names)
+            if counts is not None:
+                self.graph.counts[made] = counts
+        return made
+
+    def _accumulating(self, node: Node, reduce: Reduce, wanted: list[Wanted], given: pa.Schema) -> Arrangement:
+        source = self._unarranged(node.inputs[0])
+        # An aggregate that its record says nothing about has no word.
+        outputs = reduce.logic.outputs if isinstance(reduce.logic, Aggregates) else ()
+        values = [of for (_, _, of), each in zip(outputs, wanted, strict=True) if not each.is_counted]
+        names = [*reduce.keys, *values]
+        shape = compiled(reduce.before, self.plan.nodes[source].schema, names, self.domain, node.title)
+        keys = len(reduce.keys)
+        schema = pa.schema([*(given.field(name) for name in reduce.keys), ("slot", pa.int64())])
+        found = self._arranged(
+            node, source, keys, 1, lambda updates: exploded(shape(updates), keys, wanted, self.domain), schema
+        )
+        found.moves_times = move_times(reduce.before)
+        return found
+
+    def _logic(self, node: Node, reduce: Reduce, given: pa.Schema, wanted: list[Wanted]) -> Logic:
+        values = _picked(given, reduce.values)
+        match reduce.logic:
+            case Distinct():
+                return distinct
+            case Threshold(function):
+                return threshold(function, node.title)
+            case Aggregates():
+                return multiset_aggregates(wanted, self.domain)
+            case TopK(count, _, skip, _):
+                return top_k(count, _order(reduce.logic, values), values.types, self.domain, skip=skip)
+            case Windowed(calls):
+                return windows(calls, values, self.domain)
+            case UserReduce(function, columns):
+                keys = _picked(given, reduce.keys)
+                return user_function(function, keys, values, columns, self.domain, node.title)
+
+    def _ranking(self, reduce: Reduce, given: pa.Schema, wanted: list[Wanted]) -> Ranking | None:
+        """Return how large groups are kept in order; None if they are always looked at as a whole."""
+        match reduce.logic:
+            case Aggregates():
+                return ranking_of_aggregates(wanted, self.domain)
+            case TopK(count, _, skip, _):
+                values = _picked(given, reduce.values)
+                return ranking_of_top(count, skip, _order(reduce.logic, values), values.types, self.domain)
+        return None
+
+
+def _order(top: TopK, values: pa.Schema) -> list[tuple[int, bool, bool]]:
+    """Return by which columns the records of a group are ordered, whether descending, and whether NULL comes first."""
+    return [
+        (values.get_field_index(name), down, name in top.nulls_first) for name, down in top.by if name in values.names
+    ]
+
+
+def joined_columns(schemas: Sequence[pa.Schema], join: Join) -> pa.Schema:
+    """Return the columns of a join before the stages after it."""
+    fields = list(schemas[0])
+    for schema, pairs in zip(schemas[1:], join.on, strict=True):
+        keys = {other for _, other in pairs}
+        fields += [each for each in schema if each.name not in keys]
+    return pa.schema(fields)
+
+
+def _picked(schema: pa.Schema, names: Sequence[str]) -> pa.Schema:
+    return pa.schema([schema.field(name) for name in names])
+
+
+def _logic_columns(reduce: Reduce, given: pa.Schema) -> list[pa.Field]:
+    from persist.dataflow.operators.aggregates import result_type
+
+    match reduce.logic:
+        case Aggregates(outputs):
+            return [pa.field(name, result_type(kind, given.field(of).type, name)) for name, kind, of in outputs]
+        case TopK():
+            return [given.field(name) for name in reduce.values]
+        case Windowed(calls):
+            every = [given.field(name) for name in reduce.values]
+            return [*every, *(pa.field(each.name, each.result) for each in calls)]
+        case UserReduce(_, columns):
+            return list(columns)
+    return []
+
+
+def _wanted(reduce: Reduce, given: pa.Schema, columns: pa.Schema) -> list[Wanted]:
+    if not isinstance(reduce.logic, Aggregates):
+        return []
+    constants = {}
+    for stage in reduce.before[-1:]:
+        if isinstance(stage, Map):
+            constants = {
+                name: each.value.as_py()
+                for name, each in stage.outputs
+                if isinstance(each, Lit) and type(each.value.as_py()) is int
+            }
+    return [
+        Wanted(name, kind, given.field(of).type, columns.field(name).type, constants.get(of))
+        for name, kind, of in reduce.logic.outputs
+    ]

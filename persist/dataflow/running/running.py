@@ -1,0 +1,462 @@
+"""A running program: its operators, its inputs, and the steps that keep its outputs up to date."""
+
+import threading
+import time as clock
+from collections.abc import Callable, Mapping, Set
+from contextlib import suppress
+from dataclasses import dataclass, fields
+from os import PathLike
+from os.path import isdir
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from persist.blob import InvalidUsage, Unavailable
+from persist.dataflow.errors import SourceLost
+from persist.dataflow.operators.operators import Operator
+from persist.dataflow.plan.draft import Draft
+from persist.dataflow.plan.fingerprint import fingerprint
+from persist.dataflow.plan.optimise import optimised
+from persist.dataflow.plan.plan import Constant, Input, Plan, Source
+from persist.dataflow.plan.statistics import Statistics, statistics_of
+from persist.dataflow.plan.timed import kept_apart
+from persist.dataflow.ports.inputs import Gate, InputHandle
+from persist.dataflow.ports.sinks import Outputs
+from persist.dataflow.ports.sources import SourceReader, poll_all, wake
+from persist.dataflow.running.graph import Builder
+from persist.dataflow.running.report import OperatorReport, drawn, reports_of
+from persist.dataflow.running.resume import resumed
+from persist.dataflow.state.spill import Spill
+from persist.dataflow.updates.times import Antichain, Time, as_given, meet_of
+from persist.dataflow.updates.words import Domain
+from persist.engine import Engine, destroy, loaded
+from persist.errors import CollectionNotFound
+from persist.work import task
+
+POLL_S = 0.02
+IDLE_S = 10.0  # How long `run_forever` waits at a time where nothing happens; `stop` wakes it.
+OPEN_ATTEMPTS = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How a program is run.
+
+    Attributes:
+        optimise: rewrite the plan first.
+        replace: of a changed program: at the first step, correct its outputs to what it now says, in one commit.
+        jump: go on at the latest time that the sources have sealed, after a failure that is over by then. The outputs
+            cannot be read at the times that are passed over.
+        memory_budget: bytes of arrangements that stay in memory; what is merged beyond that goes to mapped files.
+        spill_folder: where these are; None for the system's folder for temporary files.
+    """
+
+    optimise: bool = True
+    replace: bool = False
+    jump: bool = False
+    memory_budget: int = 4 << 30
+    spill_folder: str | PathLike[str] | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("optimise", "replace", "jump"):
+            if not isinstance(getattr(self, name), bool):
+                raise InvalidUsage(f"open: {name}={getattr(self, name)!r} is neither True nor False")
+        budget, folder = self.memory_budget, self.spill_folder
+        if isinstance(budget, bool) or not isinstance(budget, int) or budget < 0:
+            raise InvalidUsage(f"memory_budget={budget!r} is not a number of bytes: give a whole one from 0 on")
+        if folder is not None and not (isinstance(folder, str | PathLike) and isdir(folder)):
+            raise InvalidUsage(f"spill_folder={folder!r} is not a folder: make it, or leave it out")
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any]) -> "Options":
+        """Return options that were given by name.
+
+        Raises:
+            InvalidUsage: there is no such option, or it cannot have this value.
+        """
+        names = [each.name for each in fields(cls)]
+        unknown = [name for name in given if name not in names]
+        if unknown:
+            raise InvalidUsage(f"open: there is no option {unknown[0]!r}; there are {', '.join(names)}")
+        return cls(**given)
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What a step did.
+
+    Attributes:
+        updates: how many updates of inputs and sources it took in.
+        frontier: how far inputs and sources were complete for it.
+        seqno: of the commit of the outputs; None if there was none.
+    """
+
+    updates: int
+    frontier: Antichain
+    seqno: int | None
+
+
+class Running:
+    """A program that runs. Not for use from several threads at once, but for `stop`.
+
+    Attributes:
+        plan: as it is run.
+    """
+
+    def __init__(
+        self,
+        program: Draft,
+        engine: Engine | None,
+        options: Options,
+        known: Mapping[int, Statistics] | None = None,
+    ) -> None:
+        """Open a program; known is what to take inputs and sources for, in place of what collections tell."""
+        self.program = program
+        self.plan: Plan = optimised(program.plan) if options.optimise else program.plan.without_unused()
+        self._options = options
+        self._stopped = threading.Event()
+        self._is_broken = False
+        self._is_closed = False
+        self._resumes = True
+        self._domain = Domain()
+        self._spill = Spill(options.memory_budget, options.spill_folder)
+        kept = {each: name for each in kept_apart(self.plan) if (name := program.kept(each)) is not None}
+        known = statistics_of(engine, self.plan) if known is None else known
+        builder = Builder(self.plan, self._domain, program.captures, program.probes, self._spill.allocate, kept, known)
+        self._graph = builder.build()
+        self._words = _Sweep(self._domain, self._live)
+        self._gates: dict[int, Gate] = {}
+        self._inputs: dict[str, InputHandle] = {}
+        self._sources: list[SourceReader] = []
+        self._outputs: Outputs | None = None
+        self._open(engine)
+
+    def _open(self, engine: Engine | None) -> None:
+        dimensions = self.plan.dimensions
+        sources: list[tuple[Source, pa.Schema, Gate]] = []
+        for number, entry in self._graph.entries.items():
+            node = self.plan.nodes[number]
+            gate = self._gates[number] = Gate(entry, len(node.schema), dimensions)
+            if isinstance(node.operator, Input):
+                schema = self.program.input_schemas[node.operator.name]
+                handle = InputHandle(node.operator.name, schema, gate, self._domain, dimensions)
+                self._inputs[node.operator.name] = handle
+            elif isinstance(node.operator, Constant):
+                table = node.operator.table
+                rows = [self._domain.encode(table[name]) for name in node.schema.names]
+                times = np.zeros((dimensions, table.num_rows), np.int64)
+                gate.add(np.array([*rows, *times, np.ones(table.num_rows, np.int64)], np.int64))
+                gate.frontier = Antichain()
+            elif isinstance(node.operator, Source):
+                sources.append((node.operator, node.schema, gate))
+        if engine is None and (sources or self._graph.sinks):
+            raise InvalidUsage(
+                f"program {self.program.name!r} reads or writes persisted collections: open it with "
+                "program.open(client)"
+            )
+        if engine is None:
+            return
+        self._outputs = Outputs(
+            engine,
+            self.program.name,
+            [
+                (each, self.program.output(each.collection), self.program.definition(each.collection))
+                for each in self._graph.sinks
+            ],
+            self._graph.kept,
+            {each.collection: fingerprint(self.program.plan, each.collection) for each in self._graph.sinks},
+            self._domain,
+            replace=self._options.replace,
+            jump=self._options.jump,
+        )
+        try:
+            for attempt in range(OPEN_ATTEMPTS):
+                if self._started(engine, sources, is_last=attempt == OPEN_ATTEMPTS - 1):
+                    if self._options.replace:
+                        self._drop_unused(engine)
+                    return
+        except BaseException:
+            self.close()
+            raise
+
+    def _drop_unused(self, engine: Engine) -> None:
+        """Of a changed program: destroy the hidden collections that it does not use any more."""
+        for name in self.program.every_kept(engine):
+            if name not in self._graph.kept:
+                with suppress(CollectionNotFound):
+                    destroy(loaded(engine, name)).result()
+
+    def _started(self, engine: Engine, sources: list[tuple[Source, pa.Schema, Gate]], *, is_last: bool) -> bool:
+        """Begin all sources at one time: where the outputs are sealed, or else as late as all of them can be read.
+
+        Another copy of the program may seal the outputs further, and let the sources be compacted, in between: then
+        return False, to begin again where they are now.
+        """
+        assert self._outputs is not None
+        resume_at = self._outputs.resume_at
+        self._sources = [
+            SourceReader(
+                engine,
+                self.program.holders(each.collection),
+                each,
+                schema,
+                gate,
+                self._domain,
+                renews=self._options.replace,
+                makes_holds=self.program.makes_holds(),
+            )
+            for each, schema, gate in sources
+        ]
+        try:
+            begin = self._outputs.begin_at(self._sources, self.plan, resume_at)
+            for each in self._sources:
+                each.start(begin)
+        except SourceLost:
+            for each in self._sources:
+                each.close()
+            self._outputs.refresh()
+            if is_last or self._outputs.resume_at == resume_at:
+                raise
+            return False
+        return True
+
+    def __getitem__(self, name: str) -> InputHandle:
+        """Return the input of a name."""
+        if name not in self._inputs:
+            raise InvalidUsage(f"there is no input {name!r}; the program has {sorted(self._inputs)}")
+        return self._inputs[name]
+
+    @property
+    def sources(self) -> list[SourceReader]:
+        """The sources, each with where it begins; for who computes a step by other means."""
+        return list(self._sources)
+
+    @property
+    def outputs(self) -> Outputs | None:
+        """The outputs, each with how far it is; None of a program without a client."""
+        return self._outputs
+
+    @property
+    def frontier(self) -> Antichain:
+        """How far all inputs and sources are complete."""
+        return meet_of(gate.frontier for gate in self._gates.values())
+
+    def step(self, *, times: int | None = None, updates: int | None = None) -> Step:
+        """Take in what is complete, bring everything up to date, and commit all outputs at once.
+
+        Args:
+            times: take so many distinct times at most.
+            updates: take the first times only that have so many updates together, but at least one.
+
+        Raises:
+            OperatorFailed, NotConverging: the program failed; nothing was written, and it must be opened again.
+            SourceLost: a source cannot be read any more.
+            OutputConflict: somebody else writes an output.
+            Unavailable: the store did not answer; the step can be repeated.
+        """
+        self._check()
+        if self._outputs is not None and self._outputs.has_pending:
+            # The step before was computed, and its commit failed: that is what is left to do of it.
+            return Step(0, self.frontier, self._commit())
+        poll_all(self._sources, 0.0)
+        count = self._resumed()
+        count += self._pass(self._limit(times, updates), frozenset())
+        self._words.after(count)
+        return Step(count, self.frontier, self._commit())
+
+    def _resumed(self) -> int:
+        """Of a program that goes on: take in what its sources hold at the time that it goes on from, once."""
+        if not self._resumes:
+            return 0
+        at = None if self._outputs is None else self._outputs.goes_on_from
+        if at is None or self._inputs or any(gate.frontier.has_beyond((at,)) for gate in self._gates.values()):
+            self._resumes = False
+            return 0
+        assert self._outputs is not None
+        resting = resumed(self._graph.operators, self._graph.counts, self._outputs, at)
+        self._resumes = False  # Not before: to read what outputs hold may fail, and is repeated then.
+        return self._pass(at + 1, resting)
+
+    def _pass(self, limit: int | None, resting: Set[Operator]) -> int:
+        """Make one pass with what is complete up to a limit; return how many updates it took in."""
+        count = sum(gate.open(limit) for gate in self._gates.values())
+        try:
+            self._graph.run(resting)
+            for gate in self._gates.values():
+                gate.shut()
+            if self._outputs is not None:
+                self._outputs.take()
+        except BaseException:
+            self._is_broken = True
+            raise
+        return count
+
+    def run(self, until: Time | None = None, *, timeout_s: float | None = None) -> None:
+        """Step until all times up to until, inclusive, are done; without until, until nothing more is complete.
+
+        Args:
+            timeout_s: how long to wait for the sources to be sealed that far; None waits without limit.
+
+        Raises:
+            InvalidUsage: an input was not advanced that far, so it would never be done; or the time is over.
+        """
+        deadline = None if timeout_s is None else clock.monotonic() + timeout_s
+        with task("refresh", self.program.name, unit="updates") as tell:
+            while True:
+                done = self.step()
+                tell(done.updates)
+                if until is None:
+                    if not done.updates and not self._is_behind():
+                        return
+                elif not self.frontier.has_beyond(until) or self._stopped.is_set():
+                    return
+                else:
+                    self._wait(until, deadline)
+
+    def run_forever(self, *, backoff_s: float = 0.1, backoff_max_s: float = 30.0) -> None:
+        """Step whenever something is complete, until `stop` is called; while the store is unavailable, wait and
+        retry."""
+        pause = backoff_s
+        while not self._stopped.is_set():
+            try:
+                self.step()
+                pause = backoff_s
+                self._poll(IDLE_S)
+            except Unavailable:
+                self._stopped.wait(pause)
+                pause = min(2 * pause, backoff_max_s)
+
+    def stop(self) -> None:
+        """Let `run_forever` or `run` return after the step that is under way; may be called from any thread."""
+        self._stopped.set()
+        wake(self._sources)
+
+    def state(self) -> list[tuple[str, int, int]]:
+        """Return what each operator keeps: its title, how many updates, and how many bytes they take."""
+        return [found for each in self._graph.operators for found in each.state()]
+
+    def operators(self) -> list[OperatorReport]:
+        """Return all operators, in the order in which they run, with what they read, keep and did so far."""
+        return reports_of(self._graph.operators)
+
+    def _repr_html_(self) -> str:
+        return drawn(self.program.name, self.operators())
+
+    def metrics(self) -> dict[str, float]:
+        """Return what the program holds: bytes of arrangements, of them spilled, interned values, and the bytes of
+        those that are texts or bytes (others are values of Python, whose bytes nobody counts)."""
+        return {
+            "state_bytes": sum(each.bytes() for each in self._graph.operators),
+            "spilled_bytes": self._spill.spilled_bytes,
+            "interned_values": sum(map(len, self._domain.interners.values())),
+            "text_bytes": sum(each.size for each in self._domain.interners.values()),
+        }
+
+    def close(self) -> None:
+        """Stop reading, and free what is held; idempotent. Outputs stay sealed where they are."""
+        self._is_closed = True
+        self._stopped.set()
+        for source in self._sources:
+            source.close()
+        self._spill.close()
+        self._sources = []
+
+    def __enter__(self) -> "Running":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _check(self) -> None:
+        if self._is_closed:
+            raise InvalidUsage(f"program {self.program.name!r} was closed: open it again with program.open(…)")
+        if self._is_broken or any(each.has_lost for each in self._sources):
+            raise InvalidUsage(
+                f"program {self.program.name!r} failed in the middle of a step, so what it holds cannot be "
+                "believed: close "
+                "it, and open it again"
+            )
+
+    def _limit(self, times: int | None, updates: int | None) -> int | None:
+        """Return the time before which a step takes what is complete; None for all."""
+        if times is None and updates is None:
+            return None
+        for name, value in (("times", times), ("updates", updates)):
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+                raise InvalidUsage(f"step: {name}={value!r} is not a number of at least 1")
+        if self.plan.dimensions != 1:
+            raise InvalidUsage(
+                "step: times of several dimensions have no first ones; take all, without times or updates"
+            )
+        complete = np.concatenate([gate.complete_times() for gate in self._gates.values()] or [np.empty(0, np.int64)])
+        distinct, counts = np.unique(complete, return_counts=True)
+        taken = len(distinct)
+        if times is not None:
+            taken = min(taken, times)
+        if updates is not None:
+            taken = min(taken, max(1, int(counts.cumsum().searchsorted(updates, side="right"))))
+        return None if taken == len(distinct) else int(distinct[taken - 1]) + 1
+
+    def _commit(self) -> int | None:
+        if self._outputs is None:
+            return None
+        seqno = self._outputs.commit()
+        for source in self._sources:
+            source.move_leased()
+        return seqno
+
+    def _is_behind(self) -> bool:
+        return poll_all(self._sources, 0.0)
+
+    def _wait(self, until: Time, deadline: float | None) -> None:
+        for name, handle in self._inputs.items():
+            if handle.frontier.has_beyond(until):
+                raise InvalidUsage(
+                    f"run(until={until!r}): input {name!r} was advanced to {handle.frontier} only, so this would "
+                    "never end"
+                )
+        if deadline is not None and clock.monotonic() > deadline:
+            raise InvalidUsage(
+                f"run(until={until!r}): after the timeout the sources are sealed up to "
+                f"{', '.join(str(as_given(point)) for point in self.frontier.points)} only"
+            )
+        self._poll(POLL_S)
+
+    def _poll(self, timeout_s: float) -> None:
+        poll_all(self._sources, timeout_s, self._stopped.is_set)
+        if not self._sources:
+            self._stopped.wait(timeout_s)
+
+    def _live(self) -> list[tuple[Any, Any]]:
+        found = [each for operator in self._graph.operators for each in operator.live()]
+        for number, gate in self._gates.items():
+            found += [(words, self.plan.nodes[number].schema) for words in gate.words()]
+        if self._outputs is not None:
+            found += self._outputs.live()
+        return found
+
+
+class _Sweep:
+    """Forgets interned values that nothing refers to any more, when there are twice as many as after the last time."""
+
+    def __init__(self, domain: Domain, live: Callable[[], list[tuple[Any, Any]]]) -> None:
+        self._domain = domain
+        self._live = live
+        self._least = 1 << 16
+
+    def after(self, updates: int) -> None:
+        interners = self._domain.interners
+        if sum(map(len, interners.values())) < 2 * self._least:
+            return
+        held: dict[Any, list[Any]] = {kind: [] for kind in interners}
+        for words, schema in self._live():
+            for row, field in zip(words, schema, strict=True):
+                if field.type in held:
+                    held[field.type].append(row)
+        for kind, rows in held.items():
+            interners[kind].retain(np.concatenate(rows) if rows else np.empty(0, np.int64))
+        self._least = max(1 << 16, sum(map(len, interners.values())))

@@ -1,0 +1,379 @@
+"""Batches: many updates as one int64 matrix, sorted by a hash of the key and of the value, and consolidated.
+
+    updates = int64[words + dimensions + 1, n]      the words of the records, the times, the diffs; in any order
+    batch   = int64[1 + words + dimensions + 1, n]  the same with the key's words first, under a row of hashes
+
+The upper half of the hash comes from the key's words, the lower half from the value's. So one sort of one row brings
+equal keys together, and equal records within them; a look-up is a binary search of one row. Hashes only order:
+whatever is found by them is compared by its words. One matrix rather than an array per column was preferred, because
+on small steps what counts is how often numpy is called.
+
+The hash has a version, and is the same on every machine: programs that are run again do the same in the same order.
+Batches live in one process, or in its spill, and never reach storage.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from persist.codecs import DiffOverflow
+from persist.dataflow.updates.bulk import (
+    COUNTED_ROWS,
+    MANY_ROWS,
+    SAMPLE,
+    counted,
+    has_repeats,
+    order_of,
+    reordered,
+    summed_first,
+)
+from persist.dataflow.updates.times import Flags, Ints
+
+HASH_VERSION = 1  # Of `mixed`; another hash is another version.
+FEW_ROWS = 6  # Up to so many rows, plain Python beats numpy.
+_LOW = np.int64(0xFFFFFFFF)
+_UPPER = 0xFFFFFFFF00000000
+_HALF = np.uint64(32)
+_MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
+_SHIFT = np.uint64(29)
+NONE: Ints = np.empty(0, np.int64)  # No rows.
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How many words the key and the value have, and how many dimensions the times.
+
+    Attributes:
+        words: of key and value together.
+        height: rows of a batch.
+    """
+
+    keys: int
+    values: int
+    dimensions: int
+
+    @property
+    def words(self) -> int:
+        return self.keys + self.values
+
+    @property
+    def height(self) -> int:
+        return self.words + self.dimensions + 2
+
+    def empty(self) -> Ints:
+        """Return a batch without updates."""
+        return np.empty((self.height, 0), np.int64)
+
+    def key_rows(self, batch: Ints) -> Ints:
+        return batch[1 : 1 + self.keys]
+
+    def value_rows(self, batch: Ints) -> Ints:
+        return batch[1 + self.keys : 1 + self.words]
+
+    def times(self, batch: Ints) -> Ints:
+        return batch[1 + self.words : -1]
+
+
+def mixed(rows: Ints) -> Any:
+    """Return a hash, uint64[n], of the columns of rows. Every bit of the input reaches the upper half.
+
+    Multiplicative mixing, as in splitmix64 and Fibonacci hashing: by 2**64 over the golden ratio, with shifts between.
+    """
+    found = rows[0].view(np.uint64) * _MULTIPLIER
+    for row in rows[1:]:
+        found ^= found >> _SHIFT
+        found += row.view(np.uint64)
+        found *= _MULTIPLIER
+    found ^= found >> _HALF
+    found *= _MULTIPLIER
+    return found
+
+
+def mixed_words(words: list[int]) -> int:
+    """Return what `mixed` does, of one column, an unsigned integer: plain Python is faster then."""
+    found = 0
+    for at, word in enumerate(words):
+        if at:
+            found ^= found >> 29
+        found = ((found + word) * 0x9E3779B97F4A7C15) & 0xFFFFFFFFFFFFFFFF
+    return ((found ^ (found >> 32)) * 0x9E3779B97F4A7C15) & 0xFFFFFFFFFFFFFFFF
+
+
+def key_hashes(keys: Ints) -> Ints:
+    """Return for each key the least hash that a record of it may have; those up to `| 0xFFFFFFFF` are its."""
+    if not len(keys):
+        return np.zeros(keys.shape[1], np.int64)
+    if keys.shape[1] == 1:
+        found = mixed_words(keys[:, 0].tolist()) & _UPPER
+        return np.array([found - (1 << 64) if found >> 63 else found], np.int64)
+    hashes: Ints = mixed(keys).view(np.int64)
+    return hashes & ~_LOW
+
+
+def to_batch(updates: Ints, layout: Layout, *, is_consolidated: bool = False) -> Ints:
+    """Return updates whose key words come first as a batch.
+
+    Args:
+        is_consolidated: no two updates agree in record and time, and no diff is 0.
+    """
+    if updates.shape[1] <= FEW_ROWS:
+        return _of_few(updates, layout) if updates.shape[1] else layout.empty()
+    if updates.shape[1] >= COUNTED_ROWS and not is_consolidated:
+        fewer = counted(updates) if layout.words else None
+        if fewer is not None:
+            updates = fewer
+        elif updates.shape[1] >= MANY_ROWS:
+            updates = _summed_first(updates, layout)
+    hashes = key_hashes(updates[: layout.keys])
+    if layout.values:
+        hashes |= (mixed(updates[layout.keys : layout.words]) >> _HALF).view(np.int64)
+    batch = np.empty((layout.height, updates.shape[1]), np.int64)
+    order = _order(hashes)
+    if order is None:
+        batch[0] = hashes
+        batch[1:] = updates
+    else:
+        hashes.take(order, out=batch[0], mode="clip")
+        reordered(updates, order, batch[1:])
+    return _consolidated(batch, layout, is_consolidated=is_consolidated)
+
+
+def _summed_first(updates: Ints, layout: Layout) -> Ints:
+    """Return updates of which equal ones are summed, if that pays. All 64 bits of a hash tell records apart: of a
+    million keys, some always agree in the half that orders them."""
+    times = updates[layout.words : -1]
+    end = layout.words if (times == times[:, :1]).all() else len(updates) - 1
+    count = updates.shape[1]
+    if not end or not has_repeats(mixed(updates[:end, :: count // SAMPLE]), count):
+        return updates
+    return summed_first(updates, layout.words, mixed(updates[:end]).view(np.int64))
+
+
+def settled(batch: Ints, layout: Layout, *, is_consolidated: bool = False) -> Ints:
+    """Sort and consolidate a batch whose hashes are set.
+
+    Raises:
+        DiffOverflow: a sum of diffs does not fit int64.
+    """
+    order = _order(batch[0])
+    if order is not None:
+        found = np.empty_like(batch)
+        reordered(batch, order, found)
+        batch = found
+    return _consolidated(batch, layout, is_consolidated=is_consolidated)
+
+
+def _order(hashes: Ints) -> Ints | None:
+    """Return the order of hashes, or None if they are in order."""
+    descents = hashes[1:] < hashes[:-1]
+    return order_of(hashes, descents) if descents.any() else None
+
+
+def _consolidated(batch: Ints, layout: Layout, *, is_consolidated: bool) -> Ints:
+    """Consolidate a batch in the order of its hashes."""
+    hashes = batch[0]
+    tied = (hashes[1:] == hashes[:-1]).nonzero()[0]
+    if len(tied):
+        return _with_ties(batch, layout, tied)
+    return batch if is_consolidated else without_zeros(batch)
+
+
+def _of_few(updates: Ints, layout: Layout) -> Ints:
+    """Return what `to_batch` does, of a few updates: plain integers are faster then."""
+    keys, words = layout.keys, layout.words
+    rows: list[list[int]] = updates.T.tolist()
+    for row in rows:
+        found = mixed_words(row[:keys]) & _UPPER if keys else 0
+        if words > keys:
+            found |= mixed_words(row[keys:words]) >> 32
+        row.insert(0, found - (1 << 64) if found >> 63 else found)
+    if len(rows) > 1:
+        rows.sort()  # By hash, words and time; updates that agree in these are summed.
+        for at in range(len(rows) - 1, 0, -1):
+            if rows[at][:-1] == rows[at - 1][:-1]:
+                rows[at - 1][-1] += rows.pop(at)[-1]
+    if not all(row[-1] for row in rows):
+        rows = [row for row in rows if row[-1]]
+        if not rows:
+            return layout.empty()
+    for row in rows:
+        check_sum(row[-1])
+    return np.array(rows, np.int64).T
+
+
+def check_sum(diff: int) -> None:
+    """Raise DiffOverflow if a sum of diffs does not fit int64."""
+    if not -(2**63) <= diff < 2**63:
+        raise DiffOverflow(f"a multiplicity became {diff}, which does not fit int64: the diffs are too large")
+
+
+def without_zeros(updates: Ints) -> Ints:
+    """Return updates without those of diff 0."""
+    diffs = updates[-1]
+    return updates if diffs.all() else updates[:, diffs != 0]
+
+
+def _with_ties(batch: Ints, layout: Layout, tied: Ints) -> Ints:
+    """Consolidate a batch sorted by hash, where row tied[i] + 1 has the hash of row tied[i]."""
+    differ = _differs(batch, tied)
+    if differ.any() and not _is_in_order(batch, layout, tied):
+        batch = _in_order(batch, layout, tied[_in_mixed_runs(tied, differ)])
+        differ = _differs(batch, tied)
+    rows = batch.shape[1]
+    starts = np.ones(rows, np.bool_)
+    starts[tied[~differ] + 1] = False
+    firsts = starts.nonzero()[0]
+    if len(firsts) == rows:
+        return without_zeros(batch)
+    sums = summed(batch[-1], firsts)
+    keep = sums != 0
+    if not keep.all():
+        firsts, sums = firsts[keep], sums[keep]
+    batch = batch.take(firsts, axis=1, mode="clip")
+    batch[-1] = sums
+    return batch
+
+
+def _differs(batch: Ints, rows: Ints) -> Flags:
+    """Return where a row and the one after it differ in word or time."""
+    if 2 * len(rows) > batch.shape[1]:
+        every = batch[1:-1]
+        return np.asarray((every[:, 1:] != every[:, :-1]).any(axis=0).take(rows))
+    every = batch[1:-1].take(rows, axis=1, mode="clip")
+    return np.asarray((every != batch[1:-1].take(rows + 1, axis=1)).any(axis=0))
+
+
+def _is_in_order(batch: Ints, layout: Layout, tied: Ints) -> bool:
+    """Return whether rows of one hash are of one record and in the order of their times, as when what came later stood
+    behind what was there before; False if that takes longer to tell."""
+    if layout.dimensions != 1 or (batch[-2].take(tied) > batch[-2].take(tied + 1)).any():
+        return False
+    words = batch[1:-2]
+    return all((word.take(tied) == word.take(tied + 1)).all() for word in words)
+
+
+def _in_mixed_runs(tied: Ints, differ: Flags) -> Flags:
+    """Return which of tied belong to a run of equal hashes in which not all rows are equal."""
+    starts = np.ones(len(tied), np.bool_)
+    starts[1:] = tied[1:] != tied[:-1] + 1
+    firsts = starts.nonzero()[0]
+    found: Flags = np.logical_or.reduceat(differ, firsts).take(starts.cumsum() - 1)
+    return found
+
+
+def _in_order(batch: Ints, layout: Layout, tied: Ints) -> Ints:
+    """Sort each run of equal hashes by words and time."""
+    member = np.zeros(batch.shape[1], np.bool_)
+    member[tied] = True
+    member[tied + 1] = True
+    places = member.nonzero()[0]
+    runs = batch.take(places, axis=1, mode="clip")
+    # Words of one record mostly agree, so its times decide most often; but equal records must come together.
+    order = np.lexsort((*runs[-2:0:-1], runs[0]))
+    batch = batch.copy()
+    batch[:, places] = runs.take(order, axis=1, mode="clip")
+    return batch
+
+
+def summed(diffs: Ints, firsts: Ints) -> Ints:
+    """Return the sums of diffs from each of firsts up to the next.
+
+    Raises:
+        DiffOverflow: one does not fit int64.
+    """
+    if len(diffs) and len(diffs) * max(int(diffs.max()), -int(diffs.min())) >= 2**63:
+        exact = np.add.reduceat(diffs.astype(object), firsts)
+        for each in exact:
+            check_sum(each)
+    return np.add.reduceat(diffs, firsts)
+
+
+def products(ones: Ints, others: Ints) -> Ints:
+    """Return the products of diffs.
+
+    Raises:
+        DiffOverflow: one does not fit int64.
+    """
+    found = ones * others
+    if len(ones) == 1 and found.item(0) == ones.item(0) * others.item(0):
+        return found
+    if len(ones) and largest(ones) * largest(others) >= 2**63:
+        exact = ones.astype(object) * others.astype(object)
+        if (exact != found).any():
+            raise DiffOverflow(f"a product of multiplicities is up to {abs(exact).max()}, which does not fit int64")
+    return found
+
+
+def negated(diffs: Ints) -> Ints:
+    """Return the opposite diffs.
+
+    Raises:
+        DiffOverflow: one does not fit int64.
+    """
+    if len(diffs) and diffs.min() == -(2**63):
+        raise DiffOverflow(f"the opposite of the multiplicity {-(2**63)} does not fit int64: the diffs are too large")
+    return -diffs
+
+
+def largest(diffs: Ints) -> int:
+    """Return the greatest magnitude of diffs, exactly: `np.abs` gives -2**63 for itself."""
+    return max(int(diffs.max()), -int(diffs.min()))
+
+
+def matches(hashes: Ints, keys: Ints, batch: Ints) -> tuple[Ints, Ints]:
+    """Return all pairs `(i, j)` for which key i is the key of row j of a batch.
+
+    Args:
+        hashes: `key_hashes(keys)`, ascending for speed.
+        keys: int64[k, n].
+    """
+    every = batch[0]
+    lower = every.searchsorted(hashes)
+    if len(hashes) == 1:
+        first, greatest = lower[0], hashes[0] | _LOW
+        if first == len(every) or every[first] > greatest:
+            return NONE, NONE
+        last = first + 1
+        if last < len(every) and every[last] <= greatest:
+            last = every.searchsorted(greatest, side="right")
+        others = np.arange(first, last)
+        ones = np.zeros(len(others), np.int64)
+    else:
+        upper = every.searchsorted(hashes | _LOW, side="right")
+        counts = upper - lower
+        ends = counts.cumsum()
+        if not len(ends) or not ends[-1]:
+            return NONE, NONE
+        ones = np.arange(len(hashes)).repeat(counts)
+        others = np.arange(ends[-1]) + (lower - ends + counts).take(ones)
+    if len(keys):
+        same = (keys.take(ones, axis=1, mode="clip") == batch[1 : 1 + len(keys)].take(others, axis=1)).all(axis=0)
+        if not same.all():
+            ones, others = ones[same], others[same]
+    return ones, others
+
+
+def distinct_keys(batch: Ints, layout: Layout) -> tuple[Ints, Ints, Ints]:
+    """Return the distinct keys of a batch, their hashes, and for each row the number of its key."""
+    rows = batch.shape[1]
+    hashes = batch[0] & ~_LOW
+    keys = layout.key_rows(batch)
+    if rows <= 1:
+        return keys, hashes, np.zeros(rows, np.int64)
+    starts = np.ones(rows, np.bool_)
+    starts[1:] = (keys[:, 1:] != keys[:, :-1]).any(axis=0)
+    firsts = starts.nonzero()[0]
+    found, marks = keys.take(firsts, axis=1, mode="clip"), hashes.take(firsts)
+    numbers = starts.cumsum() - 1
+    tied = marks[1:] == marks[:-1]
+    if not tied.any():
+        return found, marks, numbers
+    # Keys of one hash may take turns, so a key may have been found more than once.
+    order = np.lexsort((*found, marks))
+    found, marks = found.take(order, axis=1, mode="clip"), marks.take(order)
+    news = np.ones(len(marks), np.bool_)
+    news[1:] = (marks[1:] != marks[:-1]) | (found[:, 1:] != found[:, :-1]).any(axis=0)
+    places = np.empty(len(marks), np.int64)
+    places[order] = news.cumsum() - 1
+    return found[:, news], marks[news], places.take(numbers)
