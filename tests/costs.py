@@ -1,116 +1,135 @@
 """What tests cost in seconds of processor time, which other work on the machine changes less than it changes durations.
 
-`pytest --costs 20 …` prints the twenty costliest functions and modules, and the programs that were run. The sum is that
-of pytest and of all that descends from it. Spark's workers leave no account when they end, since their parent waits for
-none of them: so all processes are looked at several times a second, and what one used after the last look is missed.
-Only where there is a /proc.
+The end of pytest's output names the costliest modules (`--costs N` says how many), and `--costs-to FILE` writes what
+each test cost. A test that takes more than three seconds has to say why:
+
+    @pytest.mark.costly("starts three processes, and each imports Arrow")
+
+It counts what pytest and its children used while the test was set up and run. What sets
+up a fixture of many tests counts for the module alone. What a grandchild used is missed if its own parent never waited
+for it, as with some workers of Spark.
+
+`python -m tests.costs FILE …` prints the costliest modules of several runs together.
 """
 
+import json
 import os
-import threading
-from collections import Counter
-from collections.abc import Generator
-from dataclasses import dataclass, field
+import sys
+from collections import defaultdict
+from collections.abc import Generator, Iterator, Mapping
 from pathlib import Path
 
 import pytest
 
-LOOK_S = 0.2
-NAME_CHARS = 100  # Of a program with its arguments.
+LIMIT_S = 3.0
+SHOWN = 10
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
-        "--costs", type=int, metavar="N", help="print the N functions and modules that took the most processor time"
+        "--costs", type=int, metavar="N", default=SHOWN, help="name the N modules that took the most processor time"
     )
+    parser.addoption("--costs-to", type=Path, metavar="FILE", help="write the processor time of each test to this file")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    if config.getoption("costs") is not None:
-        config.pluginmanager.register(Costs(config.getoption("costs")), "costs")
+    config.addinivalue_line("markers", f"costly(reason): takes more than {LIMIT_S:g} s of processor time, and says why")
+    config.pluginmanager.register(Costs(config.getoption("costs"), config.getoption("costs_to")), "costs")
 
 
-@dataclass
-class Process:
-    """One process that was seen."""
-
-    used_s: float = 0.0
-    program: str = ""
+def used_s() -> float:
+    """Return the processor time that this process and all that descend from it have used so far."""
+    tick_s = 1 / os.sysconf("SC_CLK_TCK")
+    return sum(os.times()[:4]) + tick_s * sum(_ticks(pid) for pid in _descendants(os.getpid()))
 
 
-@dataclass
-class Family:
-    """This process and all that descend from it, those that have ended included."""
-
-    members: dict[tuple[int, str], Process] = field(default_factory=dict)  # By id and start, since ids come again.
-    lock: threading.Lock = field(default_factory=threading.Lock)
-
-    def used_s(self) -> float:
-        """Look at all processes; return the processor time that the family has used so far."""
-        tick_s = 1 / os.sysconf("SC_CLK_TCK")
-        with self.lock:
-            seen = {int(path.name): _stat(path) for path in Path("/proc").glob("[0-9]*")}
-            ours, added = {os.getpid()}, 1
-            while added:
-                before = len(ours)
-                ours |= {pid for pid, stat in seen.items() if stat and int(stat[1]) in ours}
-                added = len(ours) - before
-            for pid in ours:
-                if stat := seen.get(pid):
-                    process = self.members.setdefault((pid, stat[19]), Process())
-                    process.used_s = (int(stat[11]) + int(stat[12])) * tick_s
-                    process.program = _program(pid) or process.program
-            return sum(process.used_s for process in self.members.values())
+def _descendants(pid: int) -> Iterator[int]:
+    """Yield the processes that descend from one and run. There are none where the system does not list them."""
+    for path in Path(f"/proc/{pid}/task").glob("*/children"):
+        try:
+            children = path.read_text().split()
+        except OSError:  # The thread has ended.
+            continue
+        for child in children:
+            yield int(child)
+            yield from _descendants(int(child))
 
 
-def _stat(path: Path) -> list[str]:
-    """Return what /proc says of a process, from its state on; nothing if it has ended."""
+def _ticks(pid: int) -> int:
+    """Return what a process and its children that ended have used, in ticks of the clock; 0 if it has ended itself."""
     try:
-        return (path / "stat").read_text().rpartition(")")[2].split()
+        stat = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
-        return []
-
-
-def _program(pid: int) -> str:
-    try:
-        words = Path(f"/proc/{pid}/cmdline").read_text(errors="replace").split("\0")
-    except OSError:
-        return ""
-    return " ".join([os.path.basename(words[0]), *words[1:]]).replace("\n", " ").strip()
+        return 0
+    return sum(map(int, stat[11:15]))
 
 
 class Costs:
-    """The plugin, where it is asked for."""
+    """The plugin: what was used, by test and by module."""
 
-    def __init__(self, shown: int) -> None:
+    def __init__(self, shown: int, written_to: Path | None) -> None:
         self.shown = shown
-        self.family = Family()
-        self.ended = threading.Event()
-        self.functions: Counter[str] = Counter()
-        self.modules: Counter[str] = Counter()
-        threading.Thread(target=self._look, daemon=True).start()
-
-    def _look(self) -> None:
-        while not self.ended.wait(LOOK_S):
-            self.family.used_s()
+        self.written_to = written_to
+        self.tests: dict[str, float] = defaultdict(float)
+        self.modules: dict[str, float] = defaultdict(float)
+        self.began_s = 0.0
+        self.shared_s = 0.0  # Of the present test: fixtures that other tests use, too.
+        self.is_in_shared = False
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
-        before = self.family.used_s()
+        self.began_s, self.shared_s = used_s(), 0.0
         try:
             return (yield)
         finally:
-            used_ms = round(1000 * (self.family.used_s() - before))
-            self.functions[item.nodeid.partition("[")[0]] += used_ms
-            self.modules[item.nodeid.partition("::")[0]] += used_ms
+            self.modules[item.nodeid.partition("::")[0]] += max(0.0, used_s() - self.began_s)
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_fixture_setup(self, fixturedef: pytest.FixtureDef[object]) -> Generator[None, object, object]:
+        if fixturedef.scope == "function" or self.is_in_shared:
+            return (yield)
+        self.is_in_shared, before_s = True, used_s()
+        try:
+            return (yield)
+        finally:
+            self.shared_s += used_s() - before_s
+            self.is_in_shared = False
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(
+        self, item: pytest.Item, call: pytest.CallInfo[None]
+    ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+        report = yield
+        if call.when == "call":
+            cost_s = max(0.0, used_s() - self.began_s - self.shared_s)
+            self.tests[item.nodeid] += cost_s
+        return report
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        sum_s = self.family.used_s()
-        self.ended.set()
-        programs: Counter[str] = Counter()
-        for process in self.family.members.values():
-            programs[process.program[:NAME_CHARS]] += round(1000 * process.used_s)
-        terminalreporter.section(f"{sum_s:.1f} s of processor time")
-        for title, costs in (("function", self.functions), ("module", self.modules), ("program", programs)):
-            for name, used_ms in costs.most_common(self.shown):
-                terminalreporter.line(f"{used_ms / 1000:7.1f} s  {title} {name}")
+        for line in lines_about(self.modules, self.shown):
+            terminalreporter.line(line)
+
+    def pytest_sessionfinish(self) -> None:
+        if self.written_to is not None:
+            self.written_to.write_text(json.dumps({"modules": self.modules, "tests": self.tests}))
+
+
+def lines_about(modules: Mapping[str, float], shown: int) -> list[str]:
+    """Return lines that name the costliest modules."""
+    if not shown:
+        return []
+    costliest = sorted(modules.items(), key=lambda module: -module[1])[:shown]
+    head = f"{sum(modules.values()):.1f} s of processor time; the costliest modules:"
+    return [head, *(f"{cost_s:7.1f} s  {name}" for name, cost_s in costliest)]
+
+
+def main(paths: list[str]) -> None:
+    modules: dict[str, float] = defaultdict(float)
+    for path in paths:
+        for module, cost_s in json.loads(Path(path).read_text())["modules"].items():
+            modules[module] += cost_s
+    print(*lines_about(modules, SHOWN), sep="\n")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import persist
 from persist.blob import MemoryBlob
-from tests.sampling import examples
+from tests.tiers import examples
 
 QUIET = persist.Settings(background=False)
 SEALED = 8

@@ -29,7 +29,7 @@ import persist
 from persist.blob import MemoryBlob, MeteredBlob, UnreliableBlob
 from persist.read import read_snapshot
 from tests.clocks import ImpatientClock
-from tests.sampling import examples
+from tests.tiers import examples
 
 ROOT = Path(__file__).parent.parent
 KEY = {"k": pa.int64()}
@@ -683,7 +683,6 @@ def _commit_50(path: str, process: int, ready: Any, go: Any) -> None:
             orders.write([((process * 1000 + i, "a"), i, 1)]).result()
 
 
-@pytest.mark.sampled(0.34, group="processes")
 def test_two_processes_that_write_to_one_folder_at_once_lose_nothing(tmp_path: Path) -> None:
     context = multiprocessing.get_context("spawn")
     ready, go = context.Semaphore(0), context.Event()

@@ -157,7 +157,7 @@ def test_standard_sets_have_the_sizes_their_names_say() -> None:
         data_set("cdc")
 
 
-@pytest.mark.sampled(0.15, group="long")
+@pytest.mark.thorough(except_every=2)
 @pytest.mark.parametrize("data", TINY, ids=lambda data: data.name)
 def test_every_target_gets_the_same_contents(data: DataSet, tmp_path: Path) -> None:
     key = list(data.key)
@@ -189,7 +189,7 @@ def test_the_command_line_takes_every_option(tmp_path: Path, capsys: pytest.Capt
     assert "shares from 0 to 1" in capsys.readouterr().err
 
 
-@pytest.mark.sampled(0.15, group="long")
+@pytest.mark.thorough
 def test_the_benchmarks_measure_and_find_that_both_sides_agree(capsys: pytest.CaptureFixture[str]) -> None:
     assert benchmark([*MEASURED, "--rounds", "1", "--scale", "0.001", "--no-memory"]) == 0
     printed = capsys.readouterr().out

@@ -17,7 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 import persist
 from persist.settings import Tuning
-from tests.sampling import examples
+from tests.tiers import examples
 
 POLICY = Tuning(keyframe_rows_min=3, keyframe_fraction=0.1, merge_runs=3, inline_runs=4)
 SETTINGS = persist.Settings(background=False, tuning=replace(POLICY, hold_linger_s=0))

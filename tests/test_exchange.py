@@ -528,7 +528,7 @@ def test_a_partitioned_table_comes_in_with_its_partition_columns(client: persist
     assert list(copy.changes(1).updates()) == [((1, "a"), 1, -1)]
 
 
-@pytest.mark.sampled(0.15, group="long")
+@pytest.mark.thorough
 def test_more_than_the_memory_budget_goes_out_and_comes_in(tmp_path: Path) -> None:
     rows = 600_000
     budget = persist.Settings(background=False, memory_budget=16 << 20)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import persist
 from persist.blob import MemoryBlob
 from tests.clocks import ImpatientClock
-from tests.sampling import examples
+from tests.tiers import examples
 
 QUIET = persist.Settings(background=False)
 

@@ -66,7 +66,7 @@ def _put(path: Path, what: str) -> None:
             file.truncate(50 << 30)
 
 
-@pytest.mark.sampled(0.15)
+@pytest.mark.thorough(except_every=7)
 @pytest.mark.parametrize("what", ["fifo", "sparse", "folder", "loop", "link"])
 @pytest.mark.parametrize("where", ["next record", "last record", "checkpoint", "part"])
 def test_what_is_no_blob_is_named_and_neither_waited_for_nor_read(where: str, what: str, tmp_path: Path) -> None:
@@ -103,7 +103,7 @@ def test_an_open_client_does_not_hang_at_a_fifo_in_the_place_of_the_next_record(
         assert orders.snapshot().count() == 2
 
 
-@pytest.mark.sampled(0.15, group="long")
+@pytest.mark.thorough
 def test_a_record_with_very_many_fields_is_read_in_time_proportional_to_them() -> None:
     def seconds(fields: int) -> float:
         schema = CollectionSchema.of({"k": pa.int64()}, {"v": pa.string()}).to_json()

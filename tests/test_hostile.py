@@ -159,7 +159,7 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> Gate:
     return Gate(monkeypatch)
 
 
-@pytest.mark.sampled(0.34)
+@pytest.mark.thorough(except_every=3)
 @pytest.mark.parametrize("prefix", ["loc/%2e%2e/x", "a\\..\\b", "%2e%2e%2fx", "loc/...", "loc/#x", "lo c+d"])
 def test_odd_prefixes_are_taken_literally_on_the_wire(prefix: str, s3_options: dict[str, Any], gate: Gate) -> None:
     bucket = make_bucket(s3_options)
@@ -630,7 +630,6 @@ INNER = [
 ]
 
 
-@pytest.mark.sampled(0.34)
 def test_neighbours_and_nested_locations_do_not_touch_each_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -688,7 +687,6 @@ def life(folder: str, commits: int) -> None:
         gone.destroy().result()
 
 
-@pytest.mark.sampled(0.34)
 def test_neighbours_in_a_bucket_do_not_see_each_other(s3_options: dict[str, Any], gate: Gate) -> None:
     bucket = make_bucket(s3_options)
     prefixes = ["loc", "loc2", "loc/inner", "lo"]

@@ -45,7 +45,7 @@ def test_each_line_of_each_block_is_taken_where_it_stands(page: str) -> None:
         assert waiting in ([], [""]), block
 
 
-@pytest.mark.sampled(0.34, group="processes")
+@pytest.mark.thorough(except_every=3)
 @pytest.mark.parametrize("number", [n for n, block in enumerate(blocks_of("README.md")) if "SparkSession" not in block])
 def test_a_block_of_the_readme_runs_when_it_is_pasted_into_an_interactive_python(tmp_path: Path, number: int) -> None:
     done = pasted(blocks_of("README.md")[number], tmp_path)
@@ -53,7 +53,6 @@ def test_a_block_of_the_readme_runs_when_it_is_pasted_into_an_interactive_python
     assert done.stdout
 
 
-@pytest.mark.sampled(0.34, group="processes")
 def test_the_page_about_python_runs_when_it_is_pasted_into_an_interactive_python(tmp_path: Path) -> None:
     write_files(tmp_path)
     done = pasted("\n\n".join(blocks_of("docs/python.md")), tmp_path)

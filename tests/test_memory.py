@@ -88,7 +88,7 @@ def work(location: str) -> None:
     print(json.dumps(everything(location, batches(), settings)), flush=True)
 
 
-@pytest.mark.sampled(0.15, group="long")
+@pytest.mark.thorough
 @pytest.mark.skipif(sys.platform != "linux", reason="RLIMIT_DATA counts private memory on Linux only")
 @pytest.mark.timeout(290)
 def test_everything_works_within_the_budget_on_a_collection_of_twenty_times_the_budget(tmp_path: Path) -> None:

@@ -38,7 +38,7 @@ def test_the_readme_shows_frames_moments_duckdb_and_spark() -> None:
         assert word in BLOCKS[0]
 
 
-@pytest.mark.sampled(0.5)
+@pytest.mark.thorough(except_every=2)
 @pytest.mark.parametrize("number", [n for n, block in enumerate(BLOCKS) if "SparkSession" not in block])
 def test_each_block_runs_when_it_is_pasted_alone(tmp_path: Path, number: int) -> None:
     printed = run(BLOCKS[number], tmp_path)
@@ -52,7 +52,7 @@ def test_each_block_runs_when_it_is_pasted_alone(tmp_path: Path, number: int) ->
     assert expected[number] in printed
 
 
-@pytest.mark.sampled(0.08, group="processes of Spark")
+@pytest.mark.thorough
 @pytest.mark.spark
 def test_the_block_about_spark_runs_when_it_is_pasted_alone_and_again(tmp_path: Path) -> None:
     printed = [run(BLOCKS[-1], tmp_path) for _ in range(2)]

@@ -18,7 +18,7 @@ from persist.blob import MemoryBlob, UnreliableBlob
 from persist.settings import Tuning
 from tests.clocks import ImpatientClock
 from tests.model import EMPTY, Collection, Refused, changes, contents
-from tests.sampling import examples
+from tests.tiers import examples
 
 NAMES = st.sampled_from(["orders", "items"])
 TIMES = st.integers(0, 12)

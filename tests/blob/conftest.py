@@ -18,7 +18,7 @@ from tests.servers.fixtures import make_bucket
 PAGES = [f"page/{number}" for number in range(1050)]
 CROWD = [*PAGES, "page.", "pag/e", "page0", "pages/1"]
 # Both kinds that need a server speak to the same one: s3 stands for them in a sample.
-FSSPEC = pytest.param("fsspec", marks=pytest.mark.sampled(0.2))
+FSSPEC = pytest.param("fsspec", marks=pytest.mark.thorough)
 # Stores behind fsspec that have servers of their own, where these are installed.
 CLOUDS = {"azure": "abfs://box", "gcs": "gs://box"}
 KINDS = ("memory", *filter(None, WRAPPERS), "cached-folder", "file", "s3", FSSPEC, *CLOUDS)

@@ -93,7 +93,7 @@ def test_an_empty_value_is_a_value(blob: Blob) -> None:
     assert [(entry.key, entry.bytes) for entry in blob.list("")] == [("empty", 0)]
 
 
-@pytest.mark.sampled(0.25)
+@pytest.mark.thorough(except_every=4)
 def test_values_of_64_mib_are_stored_whole(blob: Blob) -> None:
     value = random.Random(64).randbytes(64 << 20)
     assert blob.create("large", value)
@@ -104,7 +104,7 @@ def test_values_of_64_mib_are_stored_whole(blob: Blob) -> None:
     assert blob.get("large") == value[::-1]
 
 
-@pytest.mark.sampled(0.34)
+@pytest.mark.thorough(except_every=3)
 @pytest.mark.parametrize(
     ("start", "end"),
     [(0, 10), (0, 4), (3, 7), (9, 10), (8, 12), (0, 0), (4, 4), (10, 11), (10, 10), (99, 120)],
@@ -151,7 +151,7 @@ def test_odd_characters_in_keys_are_kept_apart_and_listed_as_they_are(blob: Blob
     assert keys_of(blob) == []
 
 
-@pytest.mark.sampled(0.34)
+@pytest.mark.thorough(except_every=3)
 @pytest.mark.parametrize(
     "key",
     ["", "/a", "a/", "a//b", ".", "a/../b", "a\nb", "a\0b", "\ud800", "x" * 201, "a/" * 500 + "a", ".tmp-a"],

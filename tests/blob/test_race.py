@@ -70,7 +70,7 @@ def watch(blob: Blob, keys: list[str], is_over: threading.Event) -> int:
     return reads
 
 
-@pytest.mark.sampled(0.2)
+@pytest.mark.thorough(except_every=5)
 @pytest.mark.timeout(300)
 def test_each_key_has_exactly_one_winner_and_no_reader_sees_part_of_its_value(place: Place, blob: Blob) -> None:
     processes = PROCESSES if place.is_shared else 0

@@ -62,7 +62,7 @@ def everything_shown(error: BaseException) -> list[str]:
     return [str(error), repr(error), repr(error.args), "".join(traceback.format_exception(error))]
 
 
-@pytest.mark.sampled(0.34)
+@pytest.mark.thorough(except_every=3)
 @pytest.mark.parametrize("trouble", Trouble)
 def test_no_error_log_line_or_repr_shows_a_credential(trouble: Trouble, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG, logger="persist")
@@ -141,7 +141,7 @@ ENCRYPTIONS: list[tuple[dict[str, Any], dict[str, str]]] = [
 ]
 
 
-@pytest.mark.sampled(0.34)
+@pytest.mark.thorough(except_every=3)
 @pytest.mark.parametrize(("options", "sent"), ENCRYPTIONS)
 @pytest.mark.parametrize("size", [0, 5, 20 << 20])
 def test_encryption_goes_with_every_put(options: dict[str, Any], sent: dict[str, str], size: int) -> None:
@@ -233,7 +233,7 @@ def test_a_listing_out_of_order_or_that_goes_round_is_refused() -> None:
 ESCAPES = ["../outside", "a/../../outside", "/etc/passwd", "a//b", "./a", "a/.", "..", "a\0b", "a\r\nHost: b", "\ud800"]
 
 
-@pytest.mark.sampled(0.34)
+@pytest.mark.thorough(except_every=3)
 @pytest.mark.parametrize("key", ESCAPES)
 @pytest.mark.parametrize("kind", ["folder", "s3", "cached"])
 def test_a_key_that_could_escape_is_refused_by_every_call_before_anything_is_sent(

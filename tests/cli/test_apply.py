@@ -9,7 +9,6 @@ import pytest
 import persist
 from persist.cli.main import main
 
-pytestmark = pytest.mark.sampled(0.5)
 Printed = pytest.CaptureFixture[str]
 PAID = "SELECT id, amount FROM orders WHERE status = 'paid'"
 

@@ -89,7 +89,7 @@ class Oracle:
         return {update: n for update, n in sums.items() if n}
 
 
-@pytest.mark.sampled(0.5)
+@pytest.mark.thorough(except_every=2)
 @pytest.mark.parametrize("seed", range(2))
 def test_every_readable_time_reads_the_same_whatever_was_compacted(seed: int) -> None:
     chance, oracle, current = random.Random(seed), Oracle(), dict[int, str]()

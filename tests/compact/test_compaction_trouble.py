@@ -181,7 +181,7 @@ DEEDS: dict[str, Callable[[persist.Collection], Any]] = {
 }
 
 
-@pytest.mark.sampled(0.25)
+@pytest.mark.thorough(except_every=4)
 @pytest.mark.parametrize("deed", DEEDS)
 @pytest.mark.parametrize(
     ("kind", "n", "how"),
@@ -270,8 +270,7 @@ def test_a_merge_that_would_overflow_is_not_done_and_nothing_is_lost() -> None:
         assert dict(c.snapshot(2, form="diff").rows()) == {(1, "x"): 2**62, (2, "y"): 3}
 
 
-@pytest.mark.sampled(0.34)
-@pytest.mark.sampled(0.5)
+@pytest.mark.thorough(except_every=5)
 @pytest.mark.parametrize("how", [policy, every_key_a_part])
 @pytest.mark.parametrize(
     ("key", "records"),

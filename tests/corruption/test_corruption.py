@@ -49,7 +49,7 @@ from tests.corruption.location import (
 )
 from tests.golden.kinds import POLICY
 
-pytestmark = pytest.mark.sampled(0.15)
+pytestmark = pytest.mark.thorough(except_every=7)
 
 SCALE = int(os.environ.get("PERSIST_CORRUPTIONS", "1"))
 LARGE_BYTES = 4096  # From here on bits are sampled instead of flipping each.

@@ -12,7 +12,7 @@ from persist.dataflow.updates.batch import HASH_VERSION, key_hashes, mixed, mixe
 from persist.dataflow.updates.times import Ints
 from tests.dataflow.programs import OPERATORS
 from tests.dataflow.test_oracle import NAMES, compare
-from tests.sampling import examples
+from tests.tiers import examples
 
 WORDS = [[0, 1, -1, 2**62, -(2**63)], [0, 5, 5, -7, 3]]
 # What version 1 gives, of both rows and of the first one. A change of the hash is another version, with other numbers.
@@ -58,7 +58,7 @@ def test_the_hash_of_these_tests_collides() -> None:
     assert len(np.unique(key_hashes(keys))) <= 4
 
 
-@pytest.mark.sampled(0.3)
+@pytest.mark.thorough(except_every=3)
 @pytest.mark.usefixtures("_collisions")
 @pytest.mark.parametrize("which", range(len(OPERATORS)), ids=[f"{at}-{name}" for at, name in enumerate(NAMES)])
 @settings(max_examples=examples(15), suppress_health_check=[HealthCheck.function_scoped_fixture])

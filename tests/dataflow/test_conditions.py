@@ -16,7 +16,7 @@ from persist.dataflow.operators.conditions import conjuncts, on_words
 from persist.dataflow.operators.linear import Frame, compiled
 from persist.dataflow.updates.times import Ints
 from persist.dataflow.updates.words import Domain
-from tests.sampling import examples
+from tests.tiers import examples
 
 KINDS = {
     "a": pa.int64(),

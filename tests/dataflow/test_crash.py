@@ -40,7 +40,7 @@ def total(client: persist.Client) -> list[dict[str, int]]:
     return rows
 
 
-@pytest.mark.sampled(0.15, group="long")
+@pytest.mark.thorough
 def test_two_copies_killed_again_and_again_lose_and_double_nothing(copies: Copies, tmp_path: Path) -> None:
     chance = random.Random(11)
     with persist.open(FileBlob(tmp_path, fsync=False)) as client:

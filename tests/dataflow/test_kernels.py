@@ -225,7 +225,7 @@ def test_an_insertion_into_a_large_spine_does_a_bounded_amount_of_work() -> None
         module.advanced = original
 
 
-@pytest.mark.sampled(0.15, group="long")
+@pytest.mark.thorough
 def test_batches_beyond_the_budget_are_in_files_that_go_away(tmp_path: Any) -> None:
     spill = Spill(1 << 20, str(tmp_path))
     spine = Spine(LAYOUT, spill.allocate)

@@ -19,7 +19,7 @@ from persist.dataflow.updates.times import Ints
 from persist.dataflow.updates.words import Domain
 from tests.dataflow.programs import OPERATORS
 from tests.dataflow.test_oracle import compare
-from tests.sampling import examples
+from tests.tiers import examples
 
 RANKED = ("operator", "first_two", "upserted", "all_in_one")  # Those of `grouped` are called operator.
 CASES = [at for at, (_, each) in enumerate(OPERATORS) if each.__name__ in RANKED]

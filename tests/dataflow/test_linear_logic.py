@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 import persist
 from persist.dataflow import Linear, Logic, Program, Stream, col
 from tests.dataflow.schedule import updates_strategy
-from tests.sampling import examples
+from tests.tiers import examples
 
 KV = {"k": pa.int64(), "v": pa.int64()}
 EACH = [

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from persist.dataflow import Captured, Program, Stream, WindowFunction, col
 from persist.dataflow.updates.words import Domain, ranks
-from tests.sampling import examples
+from tests.tiers import examples
 
 POINT = pa.struct({"x": pa.int64(), "name": pa.string()})
 numbers = st.one_of(st.none(), st.integers(-1, 2))

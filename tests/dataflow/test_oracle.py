@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tests.dataflow.oracle import updates_of
 from tests.dataflow.programs import OPERATORS, build
 from tests.dataflow.schedule import captured, complete, drive, updates_strategy
-from tests.sampling import examples
+from tests.tiers import examples
 
 NAMES = [operator.__name__ for _, operator in OPERATORS]
 
@@ -37,7 +37,7 @@ def without_plain_python(patch: pytest.MonkeyPatch) -> None:
         patch.setattr(f"persist.dataflow.{each}", 0)
 
 
-@pytest.mark.sampled(0.34)
+@pytest.mark.thorough(except_every=3)
 @pytest.mark.parametrize("dimensions", [1, 2, 3])
 @pytest.mark.parametrize("which", range(len(OPERATORS)), ids=[f"{at}-{name}" for at, name in enumerate(NAMES)])
 @settings(max_examples=examples(25))

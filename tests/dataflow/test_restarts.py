@@ -15,7 +15,7 @@ from persist.dataflow import Program, Stream
 from tests.dataflow import programs
 from tests.dataflow.oracle import at, updates_of
 from tests.dataflow.programs import OPERATORS, build
-from tests.sampling import examples
+from tests.tiers import examples
 
 TIMES = 6
 RECORDS = st.tuples(st.one_of(st.none(), st.integers(0, 3)), st.one_of(st.none(), st.integers(0, 3)))

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from persist.dataflow.updates.texts import FEW, LANES_BYTES, Given, Texts, tag_of
 from persist.dataflow.updates.words import NULL, Domain
-from tests.sampling import examples
+from tests.tiers import examples
 
 KINDS = [pa.string(), pa.large_string(), pa.binary(), pa.large_binary()]
 lengths = st.one_of(st.integers(0, 20), st.sampled_from([64, LANES_BYTES - 1, LANES_BYTES, LANES_BYTES + 1, 600]))

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from persist.dataflow.expressions.sql_numbers import joined_limbs
 from persist.dataflow.operators.aggregates import FIRST_LIMB, exact_sums, small_sums
 from persist.dataflow.updates.words import NULL, Domain, ranks
-from tests.sampling import examples
+from tests.tiers import examples
 
 KIND = pa.decimal128(38, 3)
 EXACT = Context(prec=76)

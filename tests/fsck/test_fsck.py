@@ -265,7 +265,7 @@ DAMAGES: dict[Callable[[Blob, str, str], None], str] = {
 }
 
 
-@pytest.mark.sampled(0.25)
+@pytest.mark.thorough(except_every=4)
 @pytest.mark.parametrize("damage", DAMAGES, ids=lambda damage: damage.__name__)
 @pytest.mark.parametrize("prefix", ["log/", "checkpoint/", "state/", "list/", "part/"])
 def test_damage_is_found_named_and_classified(
@@ -388,7 +388,7 @@ def test_without_records_a_truncated_location_with_no_readable_checkpoint_says_w
 # What has the right checksum and is wrong.
 
 
-@pytest.mark.sampled(0.34)
+@pytest.mark.thorough(except_every=3)
 @pytest.mark.parametrize(
     ("member", "value"),
     [
@@ -455,7 +455,7 @@ def bad_part(table: pa.Table, schema: Any) -> tuple[bytes, Part]:
     return data, part
 
 
-@pytest.mark.sampled(0.34)
+@pytest.mark.thorough(except_every=3)
 @pytest.mark.parametrize(
     ("kind", "updates"),
     [
@@ -830,7 +830,7 @@ def broken_in_the_middle(blob: Blob) -> list[str]:
 BREAKS = [broken_at_the_end, broken_before_the_end, broken_state, missing_state, broken_in_the_middle]
 
 
-@pytest.mark.sampled(0.34)
+@pytest.mark.thorough(except_every=3)
 @pytest.mark.parametrize("breaks", BREAKS, ids=lambda breaks: breaks.__name__)
 def test_bad_checkpoints_are_made_again_from_the_log(dated: DatedBlob, breaks: Callable[[Blob], list[str]]) -> None:
     busy(dated, 13)

@@ -13,7 +13,7 @@ from persist.codecs import CollectionSchema, small_updates, to_updates
 from persist.codecs.types.codec import BUILT_IN
 from persist.errors import Corruption, PersistError
 from tests.codecs.strategies import arrays
-from tests.sampling import examples
+from tests.tiers import examples
 
 QUICK = settings(max_examples=examples(100))
 

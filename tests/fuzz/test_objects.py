@@ -23,7 +23,7 @@ from persist.log import Record, decode_framed
 from persist.replica import StateObject
 from tests.corruption.location import FOLDERS, Blobs, blobs_of, of_folder
 from tests.golden.kinds import SETTINGS
-from tests.sampling import examples
+from tests.tiers import examples
 
 SCALE = int(os.environ.get("PERSIST_FUZZ", "1"))
 SEED = int(os.environ.get("PERSIST_FUZZ_SEED", "0"))
@@ -160,7 +160,7 @@ def write(blob: MemoryBlob) -> None:
         client.gc()
 
 
-@pytest.mark.sampled(0.2, group="fuzz")
+@pytest.mark.thorough(except_every=5)
 @pytest.mark.timeout(1200)  # It reads hundreds of locations, all of them in a release.
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_changed_object_is_understood_or_refused(kind: str, caplog: pytest.LogCaptureFixture) -> None:
@@ -251,7 +251,7 @@ BOMBS = {
 OBJECT_FACTOR = 32  # What Python makes of JSON that consists of nothing but empty objects or one-letter names.
 
 
-@pytest.mark.sampled(0.25)
+@pytest.mark.thorough(except_every=4)
 @pytest.mark.parametrize("bomb", BOMBS)
 def test_an_object_takes_memory_in_proportion_to_its_length(bomb: str) -> None:
     body = BOMBS[bomb]

@@ -74,7 +74,7 @@ class Load:
                     self.outcomes[what] = type(error).__name__
 
 
-@pytest.mark.sampled(0.3)
+@pytest.mark.thorough(except_every=2)
 @pytest.mark.parametrize("kills", [1, 3])
 def test_what_was_acknowledged_through_a_killed_server_is_there_once(tmp_path: Path, kills: int) -> None:
     with persist.open(tmp_path, settings=QUIET) as client:

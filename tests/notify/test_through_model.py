@@ -7,9 +7,9 @@ from hypothesis.stateful import precondition, rule
 import persist
 from tests.clocks import ImpatientClock
 from tests.notify.line import Line
-from tests.sampling import examples
 from tests.stepped import Stepped
 from tests.test_state_machine import CLIENTS, TwoClients, small_policy
+from tests.tiers import examples
 
 QUIET = persist.Settings(background=False, tuning=small_policy())
 

@@ -22,7 +22,7 @@ from persist.read import PartReader
 from tests.codecs.oracle import sort_key
 from tests.codecs.strategies import python_values
 from tests.keyframes import add_keyframe, snapshots
-from tests.sampling import examples
+from tests.tiers import examples
 
 NAN, INF = math.nan, math.inf
 Update = tuple[tuple[int, tuple[Any, Any]], int, int]

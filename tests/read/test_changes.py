@@ -12,7 +12,7 @@ import persist
 import persist.read.changes
 from persist.blob import MemoryBlob
 from persist.codecs import consolidate
-from tests.sampling import examples
+from tests.tiers import examples
 
 VALUES = st.tuples(st.sampled_from(["", "a", "ab", None]), st.sampled_from([0.0, -0.0, float("nan"), 1.5, None]))
 UPDATES = st.lists(

@@ -99,7 +99,7 @@ PREDICATES = [
 ]
 
 
-@pytest.mark.sampled(0.25)
+@pytest.mark.thorough(except_every=4)
 @pytest.mark.parametrize("predicate", PREDICATES, ids=str)
 @pytest.mark.parametrize("form", ["rows", "diff", "changes"])
 def test_a_lazy_frame_gives_what_the_whole_frame_gives(

@@ -29,7 +29,7 @@ from persist.read.part_caches import decoded_rows
 from tests.codecs.oracle import plain_values, sort_key, sort_keys
 from tests.codecs.strategies import python_values
 from tests.keyframes import add_keyframe, snapshots
-from tests.sampling import examples
+from tests.tiers import examples
 
 NAN = math.nan
 KEYS: list[tuple[pa.DataType, ...]] = [(t,) for t in (pa.int64(), pa.uint8(), pa.string(), pa.float64(), pa.bool_())]
@@ -191,7 +191,7 @@ def scattered(kind: str) -> pa.Table:
             return pa.table({"a": pa.array(numbers % 5).cast(pa.int8()), "b": [f"{n}" for n in numbers.tolist()]})
 
 
-@pytest.mark.sampled(0.25)
+@pytest.mark.thorough(except_every=4)
 @pytest.mark.parametrize(
     "kind", ["int", "uint64", "string", "float with NULL and NaN", "decimal", "timestamp[s]", "composite"]
 )

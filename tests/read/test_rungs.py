@@ -16,7 +16,7 @@ from persist.read import Lookup, Wanted, snapshot_scan
 from persist.read.lookup import without_diffs
 from persist.read.newest import by_age
 from persist.read.rungs import Rung
-from tests.sampling import examples
+from tests.tiers import examples
 
 QUIET = persist.Settings(background=False)
 KEYS: dict[str, Any] = {

@@ -10,7 +10,7 @@ from persist.blob import MemoryBlob
 from persist.read import PartReader, changes_scan
 from persist.read.part_reader import WHOLE_BYTES_MAX
 from tests.keyframes import add_keyframe, snapshots
-from tests.sampling import examples
+from tests.tiers import examples
 
 LENGTHS = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 40), st.integers(1, 30)), min_size=1, max_size=12)
 

@@ -24,7 +24,7 @@ from persist.codecs import MappedRows, mapped_file
 from persist.codecs.part.mapped import CHUNK_BYTES
 from persist.read import SpilledRows
 from tests.codecs.strategies import python_values
-from tests.sampling import examples
+from tests.tiers import examples
 
 ROWS = 40_000
 VALUE = {"a": pa.int64(), "text": pa.string(), "maybe": pa.float64(), "flag": pa.bool_(), "tags": pa.list_(pa.int8())}
@@ -172,7 +172,7 @@ def a_folder(path: Path, chance: random.Random) -> None:
 DAMAGES = [flipped, cut, lengthened, emptied, exchanged, a_pipe, a_link, a_folder]
 
 
-@pytest.mark.sampled(0.34)
+@pytest.mark.thorough(except_every=3)
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_damaged_files_are_noticed_and_passed_over(
     tmp_path: Path, damage: Callable[[Path, random.Random], None]

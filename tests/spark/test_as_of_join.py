@@ -37,7 +37,6 @@ def path(tmp_path: Path) -> str:
     return path
 
 
-@pytest.mark.sampled(0.5)
 def test_it_finds_what_the_same_join_in_python_finds(spark: SparkSession, path: str) -> None:
     rows = [(n, (n * 37) % 4100, n % 11, f"row {n}") for n in range(3000)]
     frame = spark.createDataFrame(
@@ -88,7 +87,6 @@ def test_what_does_not_fit_is_told_before_any_task(
         persist.spark.as_of_join(frame, path, "prices", **options)
 
 
-@pytest.mark.sampled(0.5)
 def test_a_time_that_is_not_sealed_fails_the_query(spark: SparkSession, path: str) -> None:
     frame = spark.sql("SELECT 2L AS k, 99L AS at")
     with pytest.raises(PySparkException, match="as_of=99 is not before upper"):

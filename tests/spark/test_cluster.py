@@ -103,13 +103,13 @@ def as_written(first: int, last: int, at: int) -> list[tuple[Any, ...]]:
     return sorted((k, text(k), at, 1) for k in range(first, last))
 
 
-@pytest.mark.sampled(0.08, group="processes of Spark")
+@pytest.mark.thorough
 def test_tasks_have_the_library_from_the_wheel(driver: Driver, wheel_python: Path) -> None:
     [found] = driver.call("where")
     assert Path(found).is_relative_to(wheel_python.parent.parent)
 
 
-@pytest.mark.sampled(0.08, group="processes of Spark")
+@pytest.mark.thorough
 @pytest.mark.parametrize("place", ["folder", "s3"], indirect=True)
 def test_a_cluster_writes_reads_and_compacts_as_one_process_does(
     cluster: Cluster, driver: Driver, place: Place
@@ -141,7 +141,7 @@ def test_a_cluster_writes_reads_and_compacts_as_one_process_does(
     check_clean(place)
 
 
-@pytest.mark.sampled(0.08, group="processes of Spark")
+@pytest.mark.thorough
 @pytest.mark.parametrize("place", ["folder", "s3"], indirect=True)
 def test_a_write_ends_right_though_a_worker_is_killed_in_the_middle_of_it(
     cluster: Cluster, driver: Driver, place: Place, tmp_path: Path
@@ -158,7 +158,7 @@ def test_a_write_ends_right_though_a_worker_is_killed_in_the_middle_of_it(
     check_clean(place)
 
 
-@pytest.mark.sampled(0.08, group="processes of Spark")
+@pytest.mark.thorough
 @pytest.mark.parametrize("place", ["s3"], indirect=True)
 def test_a_read_ends_right_though_a_worker_is_killed_in_the_middle_of_it(
     cluster: Cluster, driver: Driver, place: Place, tmp_path: Path
@@ -169,7 +169,7 @@ def test_a_read_ends_right_though_a_worker_is_killed_in_the_middle_of_it(
     check_clean(place)
 
 
-@pytest.mark.sampled(0.08, group="processes of Spark")
+@pytest.mark.thorough
 @pytest.mark.parametrize("place", ["s3"], indirect=True)
 def test_a_task_that_runs_twice_at_once_counts_once(
     cluster: Cluster, driver: Driver, place: Place, tmp_path: Path
@@ -183,7 +183,7 @@ def test_a_task_that_runs_twice_at_once_counts_once(
     check_clean(place)
 
 
-@pytest.mark.sampled(0.08, group="processes of Spark")
+@pytest.mark.thorough
 @pytest.mark.parametrize("place", ["folder", "s3"], indirect=True)
 def test_a_step_ends_right_though_a_worker_is_killed_in_the_middle_of_it(
     cluster: Cluster, driver: Driver, place: Place, tmp_path: Path

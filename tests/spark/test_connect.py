@@ -18,7 +18,7 @@ def client(tmp_path_factory: pytest.TempPathFactory, wheel_python: Path) -> Iter
         yield client
 
 
-@pytest.mark.sampled(0.08, group="processes of Spark")
+@pytest.mark.thorough
 def test_a_client_of_spark_connect_writes_reads_and_compacts(client: Driver, tmp_path: Path) -> None:
     location, storage = str(tmp_path), dict[str, str]()
     with persist.open(location) as other:
@@ -48,7 +48,7 @@ def test_a_client_of_spark_connect_writes_reads_and_compacts(client: Driver, tmp
         assert "nobody" in message
 
 
-@pytest.mark.sampled(0.08, group="processes of Spark")
+@pytest.mark.thorough
 def test_a_client_of_spark_connect_steps_a_view(client: Driver, tmp_path: Path) -> None:
     location, storage = str(tmp_path), dict[str, str]()
     with persist.open(location) as other:

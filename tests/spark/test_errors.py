@@ -13,7 +13,7 @@ SNAPSHOT = {"collection": "orders"}
 ROWS = "id long, status string, amount double"
 
 
-@pytest.mark.sampled(0.25)
+@pytest.mark.thorough(except_every=4)
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -56,7 +56,7 @@ def test_a_damaged_part_is_named(spark: SparkSession, location: str) -> None:
 UPDATES = "id long, status string, amount double, _time long, _diff long"
 
 
-@pytest.mark.sampled(0.25)
+@pytest.mark.thorough(except_every=4)
 @pytest.mark.parametrize(
     ("schema", "rows", "options", "message"),
     [

@@ -36,7 +36,7 @@ def updates(path: str, name: str = "ms") -> list[tuple[int, int, int]]:
         return sorted((key, time, diff) for (key, _), time, diff in collection.changes(0).updates())
 
 
-@pytest.mark.sampled(0.5)
+@pytest.mark.thorough(except_every=2)
 @pytest.mark.parametrize("way", ["write", "format"])
 def test_times_and_seals_of_a_write_are_moments(spark: SparkSession, path: str, way: str) -> None:
     def write(frame: Any, mode: Any = "append", **options: Any) -> None:
@@ -86,7 +86,7 @@ def test_a_timestamp_is_no_time_where_there_is_no_timeline(spark: SparkSession, 
         persist.spark.write(frame.withColumn("_time", F.lit(NOON).cast("timestamp_ntz")), path, "ms")
 
 
-@pytest.mark.sampled(0.25)
+@pytest.mark.thorough(except_every=4)
 @pytest.mark.parametrize("unit", ["ms", "ns"])
 @pytest.mark.parametrize("native", [None, False])
 def test_times_come_as_timestamps_when_that_is_asked_for(
@@ -109,7 +109,6 @@ def test_times_come_as_timestamps_when_that_is_asked_for(
     assert times == {NOON_MS * (1 if unit == "ms" else 10**6)}
 
 
-@pytest.mark.sampled(0.5)
 def test_a_stream_of_timestamps_goes_to_a_collection_with_another_unit(
     spark: SparkSession, path: str, tmp_path: Path
 ) -> None:
@@ -124,7 +123,6 @@ def test_a_stream_of_timestamps_goes_to_a_collection_with_another_unit(
     assert updates(path, "ns") == [(1, NOON_MS * 10**6, 1)]
 
 
-@pytest.mark.sampled(0.5)
 def test_event_times_of_a_stream_count_in_the_unit_of_the_timeline(
     spark: SparkSession, path: str, tmp_path: Path
 ) -> None:

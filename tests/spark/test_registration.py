@@ -43,7 +43,7 @@ for name, read in {
 """
 
 
-@pytest.mark.sampled(0.08, group="processes of Spark")
+@pytest.mark.thorough
 @pytest.mark.spark
 def test_functions_that_fall_back_to_the_data_source_need_no_registration(tmp_path: Path) -> None:
     """In an editable install, away from the checkout; each in a session that has registered nothing."""

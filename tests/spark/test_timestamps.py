@@ -79,7 +79,7 @@ def check(frame: DataFrame, *, keys: tuple[int, ...] = (-1, 0, 1), local: dt.dat
     assert found <= wanted | {expected(k, FIRST) for k in keys}
 
 
-@pytest.mark.sampled(0.34, group="timestamps of Spark")
+@pytest.mark.thorough(except_every=2)
 def test_every_way_of_reading_a_collection_keeps_its_timestamps(session: SparkSession, path: str) -> None:
     source = session.read.format("persist").option("collection", "times")
     check(source.load(path))
@@ -116,7 +116,7 @@ def streamed(session: SparkSession, path: str, checkpoint: Path, **options: Any)
     session.catalog.dropTempView(name)
 
 
-@pytest.mark.sampled(0.34, group="timestamps of Spark")
+@pytest.mark.thorough(except_every=2)
 def test_streams_keep_timestamps_on_their_way_out_and_in(session: SparkSession, path: str, tmp_path: Path) -> None:
     for frame in streamed(session, path, tmp_path / "read", form="changes", **{"from": 0}):
         check(frame)
@@ -136,7 +136,7 @@ def test_streams_keep_timestamps_on_their_way_out_and_in(session: SparkSession, 
         assert sorted(map(str, copy.to_pylist())) == sorted(map(str, times.to_pylist()))
 
 
-@pytest.mark.sampled(0.34, group="timestamps of Spark")
+@pytest.mark.thorough(except_every=2)
 def test_written_rows_keep_their_timestamps_and_kinds_are_not_mixed_up(
     session: SparkSession, path: str, tmp_path: Path
 ) -> None:

@@ -40,7 +40,7 @@ for call in (
 """
 
 
-@pytest.mark.sampled(0.08, group="processes of Spark")
+@pytest.mark.thorough
 @pytest.mark.spark
 def test_each_function_says_which_python_workers_run_and_what_to_set(tmp_path: Path) -> None:
     other = tmp_path / "other" / "bin" / "python"

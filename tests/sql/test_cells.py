@@ -144,7 +144,7 @@ def test_every_function_operator_and_cast_that_views_accept_is_right_whatever_th
     assert not missing, f"no expression of {sorted(missing)} is in the table: give them values in tests/sql/values.py"
 
 
-@pytest.mark.sampled(0.1)
+@pytest.mark.thorough(except_every=10)
 @pytest.mark.parametrize("part", range(PARTS))
 def test_all_names_and_more_values_are_right(part: int) -> None:
     _checked(_EVERY[part::PARTS], f"memory://cells{part}")

@@ -15,8 +15,8 @@ from persist.settings import Tuning
 from persist.sql import open_together
 from tests.copies import Copies
 from tests.dataflow.ledger import Bank
-from tests.sampling import examples
 from tests.sql.ledger import VIEWS, check, views_of
+from tests.tiers import examples
 
 KILLS = examples(6)
 

@@ -11,8 +11,8 @@ import pyarrow as pa
 import pytest
 
 import persist
-from tests.sampling import examples
 from tests.sql.oracle import comparable
+from tests.tiers import examples
 
 START = 1_767_225_600  # 2026-01-01T00:00Z, in seconds.
 MOMENTS = [

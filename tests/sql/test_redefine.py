@@ -13,7 +13,7 @@ import persist
 from persist import View
 from persist.collection import Collection
 from persist.sql import open_together
-from tests.sampling import examples
+from tests.tiers import examples
 
 SUMS = "SELECT k, sum(n) AS total FROM facts GROUP BY k"
 LARGE = "SELECT k, sum(n) AS total FROM facts WHERE n > 1 GROUP BY k"

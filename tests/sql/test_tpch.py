@@ -10,9 +10,9 @@ from persist.codecs import CollectionSchema
 from persist.dataflow import Program, Stream
 from persist.sql.compile import planned
 from persist.sql.lower import Lowering
-from tests.sampling import examples
 from tests.sql.oracle import Row, comparable, multiset
 from tests.sql.tpch import QUERIES, Refreshes, generated
+from tests.tiers import examples
 
 SCALE = 0.002
 REFRESHES = examples(5)
@@ -27,7 +27,7 @@ def test_all_queries_of_tpch_are_there() -> None:
     assert list(QUERIES) == [f"q{n}" for n in range(1, 23)]
 
 
-@pytest.mark.sampled(0.2)
+@pytest.mark.thorough(except_every=5)
 @pytest.mark.parametrize("name", list(QUERIES))
 def test_a_query_of_tpch_has_the_answer_of_duckdb_after_each_refresh(name: str, tables: dict[str, pa.Table]) -> None:
     sql, changing = QUERIES[name], Refreshes(tables, seed=int(name[1:]))

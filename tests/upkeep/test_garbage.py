@@ -220,7 +220,7 @@ def truncated_while_asleep(dated: DatedBlob, client: persist.Client, c: persist.
     assert client.engine.follower.state.control.log_floor > 500
 
 
-@pytest.mark.sampled(0.34)
+@pytest.mark.thorough(except_every=2)
 @pytest.mark.parametrize("mode", ["read", "shared"])
 def test_a_reader_that_was_asleep_across_a_truncation_goes_on_from_the_newest_checkpoint(
     dated: DatedBlob, mode: Literal["read", "shared"]

@@ -129,7 +129,7 @@ def check_found(client: persist.Client, told: list[str]) -> None:
     assert client.fsck().is_clean
 
 
-@pytest.mark.sampled(1 / 12)
+@pytest.mark.thorough(except_every=12)
 @pytest.mark.parametrize("policy", ["seal", "background"])
 @pytest.mark.parametrize("is_after", [False, True], ids=["before", "after"])
 @pytest.mark.parametrize("first", range(EACH))

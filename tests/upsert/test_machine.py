@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 import persist
 from persist.blob import MemoryBlob
 from persist.settings import Tuning
-from tests.sampling import examples
+from tests.tiers import examples
 from tests.upsert.model import Event, resolved
 
 POLICY = Tuning(keyframe_rows_min=3, keyframe_fraction=0.1, merge_runs=3, inline_runs=4)

@@ -29,7 +29,7 @@ def made(client: persist.Client) -> dict[str, persist.Collection]:
     return {**found, "log": client.create_or_load("log", key={"k": int}, value={"v": str})}
 
 
-@pytest.mark.sampled(1 / 3)
+@pytest.mark.thorough(except_every=3)
 @pytest.mark.parametrize("seed", range(60))
 def test_blocks_of_two_clients_do_what_the_model_does(seed: int) -> None:
     rng, store = random.Random(seed), MemoryBlob(f"multi-{seed}")
@@ -122,7 +122,7 @@ def _told(client: persist.Client, acknowledged: list[str]) -> None:
         acknowledged.append(token)
 
 
-@pytest.mark.sampled(1 / 4)
+@pytest.mark.thorough(except_every=4)
 @pytest.mark.parametrize("is_after", [False, True], ids=["before", "after"])
 @pytest.mark.parametrize("first", range(2))
 def test_a_block_of_a_client_that_dies_at_any_step_is_there_whole_or_not_at_all(is_after: bool, first: int) -> None:

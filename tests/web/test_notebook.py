@@ -71,7 +71,6 @@ for cell in json.load(open(sys.argv[1]))["cells"]:
 """
 
 
-@pytest.mark.sampled(0.34)
 def test_each_cell_of_the_example_runs(tmp_path: Path) -> None:
     path = ROOT / "examples" / "through_time.ipynb"
     done = subprocess.run([sys.executable, "-c", RUN, str(path)], cwd=tmp_path, capture_output=True, text=True)
@@ -102,7 +101,6 @@ document.body.dataset.busy = "no";
 </script>"""
 
 
-@pytest.mark.sampled(0.34)
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium was found: apt-get install chromium")
 def test_a_slider_is_drawn_with_names_as_text_and_tells_what_was_chosen(client: persist.Client, tmp_path: Path) -> None:
     assert CHROMIUM is not None

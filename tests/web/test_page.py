@@ -11,7 +11,6 @@ from tests.web.places import NASTY, add_views, fill, shown
 
 CHROMIUM = find_chromium()
 pytestmark = [
-    pytest.mark.sampled(0.34),
     pytest.mark.skipif(CHROMIUM is None, reason="no Chromium was found: apt-get install chromium"),
 ]
 

@@ -16,7 +16,7 @@ from persist.codecs import CollectionSchema, decode_part, encode_with_rows, to_u
 from persist.write import HandOver
 from persist.write.hand_over import COLUMN_BYTES, PARTS_MAX
 from tests.codecs.strategies import python_values
-from tests.sampling import examples
+from tests.tiers import examples
 
 QUIET = persist.Settings(background=False)
 KEY, VALUE = {"k": pa.int64()}, {"v": pa.string()}

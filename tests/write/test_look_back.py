@@ -23,7 +23,7 @@ from tests.servers.fixtures import make_bucket
 from tests.stepped import Stepped
 from tests.tuned import tuned
 
-KINDS = ("memory", "far", "file", "all", "cached-folder", "s3", pytest.param("fsspec", marks=pytest.mark.sampled(0.2)))
+KINDS = ("memory", "far", "file", "all", "cached-folder", "s3", pytest.param("fsspec", marks=pytest.mark.thorough))
 LOCAL = "grpc://127.0.0.1:0"
 
 

@@ -178,7 +178,7 @@ def test_writes_of_another_thread_are_finished_too(folder: Path) -> None:
     assert rows(folder) == 10
 
 
-@pytest.mark.sampled(0.34)
+@pytest.mark.thorough(except_every=3)
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
 def test_a_child_of_multiprocessing_finishes_what_it_wrote(method: str, folder: Path) -> None:
     done = run(
@@ -228,7 +228,6 @@ def test_a_forked_child_leaves_its_parents_client_alone_and_is_told_so(folder: P
     assert rows(folder) == 1
 
 
-@pytest.mark.sampled(0.34, group="processes")
 def test_a_forked_child_that_ends_while_its_parent_is_busy_neither_hangs_nor_commits(folder: Path) -> None:
     done = run(
         "client, orders = opened(Slow(HERE)); Slow.seconds = 0.01\n"

@@ -47,7 +47,7 @@ def updates(value: dict[str, pa.DataType], times: list[int], diffs: list[int]) -
     return pa.table({**columns, "_time": times, "_diff": diffs})
 
 
-@pytest.mark.sampled(0.09)
+@pytest.mark.thorough(except_every=11)
 @pytest.mark.parametrize("shape", [flat, struct, deep])
 @pytest.mark.parametrize("width", [1, 1_000, 1_022, 1_030])
 def test_everything_works_at_any_width(width: int, shape: Any, tmp_path: Path) -> None:
@@ -73,7 +73,7 @@ def test_everything_works_at_any_width(width: int, shape: Any, tmp_path: Path) -
         assert client.fsck().is_clean
 
 
-@pytest.mark.sampled(0.25)
+@pytest.mark.thorough(except_every=4)
 @pytest.mark.parametrize("shape", [flat, struct])
 @pytest.mark.parametrize("width", [5_000, LEAVES_MAX - 1])  # The key is a leaf, too.
 def test_what_was_acknowledged_can_be_read_at_any_width_that_is_allowed(width: int, shape: Any, tmp_path: Path) -> None:

@@ -573,7 +573,6 @@ print(counts.folder_hits, counts.misses, counts.evictions)
 """
 
 
-@pytest.mark.sampled(0.34, group="processes")
 def test_processes_share_a_folder_that_is_too_small_for_them(tmp_path: Path) -> None:
     store = FileBlob(tmp_path / "store", fsync=False)
     for number in range(100):

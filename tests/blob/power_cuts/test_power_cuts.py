@@ -24,7 +24,7 @@ from tests.blob.power_cuts.cuts import (
 from tests.blob.power_cuts.disk import Disk
 from tests.blob.power_cuts.mutants import FsyncCall, InPlace, LinkedTooEarly, Overwriting, fsync_calls
 from tests.blob.power_cuts.recorder import Data, Entry, Recorder, Sync
-from tests.sampling import examples
+from tests.tiers import examples
 
 SEED = 1
 STATES_MAX = 64
@@ -51,7 +51,6 @@ def test_whatever_a_power_cut_leaves_holds_all_that_was_acknowledged_and_nothing
     assert cuts.states > cuts.points > 50
 
 
-@pytest.mark.sampled(0.5, group="power cuts")
 def test_a_power_cut_does_not_take_back_what_a_process_found_that_another_had_not_finished(
     folders: Iterator[str],
 ) -> None:
@@ -73,7 +72,7 @@ def test_a_process_that_trusts_what_it_has_not_synced_since_would_be_found(
             Cuts(SEED).check_calls(recording.events, 4, since=killed_at)
 
 
-@pytest.mark.sampled(0.25)
+@pytest.mark.thorough(except_every=4)
 @pytest.mark.parametrize("call", fsync_calls(), ids=str)
 def test_without_any_one_of_its_fsyncs_a_folder_would_lose_or_tear_values(
     folders: Iterator[str], call: FsyncCall
@@ -94,7 +93,6 @@ def test_a_wrong_way_to_write_is_found(folders: Iterator[str], wrong: type[FileB
         Cuts(SEED).check_calls(recording.events, STATES_MAX)
 
 
-@pytest.mark.sampled(0.5, group="power cuts")
 def test_a_client_finds_its_log_whole_and_every_part_that_it_names_after_a_power_cut(folders: Iterator[str]) -> None:
     cuts = Cuts(SEED)
 

@@ -13,7 +13,7 @@ from persist.codecs.order import consolidation
 from persist.codecs.order.consolidation import sum_all
 from tests.codecs.oracle import sort_keys, sums
 from tests.codecs.strategies import arrays, arrow_types
-from tests.sampling import examples
+from tests.tiers import examples
 
 INT64_MAX, INT64_MIN = 2**63 - 1, -(2**63)
 DIFFS = st.one_of(st.sampled_from([-1, 1, 2, 0]), st.sampled_from([INT64_MAX, INT64_MIN, 2**62, 2**32 - 1]))

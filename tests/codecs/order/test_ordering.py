@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from persist.codecs import RowSorter, canonical, order_keys, row_sorter, sort_indices
 from tests.codecs.oracle import sort_keys
 from tests.codecs.strategies import arrays, arrow_types, flat_types
-from tests.sampling import examples
+from tests.tiers import examples
 
 OTHER_NAN = struct.unpack("<d", struct.pack("<Q", 0xFFF8_0000_0000_0123))[0]
 

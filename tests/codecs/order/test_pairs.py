@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from persist.codecs import DiffOverflow, canonical, consolidate, without_pairs
 from tests.codecs.oracle import sort_keys
 from tests.codecs.strategies import arrays, arrow_types
-from tests.sampling import examples
+from tests.tiers import examples
 
 LEAST = -(2**63)
 DIFFS = st.sampled_from([1, 1, 1, -1, -1, -1, 2, -2, 2**63 - 1, LEAST])

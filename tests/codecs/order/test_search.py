@@ -12,7 +12,7 @@ import persist.codecs.order.search
 from persist.codecs import SortedKeys, consolidate
 from tests.codecs.oracle import sort_keys
 from tests.codecs.strategies import python_values
-from tests.sampling import examples
+from tests.tiers import examples
 
 FLAT = [pa.int64(), pa.int8(), pa.uint64(), pa.uint16(), pa.float64(), pa.float32(), pa.float16(), pa.bool_()]
 FLAT += [pa.string(), pa.large_string(), pa.binary(), pa.binary(3), pa.decimal128(12, 2), pa.decimal256(40, 0)]

@@ -31,7 +31,7 @@ from persist.codecs import (
 from persist.codecs.part.describing import footer_of
 from tests.codecs.oracle import sort_keys
 from tests.codecs.part.test_part import ORDERS, batches, only, orders
-from tests.sampling import examples
+from tests.tiers import examples
 
 Pieces = list[tuple[int, bytes]]
 

@@ -22,7 +22,7 @@ from persist.codecs import (
 from persist.codecs.part.key_range import key_order
 from tests.codecs.oracle import sort_keys
 from tests.codecs.strategies import arrays, flat_types
-from tests.sampling import examples
+from tests.tiers import examples
 
 Encoded = list[tuple[bytes, Part]]
 Collection = tuple[CollectionSchema, Encoded]

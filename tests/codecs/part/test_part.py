@@ -29,7 +29,7 @@ from persist.codecs import (
 )
 from tests.codecs.oracle import plain_values, sort_key, sort_keys, sums
 from tests.codecs.strategies import arrays, schemas
-from tests.sampling import examples
+from tests.tiers import examples
 
 ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 ORDERS = CollectionSchema.of({"id": pa.int64()}, {"status": pa.string(), "amount": pa.float64()})

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 
 from persist.codecs import CollectionSchema, Part, decode_part, encode_parts, parts_that_may_match, to_updates
-from tests.sampling import examples
+from tests.tiers import examples
 
 SCHEMA = CollectionSchema.of(
     {"i": pa.int64()},

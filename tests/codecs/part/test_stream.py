@@ -17,7 +17,7 @@ from persist.codecs import CollectionSchema, Part, PartStream, check_part, conso
 from persist.codecs.part.part import GROUP_ROWS_MIN, GROUPS_MAX
 from tests.codecs.oracle import sort_keys
 from tests.codecs.part.test_part import batches, only
-from tests.sampling import examples
+from tests.tiers import examples
 
 NUMBERS = CollectionSchema.of({"k": pa.int64()}, {"v": pa.int64()})
 FLOATS = CollectionSchema.of({"k": pa.int64()}, {"x": pa.float64(), "y": pa.float32(), "n": pa.int64()})

@@ -57,7 +57,7 @@ def bag(rows: Any) -> Counter[str]:
     return Counter(repr(tuple(row.values())) for row in rows.to_pylist())
 
 
-@pytest.mark.sampled(0.15)
+@pytest.mark.thorough(except_every=7)
 @pytest.mark.parametrize("native", [True, False])
 @pytest.mark.parametrize("as_of", [1, 2, 3, 4])
 def test_contents_of_an_evolved_collection_are_those_of_python(
@@ -70,7 +70,7 @@ def test_contents_of_an_evolved_collection_are_those_of_python(
     assert bag(found) == bag(expected)
 
 
-@pytest.mark.sampled(0.5)
+@pytest.mark.thorough(except_every=2)
 @pytest.mark.parametrize("native", [None, False])
 def test_changes_of_an_evolved_collection_are_those_of_python(
     spark: SparkSession, location: str, native: bool | None
@@ -80,7 +80,7 @@ def test_changes_of_an_evolved_collection_are_those_of_python(
     assert bag(persist.spark.changes(spark, location, "rows", 0, 5, native=native)) == bag(expected)
 
 
-@pytest.mark.sampled(0.5)
+@pytest.mark.thorough(except_every=2)
 @pytest.mark.parametrize("native", [True, False])
 def test_a_read_names_time_and_version_in_spark_too(spark: SparkSession, location: str, native: bool) -> None:
     with persist.open(location, mode="read") as client:
@@ -115,7 +115,7 @@ FAR = {
 }
 
 
-@pytest.mark.sampled(0.5)
+@pytest.mark.thorough(except_every=2)
 @pytest.mark.parametrize("zone", ["UTC", "Europe/Berlin"])
 def test_defaults_that_python_cannot_hold_are_what_they_are_in_spark(
     spark: SparkSession, tmp_path: Path, zone: str
@@ -209,7 +209,7 @@ def test_a_stream_goes_on_over_additions_and_stops_when_a_column_is_gone(tmp_pat
         assert again.schema().fieldNames() == ["k", "b", "c", "_time", "_diff"]
 
 
-@pytest.mark.sampled(0.34)
+@pytest.mark.thorough(except_every=3)
 @pytest.mark.parametrize("native", [None, True, False])
 def test_an_older_version_shows_each_time_whose_values_it_holds_in_spark_too(
     spark: SparkSession, tmp_path: Path, native: bool | None

@@ -12,8 +12,8 @@ from pyspark.sql import DataFrame, SparkSession
 import persist
 import persist.spark
 from persist.blob import FileBlob
-from tests.sampling import examples
 from tests.test_evolve_model import Evolving
+from tests.tiers import examples
 
 
 def counted(frame: DataFrame) -> Counter[tuple[int, tuple[Any, ...]]]:
@@ -23,7 +23,7 @@ def counted(frame: DataFrame) -> Counter[tuple[int, tuple[Any, ...]]]:
     return found
 
 
-@pytest.mark.sampled(0.34)
+@pytest.mark.thorough(except_every=2)
 @pytest.mark.parametrize("inline_max", [0, 1 << 20])
 def test_both_ways_read_what_the_model_holds_whatever_has_changed(
     spark: SparkSession, inline_max: int, monkeypatch: pytest.MonkeyPatch

@@ -74,7 +74,7 @@ def check(spark: SparkSession, path: str, *kinds: str) -> None:
             assert bag(here.changes("rows", 2, last, native=native).collect()) == changes
 
 
-@pytest.mark.sampled(0.17)
+@pytest.mark.thorough(except_every=6)
 @pytest.mark.parametrize("resolve", POLICIES)
 @pytest.mark.parametrize("policy", TOMBSTONES, ids=["boolean", "value", "not NULL"])
 def test_tombstones_are_left_out_by_sparks_own_scan(
@@ -84,7 +84,7 @@ def test_tombstones_are_left_out_by_sparks_own_scan(
     check(spark, str(tmp_path), "scan", "touched")
 
 
-@pytest.mark.sampled(0.17)
+@pytest.mark.thorough(except_every=6)
 @pytest.mark.parametrize("resolve", POLICIES)
 @pytest.mark.parametrize("policy", TOMBSTONES, ids=["boolean", "value", "not NULL"])
 def test_views_show_keyed_collections_as_python_does(
@@ -155,7 +155,7 @@ def test_the_plan_filters_tombstones_in_the_scan(spark: SparkSession, tmp_path: 
     assert frame.count() == 2000
 
 
-@pytest.mark.sampled(0.34)
+@pytest.mark.thorough(except_every=2)
 @pytest.mark.parametrize("resolve", POLICIES)
 def test_upserts_go_to_a_watermark_table_and_back(spark: SparkSession, tmp_path: Path, resolve: str) -> None:
     path = str(tmp_path)

@@ -164,7 +164,7 @@ def _executed(frame: DataFrame) -> str:
     return text
 
 
-@pytest.mark.sampled(0.34)
+@pytest.mark.thorough(except_every=3)
 @pytest.mark.parametrize("name", ["white space", "per%20cent", "[brackets]{a,b}*?", "eq=ual", "_hidden", "Ümlaut"])
 def test_folders_may_have_any_name(spark: SparkSession, tmp_path: Path, name: str) -> None:
     path = str(tmp_path / name)

@@ -34,7 +34,7 @@ def python_rows(table: pa.Table) -> list[tuple[Any, ...]]:
     return sorted((shown(row.values()) for row in table.to_pylist()), key=repr)
 
 
-@pytest.mark.sampled(0.15)
+@pytest.mark.thorough(except_every=7)
 @pytest.mark.parametrize("as_of", [0, 9, 10, 12, "latest"])
 @pytest.mark.parametrize("form", ["rows", "diff"])
 @pytest.mark.parametrize("slices", [1, 5])
@@ -47,7 +47,7 @@ def test_a_snapshot_is_the_same_as_in_python(
         assert rows(found) == python_rows(client.load("orders").snapshot(time, form=form).to_arrow())
 
 
-@pytest.mark.sampled(0.5)
+@pytest.mark.thorough(except_every=2)
 @pytest.mark.parametrize(("lower", "until"), [(0, 13), (10, 11), (11, 13), (5, 5)])
 def test_changes_are_the_same_as_in_python(spark: SparkSession, location: str, lower: int, until: int) -> None:
     found = read(spark, location, form="changes", **{"from": lower, "until": until})
@@ -110,7 +110,7 @@ FILTERS = [
 DIFF_FILTERS = ["_diff > 1", "_diff = 1 AND id > 1990", "_diff <> 1"]
 
 
-@pytest.mark.sampled(0.15)
+@pytest.mark.thorough(except_every=7)
 @pytest.mark.parametrize("condition", FILTERS)
 def test_pushed_filters_change_nothing_but_speed(spark: SparkSession, location: str, condition: str) -> None:
     setting = "spark.sql.python.filterPushdown.enabled"
@@ -123,7 +123,7 @@ def test_pushed_filters_change_nothing_but_speed(spark: SparkSession, location: 
         spark.conf.unset(setting)
 
 
-@pytest.mark.sampled(0.17)
+@pytest.mark.thorough(except_every=6)
 @pytest.mark.parametrize("condition", DIFF_FILTERS)
 @pytest.mark.parametrize("options", [{"form": "diff"}, {"form": "changes", "from": 0, "until": 13}])
 def test_filters_on_sums_of_diffs_are_not_applied_to_summands(

@@ -89,7 +89,7 @@ def test_negative_multiplicities_cannot_be_rows(spark: SparkSession, tmp_path: P
     assert spark.sql("SELECT * FROM odd_changes(0, 1) ORDER BY id").collect() == [(1, 0, -1), (2, 0, 1)]
 
 
-@pytest.mark.sampled(0.4)
+@pytest.mark.thorough(except_every=2)
 @pytest.mark.parametrize("name", ["my orders", "a.b", "order`s", "as_of", "Größe"])
 def test_collections_and_columns_may_have_odd_names(spark: SparkSession, tmp_path: Path, name: str) -> None:
     path = str(tmp_path)

@@ -14,10 +14,10 @@ import persist.spark
 from persist.collection import Collection
 from persist.dataflow import OperatorFailed, Program, col
 from persist.spark.step.choosing import Way
-from tests.sampling import examples
 from tests.sql.oracle import Row, comparable
 from tests.sql.test_tpch import asked, with_diff
 from tests.sql.tpch import QUERIES, Refreshes, generated
+from tests.tiers import examples
 
 pytestmark = pytest.mark.spark
 
@@ -50,7 +50,6 @@ def changes(collection: Collection) -> list[str]:
     return sorted(map(repr, table.to_pylist()))
 
 
-@pytest.mark.sampled(0.34, group="steps on Spark")
 def test_tasks_give_what_an_embedded_refresh_gives_at_every_time(spark: SparkSession, client: persist.Client) -> None:
     orders = client.load("orders")
     by_tasks, embedded = (client.create_view(name, TOTALS) for name in ("by tasks", "embedded"))
@@ -72,7 +71,6 @@ def test_tasks_give_what_an_embedded_refresh_gives_at_every_time(spark: SparkSes
     assert client.fsck().problems == ()
 
 
-@pytest.mark.sampled(0.34, group="steps on Spark")
 def test_views_on_views_move_in_one_commit_of_tasks(spark: SparkSession, client: persist.Client) -> None:
     totals = client.create_view("totals", TOTALS)
     most = client.create_view("most", "SELECT max(total) AS most, count(*) AS n FROM totals")
@@ -106,7 +104,6 @@ def test_who_computes_is_chosen_by_what_each_way_takes_and_said(
     assert totals.upper == persist.Antichain(14)
 
 
-@pytest.mark.sampled(0.34, group="steps on Spark")
 def test_all_ways_give_the_same_updates_and_a_look_up_reads_less(spark: SparkSession, client: persist.Client) -> None:
     customers = client.create_or_load("customers", key={"c": pa.int64()}, value={"city": pa.string()})
     customers.write([((n, f"city {n % 3}"), 0, 1) for n in range(3000)], seal=13).result()
@@ -200,7 +197,7 @@ def test_a_program_runs_on_spark(spark: SparkSession, client: persist.Client) ->
         persist.spark.run_program(spark, client, program, until=50, timeout_s=0.0)
 
 
-@pytest.mark.sampled(0.2)
+@pytest.mark.thorough(except_every=5)
 @pytest.mark.parametrize("names", [SMALL[n : n + 2] for n in range(0, len(SMALL), 2)], ids="-".join)
 def test_queries_of_tpch_have_the_answers_of_duckdb_after_each_refresh_on_spark(
     spark: SparkSession, tmp_path: Path, names: list[str]

@@ -39,7 +39,7 @@ def last_time(orders: persist.Collection) -> int:
     return max(time for _, time, _ in orders.changes(upper - HOUR, upper).updates())
 
 
-@pytest.mark.sampled(0.08, group="processes of Spark")
+@pytest.mark.thorough
 def test_the_job_goes_on_after_it_was_killed(tmp_path: Path) -> None:
     location, commits = str(tmp_path / "shop"), tmp_path / "shop-checkpoint" / "commits"
     place_orders(location, 6)

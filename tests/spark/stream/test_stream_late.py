@@ -16,8 +16,6 @@ from persist.spark.stream import foreach_batch
 from tests.spark.stream.test_stream_upsert import forget
 from tests.spark.stream.test_stream_write import Feed, run
 
-pytestmark = pytest.mark.sampled(0.34)
-
 WHERE = ["driver", "tasks"]
 
 

@@ -129,7 +129,7 @@ def permanent(orders: persist.Collection) -> dict[str, int]:
     return {hold.name: hold.time for hold in orders.holds() if hold.name is not None}
 
 
-@pytest.mark.sampled(0.25)
+@pytest.mark.thorough(except_every=4)
 @pytest.mark.parametrize(
     ("updates", "times"),
     [(None, None), (1, None), (7, None), (40, None), (None, 1), (None, 4), (25, 3), (2**62, 10**9)],
@@ -546,7 +546,6 @@ def run(spark: SparkSession, path: str, options: dict[str, Any], sink: Rows, che
         query.stop()
 
 
-@pytest.mark.sampled(0.34, group="streams of Spark")
 def test_spark_stops_and_goes_on_where_it_was(
     spark: SparkSession, orders: persist.Collection, path: str, tmp_path: Path
 ) -> None:
@@ -569,7 +568,6 @@ def test_spark_stops_and_goes_on_where_it_was(
     assert sink.updates() == before
 
 
-@pytest.mark.sampled(0.34, group="streams of Spark")
 def test_spark_follows_what_is_written_while_it_runs(
     spark: SparkSession, orders: persist.Collection, path: str, tmp_path: Path
 ) -> None:

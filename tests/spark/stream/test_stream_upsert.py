@@ -14,8 +14,6 @@ from persist.errors import InvalidUsage
 from persist.spark.stream import foreach_batch
 from tests.spark.stream.test_stream_write import Feed, run
 
-pytestmark = pytest.mark.sampled(0.3)
-
 
 @pytest.fixture
 def location(tmp_path: Path) -> str:

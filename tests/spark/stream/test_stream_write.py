@@ -53,7 +53,6 @@ def updates(location: str) -> list[tuple[int, int]]:
         return sorted((time, k) for (k, _), time, _ in c.changes(0, c.upper.time or 0).updates())
 
 
-@pytest.mark.sampled(0.34, group="streams of Spark")
 def test_a_query_writes_each_batch_once_whatever_spark_forgets(
     spark: SparkSession, location: str, tmp_path: Path
 ) -> None:

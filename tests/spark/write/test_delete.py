@@ -24,7 +24,7 @@ def upper(location: str) -> persist.Antichain:
         return client.load("orders").upper
 
 
-@pytest.mark.sampled(0.5)
+@pytest.mark.thorough(except_every=2)
 @pytest.mark.parametrize("as_column", [False, True])
 def test_what_a_condition_finds_is_deleted(spark: SparkSession, location: str, as_column: bool) -> None:
     before = contents(location)
@@ -99,7 +99,7 @@ def overwrite(way: str, frame: DataFrame, location: str, where: Any, **options: 
         frame.write.format("persist").options(**given).mode("overwrite").save(location)
 
 
-@pytest.mark.sampled(0.5)
+@pytest.mark.thorough(except_every=2)
 @pytest.mark.parametrize("way", ["write", "format"])
 def test_only_what_a_condition_finds_is_overwritten(spark: SparkSession, location: str, way: str) -> None:
     before = contents(location)

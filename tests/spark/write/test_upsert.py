@@ -17,8 +17,6 @@ from persist.errors import FrontierRegression, InvalidUpdate, NotKeyed, SchemaMi
 from persist.spark.write.upserting import gathered_rows
 from persist.upsert import History, PerKey
 
-pytestmark = pytest.mark.sampled(0.3)
-
 WHERE = ["driver", "tasks"]
 EVENTS = "id long, name string, amount double, _time long, _deleted boolean"
 

@@ -85,7 +85,7 @@ def test_a_complete_collection_is_not_overwritten(location: str) -> None:
         DataFrameWrite.overwrite(WriteOptions.of({"path": location, "collection": "orders"}), schema())
 
 
-@pytest.mark.sampled(0.5)
+@pytest.mark.thorough(except_every=2)
 @pytest.mark.parametrize(
     ("row", "options", "message"),
     [

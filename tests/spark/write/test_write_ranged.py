@@ -101,7 +101,7 @@ def test_keys_that_spark_does_not_order_are_written_all_the_same(spark: SparkSes
     assert {part.blob for name in ("unit", "map") for part in parts(str(tmp_path), name)} == blobs(str(tmp_path))
 
 
-@pytest.mark.sampled(0.5)
+@pytest.mark.thorough(except_every=2)
 @pytest.mark.parametrize("way", ["write", "format"])
 def test_a_write_with_a_token_happens_once(spark: SparkSession, location: str, way: str) -> None:
     frame = spark.createDataFrame([(i, "x", 1.0) for i in range(100)], ROWS)
@@ -140,7 +140,7 @@ def overwrite(way: str, frame: DataFrame, location: str, **options: Any) -> None
         frame.write.format("persist").options(collection="orders", **options).mode("overwrite").save(location)
 
 
-@pytest.mark.sampled(0.5)
+@pytest.mark.thorough(except_every=2)
 @pytest.mark.parametrize("way", ["write", "format"])
 def test_overwriting_writes_the_difference_and_keeps_history(spark: SparkSession, location: str, way: str) -> None:
     with persist.open(location) as client:
@@ -166,7 +166,7 @@ def test_overwriting_writes_the_difference_and_keeps_history(spark: SparkSession
         assert client.load("orders").changes(15, 20).to_arrow().num_rows == 0
 
 
-@pytest.mark.sampled(0.5)
+@pytest.mark.thorough(except_every=2)
 @pytest.mark.parametrize("way", ["write", "format"])
 def test_overwriting_what_was_never_sealed_writes_all(spark: SparkSession, tmp_path: Path, way: str) -> None:
     location = str(tmp_path)
@@ -198,7 +198,7 @@ def appending(location: str, time: int, seal: int | None) -> Any:
     return meanwhile
 
 
-@pytest.mark.sampled(0.25)
+@pytest.mark.thorough(except_every=4)
 @pytest.mark.parametrize("way", ["write", "format"])
 @pytest.mark.parametrize("seal", [None, 14])
 def test_overwriting_loses_to_another_writer(spark: SparkSession, location: str, way: str, seal: int | None) -> None:

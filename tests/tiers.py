@@ -1,0 +1,84 @@
+"""Two tiers of tests: what `scripts/test` runs, and what only `scripts/test --all` runs, which is marked.
+
+The first tier has a test of each behaviour and is the same every day. A test that shows more cases of a behaviour, and
+takes seconds for it, is of the second tier. It says so itself, or its module does by a `pytestmark`:
+
+    @pytest.mark.thorough                     # the whole test
+    @pytest.mark.thorough(except_every=7)     # all of its cases but the 1st, 8th, 15th …
+
+`pytest --thorough SHARE` runs the first tier and this share of the second. The test's name alone decides whether it is
+in the share, so a share is the same on each machine and every day, and a larger share holds a smaller one. Pytest
+without this option runs everything that it is given. Unless everything is run, Hypothesis makes a tenth of the examples
+that a property asks for by `examples(n)`, and makes the same ones each time.
+"""
+
+import hashlib
+from collections import Counter
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+THOROUGH, QUICK = 100, 10  # Examples of a property that does not say how many it wants.
+
+# How fast examples are made says something about the machine, not about the code.
+_ALWAYS = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("thorough", _ALWAYS, max_examples=THOROUGH)
+settings.register_profile("quick", _ALWAYS, max_examples=QUICK, derandomize=True, database=None)
+settings.load_profile("thorough")
+
+
+def examples(thorough: int) -> int:
+    """Return how many examples Hypothesis is to make where `thorough` are wanted if everything is run."""
+    return max(1, thorough * settings().max_examples // THOROUGH)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--thorough",
+        type=float,
+        metavar="SHARE",
+        default=1.0,
+        help="run the first tier of the tests, and this share of the second, from 0 to 1, which is the default",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "thorough(except_every=n): only --all runs it, or all but every n-th case")
+    share = config.getoption("thorough")
+    if not 0 <= share <= 1:
+        raise pytest.UsageError(f"--thorough {share:g}: the share must be from 0 to 1")
+    if share < 1:
+        settings.load_profile("quick")
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    share = config.getoption("thorough")
+    return "tier: everything" if share == 1 else f"tier: the first, and {share:.0%} of the second"
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    share = config.getoption("thorough")
+    if share == 1:
+        return
+    seen: Counter[str] = Counter()  # Cases of each function.
+    left_out = []
+    for item in items:
+        if marks := list(item.iter_markers("thorough")):
+            function = item.nodeid.partition("[")[0]
+            if _is_marked(marks, seen[function]) and not is_in(share, item.nodeid):
+                left_out.append(item)
+            seen[function] += 1
+    unwanted = set(left_out)
+    config.hook.pytest_deselected(items=left_out)
+    items[:] = [item for item in items if item not in unwanted]
+
+
+def _is_marked(marks: list[pytest.Mark], case: int) -> bool:
+    """Return whether a case of a function is of the second tier."""
+    return any("except_every" not in mark.kwargs or case % mark.kwargs["except_every"] for mark in marks)
+
+
+def is_in(share: float, name: str) -> bool:
+    """Return whether the test of that name is in a share of all tests."""
+    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8]) < share * 2**64
