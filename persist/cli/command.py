@@ -18,7 +18,7 @@ from persist.cli.text import tell
 
 OK, PROBLEMS, MISTAKE, CONFLICT, UNAVAILABLE, INTERRUPTED = 0, 1, 2, 3, 4, 130
 
-EXIT_CODES = """Exit status: 0 all is well; 1 problems were found in the location; 2 a mistake in the call; 3 somebody
+EXIT_CODES = """Exit status: 0 all is well; 1 problems are left in the location; 2 a mistake in the call; 3 somebody
 else was first; 4 the store does not answer, or the disk; 130 interrupted."""
 
 app = typer.Typer(

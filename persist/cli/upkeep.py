@@ -144,7 +144,7 @@ def fsck(
     ] = False,
     shallow: Annotated[bool, typer.Option("--shallow", help="Do not read parts, only look for them.")] = False,
 ) -> int:
-    """Verify everything that a location holds, and repair what can be repaired; status 1 if there are problems."""
+    """Verify everything that a location holds, and repair what can be repaired; status 1 if problems are left."""
     report = persist.fsck(
         at.location,
         repair=repair,
@@ -161,7 +161,7 @@ def fsck(
         print_json({**told, "unreferenced": [{**e, "advice": worded(e["advice"])} for e in told["unreferenced"]]})
     else:
         say(worded(str(report)))
-    return OK if report.is_clean else PROBLEMS
+    return PROBLEMS if report.problems_left else OK
 
 
 @command

@@ -39,26 +39,31 @@ class LogReplaced(Corruption):
 
 @dataclass(eq=False, repr=False)
 class LogInterrupted(Corruption):
-    """Records lie beyond the end of the log, after a hole, or made after records that are not there; nobody may write.
+    """Records or a checkpoint lie beyond the end of the log: made after records that are not there; nobody may write.
 
     Attributes:
         url: of the location.
         end: the seqno of the last record that follows from those before it; -1 if there is none.
-        first: the seqno of the first record beyond it.
+        first: the seqno of the first record beyond it, or of the newest checkpoint.
         last: that of the last one that was seen.
+        is_checkpoint: whether it is a checkpoint that lies there; then nobody may read, either.
     """
 
     url: str
     end: int
     first: int
     last: int
+    is_checkpoint: bool = False
 
     def __str__(self) -> str:
-        what = f"a record at seqno {self.first}" if self.first == self.last else f"records {self.first} to {self.last}"
-        hole = "" if self.first == self.end + 1 else f", and those from {self.end + 1} to {self.first - 1} are missing"
+        thing = "checkpoint" if self.is_checkpoint else "record"
+        what = f"a {thing} at seqno {self.first}" if self.first == self.last else f"records {self.first} to {self.last}"
+        hole_end = self.first - (not self.is_checkpoint)
+        hole = "" if hole_end == self.end else f", and those from {self.end + 1} to {hole_end} are missing"
+        readable = f"What was committed up to seqno {self.end} can be read in a newly opened client; nothing can"
         return (
             f"the log of {self.url} ends at seqno {self.end}, and beyond that lies {what}, made after others than are "
-            f"here{hole}. What was committed up to seqno {self.end} can be read in a newly opened client; nothing can "
+            f"here{hole}. {'Nothing can be read, or' if self.is_checkpoint else readable} "
             "be written. If records were lost, restore them from a copy. If a backup was restored in place, close all "
             f"clients, run {_setting_aside(self.url)}, which moves what lies beyond to lost/, and open new ones."
         )

@@ -86,13 +86,14 @@ def fsck(
     Args:
         location, storage_options, settings, clock: as for `persist.open`.
         repair: make a checkpoint in place of ones that cannot be read, and delete old blobs that nothing refers to.
-        set_aside: together with repair, move records that lie beyond the end of the log to `lost/`, and do nothing else
-            if there are any. All clients of the location must be closed. docs/operations.md says when to do that.
+        set_aside: together with repair, move records and checkpoints that lie beyond the end of the log to `lost/`, and
+            do nothing else if there are any. All clients of the location must be closed. docs/operations.md says when
+            to do that.
         dry_run: together with repair, change nothing, and list what would be done as `repairs_planned`.
         deep: read and verify every part; without, only look whether they are there and of the right size.
 
-    Cost: a GET for every blob and a LIST of all; with deep=False none for parts. Memory: the state with all
-    collections, the names of all blobs, and one part.
+    Cost: a GET for every blob and a LIST of all; with deep=False none for parts; twice that if problems were repaired.
+    Memory: the state with all collections, the names of all blobs, and one part.
 
     Raises:
         Unavailable: the store did not answer, so the examination did not come to its end.
@@ -128,13 +129,33 @@ def examine(
     set_aside: bool,
     deep: bool,
 ) -> FsckReport:
-    """Do what `fsck` says, with collect to delete leaked blobs."""
+    """Do what `fsck` says, with collect to delete leaked blobs.
+
+    If something was wrong and a repair was done, all is examined once more: that tells what is left.
+    """
     if dry_run and not repair:
         raise InvalidUsage(
             "dry_run=True goes with repair=True: it shows what that would do. Without, nothing is changed"
         )
     if set_aside and not repair:
         raise InvalidUsage("set_aside=True goes with repair=True, which says that the location may be changed")
+    report = _repaired(blob, settings, clock, collect, repair=repair, dry_run=dry_run, set_aside=set_aside, deep=deep)
+    is_changed = bool(report.problems and report.repairs_done)
+    left = _Examination(blob, settings, clock, deep).run().problems if is_changed else report.problems
+    return replace(report, problems_left=left)
+
+
+def _repaired(
+    blob: Blob,
+    settings: Settings,
+    clock: Clock,
+    collect: Collect,
+    *,
+    repair: bool,
+    dry_run: bool,
+    set_aside: bool,
+    deep: bool,
+) -> FsckReport:
     examination = _Examination(blob, settings, clock, deep)
     report = examination.run()
     renewal = Renewal.of(blob, examination.log, report.problems)

@@ -43,7 +43,7 @@ from persist.log import (
     record_key,
     record_seqno,
 )
-from persist.replica import Checkpoint, KnownLevels, checkpoint_state, load_base, read_checkpoint
+from persist.replica import Checkpoint, KnownLevels, beyond_the_log, checkpoint_state, load_base, read_checkpoint
 from persist.state import (
     CollectionEntry,
     CollectionState,
@@ -81,6 +81,7 @@ class LogExamination:
         created: how each collection began that was seen to begin, by id.
         evolved: the versions of its schema after the first, likewise.
         beyond: the seqnos of the records that lie beyond the end of the log; known when the examination is finished.
+        beyond_checkpoints: likewise those of checkpoints, the newest first.
     """
 
     def __init__(self, blob: Blob, findings: Findings) -> None:
@@ -96,6 +97,8 @@ class LogExamination:
         self.created: dict[str, Create] = {}
         self.evolved: dict[str, list[dict[str, Any]]] = {}
         self.beyond: tuple[int, ...] = ()
+        self.beyond_checkpoints: tuple[int, ...] = ()
+        self._doubtful: list[int] = []  # Checkpoints whose records are not there, and that nothing is read from.
         self._unapplied: list[int] = []
         self._strange: dict[int, str] = {}  # Records that were made after others than are there.
         self._broken: set[int] = set()  # Seqnos of records that are there, and that cannot be believed or applied.
@@ -164,6 +167,14 @@ class LogExamination:
     def _find_beyond(self, end: int) -> None:
         """Note what lies beyond the end of the log, where the replay stopped although nothing there is damaged."""
         self.beyond = tuple(seqno for seqno in self._unapplied if seqno > end)
+        self.beyond_checkpoints = tuple(seqno for seqno in self._doubtful if seqno > end)
+        if self.beyond_checkpoints and not self.beyond:
+            last = self.beyond_checkpoints[0]
+            what = f"the {last - end} records of seqnos {end + 1} to {last} are missing, and a checkpoint is later"
+            self._findings.add("missing", record_key(end + 1), what)
+        for seqno in self.beyond_checkpoints:
+            what = f"the log ends at seqno {end}, and this checkpoint was made after records beyond that"
+            self._findings.add("beyond", checkpoint_key(seqno), what)
         if self.beyond:
             first, last = self.beyond[0], self.beyond[-1]
             what = (
@@ -239,7 +250,9 @@ class LogExamination:
     def _list_checkpoints(self) -> None:
         """Find checkpoints that were not examined yet."""
         found = (checkpoint_seqno(entry.key) for entry in self._blob.list(CHECKPOINTS))
-        self._waiting = sorted({seqno for seqno in found if seqno is not None} - self._examined)
+        listed = {seqno for seqno in found if seqno is not None}
+        self._doubtful = beyond_the_log(self._blob)
+        self._waiting = sorted(listed - self._examined - {*self._doubtful})
 
     def _declared_floor(self) -> int:
         for seqno in reversed(self._waiting):

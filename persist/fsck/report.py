@@ -2,7 +2,7 @@
 
 | kind of problem | means |
 |---|---|
-| beyond | records lie beyond the end of the log: after a hole, or made after others than are there |
+| beyond | records or checkpoints lie beyond the end of the log: made after records that are not there |
 | missing | something refers to the blob, or the log cannot do without it, and it is not there |
 | damaged | its bytes are not what was written: changed, cut short or replaced |
 | exchanged | its bytes are whole, and belong in another place |
@@ -133,6 +133,7 @@ class FsckReport(Shown):
         deep: whether the contents of parts were read.
         repairs_planned: what a repair would do, or was to do.
         repairs_done: what it did.
+        problems_left: what was wrong after that; all of `problems` where nothing was repaired.
     """
 
     url: str
@@ -143,6 +144,7 @@ class FsckReport(Shown):
     deep: bool = True
     repairs_planned: tuple[Repair, ...] = ()
     repairs_done: tuple[Repair, ...] = ()
+    problems_left: tuple[Problem, ...] = ()
 
     @property
     def is_clean(self) -> bool:
@@ -159,14 +161,15 @@ class FsckReport(Shown):
         lines = [f"{self.url} up to seqno {self.seqno}{depth}: {_count(len(self.problems), 'problem')}"]
         checked = [(kind, f"{c.blobs:,}", f"{c.bytes:,}") for kind, c in self.checked.items()]
         lines += _section("checked", ("kind", "blobs", "bytes"), checked, right=(1, 2))
-        problems = [(p.kind, p.blob, p.collection or "", p.what, p.advice) for p in self.problems]
-        lines += _section("problems", ("kind", "blob", "collection", "what is wrong", "what to do"), problems)
+        lines += _problems("problems", self.problems)
         leaked = [(u.kind, u.blob, f"{u.bytes:,}", _age(u.age_s), u.advice) for u in self.unreferenced]
         lines += _section("nothing refers to", ("kind", "blob", "bytes", "age", "what to do"), leaked, right=(2, 3))
         planned = [(r.action, r.blob, r.why) for r in self.repairs_planned]
         lines += _section("repairs planned", ("action", "blob", "why"), planned)
         done = [(r.action, r.blob, r.why) for r in self.repairs_done]
         lines += _section("repairs done", ("action", "blob", "why"), done)
+        if done and self.problems:
+            lines += _problems("problems left", self.problems_left) or ["", "no problem is left"]
         return "\n".join(lines)
 
 
@@ -180,6 +183,11 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequence
         return "  ".join(cells).rstrip()
 
     return [line(row) for row in shown]
+
+
+def _problems(title: str, problems: Sequence[Problem]) -> list[str]:
+    rows = [(p.kind, p.blob, p.collection or "", p.what, p.advice) for p in problems]
+    return _section(title, ("kind", "blob", "collection", "what is wrong", "what to do"), rows)
 
 
 def _section(title: str, head: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> list[str]:

@@ -2,10 +2,10 @@
 
     lost/<key>      what lay at <key>
 
-Records are moved: copied, read back, and only then deleted, the last one first, so that a repair that is interrupted
-leaves a location in which the rest still lies beyond the end and can be set aside by the next one. The parts and part
-lists that only these records name are copied; where they lay they are garbage like any other, and go by its rules.
-Nothing below `lost/` is ever changed or deleted by this library.
+Checkpoints and records are moved: copied, read back, and only then deleted, the last one first, so that a repair that
+is interrupted leaves a location in which the rest still lies beyond the end and can be set aside by the next one. What
+only these name (parts, part lists, directory and state objects) is copied; where it lay it is garbage like any other,
+and goes by its rules. Nothing below `lost/` is ever changed or deleted by this library.
 
 Only the end of the log decides what is set aside, and it is looked at again before anything is moved. If a record was
 put back there in between, nothing is done. Clients that were open during the roll-back must be closed before: one that
@@ -13,49 +13,55 @@ has not noticed it could go on writing beyond the end.
 """
 
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 
 from persist.blob import Blob, CorruptBlob, Corruption
 from persist.fsck.log import LogExamination
 from persist.fsck.report import Repair
-from persist.log import BringsParts, read_record, record_key
+from persist.log import BlobRef, BringsParts, checkpoint_key, read_record, record_key
+from persist.replica import checkpoint_state, load_contents, read_checkpoint
 from persist.state import State
 
 LOST = "lost/"
 
 
 class SettingAside:
-    """What is to be done about records beyond the end of the log of one location."""
+    """What is to be done about records and checkpoints beyond the end of the log of one location."""
 
-    def __init__(self, blob: Blob, state: State, beyond: Iterable[int], uploads: Iterable[str]) -> None:
+    def __init__(
+        self, blob: Blob, state: State, beyond: Iterable[int], named: Iterable[str], checkpoints: Iterable[int] = ()
+    ) -> None:
         self._blob = blob
         self._state = state
-        self._records = [record_key(seqno) for seqno in sorted(beyond, reverse=True)]
-        self._uploads = sorted(uploads)
+        self._moved = [checkpoint_key(seqno) for seqno in sorted(checkpoints, reverse=True)]
+        self._moved += [record_key(seqno) for seqno in sorted(beyond, reverse=True)]
+        self._copied = sorted(named)
 
     @classmethod
     def of(cls, blob: Blob, log: LogExamination, inventory: Iterable[str]) -> "SettingAside | None":
         """Return what is to be done, given the keys of all blobs; None if nothing lies beyond the end."""
-        if not log.beyond or log.state is None:
+        if not (log.beyond or log.beyond_checkpoints) or log.state is None:
             return None
         contents = (entry.contents for entry in log.state.entries.values())
-        named = {part.blob for each in contents if each is not None for part in each.parts}
-        uploads = {key for seqno in log.beyond for key in _uploads(blob, seqno)}
-        return cls(blob, log.state, log.beyond, uploads.intersection(inventory) - named)
+        kept = {part.blob for each in contents if each is not None for part in each.stored_parts}
+        named = {key for seqno in log.beyond for key in _named_by_record(blob, seqno)}
+        named |= {key for seqno in log.beyond_checkpoints for key in _named_by_checkpoint(blob, seqno)} - log.named
+        return cls(blob, log.state, log.beyond, named.intersection(inventory) - kept, log.beyond_checkpoints)
 
     def plan(self) -> Iterator[Repair]:
         """Yield what `run` will do."""
-        yield from map(_copied, self._uploads)
-        yield from map(_moved, self._records)
+        yield from map(_copied, self._copied)
+        yield from map(_moved, self._moved)
 
     def run(self) -> Iterator[Repair]:
         """Do it; yield each thing that was done."""
         following = read_record(self._blob, self._state.seqno + 1)
         if following is not None and following.previous == self._state.commit:
             return  # The log goes on: somebody has restored what was missing.
-        for key in self._uploads:
+        for key in self._copied:
             if self._copy(key):
                 yield _copied(key)
-        for key in self._records:
+        for key in self._moved:
             if self._copy(key):
                 self._blob.delete(key)
                 yield _moved(key)
@@ -73,7 +79,25 @@ class SettingAside:
         return True
 
 
-def _uploads(blob: Blob, seqno: int) -> Iterator[str]:
+def _named_by_checkpoint(blob: Blob, seqno: int) -> Iterator[str]:
+    """Yield the keys of all that a checkpoint refers to, as far as that can be read."""
+    with suppress(Corruption):
+        checkpoint = read_checkpoint(blob, checkpoint_key(seqno))
+        if checkpoint is None:
+            return
+        yield from (pointer.blob for pointer in checkpoint.directory)
+        for entry in checkpoint_state(blob, checkpoint).entries.values():
+            if isinstance(entry.base, BlobRef):
+                yield entry.base.blob
+            for mutation in entry.pending:
+                if isinstance(mutation, BringsParts) and mutation.parts_in is not None:
+                    yield mutation.parts_in.blob
+            with suppress(Corruption):
+                contents = load_contents(blob, checkpoint.location, entry).contents
+                yield from (part.blob for part in contents.stored_parts) if contents is not None else ()
+
+
+def _named_by_record(blob: Blob, seqno: int) -> Iterator[str]:
     """Yield the keys of the parts and lists that a record brings, as far as it can be read."""
     try:
         record = read_record(blob, seqno)
@@ -87,7 +111,7 @@ def _uploads(blob: Blob, seqno: int) -> Iterator[str]:
 
 
 def _copied(key: str) -> Repair:
-    return Repair("copy", key, f"to {LOST}{key}: only a record beyond the end of the log names it")
+    return Repair("copy", key, f"to {LOST}{key}: only what lies beyond the end of the log names it")
 
 
 def _moved(key: str) -> Repair:

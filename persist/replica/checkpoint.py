@@ -238,6 +238,32 @@ def read_newest_checkpoint(blob: Blob, *, known: KnownLevels | None = None, skip
     return _newest(blob, known, skip_damaged=skip_damaged)[0]
 
 
+def beyond_the_log(blob: Blob) -> list[int]:
+    """Return the seqnos of the newest checkpoints that were made after records which are not there, the newest first.
+
+    A client whose location was rolled back while it made a checkpoint leaves such a one. None counts if the log does
+    not tell its state without them. Cost: a page of LIST and a GET of nothing, if there is none.
+    """
+
+    def is_there(seqno: int) -> bool:
+        return blob.get(record_key(seqno), range=(0, 0)) is not None
+
+    def listed() -> Iterator[int]:
+        return (seqno for entry in blob.list(CHECKPOINTS) if (seqno := checkpoint_seqno(entry.key)) is not None)
+
+    while True:
+        beyond: list[int] = []
+        for seqno in listed():
+            if is_there(seqno) or is_there(seqno + 1):
+                break
+            beyond.append(seqno)
+        else:
+            beyond = beyond if is_there(0) else []
+        # If there is a newer one by now, the log may have been truncated beyond those that were listed.
+        if not beyond or beyond[0] == next(listed(), None):
+            return beyond
+
+
 def read_newest_control(blob: Blob) -> LocationState:
     """Return what the newest checkpoint says of the location itself. Cost: one page of LIST and one GET."""
     return next((stored.checkpoint.control for stored in stored_checkpoints(blob)), LocationState())

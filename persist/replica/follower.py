@@ -21,12 +21,22 @@ from contextlib import suppress
 from itertools import islice
 from typing import TypeVar
 
-from persist.blob import Blob, Clock, Conflict, CorruptBlob, InvalidUsage, MissingBlob, is_remote
+from persist.blob import Blob, Clock, Conflict, CorruptBlob, Indeterminate, InvalidUsage, MissingBlob, is_remote
 from persist.errors import ClientClosed, CollectionNotFound, LogInterrupted, LogReplaced, PersistError
-from persist.log import CHECKPOINTS, LOG, Record, checkpoint_key, read_commit_id, read_record, record_key, record_seqno
-from persist.replica.checkpoint import load_contents, read_newest_checkpoint, read_newest_control
+from persist.log import (
+    CHECKPOINTS,
+    LOG,
+    Record,
+    begins_as,
+    checkpoint_key,
+    read_commit_id,
+    read_record,
+    record_key,
+    record_seqno,
+)
+from persist.replica.checkpoint import beyond_the_log, load_contents, read_newest_checkpoint, read_newest_control
 from persist.replica.directory import KnownLevels
-from persist.replica.past import PROVE_AFTER_S, PROVE_READS_AFTER_S, Fate, Mark, Past
+from persist.replica.past import PROVE_AFTER_S, PROVE_READS_AFTER_S, Fate, Mark, Past, fate_of
 from persist.replica.submissions import Submissions
 from persist.state import PENDING_MAX, CollectionState, DoesNotFollow, State, apply
 
@@ -101,11 +111,19 @@ class Follower:
                 raise _contradicted(record, newest)
             self._recent[record.seqno] = record
             return True
+        self._check_not_beyond(newest)
         if self._newest_checkpoint().seqno == newest.seqno:
             raise MissingBlob(
                 record_key(newest.seqno), f"it is missing, and {checkpoint_key(newest.seqno)} was made after it"
             )
         return False
+
+    def _check_not_beyond(self, newest: State) -> None:
+        """Raise LogInterrupted if a checkpoint lies beyond the end of the log."""
+        if newest.seqno in beyond_the_log(self._blob):
+            listed = (seqno for e in self._blob.list(LOG) if (seqno := record_seqno(e.key)) is not None)
+            end = max((seqno for seqno in listed if seqno < newest.seqno), default=-1)
+            raise LogInterrupted(self._blob.url, end, newest.seqno, newest.seqno, is_checkpoint=True)
 
     def _look_beyond(self) -> None:
         """Find records beyond the end of the log, rather than take it to end there and write over what follows.
@@ -215,6 +233,25 @@ class Follower:
             self._past.saw([top for top, _ in looks])
         return all(fate == "there" for _, fate in looks)
 
+    def sees(self, before: State) -> bool:
+        """Look for the tops of a state, and do what `saw` does. Cost: a GET of a few bytes for each."""
+        tops = self.tops(before)
+        return self.saw([(top, fate_of(self._blob, top)) for top in tops])
+
+    def prove_known(self) -> None:
+        """Make sure that the log is the one whose state this client knows, before it deletes by what that says.
+
+        Cost: a GET of a few bytes for each record that is looked for, mostly two.
+
+        Raises:
+            LogReplaced, LogInterrupted: as `prove`.
+            Indeterminate: what is known may be that of an older log, so `restart` comes first.
+        """
+        with self._lock:
+            self.prove_now()
+            if not self.sees(self._state):
+                raise Indeterminate(f"the log of {self._blob.url} was truncated beyond seqno {self._state.seqno}")
+
     def prove_now(self) -> None:
         """Like `prove`, whenever that was done before. Cost: one GET."""
         with self._lock:
@@ -301,6 +338,8 @@ class Follower:
             raise CorruptBlob(CHECKPOINTS, f"it belongs to location {newest.location}, not {self._state.location}")
         if newest.seqno > self._state.seqno:
             self._verify_newest()  # It is skipped, so nothing else would notice.
+            if newest.commit is None or not begins_as(self._blob, newest.seqno, newest.commit):
+                self._check_not_beyond(newest)
         while newest.seqno < self._state.seqno:
             record = self._recent.get(newest.seqno + 1) or read_record(self._blob, newest.seqno + 1)
             if record is None:

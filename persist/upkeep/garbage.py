@@ -28,6 +28,10 @@ listed long ago, so each of these is safe because it can never come to be needed
 - *Part lists*: they are named by the record whose slot they were made for, and by checkpoints that keep its mutation,
   which they take over as they do with objects. So they need both a floor beyond their seqno, and the above.
 
+Somebody may restore a backup in place between any two steps. What the state in memory says is unused may be in use
+then. So before each page of deletes the collector looks whether the log is still the one that it knows. A restore may
+come between that look and the deletes of one page: docs/operations.md says to stop collectors before.
+
 A listing is believed only as far as what it listed could be read: if something has gone meanwhile, everything is listed
 again. Where the newest checkpoint names what is not there, nothing of that kind is deleted, and that is an error.
 
@@ -176,8 +180,8 @@ class Garbage:
         """Delete what may be deleted now, after a first step that may commit something, such as the end of leases.
 
         Cost: LISTs of everything, a GET for each checkpoint and directory object kept and for the state of each
-        collection, up to four commits and three checkpoints, and a GET for each 1,000 objects that are deleted. Memory:
-        the part list of one collection, and the names of objects of checkpoints.
+        collection, up to four commits and three checkpoints, and a few GETs for each 1,000 blobs that are deleted.
+        Memory: the part list of one collection, and the names of objects of checkpoints.
 
         Raises:
             StoreFull: what could be deleted without a commit was, and there still is no room for one.
@@ -191,7 +195,6 @@ class Garbage:
             state = self._follower.refresh()
             if state.location is None:
                 return GarbageReport()
-            self._follower.prove_now()
             with task("collect", self._blob.url, unit="blobs") as done:
                 report = _Round(self._blob, self._follower, self._committer, self._settings, done=done).run(before)
             return report
@@ -205,7 +208,6 @@ class Garbage:
             state = self._follower.state
             if state.seqno + 1 - state.control.log_floor > LONG * self._settings.tuning.log_records_max:
                 self._follower.refresh()
-                self._follower.prove_now()
                 _Round(self._blob, self._follower, self._committer, self._settings).run_log()
 
     def plan(self) -> GarbageReport:
@@ -229,7 +231,6 @@ class Garbage:
         with self._one_at_a_time:
             if self._follower.refresh().location is None:
                 return Deleted()
-            self._follower.prove_now()
             return _Round(self._blob, self._follower, self._committer, self._settings, frozenset(keys)).run_only()
 
 
@@ -290,6 +291,8 @@ class _Round:
         failed = ""
         for _ in range(ROUNDS_MAX):
             try:
+                if not self._is_dry:
+                    self._follower.prove_known()
                 collect()
                 return
             except (MissingBlob, Indeterminate) as error:
@@ -635,6 +638,7 @@ class _Round:
         entries = (entry for entry in entries if self._only is None or entry.key in self._only)
         while some := [*islice(entries, DELETE_MAX)]:
             if not self._is_dry:
+                self._follower.prove_known()
                 check([entry.key for entry in some])
                 delete_all(self._blob, [entry.key for entry in some])
             self._deleted += [entry.key for entry in some]

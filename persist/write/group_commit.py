@@ -273,7 +273,7 @@ class GroupCommit:
             return True
         newest = self._follower.newest_record()
         # After a restore in place its slot is free, and to offer it would put it back behind the restored log.
-        if not self._look_back.certainly(state):
+        if not self._follower.sees(state):
             self._follower.restart()
             self._follower.refresh()
             return False

@@ -87,12 +87,7 @@ class LookBack:
             LogReplaced: one of them is gone.
             Unavailable, Corruption: that could not be found out.
         """
-        return not self._is_wanted or self.certainly(before)
-
-    def certainly(self, before: State) -> bool:
-        """Do what `now` does, wanted or not. Cost: a GET of a few bytes for each of these records."""
-        tops = self._follower.tops(before)
-        return self._follower.saw([(top, fate_of(self._blob, top)) for top in tops])
+        return not self._is_wanted or self._follower.sees(before)
 
 
 def _in_doubt(record: Record, error: PersistError) -> Indeterminate:

@@ -71,8 +71,8 @@ def test_fsck_repairs_what_its_dry_run_shows(folder: Path, capsys: pytest.Captur
     assert main(["fsck", str(folder), "--repair", "--dry-run"]) == 1
     planned = capsys.readouterr().out.split("repairs planned\n")[1]
     assert contents(folder) == before
-    assert main(["fsck", str(folder), "--repair"]) == 1
-    assert capsys.readouterr().out.split("repairs done\n")[1] == planned
+    assert main(["fsck", str(folder), "--repair"]) == 0
+    assert capsys.readouterr().out.split("repairs done\n")[1] == f"{planned}\nno problem is left\n"
     assert contents(folder) != before
     assert main(["fsck", str(folder)]) == 0
 

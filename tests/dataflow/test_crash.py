@@ -14,6 +14,7 @@ from persist.blob import FileBlob, MemoryBlob, RetryPolicy, UnreliableBlob
 from persist.settings import Tuning
 from tests.copies import Copies
 from tests.dataflow.ledger import Bank, check, ledger
+from tests.stepped import Stepped, wait_until
 
 KILLS = 4
 
@@ -134,6 +135,31 @@ def test_whichever_call_of_the_store_fails_once_nothing_is_lost_or_doubled(times
             check(writer)
         failing += 1
     assert failed > 5
+
+
+def test_run_forever_repeats_a_step_whose_commit_is_in_doubt() -> None:
+    """The record is created, and whether the one before it is still there cannot be found out."""
+    inner = MemoryBlob()
+    with persist.open(inner) as writer:
+        bank = Bank(writer)
+        bank.transfer()
+        store = Stepped(inner)
+        settings = persist.Settings(tuning=Tuning(retry=RetryPolicy(deadline_s=0.01, attempts_max=1)))
+
+        def fail() -> None:
+            raise persist.Unavailable("no answer")
+
+        with persist.open(store, settings=settings) as client, ledger().open(client) as running:
+            store.after("create", "log/", lambda: store.before("get", "log/", fail))
+            worker = threading.Thread(target=running.run_forever, kwargs={"backoff_s": 0.01})
+            worker.start()
+            wait_until(lambda: store.is_done or not worker.is_alive())
+            bank.transfer()
+            writer.load("totals").snapshot(bank.time - 1, timeout_s=60).count()
+            running.stop()
+            worker.join(30)
+            assert not worker.is_alive()
+        check(writer)
 
 
 def test_run_forever_goes_on_when_the_store_comes_back_and_ends_when_it_is_stopped() -> None:

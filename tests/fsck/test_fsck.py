@@ -354,8 +354,10 @@ def test_missing_records_are_found_wherever_they_are(dated: DatedBlob) -> None:
         before = {seqno: dated.get(record_key(seqno)) or b"" for seqno in gone}
         for seqno in gone:
             dated.delete(record_key(seqno))
-        [problem] = fsck(dated).problems
+        problem, *others = fsck(dated).problems
         assert (problem.kind, problem.blob) == ("missing", record_key(gone[0]))
+        beyond = [("beyond", checkpoint_key(newest_checkpoint))] if gone[-1] == last else []
+        assert [(other.kind, other.blob) for other in others] == beyond
         known = [seqno for seqno in gone if seqno <= newest_checkpoint or gone[-1] < last]
         assert f"the {len(known)} records of seqnos {known[0]} to {known[-1]} are missing" in problem.what
         for seqno, data in before.items():

@@ -9,13 +9,17 @@ import persist
 from persist.blob import FileBlob, InvalidUsage, MemoryBlob
 from persist.cli.command import OK, PROBLEMS
 from persist.cli.main import main
+from persist.errors import LogInterrupted
 from persist.fsck.set_aside import SettingAside
-from persist.log import record_key
-from persist.replica import Follower
+from persist.log import BlobRef, checkpoint_key, checkpoint_seqno, record_key
+from persist.replica import INTERVAL, Follower, checkpoint_state
+from persist.replica.checkpoint import stored_checkpoint
 from persist.write import PartWriter
+from tests.checkpoints import wait_for_checkpoint
 from tests.clocks import ImpatientClock
 from tests.parts import commit_parts
 from tests.rollback import KEY, QUIET, TRUSTING, copied, interrupted, made, opened, restore, rolled_back, write
+from tests.stepped import Stepped
 
 Blobs = dict[str, bytes]
 
@@ -166,8 +170,106 @@ def test_the_command_line_sets_aside(tmp_path: Path, capsys: pytest.CaptureFixtu
         blob.set(key, data)
     blob.close()
     assert main(["fsck", "--repair", str(tmp_path)]) == PROBLEMS
-    assert main(["fsck", "--repair", "--set-aside", str(tmp_path)]) == PROBLEMS
-    assert f"move    log/{11:020d}" in capsys.readouterr().out
+    assert main(["fsck", "--repair", "--set-aside", "--dry-run", str(tmp_path)]) == PROBLEMS
+    assert main(["fsck", "--repair", "--set-aside", str(tmp_path)]) == OK
+    shown = capsys.readouterr().out
+    assert f"move    log/{11:020d}" in shown
+    assert shown.rstrip().endswith("no problem is left")
     assert main(["fsck", str(tmp_path)]) == OK
     with persist.open(tmp_path, settings=QUIET) as client:
         write(client.create_or_load("c", key=KEY, value=None), range(6, 9))
+
+
+def with_a_checkpoint_beyond(before: int) -> tuple[MemoryBlob, ImpatientClock, int]:
+    """Return a location restored while a client made a checkpoint, which is there, and where; of so many seals more."""
+    blob, clock = MemoryBlob(), ImpatientClock()
+    store = Stepped(blob)
+    with opened(blob, clock) as client:
+        for time in range(before):
+            write(made(client), range(time, time + 1))
+            wait_for_checkpoint(client)
+        copy = copied(blob)
+
+    def restore_but_for_objects() -> None:  # A tool lists first what to delete, and they have been made since.
+        made_since = {key: data for key, data in copied(blob).items() if key.startswith(("state/", "directory/"))}
+        restore(blob, {**made_since, **copy})
+
+    with opened(store, clock) as client:
+        store.before("create", "checkpoint/", restore_but_for_objects)
+        collection = made(client)
+        for time in range(before, before + INTERVAL):
+            collection.seal(time + 2).result()
+            wait_for_checkpoint(client)
+            if store.is_done:
+                break
+        assert store.is_done
+    return blob, clock, max(checkpoint_seqno(entry.key) or 0 for entry in blob.list("checkpoint/"))
+
+
+@pytest.mark.parametrize("before", [3, INTERVAL + 3])
+def test_a_checkpoint_beyond_the_end_of_the_log_is_said_and_set_aside(before: int) -> None:
+    blob, clock, seqno = with_a_checkpoint_beyond(before)
+    for mode in ("read", "shared"):
+        with pytest.raises(LogInterrupted, match=f"a checkpoint at seqno {seqno}.*--set-aside") as caught:
+            opened(blob, clock, mode)
+        assert (caught.value.end, caught.value.is_checkpoint) == (before, True)
+    stray = checkpoint_key(seqno)
+    report = persist.fsck(blob, clock=clock, settings=QUIET)
+    expected = [("missing", record_key(before + 1)), ("beyond", stray)]
+    assert [(problem.kind, problem.blob) for problem in report.problems] == expected
+    whole = copied(blob)
+    done = persist.fsck(blob, clock=clock, settings=QUIET, repair=True, set_aside=True)
+    assert done.repairs_done == done.repairs_planned
+    assert done.problems_left == ()
+    kept = copied(blob)
+    assert lost(kept)[stray] == whole[stray]
+    assert stray not in kept
+    with opened(blob, clock) as client:
+        assert client["c"].upper.time == before
+        write(made(client), range(before, before + 3 * INTERVAL))
+        wait_for_checkpoint(client)
+        client.gc()
+    assert persist.fsck(blob, clock=clock, settings=QUIET).is_clean
+    assert lost(copied(blob)) == lost(kept)
+
+
+def test_the_objects_of_a_checkpoint_beyond_the_end_are_kept_with_it() -> None:
+    blob, clock, seqno = with_a_checkpoint_beyond(INTERVAL + 3)
+    stray = stored_checkpoint(blob, checkpoint_key(seqno))
+    assert stray is not None
+    entries = checkpoint_state(blob, stray.checkpoint).entries.values()
+    named = {entry.base.blob for entry in entries if isinstance(entry.base, BlobRef)}
+    named |= {pointer.blob for pointer in stray.checkpoint.directory}
+    assert any(key.startswith("state/") for key in named)
+    persist.fsck(blob, clock=clock, settings=QUIET, repair=True, set_aside=True)
+    assert named < lost(copied(blob)).keys()
+
+
+def test_a_client_that_is_open_does_not_jump_to_a_checkpoint_beyond_the_end() -> None:
+    blob, clock = MemoryBlob(), ImpatientClock()
+    with opened(blob, clock) as client, opened(blob, clock, "read") as reader:
+        write(made(client), range(3))
+        assert reader["c"].upper.time == 3
+        copy = copied(blob)
+        write(made(client), range(3, 2 * INTERVAL))
+        wait_for_checkpoint(client)
+        beyond = {key: data for key, data in copied(blob).items() if key.startswith(("checkpoint/", "state/"))}
+        restore(blob, {**copy, **beyond})
+        with pytest.raises(LogInterrupted, match="a checkpoint at seqno"):
+            reader.engine.follower.restart()
+        assert reader["c"].upper.time == 3
+
+
+def test_checkpoints_are_no_strays_where_the_log_is_gone_with_all_that_it_began_with() -> None:
+    blob, clock = MemoryBlob(), ImpatientClock()
+    with opened(blob, clock) as client:
+        write(made(client), range(2 * INTERVAL))
+        wait_for_checkpoint(client)
+    restore(blob, {key: data for key, data in copied(blob).items() if not key.startswith("log/")})
+    before = copied(blob)
+    with pytest.raises(persist.MissingBlob):
+        opened(blob, clock, "read")
+    report = persist.fsck(blob, clock=clock, settings=QUIET, repair=True, set_aside=True)
+    assert report.problems
+    assert report.problems_left == report.problems
+    assert copied(blob) == before

@@ -3,6 +3,7 @@
 import threading
 import uuid
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, Literal, cast
 
 import pyarrow as pa
@@ -10,12 +11,14 @@ import pytest
 
 import persist
 from persist.blob import MemoryBlob
+from persist.errors import LogReplaced
 from persist.log import BlobRef, record_key, uploaded_seqno
 from persist.replica import INTERVAL
 from persist.replica.checkpoint import read_newest_checkpoint
 from persist.write import PartWriter
 from tests.clocks import DatedBlob, ImpatientClock
 from tests.parts import commit_parts
+from tests.rollback import Copy, copied, restore
 from tests.stepped import Stepped
 from tests.tuned import tuned
 
@@ -523,3 +526,55 @@ def test_a_client_does_not_collect_what_a_checkpoint_that_it_is_making_will_refe
     with opened(blob) as again:
         assert len(keys(blob, "checkpoint/")) == 3
         assert again.fsck().is_clean
+
+
+def restored_within(blob: DatedBlob, copy: Copy, prefix: str, **settings: Any) -> None:
+    """Collect, and restore a copy when the collector has listed a prefix: its location is another one from there on."""
+    store = Stepped(blob)
+    with persist.open(store, clock=blob.clock, settings=tuned(background=False, hold_linger_s=0, **settings)) as late:
+        store.after("list", prefix, lambda: restore(blob, copy))
+        with suppress(LogReplaced):
+            late.gc()
+        assert store.is_done
+
+
+def test_a_restore_within_a_collection_of_garbage_loses_no_part_of_a_collection_that_was_destroyed(
+    dated: DatedBlob,
+) -> None:
+    with opened(dated) as client:
+        c = client.create_or_load("c", key=KEY)
+        c.write(table(), seal=1).result()
+        copy = copied(dated)
+        c.destroy().result()
+        client.gc()
+        dated.clock.sleep(2 * HOUR)
+    restored_within(dated, copy, f"part/{c.id}/")
+    assert copied(dated).keys() >= copy.keys()
+    with opened(dated) as client:
+        assert client["c"].snapshot(0).count() == 20_000
+
+
+def test_a_restore_of_a_newer_backup_within_a_collection_of_garbage_loses_no_part_either(dated: DatedBlob) -> None:
+    """What the collector knows lies below the floor of that backup, whose parts are unknown to it."""
+    short: dict[str, Any] = {"log_retention_s": 240, "log_retention_records": 16, "grace_s": 240, "orphan_grace_s": 0}
+    with opened(dated, **short) as client:
+        c = client.create_or_load("c", key=KEY)
+        old = copied(dated)
+        c.write(table(), seal=1).result()
+        for time in range(2, 62):
+            c.seal(time).result()
+            dated.clock.sleep(HOUR)
+        client.gc()
+        newer = copied(dated)
+        assert min(keys(dated, "log/")) > record_key(10)
+    restore(dated, old)
+    with opened(dated, **short) as client:
+        orphan(dated, client, client["c"])
+    store = Stepped(dated)
+    with persist.open(store, clock=dated.clock, settings=tuned(background=False, hold_linger_s=0, **short)) as late:
+        store.after("create", "log/", lambda: store.before("list", "part/", lambda: restore(dated, newer)))
+        late.gc()
+        assert store.is_done
+    assert {key for key in newer if key.startswith("part/")} <= set(keys(dated, "part/"))
+    with opened(dated, **short) as client:
+        assert client["c"].snapshot().count() == 20_000

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from persist.blob import InvalidUsage, Unavailable
+from persist.blob import Indeterminate, InvalidUsage, Unavailable
 from persist.dataflow.errors import SourceLost
 from persist.dataflow.operators.operators import Operator
 from persist.dataflow.plan.draft import Draft
@@ -316,15 +316,17 @@ class Running:
                     self._wait(until, deadline)
 
     def run_forever(self, *, backoff_s: float = 0.1, backoff_max_s: float = 30.0) -> None:
-        """Step whenever something is complete, until `stop` is called; while the store is unavailable, wait and
-        retry."""
+        """Step whenever something is complete, until `stop` is called; while the store does not answer, wait and retry.
+
+        A step whose commit is in doubt is retried, too: the outputs know by their upper whether it was done.
+        """
         pause = backoff_s
         while not self._stopped.is_set():
             try:
                 self.step()
                 pause = backoff_s
                 self._poll(IDLE_S)
-            except Unavailable:
+            except (Unavailable, Indeterminate):
                 self._stopped.wait(pause)
                 pause = min(2 * pause, backoff_max_s)
 
